@@ -31,8 +31,8 @@ def load_and_spec(options: dict[str, Any]) -> tuple[list[GenerationRequest], Eng
 
     Options that `EngineSpec` has are set there; `seeds: false` leaves the requests without seeds of their own.
     """
-    from roll.pipelines.preparation import engine_specs, prepare
-    from roll.rollout.attempts import request_seed
+    from roll.pipelines.preparation import build_engine_specs, prepare
+    from roll.rollout.attempts import compute_request_seed
     from roll.types import SamplingParams
 
     config = quickstart_config()
@@ -44,12 +44,12 @@ def load_and_spec(options: dict[str, Any]) -> tuple[list[GenerationRequest], Eng
         GenerationRequest(
             request_id=f"{draw.draw_id}-{index}",
             token_ids=draw.token_ids,
-            sampling=replace(sampling, seed=request_seed(0, "train", draw.draw_id, index) if seeds else None),
+            sampling=replace(sampling, seed=compute_request_seed(0, "train", draw.draw_id, index) if seeds else None),
         )
         for draw in material.data.train.draw(rollout.prompts_per_step)
         for index in range(rollout.group_size)
     ]
-    (spec,) = engine_specs(config, material, None)
+    (spec,) = build_engine_specs(config, material, None)
     own = {name: options.pop(name) for name in list(options) if name in EngineSpec.__dataclass_fields__}
     spec = replace(spec, kind="vllm", options=options, log_path=LOGS / f"engine-{os.getpid()}.log", **own)
     return requests, spec
@@ -97,15 +97,15 @@ class LLMSide:
         prepare_environment()
         from vllm import LLM
 
-        from roll.inference.vllm.arguments import engine_arguments
+        from roll.inference.vllm.arguments import build_engine_arguments
 
-        self._llm = LLM(**engine_arguments(self._spec, cpu=True))
+        self._llm = LLM(**build_engine_arguments(self._spec, cpu=True))
 
     async def generate(self, requests: Sequence[GenerationRequest]) -> int:
-        from roll.inference.vllm.conversion import sampling_params
+        from roll.inference.vllm.conversion import build_sampling_params
 
         prompts = [{"prompt_token_ids": request.token_ids.tolist()} for request in requests]
-        outputs = self._llm.generate(prompts, [sampling_params(request) for request in requests], use_tqdm=False)
+        outputs = self._llm.generate(prompts, [build_sampling_params(request) for request in requests], use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
     async def forget(self) -> None:

@@ -25,9 +25,9 @@ NUM_STEPS = 2
 def equal_staleness(name: str, config: SimulationConfig, num_seeds: int) -> dict[str, Any]:
     """Both runs' time, samples, tokens and staleness, by update."""
     sync, ahead = VARIANTS[name]
-    ours = config.variant(ahead)
+    ours = config.select_variant(ahead)
     parts = ours.rollout.scheduling.max_staleness + 1
-    split = config.variant(sync).changed(
+    split = config.select_variant(sync).with_changes(
         {
             "rollout.prompts_per_step": config.rollout.prompts_per_step * parts,
             "training.num_updates": parts,

@@ -89,7 +89,7 @@ def waited_s(config: SimulationConfig, what: str, seeds: Sequence[int]) -> float
         "variants": {},
         "num_steps": NUM_STEPS[what],
     }
-    changed = config.changed(changes | CONFIGURATIONS[what])
+    changed = config.with_changes(changes | CONFIGURATIONS[what])
     return statistics.fmean(step.wait_s for seed in seeds for step in simulate(changed, seed=seed).steps)
 
 

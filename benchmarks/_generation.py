@@ -21,22 +21,22 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from roll.algorithms.filters import cannot_pass_filter, filter_reason
+from roll.algorithms.filters import cannot_pass_filter, find_filter_reason
 from roll.config.distributions import LognormalDistribution
 from roll.config.scheduling import SchedulingConfig
 from roll.inference import EngineSpec
 from roll.protocols import InferenceEngine, Reward
 from roll.rollout import AsyncController, BatchSpec, LLMProxy, RolloutScheduler, Router, SamplingPlan
 from roll.rollout.engine_group import EngineGroup
-from roll.rollout.loops import Generate, Renderer, single_answer
+from roll.rollout.loops import Generate, Renderer, generate_single_answer
 from roll.simulation import clock
 from roll.simulation.batch import BatchLimits
-from roll.simulation.calibrate import measured_device
-from roll.simulation.costs import engine_costs
-from roll.simulation.draws import uniform_of
+from roll.simulation.calibrate import build_measured_device
+from roll.simulation.costs import compute_engine_costs
+from roll.simulation.draws import draw_uniform
 from roll.simulation.engine import EngineSettings
 from roll.simulation.fit import EngineFit
-from roll.simulation.hardware import device, model
+from roll.simulation.hardware import load_device, load_model_sizes
 from roll.simulation.roles import SimulatedEngines, SimulatedRenderer
 from roll.types import (
     EngineLoad,
@@ -208,7 +208,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
     async def rollout_loop(
         draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
-        rollout = await single_answer(draw, index, first, generate, renderer)
+        rollout = await generate_single_answer(draw, index, first, generate, renderer)
         played.natural += rollout.finish_reason == "stop" and first.request_id not in played.lengths
         played.lengths[first.request_id] = len(rollout.token_ids)
         return rollout
@@ -227,7 +227,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
         proxy, {"bench": world.reward}, world.renderer, seed=0, replicate=replicate, loop=rollout_loop,
         on_rollout=on_rollout,
     )  # fmt: skip
-    scheduler.life.listen(lambda event: played.events.append((str(event.rollout_id), str(event.after))))
+    scheduler.life.add_listener(lambda event: played.events.append((str(event.rollout_id), str(event.after))))
     drawn = 0
 
     def draw(count: int, domain: str | None) -> Sequence[PromptDraw]:
@@ -261,10 +261,10 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
         if case.train_s:
             await asyncio.sleep(case.train_s)
             at = loop.time()
-            async with controller.updating():
+            async with controller.pause_for_update():
                 await world.sync(step)
             played.sync_s.append(loop.time() - at)
-        await controller.settle(step, {rollout.rollout_id for rollout in rollouts})
+        await controller.complete_step(step, {rollout.rollout_id for rollout in rollouts})
     played.total_s = loop.time() - began
     await controller.close()
     return played
@@ -272,7 +272,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
 
 def _left_out(group: Group) -> str:
     values = [rollout.reward.value for rollout in group.scored if rollout.reward is not None]
-    return filter_reason(np.array(values, np.float64), skip_zero_variance=True, **FILTERS)
+    return find_filter_reason(np.array(values, np.float64), skip_zero_variance=True, **FILTERS)
 
 
 def reward_latency_s(median_s: float, rollout: Rollout) -> float:
@@ -280,7 +280,7 @@ def reward_latency_s(median_s: float, rollout: Rollout) -> float:
     if not median_s:
         return 0.0
     law = LognormalDistribution(median=median_s, sigma=0.5).quantile()
-    return law(uniform_of(11, rollout.draw_id, rollout.index))
+    return law(draw_uniform(11, rollout.draw_id, rollout.index))
 
 
 class Judge:
@@ -358,10 +358,10 @@ class Real:
     """vLLM engines of SmolLM2-135M, bf16, with the quickstart's settings; kept for many cases."""
 
     def __init__(self, num_engines: int) -> None:
-        from roll.models import stop_token_ids
+        from roll.models import find_stop_token_ids
 
         self.draws = Draws()
-        self.stop_token_ids = stop_token_ids(self.draws.model_path)
+        self.stop_token_ids = find_stop_token_ids(self.draws.model_path)
         self.num_engines = num_engines
         self._sender: Any = None
         self._update: Any = None
@@ -456,10 +456,10 @@ class _SimulatedWorld:
 
 def settings_of(fit: EngineFit, update_s: float = 0.0) -> EngineSettings:
     """A simulated engine that costs what a fit says."""
-    base = measured_device(device("cpu"), model("smollm2-135m"), 1, fit)
-    kv_capacity = int(KV_BYTES // model("smollm2-135m").kv_bytes_per_token)
+    base = build_measured_device(load_device("cpu"), load_model_sizes("smollm2-135m"), 1, fit)
+    kv_capacity = int(KV_BYTES // load_model_sizes("smollm2-135m").kv_bytes_per_token)
     return EngineSettings(
-        costs=engine_costs(model("smollm2-135m"), base, 1),
+        costs=compute_engine_costs(load_model_sizes("smollm2-135m"), base, 1),
         limits=BatchLimits(max_num_seqs=64, max_batched_tokens=4096, kv_capacity=kv_capacity),
         prefix_block=PREFIX_BLOCK,
         update_s=update_s,

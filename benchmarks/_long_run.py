@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from roll.config.document import dump
-from roll.models.catalogue import CATALOGUE, cached_directory
+from roll.models.catalogue import CATALOGUE, get_cached_directory
 from roll.tracking.rollout_table import write_rollouts
 from roll.types import Group, Message, Prompt, PromptDraw, RewardResult, Rollout
 
@@ -37,7 +37,7 @@ def make_run(path: Path, *, num_steps: int, num_rollouts: int, num_tokens: int, 
         "algorithm": {"ratio": {"level": "token"}, "gate": {"type": "min_clip", "low": 0.2, "high": 0.2}},
     }
     (path / "config.yaml").write_text(dump(settings))
-    tokenizer = cached_directory(CATALOGUE["smollm2-135m-instruct"]) / "tokenizer.json"
+    tokenizer = get_cached_directory(CATALOGUE["smollm2-135m-instruct"]) / "tokenizer.json"
     if tokenizer.is_file():
         shutil.copy(tokenizer, path / "tokenizer.json")
     _metrics(path / "metrics.jsonl", num_steps)

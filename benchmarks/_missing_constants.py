@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from roll.config.simulation import SimulationConfig
-from roll.simulation.hardware import device
+from roll.simulation.hardware import load_device
 from roll.simulation.run import SimulatedRun, simulate
 
 SEEDS = range(2000, 2005)
@@ -33,12 +33,18 @@ REWARD_SHARE = {
 was measured."""
 SUPPOSED: tuple[tuple[str, dict[str, Any]], ...] = (
     ("as in the file", {}),
-    ("rewards hold a step up", {"reward": True}),
-    ("… and answers to one prompt are alike (0.5)", {"reward": True, "correlation": 0.5}),
-    ("… and 0.3 ms of host time per request and step", {"reward": True, "correlation": 0.5, "host_s": 0.3e-3}),
-    ("… 0.5 ms", {"reward": True, "correlation": 0.5, "host_s": 0.5e-3}),
-    ("instead: 1 % of answers reach the limit", {"at_limit": 0.01}),
-    ("instead: 5 %", {"at_limit": 0.05}),
+    ("rewards are not asynchronous", {"reward": True}),
+    ("rewards are not asynchronous; correlation 0.5", {"reward": True, "correlation": 0.5}),
+    (
+        "rewards are not asynchronous; correlation 0.5; 0.3 ms of host time per request and step",
+        {"reward": True, "correlation": 0.5, "host_s": 0.3e-3},
+    ),
+    (
+        "rewards are not asynchronous; correlation 0.5; 0.5 ms of host time per request and step",
+        {"reward": True, "correlation": 0.5, "host_s": 0.5e-3},
+    ),
+    ("1 % of the answers reach the limit", {"at_limit": 0.01}),
+    ("5 % of the answers reach the limit", {"at_limit": 0.05}),
 )
 
 FILTERED: tuple[tuple[float, list[float]], ...] = (
@@ -77,14 +83,21 @@ def _tail(name: str, config: SimulationConfig) -> list[str]:
             shorter = config.rollout.max_new_tokens / statistics.fmean(step.longest for step in short)
             off = f"{ratio / figure.ratio - 1:+.0%}"
             rows.append((what, f"{base_s + exposed_s:.0f} s", f"{ratio:.2f}", off, f"{faster:.1f}", f"{shorter:.1f}"))
-    head = ("supposed", "baseline", f"ratio (published {figure.ratio:g})", "off by")
-    return _table((*head, "short rounds faster (2.1 to 3.6)", "… their longest answer shorter (up to 8.9)"), rows)
+    head = ("assumption", "baseline", f"ratio (published {figure.ratio:g})", "error")
+    return _table(
+        (
+            *head,
+            "speed-up of short rounds (published 2.1 to 3.6)",
+            "how many times shorter their longest answer is (published: up to 8.9)",
+        ),
+        rows,
+    )
 
 
 def _with(config: SimulationConfig, variant: str, supposed: Mapping[str, Any], directory: Path) -> SimulationConfig:
     changes: dict[str, Any] = {"answer_correlation": supposed.get("correlation", 0.0)}
     if "host_s" in supposed:
-        values = asdict(device(config.device)) | {"request_overhead_s": supposed["host_s"]}
+        values = asdict(load_device(config.device)) | {"request_overhead_s": supposed["host_s"]}
         known = {key: value for key, value in values.items() if key != "name" and value is not None}
         path = directory / f"host-{supposed['host_s']:g}.yaml"
         path.write_text(yaml.safe_dump(known))
@@ -92,7 +105,7 @@ def _with(config: SimulationConfig, variant: str, supposed: Mapping[str, Any], d
     if "at_limit" in supposed:
         points = config.model_dump(mode="json")["answer_tokens"]["points"]
         changes["answer_tokens.points"] = [*points[:-1], [1 - supposed["at_limit"], points[-1][1]]]
-    return config.variant(variant).changed(changes)
+    return config.select_variant(variant).with_changes(changes)
 
 
 def _queue(config: SimulationConfig) -> list[str]:
@@ -109,19 +122,21 @@ def _queue(config: SimulationConfig) -> list[str]:
             "answer_tokens.max": limit,
             "rollout.max_new_tokens": limit,
         }
-        slow, fast = (_step_s(_runs(config.variant(v).changed(changes))) for v in (figure.baseline, figure.variant))
+        slow, fast = (
+            _step_s(_runs(config.select_variant(v).with_changes(changes))) for v in (figure.baseline, figure.variant)
+        )
         off = f"{slow / fast / figure.ratio - 1:+.0%}"
         rows.append(
             (f"{share:.0%}", f"{limit:,}", str(engines), f"{slow:.0f} s", f"{fast:.1f} s", f"{slow / fast:.2f}", off)
         )
     head = (
         "prompts without a signal",
-        "limit",
+        "length limit",
         "GPUs",
-        "baseline (125 s)",
-        "redundant (37 s)",
-        "ratio (3.4)",
-        "off by",
+        "step of the baseline (published 125 s)",
+        "step with redundant prompts (published 37 s)",
+        "ratio (published 3.4)",
+        "error",
     )
     return _table(head, rows)
 

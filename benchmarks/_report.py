@@ -5,6 +5,7 @@ import os
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
@@ -41,6 +42,38 @@ def machine() -> dict[str, Any]:
         "num_cores": len(os.sched_getaffinity(0)),
         "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     }
+
+
+class Stopwatch:
+    """Measures processor time, of this process and of its children that have ended, and wall-clock time."""
+
+    def __init__(self) -> None:
+        self._wall, self._processor = time.monotonic(), sum(os.times()[:4])
+
+    def read(self) -> dict[str, int]:
+        """Return the seconds since the start: `processor_s` and `wall_s`."""
+        return {
+            "processor_s": round(sum(os.times()[:4]) - self._processor),
+            "wall_s": round(time.monotonic() - self._wall),
+        }
+
+
+def measure_matmul_rate() -> float:
+    """Return the rate of float32 matrix products of one thread, in 10⁹ operations per second of processor time.
+
+    Processor time excludes the time in which other processes run, but not the slower memory while they do.
+    """
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    left, right = torch.ones(512, 576), torch.ones(576, 1536)
+    began, count = time.thread_time(), 0
+    while (spent := time.thread_time() - began) < 1.0:
+        left @ right
+        count += 1
+    torch.set_num_threads(threads)
+    return round(2 * 512 * 576 * 1536 * count / spent / 1e9, 1)
 
 
 def versions() -> dict[str, str]:

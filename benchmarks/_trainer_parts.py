@@ -233,7 +233,7 @@ def measure_memory_of(side: str) -> dict[str, Any]:
     import torch
 
     from roll.models import describe_model
-    from roll.training.network.logprobs import token_logprobs
+    from roll.training.network.logprobs import compute_token_logprobs
 
     model = describe_model(quickstart_config().model.path)
     weight = torch.randn(model.vocab_size, model.hidden_size, dtype=torch.bfloat16).mul_(0.05).requires_grad_()
@@ -243,7 +243,7 @@ def measure_memory_of(side: str) -> dict[str, Any]:
         hidden = torch.randn(num_tokens, model.hidden_size, dtype=torch.bfloat16, requires_grad=True)
         targets = torch.randint(model.vocab_size, (num_tokens,))
         if side == "roll":
-            found = token_logprobs(hidden, weight, targets)
+            found = compute_token_logprobs(hidden, weight, targets)
         else:
             found = (hidden @ weight.t()).float().log_softmax(-1).gather(1, targets[:, None])[:, 0]
         found.sum().backward()

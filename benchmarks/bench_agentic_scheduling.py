@@ -27,8 +27,9 @@ from roll.config.simulation import load_simulation
 from roll.envs.hosting import EnvHosts, HostedEnv
 from roll.rollout import LLMProxy, RolloutScheduler, SamplingPlan
 from roll.simulation.clock import run
-from roll.simulation.report import study
+from roll.simulation.report import simulate_variants
 from roll.types import (
+    EncodedText,
     EngineLoad,
     EnvironmentSettings,
     Generation,
@@ -87,28 +88,28 @@ class Engines:
 class Renderer:
     """A character is a token."""
 
-    drops_tools = False
+    drops_tool_results = False
 
-    def text(self, messages: Sequence[Any], tools: Sequence[Any] = ()) -> str:
+    def render_text(self, messages: Sequence[Any], tools: Sequence[Any] = ()) -> str:
         return "".join(f"<{message['role']}>{message['content']}" for message in messages) + "<assistant>"
 
-    def tokens(self, text: str) -> IntArray:
-        return np.frombuffer(text.encode("ascii"), np.uint8).astype(np.int32)
+    def encode(self, text: str) -> EncodedText:
+        return EncodedText(np.frombuffer(text.encode("ascii"), np.uint8).astype(np.int32))
 
     def decode(self, token_ids: IntArray) -> str:
         return bytes(token_ids.astype(np.uint8)).decode("ascii", "replace")
 
-    def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+    def parse_answer(self, answer: IntArray, context: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         return self.decode(answer), False
 
-    def following(self, text: str, ended: bool) -> IntArray | None:
-        return self.tokens(text)
+    def encode_suffix(self, text: str, ended: bool) -> EncodedText | None:
+        return self.encode(text)
 
-    def harmless(self, text: str) -> str:
+    def escape_special_tokens(self, text: str) -> str:
         return text
 
-    def follow_up(self, observation: str) -> IntArray:
-        return self.tokens(f"<user>{observation}<assistant>")
+    def tokenize_follow_up(self, observation: str) -> IntArray:
+        return self.encode(f"<user>{observation}<assistant>").token_ids
 
 
 @dataclass(eq=False)
@@ -218,8 +219,8 @@ def stepping(*, real: bool) -> float:
 def simulated(name: str) -> tuple[float, dict[str, float]]:
     """How much faster the best policy is than the synchronous baseline, and the seconds of every variant's step."""
     config = load_simulation(ROOT / "examples" / "simulation" / f"{name}.yaml")
-    results = study(config)
-    seconds = {variant: results.step_s(variant).mean for variant in results.runs}
+    results = simulate_variants(config)
+    seconds = {variant: results.compute_step_s(variant).mean for variant in results.runs}
     return seconds["synchronous"] / seconds["best"], seconds
 
 
@@ -235,12 +236,15 @@ def driver(**tokens: Any) -> float:
 def with_a_tokenizer() -> dict[str, Any]:
     """The default model's, and an answer of as many tokens as elsewhere, which ends as its answers do."""
     from roll.data import ChatRenderer
-    from roll.models import load_tokenizer, resolve_model, stop_token_ids
+    from roll.models import find_stop_token_ids, load_tokenizer, resolve_model
 
     path = resolve_model("smollm2-135m-instruct")
     renderer = ChatRenderer(load_tokenizer(path))
-    said = renderer.piece("I think that the number is smaller than the last one, but not by much. " * 4)
-    return {"renderer": renderer, "answer": np.array([*said[: len(ANSWER) - 1], *stop_token_ids(path)[:1]], np.int32)}
+    said = renderer.tokenize("I think that the number is smaller than the last one, but not by much. " * 4)
+    return {
+        "renderer": renderer,
+        "answer": np.array([*said[: len(ANSWER) - 1], *find_stop_token_ids(path)[:1]], np.int32),
+    }
 
 
 def main() -> None:

@@ -33,7 +33,7 @@ from roll.agents import Session
 from roll.agents.server import AgentServer
 from roll.config.agents import AgentLimits
 from roll.data import ChatRenderer
-from roll.models import load_tokenizer, resolve_model, stop_token_ids
+from roll.models import find_stop_token_ids, load_tokenizer, resolve_model
 from roll.types import Generation, GenerationRequest, SamplingParams
 
 NUM_TOKENS = 32
@@ -51,7 +51,9 @@ def engine_time(name: str, mean_s: float) -> float:
 
 def simulated(renderer: ChatRenderer, end: int, mean_s: float) -> Callable[[GenerationRequest], object]:
     """An engine that says some text after the time that the request's name stands for."""
-    text = renderer.piece("The quick brown fox jumps over the lazy dog, again and again, until the day is done. " * 4)
+    text = renderer.tokenize(
+        "The quick brown fox jumps over the lazy dog, again and again, until the day is done. " * 4
+    )
     ids = np.concatenate([text[: NUM_TOKENS - 1], [end]]).astype(np.int32)
     logprobs, versions = np.full(len(ids), -1.0, np.float32), np.zeros(len(ids), np.int32)
 
@@ -71,7 +73,7 @@ def simulated(renderer: ChatRenderer, end: int, mean_s: float) -> Callable[[Gene
 async def measure(options: argparse.Namespace) -> dict[str, float]:
     """One run of the agents."""
     path = resolve_model(options.model)
-    renderer, ends = ChatRenderer(load_tokenizer(path)), stop_token_ids(path)
+    renderer, ends = ChatRenderer(load_tokenizer(path)), find_stop_token_ids(path)
     generate = simulated(renderer, ends[0], options.engine_s)
     sampling = SamplingParams(max_new_tokens=NUM_TOKENS, stop_token_ids=ends)
     limits = AgentLimits(turns=10**6, tokens=10**9, time_s=3600.0)

@@ -23,12 +23,12 @@ from _report import report
 from _trainer_parts import quickstart_config, random_batch
 
 from roll.algorithms.selection import Selection, select
-from roll.algorithms.token_weights import compute_token_weights
+from roll.algorithms.token_weights import add_advantages
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.presets import PRESET_NAMES
 from roll.data.samples import build_batch
 from roll.models import resolve_model
-from roll.pipelines.learning.losses import policy_loss
+from roll.pipelines.learning.losses import build_policy_loss
 from roll.training import TrainerSpec
 from roll.training.backend import TorchBackend
 from roll.types import (
@@ -133,9 +133,9 @@ def layer_seconds(preset: str, groups: list[Group]) -> dict[str, float]:
     values = values if algorithm.uses_critic else []
 
     def weighed() -> TrainingBatch:
-        return compute_token_weights(plain, selection, algorithm, values=values)
+        return add_advantages(plain, selection, algorithm, values=values)
 
-    inputs, loss = inputs_of(weighed()), policy_loss(algorithm)
+    inputs, loss = inputs_of(weighed()), build_policy_loss(algorithm)
 
     def learn() -> None:
         loss(replace(inputs, logprobs=inputs.require("logprobs").detach().requires_grad_())).loss.backward()
@@ -145,7 +145,9 @@ def layer_seconds(preset: str, groups: list[Group]) -> dict[str, float]:
 
 def credit_percent(backend: TorchBackend, batch: TrainingBatch) -> float:
     """What attention credit adds to a `train_step`, %: medians of steps with and without it, one after the other."""
-    losses = [policy_loss(AlgorithmConfig.model_validate({"type": name})) for name in ("grpo", "attention_credit")]
+    losses = [
+        build_policy_loss(AlgorithmConfig.model_validate({"type": name})) for name in ("grpo", "attention_credit")
+    ]
     times: tuple[list[float], list[float]] = ([], [])
     for repeat in range(1 + PAIRS):
         for place, loss in sorted(enumerate(losses), reverse=bool(repeat % 2)):
@@ -165,7 +167,7 @@ def main() -> None:
     training = config.training.model_copy(update={"learning_rate": 1e-6})
     backend = TorchBackend(TrainerSpec(model_path=path, model=config.model, training=training))
     batch = random_batch(8, 8, ANSWER, 49_000)
-    step_s = median_of(lambda: backend.train_step(batch, policy_loss(AlgorithmConfig())))
+    step_s = median_of(lambda: backend.train_step(batch, build_policy_loss(AlgorithmConfig())))
     attention = credit_percent(backend, batch)
     groups = groups_of(batch)
     layers = {preset: layer_seconds(preset, groups) for preset in PRESET_NAMES}

@@ -79,7 +79,7 @@ def page(found: dict[str, dict[str, Any]], num_steps: int) -> str:
         "",
         f"SmolLM2-135M learns to add (`examples/quickstart.yaml`, seed 0, {num_steps} steps, at most 16 tokens) on two",
         f"CPU cores; every reward waits for {REWARD_S:g} s without using a CPU. Each row is one training run, so the",
-        "differences between rows include the spread of runs.",
+        "differences between rows include the variation between runs.",
         "",
         "| async ratio | algorithm | s per step (median) | speed-up | staleness, mean | max | held-out after |",
         "|---|---|---|---|---|---|---|",

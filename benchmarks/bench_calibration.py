@@ -50,12 +50,13 @@ OTHERS = (
 )
 HEAD = """# Predicted and measured generation
 
-The simulated engine is fitted (`roll.simulation.fit`, as in `roll simulate --calibrate`) to one run of vLLM on two CPU
-cores and predicts the other runs: SmolLM2-135M in bf16, one engine with the quickstart's settings, answers of natural
-length, the production scheduler without a trainer. A simulation uses a run's prompts, settings and recorded lengths
-(an answer that a policy stopped gets the maximum length), but none of its times. The makespan is the time that the
-steps waited for their batches. All runs were made one after the other, in one process.
-Made by `make bench NAME=calibration`.
+`make bench NAME=calibration` tests how well the simulator predicts the time of generation. Its engine is fitted to one
+run of vLLM on two CPU cores, as in `roll simulate --calibrate`, and then predicts the time of other runs.
+
+All runs use SmolLM2-135M in bfloat16, one engine with the quickstart's settings, and the production scheduler without a
+trainer. A simulation gets the prompts, settings and answer lengths of the run that it predicts, but none of its times.
+(An answer that a policy stopped has no known length; it gets the maximum length.) The compared times are the times that
+the steps waited for their batches. All runs were measured one after the other, in one process.
 """
 
 
@@ -115,29 +116,34 @@ def page(found: list[Row], fit: EngineFit) -> str:
     right, total = ranking(found)
     lines = [
         HEAD,
-        f"Over {len(errors)} runs: median error {statistics.median(errors):.1%} (goal {MEDIAN_GOAL:.0%}), worst "
-        f"{max(errors):.1%} (goal {WORST_GOAL:.0%}). Of the {total} pairs of policies (the last five rows, one "
-        f"workload) whose times differ by more than {ALIKE:.0%}, {right} are ranked rightly. Commit {commit()}.",
+        f"Over {len(errors)} predicted runs, the median error is {statistics.median(errors):.1%} (goal: "
+        f"{MEDIAN_GOAL:.0%}), and the largest error {max(errors):.1%} (goal: {WORST_GOAL:.0%}). The last five rows are "
+        f"policies with the same workload: of their {total} pairs whose times differ by more than {ALIKE:.0%}, the "
+        f"simulator ranks {right} correctly. Measured at commit {commit()}.",
         "",
-        "| run | measured, s | simulated, s | error | answers | ended by themselves | tokens, mean |",
+        "| run | measured, s | simulated, s | error | answers | ended before the limit | mean tokens |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in found:
-        name = f"{row.name} (the fit's own)" if row.name == FITTED.name else row.name
+        name = f"{row.name} (used for the fit)" if row.name == FITTED.name else row.name
         lines.append(
             f"| {name} | {row.measured_s:.1f} | {row.simulated_s:.1f} | {row.error:+.1%} | {row.num_rollouts} | "
             f"{row.natural} | {row.mean_length:.0f} |"
         )
-    curve = "; ".join(f"{requests:.0f}: {seconds * 1e3:.1f}" for requests, seconds in fit.curve)
     lines += [
         "",
-        f"The fit, from {fit.num_steps} steps: milliseconds of a step by requests in it {curve}; "
-        f"{fit.prefill_token_s * 1e3:.2f} ms a prefilled token; {fit.context_token_s * 1e6:.2f} us a token of context. "
-        f"It is off by {fit.error_of_steps:.1%} for a stretch of steps.",
+        f"The engine is fitted to {fit.num_steps} steps. The duration of a step depends on the number of requests (see "
+        f"the table); each prefilled token adds {fit.prefill_token_s * 1e3:.2f} ms, and each token of context "
+        f"{fit.context_token_s * 1e6:.2f} us. For a sequence of steps, the fitted duration differs by "
+        f"{fit.error_of_steps:.1%} from the measured one.",
         "",
-        "What a calibration needs: batches of every size, on a quiet machine. A fit to a run that never had fewer "
-        "than 8 requests in a step (answers cut at 256 tokens), and that other work disturbed, was 25 % too slow for "
-        "batches of 4, though 3 % in the median.",
+        f"| requests in a step | {' | '.join(f'{requests:.0f}' for requests, _ in fit.curve)} |",
+        "|" + "---|" * (len(fit.curve) + 1),
+        f"| duration, ms | {' | '.join(f'{seconds * 1e3:.1f}' for _, seconds in fit.curve)} |",
+        "",
+        "A calibration needs a run on an idle machine with steps of few and of many requests. An earlier calibration "
+        "used a run in which no step had fewer than 8 requests, on a machine where other programs ran too. Its median "
+        "error was 3 %, but with 4 requests at once, the predicted time was 25 % too long.",
         "",
         "![Predicted against measured](calibration.png)",
     ]

@@ -30,10 +30,10 @@ from roll.config.training import TrainingConfig
 from roll.training import TrainerSpec
 from roll.training.attention.packed import AttentionPlan, packed_attention
 from roll.training.backend import TorchBackend
-from roll.training.network.logprobs import token_logprobs
+from roll.training.network.logprobs import compute_token_logprobs
 from roll.training.packing.layout import PackedLayout, build_layout
 from roll.training.packing.micro_batches import pack
-from roll.weights import tensor_checksum
+from roll.weights import compute_checksum
 
 TIMES = 10
 """Products of one measurement, so that its start does not count."""
@@ -109,7 +109,7 @@ def ceilings(size: Size, device: torch.device) -> dict[str, float]:
     target = torch.empty_like(source)
     found["copy_bytes_per_s"] = 2.0 * source.nbytes / seconds_of(lambda: target.copy_(source), device, size.repeats)
     checked = source[: source.nbytes // 4]
-    found["checksum_bytes_per_s"] = checked.nbytes / seconds_of(lambda: tensor_checksum(checked), device, size.repeats)
+    found["checksum_bytes_per_s"] = checked.nbytes / seconds_of(lambda: compute_checksum(checked), device, size.repeats)
     if device.type != "cpu":
         pinned = torch.empty(source.nbytes, dtype=torch.uint8, pin_memory=True)
         for name, into, out_of in (("to_host", pinned, source), ("from_host", source, pinned)):
@@ -181,7 +181,7 @@ def vocabulary(size: Size, device: torch.device, square: float) -> dict[str, flo
     targets = torch.randint(size.words, (size.micro_batch_tokens,), device=device)
 
     def work() -> None:
-        token_logprobs(hidden, weight, targets).sum().backward()
+        compute_token_logprobs(hidden, weight, targets).sum().backward()
         hidden.grad = weight.grad = None
 
     seconds = seconds_of(work, device, size.repeats)

@@ -251,8 +251,8 @@ def together(figures: Mapping[str, Mapping[str, Any]]) -> Setting:
 def table(figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Markdown, the fastest first."""
     lines = [
-        "| changed | tok/s | ROLL's settings, tok/s | ratio | lowest … highest | start, s "
-        "| idle, % of a core | log-probs differ by |",
+        "| changed setting | tokens/s | tokens/s with ROLL's settings | ratio (median) | ratio, lowest … highest "
+        "| start, s | CPU use when idle, % of a core | largest difference of log-probs |",
         "|---|" + "---:|" * 7,
     ]
     measured = {name: found for name, found in figures.items() if "ratio" in found}

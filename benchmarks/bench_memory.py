@@ -134,7 +134,7 @@ def run_rank(rank: int, num_ranks: int, directory: str, parallel: dict[str, int]
         backend.save(place / "state")
     with peaks.phase("restore"):
         backend.load(place / "state")
-    share = sum(backend.masters.local(name).nbytes for name in backend.masters.parameters)
+    share = sum(backend.masters.get_local(name).nbytes for name in backend.masters.parameters)
     numel = sum(parameter.numel() for parameter in backend.model.parameters())
     found = {"share_bytes": share, "largest_tensor_bytes": largest, "parameters": numel, "phases": peaks.found}
     (place / f"rank-{rank}.json").write_text(json.dumps(found))

@@ -132,23 +132,23 @@ async def measure_sync(kind: str) -> dict[str, Any]:
     from roll.algorithms.losses import PolicyLoss
     from roll.cluster.local import LocalCluster
     from roll.config.operations import WeightSyncConfig
-    from roll.pipelines.preparation import engine_specs, prepare, probe_sequences
-    from roll.pipelines.reinforcement.trainers import policy_spec
+    from roll.pipelines.preparation import build_engine_specs, prepare, select_probe_draws
+    from roll.pipelines.reinforcement.trainers import build_policy_spec
     from roll.weights import WeightSync
 
     config = quickstart_config()
     material = prepare(config)
-    (spec,) = engine_specs(config, material, None)
+    (spec,) = build_engine_specs(config, material, None)
     cluster = LocalCluster()
     batch = random_batch(1, 2, (4, 4), 1000)
     with tempfile.TemporaryDirectory() as directory:
         spec = replace(spec, kind=kind, log_path=Path(directory) / "engine.log")
-        trainer = await cluster.start_trainer(policy_spec(config, material.model_path), "actor_train")
+        trainer = await cluster.start_trainer(build_policy_spec(config, material.model_path), "actor_train")
         try:
             engines = await cluster.start_engines([spec], "actor_infer")
             try:
-                transport = cluster.transport(kind)
-                probe = probe_sequences(material.data)
+                transport = cluster.choose_transport(kind)
+                probe = [draw.token_ids for draw in select_probe_draws(material.data)]
                 sync = WeightSync(trainer, engines, WeightSyncConfig(), probe=probe, transport=transport)
                 reports = []
                 for version in range(NUM_PUSHES + 1):

@@ -4,8 +4,8 @@
 
 Two ranks of one thread each train a random model whose layers are nearly all of its work; every micro-batch is one text
 of the same length. The trainers take turns in the same processes, step by step, so that whatever slows the machine
-slows all of them. What the orders say of idle time (`bubble_fraction`) leaves messages, the optimiser and what stands
-outside of layers out.
+slows all of them. The idle time of the schedules (`compute_bubble_fraction`) excludes messages, the optimizer and work
+outside of the layers.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def main() -> None:
     """Measure, and report medians."""
     import torch.multiprocessing as mp
 
-    from roll.training.parallel.pipeline_schedule import bubble_fraction
+    from roll.training.parallel.pipeline_schedule import compute_bubble_fraction
 
     with tempfile.TemporaryDirectory(prefix="roll-pipeline-") as directory:
         write_model(Path(directory) / "model")
@@ -106,7 +106,9 @@ def main() -> None:
     for num, by_parts in seconds.items():
         medians = {vpp: statistics.median(times) for vpp, times in by_parts.items()}
         for vpp, median in medians.items():
-            expected = (1 - bubble_fraction(int(num), 2, 1)) / (1 - bubble_fraction(int(num), 2, int(vpp)))
+            expected = (1 - compute_bubble_fraction(int(num), 2, 1)) / (
+                1 - compute_bubble_fraction(int(num), 2, int(vpp))
+            )
             figures[f"micro-batches {num}, vpp {vpp}"] = {
                 "median_s": median,
                 "fastest_s": min(by_parts[vpp]),

@@ -35,55 +35,66 @@ FILTERED = replace(BATCH, name="batch, filtered", filters=True, num_steps=4)
 TRAINED = replace(BATCH, name="batch, trained", train_s=TRAIN_S)
 _FIRST = {"choose": "first_finished"}
 ROWS: tuple[tuple[Case, Case, str], ...] = (
-    (BATCH, BATCH, "the baseline: prompts dealt out to engines, scored when all is generated"),
+    (BATCH, BATCH, "prompts go to the engines in turn, and answers are scored after all generation (the baseline)"),
     (
         replace(_BASE, name="queue, a prompt on one engine", scheduling={"replicate_prompts": False}),
         BATCH,
-        "least loaded engine, scored at once",
+        "a prompt goes to the least loaded engine, and each answer is scored at once",
     ),
-    (replace(_BASE, name="queue"), BATCH, "the same, and a prompt's rollouts on any engine (prompt replication)"),
+    (
+        replace(_BASE, name="queue"),
+        BATCH,
+        "each rollout goes to the least loaded engine (prompt replication), and each answer is scored at once",
+    ),
     (
         replace(_BASE, name="redundant prompts", scheduling={"prompt_redundancy": 1.5, **_FIRST}),
         BATCH,
-        "12 prompts for 8, the first finished",
+        "12 prompts are launched, and the first 8 that finish are used",
     ),
     (
         replace(_BASE, name="redundant rollouts", scheduling={"rollout_redundancy": 1.5, **_FIRST}),
         BATCH,
-        "12 rollouts for 8, the first finished",
+        "12 rollouts of a prompt are launched, and the first 8 that finish are used",
     ),
-    (replace(_BASE, name="tail batching", scheduling={"type": "tail_batching"}), BATCH, "short rounds, long rounds"),
-    (FILTERED, FILTERED, "the baseline with filters: refilled in rounds"),
+    (
+        replace(_BASE, name="tail batching", scheduling={"type": "tail_batching"}),
+        BATCH,
+        "short rounds launch redundant prompts and rollouts, and defer unfinished prompts to long rounds",
+    ),
+    (FILTERED, FILTERED, "the baseline with filters; after a round, new prompts replace the filtered groups"),
     (
         replace(_BASE, name="dynamic sampling", filters=True, num_steps=4),
         FILTERED,
-        "a filtered group is replaced at once",
+        "a new prompt replaces a filtered group at once",
     ),
     (
         replace(_BASE, name="early stop", filters=True, num_steps=4, scheduling={"reward_range": (0.0, 1.0)}),
         FILTERED,
-        "the same, and groups that cannot pass are stopped",
+        "dynamic sampling that also stops a group as soon as it is certain to be filtered",
     ),
-    (TRAINED, TRAINED, f"the baseline with updates of {TRAIN_S:g} s on other devices, and weight syncs"),
+    (TRAINED, TRAINED, f"the baseline with updates of {TRAIN_S:g} s and weight syncs"),
     (
         replace(_BASE, name="asynchronous", train_s=TRAIN_S, scheduling={"async_ratio": 1.0}),
         TRAINED,
-        "async ratio 1: generation during training",
+        "generation continues during training, with an async ratio of 1",
     ),
 )
 """Each policy, what it is compared with, and what it does."""
 HEAD = f"""# Scheduling policies on real engines
 
-Measured on two vLLM engines (SmolLM2-135M, bf16, a CPU core each, at most 24 requests at once), five steps (with
-filters four) of 8 prompts x 8 rollouts, answers of at most 192 tokens that end by themselves, rewards with a median
-latency of one second (lognormal) that use no CPU. Steps marked as trained pause for {TRAIN_S:g} s instead of an
-update, as if other devices trained, and sync real weights. The simulated speed-up comes from the same
-scheduler in virtual time; its engine is fitted to the baseline's run, with the prompts, lengths and verdicts of each
-run. A speed-up is the ratio of the time of all steps to that of the baseline in the row.
-Made by `make bench NAME=policies`.
+`make bench NAME=policies` measures the [scheduling policies](../scheduling.md) on real vLLM engines, and compares their
+speed-ups with simulated ones. A speed-up is the baseline's time for all steps divided by the policy's time.
 
-Limits: with free rewards and one engine, `queue` and `batch` are equal. The gains depend on the tail of the lengths,
-which 192 tokens truncate here; see [published and simulated speed-ups](simulation.md) for long answers.
+- **Measurement.** Two vLLM engines (SmolLM2-135M in bfloat16, one CPU core each, at most 24 requests at once) generate
+  for five steps (four in runs with filters) of 8 prompts x 8 rollouts. Answers end by themselves, or at 192 tokens. A
+  reward takes one second (median of a lognormal distribution) and uses no CPU. In `batch, trained` and `asynchronous`,
+  a step waits for {TRAIN_S:g} s instead of training, as if other devices trained, and then syncs real weights.
+- **Simulation.** The same scheduler runs in virtual time, with the prompts, lengths and verdicts of the measured run.
+  The simulated engine is fitted to the baseline's run.
+
+The gains depend on how long the longest answers are. Here, answers are truncated at 192 tokens; for long answers, see
+[published and simulated speed-ups](simulation.md). With a single engine and rewards that take no time, `queue` would be
+no faster than `batch`.
 """
 
 
@@ -140,12 +151,12 @@ def page(found: list[Row], fit: EngineFit, sync_s: float) -> str:
     natural = min(row.measured.natural for row in found)
     lines = [
         HEAD,
-        f"Simulated speed-ups are within {max(errors):.1%} of the measured ones (goal {GOAL:.0%}; median "
-        f"{statistics.median(errors):.1%}); every run ended at least {natural} rollouts by themselves. Commit "
-        f"{commit()}.",
+        f"The error of a simulated speed-up is at most {max(errors):.1%} (goal: {GOAL:.0%}); the median error is "
+        f"{statistics.median(errors):.1%}. In every run, at least {natural} rollouts ended before the length limit. "
+        f"Measured at commit {commit()}.",
         "",
-        "| policy | over | all steps, s | simulated, s | speed-up | simulated | error | ended by themselves "
-        "| not trained | trained length |",
+        "| policy | baseline | all steps, s | simulated, s | speed-up | simulated speed-up | error "
+        "| ended before the limit | not trained | trained length |",
         "|" + "---|" * 10,
     ]
     for row in found:
@@ -155,17 +166,17 @@ def page(found: list[Row], fit: EngineFit, sync_s: float) -> str:
             f"{row.speed_up:.2f} | {row.simulated_speed_up:.2f} | {row.error:+.1%} | {row.measured.natural} | "
             f"{wasted(row.measured):.0%} | {length:.0f} |"
         )
-    lines += ["", "What each does:", ""]
+    lines += ["", "The policies:", ""]
     lines += [f"- **{row.name}**: {row.about}." for row in found]
     slower = [f"{row.name} ({row.speed_up:.2f})" for row in found if row.speed_up < 0.995]
     lines += [
         "",
-        f"Losses: {', '.join(slower) or 'no policy was slower than its baseline'}. *Not trained* is the share of "
-        "answers that were generated to their end and thrown away; a shorter *trained length* than the baseline's "
-        "shows what favours short answers.",
+        f"Slower than their baseline: {', '.join(slower) or 'no policy'}. *Not trained* is the share of complete "
+        "answers that were not trained. *Trained length* is the mean number of tokens of the trained answers; if it is "
+        "smaller than the baseline's, the policy prefers short answers.",
         "",
-        f"The fit is off by {fit.error_of_steps:.1%} for a stretch of steps. A weight sync takes {sync_s:.2f} s in the "
-        "simulation, the median of the baseline's.",
+        f"The duration of a sequence of engine steps in the simulation differs by {fit.error_of_steps:.1%} from the "
+        f"measured one. A simulated weight sync takes {sync_s:.2f} s, the median of the baseline's run.",
         "",
         "![Measured and simulated speed-ups](policies.png)",
     ]

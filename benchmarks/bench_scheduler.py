@@ -102,7 +102,7 @@ async def train(async_ratio: float) -> tuple[int, float]:
         nonlocal events
         events += 1
 
-    scheduler.life.listen(count)
+    scheduler.life.add_listener(count)
 
     def draw(number: int, domain: str | None) -> Sequence[PromptDraw]:
         first = len(ledger)
@@ -110,7 +110,7 @@ async def train(async_ratio: float) -> tuple[int, float]:
             PromptDraw(draw_id=i, prompt=Prompt(uid=f"d/{i}", domain="d", messages=()), token_ids=TOKENS)
             for i in range(first, first + number)
         ]
-        ledger.open(drawn, 1)
+        ledger.record_draws(drawn, 1)
         return drawn
 
     plan = SamplingPlan(purpose="train", group_size=GROUP_SIZE, sampling=SamplingParams(max_new_tokens=8))
@@ -119,9 +119,9 @@ async def train(async_ratio: float) -> tuple[int, float]:
     started = time.process_time()
     for step in range(NUM_STEPS):
         batch = await controller.next_batch()
-        async with controller.updating():
+        async with controller.pause_for_update():
             await asyncio.sleep(1.0)
-        await controller.settle(step + 1, {r.rollout_id for group in batch.groups for r in group.rollouts})
+        await controller.complete_step(step + 1, {r.rollout_id for group in batch.groups for r in group.rollouts})
     used = time.process_time() - started
     await controller.close()
     return events, used

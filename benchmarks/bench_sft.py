@@ -135,7 +135,7 @@ def run_trl(kind: str, rows: Path, num_steps: int, dtype: str) -> dict[str, Any]
     work = Work(model=MODEL, num_steps=num_steps, learning_rate=LEARNING_RATE)
     if kind == "dpo":
         return train_dpo([_pair(*draw.example.conversations) for draw in draws], setting_of(kind, dtype), work)
-    samples = [sample for draw in draws for sample in examples.rendering.samples(draw)[0]]
+    samples = [sample for draw in draws for sample in examples.sample_builder.build_samples(draw)[0]]
     learnt = [(s.token_ids.tolist(), s.loss_mask.tolist()) for s in samples]
     given = [{"input_ids": i, "labels": [t if m else -100 for t, m in zip(i, k, strict=True)]} for i, k in learnt]
     return train_sft(given, setting_of(kind, dtype), work)

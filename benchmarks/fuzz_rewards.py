@@ -33,14 +33,14 @@ from bench_rewards import GSM8K, KINDS, PUBLISHED, rollout
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.rewards import FormatReward, RewardList, as_reward_list
 from roll.rewards import build_reward
-from roll.rewards.base import LONGEST_TEXT
+from roll.rewards.base import MAX_TEXT_LENGTH
 from roll.rewards.choice import score_choice
-from roll.rewards.control_tokens import defused
-from roll.rewards.format import form_problems
-from roll.rewards.instructions import followed
+from roll.rewards.control_tokens import escape_control_tokens
+from roll.rewards.format import check_format
+from roll.rewards.instructions import check_instructions
 from roll.rewards.math import prepare_worker, score_math
-from roll.rewards.short_answer import compared
-from roll.rewards.simple import repeated_share
+from roll.rewards.short_answer import compare_answer
+from roll.rewards.simple import compute_repeated_share
 
 MATH_LIMIT_S = 0.5
 SLOWEST_S = 20.0
@@ -175,13 +175,15 @@ def verifiers(number: int) -> dict[str, Callable[[str], object]]:
     reference = REFERENCES[number % len(REFERENCES)]
     extract = ("auto", "auto", "boxed", "last_number")[number % 4]
     return {
-        "math": lambda text: score_math(text[-LONGEST_TEXT:], reference, extract, MATH_LIMIT_S),
-        "choice": lambda text: score_choice(text[-LONGEST_TEXT:], "B", "ABCDE"),
-        "short_answer": lambda text: compared(text[-LONGEST_TEXT:], ["7", "Tuesday", reference]),
-        "format": lambda text: form_problems(text, text, FORM, '{"type": "object"}'),
-        "instructions": lambda text: followed(text, INSTRUCTIONS, number % 5 == 0),
-        "repetition": lambda text: repeated_share(np.frombuffer(text.encode("utf-16-le", "replace"), np.uint16), 4),
-        "defused": defused,
+        "math": lambda text: score_math(text[-MAX_TEXT_LENGTH:], reference, extract, MATH_LIMIT_S),
+        "choice": lambda text: score_choice(text[-MAX_TEXT_LENGTH:], "B", "ABCDE"),
+        "short_answer": lambda text: compare_answer(text[-MAX_TEXT_LENGTH:], ["7", "Tuesday", reference]),
+        "format": lambda text: check_format(text, text, FORM, '{"type": "object"}'),
+        "instructions": lambda text: check_instructions(text, INSTRUCTIONS, number % 5 == 0),
+        "repetition": lambda text: compute_repeated_share(
+            np.frombuffer(text.encode("utf-16-le", "replace"), np.uint16), 4
+        ),
+        "defused": escape_control_tokens,
         "exact": lambda text: text.strip().casefold() == "tuesday",
     }
 

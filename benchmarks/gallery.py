@@ -1,17 +1,18 @@
-"""What every example does on this machine: what it learnt, how long it took, how much memory, and what it answers.
+"""Run the examples on this machine, and store what each learned, its time and memory, and some of its answers.
 
-    make gallery                                    every example that is not here yet (hours, on two quiet cores)
-    make gallery ARGS="--only quickstart,code"      some of them
-    make gallery ARGS="--only quickstart --again"   one, made anew
+    make gallery                                    every example that has no results yet (hours, on two idle cores)
+    make gallery ARGS="--only quickstart,code"      some examples
+    make gallery ARGS="--only quickstart --again"   run an example again
 
-An example's results are kept by themselves, in `results/gallery/NAME.json`, and what is not made again stays as it is.
-Pages are written from these files alone: `tools/gallery_page.py`. Answers are the first to the first held-out prompts,
-before the first step and after the last: nobody chose them.
+Each example has its own file `results/gallery/NAME.json`, which changes only if the example is run again.
+`tools/gallery_page.py` generates the pages from these files alone. The answers are not selected: they are the first
+answers to the first held-out prompts, before the first step and after the last.
 """
 
 from __future__ import annotations
 
 import argparse
+import base64
 import contextlib
 import json
 import shutil
@@ -27,24 +28,32 @@ import psutil
 from _gallery import Recipe, course, run_of
 from _report import RESULTS, ROOT, report
 
+from roll.media import decode_image, encode_thumbnail
+from roll.media.stored import find_image, find_mentions, remove_mentions
+from roll.tracking.reading.files import SafeDirectory
+
 sys.path.insert(0, str(ROOT / "tools"))
 from gallery_page import write_pages
 
 NUM_PROMPTS = 3
-LONGEST = 600
-"""Characters of an answer that are kept."""
+MAX_LENGTH = 600
+"""Maximum number of characters of an answer that are stored."""
+NUM_IMAGES = 4
+"""Maximum number of images of a prompt that are stored."""
+LONGEST_SIDE = 192
+"""Maximum width and height of a stored image, in pixels."""
 MEASURES = ("eval/accuracy", "eval/reward", "eval/loss")
-"""What is shown of held-out examples: the first of these that a run measured."""
+"""Held-out metrics, by preference: a page shows the first one that the run measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shown(Recipe):
-    """One example."""
+    """An example of the gallery."""
 
     learns: str
-    """What, in one line."""
+    """What the model learns, as the end of the sentence "The model learns …"."""
     measure: str = ""
-    """Of the held-out measurements; empty for the first of `MEASURES`."""
+    """The held-out metric to show; empty: the first of `MEASURES` that the run measured."""
 
 
 def _of(name: str, learns: str, **more: Any) -> Shown:
@@ -55,30 +64,36 @@ def _after(name: str, first: Recipe, key: str, learns: str, **more: Any) -> Show
     return _of(name, learns, needs=first, where=(key,), **more)
 
 
-QUICKSTART = _of("quickstart", "to add two numbers below ten, from whether the answer is right")
-SFT = _of("sft", "to add, from worked examples")
-REWARD_MODEL = _of("reward_model", "which answers are preferred, from pairs")
-GUESS_FIRST = _of("agentic_guess_first", "how a guess is written")
-CALCULATOR_FIRST = _of("agentic_calculator_first", "how the calculator is called")
-LAKE_FIRST = _of("agentic_lake_first", "how a move is written")
+QUICKSTART = _of("quickstart", "to add two numbers below ten; a correct answer is rewarded")
+SFT = _of("sft", "to add, from examples with answers")
+REWARD_MODEL = _of("reward_model", "to score preferred answers higher, from pairs of answers")
+GUESS_FIRST = _of("agentic_guess_first", "the format of a guess")
+CALCULATOR_FIRST = _of("agentic_calculator_first", "the format of a call to the calculator")
+LAKE_FIRST = _of("agentic_lake_first", "the format of a move")
 EXAMPLES = (
     QUICKSTART,
-    _of("code", "to write small functions, from whether hidden cases pass in a sandbox"),
-    _of("reasoning", "sums and differences of a reasoning-gym task"),
-    _of("own_algorithm", "to add, with an advantage and a loss from two files of the user's"),
-    _of("guess", "to guess a number in two turns, with the hint between them"),
-    _of("judge", "to sound cheerful to a judge of 135M parameters, which is no judge", measure="eval/reward"),
-    _of("agent", "to add as an agent program that has a calculator", measure="eval/accuracy"),
-    _of("agentic_mixed", "two environments in one run, asynchronously"),
-    _of("rejection_sampling", "to add, from its own right answers"),
-    _of("preference_online", "to add, from its best and worst answer to each prompt"),
+    _of("code", "to write small functions; hidden test cases in a sandbox decide the reward"),
+    _of("reasoning", "to solve the sums and differences of a reasoning-gym task"),
+    _of("own_algorithm", "to add, with a custom advantage and a custom loss"),
+    _of("guess", "to guess a number in two turns, with a hint between them"),
+    _of(
+        "judge",
+        "to write cheerful answers; the judge has only 135M parameters and judges no better than chance",
+        measure="eval/reward",
+    ),
+    _of("agent", "to add two numbers, in an agent program that offers it a calculator", measure="eval/accuracy"),
+    _of("agentic_mixed", "to guess numbers and to name the next letter, in one asynchronous run"),
+    _of("rejection_sampling", "to add, by fine-tuning on its own correct answers"),
+    _of("preference_online", "to add, from pairs of its best and worst answer to each prompt"),
     SFT,
-    _of("preference", "to answer with a number, from pairs"),
+    _of("preference", "to answer with a number, from pairs of answers"),
     REWARD_MODEL,
-    _after("rlhf", REWARD_MODEL, "data.0.reward.0.path", "what a reward model likes", measure="eval/reward"),
-    _after("distill", QUICKSTART, "teacher", "to add, from a teacher that scores every token"),
-    _after("distill_offline", SFT, "teacher", "to add, from a teacher that was asked once"),
-    _after("agentic_calculator", CALCULATOR_FIRST, "model", "what to ask a calculator"),
+    _after(
+        "rlhf", REWARD_MODEL, "data.0.reward.0.path", "to maximize the score of a reward model", measure="eval/reward"
+    ),
+    _after("distill", QUICKSTART, "teacher", "to add, from a teacher's distribution at every token"),
+    _after("distill_offline", SFT, "teacher", "to add, from stored log-probs of a teacher"),
+    _after("agentic_calculator", CALCULATOR_FIRST, "model", "to call a calculator with the right arguments"),
     _after("agentic_guess", GUESS_FIRST, "model", "to halve the range in a guessing game"),
     _after("agentic_lake", LAKE_FIRST, "model", "to cross a frozen lake"),
 )
@@ -86,7 +101,7 @@ NEEDED = {recipe.needs.name for recipe in EXAMPLES if recipe.needs is not None}
 
 
 class Others:
-    """How many cores programs that are none of ours keep busy, on average, while this is open."""
+    """Measures, while it is open, how many cores other programs keep busy on average."""
 
     def __enter__(self) -> Others:
         self._own: dict[tuple[int, float], float] = {}
@@ -103,7 +118,7 @@ class Others:
         self.cores = round(max(0.0, others / (time.monotonic() - self._began)), 2)
 
     def _watch(self) -> None:
-        """Processor time of everything that we started, a process at a time: they end before anybody adds them up."""
+        """Record the CPU times of this benchmark's processes, which may end before the total is computed."""
         own = psutil.Process()
         while not self._done.wait(1.0):
             for process in [own, *own.children(recursive=True)]:
@@ -113,13 +128,13 @@ class Others:
 
 
 def _busy_s() -> float:
-    """Processor time of all programs since the machine started."""
+    """Return the CPU time of all programs since the machine started."""
     times = psutil.cpu_times()
     return sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
 
 
 def samples(run: Path) -> list[dict[str, Any]]:
-    """The first answer to each of the first held-out prompts, before the run and after it."""
+    """Return the first answer to each of the first held-out prompts, before and after training."""
     import pyarrow.parquet as pq
 
     files = sorted((run / "rollouts").glob("eval-step-*.parquet"))
@@ -132,18 +147,30 @@ def samples(run: Path) -> list[dict[str, Any]]:
     )
     both = [draw for draw in first if draw in last and first[draw]["prompt"] == last[draw]["prompt"]]
     return [
-        {"prompt": first[draw]["prompt"][:LONGEST], "right": (first[draw]["answer"] or "")[:LONGEST]}
+        {
+            "prompt": remove_mentions(first[draw]["prompt"])[:MAX_LENGTH],
+            "right": (first[draw]["answer"] or "")[:MAX_LENGTH],
+        }
+        | images_of(run, first[draw]["prompt"])
         | {when: _answer(rows[draw]) for when, rows in (("before", first), ("after", last))}
         for draw in both[:NUM_PROMPTS]
     ]
 
 
+def images_of(run: Path, prompt: str) -> dict[str, list[str]]:
+    """Return the first images of a prompt as data URLs of small PNGs, as `images`; nothing for a prompt of text."""
+    found = [find_image(SafeDirectory(run), prefix).digest for prefix in find_mentions([prompt])[:NUM_IMAGES]]
+    files = [(run / "media" / digest[:2] / digest).read_bytes() for digest in found]
+    small = [encode_thumbnail(decode_image(file, "an image"), LONGEST_SIDE) for file in files]
+    return {"images": [f"data:image/png;base64,{base64.b64encode(png).decode()}" for png in small]} if small else {}
+
+
 def _answer(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {"text": row["text"][:LONGEST], "cut": len(row["text"]) > LONGEST, "reward": row["reward"]}
+    return {"text": row["text"][:MAX_LENGTH], "cut": len(row["text"]) > MAX_LENGTH, "reward": row["reward"]}
 
 
 def figures(recipe: Shown, run: Path) -> dict[str, Any]:
-    """All that a page says of a run."""
+    """Return everything that the page of a run shows."""
     summary = json.loads((run / "summary.json").read_text())
     measure = recipe.measure or next((name for name in MEASURES if course(run, name)), "")
     learnt = "reward/mean" if course(run, "reward/mean", "train") else "training/loss"
@@ -175,7 +202,7 @@ def _rounded(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def wanted(arguments: argparse.Namespace) -> Iterator[Shown]:
-    """Examples to make or to read: of those that were named all, of others those without results."""
+    """Return the examples to run: those named by `--only`, or else those without results."""
     names = arguments.only.split(",") if arguments.only else [recipe.name for recipe in EXAMPLES]
     unknown = set(names) - {recipe.name for recipe in EXAMPLES}
     if unknown:
@@ -186,7 +213,7 @@ def wanted(arguments: argparse.Namespace) -> Iterator[Shown]:
 
 
 def make(recipe: Shown, directory: Path, *, again: bool) -> None:
-    """Run an example, unless that was done, and write its results."""
+    """Run an example, unless its run directory is complete, and write its results."""
     run = directory / f"{recipe.name}-0"
     if again:
         shutil.rmtree(run, ignore_errors=True)

@@ -56,8 +56,8 @@ BUGS = (
     Bug(
         "top_variance by the trained reward",
         "algorithms/selection.py",
-        "np.std([s.judged for s in shaped[draw_id]])",
-        "np.std([s.trained for s in shaped[draw_id]])",
+        "np.std([s.filter_value for s in shaped[draw_id]])",
+        "np.std([s.training_reward for s in shaped[draw_id]])",
         "pipelines/test_learning.py",
     ),
     Bug(
@@ -79,17 +79,17 @@ BUGS = (
     ),
     Bug(
         "min_difference excludes what differs by exactly as much",
-        "algorithms/choosing.py",
+        "algorithms/answer_selection.py",
         "rewards[b] - rewards[w] >= min_difference]",
         "rewards[b] - rewards[w] > min_difference]",
-        "algorithms/test_choosing.py",
+        "algorithms/test_answer_selection.py",
     ),
     Bug(
         "pairs of equal rewards",
-        "algorithms/choosing.py",
+        "algorithms/answer_selection.py",
         "if rewards[b] > rewards[w] and rewards[b]",
         "if rewards[b] >= rewards[w] and rewards[b]",
-        "algorithms/test_choosing.py",
+        "algorithms/test_answer_selection.py",
     ),
     Bug(
         "KL of a step of demonstrations alone",
@@ -129,7 +129,7 @@ BUGS = (
     Bug(
         "a teacher's rewards under truncated sampling",
         "config/truncation.py",
-        'if not setting or distillation.place != "reward":',
+        'if not setting or distillation.mode != "reward":',
         "if True:",
         "config/test_algorithm.py",
     ),
@@ -143,8 +143,8 @@ BUGS = (
     Bug(
         "a group does not agree on replayed experts",
         "training/packing/micro_batches.py",
-        "units = [merge_replayed_experts(members) for members in _units(samples, every_token)]",
-        "units = _units(samples, every_token)",
+        "units = [unify_replayed_experts(members) for members in _group_by_unit(samples, every_token)]",
+        "units = _group_by_unit(samples, every_token)",
         "training/test_routing.py",
     ),
     Bug(
@@ -206,8 +206,8 @@ BUGS = (
     Bug(
         "the template's marks alone say what is trained",
         "data/turns.py",
-        "mask &= _in_spans(starts, marked)",
-        "mask = _in_spans(starts, marked)",
+        "mask &= _mark_spans(starts, marked)",
+        "mask = _mark_spans(starts, marked)",
         "data/test_training_templates.py",
     ),
     Bug(
@@ -227,7 +227,7 @@ BUGS = (
     Bug(
         "a thought is scored",
         "rewards/reasoning.py",
-        "final = answer_of(rollout.text) if rollout.final_text is None else rollout.final_text",
+        "final = extract_answer(rollout.text) if rollout.final_text is None else rollout.final_text",
         "final = rollout.text",
         "rewards/test_reasoning.py",
     ),
@@ -248,15 +248,15 @@ BUGS = (
     Bug(
         "a reference is not looked for in its solution",
         "rewards/math.py",
-        "boxes_with_braces(text), reference_answer(reference)",
-        "boxes_with_braces(text), reference",
+        "add_box_braces(text), extract_reference(reference)",
+        "add_box_braces(text), reference",
         "rewards/test_math_references.py",
     ),
     Bug(
         "units of other dimensions are equal",
         "rewards/mathematics/units.py",
-        "return given.factor / right.factor if given.dimension == right.dimension else None",
-        "return given.factor / right.factor",
+        " if answer_unit.dimension == reference_unit.dimension else None",
+        "",
         "rewards/test_math_references.py",
     ),
     Bug(

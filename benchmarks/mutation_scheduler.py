@@ -49,7 +49,7 @@ class Bug:
     new: str
 
 
-GIVE_BACK = "    def _give_back(self, engine_id: str) -> None:\n        self._router.give_back(engine_id)\n"
+GIVE_BACK = "    def _release_slot(self, engine_id: str) -> None:\n        self._router.release_slot(engine_id)\n"
 
 BUGS = (
     Bug(
@@ -74,7 +74,7 @@ BUGS = (
         "a double release of a place",
         "proxy.py",
         GIVE_BACK,
-        f"{GIVE_BACK}        self._router.give_back(engine_id)\n",
+        f"{GIVE_BACK}        self._router.release_slot(engine_id)\n",
     ),
     Bug(
         "a place is never given back when an engine dies",
@@ -97,7 +97,7 @@ BUGS = (
     Bug(
         "the age of a group counts from its end",
         "controller.py",
-        "                on_start=lambda run: self.buffer.start(run.draw.draw_id),",
+        "                on_start=lambda run: self.buffer.record_start(run.draw.draw_id),",
         "                on_start=lambda run: None,",
     ),
     Bug(
@@ -109,13 +109,13 @@ BUGS = (
     Bug(
         "the youngest groups are taken first",
         "buffer.py",
-        "(self._age_key(live), live.order)",
-        "(-self._age_key(live), live.order)",
+        "(self._get_age_key(live), live.order)",
+        "(-self._get_age_key(live), live.order)",
     ),
     Bug(
         "what is too old is not dropped",
         "controller.py",
-        'await self._expire(self.buffer.overdue(), "too old")',
+        'await self._expire(self.buffer.list_overdue(), "too old")',
         "pass",
     ),
     Bug(
@@ -127,20 +127,21 @@ BUGS = (
     Bug(
         "leftovers are forgotten",
         "controller.py",
-        "        self._deferred.extend(live.run.draw for live in rest)",
+        "        self._deferred.extend(live.run.draw for live in groups)",
         "        pass",
     ),
     Bug(
         "leftovers go on running",
         "controller.py",
-        "            await self._leave([live for live in self.buffer if not live.taken and live not in chosen])",
+        "            await self._release_leftovers("
+        "[live for live in self.buffer if not live.taken and live not in chosen])",
         "            pass",
     ),
     Bug(
         "deferred prompts are launched and stay deferred",
         "choosing.py",
-        "            found[domain].append(draw)",
-        "            found[domain].append(draw)\n            deferred.append(draw)",
+        "            taken[domain].append(draw)",
+        "            taken[domain].append(draw)\n            deferred.append(draw)",
     ),
     Bug(
         "a filtered group is not replaced",
@@ -175,8 +176,8 @@ BUGS = (
     Bug(
         "the greedy answer is not waited for",
         "group_run.py",
-        "        if self.stopped_early or (self._complete() and self._companions_complete()):",
-        "        if self.stopped_early or self._complete():",
+        "        if self.stopped_early or (self._is_complete() and self._are_companions_complete()):",
+        "        if self.stopped_early or self._is_complete():",
     ),
     Bug(
         "redundant rollouts go on running",
@@ -187,13 +188,13 @@ BUGS = (
     Bug(
         "cancelled requests go on at the engines",
         "scheduler.py",
-        "        await self.proxy.end_orphans()",
+        "        await self.proxy.wait_for_orphaned_requests()",
         "        pass",
     ),
     Bug(
         "a rollout that ended as it was stopped has no fate",
         "group_run.py",
-        "            self._attempts.discard(task.result())\n",
+        "            self._runner.discard(task.result())\n",
         "",
     ),
     Bug(
@@ -217,7 +218,7 @@ BUGS = (
     Bug(
         "a dead engine still gets requests",
         "fleet.py",
-        "        self._router.remove(engine_id)\n",
+        "        self._router.disable(engine_id)\n",
         "",
     ),
     Bug(
@@ -247,13 +248,13 @@ BUGS = (
     Bug(
         "all finished groups go into one batch",
         "buffer.py",
-        "(self._age_key(live), live.order))[: self._batch_size]",
-        "(self._age_key(live), live.order))",
+        "oldest = by_age[: self._batch_size]",
+        "oldest = by_age",
     ),
     Bug(
         "whoever ends orphans comes back while aborts are under way",
         "engine_connection.py",
-        "        await self._engine_lost(list(self._orphans))",
+        "        await self._wait_for_release(list(self._orphans))",
         "        pass",
     ),
     Bug(
@@ -271,10 +272,10 @@ BUGS = (
     Bug(
         "a cancelled wait for a batch loses what it deferred",
         "controller.py",
-        "        self._deferred.extend(live.run.draw for live in rest)\n"
-        '        await self._stop(rest, RolloutState.ABORTED, "deferred")\n',
-        '        await self._stop(rest, RolloutState.ABORTED, "deferred")\n'
-        "        self._deferred.extend(live.run.draw for live in rest)\n",
+        "        self._deferred.extend(live.run.draw for live in groups)\n"
+        '        await self._stop(groups, RolloutState.ABORTED, "deferred")\n',
+        '        await self._stop(groups, RolloutState.ABORTED, "deferred")\n'
+        "        self._deferred.extend(live.run.draw for live in groups)\n",
     ),
     Bug(
         "an engine's end is noticed, and nobody replaces it",
@@ -311,8 +312,8 @@ BUGS = (
     Bug(
         "weights change before engines have confirmed that they stand still",
         "proxy.py",
-        "        await asyncio.gather(*(_unless_lost(link.pause(mode)) for link in self._fleet.working))",
-        "        asyncio.gather(*(_unless_lost(link.pause(mode)) for link in self._fleet.working))",
+        "await asyncio.gather(*(_await_unless_lost(connection.pause(mode)) for connection in connections))",
+        "asyncio.gather(*(_await_unless_lost(connection.pause(mode)) for connection in connections))",
     ),
     Bug(
         "a rollout that fails before an engine has it cannot be queued again",
@@ -323,32 +324,33 @@ BUGS = (
     Bug(
         "whoever waits for a lost engine hears nothing",
         "engine_connection.py",
-        "                call.answer.set_exception(self._on_death())\n                call.answer.exception()  # marks",
+        "                call.answer.set_exception(self._build_death_error())\n"
+        "                call.answer.exception()  # marks",
         "                pass  # marks",
     ),
     Bug(
         "an engine that was woken serves before it has the current weights",
         "transitions.py",
-        "                await self._prepare(link.engine)\n",
+        "                await self._prepare(connection.engine)\n",
         "                pass\n",
     ),
     Bug(
         "an engine is retired with its requests",
         "transitions.py",
-        "        await self._drain(engine_id, leaving)\n        await self._fleet.forget(engine_id)",
-        "        await self._fleet.forget(engine_id)",
+        "        await self._drain(engine_id, leaving)\n        await self._fleet.remove(engine_id)",
+        "        await self._fleet.remove(engine_id)",
     ),
     Bug(
         "an engine falls asleep while weights are on their way to it",
         "transitions.py",
-        "async with self.between_syncs(), self._in_step:",
-        "async with self._in_step:",
+        "async with self.between_syncs(), self._pause_lock:",
+        "async with self._pause_lock:",
     ),
     Bug(
         "an engine that is about to leave is not suspended with the others",
         "fleet.py",
-        "return self.links(without=self.standing)",
-        "return self.links(without=self._away)",
+        "return self.list_connections(excluded_ids=self.inactive)",
+        "return self.list_connections(excluded_ids=self._away)",
     ),
     Bug(
         "a fresh engine is started in the place of one that sleeps",

@@ -33,7 +33,7 @@ from questions_page import QUESTIONS, Question, write_page
 
 PICTURES = ROOT / "docs" / "questions"
 SIZE = {"width": 1120, "height": 680}
-MOST_BYTES = 80_000
+MAX_BYTES = 80_000
 WAIT_S = 60.0
 SAME = ("tracking.console=plain", "evaluation.num_prompts=16", "evaluation.every_num_steps=16", "seed=0")
 RUNS = {
@@ -126,7 +126,7 @@ def picture(page: Any, path: Path) -> None:
     shown = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
     for colours in (64, 32, 16):
         shown.quantize(colours, dither=Image.Dither.NONE).save(path, optimize=True)
-        if path.stat().st_size <= MOST_BYTES:
+        if path.stat().st_size <= MAX_BYTES:
             return
     sys.exit(f"{path} has {path.stat().st_size:,} bytes")
 

@@ -36,8 +36,8 @@ from _report import RESULTS, ROOT, commit, report
 from _simulation_page import page
 
 from roll.config.simulation import SimulationConfig, load_simulation
-from roll.simulation.hardware import Device, device
-from roll.simulation.report import Results, plot, study
+from roll.simulation.hardware import Device, load_device
+from roll.simulation.report import Results, plot_results, simulate_variants
 
 EXAMPLES = ROOT / "examples" / "simulation"
 PAGE = ROOT / "docs" / "benchmarks" / "simulation.md"
@@ -79,7 +79,7 @@ DEVICE_CONSTANTS = ("flops", "memory_bandwidth", "step_overhead_s", "link_bandwi
 
 def moved(config: SimulationConfig, directory: Path) -> Iterator[tuple[str, SimulationConfig]]:
     """The configuration with one constant moved by 30 %, for each constant and direction."""
-    base = device(config.device)
+    base = load_device(config.device)
     for constant in DEVICE_CONSTANTS:
         for factor in FACTORS:
             yield f"{constant} x {factor}", with_device(config, base, constant, factor, directory)
@@ -160,9 +160,9 @@ def sensitivity(name: str, config: SimulationConfig) -> list[dict[str, Any]]:
             }
         )
         for what, changed in moved(short, Path(directory)):
-            results = study(changed, only=tuple(dict.fromkeys(itertools.chain(*compared))))
+            results = simulate_variants(changed, only=tuple(dict.fromkeys(itertools.chain(*compared))))
             for over, of in compared:
-                ratios[over, of][what] = results.ratio(over, of).mean
+                ratios[over, of][what] = results.compute_ratio(over, of).mean
             print(f"  {what}: {', '.join(f'{ratios[pair][what]:.2f}' for pair in compared)}", flush=True)
     found = []
     for (over, of), by_move in ratios.items():
@@ -189,12 +189,12 @@ def fewer_steps(changes: dict[str, Any]) -> dict[str, Any]:
 def measure(name: str, config: SimulationConfig) -> dict[str, Any]:
     """One workload: its plot is written, its figures come back."""
     with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as processes:
-        results = study(config, processes=processes)
-    plot(results, PAGE.parent / f"simulation-{name}.png")
+        results = simulate_variants(config, processes=processes)
+    plot_results(results, PAGE.parent / f"simulation-{name}.png")
     published = {(figure.baseline, figure.variant): figure for figure in config.paper}
     compared = []
     for over, of in pairs(name, config):
-        ratio, figure = results.ratio(over, of), published.get((over, of))
+        ratio, figure = results.compute_ratio(over, of), published.get((over, of))
         print(f"  {over} / {of}: {ratio}, published {figure.ratio if figure else '-'}", flush=True)
         compared.append(
             {
@@ -202,7 +202,7 @@ def measure(name: str, config: SimulationConfig) -> dict[str, Any]:
                 "of": of,
                 "simulated": str(ratio),
                 "mean": ratio.mean,
-                "tokens": results.mean(of, "num_tokens") / results.mean(over, "num_tokens"),
+                "tokens": results.compute_mean(of, "num_tokens") / results.compute_mean(over, "num_tokens"),
                 "published": figure.model_dump() if figure else None,
                 "within": results.reproduces(figure) if figure else None,
             }
@@ -216,11 +216,11 @@ def rows(results: Results) -> list[list[str]]:
     return [
         [
             variant,
-            f"{results.step_s(variant)} s",
-            str(results.ratio(results.baseline, variant)),
-            *(f"{results.mean(variant, name):,.2f}" for name in names[:3]),
-            *(f"{results.mean(variant, name):,.0f}" for name in names[3:]),
-            f"{results.mean(variant, 'num_expired'):.1f}",
+            f"{results.compute_step_s(variant)} s",
+            str(results.compute_ratio(results.baseline, variant)),
+            *(f"{results.compute_mean(variant, name):,.2f}" for name in names[:3]),
+            *(f"{results.compute_mean(variant, name):,.0f}" for name in names[3:]),
+            f"{results.compute_mean(variant, 'num_expired'):.1f}",
             str(max(step.max_staleness for run in runs for step in run.steps)),
         ]
         for variant, runs in results.runs.items()
@@ -259,10 +259,10 @@ def main() -> int:
 
 def written() -> str:
     """The page, from the stored figures."""
-    return page(described(stored()), WORKLOADS)
+    return page(describe_content(stored()), WORKLOADS)
 
 
-def described(figures: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def describe_content(figures: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Figures with what the workloads say of their sources now: that is no measurement."""
     for name, of in figures.items():
         said = {(paper.baseline, paper.variant): paper for paper in load_simulation(EXAMPLES / f"{name}.yaml").paper}

@@ -76,9 +76,9 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         "",
         "SmolLM2-135M learns to add (`examples/quickstart.yaml`, seed 0), with every preset at its defaults and",
         f"`{' '.join(COMMON[:2])}`. Held-out accuracy is sampled at temperature 1.0; unfinished answers are wrong.",
-        "One seed and one easy task: this shows that each method learns, not which is best.",
+        "With one seed of one easy task, the table shows that each method learns, but not which one is best.",
         "",
-        "| preset | held-out before | held-out after | reward, last 5 | steps to reward 0.8 | peak GiB |",
+        "| preset | held-out before | held-out after | reward, last 5 steps | steps to reward 0.8 | peak GiB |",
         "|---|---|---|---|---|---|",
     ]
     for preset, figures in found.items():

@@ -35,13 +35,15 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         "",
         f"SmolLM2-135M plays a game of two turns (`{EXAMPLE}`, seed 0): guess a number from 1 to 3, read `higher` or",
         "`lower`, and guess again. Presets have their defaults, except for the settings of the example: a truncated",
-        "answer costs 0.2, and groups without variance are kept. Held-out accuracy covers 96 games at temperature 1.0.",
+        "answer costs 0.2, and groups with equal rewards are kept. Held-out accuracy covers 96 games at",
+        "temperature 1.0.",
         "",
         "At first, most answers are truncated prose. The model learns the format first, then the hints. A first guess",
         "of 1 or 3 wins at most two games of three; a first guess of 2 can win all of them.",
         "`ipa-demonstrations` adds an expert's game to each group (`demonstrations: true`).",
         "",
-        f"| run | held-out before | held-out after | reward, last 5 | steps to reward {GOAL} | seconds per step |",
+        "| run | held-out before | held-out after | reward, last 5 steps | "
+        f"steps to reward {GOAL} | seconds per step |",
         "|---|---|---|---|---|---|",
     ]
     for preset, figures in found.items():
@@ -50,7 +52,10 @@ def page(found: dict[str, dict[str, Any]]) -> str:
             f"| `{preset}` | {figures['accuracy_before']:.3f} | {figures['accuracy_after']:.3f} | "
             f"{figures['reward_last5']:.3f} | {reached} | {figures['seconds_per_step']:.1f} |"
         )
-    lines += ["", "One seed of one easy game: this shows that each method learns over turns, not which is best."]
+    lines += [
+        "",
+        "With one seed of one easy game, the table shows that each method learns over turns, but not which is best.",
+    ]
     return "\n".join(
         [*lines, "", "![Reward by step](multi_turn.png)", "", "Made by `make bench NAME=sweep-multi-turn`.", ""]
     )

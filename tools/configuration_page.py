@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from roll.config.base import Section
-from roll.config.explain import default_words, merged, summary_of
-from roll.config.keys import Key, all_keys, tag_key
+from roll.config.explain import format_default, get_summary, merge_keys
+from roll.config.keys import Key, get_tag_key, iterate_keys
 from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 
 __all__ = ["BEGIN", "END", "reference", "renew"]
@@ -21,7 +21,7 @@ def reference(pipeline: str = DEFAULT_PIPELINE) -> str:
     """A table for each section, in the order of declaration; one for what members of a union share."""
     model = PIPELINES.get(pipeline)
     groups: dict[tuple[str, ...], list[Key]] = {}
-    for key in all_keys(model):
+    for key in iterate_keys(model):
         groups.setdefault(key.path[:-1], []).append(key)
     return "\n".join(line for parent, keys in groups.items() for line in _section(parent, keys, model))
 
@@ -30,17 +30,17 @@ def _section(parent: tuple[str, ...], keys: list[Key], model: type[Section]) -> 
     yield from (f"### `{'.'.join(parent)}`" if parent else "### Top level", "")
     owners = {key.owner: key.variants for key in keys}
     if len(owners) == 1:
-        yield from (summary_of(next(iter(owners))), "")
+        yield from (get_summary(next(iter(owners))), "")
     else:
         choices = {variants[0]: section for section, variants in owners.items()}
-        chooser = tag_key(next(iter(owners)))
-        yield from (f"The key `{chooser}` chooses what an entry is, and with it its other keys:", "")
-        yield from (f"- `{chooser}: {tag}`: {summary_of(section)}" for tag, section in choices.items())
+        chooser = get_tag_key(next(iter(owners)))
+        yield from (f"The key `{chooser}` selects the kind of an entry, which determines its other keys:", "")
+        yield from (f"- `{chooser}: {tag}`: {get_summary(section)}" for tag, section in choices.items())
         yield ""
     column = len(owners) > 1
-    head = ("key", *(("of",) if column else ()), "type", "default", "meaning")
+    head = ("key", *(("kinds",) if column else ()), "type", "default", "meaning")
     yield from (_row(head), _row(["---"] * len(head)))
-    for key in merged(keys):
+    for key in merge_keys(keys):
         of = "all" if len(key.variants) == len(owners) else ", ".join(key.variants)
         unit = f" Unit: {key.unit}." if key.unit else ""
         yield _row(
@@ -48,7 +48,7 @@ def _section(parent: tuple[str, ...], keys: list[Key], model: type[Section]) -> 
                 f"`{key.path[-1]}`",
                 *([of] if column else []),
                 key.type_words.replace("[", r"\["),  # of patterns; Markdown would take them for links
-                default_words(key) if key.required or key.members else f"`{default_words(key)}`",
+                format_default(key) if key.required or key.members else f"`{format_default(key)}`",
                 key.meaning + unit,
             ]
         )

@@ -98,28 +98,33 @@ def step() -> Drawing:
         "step",
         292,
         "One step, from prompts to weights",
-        "Prompts are drawn and go to the engine, which answers each several times. Rewards score every answer when "
-        "it ends. Answers of one prompt are compared: reward minus the group's mean; groups without a difference "
-        "are left out. The trainer makes a step from the advantages, and the new weights go back to the engine, "
-        "which confirms them.",
+        "Prompts are sampled and sent to the engine, which answers each prompt several times. Rewards score every "
+        "answer when it ends. The advantage of an answer is its reward minus the group's mean, divided by the standard "
+        "deviation; groups with equal rewards are filtered out. The trainer takes an optimizer step, and sends the new "
+        "weights to the engine, which confirms them.",
     )
-    d.box(10, 20, 130, 70, ["prompts", "What is 3 + 4?", "each drawn once"], "grey")
+    d.box(10, 20, 130, 70, ["prompts", "What is 3 + 4?", "each used once"], "grey")
     d.box(185, 20, 150, 70, ["engine", "8 answers to each,", "with log-probs"], "blue")
     d.box(380, 20, 165, 70, ["rewards", "7 → 1    8 → 0", "as each answer ends"], "green")
     d.box(590, 20, 160, 70, ["groups", "advantage =", "(R − mean) / std"], "orange")
     d.arrow((140, 55), (185, 55))
     d.arrow((335, 55), (380, 55))
     d.arrow((545, 55), (590, 55))
-    d.box(590, 140, 160, 54, ["filters", "no difference: out"], "grey")
+    d.box(590, 140, 160, 54, ["filters", "equal rewards: out"], "grey")
     d.arrow((670, 90), (670, 140))
     d.box(380, 140, 165, 54, ["trainer", "loss → gradient → step"], "purple")
     d.arrow((590, 167), (545, 167))
     d.box(185, 140, 150, 54, ["weight sync", "version v + 1"], "purple")
     d.arrow((380, 167), (335, 167))
     d.arrow((260, 140), (260, 90))
-    d.say(268, 120, "every tensor's checksum is confirmed, then probed", small=True)
+    d.say(268, 120, "every tensor's checksum is confirmed, then a probe", small=True)
     d.box(
-        10, 232, 740, 44, ["ledger: every draw has one fate: trained, filtered, failed, expired, or in flight"], "grey"
+        10,
+        232,
+        740,
+        44,
+        ["ledger: each draw has one outcome: trained, filtered, failed, expired, or in flight"],
+        "grey",
     )
     d.arrow((75, 90), (75, 232), dashed=True)
     d.arrow((670, 194), (670, 232), dashed=True)
@@ -135,10 +140,10 @@ def asynchronous() -> Drawing:
         "Synchronous and asynchronous scheduling, and what staleness is",
         "Synchronous: the engine generates batch 1, waits while the trainer trains on it, then generates batch 2 "
         "with the new weights. Asynchronous with async ratio 1: the engine generates batch 2 while the trainer "
-        "trains on batch 1; when batch 2 is trained, the trainer is one version ahead of the policy that "
-        "began it, so its staleness is 1.",
+        "trains on batch 1. When batch 2 is trained, the trainer is one version ahead of the policy that generated it, "
+        "so its staleness is 1.",
     )
-    d.say(10, 22, "synchronous (async_ratio: 0): each waits for the other", strong=True)
+    d.say(10, 22, "synchronous (async_ratio: 0): engine and trainer take turns", strong=True)
     d.say(10, 56, "engine")
     d.say(10, 96, "trainer")
     for number in range(3):
@@ -153,15 +158,15 @@ def asynchronous() -> Drawing:
     for number in range(4):
         d.box(212 + 132 * number, 200, 90, 30, [f"v{number} → v{number + 1}"], "purple")
         d.arrow((302 + 132 * number, 215), (340 + 132 * number, 215), (340 + 132 * number, 190))
-    d.say(212, 250, "batch 1: 0 old", small=True)
+    d.say(212, 250, "batch 1: staleness 0", small=True)
     for number in range(1, 4):
-        d.say(212 + 132 * number, 250, f"batch {number + 1}: 1 old", small=True)
+        d.say(212 + 132 * number, 250, f"batch {number + 1}: staleness 1", small=True)
     d.say(
         10,
         282,
-        "staleness = the trainer's version minus the oldest version of a token of the sample; never above ⌈α⌉.",
+        "staleness = the trainer's version minus the oldest version in the sample; never above ⌈async_ratio⌉.",
     )
-    d.say(10, 302, "↑ engines pause while weights arrive; running answers continue, each token with its own version.")
+    d.say(10, 302, "↑ engines pause while they receive weights; then running answers continue under the new version.")
     return d
 
 
@@ -171,18 +176,18 @@ def packing() -> Drawing:
         "packing",
         300,
         "Packed rows and shared prefixes",
-        "Three answers to one prompt. Padded, each is a row of its own with the prompt in front and padding behind. "
-        "Packed, they are one row: the prompt once, then the three answers. Each answer attends to the prompt and "
-        "to itself, to no other answer, and its positions continue from the prompt's end.",
+        "Three answers to one prompt. With padding, each answer has its own row: the prompt, the answer and padding. "
+        "Packed, all are in one row: the prompt once, then the three answers. Each answer attends to the prompt and "
+        "to itself, but to no other answer, and its positions continue from the prompt's end.",
     )
-    d.say(10, 22, "padded: the prompt three times, and padding", strong=True)
+    d.say(10, 22, "padded: three rows, the prompt in each", strong=True)
     for number, (name, width) in enumerate((("A", 90), ("B", 160), ("C", 50))):
         y = 34 + 32 * number
         d.box(10, y, 130, 26, ["prompt"], "grey")
         d.box(140, y, width, 26, [name], "blue")
         if width < 160:
             d.box(140 + width, y, 160 - width, 26, ["padding" if width < 100 else ""], "orange")
-    d.say(10, 168, "packed: one row, the prompt once", strong=True)
+    d.say(10, 168, "packed: one row, with the prompt once", strong=True)
     x = 10.0
     for name, width, first, last in (("prompt", 130, 0, 12), ("A", 90, 13, 21), ("B", 160, 13, 28), ("C", 50, 13, 17)):
         d.box(x, 180, width, 26, [name], "grey" if name == "prompt" else "blue")
@@ -212,10 +217,10 @@ def layouts() -> Drawing:
         "layouts",
         338,
         "A layout of eight ranks: data 2 × stages 2 × tensor 2",
-        "Two data replicas, each with other samples. In each, two pipeline stages: the first has the lower layers, "
-        "the second the upper ones. In each stage two tensor ranks, each with half of every weight matrix. Context "
-        "parallelism divides a row's tokens instead, and expert parallelism a layer's experts; it takes no ranks of "
-        "its own.",
+        "Two data replicas train on different samples. Each replica has two pipeline stages: the first has the lower "
+        "layers, the second the upper layers. Each stage has two tensor ranks, each with half of every weight matrix. "
+        "Context parallelism splits the tokens of a row over ranks. Expert parallelism splits the experts of a layer "
+        "over existing ranks; it needs no additional ranks.",
     )
     for share in range(2):
         x = 10 + 375 * share
@@ -238,7 +243,7 @@ def layouts() -> Drawing:
     d.say(
         10,
         204,
-        "gradients are summed over data replicas; activations pass from stage to stage, sums from half to half",
+        "gradients are summed over data replicas, activations sent between stages, partial sums added between halves",
         small=True,
     )
     d.box(
@@ -254,7 +259,7 @@ def layouts() -> Drawing:
         222,
         240,
         100,
-        ["ep: a layer's experts", "experts 1–8 | 9–16", "tokens are sent to them", "and back; no own ranks"],
+        ["ep: a layer's experts", "experts 1–8 | 9–16", "tokens are sent to them", "and back; no extra ranks"],
         "green",
     )
     d.box(
@@ -274,9 +279,9 @@ def ledger() -> Drawing:
         "ledger",
         286,
         "The ledger of draws",
-        "The stream of prompts gives each draw the next number. It is in flight until it is settled once: trained, "
-        "filtered, failed or expired. Every checkpoint has the whole ledger; after a crash, what was in flight "
-        "there is launched again with the same number and seeds.",
+        "The stream of prompts gives each draw the next number. A draw is in flight until it gets its outcome: "
+        "trained, filtered, failed or expired. Every checkpoint has the whole ledger. After a crash, draws that are "
+        "in flight in the checkpoint are launched again with the same numbers and seeds.",
     )
     d.box(10, 70, 140, 56, ["stream of prompts", "shuffled by epoch"], "grey")
     d.box(200, 70, 150, 56, ["draw 0, 1, 2, …", "no gap, no repeat"], "blue")
@@ -289,15 +294,15 @@ def ledger() -> Drawing:
         y = 12 + 46 * number
         d.box(580, y, 170, 40, [fate, why], colour)
         d.arrow((520, 98), (580, y + 20))
-    d.box(200, 206, 320, 62, ["checkpoint", "weights, optimizer, stream position,", "every draw and its fate"], "grey")
+    d.box(200, 206, 320, 62, ["checkpoint", "weights, optimizer, stream position,", "draws and their outcomes"], "grey")
     d.arrow((460, 126), (460, 206), dashed=True)
     d.arrow((240, 206), (240, 126), dashed=True)
-    d.say(10, 224, "after a crash, what was in", small=True)
-    d.say(10, 240, "flight is launched again:", small=True)
-    d.say(10, 256, "same numbers, same seeds", small=True)
-    d.say(540, 224, "A fate is settled once, so", small=True)
+    d.say(10, 224, "after a crash, draws in flight", small=True)
+    d.say(10, 240, "are launched again with the", small=True)
+    d.say(10, 256, "same numbers and seeds", small=True)
+    d.say(540, 224, "An outcome is recorded once, so", small=True)
     d.say(540, 240, "nothing is trained twice", small=True)
-    d.say(540, 256, "and nothing skipped.", small=True)
+    d.say(540, 256, "and nothing is skipped.", small=True)
     return d
 
 
@@ -307,27 +312,27 @@ def sandbox() -> Drawing:
         "sandbox",
         330,
         "A sandbox, and what may leave it",
-        "The training process holds the expected outputs and decides. It sends the program and its input to the "
-        "agent, the first process of a sandbox with its own namespaces, user, cgroup and filter of system "
-        "calls. The agent starts every program in namespaces of its own. Only bytes, an outcome and counted limits "
-        "come back.",
+        "The training process keeps the expected outputs and compares. It sends the program and its input to the "
+        "agent, the first process of a sandbox. The sandbox has its own namespaces, user, cgroup and call filter. "
+        "The agent starts every program in its own namespaces, and returns only bytes, an outcome and the limits that "
+        "were exceeded.",
     )
     d.box(
         10,
         50,
         200,
         110,
-        ["training process", "expected outputs stay here", "bytes are compared here", "reward = what it finds"],
+        ["training process", "expected outputs stay here", "bytes are compared here", "the reward is computed here"],
         "green",
     )
     d.box(300, 20, 450, 290, [], "orange")
-    d.say(314, 42, "sandbox: own user, no capabilities, no network outside", strong=True)
+    d.say(314, 42, "sandbox: own user, no capabilities, no external network", strong=True)
     d.box(
         320,
         56,
         410,
         60,
-        ["agent: first process, cannot be traced or signalled", "keeps time, output and processor time within limits"],
+        ["agent: first process, cannot be traced or signaled", "limits wall time, CPU time and output"],
         "blue",
     )
     for number, name in enumerate(("program 1", "program 2")):
@@ -336,7 +341,7 @@ def sandbox() -> Drawing:
             150,
             200,
             76,
-            [name, "own processes, network", "and files; ends with all", "that it started"],
+            [name, "own processes, network", "and files; all processes", "end with it"],
             "purple",
         )
         d.arrow((420 + 210 * number, 116), (420 + 210 * number, 150))
@@ -346,8 +351,8 @@ def sandbox() -> Drawing:
         410,
         52,
         [
-            "seven namespaces · cgroup · list of system calls",
-            "/usr read-only · one tmpfs with a limit · made-up /etc",
+            "seven namespaces · cgroup · system-call filter",
+            "/usr read-only · one tmpfs with a limit · generated /etc",
         ],
         "grey",
     )
@@ -360,7 +365,7 @@ def sandbox() -> Drawing:
         210,
         200,
         86,
-        ["host's kernel", "shared: what the filter", "lets through is the way", "out that is left"],
+        ["host's kernel", "shared: allowed system", "calls are the remaining", "attack surface"],
         "grey",
     )
     d.arrow((300, 253), (210, 253), dashed=True)

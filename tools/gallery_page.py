@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
 import sys
@@ -16,34 +18,35 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "gallery"
 DOCS = ROOT / "docs" / "gallery"
 FULL_LOAD = 0.1
-"""Cores that other programs may take before a page says so."""
+"""Number of cores that other programs may use before a page mentions it."""
 
 _HEAD = """\
 # Example results
 
-*Written from `benchmarks/results/gallery/` by `tools/gallery_page.py`.*
+*Generated from `benchmarks/results/gallery/` by `tools/gallery_page.py`.*
 
-Results of the files in `examples/`, each run once with seed 0 and without changes:
+This page shows the results of the configurations in `examples/`. Each was run once, with seed 0 and without changes. To
+run one of them yourself:
 
 ```bash
 make gallery ARGS="--only quickstart"
 ```
 
-This command runs one example, stores its results in `benchmarks/results/gallery/quickstart.json` and writes these pages
-again. Without `ARGS`, it runs all examples without results, which takes hours on two cores. One seed shows what to
-expect, but not the spread of seeds.
+This command runs one example, stores its results in `benchmarks/results/gallery/quickstart.json` and generates these
+pages again. Without `ARGS`, it runs all examples that have no results yet, which takes hours on two cores. One seed
+shows what to expect, but not how much results vary between seeds.
 """
 _TABLE = """\
-| example | learns | held-out, before | after | steps | minutes | peak memory |
+| example | the model learns | held-out accuracy before | after | steps | minutes | peak memory |
 |---|---|---|---|---|---|---|
 """
 _TAIL = """\
 **Minutes** include set-up, training and evaluations, on the machine that the example's page names. **Peak memory**
-covers all processes of the run and counts shared pages once.
+is the memory of all processes of the run; memory that several processes share counts once.
 
 ## Measured with several seeds
 
-| examples | where | made by |
+| examples | results | command |
 |---|---|---|"""
 _ELSEWHERE = (
     (
@@ -52,7 +55,7 @@ _ELSEWHERE = (
         "gallery-post-training",
     ),
     (
-        "`agentic_guess`, `agentic_calculator`, `agentic_lake`, each after its `…_first`",
+        "`agentic_guess`, `agentic_calculator`, `agentic_lake`, each after its first run (`agentic_guess_first`, …)",
         "[Multi-turn environments](../benchmarks/agentic.md)",
         "agentic-demo",
     ),
@@ -73,30 +76,39 @@ _ELSEWHERE = (
     ),
 )
 _END = """
-`gsm8k` has no results: 200 steps of 128 answers with up to 256 tokens take a day on two cores.
+`gsm8k` was not run: 200 steps of 128 answers with up to 256 tokens take a day on two cores.
 """
 
 
-def pages() -> dict[Path, str]:
-    """Every file of the gallery and its text."""
+def pages() -> dict[Path, bytes]:
+    """Return the content of every file of the gallery."""
     records = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))]
-    found = {DOCS / "index.md": _index(records)}
+    texts = {DOCS / "index.md": _index(records)}
+    images: dict[Path, bytes] = {}
     for record in records:
         name = record["name"].rpartition("/")[2]
-        found[DOCS / f"{name}.md"] = _page(name, record)
-        found[DOCS / f"{name}.svg"] = curves(record["figures"])
-    return found
+        texts[DOCS / f"{name}.md"] = _page(name, record)
+        texts[DOCS / f"{name}.svg"] = curves(record["figures"])
+        for sample in record["figures"]["samples"]:
+            images |= {DOCS / file: content for file, content in _images(name, sample).items()}
+    return {path: text.encode() for path, text in texts.items()} | images
+
+
+def _images(name: str, sample: Mapping[str, Any]) -> dict[str, bytes]:
+    """Return the files of a prompt's images. The results store them as data URLs, which GitHub's pages do not show."""
+    contents = [base64.b64decode(url.partition(",")[2]) for url in sample.get("images", ())]
+    return {f"{name}-{hashlib.sha256(content).hexdigest()[:12]}.png": content for content in contents}
 
 
 def write_pages() -> None:
-    """Write them; files of examples without results go."""
+    """Write the files, and delete those of examples without results."""
     made = pages()
     DOCS.mkdir(parents=True, exist_ok=True)
-    for path in [*DOCS.glob("*.md"), *DOCS.glob("*.svg")]:
+    for path in (path for kind in ("md", "svg", "png") for path in DOCS.glob(f"*.{kind}")):
         if path not in made:
             path.unlink()
-    for path, text in made.items():
-        path.write_text(text, encoding="utf-8")
+    for path, content in made.items():
+        path.write_bytes(content)
 
 
 def _index(records: Sequence[Mapping[str, Any]]) -> str:
@@ -108,7 +120,7 @@ def _index(records: Sequence[Mapping[str, Any]]) -> str:
             f"| [{name}]({name}.md) | {figures['learns']} | {_number(figures['before'])}{measure} | "
             f"{_number(figures['after'])} | {figures['num_steps']} | {_minutes(figures)} | {_gib(figures)} |"
         )
-    elsewhere = [f"| {examples} | {where} | `make {target}` |" for examples, where, target in _ELSEWHERE]
+    elsewhere = [f"| {examples} | {where} | `make bench NAME={target}` |" for examples, where, target in _ELSEWHERE]
     return "\n".join([_HEAD, _TABLE + "\n".join(lines), "", _TAIL, *elsewhere, _END])
 
 
@@ -119,7 +131,7 @@ def _page(name: str, record: Mapping[str, Any]) -> str:
     lines = [
         f"# {name}",
         "",
-        f"*Written from `benchmarks/results/gallery/{name}.json` by `tools/gallery_page.py`.*",
+        f"*Generated from `benchmarks/results/gallery/{name}.json` by `tools/gallery_page.py`.*",
         "",
         f"The model learns {figures['learns']}.",
         "",
@@ -140,16 +152,23 @@ def _page(name: str, record: Mapping[str, Any]) -> str:
         "",
     ]
     if figures["samples"]:
-        lines += ["## Answers before and after", "", "The first answer to each of the first held-out prompts.", ""]
+        lines += [
+            "## Answers before and after",
+            "",
+            "The first answers to some held-out prompts, before and after training:",
+            "",
+        ]
         for sample in figures["samples"]:
-            lines += _sample(sample)
-    lines += ["## The file", "", f"`{figures['example']}`:", ""]
+            lines += _sample(name, sample)
+    lines += ["## Configuration", "", f"`{figures['example']}`:", ""]
     return "\n".join([*lines, f"```yaml\n{(ROOT / figures['example']).read_text().rstrip()}\n```", ""])
 
 
-def _sample(sample: Mapping[str, Any]) -> list[str]:
-    right = f" (right: {_plain(sample['right'])})" if sample["right"] and len(sample["right"]) < 60 else ""
+def _sample(name: str, sample: Mapping[str, Any]) -> list[str]:
+    right = f" (reference: {_plain(sample['right'])})" if sample["right"] and len(sample["right"]) < 60 else ""
     lines = [f"**{_plain(sample['prompt'], 160)}**{right}", ""]
+    if shown := [f"![image of the prompt]({file})" for file in _images(name, sample)]:
+        lines += [" ".join(shown), ""]
     for when in ("before", "after"):
         answer = sample[when]
         reward = "none" if answer["reward"] is None else f"{answer['reward']:.3g}"
@@ -165,7 +184,7 @@ def _ticks(text: str) -> list[str]:
 
 
 def _plain(text: str, most: int = 60) -> str:
-    """Text of a data set within a line of Markdown."""
+    """Return text of a dataset as one line of Markdown, escaped and shortened."""
     line = " ".join(text.split())
     line = line if len(line) <= most else line[: most - 1] + "…"
     return "".join(f"\\{ch}" if ch in "\\`*_{}[]<>#|" else ch for ch in line)
@@ -180,7 +199,7 @@ def _minutes(figures: Mapping[str, Any]) -> str:
 
 
 def _parts(figures: Mapping[str, Any]) -> str:
-    names = {"setup_s": "until the first update", "train_s": "steps", "evaluate_s": "evaluations"}
+    names = {"setup_s": "until the first update", "train_s": "for steps", "evaluate_s": "for evaluations"}
     return ", ".join(f"{figures[key]:.0f} s {name}" for key, name in names.items() if figures[key] is not None)
 
 
@@ -191,11 +210,11 @@ def _gib(figures: Mapping[str, Any]) -> str:
 def _others(figures: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
     others = figures["cores_of_others"]
     if others is None:
-        return "what other programs did then was not measured"
+        return "the load of other programs was not measured"
     if others <= FULL_LOAD:
-        return "other programs took less than a tenth of a core"
+        return "other programs used less than a tenth of a core"
     cores = machine["num_cores"]
-    return f"**shared**: other programs kept {others:.1f} of {cores} cores busy, so times are too long"
+    return f"**shared**: other programs kept {others:.1f} of {cores} cores busy, so the run took longer"
 
 
 def _versions(versions: Mapping[str, str]) -> str:
@@ -218,7 +237,7 @@ text{font:12px system-ui,sans-serif;fill:var(--dim)}
 
 
 def curves(figures: Mapping[str, Any]) -> str:
-    """Held-out measurements and the training's course as SVG, on a ground of its own: readable on any page."""
+    """Return an SVG of the held-out and training curves, with a background of its own to suit any page."""
     held, train = figures["curves"]["held-out"], figures["curves"]["training"]
     values = [value for _, value in [*held, *train]]
     low, high = min([0.0, *values]), max([1.0 if figures["learnt"] == "reward/mean" else 0.0, *values])
@@ -259,7 +278,7 @@ def curves(figures: Mapping[str, Any]) -> str:
 
 
 def _ticks_of(low: float, high: float, most: int) -> list[float]:
-    """Round numbers from `low` to `high`, at most about `most` of them."""
+    """Return round numbers from `low` to `high`, at most about `most` of them."""
     rough = (high - low) / most
     size = 10 ** math.floor(math.log10(rough))
     step = next(size * factor for factor in (1, 2, 5, 10) if size * factor >= rough)

@@ -33,9 +33,9 @@ SEPARATE = {"torch"}
 
 # Never installed, each for a reason:
 LEFT_OUT = {
-    "torchvision": "only CUDA builds are published; with a CPU torch they break `import transformers`",
-    "torchaudio": "as torchvision",
-    "torchcodec": "as torchvision",
+    "torchvision": "in vision.txt, by hand: only CUDA builds are published (scripts/torchvision_cpu.py)",
+    "torchaudio": "only CUDA builds are published; with a CPU torch they break `import transformers`",
+    "torchcodec": "as torchaudio",
     "triton": "a gigabyte that has no CPU backend; a CUDA build of torch brings its own",
     "opencv-python-headless": "150 MB for reading video; vLLM does without it",
     "anthropic": "six thousand files for an HTTP interface of vLLM's server, which ROLL does not start",

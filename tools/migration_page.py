@@ -1,4 +1,4 @@
-"""`docs/migration.md`, written from the rules that convert:  python tools/migration_page.py docs/migration.md"""
+"""Generate `docs/migration.md` from the conversion rules:  python tools/migration_page.py docs/migration.md"""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ __all__ = ["page"]
 _HEAD = f"""\
 # Migrate from TRL or verl
 
-*Written from the rules in `src/roll/cli/migration/`, which also convert: change them there.*
+*Generated from the conversion rules in `src/roll/cli/migration/`: change them there.*
 
 ```
 roll config from-trl grpo.yaml -o run.yaml             # a configuration of `trl grpo`
-roll config from-trl grpo.yaml --processes 8           # the same on 8 processes, which multiply TRL's batch
+roll config from-trl grpo.yaml --processes 8           # the run used 8 processes, which multiply TRL's batch
 roll config from-trl train_grpo.py --rows 7473         # a script that calls GRPOTrainer; it is parsed, never run
 roll config from-verl run_grpo.sh --rows 7473          # a script with overrides of verl.trainer.main_ppo, or a .yaml
 roll check run.yaml
 ```
 
-The command prints the configuration, or writes it to `-o`. On standard error, it lists every key of the file: the new
-key, whether ROLL's default has the same value, whether the key needs no counterpart, or the reason why it could not
-be converted. Comments at the top of the new file also list the keys that were not converted. Defaults of the other
-library that differ from ROLL's are written to the file, so that the run has the same settings: the loss and its clip,
-KL, groups and batches, learning rate, schedule.
+The command prints the configuration, or writes it to `-o`. On standard error, it reports for every key of the file
+the new key, that ROLL's default has the same value, that the key is not needed, or why it could not be converted.
+Comments at the top of the new file also list the keys that were not converted. Where the defaults of the other library
+differ from ROLL's (loss, clip, KL, group and batch sizes, learning rate, schedule), they are written to the file, so
+that the run has the same settings.
 
 From a Python script, the command reads the arguments of `GRPOConfig`, `SFTConfig`, `DPOConfig` or `RewardConfig` and
 of the trainer, with `load_dataset`, `from_pretrained` and `LoraConfig`. It evaluates constants, names that are
@@ -41,15 +41,15 @@ assigned one constant, lists and dictionaries of these, and simple arithmetic. O
 command-line argument, a name that is assigned twice) are listed with their line as not converted, and TRL's default
 is used instead; set the value with `--set learning_rate=1e-6`. All errors of a file are listed at once.
 
-Three differences are not keys:
+Three things cannot be converted from key to key:
 
-- **Steps.** TRL's and verl's epochs count rows; a step of ROLL is one generation with all its updates. If a file counts
-  epochs, `--rows` gives the number of rows of the dataset.
+- **Steps.** An epoch of TRL or verl is a pass over the rows; a step of ROLL is one generation with all its updates. If
+  a file sets a number of epochs, pass the number of rows of the dataset with `--rows`.
 - **Your own rewards.** ROLL calls a reward with one answer, `def reward(text, answer, metadata) -> float`, in worker
   processes: see [Rewards](rewards.md). Functions for verl, `(data_source, solution_str, ground_truth, extra_info)`,
-  work unchanged, because ROLL passes the arguments by name. TRL's functions receive all completions: the new file
-  names your function, and you must rewrite it.
-- **References in verl's rows** are in `reward_model.ground_truth`. ROLL reads a column:
+  work unchanged, because ROLL passes the arguments by name. TRL's functions receive all completions at once: the
+  new file names your function, but you must rewrite it.
+- **Reference answers.** In verl's rows, they are in `reward_model.ground_truth`, but ROLL reads a column. To add it:
 
 ```python
 import pyarrow.parquet as parquet
@@ -59,19 +59,20 @@ answers = [row["ground_truth"] for row in table["reward_model"].to_pylist()]
 parquet.write_table(table.append_column("answer", [answers]), "data/gsm8k/train-roll.parquet")
 ```
 
-The keys are those of TRL {TRL_VERSION} and of verl at {VERL_COMMIT}; keys of other
-versions are reported as unknown.
+The tables below list the keys of TRL {TRL_VERSION} and of verl at {VERL_COMMIT}; keys of other
+versions are reported as unknown. The note `with KEY` means that the key is converted together with KEY, and `x` is a
+multiplication.
 """
 _TITLES = {"grpo": "TRL: GRPO", "sft": "TRL: supervised fine-tuning", "dpo": "TRL: DPO", "reward": "TRL: reward models"}
 
 
 def _section(title: str, rules: Sequence[Rule]) -> Iterator[str]:
-    yield from ("", f"## {title}", "", "| key | its default | in ROLL | |", "|---|---|---|---|")
+    yield from ("", f"## {title}", "", "| key | default | key in ROLL | note |", "|---|---|---|---|")
     for rule in rules:
         if rule.kind in ("moved", "with"):
-            where = ", ".join(f"`{key}`" for key in rule.to) or "the same"
+            where = ", ".join(f"`{key}`" for key in rule.to) or "no key: ROLL does the same"
             yield _row(rule, where, rule.note)
-    for kind, words in (("lacking", "no counterpart"), ("needless", "needs none")):
+    for kind, words in (("lacking", "no counterpart"), ("needless", "not needed")):
         for rule in rules:
             if rule.kind == kind:
                 yield _row(rule, words, rule.note)
@@ -83,14 +84,14 @@ def _row(rule: Rule, where: str, note: str) -> str:
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the whole page."""
     common = {rule.key for rule in COMMON}
     lines: list[str] = [_HEAD.rstrip()]
     for trainer, rules in TRAINERS.items():
         lines += _section(_TITLES[trainer], [rule for rule in rules if rule.key not in common])
     lines += _section("TRL: every trainer", COMMON)
     lines += _section("TRL: keys of older versions", OLDER)
-    lines += ["", "Renamed since: " + ", ".join(f"`{old}` is `{new}`" for old, new in RENAMED.items()) + "."]
+    lines += ["", "Renamed by TRL: " + ", ".join(f"`{old}` is `{new}`" for old, new in RENAMED.items()) + "."]
     lines += _section("verl", VERL)
     return "\n".join([*lines, ""])
 

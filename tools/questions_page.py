@@ -43,7 +43,7 @@ class Question:
 
 
 def _asked(run: str) -> Click:
-    return Click(name=f"Answers about {run}", shown=f"answers, of {run}", exact=True)
+    return Click(name=f"Answers about {run}", shown=f"answers of {run}", exact=True)
 
 
 def _in(question: str, name: str) -> Click:
@@ -60,16 +60,16 @@ _TIME = "Where does the time go?"
 _PUSHED = "Which tokens did the loss push?"
 _DIFFERS = "What differs between this run and another?"
 _COST = "What would it cost on N GPUs?"
-_FOOLED = "Is the reward being fooled?"
+_FOOLED = "Does the policy exploit the reward?"
 
 QUESTIONS = (
     Question(
         id="flat",
         title=_FLAT,
         clicks=(_asked("flat"),),
-        shows=(_FLAT, r"\d\d% of answers are cut off at 4 tokens", r"no group had rewards that differ"),
+        shows=(_FLAT, r"\d\d% of answers are truncated at 4 tokens", r"the rewards within each group are equal"),
         says="The card checks the causes in the order of [Why does my reward not rise?](tutorials/not-learning.md): "
-        "truncated answers, groups without different rewards, gradients that are not finite, a learning rate of 0,"
+        "truncated answers, groups in which all rewards are equal, gradients that are not finite, a learning rate of 0,"
         " an engine that disagrees with the trainer, steps that are too large. In this run, answers have at most "
         "four tokens.",
     ),
@@ -78,34 +78,34 @@ QUESTIONS = (
         title="Which answers were filtered at step 30, and why?",
         clicks=(_asked("learns"), _in(_FILTERED, "step 30:")),
         shows=(r"\d+ of [\d,]+", r"✓ correct"),
-        says="The card counts the reasons of the ledger and has a link for every step. The linked table shows only "
-        "answers that were not trained (`trained=false` in its address); `s` shows the group of a row side by "
-        "side.",
+        says="The card counts the answers by the reason that the ledger recorded, and links to every step. The linked "
+        "table shows only answers that were not trained (`trained=false` in its address); `s` shows all answers of a "
+        "row's group side by side.",
     ),
     Question(
         id="off-policy",
         title=_POLICY,
         clicks=(_asked("learns"), _in(_POLICY, "stale answers")),
         shows=(r"\d+ of [\d,]+",),
-        says="The card shows the largest staleness of a trained answer, the bound of the async ratio, and the "
-        "difference of engine and trainer on the same tokens. The table is sorted by staleness, oldest answers "
-        "first.",
+        says="The card shows the largest staleness of a trained answer, the upper bound that the async ratio sets, and "
+        "the difference between the log-probs of engine and trainer on the same tokens. The linked table lists the "
+        "answers with the highest staleness first.",
     ),
     Question(
         id="weights",
         title=_WEIGHTS,
         clicks=(_asked("learns"), _in(_WEIGHTS, "every sync")),
         shows=(r"Syncs", r"probe_change_missed", r"272"),
-        says="Every engine confirms the checksum of every tensor. A probe then compares the change of the trainer's "
-        "log-probs with that of the engine's ([Weight sync](weight-sync.md)).",
+        says="Every engine confirms the checksum of every tensor. A probe then compares how much the log-probs of "
+        "trainer and engine have changed ([Weight sync](weight-sync.md)).",
     ),
     Question(
         id="once",
         title=_ONCE,
         clicks=(_asked("learns"), _in(_ONCE, "the ledger")),
         shows=(r"what became of \d+ draws", r"trained"),
-        says="The card reads the ledger of the newest checkpoint: whether its draws are numbered without a gap or a "
-        "repetition, the number of their prompts, and how often each was drawn. Health shows the fate of the "
+        says="The card reads the ledger of the newest checkpoint. It shows whether the numbers of the draws have a gap "
+        "or a repetition, how many different prompts were drawn, and how often each. Health shows the outcomes of the "
         "draws, with the reasons.",
     ),
     Question(
@@ -113,9 +113,9 @@ QUESTIONS = (
         title=_STOPPED,
         clicks=(_asked("flat"), _in(_STOPPED, "log and alarms")),
         shows=(r"no_signal", r"step \d"),
-        says="The card derives from settings, alarms and the log whether the run finished, was stopped by an alarm, "
-        "failed with an error, or was killed. Health shows the alarms with the rows that caused them, and the end "
-        "of the log.",
+        says="The card uses settings, alarms and the log to tell whether the run finished, was stopped by an alarm, "
+        "failed with an error, or was killed. Health shows the alarms with the rows of metrics that caused them, and "
+        "the end of the log.",
     ),
     Question(
         id="time",
@@ -130,8 +130,8 @@ QUESTIONS = (
         title=_PUSHED,
         clicks=(_asked("learns"), _in(_PUSHED, "tokens pushed down most")),
         shows=(r"push", r"advantage", r"ratio"),
-        says="The push of a token is the factor of its log-prob in the gradient: its advantage times its ratio, 0 where"
-        " the gate clips it. The link opens the answer with the lowest advantage of the last trained step.",
+        says="The push of a token is the weight of its log-prob in the gradient: its advantage times its ratio, or 0 "
+        "if the loss clips the token. The link opens the answer with the lowest advantage of the last trained step.",
     ),
     Question(
         id="differs",
@@ -154,27 +154,28 @@ QUESTIONS = (
         clicks=(_asked("learns"), _in(_FOOLED, "their curves")),
         shows=(r"hacking/length_reward_correlation", r"hacking/repeated_text_share"),
         says="Each signal of reward hacking has a curve and an alarm ([Metrics](metrics.md)): longer answers with "
-        "higher rewards, the same answer to many prompts, answers that repeat themselves, phrases in the answers "
-        "to half of the prompts.",
+        "higher rewards, the same answer to many prompts, answers that repeat themselves, phrases that occur in the "
+        "answers to half of the prompts.",
     ),
 )
 
 _HEAD = """\
 # Ask questions about a run
 
-*Written from `tools/questions_page.py`.*
+*Generated from `tools/questions_page.py`.*
 
 ```bash
 roll dashboard runs
 ```
 
 This page lists common questions about a run, and the clicks in the [dashboard](dashboard.md) that answer them,
-starting from its first page. The view **Answers** (key `g a`) answers each question in a sentence with numbers; its
+starting from its first page. The view **Answers** (keys `g a`) answers each question in a sentence with numbers; its
 links lead to the data. It reads only the files of a run, so it works for running, finished and killed runs.
 
-`make bench NAME=questions` trains the two runs of this page (both the quickstart: `learns` is asynchronous, `flat`
-limits answers to four tokens), performs these clicks in a browser, fails if an answer is not on the page, and takes the
-pictures.
+The pictures show two variants of the quickstart: the run `learns` is asynchronous, and the run `flat` limits answers to
+four tokens. `make bench NAME=questions` trains both, performs these clicks in a browser, takes the pictures, and fails
+if the dashboard does not show an answer. In the list of runs, each run has a link **answers**; below, **answers of
+flat** means the link of the run `flat`.
 """
 _TAIL = """\
 ## Add a plan to a run
@@ -184,9 +185,9 @@ roll simulate --calibrate runs/learns
 roll plan runs/learns/calibration/workload.yaml device=h100 placement.generation=7 > runs/learns/plan.txt
 ```
 
-The first command fits the simulator to the run. The second searches for the fastest use of eight devices of another
-type for the same work ([Simulation](simulation.md)). The dashboard shows the output of `roll plan` if it is in
-`plan.txt` of the run directory.
+The first command fits the simulator to the run. The second command searches for the fastest way to do the same work on
+eight devices of another type ([Simulation](simulation.md)). The dashboard shows the file `plan.txt` of the run
+directory.
 """
 
 
@@ -194,8 +195,8 @@ def page() -> str:
     """The whole page."""
     lines = [_HEAD]
     for question in QUESTIONS:
-        clicks = ", ".join(map(str, question.clicks))
-        lines += [f"## {question.title}", "", f"{clicks}.", "", question.says, ""]
+        clicks = ", then ".join(map(str, question.clicks))
+        lines += [f"## {question.title}", "", f"Click {clicks}.", "", question.says, ""]
         lines += [f"![the dashboard's answer](questions/{question.id}.png)", ""]
     return "\n".join([*lines, _TAIL])
 

@@ -64,6 +64,9 @@ export const api = {
   steps: (run: string, signal?: AbortSignal) => get<StepPhases[]>(`${of(run)}/trace/steps`, {}, signal),
   health: (run: string, signal?: AbortSignal) => get<Health>(`${of(run)}/health`, {}, signal),
   answers: (run: string, signal?: AbortSignal) => get<Answers>(`${of(run)}/answers`, {}, signal),
+  /** The address of an image as PNG; `thumbnail` is at most 256 pixels wide and high. */
+  imageAddress: (run: string, digest: string, size: "thumbnail" | "full") =>
+    `/api/${of(run)}/images/${encodeURIComponent(digest)}?size=${size}`,
   plan: (run: string, signal?: AbortSignal) => get<Plan>(`${of(run)}/plan`, {}, signal),
 };
 

@@ -57,9 +57,16 @@ export interface Turn {
   end: Num;
 }
 
+/** An image that a text mentions as `[image 00ff00ff00ff]`. */
+export interface ImageInfo {
+  digest: string | null;
+  bytes: number | null;
+  problem: string | null;
+}
 export interface Rollout extends Row {
   messages?: { role: string; content: string }[];
   turns?: Turn[];
+  images?: Record<string, ImageInfo>;
   components?: Record<string, Num> | null;
 }
 

@@ -1,4 +1,4 @@
-"""An agent of OpenAI's Agents SDK (`pip install openai-agents`), which asks through `/v1/responses`.
+"""An agent written with OpenAI's Agents SDK (`pip install openai-agents`), which calls `/v1/responses`.
 
 rollout: {agent: {function: examples/agents/with_agents_sdk.py:agent}}
 """
@@ -16,7 +16,7 @@ def add(a: float, b: float) -> str:
 
 
 async def agent(task, base_url, api_key):
-    """Answers the task's question; the SDK leads the conversation."""
+    """Answer the task's question; the SDK runs the conversation."""
     client = AsyncOpenAI(base_url=base_url, api_key=api_key)
     model = OpenAIResponsesModel(model="policy", openai_client=client)
     helper = Agent(name="helper", instructions="Answer with one number.", tools=[add], model=model)

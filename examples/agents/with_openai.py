@@ -1,4 +1,4 @@
-"""An agent with a tool, written with OpenAI's own client: nothing in it knows that it is trained.
+"""An agent with a tool, written with OpenAI's client. It contains no code for training.
 
 rollout: {agent: {function: examples/agents/with_openai.py:agent}}
 """
@@ -28,7 +28,7 @@ TOOLS = [
 
 
 async def agent(task, base_url, api_key):
-    """Answers the task's question, with a calculator at hand."""
+    """Answer the task's question, with a calculator as a tool."""
     client = AsyncOpenAI(base_url=base_url, api_key=api_key)
     messages = [
         {"role": "system", "content": "Answer with one number. You may use the calculator."},
@@ -41,13 +41,13 @@ async def agent(task, base_url, api_key):
         if not answer.tool_calls:
             return answer.content
         for call in answer.tool_calls:
-            said = calculate(call.function.arguments)
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": said})
+            result = calculate(call.function.arguments)
+            messages.append({"role": "tool", "tool_call_id": call.id, "content": result})
     return ""
 
 
 def calculate(arguments):
-    """What the tool says; a wrong call is told what is wrong with it."""
+    """Return the result of a calculation, or the error of a malformed call."""
     try:
         call = json.loads(arguments)
         a, b = float(call["a"]), float(call["b"])

@@ -1,4 +1,4 @@
-"""An advantage of your own: the group's median as the baseline, which one lucky rollout does not move."""
+"""Your own advantage: the baseline is the group's median, which a single outlier does not change."""
 
 from collections import defaultdict
 from statistics import median
@@ -7,7 +7,7 @@ from roll.algorithms.episodes import Episode
 
 
 def advantages(episodes: list[Episode]) -> list[float]:
-    """Reward minus the median reward of the same prompt's rollouts; one number per rollout."""
+    """Return one number per rollout: its reward minus the median reward of its prompt's rollouts."""
     rewards = defaultdict(list)
     for episode in episodes:
         rewards[episode.group].append(episode.total)

@@ -1,4 +1,4 @@
-"""A loss of your own: PPO's clip with a squared pull towards the old policy, mean over all tokens of the batch."""
+"""Your own loss: PPO's clip with a squared penalty towards the old policy, averaged over all tokens of the batch."""
 
 import torch
 
@@ -9,7 +9,11 @@ PULL = 0.05
 
 
 def loss(inputs: LossInputs) -> LossOutputs:
-    """Divides by the number of tokens of the whole batch, so micro-batches and ranks change nothing."""
+    """Return the micro-batch's share of the loss.
+
+    Each micro-batch divides by the number of tokens of the whole batch, so the sum over micro-batches and ranks does
+    not depend on how the batch is split.
+    """
     log_ratio = clamp_log_ratio(inputs.logprobs - inputs.old_logprobs)
     ratio = log_ratio.exp()
     objective = torch.minimum(ratio * inputs.advantages, ratio.clamp(0.8, 1.2) * inputs.advantages)

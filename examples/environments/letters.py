@@ -1,4 +1,4 @@
-"""An environment of one's own: name the letters of the alphabet that follow a given one, one in each turn."""
+"""Your own environment: name the letters of the alphabet that follow a given letter, one in each turn."""
 
 from random import Random
 

@@ -1,4 +1,4 @@
-"""Episodes of scripted players, to learn from before reinforcement learning: what an answer looks like, not how to win.
+"""Episodes of scripted players for a warm start: they teach the format of an answer, but not how to win.
 
 data: [{source: python, function: "examples/environments/players.py:episodes", options: {environment: …}}]
 """
@@ -14,7 +14,7 @@ from roll.envs import make
 from roll.envs.tools import with_tools
 
 FIRST_SEED = 1_000_000
-"""Far from the seeds of training and evaluation."""
+"""The first seed; training and evaluation use much smaller seeds."""
 
 
 def episodes(
@@ -24,34 +24,34 @@ def episodes(
     num_turns: int = 4,
     options: Mapping[str, Any] | None = None,
     tools: Sequence[Any] = (),
-    form: str = "xml",
+    tool_format: str = "xml",
     system_prompt: str | None = None,
     stepwise: bool = False,
 ) -> Iterator[dict[str, Any]]:
-    """Conversations.
+    """Yield conversations of a scripted player.
 
     Args:
-        environment: its id.
+        environment: The id of the environment.
         player: `chance`, `hints` (GuessTheNumber-v0-easy), `forward` (FrozenLake) or `calculator`.
-        count: episodes.
-        num_turns: of each, at most.
-        options: arguments of the environment.
-        tools: that the player has.
-        form: how these are called.
-        system_prompt: before every conversation.
-        stepwise: every turn is a conversation of its own, as the history `stepwise` without its task shows it.
+        count: The number of episodes.
+        num_turns: The maximum number of turns of an episode.
+        options: The arguments of the environment.
+        tools: The tools of the player.
+        tool_format: The format of tool calls.
+        system_prompt: The system message of every conversation.
+        stepwise: Whether every turn is a separate conversation, as with the history `stepwise` without its task.
     """
     env: Any = make(environment, options)
     if tools:
-        env = with_tools(env, tools, form=form)
+        env = with_tools(env, tools, tool_format=tool_format)
     before = [{"role": "system", "content": system_prompt}] if system_prompt else []
     for seed in range(FIRST_SEED, FIRST_SEED + count):
         observation, info = env.reset(seed=seed)
         messages, act = list(before), PLAYERS[player](env, random.Random(seed))
         for _ in range(num_turns):
             action = act(observation)
-            says = "tool" if info.get("use_tool") else "user"
-            messages += [{"role": says, "content": observation}, {"role": "assistant", "content": action}]
+            role = "tool" if info.get("use_tool") else "user"
+            messages += [{"role": role, "content": observation}, {"role": "assistant", "content": action}]
             if stepwise:
                 yield {"messages": messages}
                 messages = list(before)
@@ -63,13 +63,13 @@ def episodes(
 
 
 def _chance(env: Any, rng: random.Random) -> Any:
-    """Any allowed move."""
+    """Return a player that makes random allowed moves."""
     del rng
     return lambda observation: env.sample_random_action()
 
 
 def _hints(env: Any, rng: random.Random) -> Any:
-    """Guesses what the hints leave open in one turn of three; else any number."""
+    """Return a player that follows the hints in one of three turns, and guesses a random number otherwise."""
     open_numbers = set(range(1, 11))
 
     def act(observation: str) -> str:
@@ -81,7 +81,7 @@ def _hints(env: Any, rng: random.Random) -> Any:
 
 
 def _forward(env: Any, rng: random.Random) -> Any:
-    """Goes right or down in one turn of three; else anywhere."""
+    """Return a player that moves right or down in one of three turns, and in a random direction otherwise."""
 
     def act(observation: str) -> str:
         del observation
@@ -91,7 +91,7 @@ def _forward(env: Any, rng: random.Random) -> Any:
 
 
 def _calculator(env: Any, rng: random.Random) -> Any:
-    """Has the calculator work out what is asked in one episode of three; else something else of the same numbers."""
+    """Return a player that calls the calculator, with a random operation in two of three episodes."""
 
     def act(observation: str) -> str:
         if "<result>" in observation:

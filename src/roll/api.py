@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from roll.callbacks import Callbacks, OnMetrics, OnSave
-from roll.config.load import ConfigSource, Overrides, as_override_list, load_config, load_run_config
+from roll.config.load import ConfigSource, Overrides, format_overrides, load_config, load_run_config
 from roll.config.python_objects import Reward, Rows, load_with_python_objects, with_python_objects
 from roll.process_environment import prepare_environment
 
@@ -39,11 +39,11 @@ def train(
         overrides: See `load_config`.
         data: Rows to train on, instead of the configuration's sources: dictionaries with `prompt` and, if the reward
             needs it, `answer`; other keys become the prompt's metadata. A list, a data frame, a `datasets.Dataset`, or
-            any other iterable. If one of the sources is `{source: python, …}`, they are the rows of that source.
+            any other iterable. If one of the sources is `{source: python, …}`, `data` has the rows of that source.
         held_out: Rows only for evaluation; by default a tenth of `data` is held out.
         reward: Reward of all answers, instead of each source's own: a function `(text, answer, metadata) -> float`
-            (also a closure, a lambda or a coroutine function), a reward's type such as `"math"`, its settings, or a
-            list of these.
+            (also a closure, a lambda or a coroutine function), a type of reward such as `"math"`, a dictionary of
+            settings, or a list of these.
         on_step: Called after every step, with the step's number and metrics.
         on_evaluation: Called after every evaluation, with the step's number and metrics.
         on_save: Called after every checkpoint, with the step's number and the checkpoint's directory.
@@ -81,7 +81,7 @@ def resume(
 
     Args:
         run: The run directory.
-        overrides: Changes to its configuration, such as `training.num_steps=80`; later continuations keep them.
+        overrides: Changes to the run's configuration, such as `training.num_steps=80`; later continuations keep them.
         data: The rows that the run began with, if they were passed as objects: they are not saved in a file. They are
             compared with the checkpoint.
         held_out: See `data`.
@@ -97,13 +97,13 @@ def resume(
     """
     from roll.tracking.run_directory import RunDirectory
 
-    changes = as_override_list(overrides)
+    changes = format_overrides(overrides)
     callbacks = Callbacks(on_step=on_step, on_evaluation=on_evaluation, on_save=on_save)
     directory = RunDirectory.open(run)
-    home = directory.working_directory()
+    home = directory.find_working_directory()
     path = directory.path if home == Path.cwd() else directory.path.resolve()
     with contextlib.chdir(home):
-        # a wrong override is refused before the slow imports
+        # check overrides before the slow imports
         config = with_python_objects(load_run_config(path, changes), data, held_out, reward)
         prepare_environment()
         from roll.pipelines import commands
@@ -125,7 +125,7 @@ def replay(
 
     Args:
         run: Run directory of a run that was trained with `tracking.record_rollouts`.
-        overrides: Changes to its configuration, such as `algorithm.type=gspo`.
+        overrides: Changes to the run's configuration, such as `algorithm.type=gspo`.
         only: `train` trains on the recorded batches; `rollout` generates answers to the recorded prompts.
         checkpoint: Checkpoint to start from, instead of the run's initial model.
         data: See `resume`.
@@ -151,7 +151,7 @@ def evaluate(
     held_out: Rows | None = None,
     reward: Reward | None = None,
 ) -> dict[str, float]:
-    """Measure a model on the held-out prompts, without training.
+    """Evaluate a model on the held-out prompts, without training.
 
     Args:
         config: See `train`.

@@ -1,4 +1,4 @@
-"""Callbacks of a script during a run: `on_step`, `on_evaluation`, `on_save`."""
+"""The callbacks that a script passes to a run: `on_step`, `on_evaluation`, `on_save`."""
 
 from __future__ import annotations
 
@@ -36,17 +36,19 @@ class Callbacks:
             if function is not None and not callable(function):
                 raise ConfigError(f"{name} is of type {type(function).__name__}: give a function.")
             if inspect.iscoroutinefunction(function):
-                raise ConfigError(f"{name} is a coroutine function: give a plain one, which is called between steps.")
+                raise ConfigError(
+                    f"{name} is a coroutine function: give an ordinary function, which is called between steps."
+                )
 
-    def step(self, step: int, metrics: Mapping[str, float]) -> None:
+    def notify_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Call `on_step` after a step is done and recorded."""
         self._call("on_step", step, dict(metrics))
 
-    def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
+    def notify_evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """Call `on_evaluation` after an evaluation is done and recorded."""
         self._call("on_evaluation", step, dict(metrics))
 
-    def saved(self, step: int, path: Path) -> None:
+    def notify_saved(self, step: int, path: Path) -> None:
         """Call `on_save` after a checkpoint is complete."""
         self._call("on_save", step, path)
 
@@ -58,15 +60,15 @@ class Callbacks:
             function(step, what)
         except (Exception, KeyboardInterrupt) as error:  # the user's code may fail with anything, or be interrupted
             raise CallbackError(
-                f"the callback {name} ({_where(function)}) failed at step {step}: {_said(error)}"
+                f"the callback {name} ({_describe_location(function)}) failed at step {step}: {_describe_error(error)}"
             ) from error
 
 
-def _said(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return ": ".join(filter(None, (type(error).__name__, str(error))))
 
 
-def _where(function: Callable[..., Any]) -> str:
+def _describe_location(function: Callable[..., Any]) -> str:
     name = getattr(function, "__qualname__", type(function).__name__)
     code = getattr(function, "__code__", None)
     return f"{name}, {code.co_filename}:{code.co_firstlineno}" if code is not None else name

@@ -6,20 +6,20 @@ it refines, so code outside ROLL may catch either. A message says what failed, t
     RollError
     ├── UserError (ValueError)          the user can fix it: the command prints only the message and exits with 2
     │   ├── ConfigError                 a configuration file, an override, or a combination of values
-    │   ├── HubError                    the Hugging Face hub refuses, or cannot be reached
+    │   ├── HubError                    the Hugging Face hub rejects a request, or cannot be reached
     │   ├── DataError                   a prompt source: missing, malformed (with its line), empty
     │   ├── ModelError                  a model that cannot be found, loaded, or used here
     │   ├── PlacementError              a device mapping that this cluster cannot satisfy
     │   └── RunDirectoryError           a run directory that exists, is missing, or cannot be written
-    ├── UnsupportedError (NotImplementedError)   the chosen engine or back-end does not support the operation
+    ├── UnsupportedError (NotImplementedError)   the chosen engine or backend does not support the operation
     ├── InfraError (RuntimeError)       an infrastructure failure; retried up to a limit, never a reward of 0
-    │   ├── EngineDiedError             an inference engine is gone
-    │   ├── ReplayError                 an environment does not repeat an earlier episode: not retried
+    │   ├── EngineDiedError             an inference engine died
+    │   ├── ReplayError                 an environment did not reproduce an earlier episode: not retried
     │   ├── RewardInfraError            a verifier crashed or timed out (not: judged the answer wrong)
     │   │   └── UnscorableError         this answer can never be scored: not retried
     │   │       └── MalformedPromptError    no answer to this prompt can be scored
-    │   └── WorkerDiedError             a trainer rank or a pool worker is gone
-    ├── NoEngineError (RuntimeError)    every inference engine is gone, and no engine can be started again
+    │   └── WorkerDiedError             a trainer rank or a pool worker died
+    ├── NoEngineError (RuntimeError)    all inference engines died, and none can be restarted
     ├── WeightSyncError (RuntimeError)  weights did not arrive as sent, or were not applied; names the tensor
     ├── CheckpointError (RuntimeError)  a checkpoint is incomplete or does not belong to this run
     │   └── CheckpointVersionError (UserError)  another version of ROLL wrote it, and this one cannot read it
@@ -62,9 +62,9 @@ __all__ = [
     "UserError",
     "WeightSyncError",
     "WorkerDiedError",
+    "find_raise_location",
     "leaves",
     "one_line_error",
-    "raised_at",
     "short",
 ]
 
@@ -86,7 +86,7 @@ class DataError(UserError):
 
 
 class HubError(UserError):
-    """The Hugging Face hub refuses an upload, or cannot be reached."""
+    """The Hugging Face hub rejects an upload, or cannot be reached."""
 
 
 class ModelError(UserError):
@@ -102,7 +102,7 @@ class RunDirectoryError(UserError):
 
 
 class UnsupportedError(RollError, NotImplementedError):
-    """The chosen engine or back-end does not support the operation."""
+    """The chosen engine or backend does not support the operation."""
 
 
 class InfraError(RollError, RuntimeError):
@@ -110,7 +110,7 @@ class InfraError(RollError, RuntimeError):
 
 
 class EngineDiedError(InfraError):
-    """An inference engine is gone; its requests must be issued again elsewhere."""
+    """An inference engine died; its requests must be sent to another engine."""
 
     def __init__(self, engine_id: str, cause: str) -> None:
         super().__init__(engine_id, cause)
@@ -118,15 +118,15 @@ class EngineDiedError(InfraError):
         self.cause = cause
 
     def __str__(self) -> str:
-        return f"inference engine {self.engine_id} died: {self.cause}"
+        return f"inference engine '{self.engine_id}' died: {self.cause}"
 
 
 class ReplayError(InfraError):
-    """An environment does not repeat an earlier episode, so no rollout can begin within the episode."""
+    """An environment did not reproduce an earlier episode, so no rollout can start inside that episode."""
 
 
 class RewardInfraError(InfraError):
-    """A verifier could not judge: it crashed or timed out."""
+    """A verifier could not judge an answer: it crashed or timed out."""
 
 
 class UnscorableError(RewardInfraError):
@@ -146,15 +146,15 @@ class MalformedPromptError(UnscorableError):
 
 
 class WorkerDiedError(InfraError):
-    """A trainer rank or a pool worker is gone."""
+    """A trainer rank or a pool worker died."""
 
 
 class NoEngineError(RollError, RuntimeError):
-    """No inference engine is left: each died, or hung, and could not be started again."""
+    """No inference engine is left: all died or hung, and could not be restarted."""
 
 
 class WeightSyncError(RollError, RuntimeError):
-    """The engines do not hold the trainer's weights."""
+    """The engines do not have the trainer's weights."""
 
 
 class CheckpointError(RollError, RuntimeError):
@@ -189,8 +189,8 @@ class AlarmError(RollError):
     """An alarm stopped the run after a step; everything up to that step is saved. Exit code 3."""
 
 
-def raised_at(error: BaseException) -> str:
-    """Return file and line at which an error was raised, or those of a syntax error; empty if it was not raised."""
+def find_raise_location(error: BaseException) -> str:
+    """Return file and line where an error was raised, or where a syntax error is; empty if it was not raised."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{error.filename}:{error.lineno}"
     trace = error.__traceback__
@@ -200,7 +200,7 @@ def raised_at(error: BaseException) -> str:
 
 
 def leaves(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error itself, or the errors inside a group of them."""
+    """Yield the error itself, or all errors inside an exception group."""
     if isinstance(error, BaseExceptionGroup):
         for inner in error.exceptions:
             yield from leaves(inner)
@@ -218,11 +218,11 @@ def short(value: object) -> str:
 
 
 def one_line_error(error: BaseException) -> str:
-    """Return an error's type and the beginning of its message in one line; also safe for errors of user-defined
+    """Return an error's type and the beginning of its message as one line; never raises, even for user-defined
     classes.
     """
     try:
         text = " ".join(str(error).split())
     except Exception:  # a user-defined class
-        text = "its message cannot be made"
+        text = "its message cannot be formatted"
     return f"{type(error).__name__}: {text if len(text) <= 500 else f'{text[:497]}...'}"

@@ -1,4 +1,4 @@
-"""Implementations that users add to a registry, without a change of this package.
+"""Implementations that users add to a registry without changing this package.
 
     hf                         a name of the registry itself
     fast                       a name that an installed package registers as an entry point of the registry's group
@@ -21,7 +21,7 @@ from roll.errors import ConfigError, one_line_error
 from roll.registry import Registry, did_you_mean, import_object
 from roll.user_code import load_function
 
-__all__ = ["ExtensibleRegistry", "names_own_code"]
+__all__ = ["ExtensibleRegistry", "has_user_code"]
 
 logger = logging.getLogger(__name__)
 
@@ -42,11 +42,11 @@ class ExtensibleRegistry(Registry[T]):
         self.group = group
 
     def __contains__(self, name: str) -> bool:
-        return ":" in name or name in self._entries or name in _installed(self.group)
+        return ":" in name or name in self._entries or name in _find_installed(self.group)
 
     def __iter__(self) -> Iterator[str]:
         yield from self._entries
-        yield from (name for name in _installed(self.group) if name not in self._entries)
+        yield from (name for name in _find_installed(self.group) if name not in self._entries)
 
     @property
     def built_in(self) -> tuple[str, ...]:
@@ -63,11 +63,11 @@ class ExtensibleRegistry(Registry[T]):
             return self._entries[name]
         if ":" in name:
             return name
-        found = _installed(self.group).get(name, ())
+        found = _find_installed(self.group).get(name, ())
         if len(found) > 1:
             raise ConfigError(
-                f"{self.kind} '{name}' is of several installed packages ({', '.join(found)}): write its import path, "
-                "package.module:name."
+                f"{self.kind} '{name}' is registered by several installed packages ({', '.join(found)}): "
+                "write its import path, package.module:name."
             )
         if found:
             return found[0]
@@ -77,7 +77,7 @@ class ExtensibleRegistry(Registry[T]):
             "package.module:Name."
         )
 
-    def checked(self, name: str) -> str:
+    def validate_name(self, name: str) -> str:
         """Check a name during the validation of a configuration, and return it unchanged.
 
         Raises:
@@ -102,28 +102,28 @@ class ExtensibleRegistry(Registry[T]):
 
 
 @functools.cache
-def _installed(group: str) -> Mapping[str, tuple[str, ...]]:
+def _find_installed(group: str) -> Mapping[str, tuple[str, ...]]:
     """Return the import paths that installed packages register in a group of entry points, by name."""
     found: dict[str, dict[str, None]] = {}
-    for point in _entry_points():
+    for point in _load_entry_points():
         if point.group == group:
-            found.setdefault(point.name, {})[_import_path(point)] = None
+            found.setdefault(point.name, {})[_get_import_path(point)] = None
     return {name: tuple(paths) for name, paths in found.items()}
 
 
-def _import_path(point: metadata.EntryPoint) -> str:
+def _get_import_path(point: metadata.EntryPoint) -> str:
     """Return the import path of an entry point; an invalid path raises when it is imported."""
     found = point.pattern.match(point.value)
     return f"{found['module']}:{found['attr']}" if found and found["attr"] else point.value
 
 
 @functools.cache
-def _entry_points() -> Sequence[metadata.EntryPoint]:
-    """Return the entry points of ROLL's groups; a package whose own cannot be read is left out with a warning."""
+def _load_entry_points() -> Sequence[metadata.EntryPoint]:
+    """Return the entry points of ROLL's groups; packages with unreadable entry points are skipped with a warning."""
     try:
         points = metadata.entry_points()
         return [point for group in points.groups if group.startswith("roll.") for point in points.select(group=group)]
-    except Exception:  # of anybody's package, which ROLL may have nothing to do with
+    except Exception:  # any installed package, even an unrelated one, may have malformed entry points
         found: list[metadata.EntryPoint] = []
         for package in metadata.distributions():
             try:
@@ -134,22 +134,22 @@ def _entry_points() -> Sequence[metadata.EntryPoint]:
         return found
 
 
-def names_own_code(value: object) -> bool:
-    """Return whether any string in nested values may name a user-defined function or a package's implementation.
+def has_user_code(value: object) -> bool:
+    """Return whether any string in nested values may name user code, or an implementation of an installed package.
 
     Args:
         value: A string, or nested mappings, lists and tuples; values of other types are ignored.
     """
     if isinstance(value, Mapping):
-        return any(map(names_own_code, value.values()))
+        return any(map(has_user_code, value.values()))
     if isinstance(value, list | tuple):
-        return any(map(names_own_code, value))
-    return isinstance(value, str) and (_NAMES_CODE.fullmatch(value) is not None or value in _names())
+        return any(map(has_user_code, value))
+    return isinstance(value, str) and (_NAMES_CODE.fullmatch(value) is not None or value in _list_names())
 
 
 _NAMES_CODE = re.compile(r"(?:[\w.]+|[^:]+\.py):\w+")
 
 
 @functools.cache
-def _names() -> frozenset[str]:
-    return frozenset(point.name for point in _entry_points())
+def _list_names() -> frozenset[str]:
+    return frozenset(point.name for point in _load_entry_points())

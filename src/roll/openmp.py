@@ -28,9 +28,9 @@ from pathlib import Path
 __all__ = [
     "IdleTeam",
     "SpinControl",
-    "loaded_libgomp",
-    "may_start",
-    "pressure_file",
+    "can_start_threads",
+    "find_loaded_libgomp",
+    "find_pressure_file",
     "start_spin_control",
     "watch",
 ]
@@ -43,7 +43,7 @@ QUIET = 0.15
 """Share below which cores count as not shared; up to 0.08 was measured without other programs."""
 
 
-def loaded_libgomp(maps: Path = Path("/proc/self/maps")) -> str | None:
+def find_loaded_libgomp(maps: Path = Path("/proc/self/maps")) -> str | None:
     """Return the path of PyTorch's OpenMP runtime, or `None` if that is not libgomp or not loaded."""
     try:
         lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
@@ -85,8 +85,8 @@ class IdleTeam:
         self._end.wait()
 
 
-def may_start(num_threads: int) -> bool:
-    """Return whether this process can start so many additional threads, by starting them briefly."""
+def can_start_threads(num_threads: int) -> bool:
+    """Return whether this process can start `num_threads` more threads, by starting them briefly."""
     end, threads = threading.Event(), list[threading.Thread]()
     try:
         for _ in range(num_threads):
@@ -115,8 +115,8 @@ class SpinControl:
         self._last: tuple[float, float] | None = None
 
     @property
-    def spins(self) -> bool:
-        """Whether threads spin before they sleep."""
+    def may_spin(self) -> bool:
+        """Whether threads may spin before they sleep."""
         return self._team is None
 
     def observe(self, now_s: float, stalled_s: float) -> None:
@@ -135,8 +135,8 @@ class SpinControl:
         elif share < QUIET:
             self._let_spin()
 
-    def forget(self) -> None:
-        """Let threads spin and reset the state, because the counts cannot be read."""
+    def reset(self) -> None:
+        """Let threads spin, and reset the state; called when the counts cannot be read."""
         self._last = None
         self._let_spin()
 
@@ -146,8 +146,8 @@ class SpinControl:
             team.close()
 
 
-def pressure_file(root: Path = Path("/")) -> Path | None:
-    """Return the file in which the kernel counts how long threads waited for this process's cores, or `None`.
+def find_pressure_file(root: Path = Path("/")) -> Path | None:
+    """Return the file in which the kernel counts how long threads waited for this process's cores; `None` if missing.
 
     The file of the process's own cgroup comes first. The machine-wide file also counts threads of other processes, so
     it is used only by a process that may use all cores.
@@ -156,15 +156,15 @@ def pressure_file(root: Path = Path("/")) -> Path | None:
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             number, _, group = line.split(":", 2)
             own = root / "sys/fs/cgroup" / group.lstrip("/") / "cpu.pressure"
-            if number == "0" and _stalled_s(own) is not None:
+            if number == "0" and _read_stalled_seconds(own) is not None:
                 return own
     machine = root / "proc/pressure/cpu"
-    if _stalled_s(machine) is None:
+    if _read_stalled_seconds(machine) is None:
         return None
     return machine if len(os.sched_getaffinity(0)) == os.cpu_count() else None
 
 
-def _stalled_s(path: Path) -> float | None:
+def _read_stalled_seconds(path: Path) -> float | None:
     """Return the seconds in `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`, the first line of a file."""
     try:
         return int(path.read_text(encoding="ascii").splitlines()[0].rpartition("total=")[2]) / 1e6
@@ -176,27 +176,27 @@ _started = threading.Lock()
 
 
 def start_spin_control() -> None:
-    """Watch this process from now on, in a thread; do nothing if it is watched already."""
+    """Start to watch this process in a thread; do nothing if it is watched already."""
     if _started.acquire(blocking=False):
-        threading.Thread(target=_watch, name="spin-control", daemon=True).start()
+        threading.Thread(target=_watch_this_process, name="spin-control", daemon=True).start()
 
 
-def _watch() -> None:
-    path = pressure_file()
+def _watch_this_process() -> None:
+    path = find_pressure_file()
     if path is not None:
-        watch(SpinControl(_team), path, threading.Event().wait)
+        watch(SpinControl(_create_team), path, threading.Event().wait)
 
 
 def watch(control: SpinControl, path: Path | None, pause: Callable[[float], bool]) -> None:
-    """Let a control observe this process until `pause` returns true, or until a team cannot be created.
+    """Call `control.observe` repeatedly, until `pause` returns true or a team cannot be created.
 
-    If the file cannot be read any more (too many open files, or a changed cgroup), it is searched again.
+    If the file can no longer be read (too many open files, or a changed cgroup), it is searched for again.
     """
     while not pause(PERIOD_S):
-        stalled_s = None if path is None else _stalled_s(path)
+        stalled_s = None if path is None else _read_stalled_seconds(path)
         if stalled_s is None:
-            control.forget()
-            path = pressure_file()
+            control.reset()
+            path = find_pressure_file()
             continue
         try:
             control.observe(time.monotonic(), stalled_s)
@@ -204,17 +204,17 @@ def watch(control: SpinControl, path: Path | None, pause: Callable[[float], bool
             return
 
 
-def _team() -> IdleTeam | None:
+def _create_team() -> IdleTeam | None:
     """Create a team; return `None` if PyTorch uses another runtime.
 
     Raises:
         OSError: The library's file has changed.
         RuntimeError: No more threads can be started.
     """
-    library = loaded_libgomp()
+    library = find_loaded_libgomp()
     num_threads = len(os.sched_getaffinity(0)) + 1
     if library is None:
         return None
-    if not may_start(2 * num_threads):  # threads of the trial may end later, and other code starts threads too
-        raise RuntimeError("no more threads may be started")
+    if not can_start_threads(2 * num_threads):  # threads of the trial may end later, and other code starts threads too
+        raise RuntimeError("this process cannot start any more threads")
     return IdleTeam(library, num_threads)

@@ -27,14 +27,14 @@ from contextlib import contextmanager
 from roll.errors import ConfigError
 from roll.proxies import exempt_this_machine
 
-__all__ = ["SPIN_COUNT", "prepare_environment", "socket_directory", "temporary_environment"]
+__all__ = ["SPIN_COUNT", "find_socket_directory", "override_environment", "prepare_environment"]
 
 logger = logging.getLogger(__name__)
 
 SPIN_COUNT = "10000"
 """Iterations of the OpenMP runtime's waiting loop before a thread sleeps: about 100 microseconds."""
-LONGEST_SOCKET_PATH = 103
-"""Bytes; Linux allows 107, other systems 103."""
+MAX_SOCKET_PATH_LENGTH = 103
+"""Maximum length of a socket's path in bytes: 107 on Linux, 103 on other systems."""
 _VARIABLES = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -46,21 +46,21 @@ _VARIABLES = {
 
 
 def prepare_environment() -> None:
-    """Set the variables that are not set yet; processes that are started later inherit them.
+    """Set the module's environment variables, except those that are set already; child processes inherit them.
 
     `NO_PROXY` gets this machine's addresses, for the clients of other libraries and for child processes.
     """
     os.environ.update(exempt_this_machine())
     if "OMP_WAIT_POLICY" not in os.environ and "torch" in sys.modules:
-        logger.warning("OMP_WAIT_POLICY=passive comes too late for this process: torch is imported")
+        logger.warning("OMP_WAIT_POLICY=passive has no effect in this process, because torch is already imported")
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, value)
 
 
-def socket_directory(room: int) -> str:
-    """Return a directory for sockets: the one for temporary files, or `/tmp` if the path of the former is too long.
+def find_socket_directory(room: int) -> str:
+    """Return a directory for sockets: the directory for temporary files, or `/tmp` if its path is too long.
 
     Args:
         room: Length in bytes of the longest path below the directory.
@@ -69,18 +69,18 @@ def socket_directory(room: int) -> str:
         ConfigError: Neither directory can be used.
     """
     directory = tempfile.gettempdir()
-    if len(os.fsencode(directory)) + 1 + room <= LONGEST_SOCKET_PATH:
+    if len(os.fsencode(directory)) + 1 + room <= MAX_SOCKET_PATH_LENGTH:
         return directory
     if os.path.isdir("/tmp") and os.access("/tmp", os.W_OK | os.X_OK):
         return "/tmp"
     raise ConfigError(
-        f"the directory for temporary files, '{directory}', has a path of {len(os.fsencode(directory))} bytes: with "
-        f"sockets in it, paths may have {LONGEST_SOCKET_PATH}. Set TMPDIR to a shorter one."
+        f"the directory for temporary files, '{directory}', has a path of {len(os.fsencode(directory))} bytes, but "
+        f"paths of sockets in it may have only {MAX_SOCKET_PATH_LENGTH}. Set TMPDIR to a directory with a shorter path."
     )
 
 
 @contextmanager
-def temporary_environment(variables: Mapping[str, str]) -> Generator[None]:
+def override_environment(variables: Mapping[str, str]) -> Generator[None]:
     """Run the body with environment variables set, for child processes; restore the old values after it."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

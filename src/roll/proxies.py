@@ -1,4 +1,4 @@
-"""Which HTTP requests go through a proxy: the rule of `roll_sandbox.proxies`, for all clients of this package."""
+"""Choose the proxy for HTTP requests, by the rules of `roll_sandbox.proxies`, for all clients of this package."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from roll_sandbox.proxies import exempt_this_machine, is_this_machine
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["client_session", "exempt_this_machine", "is_this_machine", "proxy_for", "proxy_note"]
+__all__ = ["describe_proxy", "exempt_this_machine", "find_proxy", "is_this_machine", "make_client_session"]
 
 
-def proxy_for(url: str) -> str | None:
+def find_proxy(url: str) -> str | None:
     """Return the proxy for a URL; `None` for a direct connection.
 
     Raises:
         ConfigError: The environment names a proxy of an unsupported kind.
     """
     with sandbox_errors():
-        return proxies.proxy_for(url)
+        return proxies.find_proxy(url)
 
 
-def client_session(url: str, **options: Any) -> aiohttp.ClientSession:
-    """Return a session for one URL, with the proxy that `proxy_for` returns.
+def make_client_session(url: str, **options: Any) -> aiohttp.ClientSession:
+    """Return a session for one URL, with the proxy that `find_proxy` returns.
 
     Args:
         url: URL of all requests of the session.
         options: Options of `aiohttp.ClientSession`.
 
     Raises:
-        ConfigError: See `proxy_for`.
+        ConfigError: See `find_proxy`.
     """
     with sandbox_errors():
-        return proxies.client_session(url, **options)
+        return proxies.make_client_session(url, **options)
 
 
-def proxy_note(url: str) -> str:
+def describe_proxy(url: str) -> str:
     """Return ` (through the proxy …)` for a message about a URL that does not respond; empty without a proxy."""
     with sandbox_errors():
         return proxies.describe_proxy(url)

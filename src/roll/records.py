@@ -44,7 +44,7 @@ def validate_record(kind: type[T], found: object, what: str) -> T:
         DataError: A field is missing, or has another type; the message names the first one.
     """
     try:
-        return _adapter(kind).validate_python(found)
+        return _build_adapter(kind).validate_python(found)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         place = ".".join(map(str, first["loc"]))
@@ -52,5 +52,5 @@ def validate_record(kind: type[T], found: object, what: str) -> T:
 
 
 @cache
-def _adapter(kind: Any) -> TypeAdapter[Any]:
+def _build_adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)

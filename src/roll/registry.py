@@ -11,24 +11,24 @@ from typing import Generic, TypeVar
 
 from roll.errors import ConfigError
 
-__all__ = ["Registry", "close_names", "count_edits", "did_you_mean", "import_object", "search_directory_note"]
+__all__ = ["Registry", "count_edits", "did_you_mean", "find_similar_names", "import_object", "search_directory_note"]
 
 T = TypeVar("T")
 
 
 def did_you_mean(name: str, known: Iterator[str] | list[str] | tuple[str, ...]) -> str:
     """Return `" Did you mean 'x'?"` for the closest known name, or an empty string."""
-    close = close_names(name, known)
+    close = find_similar_names(name, known)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
-def close_names(name: str, known: Iterable[str], *, limit: int = 1, cutoff: float = 0.65) -> list[str]:
-    """Return the known names that `name` may be a misspelling of, the closest first.
+def find_similar_names(name: str, known: Iterable[str], *, limit: int = 1, cutoff: float = 0.65) -> list[str]:
+    """Return the known names that `name` may be a misspelling of, closest first.
 
     Args:
         name: The name as written.
         known: Names that exist.
-        limit: Largest number of names to return.
+        limit: Maximum number of names to return.
         cutoff: Ratio of `difflib`, 0 to 1, below which a name is not considered.
     """
     alike = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=8, cutoff=cutoff)
@@ -36,7 +36,7 @@ def close_names(name: str, known: Iterable[str], *, limit: int = 1, cutoff: floa
 
 
 def count_edits(text: str, other: str) -> int:
-    """Return how many insertions, deletions, substitutions and swaps of neighbors turn one text into the other.
+    """Return the number of insertions, deletions, substitutions and swaps of neighbors from one string to the other.
 
     This is the optimal string alignment distance: `gpro` is one edit from `grpo` and two from `gspo`, which `difflib`
     does not distinguish, since it counts common letters.
@@ -99,13 +99,16 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def register(self, name: str, path: str) -> None:
-        """Add an implementation by its import path, `package.module:name`; each process that uses it imports it.
+        """Add an implementation by its import path, `package.module:name`; it is imported when it is first used.
 
         Raises:
             ConfigError: The name is registered with another path.
         """
         if self._entries.setdefault(name, path) != path:
-            raise ConfigError(f"{self.kind} '{name}' is '{self._entries[name]}': register '{path}' by another name.")
+            raise ConfigError(
+                f"{self.kind} '{name}' is already registered as '{self._entries[name]}': register '{path}' under "
+                "another name."
+            )
 
     def path(self, name: str) -> str:
         """Return the import path of the implementation called `name`, which another process can import.

@@ -1,4 +1,4 @@
-"""Running a coroutine from synchronous code, also inside a running loop (a notebook); and threads left behind.
+"""Run coroutines from synchronous code, even inside a running loop (a notebook), and threads that outlive callers.
 
 A thread cannot be stopped from outside. When a coroutine that waits for a thread is canceled, the thread is left to
 finish, and a process need not wait for it when it exits: see `has_detached_threads`.
@@ -29,18 +29,18 @@ __all__ = [
 ]
 
 SIGNALS_AFTER_S = 0.2
-"""Longest single wait. Python handles a signal only after the main thread's current wait for a lock or another thread,
-if the signal arrives just before that wait begins or in another thread."""
+"""Maximum duration of a single wait. A signal that arrives just before the main thread begins to wait for a lock or a
+thread, or in another thread, is handled only after that wait."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _left: set[Future[Any]] = set()
 """Futures of threads whose callers were canceled."""
-atexit.register(lambda: wait(_left))  # a thread that computes while Python ends may crash it
+atexit.register(lambda: wait(_left))  # a thread that still computes while Python exits may crash the process
 
 _requests: dict[int, Callable[[], object]] = {}
-"""By thread id: the function that requests the thread's work to stop."""
+"""Functions that ask the work in a thread to stop, by thread id."""
 
 
 def is_cancelled() -> bool:
@@ -52,22 +52,22 @@ def is_cancelled() -> bool:
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """Run a coroutine to its end; inside a running loop, in a separate thread while the caller waits.
 
-    SIGINT while the caller waits (Ctrl-C in a shell, "interrupt" in a notebook) requests work that is `interruptible`
-    to stop, and the caller keeps waiting; a second SIGINT, or the first if it is not `interruptible`, cancels the work.
-    The caller itself does not raise, since it could be anywhere between starting the thread and waiting for it.
+    SIGINT (Ctrl-C in a shell, "interrupt" in a notebook) asks `interruptible` work to stop, and the caller keeps
+    waiting. A second SIGINT, or the first if the work is not `interruptible`, cancels the work. The caller itself does
+    not raise, since it could be anywhere between starting the thread and waiting for it.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(work)
     context = contextvars.copy_context()
-    waiting = _Waiting()
+    waiting = _InterruptForwarder()
 
     async def main() -> T:
         waiting.begin()
         return await work
 
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="roll") as thread, waiting.takes_interrupts():
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="roll") as thread, waiting.handle_interrupts():
         return wait_for_future(thread.submit(context.run, asyncio.run, main()))
 
 
@@ -81,7 +81,7 @@ def wait_for_future(work: Future[T]) -> T:
     return work.result()
 
 
-class _Waiting:
+class _InterruptForwarder:
     """Forwards an interrupt of the waiting caller to the work in another thread."""
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ class _Waiting:
             task.cancel()
 
     @contextlib.contextmanager
-    def takes_interrupts(self) -> Iterator[None]:
+    def handle_interrupts(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
             yield
             return
@@ -118,8 +118,8 @@ class _Waiting:
 
 @contextlib.contextmanager
 def interruptible(ask: Callable[[], object]) -> Iterator[None]:
-    """Run the body with `ask` as the interrupt handler: an interrupt of the caller of `run_to_end` calls it on this
-    thread's loop.
+    """Run the body with `ask` as the interrupt handler: when the caller of `run_to_end` is interrupted, `ask` is called
+    on this thread's event loop.
     """
     thread = threading.get_ident()
     _requests[thread] = ask
@@ -130,7 +130,7 @@ def interruptible(ask: Callable[[], object]) -> Iterator[None]:
 
 
 async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a function in a thread, like `asyncio.to_thread`; a canceled caller leaves the thread behind.
+    """Run a function in a thread, like `asyncio.to_thread`; if the caller is canceled, the thread continues.
 
     The function must not change anything that outlives this process.
     """
@@ -151,5 +151,5 @@ async def run_detached(work: Future[T]) -> T:
 
 
 def has_detached_threads(timeout_s: float) -> bool:
-    """Return whether a thread left behind by a canceled caller is still running after `timeout_s` seconds."""
+    """Return whether a thread of a canceled caller is still running after `timeout_s` seconds."""
     return bool(wait(_left, timeout_s).not_done)

@@ -1,4 +1,4 @@
-"""Translation of errors of `roll_sandbox`, which does not depend on ROLL, to errors of ROLL's hierarchy.
+"""Translate errors of `roll_sandbox`, which does not depend on ROLL, to errors of ROLL's hierarchy.
 
     of roll_sandbox          raised in ROLL: a class of both hierarchies, with the same name
     ConfigError         ──►  also `roll.errors.ConfigError`
@@ -42,14 +42,14 @@ def sandbox_errors() -> Iterator[None]:
 
 
 def translate_error(error: BaseException) -> BaseException:
-    """Return an error, or a group of errors, with sandbox errors translated; the same object if it has none."""
+    """Translate sandbox errors in an error or an exception group; return the same object if there are none."""
     if isinstance(error, BaseExceptionGroup):
         inner = [translate_error(each) for each in error.exceptions]
         if all(new is old for new, old in zip(inner, error.exceptions, strict=True)):
             return error
         found: BaseException = error.derive(inner)
     elif isinstance(error, theirs.RollSandboxError) and not isinstance(error, RollError):
-        found = _made(type(error), *error.__reduce__()[1])
+        found = _build_error(type(error), *error.__reduce__()[1])
         vars(found).update(vars(error))
     else:
         return error
@@ -57,18 +57,18 @@ def translate_error(error: BaseException) -> BaseException:
     return found.with_traceback(error.__traceback__)
 
 
-def _made(kind: type[theirs.RollSandboxError], *arguments: Any) -> RollError:
-    return _class_for(kind)(*arguments)
+def _build_error(kind: type[theirs.RollSandboxError], *arguments: Any) -> RollError:
+    return _get_class(kind)(*arguments)
 
 
 @functools.cache
-def _class_for(kind: type[theirs.RollSandboxError]) -> type[RollError]:
-    """Return the class of both hierarchies for a class of `roll_sandbox`; its errors can be pickled."""
+def _get_class(kind: type[theirs.RollSandboxError]) -> type[RollError]:
+    """Return a class that belongs to both hierarchies, for a class of `roll_sandbox`; its errors can be pickled."""
     base = next(ours for their, ours in _BASES if issubclass(kind, their))
 
     def reduce(self: theirs.RollSandboxError) -> tuple[Any, ...]:
         plain: Any = OSError if isinstance(self, OSError) else Exception  # OSError adds the file's name
-        return _made, (kind, *plain.__reduce__(self)[1])
+        return _build_error, (kind, *plain.__reduce__(self)[1])
 
     content = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__reduce__": reduce}
     return type(kind.__name__, (kind, base), content)

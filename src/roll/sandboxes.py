@@ -11,10 +11,10 @@ from roll_sandbox.manager import SandboxManager
 from roll_sandbox.remote import connect
 from roll_sandbox.types import SandboxSpec
 
-__all__ = ["configured_manager"]
+__all__ = ["build_manager"]
 
 
-def configured_manager(
+def build_manager(
     config: SandboxConfig, *, spec: SandboxSpec, warm: int | None = None, max_sandboxes: int = 512
 ) -> SandboxManager:
     """Build the sandbox manager of a configuration, without starting it.
@@ -33,11 +33,11 @@ def configured_manager(
     token = os.environ.get(config.token_env, "").strip()
     if not token:
         raise ConfigError(
-            f"the environment variable {config.token_env}, which is to hold the token for the sandboxes at "
-            f"{config.url}, is not set: `roll sandbox token create` makes one; or remove sandbox.url."
+            f"the environment variable {config.token_env}, which must contain the token for the sandboxes at "
+            f"{config.url}, is not set: `roll sandbox token create` creates a token; or remove sandbox.url."
         )
     if config.ca_file is not None and not os.path.isfile(os.path.expanduser(config.ca_file)):
-        raise ConfigError(f"sandbox.ca_file: there is no file '{config.ca_file}'.")
+        raise ConfigError(f"sandbox.ca_file: file '{config.ca_file}' does not exist.")
     with sandbox_errors():
         return connect(
             config.url,

@@ -1,4 +1,4 @@
-"""User-defined functions: their import and their source files.
+"""Import user-defined functions, and find their source files.
 
     rewards.py:score ──► the file itself ──► its imports: the library's modules first, then files next to it
 
@@ -22,25 +22,25 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from roll.errors import ConfigError, one_line_error, raised_at
+from roll.errors import ConfigError, find_raise_location, one_line_error
 from roll.registry import did_you_mean, import_object, search_directory_note
 
 __all__ = [
     "BEGUN_IN",
     "check_call",
-    "check_kind",
-    "code_fingerprint",
+    "check_factory",
+    "compute_code_fingerprint",
+    "find_source_files",
+    "list_loaded_modules",
     "load_function",
-    "loaded_modules",
-    "source_files",
 ]
 
 logger = logging.getLogger(__name__)
 
 BEGUN_IN = "ROLL_BEGUN_IN"
-"""Environment variable of a process started in another directory (Ray workers): the directory of the parent process."""
+"""Environment variable with the parent's directory, for processes started in another directory (Ray workers)."""
 _loaded: set[Path] = set()
-"""Files of the user's own that were imported."""
+"""The user's own files that were imported."""
 
 
 def load_function(path: str, kind: str) -> Callable[..., Any]:
@@ -83,26 +83,26 @@ def check_call(function: Callable[..., Any], what: str, *arguments: str) -> None
     except TypeError as error:
         taken = str(signature) if len(str(signature)) <= 100 else "its signature"
         raise ConfigError(
-            f"{what} is called with ({', '.join(arguments)}), which {taken} does not take: {error}."
+            f"{what} is called with ({', '.join(arguments)}), which {taken} does not accept: {error}."
         ) from None
 
 
-def check_kind(factory: Callable[..., Any], what: str, methods: Iterable[str], *arguments: str) -> None:
-    """Check that a user's class, or a function that builds an object of it, may be of the kind that is asked for.
+def check_factory(factory: Callable[..., Any], what: str, methods: Iterable[str], *arguments: str) -> None:
+    """Check that a user's class accepts the arguments and has the methods; of a function, check only the arguments.
 
     Args:
         factory: The class or function.
         what: Description of the factory, for messages: `inference.engine 'mine.py:Engine'`.
-        methods: Names of the methods that the class must have; what a function builds is not known.
+        methods: Names of the methods that a class must have; the object that a function builds is not checked.
         arguments: Names of the arguments that the factory is called with, for messages.
 
     Raises:
-        ConfigError: It does not accept the arguments, or lacks a method.
+        ConfigError: The factory does not accept the arguments, or lacks a method.
     """
     check_call(factory, what, *arguments)
     lacking = [name for name in methods if not callable(getattr(factory, name, None))]
     if isinstance(factory, type) and lacking:
-        raise ConfigError(f"{what} lacks {', '.join(lacking)}: docs/python.md says what such a class must have.")
+        raise ConfigError(f"{what} lacks {', '.join(lacking)}: docs/python.md describes the required methods.")
 
 
 @functools.cache
@@ -118,44 +118,46 @@ def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
         if each not in sys.path:
             sys.path.append(each)
     try:
-        function = import_object(path) if file is None else _from_file(file, name, kind)
+        function = import_object(path) if file is None else _load_from_file(file, name, kind)
     except ConfigError as error:
-        _say_what_is_imported(path, directory)
+        _warn_of_other_module(path, directory)
         raise error from error.__cause__
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the user's module may raise any error on import
-        _say_what_is_imported(path, directory)
+        _warn_of_other_module(path, directory)
         raise ConfigError(
-            f"{kind} '{path}' cannot be imported ({raised_at(error)}): {one_line_error(error)}"
+            f"{kind} '{path}' cannot be imported ({find_raise_location(error)}): {one_line_error(error)}"
         ) from error
     finally:
-        _return_to(directory, path)
-    _say_what_is_imported(path, directory)
-    _loaded.update(source_files(path, directory))
+        _restore_directory(directory, path)
+    _warn_of_other_module(path, directory)
+    _loaded.update(find_source_files(path, directory))
     if not callable(function):
         raise ConfigError(f"{kind} '{path}' is of type {type(function).__name__}, not a function or a class.")
     return function
 
 
-def _return_to(directory: str, path: str) -> None:
+def _restore_directory(directory: str, path: str) -> None:
     """Change back to the directory of the configuration's relative paths, if the user's module changed it."""
     with contextlib.suppress(OSError):  # the new directory no longer exists
         if os.getcwd() == directory:
             return
     os.chdir(directory)
-    logger.warning("'%s' changes the current directory while it is imported: it was changed back.", path)
+    logger.warning(
+        "'%s' changes the current directory while it is imported: the previous directory was restored.", path
+    )
 
 
-def loaded_modules() -> list[ModuleType]:
-    """Return the modules of the user's own that this process has imported: files named in a configuration, and the
-    local ones that these import. Another process does not find them by their names.
+def list_loaded_modules() -> list[ModuleType]:
+    """Return the user's own modules that this process has imported: files named in a configuration, and the local
+    modules that they import. Another process does not find them by their names.
     """
     modules = list(sys.modules.values())
     return [each for each in modules if (file := getattr(each, "__file__", None)) and Path(file).resolve() in _loaded]
 
 
-def _from_file(file: Path, name: str, kind: str) -> object:
+def _load_from_file(file: Path, name: str, kind: str) -> object:
     place = hashlib.blake2b(os.fsencode(file.resolve()), digest_size=4).hexdigest()  # two files may have one name
     spec = importlib.util.spec_from_file_location(f"roll_user_{file.stem}_{place}", file)
     assert spec is not None and spec.loader is not None, "a .py file has a loader"
@@ -168,18 +170,18 @@ def _from_file(file: Path, name: str, kind: str) -> object:
     return getattr(module, name)
 
 
-def _say_what_is_imported(path: str, directory: str) -> None:
-    """Warn if a name that the user's code imports is a different module than the file next to it."""
-    for file in source_files(path, directory):
-        for name in sorted({name.partition(".")[0] for name in _imported(file)}):
-            here = _module_file(file.parent, name) or _module_file(Path(directory), name)
+def _warn_of_other_module(path: str, directory: str) -> None:
+    """Warn if the user's code imports a module that is not the file of this name next to it."""
+    for file in find_source_files(path, directory):
+        for name in sorted({name.partition(".")[0] for name in _list_imports(file)}):
+            here = _find_module_file(file.parent, name) or _find_module_file(Path(directory), name)
             loaded = getattr(sys.modules.get(name), "__file__", None)
             if here is None or here == file or (loaded is None and name not in sys.builtin_module_names):
                 continue
             if loaded is None or Path(loaded).resolve() != here:
                 logger.warning(
                     "'%s' imports '%s', which is %s and not '%s': modules of Python and of installed packages come "
-                    "first. Rename the file if it is meant.",
+                    "first. To import the file, rename it.",
                     file,
                     name,
                     f"'{loaded}'" if loaded else "built into Python",
@@ -187,8 +189,8 @@ def _say_what_is_imported(path: str, directory: str) -> None:
                 )
 
 
-def source_files(path: str, directory: str | None = None) -> list[Path]:
-    """Return the source files of a user's function: its own file, and local files that it imports, directly or not.
+def find_source_files(path: str, directory: str | None = None) -> list[Path]:
+    """Return the source files of a user's function: its own file, and local files that it imports, even indirectly.
 
     Args:
         path: See `load_function`.
@@ -203,33 +205,33 @@ def source_files(path: str, directory: str | None = None) -> list[Path]:
         first = Path(place).expanduser()
         waiting = [Path(os.path.realpath(top / first))]  # also handles circular links
     else:
-        waiting = list(_local_modules(place, top, top))
+        waiting = list(_find_local_modules(place, top, top))
     found: dict[Path, None] = {}
     while waiting:
         file = waiting.pop(0)
         if file in found or not file.is_file():
             continue
         found[file] = None
-        for name in _imported(file):
+        for name in _list_imports(file):
             if name.partition(".")[0] in sys.stdlib_module_names:
                 continue
-            waiting += _local_modules(name, file.parent, top)
+            waiting += _find_local_modules(name, file.parent, top)
     return list(found)
 
 
-def code_fingerprint(paths: Iterable[str]) -> dict[str, str]:
+def compute_code_fingerprint(paths: Iterable[str]) -> dict[str, str]:
     """Return a digest of each user function's source and of the local files that it imports.
 
     Args:
         paths: See `load_function`.
 
     Returns:
-        Hexadecimal digests by path; functions of installed packages are left out.
+        Hexadecimal digests by path, without functions of installed packages.
     """
     found: dict[str, str] = {}
     for path in paths:
         digest = hashlib.blake2b(digest_size=8)
-        files = source_files(path)
+        files = find_source_files(path)
         for file in files:
             content = file.read_bytes()
             digest.update(f"{file.name} {len(content)}\n".encode() + content)
@@ -238,7 +240,7 @@ def code_fingerprint(paths: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def _local_modules(name: str, directory: Path, top: Path) -> Iterator[Path]:
+def _find_local_modules(name: str, directory: Path, top: Path) -> Iterator[Path]:
     """Yield the files that run when a dotted name is imported, if it is found in one of the directories."""
     levels = len(name) - len(name.lstrip("."))
     if levels:  # a relative import
@@ -248,21 +250,21 @@ def _local_modules(name: str, directory: Path, top: Path) -> Iterator[Path]:
     for place in dict.fromkeys((directory,) if levels else (directory, top)):
         files = [place / "__init__.py"] if levels else []
         for index in range(len(parts)):
-            if (file := _module_file(place, "/".join(parts[: index + 1]))) is not None:
+            if (file := _find_module_file(place, "/".join(parts[: index + 1]))) is not None:
                 files.append(file)
         if any(file.is_file() for file in files):
             yield from (file.resolve() for file in files if file.is_file())
             return
 
 
-def _module_file(directory: Path, name: str) -> Path | None:
+def _find_module_file(directory: Path, name: str) -> Path | None:
     for file in (directory / name / "__init__.py", directory / f"{name}.py"):
         if file.is_file():
             return file.resolve()
     return None
 
 
-def _imported(file: Path) -> list[str]:
+def _list_imports(file: Path) -> list[str]:
     """Return the dotted names that a file imports anywhere; relative names begin with dots."""
     try:
         tree = ast.parse(file.read_bytes())

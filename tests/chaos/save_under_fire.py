@@ -80,11 +80,11 @@ async def write(checkpointer: Checkpointer, step: int, policy: LocalTrainerGroup
         await checkpointer.save(RunState(step=step), DataLedger())
         if checkpointer.config.asynchronous:
             await policy.train_step(batch(), PolicyLoss())
-            await checkpointer.settle(wait=True)
+            await checkpointer.publish_pending(wait=True)
     except RollError as error:
         print(f"said: {error}")
         await checkpointer.save(RunState(step=step), DataLedger())
-        await checkpointer.settle(wait=True)
+        await checkpointer.publish_pending(wait=True)
 
 
 def save(run: RunDirectory, policy: TorchBackend, critic: TorchBackend, step: int, kill_at: int) -> int:
@@ -164,7 +164,7 @@ def loads(path: Path, model: Path) -> str:
         saved = read_checkpoint(path, RunState)
         policy, critic = TorchBackend(spec(model, "policy")), TorchBackend(spec(model, "critic"))
         policy.load(saved.trainer_path)
-        critic.load(saved.critic_path(0))
+        critic.load(saved.get_critic_path(0))
         assert f"step-{saved.state.step:06d}" == path.name
         assert critic.num_steps == 1
         assert policy.num_steps == 1 or FAILING  # saved again after a step more

@@ -20,8 +20,19 @@ from roll.inference.hf import HFEngine
 from roll.training import TorchBackend
 from roll.training.passes import Passes
 
-TRAINER = ("losses", "train_step", "forward", "measure", "save", "load", "export", "weights", "offload", "onload")
-"""`losses`, of the trainer's passes, fails once it has computed, as an own loss or a full device may."""
+TRAINER = (
+    "compute_losses",
+    "train_step",
+    "forward",
+    "measure",
+    "save",
+    "load",
+    "export",
+    "weights",
+    "offload",
+    "onload",
+)
+"""`compute_losses`, of the trainer's passes, fails once it has computed, as an own loss or a full device may."""
 ENGINE = ("start", "generate", "logprobs", "update_weights", "pause", "resume", "sleep", "wake")
 
 
@@ -32,7 +43,7 @@ class Failing:
         self.seen: Counter[str] = Counter()
         self.fails: tuple[str, int] | None = None
         for name in TRAINER:
-            owner = Passes if name == "losses" else TorchBackend
+            owner = Passes if name == "compute_losses" else TorchBackend
             patch.setattr(owner, name, self._of_trainer(name, getattr(owner, name)))
         for name in ENGINE:
             patch.setattr(HFEngine, name, self._of_engine(name, getattr(HFEngine, name)))
@@ -43,10 +54,10 @@ class Failing:
 
     def _of_trainer(self, name: str, inner: Any) -> Any:
         def call(backend: TorchBackend | Passes, *args: Any, **keys: Any) -> Any:
-            found = inner(backend, *args, **keys) if name == "losses" else None
+            found = inner(backend, *args, **keys) if name == "compute_losses" else None
             if self._now(f"trainer.{name}"):
                 raise RuntimeError(f"a test breaks {name}")
-            return inner(backend, *args, **keys) if name != "losses" else found
+            return inner(backend, *args, **keys) if name != "compute_losses" else found
 
         return call
 
@@ -97,7 +108,7 @@ def calls(failing: Failing, directory: Path, settings: dict[str, Any]) -> dict[s
 @pytest.mark.parametrize(
     ("name", "call"),
     [
-        ("sft", "trainer.losses"),
+        ("sft", "trainer.compute_losses"),
         ("sft_hand_over", "engine.generate"),
         ("sft_hand_over", "trainer.offload"),
         ("distill_engine", "teacher.logprobs"),

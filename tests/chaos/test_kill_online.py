@@ -12,7 +12,7 @@ from worlds.tiny_model import write_tiny_model
 
 METHODS: dict[str, dict[str, Any]] = {
     "distill": {"pipeline": "distill", "distillation": {"reward_weight": 0.5}},
-    "distill_reward": {"pipeline": "distill", "distillation": {"place": "reward"}},
+    "distill_reward": {"pipeline": "distill", "distillation": {"mode": "reward"}},
     "preference_online": {"pipeline": "preference_online"},
     "rejection_sampling": {"pipeline": "rejection_sampling"},
 }

@@ -51,9 +51,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "reward_model": {"pipeline": "reward_model"},
 }
 ONLINE: dict[str, dict[str, Any]] = {
-    "distill_engine": {"pipeline": "distill", "distillation": {"place": "reward"}, "engine": True},
+    "distill_engine": {"pipeline": "distill", "distillation": {"mode": "reward"}, "engine": True},
     "distill_held": {"pipeline": "distill", "distillation": {"reward_weight": 0.5}, **MEMORY},
-    "distill_trainer": {"pipeline": "distill", "distillation": {"place": "reward"}, **MEMORY},
+    "distill_trainer": {"pipeline": "distill", "distillation": {"mode": "reward"}, **MEMORY},
     "preference_online": {"pipeline": "preference_online", **MEMORY},
     "rejection_sampling": {"pipeline": "rejection_sampling", "model": ADAPTERS, **MEMORY},
 }
@@ -81,10 +81,10 @@ def configuration(name: str, directory: Path, model: Path) -> dict[str, Any]:
         changes = dict(ONLINE[name])
         teacher = {
             "model": str(directory / "teacher"),
-            "place": "engine" if changes.pop("engine", False) else "trainer",
+            "backend": "engine" if changes.pop("engine", False) else "trainer",
         }
         if changes["pipeline"] == "distill":
-            held = changes["distillation"].get("place") != "reward"
+            held = changes["distillation"].get("mode") != "reward"
             changes["teacher"] = teacher["model"] if held else teacher
             write_tiny_model(directory / "teacher", seed=1)
     else:

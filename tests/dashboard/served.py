@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+from PIL import Image
+
+from roll.media import MediaStore
 
 HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script><b>not bold</b>'
 
@@ -43,6 +46,21 @@ def copy(source: Path, target: Path, num_steps: int) -> None:
     have = (target / "metrics.jsonl").read_text().count("\n") if (target / "metrics.jsonl").exists() else 0
     with (target / "metrics.jsonl").open("a") as file:
         file.writelines(line for line in lines[have:] if json.loads(line)["step"] <= num_steps)
+
+
+def add_images(run: Path) -> dict[str, str]:
+    """Mention three images in the prompt of the first training row; returns their digests: shown, damaged, missing."""
+    store = MediaStore(run / "media")
+    image = Image.new("RGB", (600, 300), "red")
+    digests = {"shown": store.add_image(image), "damaged": store.add_image(image.rotate(90)), "missing": "0f" * 32}
+    (run / "media" / digests["damaged"][:2] / digests["damaged"]).write_bytes(b"no image")
+    path = sorted((run / "rollouts").glob("step-*.parquet"))[0]
+    rows = pq.read_table(path)
+    columns = rows.to_pydict()
+    texts = [f"{name} [image {digest[:12]}]" for name, digest in digests.items()]
+    columns["messages"][0] = [{"role": "user", "content": f"{HOSTILE} {text}"} for text in texts]
+    pq.write_table(type(rows).from_pydict(columns, schema=rows.schema), path)
+    return digests
 
 
 def make_hostile(run: Path) -> None:

@@ -19,7 +19,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_model: Path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(roll.models.resolve, "prepare", lambda entry: tiny_model)
-    monkeypatch.setattr(roll.models.resolve, "cached_directory", lambda entry: tiny_model)
+    monkeypatch.setattr(roll.models.resolve, "get_cached_directory", lambda entry: tiny_model)
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "vllm" else find(name, *rest))
     return tmp_path

@@ -19,7 +19,7 @@ def rows(heading: str) -> dict[str, list[str]]:
     return {name: rest for name, *rest in cells}
 
 
-CLAIMS, EVIDENCE = rows("What each has"), rows("Evidence")
+CLAIMS, EVIDENCE = rows("Features"), rows("Evidence")
 
 
 def test_docs_comparison_names_evidence_for_every_row_and_for_no_other():

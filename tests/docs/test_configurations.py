@@ -7,7 +7,7 @@ import pytest
 from docs.pages import PAGES, ROOT, Block, blocks
 
 from roll.config.document import parse
-from roll.config.keys import all_keys
+from roll.config.keys import iterate_keys
 from roll.config.load import load_config
 from roll.config.pipelines import PIPELINES
 from roll.config.simulation import load_simulation
@@ -25,6 +25,12 @@ REST: dict[str, dict[str, Any]] = {
     "distill": {"data": PROMPTS, "training": {"num_steps": 100}, "teacher": "other/model"},
     "preference_online": {"data": PROMPTS, "training": {"num_steps": 100}},
     "rejection_sampling": {"data": PROMPTS, "training": {"num_steps": 100}},
+    "diffusion": {
+        "data": [{"path": "rows.jsonl"}],
+        "algorithm": {"type": "flow_grpo"},
+        "rewards": [{"function": "rewards.py:score"}],
+        "training": {"num_steps": 100},
+    },
     "agentic": {
         "environments": [{"environment": "game:GuessTheNumber-v0-easy", "num_turns": 4}],
         "training": {"num_steps": 100},
@@ -80,10 +86,10 @@ def test_docs_configurations_a_key_that_the_text_names_is_one(page):
     known = {
         ".".join(key.path[:depth])
         for pipeline in PIPELINES
-        for key in all_keys(PIPELINES.get(pipeline))
+        for key in iterate_keys(PIPELINES.get(pipeline))
         for depth in range(1, len(key.path) + 1)
     }
-    known |= {key.replace(".N.", ".") for key in known}  # `teacher.place`, of each
+    known |= {key.replace(".N.", ".") for key in known}  # `teacher.backend`, of each
     sections = {key for key in known if "." not in key} - {"name", "data", "pipeline"}
     text = re.sub(r"^ *```.*?^ *```", "", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"^## Former names.*?(?=^## )", "", text, flags=re.DOTALL | re.MULTILINE)

@@ -13,7 +13,7 @@ RECORDS = {path.stem: json.loads(path.read_text()) for path in gallery_page.RESU
 
 def test_docs_gallery_pages_are_current():
     made = gallery_page.pages()
-    there = {path: path.read_text(encoding="utf-8") for path in gallery_page.DOCS.iterdir()}
+    there = {path: path.read_bytes() for path in gallery_page.DOCS.iterdir()}
     assert there == made, "run: python tools/gallery_page.py"
 
 
@@ -52,7 +52,17 @@ def test_docs_gallery_curves_are_drawn_where_the_figures_are():
 def test_docs_gallery_what_a_model_wrote_cannot_leave_its_block():
     sample = {"prompt": "a|b <i>", "right": "1"}
     answer = {"text": "```\n# not a heading", "cut": False, "reward": 0.0}
-    lines = gallery_page._sample(sample | {"before": answer, "after": answer | {"cut": True, "reward": None}})
-    assert lines[0] == "**a\\|b \\<i\\>** (right: 1)"
+    lines = gallery_page._sample("x", sample | {"before": answer, "after": answer | {"cut": True, "reward": None}})
+    assert lines[0] == "**a\\|b \\<i\\>** (reference: 1)"
     assert lines.count("````text") == 2 and lines.count("````") == 2
     assert "After, reward none:" in lines
+
+
+def test_docs_gallery_images_of_prompts_are_files_next_to_the_page():
+    answer = {"text": "red", "cut": False, "reward": 1.0}
+    url = "data:image/png;base64,iVBORw0KGgo="  # the first 8 bytes of every PNG
+    sample = {"prompt": "Color?", "right": "red", "images": [url], "before": answer, "after": answer}
+    files = gallery_page._images("colors", sample)
+    # sha256 of these 8 bytes begins with 4c4b6a3be131
+    assert files == {"colors-4c4b6a3be131.png": b"\x89PNG\r\n\x1a\n"}
+    assert gallery_page._sample("colors", sample)[2] == "![image of the prompt](colors-4c4b6a3be131.png)"

@@ -18,7 +18,7 @@ Path("notes").mkdir()
 Path("notes/one.txt").write_text("A note about addition.")
 from roll.envs.tools import ToolError
 word = "word"
-ask_model = lambda player, text: f"\\\\boxed{{{match.moves()[0]}}}"
+ask_model = lambda player, text: f"\\\\boxed{{{match.list_moves()[0]}}}"
 """,
     "docs/migration.md": """
 import pyarrow as pa, pyarrow.parquet

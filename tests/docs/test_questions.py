@@ -4,7 +4,7 @@ import questions_page
 from docs.pages import ROOT
 
 PICTURES = ROOT / "docs" / "questions"
-MOST_BYTES = 80_000
+MAX_BYTES = 80_000
 
 
 def test_docs_questions_the_page_is_current():
@@ -17,4 +17,4 @@ def test_docs_questions_ten_questions_or_more_are_answered_within_three_clicks_a
     assert len(ids) == len(set(ids)) >= 10
     assert all(1 <= len(question.clicks) <= 3 and question.shows for question in questions_page.QUESTIONS)
     assert sorted(path.stem for path in PICTURES.iterdir()) == sorted(ids)
-    assert all(0 < path.stat().st_size <= MOST_BYTES for path in PICTURES.iterdir())
+    assert all(0 < path.stat().st_size <= MAX_BYTES for path in PICTURES.iterdir())

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from roll.config.renamed import rename_metric
-from roll.tracking.metric_meanings import meaning_of
+from roll.tracking.metric_meanings import find_meaning
 
 
 @pytest.fixture(autouse=True)
@@ -23,6 +23,6 @@ def every_metric_is_documented(tmp_path: Path, request: pytest.FixtureRequest) -
         for name in json.loads(line)
     } - {"step", "kind"}
     of_tests = {name for name in names if name.startswith("training/own/")}  # of losses that tests define
-    assert sorted(name for name in names - of_tests if meaning_of(name) is None) == [], (
+    assert sorted(name for name in names - of_tests if find_meaning(name) is None) == [], (
         "add them to src/roll/tracking/metrics.yaml"
     )

@@ -108,7 +108,7 @@ def test_algorithm_run_an_alarm_stops_the_run_at_a_boundary(tmp_path: Path, tiny
     alarms = {"action": "stop", "patience": 2}
     base = config(tmp_path, tiny_model, {"type": "grpo"}, data=never, alarms=alarms)
     base["training"] = {**base["training"], "num_steps": 5}
-    with pytest.raises(AlarmError, match=r"no group has a signal.*alarms\.no_signal"):
+    with pytest.raises(AlarmError, match=r"no group has a learning signal.*alarms\.no_signal"):
         roll.train(base)
     assert [row["step"] for row in steps(tmp_path)] == [1, 2]
     assert not list((tmp_path / "run" / "checkpoints").iterdir())  # nothing was trained

@@ -115,9 +115,10 @@ def test_anchor_run_mistakes_in_demonstrations_are_named_before_training(tmp_pat
             roll.train(config(tmp_path / words[:5], tiny_model, environment, demonstrations=shown(tmp_path, row)))
 
     refused({"seed": 4, "actions": ["a", "b"]}, r"line 1: seed is 4, but .* the seeds 0 to 3")
-    refused({"seed": 0, "actions": ["a"]}, r"1 actions, but an episode .* between 2 and num_turns 3")
-    refused({"seed": 0, "action": ["a", "b"]}, r"\['action'\] mean nothing")
+    refused({"seed": 0, "actions": ["a"]}, r"1 actions, but a demonstration must have between 2 and num_turns .3.")
+    refused({"seed": 0, "action": ["a", "b"]}, r"unknown keys \['action'\]")
     refused(
-        {"seed": 0, "actions": ["no", "go 0", "x"]}, r"no success in .*: 3 of 3 actions were played, and its reward"
+        {"seed": 0, "actions": ["no", "go 0", "x"]},
+        r"does not succeed in .*: 3 of 3 actions were played, and the reward",
     )
-    refused(GO[0], r"went another way when the demonstration was played again", noise="True")
+    refused(GO[0], r"responded differently when the demonstration was played again", noise="True")

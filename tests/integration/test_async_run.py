@@ -77,7 +77,7 @@ def test_async_run_the_asynchronous_loop_at_ratio_0_gives_the_synchronous_number
     tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, pipeline: str
 ) -> None:
     roll.train(config(tmp_path / "a", tiny_model, scheduling={}, pipeline=pipeline))
-    monkeypatch.setattr(OnlineRun, "ahead", True)
+    monkeypatch.setattr(OnlineRun, "is_asynchronous", True)
     roll.train(config(tmp_path / "b", tiny_model, scheduling={}, pipeline=pipeline))
     assert without_times(rows(tmp_path / "a")) == without_times(rows(tmp_path / "b"))
     assert without_times(rows(tmp_path / "a", "eval")) == without_times(rows(tmp_path / "b", "eval"))

@@ -73,7 +73,7 @@ SUPERVISED: dict[str, tuple[list[dict[str, Any]], dict[str, Any]]] = {
     "distill_offline": (TEXTS, {"pipeline": "distill_offline", "teacher": "MODEL"}),
     "distill_offline, loss": (
         TEXTS,
-        {"pipeline": "distill_offline", "teacher": "MODEL", "distillation": {"place": "loss"}},
+        {"pipeline": "distill_offline", "teacher": "MODEL", "distillation": {"mode": "loss"}},
     ),
 }
 ONLINE: dict[str, dict[str, Any]] = {
@@ -83,7 +83,7 @@ ONLINE: dict[str, dict[str, Any]] = {
     "preference_online, all pairs": {"pipeline": "preference_online", "pairing": {"type": "all"}},
     "rejection_sampling": {"pipeline": "rejection_sampling", "rejection": {"keep": 8, "min_reward": -1.0}},
     "distill": {"pipeline": "distill", "teacher": "MODEL"},
-    "distill, reward": {"pipeline": "distill", "teacher": "MODEL", "distillation": {"place": "reward"}},
+    "distill, reward": {"pipeline": "distill", "teacher": "MODEL", "distillation": {"mode": "reward"}},
 }
 
 
@@ -109,13 +109,13 @@ import dataclasses, json, pathlib, sys
 config, rank, meeting, peak = json.loads(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
 from roll.config.load import load_config
 from roll.pipelines.sft.pipeline import LOSS
-from roll.pipelines.supervised.preparation import policy_spec, prepare
+from roll.pipelines.supervised.preparation import build_policy_spec, prepare
 from roll.training.backend import TorchBackend
 from roll.types import TrainingBatch
 config = load_config(config)
 prepared = prepare(config, "supervised")
 ranks = {"rank": rank, "world_size": 2, "device": "cpu", "init_method": meeting}
-backend = TorchBackend(dataclasses.replace(policy_spec(config, prepared), **ranks))
+backend = TorchBackend(dataclasses.replace(build_policy_spec(config, prepared), **ranks))
 for _ in range(config.training.num_steps):
     drawn = map(prepared.examples.samples, prepared.examples.train.draw(config.training.examples_per_step))
     backend.train_step(TrainingBatch(samples=tuple(sample for samples in drawn for sample in samples)), LOSS)

@@ -24,7 +24,7 @@ from roll.inference.vllm.description import VLLM
 from roll.pipelines.stop import Interrupted
 from roll.rollout import LLMProxy
 from roll.training import TorchBackend
-from roll.training.offload import StatePlacement
+from roll.training.offload import StateOffloader
 
 BOTH = {"parameters", "optimizer"}
 RUNS: dict[str, dict[str, Any]] = {
@@ -39,28 +39,29 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Gives trainers a device that they can be moved from, and looks whether they compute on it."""
     counts: Counter[str] = Counter()
 
-    def offload(self: StatePlacement, states: Collection[str]) -> None:
+    def offload(self: StateOffloader, states: Collection[str]) -> None:
         counts["offload"] += 1
         away(self).update(states)
 
-    def onload(self: StatePlacement, states: Collection[str]) -> None:
+    def onload(self: StateOffloader, states: Collection[str]) -> None:
         away(self).difference_update(states)
 
-    def away(placement: StatePlacement) -> set[str]:
-        return placement.__dict__.setdefault("away", set())
+    def away(offloader: StateOffloader) -> set[str]:
+        return offloader.__dict__.setdefault("away", set())
 
     def needing(name: str, needed: Collection[str]) -> None:
         inner = getattr(TorchBackend, name)
 
         def checked(self: TorchBackend, *args: Any, **keys: Any) -> Any:
-            assert not away(self.placement) & set(needed), f"{name} finds {away(self.placement)} in main memory"
+            offloaded = away(self._state_offloader)
+            assert not offloaded & set(needed), f"{name} finds {offloaded} in main memory"
             counts[name] += 1
             return inner(self, *args, **keys)
 
         monkeypatch.setattr(TorchBackend, name, checked)
 
-    monkeypatch.setattr(StatePlacement, "offload", offload)
-    monkeypatch.setattr(StatePlacement, "onload", onload)
+    monkeypatch.setattr(StateOffloader, "offload", offload)
+    monkeypatch.setattr(StateOffloader, "onload", onload)
     for name in ("train_step", "save", "load", "export"):
         needing(name, BOTH)
     for name in ("forward", "measure", "weights"):
@@ -80,11 +81,11 @@ def _counted(monkeypatch: pytest.MonkeyPatch, name: str, counts: Counter[str]) -
     monkeypatch.setattr(HFEngine, name, counted)
 
 
-def config(directory: Path, source: Path, /, *, hand_over: bool | str = True, **changes: Any) -> dict[str, Any]:
+def config(directory: Path, source: Path, /, *, offload_colocated: bool | str = True, **changes: Any) -> dict[str, Any]:
     base = {
         **tiny_config(source, num_steps=4),
         "output_dir": str(directory),
-        "cluster": {"offload_colocated": hand_over},
+        "cluster": {"offload_colocated": offload_colocated},
     }
     for section, values in changes.items():
         base[section] = {**base.get(section, {}), **values}
@@ -95,9 +96,9 @@ def test_colocation_a_teacher_that_shares_the_students_device_hands_over_too(
     seen: Counter[str], tmp_path: Path, tiny_model: Path
 ) -> None:
     other = write_tiny_model(tmp_path / "teacher", seed=7)
-    for name, hand_over in (("with", True), ("without", False)):
-        asked = config(tmp_path / name, tiny_model, hand_over=hand_over)
-        roll.train({**asked, "pipeline": "distill", "teacher": str(other), "distillation": {"place": "reward"}})
+    for name, offload_colocated in (("with", True), ("without", False)):
+        asked = config(tmp_path / name, tiny_model, offload_colocated=offload_colocated)
+        roll.train({**asked, "pipeline": "distill", "teacher": str(other), "distillation": {"mode": "reward"}})
     assert (seen["sleep"], seen["wake"]) == (6, 5)
     assert hashes(tmp_path / "with" / "run") == hashes(tmp_path / "without" / "run")
 
@@ -108,8 +109,10 @@ def test_colocation_engines_that_answer_beside_a_run_on_examples_hand_over(
 ) -> None:
     """What a preference's loss must know before the update is asked of a policy that has its memory, too."""
     settings = configuration(name, tmp_path, tiny_model)
-    for directory, hand_over in (("with", True), ("without", False)):
-        roll.train({**settings, "output_dir": str(tmp_path / directory), "cluster": {"offload_colocated": hand_over}})
+    for directory, offload_colocated in (("with", True), ("without", False)):
+        roll.train(
+            {**settings, "output_dir": str(tmp_path / directory), "cluster": {"offload_colocated": offload_colocated}}
+        )
     assert seen["sleep"] > 0 and seen["measure"] > 0
     assert hashes(tmp_path / "with" / "run") == hashes(tmp_path / "without" / "run")
 
@@ -120,7 +123,7 @@ def test_colocation_a_run_is_the_same_bit_for_bit(
 ) -> None:
     roll.train(config(tmp_path / "with", tiny_model, **RUNS[kind]))
     assert (seen["sleep"], seen["wake"]) == (6, 5)  # four steps, and the checkpoints of steps 2 and 4
-    roll.train(config(tmp_path / "without", tiny_model, hand_over=False, **RUNS[kind]))
+    roll.train(config(tmp_path / "without", tiny_model, offload_colocated=False, **RUNS[kind]))
     assert seen["sleep"] == 6
     assert hashes(tmp_path / "with" / "run") == hashes(tmp_path / "without" / "run")
 
@@ -167,8 +170,8 @@ def test_colocation_a_signal_while_engines_answer_saves_and_the_resumed_run_is_t
 def test_colocation_ranks_and_engines_in_processes_of_their_own_hand_over_too(tmp_path: Path, tiny_model: Path) -> None:
     pytest.importorskip("ray")
     where = {"type": "ray", "device_mapping": {"actor_train": "0-1", "actor_infer": "0-1"}}
-    for name, hand_over in (("with", True), ("without", False)):
-        roll.train(config(tmp_path / name, tiny_model, cluster={**where, "offload_colocated": hand_over}))
+    for name, offload_colocated in (("with", True), ("without", False)):
+        roll.train(config(tmp_path / name, tiny_model, cluster={**where, "offload_colocated": offload_colocated}))
     with_it, without = (hashes(tmp_path / name / "run") for name in ("with", "without"))
     assert with_it == without
 
@@ -202,7 +205,7 @@ def test_colocation_an_engine_that_dies_is_replaced_in_its_turn(
     roll.train(config(tmp_path / "dies", tiny_model))
     assert seen["start"] == 2
     monkeypatch.undo()
-    roll.train(config(tmp_path / "lives", tiny_model, hand_over=False))
+    roll.train(config(tmp_path / "lives", tiny_model, offload_colocated=False))
     both = [hashes(tmp_path / name / "run") for name in ("dies", "lives")]
     assert all(both[0][name] == both[1][name] for name in both[0] if name.startswith(("rollouts", "weights", "ledger")))
 
@@ -210,7 +213,7 @@ def test_colocation_an_engine_that_dies_is_replaced_in_its_turn(
 def test_colocation_on_a_cpu_nothing_is_handed_over_unless_it_is_asked_for(
     seen: Counter[str], tmp_path: Path, tiny_model: Path
 ) -> None:
-    roll.train(config(tmp_path, tiny_model, hand_over="auto", training={"num_steps": 1}))
+    roll.train(config(tmp_path, tiny_model, offload_colocated="auto", training={"num_steps": 1}))
     assert seen["offload"] == seen["sleep"] == 0
 
 
@@ -229,6 +232,6 @@ def test_colocation_what_cannot_hand_over_is_refused(
     monkeypatch.setattr("roll.inference.vllm.description.VLLM", vllm)
     asked = config(tmp_path, tiny_model, inference={"engine": "vllm"})
     (problem,) = roll.check(asked).problems
-    assert "vLLM cannot give its memory back on a CPU" in problem
+    assert "vLLM cannot release its memory on a CPU" in problem
     with pytest.raises(ConfigError, match=re.escape(problem)):
         roll.train(asked)

@@ -49,7 +49,7 @@ def evaluations(run: Path) -> list[dict[str, Any]]:
     [
         {"distillation": {"top_k": 64}},
         {"distillation": {"weight": 0.5}},
-        {"distillation": {"place": "loss", "divergence": "jsd"}},
+        {"distillation": {"mode": "loss", "divergence": "jsd"}},
         {"distillation": {"top_k": 8}, "lora": {"rank": 4}},
     ],
     ids=["kept", "mixed", "loss", "adapters"],
@@ -88,7 +88,7 @@ def test_distill_offline_run_that_share_a_directory_ask_the_teacher_once(
 def test_distill_offline_run_a_killed_and_resumed_run_equals_an_uninterrupted_one(
     tmp_path: Path, tiny_model: Path, teacher: Path, place: str
 ) -> None:
-    config = settings(tmp_path, tiny_model, teacher, distillation={"place": place})
+    config = settings(tmp_path, tiny_model, teacher, distillation={"mode": place})
     reference = Run(tmp_path / "reference", config)
     reference.finish()
     run = Run(tmp_path / "killed", config)
@@ -109,4 +109,4 @@ def test_distill_offline_run_a_check_names_a_teacher_with_another_vocabulary_and
     vocabulary["model"]["vocab"]["a"], vocabulary["model"]["vocab"]["b"] = 69, 70
     (other / "tokenizer.json").write_text(json.dumps(vocabulary))
     report = roll.check(settings(tmp_path, tiny_model, other, output_dir=str(tmp_path)))
-    assert any("another tokenizer" in problem for problem in report.problems)
+    assert any("the tokenizer of teacher" in problem for problem in report.problems)

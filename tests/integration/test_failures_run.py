@@ -13,7 +13,7 @@ from chaos.harness import tiny_config
 import roll
 from roll.cli.main import run as command
 from roll.errors import AlarmError, LossError
-from roll.pipelines.checkpoint_files import checkpoints, read_checkpoint
+from roll.pipelines.checkpoint_files import list_checkpoints, read_checkpoint
 from roll.pipelines.state import RunState
 
 OWN = """
@@ -81,7 +81,7 @@ def test_failure_run_with_the_alarms_off_such_a_run_ends_but_not_with_0(
     file.write_text(yaml.safe_dump(settings))
     assert command(["train", str(file)]) == 1
     said = capfd.readouterr().err
-    assert "none of 1 steps trained anything; 12 answers got no reward" in said
+    assert "none of 1 steps updated the weights; 12 answers got no reward" in said
 
 
 def test_failure_run_a_run_without_held_out_prompts_says_that_it_is_not_evaluated(
@@ -93,7 +93,7 @@ def test_failure_run_a_run_without_held_out_prompts_says_that_it_is_not_evaluate
     summary = roll.train(settings, on_evaluation=lambda step, _: said.append(step))
     assert (said, summary.empty_evaluations, summary.score_after) == ([], 0, None)
     log = (tmp_path / "run" / "logs" / "controller-0.log").read_text()
-    assert "the run is not evaluated, and keep_best has nothing to go by" in log
+    assert "the run is not evaluated, and keep_best cannot compare checkpoints" in log
 
 
 def test_failure_run_a_loss_that_fails_is_named_and_what_was_learnt_is_saved(
@@ -103,7 +103,7 @@ def test_failure_run_a_loss_that_fails_is_named_and_what_was_learnt_is_saved(
     with pytest.raises(LossError, match=rf"loss '{own}:loss' failed at {own}:16: IndexError: no such column"):
         roll.train(settings)
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"]
-    saved = checkpoints(tmp_path / "run" / "checkpoints")
+    saved = list_checkpoints(tmp_path / "run" / "checkpoints")
     assert list(saved) == [last] and last >= 2
     ledger = read_checkpoint(saved[last], RunState).ledger
     assert len(list(ledger)) == 3 * last  # the failed step's draws will be made again

@@ -119,7 +119,7 @@ def test_judge_run_without_a_judge_every_rollout_is_an_infrastructure_error_and_
         return await generate(engine, request)
 
     monkeypatch.setattr(HFEngine, "generate", dead)
-    monkeypatch.setattr(fleet, "PAUSE_S", 0.01)
+    monkeypatch.setattr(fleet, "FIRST_BACKOFF_S", 0.01)
     changes = {"evaluation": {"before_training": False, "every_num_steps": 0}, "training": {"num_steps": 1}}
     settings = config(tmp_path, tiny_model, {"model": str(tiny_judge)}, **changes)
     settings["rollout"]["retry_wait_s"] = 0.0
@@ -183,7 +183,7 @@ async def test_judge_run_a_judge_that_does_not_answer_in_time_is_unreachable_and
         )
         with pytest.raises(RewardInfraError, match=r"gave no reply within 0\.05 s"):
             await judge.generate(request, 0.05)
-        await judge._proxy.end_orphans()  # nobody had to ask for it
+        await judge._proxy.wait_for_orphaned_requests()  # nobody had to ask for it
         await engine.resume()
         assert (engine.load().num_running, engine.load().num_waiting) == (0, 0)
     finally:

@@ -63,10 +63,12 @@ def test_python_api_run_a_run_with_objects_is_continued_with_the_same_objects_al
     run = tmp_path / "run"
     roll.train(config(tmp_path, tiny_model), data=ROWS, reward=reward)
     more = ["training.num_steps=3"]
-    with pytest.raises(DataError, match=r"rows of 'python' are Python objects, which no file keeps: give them again"):
+    with pytest.raises(
+        DataError, match=r"rows of 'python' are Python objects, which are not stored in files: pass them again"
+    ):
         roll.resume(run, more, reward=reward)
     with pytest.raises(
-        ConfigError, match=r"the reward 'reward' is a Python object, which no file keeps: give it again"
+        ConfigError, match=r"the reward 'reward' is a Python object, which is not stored in a file: pass it again"
     ):
         roll.resume(run, more, data=ROWS)
     with pytest.raises(CheckpointError, match="the data changed since the checkpoint"):

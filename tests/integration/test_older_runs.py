@@ -128,7 +128,7 @@ def test_run_with_former_names_is_shown_compared_and_exported(renamed: Path, nam
         assert "selection/reward_counted" in compared
     metrics = Metrics(SafeDirectory(Path(path)))
     metrics.refresh()
-    names = {entry["name"] for entry in metrics.names()["names"]}
+    names = {entry["name"] for entry in metrics.build_overview()["names"]}
     assert not any("choice/" in each or each.endswith(("judged_share", "mismatch/left_out")) for each in names)
 
 

@@ -15,12 +15,12 @@ TRAINERS = {"actor_train": "0-1", "actor_infer": "2"}
 METHODS: dict[str, tuple[dict[str, Any], dict[str, str], str]] = {
     "held": ({"pipeline": "distill"}, {}, "training/distill/divergence"),
     "trainer": (
-        {"pipeline": "distill", "distillation": {"place": "reward"}},
+        {"pipeline": "distill", "distillation": {"mode": "reward"}},
         {"teacher": "3"},
         "training/distill/divergence",
     ),
     "engine": (
-        {"pipeline": "distill", "distillation": {"place": "reward"}, "place": "engine"},
+        {"pipeline": "distill", "distillation": {"mode": "reward"}, "place": "engine"},
         {"teacher": "3"},
         "training/distill/divergence",
     ),
@@ -38,7 +38,7 @@ def test_online_ray_a_run_on_ray_learns_what_one_process_learns(tmp_path: Path, 
     method, devices, metric = METHODS[name]
     settings = {**tiny_config(tiny_model, num_steps=2), **method}
     if (place := settings.pop("place", "trainer")) and settings["pipeline"] == "distill":
-        settings["teacher"] = {"model": str(write_tiny_model(tmp_path / "teacher", seed=1)), "place": place}
+        settings["teacher"] = {"model": str(write_tiny_model(tmp_path / "teacher", seed=1)), "backend": place}
     ray = {"type": "ray", "devices_per_node": 4, "device_mapping": {**TRAINERS, **devices}}
     alone, together = Run(tmp_path / "alone", settings), Run(tmp_path / "ray", {**settings, "cluster": ray})
     alone.finish()

@@ -60,7 +60,7 @@ def test_online_run_a_rewarded_letter_becomes_more_frequent(
         pytest.param({"distillation": {"divergence": "forward"}}, marks=pytest.mark.slow),
         pytest.param({"distillation": {"divergence": "jsd", "beta": 0.3}}, marks=pytest.mark.slow),
         {
-            "distillation": {"place": "reward"},
+            "distillation": {"mode": "reward"},
             "rollout": {"prompts_per_step": 6, "group_size": 24, "max_new_tokens": 6},
         },
     ],
@@ -79,7 +79,7 @@ def test_online_run_teachers_in_a_trainer_and_in_an_engine_say_the_same(
     tmp_path: Path, tiny_model: Path, teacher: Path
 ) -> None:
     for place in ("trainer", "engine"):
-        where = {"teacher": {"model": str(teacher), "place": place}, "distillation": {"place": "reward"}}
+        where = {"teacher": {"model": str(teacher), "backend": place}, "distillation": {"mode": "reward"}}
         roll.train(config(tmp_path / place, tiny_model, **DISTILL, **where))
     found, other = (steps(tmp_path / place) for place in ("trainer", "engine"))
     name = "training/distill/divergence"
@@ -151,7 +151,7 @@ def test_online_run_several_updates_of_a_step_are_made_of_whole_groups(
     tmp_path: Path, tiny_model: Path, teacher: Path
 ) -> None:
     updates = {"num_minibatches": 2, "num_epochs": 2}
-    where = {"teacher": str(teacher), "distillation": {"place": "reward"}}
+    where = {"teacher": str(teacher), "distillation": {"mode": "reward"}}
     roll.train(config(tmp_path, tiny_model, **DISTILL, updates=updates, **where))
     assert [row["training/num_updates"] for row in steps(tmp_path)] == [4, 4, 4]
 

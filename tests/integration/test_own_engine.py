@@ -55,7 +55,7 @@ def test_own_engine_trains_in_the_workers_of_ray(folder: Path, tiny_model: Path)
     [
         (
             {"cluster": {"offload_colocated": True}},
-            "inference.engine is engines/mine.py:PlainEngine, which cannot give its memory back (can_sleep), but "
+            "inference.engine is engines/mine.py:PlainEngine, which cannot release its memory (can_sleep), but "
             "cluster.offload_colocated true needs it: set inference.engine to hf, or set cluster.offload_colocated to "
             "auto.",
         ),

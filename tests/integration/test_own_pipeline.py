@@ -14,7 +14,7 @@ import roll
 from roll.cli.main import run as command
 from roll.errors import CheckpointError, ConfigError
 
-LONGEST = Path(__file__).parents[2] / "examples/extension/src/roll_example/pipeline.py"
+LONGEST_PIPELINE = Path(__file__).parents[2] / "examples/extension/src/roll_example/pipeline.py"
 PIPELINE = "pipelines/pipeline.py:Longest"
 
 
@@ -22,7 +22,7 @@ PIPELINE = "pipelines/pipeline.py:Longest"
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The user's, with the pipeline in it; commands are run there."""
     (tmp_path / "pipelines").mkdir()
-    shutil.copy(LONGEST, tmp_path / "pipelines")
+    shutil.copy(LONGEST_PIPELINE, tmp_path / "pipelines")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
@@ -88,14 +88,14 @@ def test_own_pipeline_that_changed_is_no_longer_the_runs(folder: Path, tiny_mode
             "class Longest:\n    config = check = open = facts = evaluate = state = 1",
             "pipeline 'wrong.py:Longest': its `config` must be a subclass of roll.config.run.RunConfig.",
         ),
-        ("def Longest(x): ...", "pipeline 'wrong.py:Longest' is called with (), which (x) does not take"),
+        ("def Longest(x): ...", "pipeline 'wrong.py:Longest' is called with (), which (x) does not accept"),
         (
             "from pipelines.pipeline import LongestConfig as Longest",
-            "pipeline 'wrong.py:Longest' is called with (), which its signature does not take: missing a required",
+            "pipeline 'wrong.py:Longest' is called with (), which its signature does not accept: missing a required",
         ),
         (
             "import pipelines.pipeline as base\nclass Longest(base.Longest):\n    def open(self, config): ...",
-            "pipeline 'wrong.py:Longest': open is called with (config, session), which (config) does not take: ",
+            "pipeline 'wrong.py:Longest': open is called with (config, session), which (config) does not accept: ",
         ),
         (
             "import pipelines.pipeline as base\nclass Longest(base.Longest):\n    check = 3",

@@ -14,7 +14,7 @@ import ray
 from ray.util.placement_group import placement_group
 
 from roll.cluster.ray_cluster import open_ray
-from roll.cluster.ray_devices import reserved_devices
+from roll.cluster.ray_devices import list_reserved_devices
 from roll.config.cluster import ClusterConfig, RoleDevices
 
 pytestmark = pytest.mark.ray
@@ -35,23 +35,23 @@ def four_devices(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 async def test_ray_devices_actors_see_what_was_reserved_beside_another_job(four_devices: None) -> None:
     other = placement_group([{"GPU": 1.0}])
     assert other.wait(60)
-    taken = reserved_devices(other, 1, 1, 60)[0]
+    taken = list_reserved_devices(other, 1, 1, 60)[0]
     assert len(taken) == 1 and set(taken) < set(SHOWN)
     left = [name for name in SHOWN if name not in taken]
     roles = {
         "actor_train": RoleDevices(kind="trainer", devices=[0, 2]),
         "actor_infer": RoleDevices(kind="engine", devices=[1, 2], tensor_parallel=2),
     }
-    with mock.patch("roll.cluster.ray_cluster.num_accelerators", lambda: 4):
+    with mock.patch("roll.cluster.ray_cluster.count_accelerators", lambda: 4):
         cluster = open_ray(ClusterConfig(type="ray", devices_per_node=3), roles)
-    assert cluster.transport("vllm") == "broadcast"
+    assert cluster.choose_transport("vllm") == "broadcast"
     ask = ray.remote(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
     seen = {
         role: [
-            ray.get(ask.options(**cluster._options(seat, None, role, index)).remote(), timeout=60)
+            ray.get(ask.options(**cluster._build_options(seat, None, role, index)).remote(), timeout=60)
             for index, seat in enumerate(seats)
         ]
-        for role, seats in cluster.placement.seats.items()
+        for role, seats in cluster.placement.slots.items()
     }
     assert seen == {"actor_train": [left[0], left[2]], "actor_infer": [f"{left[1]},{left[2]}"]}
     await cluster.close()

@@ -104,8 +104,8 @@ def test_replay_run_a_run_that_was_resumed_is_recorded_and_replayed_as_one(tmp_p
     shutil.rmtree(newest(run))  # as if it had been killed after its last step, with the checkpoint of step 2
     roll.resume(run)
     recording = Recording.open(run)
-    assert (recording.first, recording.last) == (1, 4)
-    assert [session.step for session in recording.used_sessions()] == [0, 2]
+    assert (recording.first_step, recording.last_step) == (1, 4)
+    assert [session.step for session in recording.list_used_sessions()] == [0, 2]
     roll.replay(run)
     assert_same(run, tmp_path / "run-replay")
 
@@ -118,16 +118,16 @@ def test_replay_run_a_replay_begins_at_a_checkpoint_and_is_itself_resumed(
     roll.replay(run, ["name=late"], checkpoint=run / "checkpoints" / "step-000002")
     assert_same(run, tmp_path / "late", first=3)
 
-    train, calls = updates._train_policy, []
+    train, calls = updates.train_policy, []
 
-    async def fail_at_the_third(*args: Any) -> None:
+    async def fail_at_the_third(*args: Any) -> Any:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        await train(*args)
+        return await train(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(updates, "_train_policy", fail_at_the_third)
+        patch.setattr(updates, "train_policy", fail_at_the_third)
         with pytest.raises(KeyboardInterrupt):
             roll.replay(run, ["name=broken"])
     roll.resume(tmp_path / "broken")
@@ -158,22 +158,26 @@ def test_replay_run_what_cannot_be_replayed_is_refused_and_leaves_nothing_behind
         (["training.num_steps=3"], ConfigError, r"num_steps is 3, but the recording .* ends with step 2"),
         (["rollout.group_size=8"], ConfigError, r"rollout\.group_size: recorded 4, now 8"),
         (["seed=1"], ConfigError, r"seed: recorded 0, now 1"),
-        (["algorithm.advantage.mean=greedy"], ConfigError, "greedy answers, which the recorded run did not make"),
-        (["tracking.record_rollouts=true"], ConfigError, "would record what replay.run has recorded"),
+        (
+            ["algorithm.advantage.mean=greedy"],
+            ConfigError,
+            "as its baseline, but the recorded run has none",
+        ),
+        (["tracking.record_rollouts=true"], ConfigError, "would record batches that replay.run already recorded"),
         (["replay.checkpoint=nowhere"], ConfigError, "'nowhere' is not a checkpoint"),
-        (["replay.lengths=free"], ConfigError, "asks for new answers, but only is train"),
+        (["replay.lengths=free"], ConfigError, "needs new answers, but `only: train`"),
     ]
     for overrides, kind, what in refused:
         with pytest.raises(kind, match=what):
             roll.replay(run, overrides)
     write_tiny_model(own, seed=1)
-    with pytest.raises(ModelError, match="is not the one that the recorded run began with"):
+    with pytest.raises(ModelError, match="differs from the model of the recorded run"):
         roll.replay(run)
     write_tiny_model(own)
     settings = json.loads((own / "tokenizer_config.json").read_text())
     settings["chat_template"] = settings["chat_template"].replace("assistant", "helper")
     (own / "tokenizer_config.json").write_text(json.dumps(settings))
-    with pytest.raises(ModelError, match=r"the tokenizer in .* is not the recorded run's"):
+    with pytest.raises(ModelError, match=r"the tokenizer in .* and the recorded run's differ"):
         roll.replay(run)
     assert not (tmp_path / "run-replay").exists()
 
@@ -185,7 +189,7 @@ def test_replay_run_other_prompts_and_a_missing_recording_are_refused(tmp_path: 
     file.write_text("\n".join(lines))
     run = record(tmp_path, tiny_model, num_steps=1, data=[{"source": "file", "path": str(file), "reward": [LETTERS]}])
     file.write_text("\n".join(reversed(lines)))
-    with pytest.raises(DataError, match="the data are not those of the recorded run"):
+    with pytest.raises(DataError, match="the data differ from those of the recorded run"):
         roll.replay(run)
     shutil.rmtree(run / "recording")
     with pytest.raises(DataError, match=r"has no recording"):

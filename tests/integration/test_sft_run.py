@@ -103,7 +103,7 @@ def test_sft_run_a_run_ends_with_its_steps_or_its_epochs_whichever_come_first(
     training = {"num_epochs": 3, "num_steps": 5, "examples_per_step": 4, "num_threads": 1}
     summary = roll.train(config(tmp_path, tiny_model, data=apart, training=training))
     assert summary.num_steps == 5
-    with pytest.raises(ConfigError, match="warmup_steps 4 exceeds the 3 steps that 10 examples"):
+    with pytest.raises(ConfigError, match="warmup_steps 4 exceeds the run's 3 steps, which follow from 10 examples"):
         training = {"num_epochs": 1, "examples_per_step": 4, "warmup_steps": 4}
         roll.train(config(tmp_path, tiny_model, name="other", data=apart, training=training))
 
@@ -184,7 +184,7 @@ def test_sft_run_rows_may_be_python_objects(tmp_path: Path, tiny_model: Path) ->
     rows = [{"prompt": f"Say {word}.", "completion": word} for word in ("ab", "ba", "cab")]
     summary = roll.train(plain, data=rows, held_out=[{"prompt": "Say abc.", "completion": "abc"}])
     assert summary.score_after is not None and summary.num_steps == 3
-    with pytest.raises(ConfigError, match=r"the pipeline sft learns from examples and scores"):
+    with pytest.raises(ConfigError, match=r"the pipeline sft learns from given examples"):
         roll.train({**plain, "name": "other"}, data=rows, reward="math")
 
 

@@ -33,7 +33,7 @@ def test_signal_a_signal_saves_and_the_resumed_run_goes_on_as_if_nothing_had_bee
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == code, errors.decode()
     assert (
-        f"{number.name}: the run ends, its last whole step saved"
+        f"{number.name}: the run ends and saves its last complete step"
         in (run.path / "logs" / "controller-0.log").read_text()
     )
     assert f"roll resume {run.path}" in errors.decode()
@@ -68,7 +68,7 @@ def test_signal_a_run_that_starts_ends_without_going_on(
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == code, errors.decode()
     assert errors.decode().splitlines()[-1] == f"Interrupted. Continue with: roll resume {run.path}"
-    assert "bringing the weights" not in log.read_text()
+    assert "syncing the weights" not in log.read_text()
     assert not list((run.path / "checkpoints").iterdir())
     run.finish()
 

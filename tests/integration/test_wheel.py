@@ -47,7 +47,12 @@ def test_wheel_the_quickstart_trains_in_a_new_environment_that_has_the_wheels_al
     call(roll, "init", "--examples")
     found = {each["name"]: each for each in json.loads(call(roll, "doctor", "--json"))["findings"]}
     assert found["packages"]["verdict"] == found["default model"]["verdict"] == "ok"
-    changes = ("training.num_steps=2", "evaluation.num_prompts=4", "rollout.max_new_tokens=16")
+    changes = (
+        "training.num_steps=2",
+        "evaluation.num_prompts=4",
+        "rollout.max_new_tokens=16",
+        "rollout.prompts_per_step=4",
+    )
     call(roll, "train", "examples/quickstart.yaml", *changes)
     summary = json.loads((work / "runs" / "quickstart" / "summary.json").read_text())
     assert summary["num_steps"] == 2

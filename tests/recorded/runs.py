@@ -46,8 +46,8 @@ RUNS: dict[str, dict[str, Any]] = {
     "distill": {"pipeline": "distill", "teacher": "TEACHER", "distillation": {"reward_weight": 0.5}},
     "distill_reward": {
         "pipeline": "distill",
-        "teacher": {"model": "TEACHER", "place": "engine"},
-        "distillation": {"place": "reward"},
+        "teacher": {"model": "TEACHER", "backend": "engine"},
+        "distillation": {"mode": "reward"},
         "updates": {"num_minibatches": 2, "num_epochs": 2},
     },
     "preference_online": {"pipeline": "preference_online", "pairing": {"type": "all"}},
@@ -77,7 +77,7 @@ def run(name: str, model: Path, directory: Path) -> None:
     from roll.pipelines.online.online_run import OnlineRun
 
     if name == "asynchronous":
-        OnlineRun.ahead = property(lambda online: True)
+        OnlineRun.is_asynchronous = property(lambda online: True)
     roll.train(configuration(name, model, directory))
 
 

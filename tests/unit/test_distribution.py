@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.version import DISTRIBUTION, install_extra
+from roll.version import DISTRIBUTION, build_install_command
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -32,10 +32,10 @@ def test_distribution_every_extra_that_a_text_names_belongs_to_the_distribution_
     for path, text in _texts():
         assert not re.search(r"\broll\[", text), f"{path} names the distribution 'roll', which is another project"
         assert not re.search(r"pip install\s+['\"]?roll(?!-rl|-sandbox)\b", text), f"{path} installs another project"
-        found += re.findall(r"roll-rl\[([\w-]+)\]", text) + re.findall(r"install_extra\([\"']([\w-]+)", text)
+        found += re.findall(r"roll-rl\[([\w-]+)\]", text) + re.findall(r"build_install_command\([\"']([\w-]+)", text)
     assert {"docker", "instructions"} <= set(found)
     assert set(found) <= extras | {"name", "package"}, "extras that pyproject.toml does not have"
-    assert install_extra("docker") == "pip install 'roll-rl[docker]'"
+    assert build_install_command("docker") == "pip install 'roll-rl[docker]'"
 
 
 def _environment(tmp_path: Path, *, files: str) -> Path:

@@ -9,7 +9,7 @@ import pytest
 
 from roll import extensions
 from roll.errors import ConfigError
-from roll.extensions import ExtensibleRegistry, names_own_code
+from roll.extensions import ExtensibleRegistry, has_user_code
 
 GROUP = "roll.tests"
 
@@ -33,7 +33,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
 
 
 def forget() -> None:
-    for known in (extensions._installed, extensions._entry_points, extensions._names):
+    for known in (extensions._find_installed, extensions._load_entry_points, extensions._list_names):
         known.cache_clear()
 
 
@@ -62,7 +62,7 @@ def test_extensions_by_one_name_of_two_packages_are_refused_with_both(installed:
     with pytest.raises(ConfigError) as caught:
         registry().path("quick")
     message = str(caught.value)
-    assert "'quick' is of several installed packages" in message
+    assert "'quick' is registered by several installed packages" in message
     assert "fast_package:implementation" in message and "swift_package:implementation" in message
 
 
@@ -90,7 +90,7 @@ def test_extensions_whose_entry_point_is_malformed_end_nothing_else(
 ) -> None:
     installed("swift", "other = swift_package:implementation")
     installed("fast", points)
-    assert registry().get("other")() == "swift_package" and names_own_code(["other"])
+    assert registry().get("other")() == "swift_package" and has_user_code(["other"])
     with pytest.raises(ConfigError, match=r"^import path '.*' is malformed|^unknown codec 'quick'\."):
         registry().get("quick")
     assert ("entry points of a package in" in caplog.text) == (points == "quick")
@@ -98,6 +98,6 @@ def test_extensions_whose_entry_point_is_malformed_end_nothing_else(
 
 def test_extensions_are_seen_wherever_a_configuration_names_it() -> None:
     """It may need PyTorch, which `roll check` otherwise does not load."""
-    assert names_own_code({"inference": {"engine": "engines/mine.py:Engine"}})
-    assert names_own_code({"data": [{"options": {"tools": ("python", "package.tools:Search")}}]})
-    assert not names_own_code({"model": "smollm2", "data": [{"prompt_template": "{prompt} Answer: a number."}, 3]})
+    assert has_user_code({"inference": {"engine": "engines/mine.py:Engine"}})
+    assert has_user_code({"data": [{"options": {"tools": ("python", "package.tools:Search")}}]})
+    assert not has_user_code({"model": "smollm2", "data": [{"prompt_template": "{prompt} Answer: a number."}, 3]})

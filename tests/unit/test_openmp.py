@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from roll import openmp
-from roll.openmp import SpinControl, loaded_libgomp, pressure_file, watch
+from roll.openmp import SpinControl, find_loaded_libgomp, find_pressure_file, watch
 
 
 class Team:
@@ -45,14 +45,14 @@ def test_openmp_threads_spin_unless_threads_wait_for_cores(shares: list[float], 
         stalled_s += 0.25 * share
         control.observe(100.0 + 0.25 * number, stalled_s)
     assert seen == log
-    assert control.spins == (not log or log[-1] == "closed")
+    assert control.may_spin == (not log or log[-1] == "closed")
 
 
 def test_openmp_without_a_team_goes_on_spinning() -> None:
     control = SpinControl(lambda: None)
     control.observe(0.0, 0.0)
     control.observe(1.0, 1.0)
-    assert control.spins
+    assert control.may_spin
 
 
 def test_openmp_the_first_counts_and_a_clock_that_stands_still_decide_nothing() -> None:
@@ -68,7 +68,7 @@ def test_openmp_counts_that_cannot_be_read_for_a_while_are_looked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = tmp_path / "first", tmp_path / "second"
-    monkeypatch.setattr(openmp, "pressure_file", lambda: second if second.exists() else None)
+    monkeypatch.setattr(openmp, "find_pressure_file", lambda: second if second.exists() else None)
     seen: list[str] = []
     make_team: Any = lambda: Team(seen)  # noqa: E731
     # far more between two looks than the time that can be between them: cores are shared
@@ -122,14 +122,14 @@ def test_openmp_a_process_that_may_start_no_more_threads_gets_no_team(
 
     monkeypatch.setattr(threading.Thread, "start", start_some)
     monkeypatch.setattr(openmp, "IdleTeam", lambda *arguments: made.append(arguments))
-    monkeypatch.setattr(openmp, "loaded_libgomp", lambda: "libgomp.so.1")
+    monkeypatch.setattr(openmp, "find_loaded_libgomp", lambda: "libgomp.so.1")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
     before = threading.active_count()
-    with pytest.raises(RuntimeError, match="no more threads"):
-        openmp._team()
+    with pytest.raises(RuntimeError, match="cannot start any more threads"):
+        openmp._create_team()
     assert made == [] and threading.active_count() == before
     left[0] = 6  # twice as many as the team has: one more than there are cores
-    openmp._team()
+    openmp._create_team()
     assert made == [("libgomp.so.1", 3)] and threading.active_count() == before
 
 
@@ -148,8 +148,8 @@ def test_openmp_the_runtime_is_the_one_that_pytorch_computes_with(
 ) -> None:
     maps = tmp_path / "maps"
     maps.write_text("".join(f"7f00-7f01 r-xp 00000000 fe:00 12   {path}\n" for path in paths))
-    assert loaded_libgomp(maps) == found
-    assert loaded_libgomp(tmp_path / "none") is None
+    assert find_loaded_libgomp(maps) == found
+    assert find_loaded_libgomp(tmp_path / "none") is None
 
 
 def test_openmp_the_pressure_of_the_own_control_group_comes_first(tmp_path: Path) -> None:
@@ -160,26 +160,26 @@ def test_openmp_the_pressure_of_the_own_control_group_comes_first(tmp_path: Path
         return file
 
     line = "some avg10=0.00 avg60=0.00 avg300=0.00 total=123456\n"
-    assert pressure_file(tmp_path) is None
+    assert find_pressure_file(tmp_path) is None
     write("proc/self/cgroup", "1:cpu:/old\n0::/mine\n")
     machine = write("proc/pressure/cpu", line)
     every = len(os.sched_getaffinity(0)) == os.cpu_count()
-    assert pressure_file(tmp_path) == (machine if every else None)
+    assert find_pressure_file(tmp_path) == (machine if every else None)
     own = write("sys/fs/cgroup/mine/cpu.pressure", "")
-    assert pressure_file(tmp_path) != own
+    assert find_pressure_file(tmp_path) != own
     own.write_text(line)
-    assert pressure_file(tmp_path) == own
+    assert find_pressure_file(tmp_path) == own
 
 
 PROCESS = """
 import os, torch
-from roll.openmp import IdleTeam, loaded_libgomp
+from roll.openmp import IdleTeam, find_loaded_libgomp
 def threads():
     return len(os.listdir("/proc/self/task"))
 torch.set_num_threads(2)
 x = torch.randn(256, 256)
 x @ x
-library = loaded_libgomp()
+library = find_loaded_libgomp()
 if library is None:
     raise SystemExit(77)
 before, numbers = threads(), torch.get_num_threads()

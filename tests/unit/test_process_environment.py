@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from roll.errors import ConfigError
-from roll.process_environment import prepare_environment, socket_directory, temporary_environment
+from roll.process_environment import find_socket_directory, override_environment, prepare_environment
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_PROGRESS_BARS")
 
@@ -44,12 +44,12 @@ def test_process_environment_a_variable_that_comes_too_late_is_said(monkeypatch,
     monkeypatch.setitem(sys.modules, "torch", sys.modules.get("torch", sys))
     with caplog.at_level(logging.WARNING):
         prepare_environment()
-    assert "too late" in caplog.text
+    assert "has no effect in this process" in caplog.text
 
 
 def test_process_environment_temporary_variables_go_and_those_from_before_come_back(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("ROLL_TEST_KEPT", "before")
-    with pytest.raises(KeyError), temporary_environment({"ROLL_TEST_KEPT": "inside", "ROLL_TEST_NEW": "inside"}):
+    with pytest.raises(KeyError), override_environment({"ROLL_TEST_KEPT": "inside", "ROLL_TEST_NEW": "inside"}):
         assert os.environ["ROLL_TEST_KEPT"] == os.environ["ROLL_TEST_NEW"] == "inside"
         raise KeyError
     assert os.environ["ROLL_TEST_KEPT"] == "before" and "ROLL_TEST_NEW" not in os.environ
@@ -57,11 +57,11 @@ def test_process_environment_temporary_variables_go_and_those_from_before_come_b
 
 def test_process_environment_sockets_go_where_their_paths_are_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert socket_directory(room=103 - 1 - len(str(tmp_path))) == str(tmp_path)
+    assert find_socket_directory(room=103 - 1 - len(str(tmp_path))) == str(tmp_path)
     long = tmp_path / ("d" * 100)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    assert socket_directory(room=10) == "/tmp"
+    assert find_socket_directory(room=10) == "/tmp"
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    with pytest.raises(ConfigError, match=r"a path of \d+ bytes.*Set TMPDIR to a shorter one"):
-        socket_directory(room=10)
+    with pytest.raises(ConfigError, match=r"a path of \d+ bytes.*Set TMPDIR to a directory with a shorter path"):
+        find_socket_directory(room=10)

@@ -20,7 +20,7 @@ from roll.config.rewards import JudgeReward
 from roll.envs.tools.search import HttpSearch
 from roll.errors import ConfigError
 from roll.process_environment import prepare_environment
-from roll.proxies import client_session, exempt_this_machine, is_this_machine, proxy_for, proxy_note
+from roll.proxies import describe_proxy, exempt_this_machine, find_proxy, is_this_machine, make_client_session
 from roll.rewards.judge.chat import EndpointChat
 from roll.types import Message
 from roll_sandbox.images.names import Reference
@@ -133,26 +133,26 @@ def test_proxies_are_not_used_for_what_no_proxy_lists(
 ) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://proxy.example.net:3128")
     monkeypatch.setenv("NO_PROXY", excepted)
-    assert proxy_for(url) == ("http://proxy.example.net:3128" if used else None)
+    assert find_proxy(url) == ("http://proxy.example.net:3128" if used else None)
 
 
 def test_proxies_are_chosen_by_scheme_and_socks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTPS_PROXY", "proxy.example.net:1")
-    assert (proxy_for("https://a.com"), proxy_for("wss://a.com")) == ("http://proxy.example.net:1",) * 2
-    assert proxy_for("http://a.com") is None
+    assert (find_proxy("https://a.com"), find_proxy("wss://a.com")) == ("http://proxy.example.net:1",) * 2
+    assert find_proxy("http://a.com") is None
     monkeypatch.setenv("all_proxy", "socks5://user:secret@other.example.net:2")
-    assert proxy_for("https://a.com") == "http://proxy.example.net:1"
+    assert find_proxy("https://a.com") == "http://proxy.example.net:1"
     with pytest.raises(ConfigError, match=r"'socks5://other\.example\.net' for http://a\.com.*HTTP_PROXY") as refused:
-        proxy_for("http://a.com")
+        find_proxy("http://a.com")
     assert "secret" not in str(refused.value)
-    assert proxy_for("http://127.0.0.1:1") is None
+    assert find_proxy("http://127.0.0.1:1") is None
 
 
 def test_proxies_are_named_without_their_password(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HTTP_PROXY", "http://user:secret@proxy.example.net:3128")
-    said = proxy_note("http://a.com")
+    said = describe_proxy("http://a.com")
     assert said == " (through the proxy proxy.example.net:3128; NO_PROXY lists hosts that are reached without one)"
-    assert proxy_note("http://localhost:1") == ""
+    assert describe_proxy("http://localhost:1") == ""
 
 
 def test_environments_of_programs_reach_this_machine_without_a_proxy() -> None:
@@ -189,7 +189,7 @@ async def test_proxies_sessions_use_the_proxy_for_others_and_none_for_this_machi
     proxy, server = serve("proxy"), serve("server")
     monkeypatch.setenv("http_proxy", proxy.url)
     for url, answer in (("http://elsewhere.invalid/a", '"proxy"'), (f"{server.url}/b", '"server"')):
-        async with client_session(url) as session, session.get(url) as response:
+        async with make_client_session(url) as session, session.get(url) as response:
             assert await response.text() == answer
     assert (proxy.asked, server.asked) == (["http://elsewhere.invalid/a"], ["/b"])
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from roll.config.load import load_config
 from roll.config.presets import PRESET_NAMES
 from roll.errors import ConfigError
-from roll.registry import close_names, count_edits, did_you_mean
+from roll.registry import count_edits, did_you_mean, find_similar_names
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_registry_nearest_of_a_preset_with_two_letters_swapped_is_one_edit_away(
 
 
 def test_registry_nearest_names_do_not_depend_on_the_order_of_the_known_ones() -> None:
-    assert close_names("gpro", ["gspo", "grpo"]) == close_names("gpro", ["grpo", "gspo"]) == ["grpo"]
-    assert close_names("gpro", ["gspo", "sapo", "grpo"], limit=2) == ["grpo", "gspo"]
-    assert close_names("unlike", ["grpo"]) == []
+    assert find_similar_names("gpro", ["gspo", "grpo"]) == find_similar_names("gpro", ["grpo", "gspo"]) == ["grpo"]
+    assert find_similar_names("gpro", ["gspo", "sapo", "grpo"], limit=2) == ["grpo", "gspo"]
+    assert find_similar_names("unlike", ["grpo"]) == []
 
 
 def test_registry_nearest_algorithm_of_a_configuration_has_the_swapped_letters_in_order() -> None:

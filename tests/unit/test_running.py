@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from roll.cli.main import end
+from roll.cli.main import exit_process
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.running import has_detached_threads, run_in_thread, run_to_end
 
@@ -119,10 +119,10 @@ def test_running_who_is_cancelled_does_not_wait_for_his_thread_and_the_command_e
     try:
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(cancelled())  # comes back
-        end(130)
+        exit_process(130)
         assert ends == [130]
     finally:
         may_end.set()
     assert not has_detached_threads(10.0)
     with pytest.raises(SystemExit):
-        end(130)
+        exit_process(130)

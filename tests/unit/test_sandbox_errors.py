@@ -12,7 +12,7 @@ import roll_sandbox.errors as theirs
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError, InfraError, RollError, UserError
 from roll.sandbox_errors import sandbox_errors, translate_error
-from roll.sandboxes import configured_manager
+from roll.sandboxes import build_manager
 from roll_sandbox import SandboxSpec
 
 KINDS = [kind for _, kind in inspect.getmembers(theirs, inspect.isclass) if issubclass(kind, theirs.RollSandboxError)]
@@ -65,4 +65,4 @@ def test_sandbox_errors_a_configured_service_with_a_bad_token_is_a_config_error_
 ) -> None:
     monkeypatch.setenv("ROLL_SANDBOX_TOKEN", "two words")
     with pytest.raises(ConfigError, match="token"):
-        configured_manager(SandboxConfig(url="http://127.0.0.1:1"), spec=SandboxSpec())
+        build_manager(SandboxConfig(url="http://127.0.0.1:1"), spec=SandboxSpec())

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from roll.errors import ConfigError
-from roll.user_code import BEGUN_IN, check_call, code_fingerprint, load_function, source_files
+from roll.user_code import BEGUN_IN, check_call, compute_code_fingerprint, find_source_files, load_function
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def test_user_code_is_told_which_module_a_name_is(tmp_path: Path, caplog: pytest
     write(tmp_path, rewards_d="import random\ndef score(): return random\n", random="")
     with caplog.at_level(logging.WARNING):
         assert load_function(f"{tmp_path}/rewards_d.py:score", "reward function")() is random
-    assert f"and not '{tmp_path / 'random.py'}'" in caplog.text and "Rename the file" in caplog.text
+    assert f"and not '{tmp_path / 'random.py'}'" in caplog.text and "rename it" in caplog.text
 
 
 def test_user_code_of_two_directories_with_neighbors_of_one_name_is_noticed(
@@ -97,7 +97,7 @@ def test_user_code_that_fails_names_its_line(tmp_path: Path) -> None:
     [
         ("class Own(BaseException): pass\nraise Own('a b')", r"\.py:2\): Own: a b$"),
         ("raise ValueError('two\\nlines' + 'x' * 9999)", r"\.py:1\): ValueError: two linesx{480,500}\.\.\.$"),
-        ("class Own(Exception):\n    __str__ = None\nraise Own", r"\.py:3\): Own: its message cannot be made$"),
+        ("class Own(Exception):\n    __str__ = None\nraise Own", r"\.py:3\): Own: its message cannot be formatted$"),
         ("\n\ndef (:", r"rewards_h\.py:3\): SyntaxError: invalid syntax"),
     ],
 )
@@ -111,7 +111,7 @@ def test_user_code_behind_links_in_a_circle_is_a_missing_file(tmp_path: Path) ->
     (tmp_path / "circle.py").symlink_to("circle.py")
     with pytest.raises(ConfigError, match=r"loss: there is no file '.*circle\.py'"):
         load_function(f"{tmp_path}/circle.py:loss", "loss")
-    assert code_fingerprint([f"{tmp_path}/circle.py:loss"]) == {}
+    assert compute_code_fingerprint([f"{tmp_path}/circle.py:loss"]) == {}
 
 
 def test_user_code_that_leaves_the_current_directory_is_brought_back(
@@ -135,7 +135,7 @@ def test_user_code_that_takes_other_arguments_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
         check_call(lambda: None, "loss 'mine.py:loss'", "inputs")
     assert str(caught.value) == (
-        "loss 'mine.py:loss' is called with (inputs), which () does not take: too many positional arguments."
+        "loss 'mine.py:loss' is called with (inputs), which () does not accept: too many positional arguments."
     )
 
 
@@ -146,25 +146,25 @@ def test_user_code_fingerprint_follows_local_imports_and_no_others(
     write(tmp_path, rewards="import json, one\nfrom package import two\ndef score(): pass\n", one="import three\n")
     write(tmp_path / "package", __init__="", two="from . import four\nfrom .five import a\n", four="", five="a = 1\n")
     write(tmp_path, three="", json="", unrelated="")
-    names = {str(file.relative_to(tmp_path)) for file in source_files("rewards.py:score")}
+    names = {str(file.relative_to(tmp_path)) for file in find_source_files("rewards.py:score")}
     package = {"package/__init__.py", "package/two.py", "package/four.py", "package/five.py"}
     assert names == {"rewards.py", "one.py", "three.py"} | package
 
-    before = code_fingerprint(["rewards.py:score"])
-    assert before == code_fingerprint(["rewards.py:score"])
+    before = compute_code_fingerprint(["rewards.py:score"])
+    assert before == compute_code_fingerprint(["rewards.py:score"])
     (tmp_path / "unrelated.py").write_text("changed")
-    assert code_fingerprint(["rewards.py:score"]) == before
+    assert compute_code_fingerprint(["rewards.py:score"]) == before
     for changed in ("rewards", "three", "package/five"):
         file = tmp_path / f"{changed}.py"
         content = file.read_text()
         file.write_text(content + "changed = 1\n")
-        assert code_fingerprint(["rewards.py:score"]) != before
+        assert compute_code_fingerprint(["rewards.py:score"]) != before
         file.write_text(content)
-    assert code_fingerprint(["rewards.py:score"]) == before
+    assert compute_code_fingerprint(["rewards.py:score"]) == before
 
 
 def test_user_code_fingerprint_survives_cycles_broken_files_and_installed_functions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(write(tmp_path, a="import b", b="import a\nimport c", c="this is no Python"))
-    assert set(code_fingerprint(["a.py:f", "a:f", "json:loads", "gone.py:f"])) == {"a.py:f", "a:f"}
+    assert set(compute_code_fingerprint(["a.py:f", "a:f", "json:loads", "gone.py:f"])) == {"a.py:f", "a:f"}

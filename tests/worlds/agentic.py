@@ -16,11 +16,12 @@ from typing import Any, ClassVar
 from roll.agents.agent_loop import AgentLoop
 from roll.agents.server import AgentServer
 from roll.config.agents import AgentConfig
-from roll.envs.equipping import Equipment
+from roll.envs.hosted_tools import ToolBuilder
 from roll.envs.hosting import EnvHosts
 from roll.envs.process_host import PoolHost
 from roll.errors import ReplayError
-from roll.rollout.episode import EpisodePlan, play
+from roll.rollout.episode import play_episode
+from roll.rollout.episode_start import EpisodePlan
 from roll.simulation.clock import run
 from roll.types import (
     Anchor,
@@ -101,7 +102,7 @@ class AgenticWorld(World):
         self.faults = Chance(settings.seed, kind.faults)
         pool: Any = FailingPool(self.faults)
         self.hosts = EnvHosts(
-            {"pool": PoolHost(pool)}, Equipment(pool, {"runtime": "subprocess", "trust_programs": True})
+            {"pool": PoolHost(pool)}, ToolBuilder(pool, {"runtime": "subprocess", "trust_programs": True})
         )
         self.server = AgentServer()
         self.agents = Agents(self.server, self.faults, self.violations_of_agents)
@@ -151,7 +152,7 @@ class AgenticWorld(World):
             settings, trajectory = own.choice(self.successes)
             anchor = Anchor(trajectory=trajectory, num_turns=own.randrange(1, len(trajectory.turns)))
         draw = replace(draw, prompt=replace(draw.prompt, environment=settings), anchor=anchor)
-        played = await play(draw, index, first, generate, self.renderer, hosts=self.hosts, plan=self.kind.plan)
+        played = await play_episode(draw, index, first, generate, self.renderer, hosts=self.hosts, plan=self.kind.plan)
         assert len(played.turns) + len(played.replayed) >= 1
         if anchor is None and len(played.turns) > 1 and played.finished and not played.counts.get("summaries"):
             self.successes.append((settings, self._recorded(played)))

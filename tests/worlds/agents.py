@@ -45,7 +45,7 @@ class Speaker:
         said = (
             self.says.pop(0) if isinstance(self.says, list) else self.says(self.renderer.decode_raw(request.token_ids))
         )
-        pieces = [self.renderer.piece(piece) for piece in (said if self.by_letter else [said])]
+        pieces = [self.renderer.tokenize(piece) for piece in (said if self.by_letter else [said])]
         ids = [*np.concatenate(pieces).tolist(), self.end]
         cut = len(ids) > request.sampling.max_new_tokens
         ids = ids[: request.sampling.max_new_tokens]

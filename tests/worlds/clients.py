@@ -99,7 +99,7 @@ class _Wire:
 
     async def serve(self) -> int:
         """As aiohttp does."""
-        response = await self._server._answered(self.request)
+        response = await self._server._handle_request(self.request)
         with suppress(ConnectionError):
             await response.prepare(self.request)
             await response.write_eof()

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from roll.data import ChatRenderer
-from roll.rollout.episode import EpisodePlan, play
+from roll.rollout.episode import play_episode
+from roll.rollout.episode_start import EpisodePlan
 from roll.types import (
     Anchor,
     EnvironmentSettings,
@@ -65,6 +66,9 @@ class Script:
     async def open(self, settings: EnvironmentSettings) -> AsyncIterator[Script]:
         yield self
 
+    async def store_images(self, result: Any, environment: str) -> Any:
+        return result
+
     async def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         return "", {"state": "s0"}
 
@@ -98,7 +102,7 @@ def run_episode(
     sampling = SamplingParams(max_new_tokens=MAX_NEW_TOKENS, seed=1, stop_token_ids=engine.stops)
     first = GenerationRequest(request_id="train-0.0", token_ids=draw.token_ids, sampling=sampling)
     hosts: Any = script
-    return asyncio.run(play(draw, 0, first, engine.generate, renderer, hosts=hosts, plan=EpisodePlan(**plan)))
+    return asyncio.run(play_episode(draw, 0, first, engine.generate, renderer, hosts=hosts, plan=EpisodePlan(**plan)))
 
 
 def check_exact(rollout: Rollout, engine: Engine, *, max_context: int | None = None) -> None:

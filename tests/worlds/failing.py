@@ -93,7 +93,7 @@ class _Kept:
 
     async def call(self, method: str, *args: Any) -> Any:
         if self._ended:
-            raise WorkerDiedError("its process was ended")
+            raise WorkerDiedError("the process was ended")
         assert not self._busy, "two callers ask the same process at once"
         self._busy = True
         try:
@@ -232,7 +232,7 @@ def failing_servers(chance: Callable[[], Chance]) -> Iterator[None]:
     before = {name: sys.modules.pop(name) for name in modules if name in sys.modules}
     sys.modules.update(modules)
     try:
-        with mock.patch("roll.envs.tools.sandboxes.configured_manager", lambda *_, **__: _Sandboxes(chance())):
+        with mock.patch("roll.envs.tools.sandboxes.build_manager", lambda *_, **__: _Sandboxes(chance())):
             yield
     finally:
         for name in modules:

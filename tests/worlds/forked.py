@@ -97,9 +97,9 @@ def _run_command(command: tuple[str, ...], environment: dict[str, str], files: l
         os.dup2(opened, number)
         os.close(opened)
     sys.argv = ["roll", *command]
-    from roll.cli.main import end, run
+    from roll.cli.main import exit_process, run
 
     try:
-        end(run(sys.argv[1:], own_process=True))
+        exit_process(run(sys.argv[1:], own_process=True))
     finally:
         atexit._run_exitfuncs()

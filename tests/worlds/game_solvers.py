@@ -13,13 +13,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-from roll.envs.games.clues import clues
-from roll.envs.games.game_2048 import Board, slid
-from roll.envs.games.mastermind import pegs
-from roll.envs.games.sudoku import solutions
-from roll.envs.games.wiki_pages import pages
-from roll.envs.games.wordle import marks
-from roll.envs.games.words import words
+from roll.envs.games.clues import list_clues
+from roll.envs.games.game_2048 import Board, slide
+from roll.envs.games.mastermind import count_pegs
+from roll.envs.games.sudoku import iterate_solutions
+from roll.envs.games.wiki_pages import list_pages
+from roll.envs.games.wordle import mark_guess
+from roll.envs.games.words import list_words
 
 __all__ = ["SOLVERS", "solved"]
 
@@ -58,7 +58,7 @@ def mastermind(first: str, _: Any) -> Play:
         guess = left[len(left) // 2]
         told = yield " ".join(map(str, guess))
         result = found(r"(\d+) black and (\d+) white", told)
-        left = [code for code in left if pegs(code, guess) == result]
+        left = [code for code in left if count_pegs(code, guess) == result]
 
 
 def minesweeper(first: str, env: Any) -> Play:
@@ -74,16 +74,16 @@ def minesweeper(first: str, env: Any) -> Play:
 
 def wordle(first: str, _: Any) -> Play:
     (length,) = found(r"word of (\d+) letters", first)
-    left = list(words(length))
+    left = list(list_words(length))
     while True:
         guess = left[len(left) // 2]
         told = yield guess
-        left = [word for word in left if marks(word, guess) == told.splitlines()[2]]
+        left = [word for word in left if mark_guess(word, guess) == told.splitlines()[2]]
 
 
 def hangman(first: str, _: Any) -> Play:
     (length,) = found(r"word of (\d+) letters", first)
-    left, tried = list(words(length)), set()
+    left, tried = list(list_words(length)), set()
     while True:
         counts = Counter(letter for word in left for letter in set(word) if letter not in tried)
         letter = min(counts, key=lambda each: (abs(counts[each] - len(left) / 2), each), default="")
@@ -162,7 +162,7 @@ def searched(start: Any, is_goal: Any, following: Any, estimate: Any, most: floa
 def sudoku(first: str, _: Any) -> Play:
     rows = [line.replace("|", " ").split()[1:] for line in first.splitlines() if re.match(r"R\d ", line)]
     given = [0 if sign == "." else int(sign) for row in rows for sign in row]
-    for cell, number in enumerate(next(solutions(given, len(rows)))):
+    for cell, number in enumerate(next(iterate_solutions(given, len(rows)))):
         if not given[cell]:
             yield f"{cell // len(rows) + 1} {cell % len(rows) + 1} {number}"
 
@@ -199,8 +199,8 @@ def game_2048(first: str, env: Any) -> Play:
 def best_move(told: str, measure: Callable[[Board], float]) -> str:
     rows = [line.split() for line in told.splitlines() if re.fullmatch(r"( *(\d+|\.))+", line)]
     board = tuple(tuple(0 if sign == "." else int(sign) for sign in row) for row in rows)
-    moves = [move for move in STEPS if slid(board, move) != board]
-    return max(moves, key=lambda move: expected(slid(board, move), measure))
+    moves = [move for move in STEPS if slide(board, move) != board]
+    return max(moves, key=lambda move: expected(slide(board, move), measure))
 
 
 def expected(board: Board, measure: Callable[[Board], float]) -> float:
@@ -209,7 +209,7 @@ def expected(board: Board, measure: Callable[[Board], float]) -> float:
     total = 0.0
     for row, col in empty:
         filled = tuple(tuple(2 if (r, c) == (row, col) else t for c, t in enumerate(w)) for r, w in enumerate(board))
-        total += max(measure(after) for after in (slid(filled, move) for move in STEPS))
+        total += max(measure(after) for after in (slide(filled, move) for move in STEPS))
     return total / len(empty)
 
 
@@ -287,7 +287,7 @@ def sokoban(first: str, _: Any) -> Play:
 
 
 def crosswords(first: str, _: Any) -> Play:
-    by_clue = {clue: word for hard in (False, True) for word, clue in clues(hard).items()}
+    by_clue = {clue: word for hard in (False, True) for word, clue in list_clues(hard).items()}
     done = set()
     for clue, way, row, col in re.findall(r"\d+\. (.*) \((across|down) from row (\d+) column (\d+), \d", first):
         for step, letter in enumerate(by_clue[clue]):
@@ -299,7 +299,7 @@ def crosswords(first: str, _: Any) -> Play:
 
 def word_search(first: str, _: Any) -> Play:
     rows = [line.split()[1:] for line in first.splitlines() if re.match(r"R\d\d ", line)]
-    known = sorted({*words(), *words(rare=True)}, key=len, reverse=True)
+    known = sorted({*list_words(), *list_words(rare=True)}, key=len, reverse=True)
     lines = [("across", r, "".join(row)) for r, row in enumerate(rows)]
     lines += [("down", c, "".join(column)) for c, column in enumerate(zip(*rows, strict=True))]
     for word in known:
@@ -317,7 +317,7 @@ def wiki_game(first: str, _: Any) -> Play:
         match[1].replace(" ", "_"),
         lambda title: title == match[2].replace(" ", "_"),
         lambda title: [
-            (link.replace(" ", "_"), link.replace(" ", "_"), 1) for link in pages()[title.replace("_", " ")].links
+            (link.replace(" ", "_"), link.replace(" ", "_"), 1) for link in list_pages()[title.replace("_", " ")].links
         ],
         lambda _: 0,
     )

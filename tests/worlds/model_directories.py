@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "adapter next to weights": (_write_adapter, r"PEFT adapter \(adapter_config\.json\) next to full weights.*move"),
     "adapter alone": (_write_adapter_alone, r"is a PEFT adapter of 'owner/base', not a full model: merge it"),
     "tied, different head stored": (_store_other_head, r"ties .*'lm_head\.weight' and 'model\.embed_tokens\.weight'"),
-    "single file and index": (_shard, r"has both 'model\.safetensors'.*lists 2 files and which vLLM follows\. Remove"),
+    "single file and index": (_shard, r"has both 'model\.safetensors'.*lists 2 files and which vLLM uses\. Remove"),
     "a weight in two shards": (_store_twice, r"weight '.*' is in two files"),
     "shards without an index": (
         _lose_index,
@@ -211,7 +211,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
         _break(float("inf")),
         r"weight 'model\.layers\.1\.mlp\.up_proj\.weight' of model .* has NaN or",
     ),
-    "missing file": (_lose_shard, r"lacks 1 of 2 weight files, first 'model-00002-of-00002\.safetensors'"),
+    "missing file": (_lose_shard, r"lacks 1 of 2 weight files, for example 'model-00002-of-00002\.safetensors'"),
     "truncated": (_truncate, r"model\.safetensors' is damaged, or is not a safetensors file.*Copy the model again"),
     ".bin": (_convert_to_bin, r"older format \(\.bin\): convert them to safetensors"),
 }

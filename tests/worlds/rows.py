@@ -27,7 +27,7 @@ def row_examples(
 def whole(tokenizer: PreTrainedTokenizerBase, row: Any, kind: ExampleKind = "supervised", **settings: Any) -> list[str]:
     """Return the texts of a row's samples."""
     examples = row_examples(tokenizer, [row], kind, **settings)
-    samples = examples.samples(examples.train.draw(1)[0])
+    samples = examples.build_samples(examples.train.draw(1)[0])
     return [tokenizer.decode(sample.token_ids) for sample in samples if not isinstance(sample, str)]
 
 
@@ -37,7 +37,7 @@ def learnt(
     """Return the stretches of text that are learnt, of each sample of a row."""
     examples = row_examples(tokenizer, [row], kind, **settings)
     found = []
-    for sample in examples.samples(examples.train.draw(1)[0]):
+    for sample in examples.build_samples(examples.train.draw(1)[0]):
         assert not isinstance(sample, str), sample
         borders = np.flatnonzero(np.diff(np.concatenate([[False], sample.loss_mask, [False]]).astype(int)))
         pairs = zip(borders[::2], borders[1::2], strict=True)

@@ -19,7 +19,7 @@ from roll.errors import EngineDiedError, RewardInfraError, WorkerDiedError
 from roll.rollout import AsyncController, Batch, BatchSpec, DataLedger, LLMProxy, RolloutScheduler, Router
 from roll.rollout.attempts import SamplingPlan
 from roll.rollout.lifecycle import RolloutState, Transition
-from roll.rollout.loops import single_answer
+from roll.rollout.loops import generate_single_answer
 from roll.simulation.clock import run
 from roll.types import (
     Fate,
@@ -50,7 +50,7 @@ LAGS: tuple[tuple[float, ...], ...] = ((0.0,), (0.0, 0.01, 0.3), (0.0, 0.3, 2.0)
 
 
 class Numbers:
-    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+    def decode_final_text(self, token_ids: IntArray, context: IntArray) -> str:
         return self.decode(token_ids)
 
     def decode(self, token_ids: IntArray) -> str:
@@ -59,7 +59,7 @@ class Numbers:
     def escape_special_tokens(self, text: str) -> str:
         return text
 
-    def follow_up(self, observation: str) -> IntArray:
+    def tokenize_follow_up(self, observation: str) -> IntArray:
         return np.zeros(1, np.int32)
 
 
@@ -236,7 +236,7 @@ class World:
             loop=self._loop,
             replicate=settings.scheduling.replicate_prompts and settings.scheduling.type != "batch",
         )
-        self.scheduler.life.listen(self._on_event)
+        self.scheduler.life.add_listener(self._on_event)
         plan = SamplingPlan(purpose="train", group_size=settings.group_size, sampling=self.sampling)
         greedy = SamplingPlan(purpose="greedy", group_size=1, sampling=self.sampling)
         self.controller = AsyncController(
@@ -267,7 +267,7 @@ class World:
         if self.chance.random() < self.settings.start_failures:
             await asyncio.sleep(self.chance.choice([0.0, 1.0]))
             raise WorkerDiedError("the environment cannot be reset")
-        return await single_answer(draw, index, first, generate, renderer)
+        return await generate_single_answer(draw, index, first, generate, renderer)
 
     def _draw(self, count: int, domain: str | None) -> Sequence[PromptDraw]:
         draws = []
@@ -277,7 +277,7 @@ class World:
             self.domains.append(own)
             prompt = Prompt(uid=f"{own}/{draw_id}", domain=own, messages=())
             draws.append(PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.array([1, 2], np.int32)))
-            self.ledger.open(draws[-1:], self.version)
+            self.ledger.record_draws(draws[-1:], self.version)
         return draws
 
     def _left_out(self, group: Group) -> str:
@@ -302,7 +302,7 @@ class World:
         scheduling, size = self.settings.scheduling, self.settings.batch_size
         buffer = self.controller.buffer
         live = size + math.ceil(scheduling.async_ratio * size)
-        redundant = scheduling.num_prompts(size) + len(DOMAINS)
+        redundant = scheduling.compute_num_prompts(size) + len(DOMAINS)
         taken = sum(entry.taken for entry in buffer)
         if scheduling.async_ratio and taken:
             live = min(live, scheduling.max_staleness * size)
@@ -352,7 +352,7 @@ class World:
                 if self.settings.hands_over:
                     await self.proxy.sleep()
                     self.engines.lent = True
-                async with self.weights.changing():
+                async with self.weights.updating_weights():
                     self.trainer.changes = True
                     await asyncio.sleep(self.chance.uniform(0, 8))
                     self.version += 1
@@ -380,22 +380,24 @@ class World:
         if self.engines.lent:
             self.engines.lent = False
             await self.proxy.wake()
-        await self.weights.push(self.version, pause_generation=self.controller.updating(), on_dead=self.proxy.restore)
+        await self.weights.push(
+            self.version, pause_generation=self.controller.pause_for_update(), on_dead=self.proxy.start_replacing
+        )
 
     async def _settle(self, batch: Batch, step: int) -> None:
         used = set()
         for group in batch.groups:
             draw_id = group.draw.draw_id
             if draw_id in batch.left_out or not group.scored:
-                self.ledger.settle(draw_id, Fate.FILTERED, step)
+                self.ledger.record_fate(draw_id, Fate.FILTERED, step)
             else:
-                self.ledger.settle(draw_id, Fate.TRAINED, step)
+                self.ledger.record_fate(draw_id, Fate.TRAINED, step)
                 used |= {rollout.rollout_id for rollout in group.scored}
         for draw_id in batch.expired:
-            self.ledger.settle(draw_id, Fate.EXPIRED, step)
-        await self.controller.settle(self.version, used)
-        in_flight = [draw.draw_id for draw in self.controller.in_flight()]
-        assert in_flight == self.ledger.in_flight(), "draws in flight are not those that have no fate"
+            self.ledger.record_fate(draw_id, Fate.EXPIRED, step)
+        await self.controller.complete_step(self.version, used)
+        in_flight = [draw.draw_id for draw in self.controller.list_in_flight()]
+        assert in_flight == self.ledger.list_in_flight(), "draws in flight are not those that have no fate"
 
     async def _moves(self) -> None:
         """Engines that join, leave, or are away for a while; at least one stays."""
@@ -508,7 +510,7 @@ class World:
         assert self.proxy.num_running == self.proxy.num_waiting == 0
         if not self.settings.ends_early:
             assert len(self.batches) == self.settings.num_steps
-            assert not self.ledger.in_flight(), "draws were launched that no step trained"
+            assert not self.ledger.list_in_flight(), "draws were launched that no step trained"
             self._check_shares()
         totals = self.scheduler.life.totals
         ends = sum(totals[s] for s in RolloutState if s not in ("queued", "generating", "rewarding", "accepted"))

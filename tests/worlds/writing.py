@@ -14,7 +14,7 @@ import numpy as np
 import xxhash
 
 from roll.data import build_samples
-from roll.types import Generation, IntArray, Message, Rollout
+from roll.types import EncodedText, Generation, IntArray, Message, Rollout
 from worlds.engines import Request, TickingEngine
 
 __all__ = ["BEGIN", "END", "Characters", "WritingEngine", "check_written", "utterance"]
@@ -52,13 +52,13 @@ class Characters:
         forgets: the template drops thinking from all answers but the last.
     """
 
-    has_template, drops_tools, reasoning = True, False, None
+    has_template, drops_tool_results, reasoning = True, False, None
     template = "tools <tool_call>"
 
     def __init__(self, *, forgets: bool) -> None:
         self.forgets = forgets
 
-    def text(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
+    def render_text(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
         parts = [f"{BEGIN}s{len(tools)} tools{END}"] if tools else []
         for message in messages:
             content = message.text
@@ -70,18 +70,18 @@ class Characters:
         return "".join(parts) + ASSISTANT
 
     def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> IntArray:
-        return self.tokens(self.text(messages, tools))
+        return self.tokenize_rendered(self.render_text(messages, tools))
 
-    def tokens(self, text: str) -> IntArray:
+    def tokenize_rendered(self, text: str) -> IntArray:
         return np.array([ord(letter) for letter in text], np.int32)
 
-    def piece(self, text: str, *, first: bool = False) -> IntArray:
-        return self.tokens(text)
+    def tokenize(self, text: str, *, first: bool = False) -> IntArray:
+        return self.tokenize_rendered(text)
 
     def decode_raw(self, token_ids: IntArray) -> str:
         return "".join(map(chr, token_ids.tolist()))
 
-    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+    def decode_final_text(self, token_ids: IntArray, context: IntArray) -> str:
         return self.decode(token_ids)
 
     def decode(self, token_ids: IntArray) -> str:
@@ -90,12 +90,15 @@ class Characters:
     def escape_special_tokens(self, text: str) -> str:
         return text.replace(BEGIN, "").replace(END, "")
 
-    def parse_answer(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+    def parse_answer(self, answer: IntArray, context: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         text = self.decode_raw(answer)
         return text.removesuffix(END), text.endswith(END)
 
-    def suffix_ids(self, text: str, ended: bool) -> IntArray | None:
-        return self.tokens(text)[ended:] if text.startswith(END) else None
+    def encode(self, text: str) -> EncodedText:
+        return EncodedText(self.tokenize_rendered(text))
+
+    def encode_suffix(self, text: str, ended: bool) -> EncodedText | None:
+        return EncodedText(self.tokenize_rendered(text)[ended:]) if text.startswith(END) else None
 
 
 class WritingEngine(TickingEngine):

@@ -5,6 +5,7 @@ import { css } from "../charts";
 import type { Context, View } from "../context";
 import { empty, h, replace, toast } from "../dom";
 import { byName, num } from "../format";
+import { textWithImages } from "../images";
 import { current, go, link, remember } from "../router";
 import { csv } from "../save";
 import type { Rollout, Tokens, Turn } from "../types";
@@ -75,7 +76,7 @@ export async function rollout({ root, params, run, signal }: Context): Promise<V
       buttons[i]?.setAttribute("tabindex", t === name ? "0" : "-1");
     });
     panel.setAttribute("aria-labelledby", `tab-${name}`);
-    if (name === "turns") replace(panel, turnsView(data));
+    if (name === "turns") replace(panel, turnsView(run?.id ?? "", data));
     else if (name === "tokens") void showTokens();
     else void showGroup();
   }
@@ -111,7 +112,7 @@ export async function rollout({ root, params, run, signal }: Context): Promise<V
   };
 }
 
-function turnsView(data: Rollout): HTMLElement {
+function turnsView(run: string, data: Rollout): HTMLElement {
   const known = data.turns?.some((t) => t.kind !== "prompt" && t.text) ?? false;
   const turns: Turn[] = known && data.turns
     ? data.turns
@@ -139,7 +140,7 @@ function turnsView(data: Rollout): HTMLElement {
           h("span", { class: "grow" }),
           h("button", { type: "button", "aria-label": `Copy this ${turn.label}`, onclick: () => void copy(turn.text) }, "copy"),
         ),
-        h("pre", { class: "text" }, turn.text || "(empty)"),
+        textWithImages(run, turn.text || "(empty)", data.images ?? {}),
       ),
     ),
   );

@@ -4,8 +4,9 @@
 
 Invariants:
     - however the agent ends, its session is closed and its program ended before the rollout is returned;
-    - a program that crashes or hangs is an infrastructure failure, which is retried, unless its session's budget was
-      used up, its last answer was cut off, or the configuration says otherwise: its reward is never set to 0.
+    - a program that crashes or hangs is an infrastructure failure and is retried; its reward is never set to 0. The
+      rollout is scored instead if its session's budget was used up, if its last answer was cut off, or if
+      `on_failure` is `score`.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from roll.agents.complaints import with_refusals
+from roll.agents.failure_messages import add_refusals
 from roll.agents.programs import AgentTask, Program, open_program
 from roll.agents.session import Session
-from roll.agents.tree import Call, as_rollout, main_chain
+from roll.agents.tree import Call, build_rollout, find_main_chain
 from roll.data import ChatRenderer
+from roll.envs.image_storage import ImageStorage
 from roll.errors import InfraError, RollError
-from roll.process_environment import socket_directory
+from roll.process_environment import find_socket_directory
 from roll.rollout.loops import Generate, Renderer
-from roll.types import GenerationRequest, PromptDraw, Rollout
+from roll.types import GenerationRequest, PromptDraw, Rollout, iter_texts
 
 if TYPE_CHECKING:
     from roll.agents.server import AgentServer
@@ -38,27 +40,37 @@ __all__ = ["AgentLoop", "open_agents"]
 
 logger = logging.getLogger(__name__)
 
-LAST_WORDS_S = 5.0
-"""Time for an agent's own clean-up after it was canceled; then the agent is abandoned."""
+CLEANUP_TIMEOUT_S = 5.0
+"""Seconds that a canceled agent has for its clean-up; then it is abandoned."""
 
 
 class AgentLoop:
-    """A `RolloutLoop`.
+    """A `RolloutLoop` whose rollouts are runs of an agent program.
 
     Args:
         server: The server for the agent's requests.
         program: The agent program.
         config: The agent's limits, and the handling of its failures.
         max_context: Longest context of the engines, in tokens.
+        images: Stores the images of requests; `None` if the policy reads only text.
     """
 
-    def __init__(self, server: AgentServer, program: Program, config: AgentConfig, *, max_context: int) -> None:
+    def __init__(
+        self,
+        server: AgentServer,
+        program: Program,
+        config: AgentConfig,
+        *,
+        max_context: int,
+        images: ImageStorage | None = None,
+    ) -> None:
         self._server, self._program, self._config, self._max_context = server, program, config, max_context
+        self._images = images
 
     async def __call__(
         self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
-        """See `RolloutLoop`.
+        """Run the agent once, and return its requests as one rollout, without a reward.
 
         Raises:
             InfraError: The infrastructure or the agent failed.
@@ -72,10 +84,11 @@ class AgentLoop:
             limits=config.limits,
             max_context=self._max_context,
             tool_format=None if config.tool_format == "auto" else config.tool_format,
-            tells_demands=config.format_constraints == "prompt",
+            constraints_as_text=config.format_constraints == "prompt",
             notes=self._server.notes,
+            images=self._images,
         )
-        users = [message.text for message in draw.prompt.messages if message.role == "user"]
+        users = ["".join(iter_texts(message.content)) for message in draw.prompt.messages if message.role == "user"]
         task = AgentTask(
             text=users[-1] if users else "",
             messages=draw.prompt.messages,
@@ -87,81 +100,86 @@ class AgentLoop:
         answer, problem = await self._run(session, task)
         if session.failed.done():
             await session.failed  # raises the failure
-        calls = self._trained(session.calls)
+        calls = self._select_calls(session.calls)
+        # A failure after the budget or the context was used up is the policy's: it is scored, not retried.
         cut_off = bool(calls) and session.calls[-1].finish_reason == "length"  # some frameworks raise at that
         scored = bool(session.exhausted) or cut_off or config.on_failure == "score"
         if problem is not None and not scored:
             if isinstance(problem, RollError):
                 raise problem
-            raise InfraError(f"the agent failed: {with_refusals(str(problem), session.refused)}")
+            raise InfraError(f"the agent failed: {add_refusals(str(problem), session.refused)}")
         if not calls:
-            said = with_refusals(str(problem or "it ended without an error"), session.refused)
-            raise InfraError(f"the agent ended without one answer of the model: {said}")
+            said = add_refusals(str(problem or "the agent ended without an error"), session.refused)
+            raise InfraError(f"the agent ended before it received an answer from the model: {said}")
         cut_off = bool(session.exhausted or problem)
         if answer is not None:
-            return as_rollout(draw, index, calls, text=answer, cut_off=cut_off)
+            return build_rollout(draw, index, calls, text=answer, cut_off=cut_off)
         last = calls[-1]
-        found = as_rollout(draw, index, calls, text=renderer.decode(last.token_ids), cut_off=cut_off)
-        return replace(found, final_text=renderer.final_text(last.token_ids, last.context))
+        found = build_rollout(draw, index, calls, text=renderer.decode(last.token_ids), cut_off=cut_off)
+        return replace(found, final_text=renderer.decode_final_text(last.token_ids, last.context))
 
-    def _trained(self, calls: Sequence[Call]) -> Sequence[Call]:
-        """Return the calls to train on; add a note if some are left out."""
+    def _select_calls(self, calls: Sequence[Call]) -> Sequence[Call]:
+        """Return the calls to train on: all, or (`train: main_chain`) the longest chain; add a note about the rest."""
         if self._config.train == "all" or not calls:
             return calls
-        chain = [calls[place] for place in main_chain(calls)]
+        chain = [calls[place] for place in find_main_chain(calls)]
         if len(chain) < len(calls):
             kept, written = (sum(len(call.token_ids) for call in each) for each in (chain, calls))
             said = (
-                f"an agent sent {len(calls) - len(chain)} requests outside its longest conversation of {len(chain)} "
-                "answers (titles, summaries, sub-agents, or a history that it wrote anew): those answers are not "
-                "trained"
+                f"an agent sent {len(calls) - len(chain)} requests outside the longest conversation of {len(chain)} "
+                "answers (titles, summaries, sub-agents, or a rewritten history): the answers to these requests are "
+                "not trained"
             )
             if 2 * kept < written:
                 self._server.notes.add(
                     "most are left out",
-                    f"{said}, which is most of what the model wrote. Set rollout.agent.train to `all` if they belong "
-                    "to the task.",
+                    f"{said}, although they have most of the generated tokens. Set rollout.agent.train to `all` if "
+                    "they belong to the task.",
                 )
             else:
                 self._server.notes.add("some are left out", f"{said} (rollout.agent.train: main_chain).")
         return chain
 
     async def _run(self, session: Session, task: AgentTask) -> tuple[str | None, Exception | None]:
-        """Run the agent; return its answer, and its error, if any."""
+        """Run the agent, then end its session. Return (answer, `None`), or (`None`, the agent's error or a timeout)."""
         self._server.sessions.add(session)
         work = asyncio.ensure_future(self._program(task, self._server.base_url, session.key))
         work.add_done_callback(lambda work: work.cancelled() or work.exception())  # marks the exception as retrieved
         try:
             await asyncio.wait({work, session.failed}, timeout=task.time_s, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                return None, TimeoutError(f"it did not end within {task.time_s:g} s")
+                return None, TimeoutError(f"the agent did not end within {task.time_s:g} s")
             error = work.exception()
             if error is not None and not isinstance(error, Exception):
                 raise error
             return (work.result(), None) if error is None else (None, error)
         finally:
+            # Ends the session first, so that a program that ignores its end cannot send further requests.
             self._server.sessions.end(session)
-            await _ended(work)
+            await _cancel(work)
 
 
-async def _ended(work: asyncio.Future[str | None]) -> None:
-    """Cancel an agent that is still running."""
+async def _cancel(work: asyncio.Future[str | None]) -> None:
+    """Cancel an agent that is still running, and wait a few seconds for it to end."""
     if work.done():
         return
     work.cancel()
-    done, _ = await asyncio.wait({work}, timeout=LAST_WORDS_S)
+    done, _ = await asyncio.wait({work}, timeout=CLEANUP_TIMEOUT_S)
     if not done:
-        logger.warning("an agent goes on although it was cancelled: its session is closed, and it is left behind")
+        logger.warning("an agent is still running although it was canceled: its session is closed, and it is abandoned")
 
 
 @asynccontextmanager
-async def open_agents(config: AgentConfig, sandbox: SandboxConfig, *, max_context: int) -> AsyncIterator[AgentLoop]:
-    """Run the body with an agent loop, whose endpoint and program are closed at the end.
+async def open_agents(
+    config: AgentConfig, sandbox: SandboxConfig, *, max_context: int, images: ImageStorage | None = None
+) -> AsyncIterator[AgentLoop]:
+    """Yield an agent loop, and close its endpoint and program at the end.
 
     Args:
         config: The agent's settings.
         sandbox: The run's sandbox settings, for an agent in a sandbox.
         max_context: Longest context of the engines, in tokens.
+        images: Stores the images of requests; `None` if the policy reads only text.
 
     Raises:
         UserError: The agent cannot be run on this machine.
@@ -171,10 +189,10 @@ async def open_agents(config: AgentConfig, sandbox: SandboxConfig, *, max_contex
     async with AsyncExitStack() as stack:
         socket = None
         if config.sandbox:
-            place = socket_directory(room=40)
+            place = find_socket_directory(room=40)
             directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roll-agents-", dir=place)))
             directory.chmod(0o755)
             socket = directory / "endpoint"
-        server = await stack.enter_async_context(AgentServer(socket=socket))
+        server = await stack.enter_async_context(AgentServer(socket=socket, reads_images=images is not None))
         program = await stack.enter_async_context(open_program(config, sandbox, socket))
-        yield AgentLoop(server, program, config, max_context=max_context)
+        yield AgentLoop(server, program, config, max_context=max_context, images=images)

@@ -1,23 +1,28 @@
-"""Log once per run what agents send that the endpoint does not support, and so ignores."""
+"""Warnings about features that agents use and the endpoint ignores: each is logged once per run."""
 
 from __future__ import annotations
 
 import logging
 
-from roll.tracking.visible import printable
+from roll.tracking.visible import escape_controls
 
 __all__ = ["Notes"]
 
 logger = logging.getLogger(__name__)
 
-MOST_NOTES = 64
-"""Most kinds of notes: a hostile agent could invent any number of kinds."""
+MAX_NOTES = 64
+"""Maximum number of kinds that are logged: a hostile agent could invent any number of kinds."""
 
 
 class Notes:
-    """The notes of one run."""
+    """Logs each kind of warning once.
 
-    def __init__(self) -> None:
+    Args:
+        reads_images: Whether the policy reads images, so that they are no unsupported feature.
+    """
+
+    def __init__(self, *, reads_images: bool = False) -> None:
+        self.reads_images = reads_images
         self._kinds: set[str] = set()
 
     def add(self, kind: str, text: str) -> None:
@@ -25,13 +30,11 @@ class Notes:
 
         Args:
             kind: Identifies the ignored feature, such as `tool web_search`.
-            text: The ignored feature, and a remedy.
+            text: The message: the ignored feature, and a remedy.
         """
-        if kind in self._kinds or len(self._kinds) >= MOST_NOTES:
+        if kind in self._kinds or len(self._kinds) >= MAX_NOTES:
             return
         self._kinds.add(kind)
-        logger.warning("%s", printable(text).replace("\n", " "))
-        if len(self._kinds) == MOST_NOTES:
-            logger.warning(
-                "agents send more that is not served than %d notes can say: the rest is not noted", MOST_NOTES
-            )
+        logger.warning("%s", escape_controls(text).replace("\n", " "))
+        if len(self._kinds) == MAX_NOTES:
+            logger.warning("agents use more than %d unsupported features: further ones are not logged", MAX_NOTES)

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions` of OpenAI's interface."""
+"""`POST /v1/chat/completions` of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from roll.agents import wire
-from roll.agents.answering import Part, Piece, Reply, converse, streamed, usage
+from roll.agents.answering import AnswerEvent, Reply, StreamChunk, converse, count_usage, stream_answer
 from roll.agents.contexts import Conversation
 from roll.agents.notes import Notes
-from roll.agents.offers import INPUT, Offer, as_text, served, text_tool
-from roll.agents.parts import Content, Foreign, text_of, type_of
+from roll.agents.parts import Content, UnknownObject, get_type, read_content, read_text
 from roll.agents.refusals import Refusal
 from roll.agents.session import Answer, Session
 from roll.agents.tool_calls import ToolCall
+from roll.agents.tool_specs import INPUT, ToolSpec, build_text_tool, note_unsupported_tools, read_text_argument
 from roll.types import Message
 
-__all__ = ["ChatRequest", "chat", "choices"]
+__all__ = ["ChatRequest", "answer_chat", "build_reply"]
 
 
-class CustomTool(wire.Body):
-    """The definition of a tool that takes one text."""
+class CustomToolBody(wire.Body):
+    """The definition of a custom tool, which takes one string."""
 
     name: wire.Name
     description: str | None = None
@@ -39,56 +39,60 @@ class FunctionTool(wire.Body):
     function: wire.Function
 
 
-class TextTool(wire.Body):
-    """A tool that takes one text."""
+class CustomTool(wire.Body):
+    """A custom tool, which takes one string."""
 
     type: Literal["custom"]
-    custom: CustomTool
+    custom: CustomToolBody
 
 
-def _tool_kind(value: Any) -> str:
-    return {"function": "Function", "custom": "Custom"}.get(type_of(value, "function"), "Foreign")
+def _get_tool_kind(value: Any) -> str:
+    return {"function": "Function", "custom": "Custom"}.get(get_type(value, "function"), "Unknown")
 
 
 Tool = Annotated[
-    Annotated[FunctionTool, Tag("Function")] | Annotated[TextTool, Tag("Custom")] | Annotated[Foreign, Tag("Foreign")],
-    Discriminator(_tool_kind),
+    Annotated[FunctionTool, Tag("Function")]
+    | Annotated[CustomTool, Tag("Custom")]
+    | Annotated[UnknownObject, Tag("Unknown")],
+    Discriminator(_get_tool_kind),
 ]
 
 
-class CalledFunction(wire.Body):
-    """Name and arguments of a call."""
+class FunctionCallBody(wire.Body):
+    """The name and arguments of a function call."""
 
     name: wire.Name
     arguments: str = "{}"
 
 
-class CalledWithText(wire.Body):
-    """Name and text of a call."""
+class CustomCallBody(wire.Body):
+    """The name and input of a call to a custom tool."""
 
     name: wire.Name
     input: str = ""
 
 
 class FunctionCall(wire.Body):
-    """A call of a function that an earlier answer made."""
+    """A function call in an earlier answer."""
 
     id: str = ""
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: FunctionCallBody
 
 
-class TextCall(wire.Body):
-    """A call, by an earlier answer, of a tool that takes one text."""
+class CustomCall(wire.Body):
+    """A call to a custom tool in an earlier answer."""
 
     id: str = ""
     type: Literal["custom"]
-    custom: CalledWithText
+    custom: CustomCallBody
 
 
 Called = Annotated[
-    Annotated[FunctionCall, Tag("Function")] | Annotated[TextCall, Tag("Custom")] | Annotated[Foreign, Tag("Foreign")],
-    Discriminator(_tool_kind),
+    Annotated[FunctionCall, Tag("Function")]
+    | Annotated[CustomCall, Tag("Custom")]
+    | Annotated[UnknownObject, Tag("Unknown")],
+    Discriminator(_get_tool_kind),
 ]
 
 
@@ -102,8 +106,8 @@ class ChatMessage(wire.Body):
     name: Any = None
 
 
-class ChatRequest(wire.Choosing):
-    """A conversation to be continued. The run's own sampling holds, whatever temperature is asked for."""
+class ChatRequest(wire.ChoicesRequest):
+    """A request to continue a conversation, with the run's sampling settings: `temperature` has no effect."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=4096)]
     max_completion_tokens: wire.Count | None = None
@@ -115,16 +119,16 @@ class ChatRequest(wire.Choosing):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-async def chat(session: Session, raw: bytes) -> Reply:
-    """Answer a request."""
-    request = wire.checked(ChatRequest, raw, session.notes)
-    offers = _offers(request, session.notes)
+async def answer_chat(session: Session, raw: bytes) -> Reply:
+    """Generate answers to a request with the body `raw`, and return them in OpenAI's chat format."""
+    request = wire.parse_body(ChatRequest, raw, session.notes)
+    specs = _read_tools(request, session.notes)
     answers = await converse(
         session,
-        _conversation(request, offers, session.notes),
+        _build_conversation(request, specs, session.notes),
         n=request.n or 1,
         max_tokens=request.max_completion_tokens or request.max_tokens,
-        stop=request.stops,
+        stop=request.stop_strings,
     )
     versions = answers[0].call.policy_versions
     head = {
@@ -135,115 +139,118 @@ async def chat(session: Session, raw: bytes) -> Reply:
         "system_fingerprint": f"policy-{int(versions[-1])}" if len(versions) else "policy",
     }
 
-    def logprobs(answer: Answer) -> dict[str, Any]:
-        return {"logprobs": _logprobs(session, answer) if request.logprobs else None}
+    def build_logprobs(answer: Answer) -> dict[str, Any]:
+        return {"logprobs": _build_logprobs(session, answer) if request.logprobs else None}
 
-    texts = {offer.name for offer in offers if offer.takes_text}
+    texts = {spec.name for spec in specs if spec.takes_text}
 
-    def whole(answer: Answer) -> dict[str, Any]:
-        return {"message": _said(answer, texts), **logprobs(answer)}
+    def build_choice(answer: Answer) -> dict[str, Any]:
+        return {"message": _build_message(answer, texts), **build_logprobs(answer)}
 
-    def chunks(answer: Answer, part: Part) -> list[dict[str, Any]]:
-        with_it = logprobs(answer) if part.kind == "end" else {}
-        return [{"delta": delta, **with_it} for delta in _deltas(answer, part, texts)]
+    def build_chunks(answer: Answer, event: AnswerEvent) -> list[dict[str, Any]]:
+        with_it = build_logprobs(answer) if event.kind == "end" else {}
+        return [{"delta": delta, **with_it} for delta in _build_deltas(answer, event, texts)]
 
-    return choices(request, head, answers, whole, chunks)
+    return build_reply(request, head, answers, build_choice, build_chunks)
 
 
-def choices(
-    request: wire.Choosing,
+def build_reply(
+    request: wire.ChoicesRequest,
     head: dict[str, Any],
     answers: Sequence[Answer],
-    whole: Callable[[Answer], dict[str, Any]],
-    chunks: Callable[[Answer, Part], list[dict[str, Any]]],
+    build_choice: Callable[[Answer], dict[str, Any]],
+    build_chunks: Callable[[Answer, AnswerEvent], list[dict[str, Any]]],
 ) -> Reply:
-    """Build a reply of OpenAI's older interfaces: an object with a choice per answer, or a stream of chunks.
+    """Build the reply to a chat or text completion: an object with one choice per answer, or a stream of chunks.
 
     Args:
-        request: The request, which says whether to stream.
+        request: The request; its `stream` selects a stream.
         head: Fields of the object and of every chunk.
         answers: The answers to the request.
-        whole: A function that returns the fields of a complete answer.
-        chunks: A function that returns the fields of each chunk of an answer's part; the last chunk has the fields that
+        build_choice: Returns the fields of a choice, for a complete answer.
+        build_chunks: Returns the fields of each chunk for one event of an answer; the last chunk has the fields that
             are known only at the end.
     """
-    given, written = usage(answers)
+    given, written = count_usage(answers)
     used = {"usage": {"prompt_tokens": given, "completion_tokens": written, "total_tokens": given + written}}
 
-    def write(index: int, answer: Answer, part: Part) -> Iterator[bytes]:
-        reason = _finish_reason(answer) if part.kind == "end" else None
-        for chunk in chunks(answer, part):
+    def write_chunk(index: int, answer: Answer, event: AnswerEvent) -> Iterator[bytes]:
+        reason = _get_finish_reason(answer) if event.kind == "end" else None
+        for chunk in build_chunks(answer, event):
             choice = {"index": index, "finish_reason": reason, "logprobs": None, **chunk}
-            yield wire.event({**head, "choices": [choice]})
+            yield wire.encode_event({**head, "choices": [choice]})
 
-    def stream() -> Iterator[Piece]:
+    def stream() -> Iterator[StreamChunk]:
         for index, answer in enumerate(answers):
-            yield from streamed(answer, partial(write, index, answer))
+            yield from stream_answer(answer, partial(write_chunk, index, answer))
         if request.stream_options is not None and request.stream_options.include_usage:
-            yield Piece(wire.event({**head, "choices": [], **used}))
-        yield Piece(b"data: [DONE]\n\n")
+            yield StreamChunk(wire.encode_event({**head, "choices": [], **used}))
+        yield StreamChunk(b"data: [DONE]\n\n")
 
     if request.stream:
         return Reply(stream=stream(), answers=answers)
-    each = [{"index": i, "finish_reason": _finish_reason(a), **whole(a)} for i, a in enumerate(answers)]
+    each = [{"index": i, "finish_reason": _get_finish_reason(a), **build_choice(a)} for i, a in enumerate(answers)]
     return Reply({**head, "choices": each, **used}, answers=answers)
 
 
-def _offers(request: ChatRequest, notes: Notes) -> list[Offer]:
+def _read_tools(request: ChatRequest, notes: Notes) -> list[ToolSpec]:
     if request.functions:
-        message = "functions is the older form of tools, which is not served here: have the agent send tools."
+        message = "functions, the older form of tools, is not supported: configure the agent to send tools."
         raise Refusal(400, "unsupported_parameter", message, field="functions")
-    offers: list[Offer] = []
+    specs: list[ToolSpec] = []
     left_out: list[str] = []
     for tool in request.tools or ():
         if isinstance(tool, FunctionTool):
             each = tool.function
-            offers.append(Offer(name=each.name, description=each.description, parameters=each.parameters))
-        elif isinstance(tool, TextTool):
-            offers.append(text_tool(tool.custom.name, tool.custom.description, tool.custom.format))
+            specs.append(ToolSpec(name=each.name, description=each.description, parameters=each.parameters))
+        elif isinstance(tool, CustomTool):
+            specs.append(build_text_tool(tool.custom.name, tool.custom.description, tool.custom.format))
         else:
             left_out.append(tool.type)
-    return served(offers, left_out, notes)
+    return note_unsupported_tools(specs, left_out, notes)
 
 
-def _conversation(request: ChatRequest, offers: Sequence[Offer], notes: Notes) -> Conversation:
+def _build_conversation(request: ChatRequest, specs: Sequence[ToolSpec], notes: Notes) -> Conversation:
     choice = request.tool_choice
     return Conversation(
-        messages=[_message(message, notes) for message in request.messages],
-        tools=[] if wire.chosen_kind(choice) == "none" else [offer.function for offer in offers],
-        demands=[
-            *wire.demanded_call(choice, notes),
-            *wire.demanded_format("response_format", wire.Form(format=request.response_format)),
+        messages=[_convert_message(message, notes) for message in request.messages],
+        tools=[] if wire.get_choice_kind(choice) == "none" else [spec.function for spec in specs],
+        format_constraints=[
+            *wire.build_call_constraint(choice, notes),
+            *wire.build_format_constraint("response_format", wire.AnswerFormat(format=request.response_format)),
         ],
     )
 
 
-def _message(message: ChatMessage, notes: Notes) -> Message:
+def _convert_message(message: ChatMessage, notes: Notes) -> Message:
     if message.role == "tool" and not message.tool_call_id:
         raise Refusal(
-            400, "missing_required_parameter", "a message of role tool names its tool_call_id.", field="messages"
+            400,
+            "missing_required_parameter",
+            "a message with the role tool must have a tool_call_id.",
+            field="messages",
         )
     if message.name and message.role != "tool":  # its name is in the call that it answers
-        wire.note_field("name", notes)
+        wire.add_field_note("name", notes)
     calls: list[Mapping[str, Any]] = []
     for call in (message.tool_calls or ()) if message.role == "assistant" else ():
         if isinstance(call, FunctionCall):
-            calls.append(wire.function_call(call.id, call.function.name, call.function.arguments))
-        elif isinstance(call, TextCall):
-            calls.append(wire.function_call(call.id, call.custom.name, {INPUT: call.custom.input}))
+            calls.append(wire.build_function_call(call.id, call.function.name, call.function.arguments))
+        elif isinstance(call, CustomCall):
+            calls.append(wire.build_function_call(call.id, call.custom.name, {INPUT: call.custom.input}))
         else:
-            notes.add(f"call {call.type[:64]}", f"agents send calls of the type '{call.type[:64]}': they are left out.")
-    return wire.chat_message(
+            notes.add(f"call {call.type[:64]}", f"agents send calls of the type '{call.type[:64]}', which are ignored.")
+    return wire.build_chat_message(
         message.role,
-        text_of(message.content, notes),
+        (read_text if message.role == "assistant" else read_content)(message.content, notes),
         tool_calls=calls,
         tool_call_id=message.tool_call_id or "",
     )
 
 
-def _said(answer: Answer, texts: Collection[str]) -> dict[str, Any]:
+def _build_message(answer: Answer, custom_tools: Collection[str]) -> dict[str, Any]:
     content = answer.text or (None if answer.tool_calls else "")
-    calls = [_call(call, texts) for call in answer.tool_calls]
+    calls = [_encode_call(call, custom_tools) for call in answer.tool_calls]
     return {
         "role": "assistant",
         "content": content,
@@ -253,46 +260,55 @@ def _said(answer: Answer, texts: Collection[str]) -> dict[str, Any]:
     }
 
 
-def _call(call: ToolCall, texts: Collection[str], *, begun: bool = False) -> dict[str, Any]:
-    """Return a tool call in OpenAI's form; if it has only `begun`, its arguments are empty."""
-    if call.name in texts:
-        body = {"name": call.name, "input": "" if begun else as_text(call.arguments)}
+def _encode_call(call: ToolCall, custom_tools: Collection[str], *, omit_arguments: bool = False) -> dict[str, Any]:
+    """Return a tool call in OpenAI's format.
+
+    Args:
+        call: The call.
+        custom_tools: Names of the custom tools, which take one string.
+        omit_arguments: Whether to leave the arguments empty, for the first chunk of a stream.
+    """
+    if call.name in custom_tools:
+        body = {"name": call.name, "input": "" if omit_arguments else read_text_argument(call.arguments)}
         return {"id": call.call_id, "type": "custom", "custom": body}
-    function = {"name": call.name, "arguments": "" if begun else call.arguments_json}
+    function = {"name": call.name, "arguments": "" if omit_arguments else call.arguments_json}
     return {"id": call.call_id, "type": "function", "function": function}
 
 
-def _deltas(answer: Answer, part: Part, texts: Collection[str]) -> list[dict[str, Any]]:
-    match part.kind:
+def _build_deltas(answer: Answer, event: AnswerEvent, custom_tools: Collection[str]) -> list[dict[str, Any]]:
+    match event.kind:
         case "begin":
             return [{"role": "assistant", "content": None if answer.tool_calls else ""}]
         case "reasoning":
-            return [{"reasoning_content": part.text}]
+            return [{"reasoning_content": event.text}]
         case "text":
-            return [{"content": part.text}]
+            return [{"content": event.text}]
         case "end":
             return [{}]
-    if part.call is None:
+    if event.call is None:
         return []
-    index = answer.tool_calls.index(part.call)
-    whole = _call(part.call, texts)
-    rest = {"index": index, **{kind: _rest(whole[kind]) for kind in ("function", "custom") if kind in whole}}
-    return [{"tool_calls": [{"index": index, **_call(part.call, texts, begun=True)}]}, {"tool_calls": [rest]}]
+    index = answer.tool_calls.index(event.call)
+    whole = _encode_call(event.call, custom_tools)
+    rest = {"index": index, **{kind: _drop_name(whole[kind]) for kind in ("function", "custom") if kind in whole}}
+    return [
+        {"tool_calls": [{"index": index, **_encode_call(event.call, custom_tools, omit_arguments=True)}]},
+        {"tool_calls": [rest]},
+    ]
 
 
-def _rest(body: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_name(body: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in body.items() if name != "name"}
 
 
-def _finish_reason(answer: Answer) -> str:
-    """Return the finish reason by OpenAI's name."""
+def _get_finish_reason(answer: Answer) -> str:
+    """Return OpenAI's name for the reason why the answer ended: `length`, `tool_calls` or `stop`."""
     if answer.call.finish_reason != "stop":
         return "length"
     return "tool_calls" if answer.tool_calls else "stop"
 
 
-def _logprobs(session: Session, answer: Answer) -> dict[str, Any]:
-    """Return the log-probs of every token that the model wrote; engines return none for other tokens."""
+def _build_logprobs(session: Session, answer: Answer) -> dict[str, Any]:
+    """Return the log-probs of the generated tokens; `top_logprobs` is empty, as engines return no other tokens'."""
     call = answer.call
     texts = [session.renderer.decode_raw(token) for token in call.token_ids[:, None]]
     content = [

@@ -1,4 +1,4 @@
-"""`POST /v1/completions`: a text, or tokens, to be continued."""
+"""`POST /v1/completions` of OpenAI's API: continues a prompt, given as a string or as token IDs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 from pydantic import Field
 
 from roll.agents import wire
-from roll.agents.answering import Part, Reply
-from roll.agents.openai_chat import choices
+from roll.agents.answering import AnswerEvent, Reply
+from roll.agents.openai_chat import build_reply
 from roll.agents.refusals import Refusal
 from roll.agents.session import Answer, Session
 
@@ -20,8 +20,8 @@ __all__ = ["CompletionRequest", "complete"]
 Tokens = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
 
 
-class CompletionRequest(wire.Choosing):
-    """A text to be continued. The run's own sampling holds, whatever temperature is asked for."""
+class CompletionRequest(wire.ChoicesRequest):
+    """A request to continue a prompt, with the run's sampling settings: `temperature` has no effect."""
 
     prompt: Annotated[str, Field(min_length=1)] | Tokens | Annotated[list[str], Field(min_length=1, max_length=1)]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -30,30 +30,36 @@ class CompletionRequest(wire.Choosing):
 
 
 async def complete(session: Session, raw: bytes) -> Reply:
-    """Answer a request."""
-    request = wire.checked(CompletionRequest, raw, session.notes)
+    """Generate completions for a request with the body `raw`, and return them in OpenAI's format."""
+    request = wire.parse_body(CompletionRequest, raw, session.notes)
     for name in ("echo", "suffix"):
         if getattr(request, name):
-            raise Refusal(400, "unsupported_parameter", f"{name} is not supported here: leave it out.", field=name)
+            raise Refusal(400, "unsupported_parameter", f"{name} is not supported: remove it.", field=name)
     prompt = request.prompt
     if isinstance(prompt, list) and isinstance(prompt[0], str):
         prompt = prompt[0]
     if isinstance(prompt, str):
-        context = session.contexts.of_text(prompt)
+        context = session.contexts.build_text_context(prompt)
     else:
         context = np.asarray(prompt, np.int32)
-        if int(context.max()) >= session.renderer.vocabulary:
+        media = session.renderer.media
+        if media is not None and np.isin(context, media.inputs.processor.replaced_tokens).any():
+            message = "the prompt has tokens of images, which /v1/completions does not support: send a chat request."
+            raise Refusal(400, "invalid_value", message, field="prompt")
+        if int(context.max()) >= session.renderer.vocabulary_size:
             raise Refusal(
                 400,
                 "invalid_value",
-                f"token {int(context.max())} is outside the vocabulary of {session.renderer.vocabulary}.",
+                f"token {int(context.max())} is outside the vocabulary of {session.renderer.vocabulary_size}.",
                 field="prompt",
             )
-    answers = await session.ask(context, n=request.n or 1, max_tokens=request.max_tokens, stop=request.stops, raw=True)
+    answers = await session.generate_answers(
+        context, n=request.n or 1, max_tokens=request.max_tokens, stop=request.stop_strings, raw=True
+    )
     if isinstance(prompt, str):
         for answer in answers:
             said = session.renderer.decode(answer.call.token_ids)
-            session.contexts.remember_text(prompt + said, context, answer.call.token_ids)
+            session.contexts.record_text(prompt + said, context, answer.call.token_ids)
     head = {
         "id": f"cmpl-{secrets.token_hex(12)}",
         "object": "text_completion",
@@ -61,18 +67,24 @@ async def complete(session: Session, raw: bytes) -> Reply:
         "model": request.model,
     }
 
-    def whole(answer: Answer, text: str | None = None) -> dict[str, Any]:
-        logprobs = _logprobs(session, answer) if request.logprobs is not None else None
+    def build_choice(answer: Answer, text: str | None = None) -> dict[str, Any]:
+        logprobs = _build_logprobs(session, answer) if request.logprobs is not None else None
         return {"text": answer.text if text is None else text, "logprobs": logprobs}
 
-    def chunks(answer: Answer, part: Part) -> list[dict[str, Any]]:
-        return [whole(answer, "")] if part.kind == "end" else [{"text": part.text}] if part.kind == "text" else []
+    def build_chunks(answer: Answer, event: AnswerEvent) -> list[dict[str, Any]]:
+        return (
+            [build_choice(answer, "")]
+            if event.kind == "end"
+            else [{"text": event.text}]
+            if event.kind == "text"
+            else []
+        )
 
-    return choices(request, head, answers, whole, chunks)
+    return build_reply(request, head, answers, build_choice, build_chunks)
 
 
-def _logprobs(session: Session, answer: Answer) -> dict[str, Any]:
-    """Return the log-probs of every token that the model wrote; engines return none for other tokens."""
+def _build_logprobs(session: Session, answer: Answer) -> dict[str, Any]:
+    """Return the log-probs of the generated tokens; `top_logprobs` is null, as engines return no other tokens'."""
     texts = [session.renderer.decode_raw(token) for token in answer.call.token_ids[:, None]]
     offsets = np.cumsum([0, *map(len, texts)])[: len(texts)].tolist()
     logprobs = answer.call.logprobs.tolist()

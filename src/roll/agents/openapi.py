@@ -1,4 +1,4 @@
-"""The endpoint's own OpenAPI 3.1 description, from the models that validate requests."""
+"""The endpoint's OpenAPI 3.1 description, built from the models that validate requests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.agents.openai_chat import ChatRequest
 from roll.agents.openai_completions import CompletionRequest
 from roll.agents.openai_responses import ResponsesRequest
 
-__all__ = ["description"]
+__all__ = ["build_description"]
 
 _BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
@@ -24,25 +24,25 @@ _BODIES: dict[str, type[BaseModel]] = {
     "/v1/messages/count_tokens": CountRequest,
 }
 _REFUSED = {
-    "400": "The body is wrong; the message names the field.",
-    "401": "No key, another one, or one of a session that is over.",
+    "400": "The body is not valid; the message names the field.",
+    "401": "The key is missing or not valid, or the session has ended.",
     "403": "The session's budget is used up.",
-    "404": "No such page, or no such earlier response.",
+    "404": "The path or the earlier response does not exist.",
     "413": "The body is too large.",
-    "429": "Too many requests of this session run at once.",
+    "429": "Too many requests of this session are running.",
     "503": "The model cannot answer right now.",
 }
 
 
 @functools.cache
-def description() -> dict[str, Any]:
+def build_description() -> dict[str, Any]:
     """Return the OpenAPI description of all routes."""
     models = sorted(set(_BODIES.values()), key=lambda model: model.__name__)
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
     )
     refused = {status: {"description": meaning} for status, meaning in _REFUSED.items()}
-    answered = {"description": "The answer; server-sent events where `stream` was true."}
+    answered = {"description": "The answer; server-sent events if `stream` is true."}
     paths: dict[str, Any] = {}
     for path, model in _BODIES.items():
         body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
@@ -53,7 +53,7 @@ def description() -> dict[str, Any]:
             "responses": {"200": answered, **refused},
         }
         paths[path] = {"post": operation}
-    listed = {"200": {"description": "The one model there is."}, "401": refused["401"]}
+    listed = {"200": {"description": "The policy's model."}, "401": refused["401"]}
     paths["/v1/models"] = {"get": {"operationId": "v1_models", "responses": listed}}
     name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
     paths["/v1/models/{name}"] = {"get": {"operationId": "v1_model", "parameters": [name], "responses": listed}}

@@ -1,19 +1,30 @@
-"""Convert message parts of any vendor to text: a text-only model gets a sentence for each image."""
+"""Converts message parts of any vendor to text and images.
+
+If the policy reads only text, a placeholder replaces each image, as it replaces other media.
+"""
 
 from __future__ import annotations
 
+import base64
+import binascii
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Tag
 
+from roll import types
 from roll.agents.notes import Notes
+from roll.agents.refusals import Refusal
 from roll.agents.wire import Body
+from roll.envs.image_storage import LIMITS
+from roll.types import Content as MessageContent
 
-__all__ = ["Content", "Foreign", "Part", "TextPart", "text_of", "type_of"]
+__all__ = ["Content", "Part", "TextPart", "UnknownObject", "get_type", "read_content", "read_text"]
 
 _SILENT = ("thinking", "redacted_thinking", "reasoning")
-"""Kinds of parts with an answer's reasoning: the context already has it, in the model's own tokens."""
+"""Types of parts that repeat an answer's reasoning. They are ignored: the context already has the model's tokens."""
+_MAX_BASE64 = LIMITS.num_bytes * 4 // 3 + 4
+"""Maximum number of characters of an image: decoding base64 keeps other agents waiting."""
 _MEDIA = {
     "image": "image",
     "image_url": "image",
@@ -32,14 +43,14 @@ _MEDIA = {
 }
 
 
-def type_of(value: Any, default: str = "") -> str:
-    """Return the `type` of a tagged object: `default` if it has none, empty if it is not a text."""
+def get_type(value: Any, default: str = "") -> str:
+    """Return the `type` of an object: `default` if it has none, an empty string if its type is not a string."""
     found = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
     return default if found is None else found if isinstance(found, str) else ""
 
 
-class Foreign(Body):
-    """An object of an unknown type; its fields are kept and not checked."""
+class UnknownObject(Body):
+    """An object of an unknown type; its fields are kept, but not validated."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -47,12 +58,12 @@ class Foreign(Body):
 
     @property
     def fields(self) -> Mapping[str, Any]:
-        """All fields but `type`."""
+        """All fields except `type`."""
         return self.model_extra or {}
 
 
 class TextPart(Body):
-    """A part of a message that is text."""
+    """A text part of a message."""
 
     type: Literal["text", "input_text", "output_text", "summary_text", "refusal"] = "text"
     text: str = ""
@@ -62,31 +73,96 @@ class TextPart(Body):
 _TEXTS = ("text", "input_text", "output_text", "summary_text", "refusal")
 
 
-def _kind(value: Any) -> str:
-    return "Text" if type_of(value, "text") in _TEXTS else "Foreign"
+def _get_part_kind(value: Any) -> str:
+    return "Text" if get_type(value, "text") in _TEXTS else "Unknown"
 
 
-Part = Annotated[Annotated[TextPart, Tag("Text")] | Annotated[Foreign, Tag("Foreign")], Discriminator(_kind)]
+Part = Annotated[
+    Annotated[TextPart, Tag("Text")] | Annotated[UnknownObject, Tag("Unknown")], Discriminator(_get_part_kind)
+]
 Content = str | list[Part] | None
 
 
-def text_of(
-    content: str | Sequence[TextPart | Foreign] | None, notes: Notes, tools: Mapping[str, str] | None = None
+def read_text(
+    content: str | Sequence[TextPart | UnknownObject] | None, notes: Notes, tools: Mapping[str, str] | None = None
 ) -> str:
-    """Return the text of a message or of a tool's result, one line for every part.
+    """Return the text of a message or of a tool result; its parts are joined with newlines.
 
     Args:
         content: The content, in any vendor's form.
-        notes: Receives notes on parts that cannot be shown.
-        tools: Definitions of tools by their names, for parts that refer to a tool.
+        notes: Receives a note for each kind of part that is not supported.
+        tools: Definitions of tools by name, for parts that refer to a tool.
     """
     if content is None or isinstance(content, str):
         return content or ""
-    texts = (_text(part, notes, tools or {}) for part in content)
+    texts = (_read_part(part, notes, tools or {}) for part in content)
     return "\n".join(text for text in texts if text is not None)
 
 
-def _text(part: TextPart | Foreign, notes: Notes, tools: Mapping[str, str]) -> str | None:
+def read_content(
+    content: str | Sequence[TextPart | UnknownObject] | None, notes: Notes, tools: Mapping[str, str] | None = None
+) -> MessageContent:
+    """Return the content of a message or of a tool result: its text, or texts and images in their order.
+
+    Args:
+        content: The content, in any vendor's form.
+        notes: As for `read_text`; its `reads_images` decides whether images are read.
+        tools: As for `read_text`.
+
+    Raises:
+        Refusal: An image is not base64, or is a URL.
+    """
+    images = content is not None and not isinstance(content, str) and notes.reads_images
+    if not images or not any(_is_image(part) for part in content or ()):
+        return read_text(content, notes, tools)
+    parts: list[types.Part] = []
+    for part in content or ():
+        if isinstance(part, UnknownObject) and _is_image(part):
+            parts.append(_read_image(part))
+        elif isinstance(part, TextPart | UnknownObject) and (text := _read_part(part, notes, tools or {})):
+            before = parts[-1] if parts else None
+            joined = f"{before.text}\n{text}" if isinstance(before, types.TextPart) else text
+            parts[-1 if isinstance(before, types.TextPart) else len(parts) :] = [types.TextPart(text=joined)]
+    return tuple(parts)
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, UnknownObject) and _MEDIA.get(part.type) == "image"
+
+
+def _read_image(part: UnknownObject) -> types.ImagePart:
+    """Return an image of any vendor's form: OpenAI's `image_url`, Anthropic's `source`, or the digest of a prompt's
+    image, as in `AgentTask.messages`.
+    """
+    if part.type == "image" and isinstance(part.fields.get("digest"), str):
+        try:
+            return types.ImagePart(digest=part.fields["digest"])
+        except ValueError as error:
+            raise Refusal(400, "invalid_value", str(error), field="messages") from None
+    found = part.fields.get("source") or part.fields.get("image_url") or part.fields.get("image")
+    if isinstance(found, Mapping):
+        found = found.get("data") or found.get("url")
+    if not isinstance(found, str) or not found:
+        raise Refusal(400, "invalid_value", f"a part of type '{part.type[:64]}' has no image data.", field="messages")
+    scheme, _, rest = found.partition(":")
+    if scheme.lower() == "data":
+        header, _, found = rest.partition(",")
+        if not header.endswith(";base64"):
+            raise Refusal(400, "invalid_value", "the data URL of an image must be base64.", field="messages")
+    elif ":" in found[:16]:
+        message = f"images are not downloaded: send a data URL instead of '{found[:64]}'."
+        raise Refusal(400, "invalid_image_url", message, field="messages")
+    if len(found) > _MAX_BASE64:
+        message = f"an image of the messages has {len(found):,} characters of base64, but at most {_MAX_BASE64:,}"
+        raise Refusal(400, "invalid_image", f"{message} are allowed: make it smaller.", field="messages")
+    try:
+        return types.ImageData.from_bytes(base64.b64decode(found, validate=True))
+    except (binascii.Error, ValueError) as error:
+        message = f"an image of the messages is not valid base64: {error}."
+        raise Refusal(400, "invalid_value", message, field="messages") from None
+
+
+def _read_part(part: TextPart | UnknownObject, notes: Notes, tools: Mapping[str, str]) -> str | None:
     if isinstance(part, TextPart):
         return part.text or part.refusal
     fields, kind = part.fields, part.type[:64]
@@ -104,12 +180,12 @@ def _text(part: TextPart | Foreign, notes: Notes, tools: Mapping[str, str]) -> s
         return "\n".join(text for text in (*head, *found) if isinstance(text, str) and text)
     word = _MEDIA.get(kind)
     if word is None:
-        notes.add(f"part {kind}", f"agents send parts of messages of the type '{kind}': they are left out.")
+        notes.add(f"part {kind}", f"agents send message parts of the type '{kind}', which are ignored.")
         return None
     told = f"[{word}: not shown, only text can be read here]"
     notes.add(
         f"media {word}",
-        f"agents send parts of messages of the type '{kind}', which the policy cannot read: it is given the words "
-        f"'{told}' in their place.",
+        f"agents send message parts of the type '{kind}', which the policy does not support: it gets the text "
+        f"'{told}' instead.",
     )
     return told

@@ -1,4 +1,4 @@
-"""Run an agent program: a coroutine in this process, a process of its own, or a program in a sandbox."""
+"""Runs an agent program: as a coroutine in this process, as a separate process, or in a sandbox."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from roll.agents.complaints import complaint
-from roll.agents.workspace import answer_in, check_workspace, command_from, files_of, open_directory, read_answer
-from roll.errors import ConfigError, InfraError, raised_at
+from roll.agents.failure_messages import describe_failure
+from roll.agents.workspace import (
+    check_workspace,
+    extract_answer,
+    open_directory,
+    read_answer,
+    read_files,
+    resolve_command,
+)
+from roll.errors import ConfigError, InfraError, find_raise_location
 from roll.proxies import exempt_this_machine
 from roll.sandbox_errors import sandbox_errors
 from roll.types import Message
@@ -28,23 +35,23 @@ if TYPE_CHECKING:
 
 __all__ = ["AgentFailed", "AgentTask", "Program", "check_agent", "open_program"]
 
-MOST_OUTPUT = 2**20
-"""Most bytes of a program's output that are kept; the rest is discarded."""
+MAX_OUTPUT = 2**20
+"""Maximum number of bytes of a program's output that are kept; the rest is discarded."""
 LAST_OUTPUT_S = 1.0
-"""Timeout for the rest of a program's output once it has ended."""
+"""Seconds to wait for the rest of a program's output after it has ended."""
 _SOCKET = "/run/roll/endpoint"
-"""Path in a sandbox. The socket itself is mounted: mounting its directory would copy it, and a copied socket has no
-server."""
+"""Path of the endpoint's socket in a sandbox. The socket itself is mounted: mounting its directory would copy it, and
+a copied socket has no server."""
 _PLACE = "http://127.0.0.1:{}"
 
 
 class AgentFailed(Exception):
-    """The agent program ended with an error of its own."""
+    """The agent program failed with an error in its own code."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentTask:
-    """An agent's task."""
+    """The task of one rollout, as an agent receives it."""
 
     text: str
     """The user's last message."""
@@ -53,9 +60,9 @@ class AgentTask:
     metadata: Mapping[str, Any]
     """The prompt's metadata, without its answer."""
     rollout: str
-    """Names the rollout, such as `train-3.1`."""
+    """The name of the rollout, such as `train-3.1`."""
     seed: int | None
-    """The rollout's seed, the same in every retry."""
+    """The rollout's seed; retries use the same seed."""
     time_s: float
     """The agent's time limit in seconds."""
 
@@ -64,10 +71,10 @@ class Program(Protocol):
     """Runs an agent once."""
 
     async def __call__(self, task: AgentTask, base_url: str, api_key: str) -> str | None:
-        """Run the agent, and return its answer, if any.
+        """Run the agent, and return its answer, or `None` if it gives none.
 
         Raises:
-            AgentFailed: The agent ended with an error.
+            AgentFailed: The agent failed with an error in its own code.
             InfraError: The agent could not be run.
         """
         ...
@@ -75,7 +82,7 @@ class Program(Protocol):
 
 @asynccontextmanager
 async def open_program(config: AgentConfig, sandbox: SandboxConfig, socket: Path | None) -> AsyncIterator[Program]:
-    """Run the body with the configured program; its resources are released at the end.
+    """Yield the configured program, and release its resources at the end.
 
     Args:
         config: The agent's settings.
@@ -87,14 +94,14 @@ async def open_program(config: AgentConfig, sandbox: SandboxConfig, socket: Path
         SandboxUnavailableError: This machine cannot run sandboxes.
     """
     if config.function is not None:
-        yield _coroutine(config.function, config.answer_pattern)
+        yield _build_coroutine_program(config.function, config.answer_pattern)
     elif not config.sandbox:
-        yield _Process(config)
+        yield _ProcessProgram(config)
     else:
         assert socket is not None, "sandboxes reach the endpoint by a socket"
-        files = {name: _content(name, path) for name, path in config.files.items()}
-        async with _manager(sandbox, socket, config.limits.time_s) as (manager, spec):
-            yield _Sandboxed(config, files, manager, spec, str(socket))
+        files = {name: _read_content(name, path) for name, path in config.files.items()}
+        async with _open_manager(sandbox, socket, config.limits.time_s) as (manager, spec):
+            yield _SandboxProgram(config, files, manager, spec, str(socket))
 
 
 def check_agent(config: AgentConfig | None) -> None:
@@ -107,16 +114,16 @@ def check_agent(config: AgentConfig | None) -> None:
     if config is None:
         return
     if config.function is not None:
-        _coroutine(config.function, config.answer_pattern)
+        _build_coroutine_program(config.function, config.answer_pattern)
     check_workspace(config)
 
 
-def _coroutine(path: str, answer_pattern: str | None) -> Program:
+def _build_coroutine_program(path: str, answer_pattern: str | None) -> Program:
     function = load_function(path, "agent")
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(
-            f"agent.function '{path}' is no coroutine, so it would stop everything else of the run while it works: "
-            "write `async def`, or run it as a program of its own (agent.command)."
+            f"agent.function '{path}' is not a coroutine function, so it would block the run's event loop: write "
+            "`async def`, or run the agent as a separate program (agent.command)."
         )
 
     async def run(task: AgentTask, base_url: str, api_key: str) -> str | None:
@@ -125,21 +132,23 @@ def _coroutine(path: str, answer_pattern: str | None) -> Program:
         except InfraError:
             raise
         except Exception as error:
-            raise AgentFailed(f"{type(error).__name__}: {error} ({raised_at(error)})") from error
-        return answer_in(answer, answer_pattern) if isinstance(answer, str) else None
+            raise AgentFailed(f"{type(error).__name__}: {error} ({find_raise_location(error)})") from error
+        return extract_answer(answer, answer_pattern) if isinstance(answer, str) else None
 
     return run
 
 
-def _content(name: str, path: str) -> bytes:
+def _read_content(name: str, path: str) -> bytes:
     try:
         return Path(path).expanduser().read_bytes()
     except OSError as error:
         raise ConfigError(f"agent.files.{name}: '{path}' cannot be read: {error.strerror}.") from error
 
 
-def _variables(task: AgentTask, address: str, api_key: str) -> dict[str, str]:
-    """Return the environment variables of programs. Anthropic's clients append `/v1` to the address themselves."""
+def _build_variables(task: AgentTask, address: str, api_key: str) -> dict[str, str]:
+    """Return the environment variables that point an agent's clients to the endpoint. Anthropic's clients append `/v1`
+    to the address themselves.
+    """
     return {
         "OPENAI_BASE_URL": f"{address}/v1",
         "OPENAI_API_BASE": f"{address}/v1",
@@ -152,28 +161,29 @@ def _variables(task: AgentTask, address: str, api_key: str) -> dict[str, str]:
     }
 
 
-class _Process:
-    """A program as a process group of its own, which ends with it."""
+class _ProcessProgram:
+    """A program that runs as a separate process; when it ends, its whole process group is killed."""
 
     def __init__(self, config: AgentConfig) -> None:
         self._config = config
-        self._command = command_from(config.command or [], config.directory)
+        self._command = resolve_command(config.command or [], config.directory)
 
     async def __call__(self, task: AgentTask, base_url: str, api_key: str) -> str | None:
         config = self._config
-        variables = {**_variables(task, base_url.removesuffix("/v1"), api_key), **config.environment}
+        variables = {**_build_variables(task, base_url.removesuffix("/v1"), api_key), **config.environment}
         async with open_directory(config.directory, task.metadata) as directory:
             code, said, complained = await self._run(task.text.encode(errors="replace"), variables, directory)
             if code:
-                raise AgentFailed(complaint(code, said, complained))
+                raise AgentFailed(describe_failure(code, said, complained))
             answer = said.decode(errors="replace")
             if config.answer_file is not None:
-                answer = read_answer((directory or Path()) / config.answer_file, MOST_OUTPUT)
-        return answer_in(answer, config.answer_pattern)
+                answer = read_answer((directory or Path()) / config.answer_file, MAX_OUTPUT)
+        return extract_answer(answer, config.answer_pattern)
 
     async def _run(self, task: bytes, variables: Mapping[str, str], directory: Path | None) -> tuple[int, bytes, bytes]:
         """Run the command; return its exit code, and the start of standard output and error."""
-        said, complained = _Output(), _Output()
+        said, complained = _OutputReader(), _OutputReader()
+        # The input is a file instead of a pipe: a program that does not read it cannot block the writer.
         with tempfile.TemporaryFile() as given:
             given.write(task)
             given.seek(0)
@@ -194,16 +204,16 @@ class _Process:
                 try:
                     code = await process.wait()
                 finally:
-                    with suppress(ProcessLookupError):  # also processes that it started and left behind
+                    with suppress(ProcessLookupError):  # the group includes processes that the program left running
                         os.killpg(process.pid, signal.SIGKILL)
                     await process.wait()
         return code, said.kept, complained.kept
 
 
-class _Output(asyncio.Protocol):
-    """Keeps the start of a program's output.
+class _OutputReader(asyncio.Protocol):
+    """Reads a program's output from a pipe, and keeps only the beginning.
 
-    The pipe is not asyncio's: `process.wait()` would wait until every process that holds asyncio's pipes closes them.
+    asyncio's own pipes are not used: `process.wait()` would wait until every process that inherited a pipe closes it.
     """
 
     def __init__(self) -> None:
@@ -212,7 +222,7 @@ class _Output(asyncio.Protocol):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[int]:
-        """Run the body with the pipe's write end; afterwards, `kept` has the output."""
+        """Yield the file descriptor of the pipe's write end; afterwards, `kept` has the output."""
         ours, theirs = os.pipe()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, os.fdopen(ours, "rb"))
         try:
@@ -225,25 +235,25 @@ class _Output(asyncio.Protocol):
                 transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Keep the data, up to the limit."""
-        self.kept += data[: MOST_OUTPUT - len(self.kept)]
+        """Append the data to `kept`, up to the limit; called by the event loop."""
+        self.kept += data[: MAX_OUTPUT - len(self.kept)]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Record that all write ends are closed."""
+        """Record that all write ends are closed; called by the event loop."""
         if not self._ended.done():
             self._ended.set_result(None)
 
 
 @asynccontextmanager
-async def _manager(
+async def _open_manager(
     config: SandboxConfig, socket: Path, time_s: float
 ) -> AsyncIterator[tuple[SandboxManager, SandboxSpec]]:
     from roll_sandbox import Limits, Mount, SandboxManager, SandboxSpec
 
     if config.url is not None:
         raise ConfigError(
-            "agent.sandbox: an agent in a sandbox reaches the endpoint by a socket of this machine, which sandboxes of "
-            f"the service at {config.url} cannot: remove sandbox.url, or agent.sandbox."
+            "agent.sandbox: an agent in a sandbox connects to the endpoint through a socket on this machine, which "
+            f"sandboxes of the service at {config.url} cannot reach: remove sandbox.url or agent.sandbox."
         )
     unsafe = config.runtime == "subprocess"  # this runtime has no file system of its own
     spec = SandboxSpec(
@@ -253,7 +263,7 @@ async def _manager(
             max_processes=config.max_processes,
             disk_bytes=config.disk_bytes,
             file_size_bytes=config.disk_bytes,
-            output_bytes=MOST_OUTPUT,
+            output_bytes=MAX_OUTPUT,
         ),
         trust="trusted" if config.trust_programs else "untrusted",
         mounts=() if unsafe else (Mount(source=str(socket), target=_SOCKET),),
@@ -265,8 +275,8 @@ async def _manager(
             yield manager, spec
 
 
-class _Sandboxed:
-    """A program in a sandbox, with its files and a connection to the endpoint."""
+class _SandboxProgram:
+    """A program that runs in a sandbox, with its files and a connection to the endpoint."""
 
     def __init__(
         self, config: AgentConfig, files: Mapping[str, bytes], manager: SandboxManager, spec: SandboxSpec, socket: str
@@ -282,10 +292,11 @@ class _Sandboxed:
         config = self._config
         variables = {
             f"ROLL_PLACE_{name}" if _PLACE in value else name: value
-            for name, value in _variables(task, _PLACE, api_key).items()
+            for name, value in _build_variables(task, _PLACE, api_key).items()
         }
         answer_file = config.answer_file or ""
-        files = await asyncio.to_thread(files_of, config.directory, task.metadata)
+        files = await asyncio.to_thread(read_files, config.directory, task.metadata)
+        # -I, so that files of the agent cannot replace modules that the launcher imports.
         program = Command(
             argv=("python3", "-I", "-c", self._launcher, self._socket, answer_file, *self._command),
             stdin=task.text.encode(errors="replace"),
@@ -297,9 +308,9 @@ class _Sandboxed:
             with sandbox_errors():
                 result = await self._manager.execute(program, spec=self._spec)
         except SandboxError as error:
-            raise InfraError(f"the agent's sandbox broke: {error}") from error
+            raise InfraError(f"the agent's sandbox failed: {error}") from error
         if not result.ok:
             how = str(result.outcome) if result.exit_code is None else result.exit_code
-            raise AgentFailed(complaint(how, result.stdout, result.stderr))
-        answer = result.result[:MOST_OUTPUT] if answer_file else result.stdout
-        return answer_in(answer.decode(errors="replace"), config.answer_pattern)
+            raise AgentFailed(describe_failure(how, result.stdout, result.stderr))
+        answer = result.result[:MAX_OUTPUT] if answer_file else result.stdout
+        return extract_answer(answer.decode(errors="replace"), config.answer_pattern)

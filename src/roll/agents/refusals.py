@@ -1,4 +1,4 @@
-"""Refusals of requests, independent of a vendor's format."""
+"""The error of a rejected request, independent of a vendor's format."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ class Refusal(Exception):
 
     Args:
         status: HTTP status.
-        code: A word for programs: `context_length_exceeded`.
+        code: An identifier for programs, such as `context_length_exceeded`.
         message: What is wrong, the value, and the remedy.
-        field: The wrong field of the request, such as `messages[2].content`; empty if no field is wrong.
-        retry_after_s: Seconds after which the request may be retried; `None`: never.
+        field: The invalid field of the request, such as `messages[2].content`; empty if the error is not in a field.
+        retry_after_s: Seconds after which the request may be retried; `None` if a retry does not help.
     """
 
     def __init__(

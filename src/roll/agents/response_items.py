@@ -1,4 +1,4 @@
-"""Items of a conversation in OpenAI's Responses interface, and the tools in items and requests."""
+"""Items of a conversation in OpenAI's Responses API, and the tools in items and requests."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pydantic import Discriminator, Field, Tag
 
 from roll.agents import wire
 from roll.agents.notes import Notes
-from roll.agents.offers import INPUT, Offer, served, text_tool
-from roll.agents.parts import Content, Foreign, text_of, type_of
+from roll.agents.parts import Content, UnknownObject, get_type, read_content, read_text
 from roll.agents.refusals import Refusal
+from roll.agents.tool_specs import INPUT, ToolSpec, build_text_tool, note_unsupported_tools
 from roll.types import Message
 
-__all__ = ["Item", "Tools", "messages_of", "offers_of"]
+__all__ = ["Item", "Tools", "convert_items", "read_tools"]
 
 
 class FunctionTool(wire.Function):
@@ -24,8 +24,8 @@ class FunctionTool(wire.Function):
     type: Literal["function"]
 
 
-class TextTool(wire.Body):
-    """A tool that takes one text."""
+class CustomTool(wire.Body):
+    """A custom tool, which takes one string."""
 
     type: Literal["custom"]
     name: wire.Name
@@ -33,13 +33,15 @@ class TextTool(wire.Body):
     format: dict[str, Any] | None = None
 
 
-def _plain_kind(value: Any) -> str:
-    return {"function": "Function", "custom": "Custom"}.get(type_of(value), "Foreign")
+def _get_plain_kind(value: Any) -> str:
+    return {"function": "Function", "custom": "Custom"}.get(get_type(value), "Unknown")
 
 
 PlainTool = Annotated[
-    Annotated[FunctionTool, Tag("Function")] | Annotated[TextTool, Tag("Custom")] | Annotated[Foreign, Tag("Foreign")],
-    Discriminator(_plain_kind),
+    Annotated[FunctionTool, Tag("Function")]
+    | Annotated[CustomTool, Tag("Custom")]
+    | Annotated[UnknownObject, Tag("Unknown")],
+    Discriminator(_get_plain_kind),
 ]
 
 
@@ -52,16 +54,16 @@ class ToolGroup(wire.Body):
     tools: Annotated[list[PlainTool], Field(max_length=256)] = Field(default_factory=list)
 
 
-def _tool_kind(value: Any) -> str:
-    return "Group" if type_of(value) == "namespace" else _plain_kind(value)
+def _get_tool_kind(value: Any) -> str:
+    return "Group" if get_type(value) == "namespace" else _get_plain_kind(value)
 
 
 ResponseTool = Annotated[
     Annotated[FunctionTool, Tag("Function")]
-    | Annotated[TextTool, Tag("Custom")]
+    | Annotated[CustomTool, Tag("Custom")]
     | Annotated[ToolGroup, Tag("Group")]
-    | Annotated[Foreign, Tag("Foreign")],
-    Discriminator(_tool_kind),
+    | Annotated[UnknownObject, Tag("Unknown")],
+    Discriminator(_get_tool_kind),
 ]
 Tools = Annotated[list[ResponseTool], Field(max_length=256)]
 
@@ -94,7 +96,7 @@ class OutputItem(wire.Body):
 
 
 class ToolsItem(wire.Body):
-    """Further tools."""
+    """Further tools that the model may call from here on."""
 
     type: Literal["additional_tools"]
     role: Any = None
@@ -111,8 +113,8 @@ _KINDS = {
 }
 
 
-def _item_kind(value: Any) -> str:
-    return _KINDS.get(type_of(value, "message"), "Foreign")
+def _get_item_kind(value: Any) -> str:
+    return _KINDS.get(get_type(value, "message"), "Unknown")
 
 
 Item = Annotated[
@@ -120,45 +122,46 @@ Item = Annotated[
     | Annotated[CallItem, Tag("Call")]
     | Annotated[OutputItem, Tag("Output")]
     | Annotated[ToolsItem, Tag("Tools")]
-    | Annotated[Foreign, Tag("Foreign")],
-    Discriminator(_item_kind),
+    | Annotated[UnknownObject, Tag("Unknown")],
+    Discriminator(_get_item_kind),
 ]
 
 
-def messages_of(given: str | Sequence[Any], notes: Notes) -> list[Message]:
-    """Return items as messages; the calls of one answer become one message again."""
+def convert_items(given: str | Sequence[Any], notes: Notes) -> list[Message]:
+    """Convert items to messages; consecutive items of one answer become one message."""
     if isinstance(given, str):
-        return [wire.chat_message("user", given)]
+        return [wire.build_chat_message("user", given)]
     said: list[Message] = []
     for item in given:
         if isinstance(item, MessageItem):
-            said.append(wire.chat_message(item.role, text_of(item.content, notes)))
+            read = read_text if item.role == "assistant" else read_content
+            said.append(wire.build_chat_message(item.role, read(item.content, notes)))
         elif isinstance(item, OutputItem):
-            said.append(wire.chat_message("tool", text_of(item.output, notes), tool_call_id=item.call_id))
+            said.append(wire.build_chat_message("tool", read_content(item.output, notes), tool_call_id=item.call_id))
         elif isinstance(item, CallItem):
             arguments: str | Mapping[str, Any] = item.arguments
             if item.type == "custom_tool_call":
                 arguments = {INPUT: item.input}
-            call = wire.function_call(item.call_id, item.name, arguments)
+            call = wire.build_function_call(item.call_id, item.name, arguments)
             last = said.pop() if said and said[-1].role == "assistant" else Message(role="assistant", content="")
             said.append(replace(last, tool_calls=(*last.tool_calls, call)))
-        elif isinstance(item, Foreign):
+        elif isinstance(item, UnknownObject):
             if item.type == "item_reference":
-                message = "input has an item_reference, but items are not kept here: have the agent send them again."
+                message = "an item_reference in input is not supported: configure the agent to send the items again."
                 raise Refusal(400, "unsupported_parameter", message, field="input")
             if item.type != "reasoning":  # the context already has it, in the model's own tokens
                 kind = item.type[:64]
-                notes.add(f"item {kind}", f"agents send items of the type '{kind}': they are left out.")
+                notes.add(f"item {kind}", f"agents send items of the type '{kind}', which are ignored.")
     return said
 
 
-def offers_of(tools: Sequence[Any], given: str | Sequence[Any], notes: Notes) -> list[Offer]:
-    """Return the tools that a request offers, in its own field and in its items.
+def read_tools(tools: Sequence[Any], given: str | Sequence[Any], notes: Notes) -> list[ToolSpec]:
+    """Return the tools in the request's `tools` field and in its items.
 
     Raises:
         Refusal: No tool is supported.
     """
-    offers: list[Offer] = []
+    specs: list[ToolSpec] = []
     left_out: list[str] = []
     later = (
         () if isinstance(given, str) else (tool for item in given if isinstance(item, ToolsItem) for tool in item.tools)
@@ -167,11 +170,11 @@ def offers_of(tools: Sequence[Any], given: str | Sequence[Any], notes: Notes) ->
         group = tool.name if isinstance(tool, ToolGroup) else ""
         for each in tool.tools if isinstance(tool, ToolGroup) else [tool]:
             if isinstance(each, FunctionTool):
-                offer = Offer(name=each.name, description=each.description, parameters=each.parameters)
-            elif isinstance(each, TextTool):
-                offer = text_tool(each.name, each.description, each.format)
+                spec = ToolSpec(name=each.name, description=each.description, parameters=each.parameters)
+            elif isinstance(each, CustomTool):
+                spec = build_text_tool(each.name, each.description, each.format)
             else:
                 left_out.append(each.type)
                 continue
-            offers.append(replace(offer, namespace=group))
-    return served(offers, left_out, notes)
+            specs.append(replace(spec, namespace=group))
+    return note_unsupported_tools(specs, left_out, notes)

@@ -1,11 +1,11 @@
-"""The HTTP server in front of a run's sessions: keys, limits, vendors' error formats, streams.
+"""The HTTP server for a run's sessions: checks keys and limits, formats errors for each vendor, and sends streams.
 
-    request ─► key ─► session ─► route: body validated, answered ─► object, or server-sent events
-       └── no key, another session's, one that is over: 401      └── disconnected: the part not sent is not recorded
+    request ─► key ─► session ─► route: validate the body, answer ─► object, or server-sent events
+       └── missing or invalid key, ended session: 401              └── disconnected: the unsent part is not recorded
 
 Invariants:
-    - no request is answered without the key of an open session, not even whether a page exists;
-    - no input of an agent causes an internal error: the answer names the wrong field;
+    - a request without the key of an open session gets 401, whether its path exists or not;
+    - no input of an agent causes an internal error: the response names the invalid field;
     - if an agent disconnects, its requests at the engines are aborted.
 """
 
@@ -24,23 +24,25 @@ from pydantic_core import to_json
 from roll.agents.answering import Reply
 from roll.agents.anthropic_messages import answer_messages, count_tokens
 from roll.agents.notes import Notes
-from roll.agents.openai_chat import chat
+from roll.agents.openai_chat import answer_chat
 from roll.agents.openai_completions import complete
 from roll.agents.openai_responses import count_input, respond
-from roll.agents.openapi import description
+from roll.agents.openapi import build_description
 from roll.agents.refusals import Refusal
 from roll.agents.session import Answer, Session, Sessions
 
 __all__ = ["MODEL", "AgentServer"]
 
 MODEL = "policy"
-"""The model's name; requests may use any name."""
-MOST_BYTES = 8 * 2**20
-"""Most bytes of a body."""
+"""The name of the model in responses; requests may use any name."""
+MAX_BYTES = 8 * 2**20
+"""Maximum size of a request's body in bytes, if the policy reads only text."""
+MAX_BYTES_WITH_IMAGES = 48 * 2**20
+"""Maximum size of a request's body in bytes, if the policy reads images: agents send all of them with each request."""
 
 Route: TypeAlias = Callable[[Session, bytes], Awaitable[Reply]]
 POSTS: dict[str, Route] = {
-    "/v1/chat/completions": chat,
+    "/v1/chat/completions": answer_chat,
     "/v1/completions": complete,
     "/v1/responses": respond,
     "/v1/responses/input_tokens": count_input,
@@ -50,17 +52,21 @@ POSTS: dict[str, Route] = {
 
 
 class AgentServer:
-    """Answers the agents of a run; `async with AgentServer() as server: server.sessions.add(…)`.
+    """Answers the requests of a run's agents: `async with AgentServer() as server: server.sessions.add(…)`.
 
     Args:
         host: The address to listen on; by default only programs on this machine can connect.
-        port: The port; 0 takes a free one.
-        socket: A Unix socket to listen on as well, for sandboxes.
+        port: The port; 0 selects a free port.
+        socket: The path of a Unix socket to listen on as well, for sandboxes.
+        reads_images: Whether the policy reads images; requests may then be larger.
     """
 
-    def __init__(self, host: str = "127.0.0.1", port: int = 0, *, socket: Path | None = None) -> None:
+    def __init__(
+        self, host: str = "127.0.0.1", port: int = 0, *, socket: Path | None = None, reads_images: bool = False
+    ) -> None:
         self.sessions = Sessions()
-        self.notes = Notes()
+        self.notes = Notes(reads_images=reads_images)
+        self._most_bytes = MAX_BYTES_WITH_IMAGES if reads_images else MAX_BYTES
         self._host, self._port, self._socket = host, port, socket
         self._runner: web.ServerRunner | None = None
 
@@ -81,11 +87,14 @@ class AgentServer:
         """Start listening."""
         loop = asyncio.get_running_loop()
 
-        def request_of(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=MOST_BYTES)
+        def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=self._most_bytes)
 
-        # aiohttp's server without its applications, whose routing and middleware are a quarter of what HTTP costs here
-        server = web.Server(self._answered, request_factory=request_of, handler_cancellation=True, access_log=None)
+        # The plain server instead of `web.Application`, whose routing and middleware would take a quarter of a
+        # request's time. `handler_cancellation` aborts the engine's requests when an agent disconnects.
+        server = web.Server(
+            self._handle_request, request_factory=make_request, handler_cancellation=True, access_log=None
+        )
         self._runner = web.ServerRunner(server, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self._host, self._port, backlog=1024)
@@ -96,7 +105,7 @@ class AgentServer:
             self._socket.chmod(0o666)  # sandboxes have other UIDs; keys protect the sessions
 
     async def close(self) -> None:
-        """Stop listening; may be called twice."""
+        """Stop listening. Calling it twice is safe."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -105,44 +114,48 @@ class AgentServer:
 
     # ---- requests
 
-    async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Handle a request; return every error in the form of the vendor's clients."""
+    async def _handle_request(self, request: web.BaseRequest) -> web.StreamResponse:
+        """Answer an HTTP request; errors are returned in the format of the vendor whose API it uses."""
         try:
-            return await self._page(request)
+            return await self._dispatch(request)
         except Refusal as refusal:
-            return _refused(request, refusal)
+            return _build_error_response(request, refusal)
         except web.RequestPayloadError:
-            message = "the body is not what its headers say: it ends early, or its encoding cannot be read."
-            return _refused(request, Refusal(400, "invalid_value", message))
+            message = "the body does not match the headers: it ends early, or its encoding is not valid."
+            return _build_error_response(request, Refusal(400, "invalid_value", message))
         except web.HTTPRequestEntityTooLarge:
-            message = f"a body is at most {MOST_BYTES} bytes."
-            return _refused(request, Refusal(413, "request_too_large", message))
+            message = f"the body must not be larger than {self._most_bytes} bytes."
+            return _build_error_response(request, Refusal(413, "request_too_large", message))
 
-    async def _page(self, request: web.BaseRequest) -> web.StreamResponse:
-        session = self.sessions.find(_key(request))
+    async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
+        session = self.sessions.find(_read_key(request))
         # Anthropic's clients append /v1 to the address, which already has it
         path = request.path.removeprefix("/v1") if request.path.startswith("/v1/v1/") else request.path
-        route, page = POSTS.get(path), _readable(path, session)
+        route, page = POSTS.get(path), _build_page(path, session)
         if route is None and page is None:
-            raise Refusal(404, "not_found", f"there is no page {request.path[:200]}.")
+            raise Refusal(404, "not_found", f"the path {request.path[:200]} does not exist.")
         if request.method not in (("POST",) if route else ("GET", "HEAD")):
-            raise Refusal(405, "method_not_allowed", f"{request.path} is not for {request.method}.")
+            raise Refusal(405, "method_not_allowed", f"{request.path} does not support {request.method}.")
         if route is None:
             return web.json_response(page)
         try:
-            reply = await route(session, await request.read())
+            with session.admission.admit():
+                reply = await route(session, await request.read())
         except Refusal as refusal:
-            session.refuse(path, refusal)
+            session.record_refusal(path, refusal)
             raise
         if reply.stream is not None:
-            return await _streamed(request, session, reply)
+            return await _stream_reply(request, session, reply)
         return web.Response(body=to_json(reply.body, inf_nan_mode="null"), content_type="application/json")
 
 
-def _readable(path: str, session: Session) -> dict[str, Any] | None:
-    """Return the object at a path of a `GET` request; models have the fields of both vendors."""
+def _build_page(path: str, session: Session) -> dict[str, Any] | None:
+    """Build the response to a `GET` of the OpenAPI description or the models; `None` for another path.
+
+    A model is described with the fields of both vendors.
+    """
     if path == "/openapi.json":
-        return description()
+        return build_description()
     before, models, name = f"{path}/".partition("/v1/models/")
     if before or not models:
         return None
@@ -156,14 +169,14 @@ def _readable(path: str, session: Session) -> dict[str, Any] | None:
     )
 
 
-def _key(request: web.BaseRequest) -> str:
-    """Return the key: OpenAI's and Anthropic's clients send it in different headers."""
+def _read_key(request: web.BaseRequest) -> str:
+    """Return the API key, a bearer token of OpenAI's clients or the `x-api-key` of Anthropic's; empty if missing."""
     bearer = request.headers.get("Authorization", "")
     return bearer[7:].strip() if bearer[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
 
 
-async def _streamed(request: web.BaseRequest, session: Session, reply: Reply) -> web.StreamResponse:
-    """Send a stream; if the agent disconnects, remove the unsent part of its answers from the record."""
+async def _stream_reply(request: web.BaseRequest, session: Session, reply: Reply) -> web.StreamResponse:
+    """Send a streamed reply; if the agent disconnects, truncate the recorded answers to the part that was sent."""
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
     )
@@ -179,7 +192,7 @@ async def _streamed(request: web.BaseRequest, session: Session, reply: Reply) ->
     except BaseException as error:
         for answer, num_characters in sent.values():
             if num_characters is not None:
-                session.received(answer.call, num_characters)
+                session.truncate_to_sent(answer.call, num_characters)
         if isinstance(error, ConnectionError):
             return response
         raise
@@ -195,7 +208,7 @@ _OPENAI = {401: "authentication_error", 403: "permission_error", 404: "not_found
 _ANTHROPIC = {**_OPENAI, 413: "request_too_large", 503: "overloaded_error"}
 
 
-def _refused(request: web.BaseRequest, refusal: Refusal) -> web.Response:
+def _build_error_response(request: web.BaseRequest, refusal: Refusal) -> web.Response:
     if request.path.endswith(("/messages", "/messages/count_tokens")):
         kind = _ANTHROPIC.get(refusal.status, "invalid_request_error")
         body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": refusal.message}}

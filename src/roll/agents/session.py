@@ -1,11 +1,11 @@
 """A session: the requests of one agent program to the model during one rollout, and their record.
 
-    request ─► context (contexts) ─► within the budget? ─► generate ─► cut at a stop text ─► recorded call ─► answer
+    request ─► context (contexts) ─► within the budget? ─► generate ─► cut at a stop string ─► recorded call ─► answer
 
 Invariants:
     - the record holds exactly the tokens that the agent received;
-    - after its end a session answers no request; running requests are aborted;
-    - a request that the infrastructure fails makes the whole session fail: none of it is ever scored.
+    - a session that has ended answers no request, and its running requests are aborted;
+    - if the infrastructure fails during a request, the whole session fails, and its rollout is not scored.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from roll.agents.contexts import Contexts
+from roll.agents.admission import Admission
+from roll.agents.contexts import Contexts, Conversation
 from roll.agents.notes import Notes
 from roll.agents.refusals import Refusal
-from roll.agents.tool_calls import ToolCall, ToolFormat, format_of, read_calls
+from roll.agents.session_images import SessionImages
+from roll.agents.tool_calls import ToolCall, ToolFormat, detect_format, read_calls
 from roll.agents.tree import Call
 from roll.data import ChatRenderer
 from roll.data.decoding import CONTEXT_SEEN
-from roll.data.reasoning import begun_thought, split_reasoning
-from roll.rollout.loops import Generate, next_turn
-from roll.types import Generation, GenerationRequest, IntArray, Message
+from roll.data.reasoning import find_reasoning_start, split_reasoning
+from roll.envs.image_storage import ImageStorage
+from roll.rollout.loops import Generate, build_next_request
+from roll.types import Generation, GenerationRequest, IntArray, MediaSpan, Message
 
 if TYPE_CHECKING:
     from roll.config.agents import AgentLimits
@@ -35,8 +38,8 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Session", "Sessions"]
 
 NUM_ENDED = 10_000
-"""Number of ended sessions that are remembered, so that their agents get a clear error."""
-MOST_REFUSED = 8
+"""Number of ended sessions whose keys are remembered, so that their agents get a clear error."""
+MAX_REFUSED = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,11 +48,11 @@ class Answer:
 
     call: Call
     text: str
-    """The text without the stop text, reasoning and tool calls."""
+    """The text without the stop string, reasoning and tool calls."""
     reasoning: str
     tool_calls: tuple[ToolCall, ...]
     stopped_by: str | None
-    """The stop text that ended the answer."""
+    """The stop string that ended the answer; `None` if no stop string did."""
 
 
 class Session:
@@ -57,14 +60,16 @@ class Session:
 
     Args:
         session_id: Part of the key, and of request IDs in the engines.
-        first: The first request; its sampling settings hold for every call, except that a call may be shorter.
+        first: The first request; its sampling settings apply to every call, but a call may ask for fewer tokens.
         generate: Sends a request to the engines.
         renderer: Renderer of the policy's tokenizer.
         limits: The session's budget.
         max_context: Longest context of the engines, in tokens.
         tool_format: The model's format of tool calls; `None`: the format in its chat template.
-        tells_demands: Whether demands on an answer's format are passed to the model as text, instead of rejected.
-        notes: The run's notes on unsupported features.
+        constraints_as_text: Whether constraints on an answer's format are passed to the model as text. Otherwise
+            requests with constraints are rejected.
+        notes: The run's notes on unsupported features; its `reads_images` must agree with `images`.
+        images: Stores the images of requests; `None` if the policy reads only text.
     """
 
     def __init__(
@@ -77,27 +82,30 @@ class Session:
         limits: AgentLimits,
         max_context: int,
         tool_format: ToolFormat | None = None,
-        tells_demands: bool = False,
+        constraints_as_text: bool = False,
         notes: Notes | None = None,
+        images: ImageStorage | None = None,
     ) -> None:
         self.session_id = session_id
         self.key = f"{session_id}.{secrets.token_urlsafe(24)}"
-        self.tells_demands = tells_demands
-        self.notes = notes or Notes()
+        self.constraints_as_text = constraints_as_text
+        self.notes = notes or Notes(reads_images=images is not None)
+        self._images = None if images is None else SessionImages(images, max_context)
         self.refused: list[str] = []
-        """Distinct refusals that the agent received, in order."""
-        self.tool_format = tool_format or format_of(renderer.template)
+        """The distinct errors of rejected requests, in order."""
+        self.tool_format = tool_format or detect_format(renderer.template)
         self.contexts = Contexts(
             renderer, ends=first.sampling.stop_token_ids, tool_format=self.tool_format, max_context=max_context
         )
         self.calls: list[Call] = []
         """Calls, in the order in which they ended."""
         self.exhausted = ""
-        """The exhausted part of the budget, of which the agent was informed; empty if none is."""
+        """The exhausted part of the budget, as reported to the agent; empty until a request was rejected for it."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Holds the infrastructure's failure, if any."""
+        """Has the infrastructure's failure as its exception, if any."""
         self.answers: dict[str, Sequence[Message]] = {}
-        """Conversations that an agent may continue, by the ID of their last answer."""
+        """The messages up to each answer of the Responses API, by the answer's ID, to continue from."""
+        self.admission = Admission(limits.parallel)
         self.renderer = renderer
         self._first, self._generate, self._limits, self._max_context = first, generate, limits, max_context
         self._num_asked = 0
@@ -106,59 +114,79 @@ class Session:
         self._closed = False
         self._deadline = asyncio.get_running_loop().time() + limits.time_s
 
+    # ---- images
+
+    async def store_images(self, conversation: Conversation) -> Conversation:
+        """Return the conversation with its images in the run's media store.
+
+        Raises:
+            Refusal: The session is over, there are too many images, or one cannot be decoded.
+        """
+        if self._images is None or not any(message.media for message in conversation.messages):
+            return conversation
+        if self._closed:
+            raise self._build_session_over_error()
+        self._check_deadline()
+        return replace(conversation, messages=await self._images.store(conversation.messages))
+
     # ---- answers
 
-    async def ask(
+    async def generate_answers(
         self,
         context: IntArray,
         *,
+        media: tuple[MediaSpan, ...] = (),
         n: int = 1,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         tools: Sequence[Mapping[str, Any]] = (),
         raw: bool = False,
     ) -> list[Answer]:
-        """Generate answers of the model to one context.
+        """Generate answers to one context, and record them.
 
         Args:
             context: Token IDs, shape [C].
+            media: Spans of the images in the context.
             n: Number of answers.
-            max_tokens: Longest answer, in tokens; the session's own bounds apply too.
-            stop: Texts that end an answer.
-            tools: Tools whose calls are parsed in the answers.
-            raw: Whether answers are plain texts, without reasoning to separate.
+            max_tokens: Maximum number of tokens in each answer; the session's limits apply too.
+            stop: Strings that end an answer.
+            tools: Tools whose calls are parsed from the answers.
+            raw: Whether to return the text as it is, without separating reasoning from it.
 
         Raises:
             Refusal: The session is over, its budget is used up, the context is too long, or the infrastructure failed.
         """
-        self._check(n)
+        self._check_limits(n)
         sampling = self._first.sampling
         room = min(self._max_context - len(context), sampling.max_new_tokens, self._limits.tokens - self._num_tokens)
         if len(context) >= self._max_context:
             raise Refusal(
                 400,
                 "context_length_exceeded",
-                f"the model's context is {self._max_context} tokens, and these are {len(context)}: send fewer.",
+                f"the request has {len(context)} tokens, but the model's context has only {self._max_context}: shorten "
+                "the conversation.",
                 field="messages",
             )
         wanted = room if max_tokens is None else min(room, max_tokens)
-        requests = [self._next_request(context, wanted) for _ in range(n)]
-        generations = await self._generated(requests)
-        return [self._recorded(context, generation, stop, tools, raw) for generation in generations]
+        requests = [self._build_next_request(context, media, wanted) for _ in range(n)]
+        pairs = zip(requests, await self._generate_all(requests), strict=True)
+        return [self._record_answer(request, generation, stop, tools, raw) for request, generation in pairs]
 
-    def _next_request(self, context: IntArray, max_tokens: int) -> GenerationRequest:
-        request = next_turn(self._first, context, self._num_asked, max_tokens)
+    def _build_next_request(
+        self, context: IntArray, media: tuple[MediaSpan, ...], max_tokens: int
+    ) -> GenerationRequest:
+        request = build_next_request(self._first, context, self._num_asked, max_tokens, media)
         self._num_asked += 1
         return request
 
-    async def _generated(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
+    async def _generate_all(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         tasks = [asyncio.ensure_future(self._generate(request)) for request in requests]
         self._running.update(tasks)
         try:
             done = await asyncio.gather(*tasks) if len(tasks) > 1 else [await tasks[0]]
         except asyncio.CancelledError:
             if self._closed:
-                raise self._over() from None
+                raise self._build_session_over_error() from None
             raise  # the agent has disconnected
         except Exception as error:
             self.fail(error)
@@ -170,30 +198,31 @@ class Session:
                 task.cancel()
             self._running.difference_update(tasks)
         if self._closed:
-            raise self._over()
+            raise self._build_session_over_error()
         return done
 
-    def _recorded(
+    def _record_answer(
         self,
-        context: IntArray,
+        request: GenerationRequest,
         generation: Generation,
         stop: Sequence[str],
         tools: Sequence[Mapping[str, Any]],
         raw: bool,
     ) -> Answer:
-        ids = generation.token_ids
+        context, ids = request.token_ids, generation.token_ids
         ends = self._first.sampling.stop_token_ids
-        shown = ids[:-1] if len(ids) and int(ids[-1]) in ends else ids
-        text = self.renderer.decode(shown)
+        visible = ids[:-1] if len(ids) and int(ids[-1]) in ends else ids
+        text = self.renderer.decode(visible)
         place, stopped_by = min(
             ((found, word) for word in stop if (found := text.find(word)) >= 0), default=(len(text), None)
         )
         reason = generation.finish_reason
         if stopped_by is not None:
-            num_tokens = self.num_tokens_of(ids, place + len(stopped_by))
+            num_tokens = self.count_tokens(ids, place + len(stopped_by))
             ids, text, reason = ids[:num_tokens], text[:place], "stop"
         call = Call(
             context=context,
+            media=request.media,
             token_ids=ids,
             logprobs=generation.logprobs[: len(ids)],
             policy_versions=generation.policy_versions[: len(ids)],
@@ -206,26 +235,27 @@ class Session:
         calls: tuple[ToolCall, ...] = ()
         thought = outside = ""
         if tools:
-            whole = text if stopped_by is not None else self.renderer.decode_raw(shown)
-            behind = whole if self.tool_format == "harmony" else self._apart(whole, context)[1]
+            whole = text if stopped_by is not None else self.renderer.decode_raw(visible)
+            behind = whole if self.tool_format == "harmony" else self._split_reasoning(whole, context)[1]
             outside, calls = read_calls(behind or "", self.tool_format, tools)
         if not raw:
-            thought, answer = self._apart(text, context)
-            # An answer that never ends its reasoning is returned whole, so that the agent sees it.
+            thought, answer = self._split_reasoning(text, context)
+            # If the reasoning never ends, it is returned as the text, so that the agent sees it.
             thought, text = ("", text) if answer is None and not calls else (thought, answer or "")
         text = outside if calls else text
         return Answer(call=call, text=text, reasoning=thought, tool_calls=calls, stopped_by=stopped_by)
 
-    def _apart(self, text: str, context: IntArray) -> tuple[str, str | None]:
-        """Return the reasoning in an answer, and the text after it; `None` if the reasoning never ends."""
-        form = self.renderer.reasoning
-        begun = begun_thought(self.renderer.decode_raw(context[-CONTEXT_SEEN:]), form)
-        thought, answer = split_reasoning(text, form, begun=bool(begun))
+    def _split_reasoning(self, text: str, context: IntArray) -> tuple[str, str | None]:
+        """Split an answer into its reasoning and the text after it; the text is `None` if the reasoning never ends."""
+        reasoning_format = self.renderer.reasoning
+        begun = find_reasoning_start(self.renderer.decode_raw(context[-CONTEXT_SEEN:]), reasoning_format)
+        thought, answer = split_reasoning(text, reasoning_format, begun=bool(begun))
         return thought, None if answer is None else answer.lstrip("\n") if thought else answer
 
-    def num_tokens_of(self, token_ids: IntArray, num_characters: int) -> int:
-        """Return the number of leading tokens that cover so many characters; a partial character does not count."""
+    def count_tokens(self, token_ids: IntArray, num_characters: int) -> int:
+        """Return the smallest number of leading tokens whose text includes the first `num_characters` characters."""
         said = self.renderer.decode(token_ids)[:num_characters]
+        # Bisection. The text of a sequence is not the concatenation of its tokens' texts, so prefixes are decoded.
         low, high = 0, len(token_ids)
         while low < high:
             middle = (low + high) // 2
@@ -235,18 +265,18 @@ class Session:
                 low = middle + 1
         return low
 
-    def refuse(self, path: str, refusal: Refusal) -> None:
-        """Record a refusal, for the error message of an agent that fails."""
+    def record_refusal(self, path: str, refusal: Refusal) -> None:
+        """Record a rejected request, for the error message if the agent fails."""
         said = f"{path}: {refusal.status} {refusal.message}"
-        if said not in self.refused and len(self.refused) < MOST_REFUSED:
+        if said not in self.refused and len(self.refused) < MAX_REFUSED:
             self.refused.append(said)
 
-    def received(self, call: Call, num_characters: int) -> None:
-        """Truncate a call to the part that was sent, after the agent disconnected before the end of the answer."""
+    def truncate_to_sent(self, call: Call, num_characters: int) -> None:
+        """Truncate the record of a call to the first `num_characters` characters, after the agent has disconnected."""
         place = next((place for place, known in enumerate(self.calls) if known is call), None)
         if place is None:
             return
-        num_tokens = self.num_tokens_of(call.token_ids, num_characters) if num_characters else 0
+        num_tokens = self.count_tokens(call.token_ids, num_characters) if num_characters else 0
         if num_tokens == 0:
             del self.calls[place]
         elif num_tokens < len(call.token_ids):
@@ -271,34 +301,39 @@ class Session:
         """The session's deadline, on the event loop's clock."""
         return self._deadline
 
-    def _check(self, n: int) -> None:
+    def _check_limits(self, n: int) -> None:
         limits = self._limits
         if self._closed:
-            raise self._over()
+            raise self._build_session_over_error()
         if self.failed.done():
-            raise Refusal(503, "engine_failure", "this session has failed: it will be tried again from its beginning.")
+            raise Refusal(503, "engine_failure", "this session has failed: the rollout will be retried from the start.")
         if n > limits.choices:
-            message = f"n is {n}, but at most {limits.choices} answers are given (rollout.agent.limits.choices)."
+            message = f"n must not be larger than {limits.choices} (rollout.agent.limits.choices), got {n}."
             raise Refusal(400, "invalid_value", message, field="n")
-        if len(self._running) + n > limits.parallel:
-            message = f"{len(self._running)} requests of this session run; {limits.parallel} may at once."
-            raise Refusal(429, "rate_limit_exceeded", message, retry_after_s=1)
+        self.admission.check(len(self._running), n)
         if self._num_asked + n > limits.turns:
             self.exhausted = f"{limits.turns} answers"
         elif self._num_tokens >= limits.tokens:
             self.exhausted = f"{limits.tokens} tokens"
-        elif asyncio.get_running_loop().time() >= self._deadline:
-            self.exhausted = f"{limits.time_s:g} s"
         if self.exhausted:
-            raise Refusal(403, "budget_exhausted", f"this session's budget of {self.exhausted} is used up.")
+            raise self._build_exhausted_error()
+        self._check_deadline()
 
-    def _over(self) -> Refusal:
-        return Refusal(401, "session_over", "this session is over: its agent ended, or was ended.")
+    def _check_deadline(self) -> None:
+        if asyncio.get_running_loop().time() >= self._deadline:
+            self.exhausted = f"{self._limits.time_s:g} s"
+            raise self._build_exhausted_error()
+
+    def _build_exhausted_error(self) -> Refusal:
+        return Refusal(403, "budget_exhausted", f"this session's budget of {self.exhausted} is used up.")
+
+    def _build_session_over_error(self) -> Refusal:
+        return Refusal(401, "session_over", "this session is over, because the agent ended or was stopped.")
 
     # ---- its end
 
     def fail(self, error: Exception) -> None:
-        """Record a failure of the infrastructure, which fails the session."""
+        """Record a failure of the infrastructure: the session fails."""
         if not self.failed.done():
             self.failed.set_exception(error)
             self.failed.exception()  # marks the exception as retrieved, as there may be no waiter
@@ -318,7 +353,7 @@ class Sessions:
         self._ended: deque[str] = deque(maxlen=NUM_ENDED)
 
     def add(self, session: Session) -> None:
-        """Answer the session's requests from now on."""
+        """Add a session; its requests are answered from now on."""
         self._open[session.session_id] = session
 
     @property
@@ -327,7 +362,7 @@ class Sessions:
         return len(self._open)
 
     def end(self, session: Session) -> None:
-        """End the session; its requests are no longer answered."""
+        """End and remove the session; its requests are no longer answered."""
         session.close()
         if self._open.pop(session.session_id, None) is not None:
             self._ended.append(session.session_id)
@@ -343,5 +378,5 @@ class Sessions:
         if session is not None and hmac.compare_digest(session.key.encode(), key.encode(errors="surrogateescape")):
             return session
         if session is None and session_id in self._ended:
-            raise Refusal(401, "session_over", "this session is over: its agent ended, or was ended.")
-        raise Refusal(401, "invalid_api_key", "the request has no key, or none that opens a session here.")
+            raise Refusal(401, "session_over", "this session is over, because the agent ended or was stopped.")
+        raise Refusal(401, "invalid_api_key", "the request has no API key, or the key is not valid.")

@@ -1,6 +1,6 @@
-"""Parse tool calls in a model's text, in the model's own format, and write tools into the model's input.
+"""Parses tool calls from a model's text, in the model's own format, and writes tools into the model's input.
 
-A model's text is untrusted: `roll.envs.tools.calls` parses it, in linear time. A malformed call stays text.
+A model's text is untrusted: `roll.envs.tools.calls` parses it in linear time. A malformed call is returned as text.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from roll.data.reasoning import CHANNELS, answer_of
-from roll.envs.tools.calls import FORMS
+from roll.data.reasoning import CHANNELS, extract_answer
+from roll.envs.tools.calls import TOOL_CALL_FORMATS
 from roll.envs.tools.calls.gemma import END as GEMMA_END
 from roll.envs.tools.calls.gemma import MARK as GEMMA_CALL
 from roll.envs.tools.calls.glm import ARGUMENT
 from roll.envs.tools.calls.harmony import CHANNEL
-from roll.types import Message
+from roll.types import Message, join_content
 
-__all__ = ["ToolCall", "ToolFormat", "format_of", "plainly", "read_calls"]
+__all__ = ["ToolCall", "ToolFormat", "detect_format", "read_calls", "write_tools_as_text"]
 
 ToolFormat: TypeAlias = Literal["hermes", "llama3", "mistral", "harmony", "glm", "gemma4", "plain", "none"]
-_FORMS = {"plain": "hermes", "llama3": "llama"}
-"""Formats that have another name in `roll.envs.tools`."""
+_FORM_NAMES = {"plain": "hermes", "llama3": "llama"}
+"""Tool formats that `roll.envs.tools` knows under another name, and that name."""
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _MISTRAL = "[TOOL_CALLS]"
 _PYTHON_TAG = "<|python_tag|>"
@@ -32,7 +32,7 @@ _ID_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolCall:
-    """One call, as the model wrote it."""
+    """One tool call, as the model wrote it."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -41,25 +41,25 @@ class ToolCall:
 
     @property
     def arguments_json(self) -> str:
-        """The arguments as JSON text, as in the vendors' interfaces."""
+        """The arguments as a JSON string, as in the vendors' APIs."""
         return json.dumps(self.arguments, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
-class _Offered:
-    """A tool of the agent, which is only described here, never called."""
+class _ToolDescription:
+    """An agent's tool in the form of a `Tool`, only for parsing calls to it. The agent runs its tools itself."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
 
     def call(self, arguments: Mapping[str, Any], /) -> str:
-        """See `roll.envs.tools.Tool`."""
+        """Raise an error: the agent calls its tools itself."""
         raise NotImplementedError("an agent calls its tools itself")
 
 
-def format_of(template: str) -> ToolFormat:
-    """Return the tool format of a chat template; `plain` if it takes no tools."""
+def detect_format(template: str) -> ToolFormat:
+    """Return the format of tool calls in a chat template; `plain` if the template takes no tools."""
     if "tools" not in template:
         return "plain"
     if _MISTRAL in template:
@@ -78,35 +78,37 @@ def format_of(template: str) -> ToolFormat:
 def read_calls(
     text: str, tool_format: ToolFormat, tools: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[str, tuple[ToolCall, ...]]:
-    """Return the text outside of calls, and the calls; if one of them is malformed, all of it stays text.
+    """Return the text outside of calls, and the calls; if any call is malformed, return all of the text and no calls.
 
     Args:
         text: The model's text, with special tokens, without the end token.
-        tool_format: See `format_of`.
+        tool_format: See `detect_format`.
         tools: The offered tools, in the form of chat templates.
     """
     if tool_format == "none":
         return text, ()
-    found = FORMS[_FORMS.get(tool_format, tool_format)].parse(text, {tool.name: tool for tool in map(_offered, tools)})
+    found = TOOL_CALL_FORMATS[_FORM_NAMES.get(tool_format, tool_format)].parse(
+        text, {tool.name: tool for tool in map(_parse_tool, tools)}
+    )
     if found.problems or not found.calls or not all(_is_json(call.arguments) for call in found.calls):
         return text, ()
     calls = tuple(ToolCall(name=call.name, arguments=call.arguments) for call in found.calls)
-    return _text_outside_calls(text, tool_format).strip(), calls
+    return _extract_text_outside_calls(text, tool_format).strip(), calls
 
 
-def _offered(tool: Mapping[str, Any]) -> _Offered:
-    offered = _Offered(**tool["function"])
+def _parse_tool(tool: Mapping[str, Any]) -> _ToolDescription:
+    offered = _ToolDescription(**tool["function"])
     sound = isinstance(offered.parameters.get("properties", {}), dict)  # an agent may send any value for it
     return offered if sound else replace(offered, parameters={})
 
 
-def _text_outside_calls(text: str, tool_format: ToolFormat) -> str:
+def _extract_text_outside_calls(text: str, tool_format: ToolFormat) -> str:
     if tool_format == "llama3":
         return text.partition(_PYTHON_TAG)[0] if _PYTHON_TAG in text else ""
     if tool_format == "mistral":
         return text.partition(_MISTRAL)[0] if _MISTRAL in text else ""
     if tool_format == "harmony":
-        return answer_of(text, CHANNELS) or ""
+        return extract_answer(text, CHANNELS) or ""
     if tool_format == "gemma4":
         head, *parts = text.split(GEMMA_CALL)
         return "".join([head, *(part.partition(GEMMA_END)[2] for part in parts)])
@@ -115,7 +117,7 @@ def _text_outside_calls(text: str, tool_format: ToolFormat) -> str:
 
 
 def _is_json(arguments: Mapping[str, Any]) -> bool:
-    """Return whether the arguments can be written as JSON: all numbers are finite, and all texts valid Unicode."""
+    """Return whether the arguments can be written as JSON: all numbers are finite, and all strings valid Unicode."""
     try:
         json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:
@@ -123,29 +125,32 @@ def _is_json(arguments: Mapping[str, Any]) -> bool:
     return True
 
 
-def plainly(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Return a conversation for a template without tools, with tools, tool calls and results written as text."""
+def write_tools_as_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """Write tools, tool calls and results into the messages as text, for a chat template without tools."""
     said: list[Message] = []
+    answers = False  # whether the last message has results of tools
     for message in messages:
-        role, content = message.role, message.text
+        role, content = message.role, message.content
         if role == "tool":
-            role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
-            if said and said[-1].role == "user" and said[-1].text.endswith("</tool_response>"):
-                said[-1] = Message(role="user", content=f"{said[-1].text}\n{content}")
+            role, content = "user", join_content(["<tool_response>\n", content, "\n</tool_response>"], between="")
+            if said and said[-1].role == "user" and answers:
+                said[-1] = Message(role="user", content=join_content([said[-1].content, content], between="\n"))
                 continue
         elif message.tool_calls:
             written = (
                 f"{_OPEN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{_CLOSE}" for call in message.tool_calls
             )
-            content = "\n".join([*([content] if content else []), *written])
+            content = "\n".join([*([message.text] if content else []), *written])
+        answers = message.role == "tool"
         said.append(Message(role=role, content=content))
     if tools:
-        first = said[0].text + "\n\n" if said and said[0].role == "system" else ""
-        said[: 1 if first else 0] = [Message(role="system", content=first + _offer(tools))]
+        first = said[:1] if said and said[0].role == "system" else []
+        content = join_content([*(message.content for message in first), _describe_tools(tools)])
+        said[: len(first)] = [Message(role="system", content=content)]
     return said
 
 
-def _offer(tools: Sequence[Mapping[str, Any]]) -> str:
+def _describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         f"You may call these functions, described by JSON schemas:\n<tools>\n{listed}\n</tools>\nTo call one, write "

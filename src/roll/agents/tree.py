@@ -1,17 +1,17 @@
-"""Build one rollout from a session's calls: a prefix tree of the engine's contexts, cut into chains.
+"""Builds one rollout from a session's calls: a prefix tree of the engine's contexts, split into chains.
 
     call A: [context ][tokens]
     call B: [context ][tokens][environment][tokens]     B's context starts with all of A: B continues A
-    call C: [context ][tokens][other      ][tokens]     so does C's, but B continues A: a fork, with a context of its
-        own
-    call D: [other context   ][tokens]                  starts with no call: a sub-agent, or a compacted history
+    call C: [context ][tokens][other      ][tokens]     C's context does, too, but B already continues A: a new chain
+    call D: [other context   ][tokens]                  D's context starts with no call: a sub-agent, or a compacted
+                                                        history
 
-A chain is a sequence of calls, each of which continues the one before; tokens in between are the environment's. Each
-chain is trained once, after exactly the tokens that the engine saw before it (`Branch.context`).
+A chain is a sequence of calls, each of which continues the one before; the tokens in between come from the
+environment. Each chain is trained once, with exactly the context that the engine had before it (`Branch.context`).
 
 Invariants:
     - every token that the model wrote is in exactly one chain, with its log-prob and policy version;
-    - only tokens are compared: the origin of a context does not matter here;
+    - calls are compared by their tokens and images;
     - the time is linear in the tokens of all contexts.
 """
 
@@ -19,22 +19,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import xxhash
+from numpy.typing import NDArray
 
-from roll.data.expert_choices import experts_by_context
-from roll.types import Branch, FinishReason, FloatArray, IntArray, PromptDraw, Rollout, Turn
+from roll.data.expert_choices import merge_experts
+from roll.types import (
+    Branch,
+    FinishReason,
+    FloatArray,
+    IntArray,
+    MediaSpan,
+    PromptDraw,
+    Rollout,
+    Turn,
+    build_sequence_key,
+    slice_media,
+)
 
-__all__ = ["Call", "as_rollout", "chains", "main_chain"]
+__all__ = ["Call", "build_rollout", "find_main_chain", "group_chains"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Call:
-    """One answer of the model."""
+    """One generation: the engine's input, and the tokens that the agent received."""
 
     context: IntArray
     """Token IDs of the engine's input, shape [C]."""
+    media: tuple[MediaSpan, ...] = ()
+    """Spans of the images in the context."""
     token_ids: IntArray
     """Generated token IDs that the agent received, shape [T]."""
     logprobs: FloatArray
@@ -47,33 +62,40 @@ class Call:
     """Expert IDs as in `Generation.experts`, shape [C + T, layers, k]."""
 
     @property
-    def whole(self) -> IntArray:
+    def all_token_ids(self) -> IntArray:
         """All token IDs, shape [C + T]."""
         return np.concatenate([self.context, self.token_ids]).astype(np.int32, copy=False)
 
+    @property
+    def keys(self) -> NDArray[Any]:
+        """Integers [C + T] that are equal where tokens and images are equal: see `build_sequence_key`."""
+        return build_sequence_key(self.all_token_ids, self.media).astype(np.int64)
 
-def chains(calls: Sequence[Call]) -> list[list[int]]:
-    """Group calls, by their indices, into chains, in the order in which the chains ended.
 
-    A call continues the longest earlier call with which its context starts. If several calls continue the same one, the
-    first of them extends the chain; each other one starts a new chain.
+def group_chains(calls: Sequence[Call]) -> list[list[int]]:
+    """Group the indices of calls into chains; the chains are in the order in which they ended.
+
+    A call continues the longest earlier call with which its context starts. If several calls continue the same call,
+    the first of them extends its chain, and each of the others starts a new chain.
 
     Args:
         calls: The calls, in the order in which they ended.
     """
+    # Calls are looked up by length and hash: each context is hashed once, up to every known length. So the time is
+    # linear in the tokens instead of quadratic in the calls.
     ends: dict[tuple[int, bytes], list[int]] = {}
     lengths: list[int] = []
     follows: dict[int, int] = {}
     taken: set[int] = set()
     for place, call in enumerate(calls):
-        before = _longest(call.context, lengths, ends, taken)
+        keys = call.keys
+        before = _find_longest(keys[: len(call.context)], lengths, ends, taken)
         if before is not None:
             follows[place] = before
             taken.add(before)
-        whole = call.whole
-        ends.setdefault((len(whole), xxhash.xxh3_128_digest(whole.tobytes())), []).append(place)
-        if len(whole) not in lengths:
-            lengths.append(len(whole))
+        ends.setdefault((len(keys), xxhash.xxh3_128_digest(keys.tobytes())), []).append(place)
+        if len(keys) not in lengths:
+            lengths.append(len(keys))
             lengths.sort()
     found: dict[int, list[int]] = {}
     for place in range(len(calls)):
@@ -82,24 +104,33 @@ def chains(calls: Sequence[Call]) -> list[list[int]]:
     return list(found.values())
 
 
-def main_chain(calls: Sequence[Call]) -> list[int]:
+def find_main_chain(calls: Sequence[Call]) -> list[int]:
     """Return the indices of the calls in the longest chain, in the order in which they ended.
 
-    Titles, summaries and other requests outside an agent's own conversation are short chains. The longest chain has the
-    most calls; ties are broken by the most tokens, contexts included, then by the latest end.
+    Titles, summaries and other requests outside an agent's conversation are short chains. The longest chain has the
+    most calls; ties are broken by the number of tokens, including the context, then by the latest end.
 
     Args:
         calls: The calls, in the order in which they ended, at least one.
     """
-    return max(chains(calls), key=lambda chain: (len(chain), len(calls[chain[-1]].whole), chain[-1]))
+    return max(group_chains(calls), key=lambda chain: (len(chain), len(calls[chain[-1]].all_token_ids), chain[-1]))
 
 
-def _longest(
-    context: IntArray, lengths: Sequence[int], ends: dict[tuple[int, bytes], list[int]], taken: set[int]
+def _find_longest(
+    context: NDArray[Any], lengths: Sequence[int], ends: dict[tuple[int, bytes], list[int]], taken: set[int]
 ) -> int | None:
-    """Return the longest call that a context starts with, unless another call already continues it."""
+    """Return the index of the longest earlier call (context and answer) that is a prefix of `context`.
+
+    Return `None` if there is none, or if another call already continues the longest one.
+
+    Args:
+        context: Keys of the tokens and images of the new call's input, shape [C].
+        lengths: The lengths of all earlier calls, ascending.
+        ends: Indices of the earlier calls, by the length and the digest of their tokens.
+        taken: Indices of the calls that another call continues.
+    """
     digest, done, best = xxhash.xxh3_128(), 0, None
-    tokens = np.ascontiguousarray(context, np.int32)
+    tokens = np.ascontiguousarray(context)
     for length in lengths:
         if length > len(tokens):
             break
@@ -109,15 +140,15 @@ def _longest(
     return next((place for place in best or () if place not in taken), None)
 
 
-def as_rollout(draw: PromptDraw, index: int, calls: Sequence[Call], *, text: str, cut_off: bool = False) -> Rollout:
-    """Return one rollout of all calls, without its reward.
+def build_rollout(draw: PromptDraw, index: int, calls: Sequence[Call], *, text: str, cut_off: bool = False) -> Rollout:
+    """Build one rollout from all calls, without a reward.
 
     Args:
         draw: The rollout's prompt.
         index: The rollout's index within its group.
         calls: The calls, in the order in which they ended, at least one.
-        text: The text for verifiers.
-        cut_off: Whether the agent did not end by itself.
+        text: The final text, for verifiers.
+        cut_off: Whether the agent was stopped before it ended by itself.
     """
     tokens: list[IntArray] = []
     logprobs: list[FloatArray] = []
@@ -125,15 +156,17 @@ def as_rollout(draw: PromptDraw, index: int, calls: Sequence[Call], *, text: str
     turns: list[Turn] = []
     branches: list[Branch] = []
     experts: list[tuple[int, IntArray | None]] = []
+    media: list[MediaSpan] = []
     position = 0
-    for number, chain in enumerate(chains(calls)):
+    for number, chain in enumerate(group_chains(calls)):
         first = calls[chain[0]]
-        if number or not np.array_equal(first.context, draw.token_ids):
-            branches.append(Branch(start=position, context=first.context))
+        if number or not np.array_equal(first.context, draw.token_ids) or first.media != draw.media:
+            branches.append(Branch(start=position, context=first.context, media=first.media))
         seen = len(first.context)
         for place in chain:
             call = calls[place]
             between = call.context[seen:]
+            media += slice_media(call.media, seen, len(call.context), position)
             seen = len(call.context) + len(call.token_ids)
             tokens += [between, call.token_ids]
             logprobs += [np.zeros(len(between), np.float32), call.logprobs]
@@ -148,6 +181,8 @@ def as_rollout(draw: PromptDraw, index: int, calls: Sequence[Call], *, text: str
         index=index,
         prompt=draw.prompt,
         prompt_token_ids=draw.token_ids,
+        prompt_media=draw.media,
+        media=tuple(media),
         token_ids=np.concatenate(tokens).astype(np.int32, copy=False),
         logprobs=np.concatenate(logprobs).astype(np.float32, copy=False),
         policy_versions=np.concatenate(versions).astype(np.int32, copy=False),
@@ -157,4 +192,4 @@ def as_rollout(draw: PromptDraw, index: int, calls: Sequence[Call], *, text: str
         turns=tuple(turns),
         branches=tuple(branches),
     )
-    return replace(found, experts=experts_by_context(found, experts))
+    return replace(found, experts=merge_experts(found, experts))

@@ -1,4 +1,4 @@
-"""Code that all dialects share: validation of bodies, messages and tools in the form of chat templates, and events."""
+"""Code that all API formats share: validates bodies, builds messages and tools for chat templates, encodes events."""
 
 from __future__ import annotations
 
@@ -11,80 +11,80 @@ from pydantic_core import from_json, to_json
 
 from roll.agents.notes import Notes
 from roll.agents.refusals import Refusal
-from roll.types import Message, Speaker
+from roll.types import Content, Message, Speaker
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Stops = Annotated[list[Name], Field(max_length=16)]
 Choice = Literal["auto", "none", "required"] | dict[str, Any]
-"""A request's choice among tools."""
+"""A request's `tool_choice`."""
 
 
-MOST_OBJECTS = 65_536
-"""Most objects in one body: parsing this many takes a third of a second, in which no other agent is answered."""
-_WITHOUT_EFFECT = """
+MAX_OBJECTS = 65_536
+"""Maximum number of objects in one body: parsing this many takes a third of a second, during which no other agent is
+answered."""
+_FIELDS_WITHOUT_EFFECT = """
 metadata user store service_tier include prompt_cache_key prompt_cache_retention safety_identifier client_metadata
 cache_control diagnostics id status phase caller eager_input_streaming include_obfuscation annotations citations
 signature logprobs is_error encrypted_content provider_specific_fields
 thinking thinking_blocks reasoning reasoning_content reasoning_details reasoning_effort effort verbosity
 """
-WITHOUT_EFFECT = frozenset(_WITHOUT_EFFECT.split())
-"""Fields that do not change the policy's input, or that set the amount of reasoning, which the policy itself decides.
-Fields that do not change the policy's input, or that set the amount of reasoning, which the policy itself decides."""
+WITHOUT_EFFECT = frozenset(_FIELDS_WITHOUT_EFFECT.split())
+"""Fields that do not change the policy's input, or that set the amount of reasoning, which only the policy decides."""
 
 
-class _Reading:
+class _ParseState:
     """The state of parsing one body."""
 
     def __init__(self, notes: Notes | None) -> None:
         self._notes, self._num_objects = notes, 0
 
-    def see(self, fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-        """Count an object, and add notes on its unknown fields.
+    def check_object(self, fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+        """Count one object of the body, check the total, and add a note for each of its unknown fields.
 
         Raises:
             Refusal: The body has too many objects.
         """
         self._num_objects += 1
-        if self._num_objects > MOST_OBJECTS:
-            raise Refusal(413, "request_too_large", f"a body has at most {MOST_OBJECTS} messages, parts and tools.")
+        if self._num_objects > MAX_OBJECTS:
+            raise Refusal(413, "request_too_large", f"the body has more than {MAX_OBJECTS} messages, parts and tools.")
         if self._notes is None or fields.keys() <= known.keys():
             return
         for name in fields.keys() - known.keys() - WITHOUT_EFFECT:
-            if _asks(name, fields[name]):
-                note_field(name, self._notes)
+            if _has_effect(name, fields[name]):
+                add_field_note(name, self._notes)
 
 
-def note_field(name: str, notes: Notes) -> None:
+def add_field_note(name: str, notes: Notes) -> None:
     """Add a note that a field is ignored."""
-    notes.add(f"field {name[:64]}", f"agents send the field '{name[:64]}', which is not served here: it has no effect.")
+    notes.add(f"field {name[:64]}", f"agents send the field '{name[:64]}', which is not supported and has no effect.")
 
 
-def _asks(name: str, value: Any) -> bool:
-    """Return whether a field has an effect: most are off if they are false or empty."""
+def _has_effect(name: str, value: Any) -> bool:
+    """Return whether a field's value asks for something: not null, false or empty; for `parallel_tool_calls`, false."""
     return value is False if name == "parallel_tool_calls" else value not in (None, False, "", [], {})
 
 
 class Body(BaseModel):
-    """A body of a vendor's interface. A null field counts as missing; an unknown field is ignored with a note."""
+    """An object of a vendor's API. A null field counts as missing; an unknown field is ignored with a note."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
     @model_validator(mode="before")
     @classmethod
-    def _sent(cls, value: Any, info: ValidationInfo) -> Any:
+    def _check_fields(cls, value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, dict):
             return value
         if info.context is not None:
             known = value if cls.model_config.get("extra") == "allow" else cls.__pydantic_fields__
-            info.context.see(value, known)
+            info.context.check_object(value, known)
         if None in value.values():
             return {name: field for name, field in value.items() if field is not None}
         return value
 
 
-class Asking(Body):
-    """The fields of every request. The run's own sampling settings hold, whatever temperature is requested."""
+class RequestFields(Body):
+    """The fields that all requests share. The run's sampling settings apply; `temperature` has no effect."""
 
     model: Name
     stream: bool | None = None
@@ -98,8 +98,8 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class Choosing(Asking):
-    """The fields of OpenAI's older interfaces, which return several answers to choose from."""
+class ChoicesRequest(RequestFields):
+    """The fields of requests that can return several choices: chat and text completions."""
 
     n: Count | None = None
     max_tokens: Count | None = None
@@ -107,8 +107,8 @@ class Choosing(Asking):
     stream_options: StreamOptions | None = None
 
     @property
-    def stops(self) -> Sequence[str]:
-        """The stop texts as a sequence."""
+    def stop_strings(self) -> Sequence[str]:
+        """The stop strings as a sequence."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or ()
 
 
@@ -120,8 +120,8 @@ class Function(Body):
     parameters: dict[str, Any] | None = None
 
 
-class Form(Body):
-    """The format of an answer."""
+class AnswerFormat(Body):
+    """Constraints on the format of an answer."""
 
     format: dict[str, Any] | None = None
 
@@ -129,24 +129,25 @@ class Form(Body):
 B = TypeVar("B", bound=BaseModel)
 
 
-def checked(model: type[B], raw: bytes, notes: Notes | None = None) -> B:
+def parse_body(model: type[B], raw: bytes, notes: Notes | None = None) -> B:
     """Parse and validate the body of a request.
 
     Args:
         model: The body's model.
         raw: The body as it was sent.
-        notes: Receives the fields that are not supported.
+        notes: Receives a note for each unsupported field.
 
     Raises:
         Refusal: The body is invalid; the message names the field.
     """
     try:
-        return model.model_validate_json(raw, context=_Reading(notes))
+        return model.model_validate_json(raw, context=_ParseState(notes))
     except ValidationError as error:
-        if error.errors()[0]["type"] == "json_invalid" and (repaired := _repaired(raw)) != raw:
-            return checked(model, repaired, notes)
+        if error.errors()[0]["type"] == "json_invalid" and (repaired := _replace_surrogates(raw)) != raw:
+            return parse_body(model, repaired, notes)
+        # A union reports errors for each of its types; the deepest error belongs to the type that fits best.
         found = max(error.errors(include_url=False, include_context=False), key=lambda entry: len(entry["loc"]))
-        place = _place(found["loc"])
+        place = _format_location(found["loc"])
         message = f"{place}: {found['msg']}" if place else found["msg"]
         raise Refusal(400, "invalid_value", f"{message[:400]}.", field=place) from error
     except RecursionError as error:
@@ -157,16 +158,16 @@ _HALF_CHARACTER = re.compile(
     rb"""(\\\\ | \\u[dD][89abAB][0-9a-fA-F]{2} \\u[dD][c-fC-F][0-9a-fA-F]{2}) | \\u[dD][89a-fA-F][0-9a-fA-F]{2}""",
     re.VERBOSE,
 )
-"""An unpaired surrogate in JSON (the group matches escapes that must be kept)."""
+"""Matches an unpaired surrogate in JSON; its group matches escapes that must be kept."""
 
 
-def _repaired(raw: bytes) -> bytes:
+def _replace_surrogates(raw: bytes) -> bytes:
     """Replace unpaired surrogates, which agents produce by truncating a tool's output."""
     return _HALF_CHARACTER.sub(lambda found: found[1] or rb"\ufffd", raw)
 
 
-def _place(loc: Sequence[int | str]) -> str:
-    """Return pydantic's path as `messages[2].content`, without the names of the alternatives that it tried."""
+def _format_location(loc: Sequence[int | str]) -> str:
+    """Return pydantic's path as `messages[2].content`, without the names of the union's types."""
     place = ""
     for part in loc:
         if isinstance(part, int):
@@ -179,10 +180,10 @@ def _place(loc: Sequence[int | str]) -> str:
 # ---- conversations
 
 
-def chat_message(
-    role: str, content: str, *, tool_calls: Sequence[Mapping[str, Any]] = (), tool_call_id: str = ""
+def build_chat_message(
+    role: str, content: Content, *, tool_calls: Sequence[Mapping[str, Any]] = (), tool_call_id: str = ""
 ) -> Message:
-    """Return a message in the form of chat templates."""
+    """Return a message for chat templates."""
     return Message(
         role=cast(Speaker, "system" if role == "developer" else role),
         content=content,
@@ -191,8 +192,8 @@ def chat_message(
     )
 
 
-def function_call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool call in the form of chat templates: arguments as an object if they can be parsed as one."""
+def build_function_call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool call for chat templates; arguments that parse as a JSON object are passed as a mapping."""
     if isinstance(arguments, str):
         try:
             value = from_json(arguments, allow_inf_nan=False)
@@ -202,17 +203,17 @@ def function_call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def function_tool(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a tool in the form of chat templates."""
+def build_function_tool(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return a function's definition for chat templates."""
     schema = parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": {"name": name, "description": description or "", "parameters": schema}}
 
 
-# ---- what an answer is to be like: the field, and what the model is told
+# ---- constraints on an answer: the field, and the instruction for the model
 
 
-def chosen_kind(choice: str | Mapping[str, Any] | None) -> str:
-    """Return `auto`, `none`, `required` or another kind of tool choice, in any vendor's form."""
+def get_choice_kind(choice: str | Mapping[str, Any] | None) -> str:
+    """Return the kind of a tool choice of any vendor: `auto`, `none`, `required` or the type that it names."""
     if not isinstance(choice, Mapping):
         return choice or "auto"
     kind = choice.get("type")
@@ -222,28 +223,26 @@ def chosen_kind(choice: str | Mapping[str, Any] | None) -> str:
     return kind if isinstance(kind, str) else "auto"
 
 
-def demanded_call(choice: str | Mapping[str, Any] | None, notes: Notes) -> list[tuple[str, str]]:
-    """Return the instruction to call tools, if the request requires a call; a mapping may name one, at some depth."""
-    kind = chosen_kind(choice)
+def build_call_constraint(choice: str | Mapping[str, Any] | None, notes: Notes) -> list[tuple[str, str]]:
+    """Return [(`tool_choice`, instruction to call a function)]; empty if no call is required."""
+    kind = get_choice_kind(choice)
     if kind in ("auto", "none"):
         return []
     if kind not in ("required", "any", "function", "tool", "custom"):
-        said = (
-            f"agents demand with tool_choice a call of the vendor's tool '{kind[:64]}': the policy is not told of it."
-        )
+        said = f"agents require a call to the vendor's tool '{kind[:64]}' (tool_choice), which the policy does not see."
         notes.add(f"choice {kind[:64]}", said)
         return []
     if isinstance(choice, Mapping):
         nested = choice.get(kind)
         name = (nested if isinstance(nested, Mapping) else choice).get("name")
         if isinstance(name, str) and name:
-            return [("tool_choice", f"Answer with a call of the function {name[:256]}.")]
-    return [("tool_choice", "Answer with a call of one of the functions.")]
+            return [("tool_choice", f"Answer with a call to the function {name[:256]}.")]
+    return [("tool_choice", "Answer with a call to one of the functions.")]
 
 
-def demanded_format(field: str, form: Form | None) -> list[tuple[str, str]]:
-    """Return the instruction to answer in JSON, optionally of a schema (nested deeper in OpenAI's older interface)."""
-    given = form.format if form is not None and form.format is not None else {}
+def build_format_constraint(field: str, answer_format: AnswerFormat | None) -> list[tuple[str, str]]:
+    """Return [(`field`, instruction to answer in `answer_format`)], such as a JSON schema; empty for plain text."""
+    given = answer_format.format if answer_format is not None and answer_format.format is not None else {}
     kind = given.get("type") or "text"
     if kind == "text":
         return []
@@ -258,7 +257,7 @@ def demanded_format(field: str, form: Form | None) -> list[tuple[str, str]]:
 # ---- streams
 
 
-def event(data: Mapping[str, Any], name: str = "") -> bytes:
+def encode_event(data: Mapping[str, Any], name: str = "") -> bytes:
     """Return one server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + to_json(data) + b"\n\n"

@@ -1,6 +1,6 @@
-"""From rewards to a weight per token:
+"""Advantages: one weight per token, computed from rewards.
 
-    shaped rewards ─ (R - mean) / std ─► outcomes          `normalise`
+    shaped rewards ─ (R - mean) / std ─► outcomes          `normalize_rewards`
     outcomes ─ over tokens or turns ─► returns ─ whitening ─ clip ─► advantages
 
 NumPy only: the controller process runs this code and does not import torch.
@@ -14,26 +14,26 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from roll.algorithms.episodes import LARGEST, Episode, Float64Array, concatenate
+from roll.algorithms.episodes import MAX_SIZE, Episode, Float64Array, concatenate
 from roll.algorithms.normalization import Scope, whiten_values
 from roll.algorithms.returns import (
-    chunk_returns,
-    discounted_returns,
-    gae,
-    per_token,
-    step_advantages,
-    token_rewards,
-    turn_returns,
+    compute_chunk_returns,
+    compute_discounted_returns,
+    compute_gae,
+    compute_step_advantages,
+    compute_token_rewards,
+    compute_turn_returns,
+    spread_over_tokens,
 )
 from roll.types import BoolArray, FloatArray
 
-__all__ = ["Estimate", "Estimator", "drop_smallest", "estimate", "rescale_weights"]
+__all__ = ["AdvantageEstimate", "Estimator", "estimate_advantages", "mask_smallest", "rescale_weights"]
 
 Estimator: TypeAlias = Literal["outcome", "token", "turn", "chunk", "anchor_state", "gae"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Estimate:
+class AdvantageEstimate:
     """Advantages and returns of a batch, one array per episode."""
 
     advantages: list[FloatArray]
@@ -42,7 +42,7 @@ class Estimate:
     """Targets of a critic, shape [T] each; empty without a critic."""
 
 
-def estimate(
+def estimate_advantages(
     episodes: Sequence[Episode],
     outcomes: Float64Array,
     *,
@@ -53,61 +53,67 @@ def estimate(
     step_weight: float = 1.0,
     whiten: Literal["none", "token", "turn"] = "none",
     clip: float | None = None,
-    penalised: bool = False,
-) -> Estimate:
+    includes_penalty: bool = False,
+) -> AdvantageEstimate:
     """Compute the advantages of all episodes of a batch; see `roll.config.algorithm_parts.AdvantageConfig`.
 
     Args:
-        episodes: All episodes that count for whitening and for repeated states.
+        episodes: All episodes over which advantages are whitened and repeated states are searched.
         outcomes: Normalized rewards of the episodes (`normalize_rewards`), shape [n]. For `outcome`, `chunk` and
             `anchor_state` the total reward; for the other estimators the reward of the whole rollout, to which rewards
             per turn and per token are added unchanged.
-        estimator: How rewards are spread over tokens.
+        estimator: How rewards are assigned to tokens.
         std: For `anchor_state`: step advantages are divided by a standard deviation unless `std` is `none`.
         gamma: Discount per token; for `turn`, `chunk` and `anchor_state`, per turn.
         gae_lambda: Lambda of `gae`.
         step_weight: Weight of the step advantages of `anchor_state`.
         whiten: Whether to whiten over all tokens, over all turns, or not at all.
         clip: Bound on the absolute value of an advantage.
-        penalised: Whether the outcomes of whole rollouts already include the rewards per token.
+        includes_penalty: Whether the outcomes of whole rollouts already include the rewards per token.
 
     Raises:
         ValueError: `gae` is used and an episode has no critic values.
     """
     returns: list[Float64Array] = []
     if estimator == "gae":
-        values = [_values(episode) for episode in episodes]
-        given = [token_rewards(e, o) for e, o in zip(episodes, outcomes, strict=True)]
-        tokens = [gae(r, v, gamma, gae_lambda) for r, v in zip(given, values, strict=True)]
+        values = [_get_critic_values(episode) for episode in episodes]
+        rewards = map(compute_token_rewards, episodes, outcomes)
+        tokens = [compute_gae(r, v, gamma, gae_lambda) for r, v in zip(rewards, values, strict=True)]
+        # The critic's target is advantage + value (the lambda-return), before whitening changes the scale of the
+        # advantages.
         returns = [a + v for a, v in zip(tokens, values, strict=True)]
     elif estimator == "token":
-        tokens = [discounted_returns(token_rewards(e, o), gamma) for e, o in zip(episodes, outcomes, strict=True)]
+        tokens = [compute_discounted_returns(r, gamma) for r in map(compute_token_rewards, episodes, outcomes)]
     else:
-        turns = _by_turn(episodes, outcomes, estimator, std=std, gamma=gamma, step_weight=step_weight)
+        turns = _compute_turn_advantages(episodes, outcomes, estimator, std=std, gamma=gamma, step_weight=step_weight)
+        # Whitening precedes the repetition per token, so a long turn counts as much as a short one.
         if whiten == "turn":
             turns = whiten_values(turns)
-        tokens = [per_token(e, t) for e, t in zip(episodes, turns, strict=True)]
-        if estimator != "turn" and not penalised:  # returns of `turn` include the rewards per token
+        tokens = [spread_over_tokens(e, t) for e, t in zip(episodes, turns, strict=True)]
+        if estimator != "turn" and not includes_penalty:  # returns of `turn` include the rewards per token
             tokens = _with_token_rewards(episodes, tokens)
     if whiten == "token":
         tokens = whiten_values(tokens)
+    # The bound comes last: it applies to the advantages that the loss uses, after whitening.
     if clip is not None:
         tokens = [np.clip(array, -clip, clip) for array in tokens]
-    return Estimate(
-        advantages=[_spread_out(e, array) for e, array in zip(episodes, tokens, strict=True)],
-        returns=[_spread_out(e, array) for e, array in zip(episodes, returns, strict=True)] if returns else [],
+    return AdvantageEstimate(
+        advantages=[_scatter_tokens(e, array) for e, array in zip(episodes, tokens, strict=True)],
+        returns=[_scatter_tokens(e, array) for e, array in zip(episodes, returns, strict=True)] if returns else [],
     )
 
 
 def _with_token_rewards(episodes: Sequence[Episode], tokens: list[Float64Array]) -> list[Float64Array]:
-    """Add the sum of the rewards per token from each token on (a KL penalty in the reward)."""
+    """Add to each token's value the sum of the per-token rewards (a KL penalty) from this token on."""
     return [
-        t if e.token_rewards is None else t + discounted_returns(e.token_rewards[e.mask].astype(np.float64), 1.0)
+        t
+        if e.token_rewards is None
+        else t + compute_discounted_returns(e.token_rewards[e.mask].astype(np.float64), 1.0)
         for e, t in zip(episodes, tokens, strict=True)
     ]
 
 
-def _by_turn(
+def _compute_turn_advantages(
     episodes: Sequence[Episode],
     outcomes: Float64Array,
     estimator: Estimator,
@@ -117,40 +123,41 @@ def _by_turn(
     step_weight: float,
 ) -> list[Float64Array]:
     if estimator == "turn":
-        return [turn_returns(e, o, gamma) for e, o in zip(episodes, outcomes, strict=True)]
+        return [compute_turn_returns(e, o, gamma) for e, o in zip(episodes, outcomes, strict=True)]
     if estimator == "chunk":
-        return [chunk_returns(e, o, gamma) for e, o in zip(episodes, outcomes, strict=True)]
+        return [compute_chunk_returns(e, o, gamma) for e, o in zip(episodes, outcomes, strict=True)]
     same = [np.full(len(e.spans), o) for e, o in zip(episodes, outcomes, strict=True)]
     if estimator == "outcome":
         return same
-    steps = step_advantages(episodes, gamma=gamma, std=std)
+    steps = compute_step_advantages(episodes, gamma=gamma, std=std)
     return [a + step_weight * s for a, s in zip(same, steps, strict=True)]
 
 
-def _values(episode: Episode) -> Float64Array:
+def _get_critic_values(episode: Episode) -> Float64Array:
     if episode.values is None:
-        raise ValueError("gae needs a critic's values, which an episode does not have")
-    return np.clip(episode.values[episode.mask].astype(np.float64), -LARGEST, LARGEST)
+        raise ValueError("gae needs a critic's values, but an episode has none")
+    return np.clip(episode.values[episode.mask].astype(np.float64), -MAX_SIZE, MAX_SIZE)
 
 
-def _spread_out(episode: Episode, tokens: Float64Array) -> FloatArray:
+def _scatter_tokens(episode: Episode, tokens: Float64Array) -> FloatArray:
     """Scatter the values of the policy's tokens [n] into an array over all tokens [T], with zeros elsewhere."""
     result = np.zeros(episode.num_tokens, dtype=np.float32)
     result[episode.mask] = tokens
     return result
 
 
-def drop_smallest(values: Sequence[FloatArray], masks: Sequence[BoolArray], share: float) -> list[BoolArray]:
-    """Return a mask of the tokens that hold the smallest `share` of all values under the masks.
+def mask_smallest(values: Sequence[FloatArray], masks: Sequence[BoolArray], share: float) -> list[BoolArray]:
+    """Return masks of the tokens with the smallest `share` of all values under `masks`.
 
-    AsyPPO (arXiv 2510.01656): tokens on which the critics agree leave the policy gradient. Dropped tokens are those
-    below the value at index floor(share x n) of the n sorted values. Tokens of equal value are all kept or all dropped,
-    independent of the order of the batch; where critics agree everywhere, as before their first update, all tokens are
-    kept.
+    AsyPPO (arXiv 2510.01656): tokens on which the critics agree are excluded from the policy gradient. These tokens are
+    those below the value at index floor(share x n) of the n sorted values. Tokens of equal value are all kept or all
+    dropped, independent of the order of the batch; where critics agree everywhere, as before their first update, all
+    tokens are kept.
     """
     together = np.sort(concatenate([np.asarray(v, np.float64)[m] for v, m in zip(values, masks, strict=True)]))
     if not len(together):
         return [np.zeros(len(mask), dtype=np.bool_) for mask in masks]
+    # A threshold on the value, not a count of tokens, so the result does not depend on the order of equal values.
     threshold = together[int(share * len(together))]
     return [mask & (np.asarray(v, np.float64) < threshold) for v, mask in zip(values, masks, strict=True)]
 

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from roll.types import LossInputs
 
-__all__ = ["Aggregation", "token_weights"]
+__all__ = ["Aggregation", "compute_aggregation_weights"]
 
 Aggregation: TypeAlias = Literal["sequence_mean", "token_mean", "constant_length", "sequence_sum"]
 
 
-def token_weights(inputs: LossInputs, aggregation: Aggregation) -> Tensor:
+def compute_aggregation_weights(inputs: LossInputs, aggregation: Aggregation) -> Tensor:
     """Return the weight of every token in the loss of the global batch, shape [N].
 
     `sequence_mean`: 1 / (tokens of its sequence x sequences), GRPO, arXiv 2402.03300.

@@ -32,10 +32,10 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from roll.algorithms.ratio import clamp_log_ratio, segment_means, segment_sums, segments
+from roll.algorithms.ratio import clamp_log_ratio, compute_segment_means, compute_segment_sums, get_segment_ids
 from roll.types import LossInputs
 
-__all__ = ["Correction", "CorrectionLevel", "Corrects", "off_policy"]
+__all__ = ["Correction", "CorrectionLevel", "Corrects", "compute_correction_log_ratio"]
 
 CorrectionLevel: TypeAlias = Literal["token", "chunk", "sequence", "geometric"]
 Corrects: TypeAlias = Literal["both", "mismatch", "staleness"]
@@ -47,11 +47,13 @@ _RATIOS: dict[Corrects, tuple[str, str]] = {
 }
 
 
-def off_policy(inputs: LossInputs, corrects: Corrects = "both") -> Tensor:
-    """Return the log-ratio [N] of old / rollout (`both`), behavior / rollout or old / behavior, clamped.
+def compute_correction_log_ratio(inputs: LossInputs, corrects: Corrects = "both") -> Tensor:
+    """Return the clamped log-ratio of every token, shape [N], that `corrects` names.
+
+    `both` is old / rollout, `mismatch` behavior / rollout, `staleness` old / behavior.
 
     Raises:
-        ValueError: The batch does not have the log-probs.
+        ValueError: The batch lacks the log-probs.
     """
     above, below = _RATIOS[corrects]
     return clamp_log_ratio(inputs.require(f"{above}_logprobs") - inputs.require(f"{below}_logprobs"))
@@ -78,31 +80,35 @@ class Correction:
         """Whether a token's weight depends on all tokens of its sequence."""
         return self.level in ("sequence", "geometric") or self.veto is not None
 
-    def factor(self, inputs: LossInputs) -> Tensor:
+    def compute_factor(self, inputs: LossInputs) -> Tensor:
         """Return the importance factor w of every token, shape [N], without gradient."""
-        difference = off_policy(inputs, self.corrects).detach()
+        # The correction is a constant weight of the objective: its gradient would fit the policy to the engine.
+        difference = compute_correction_log_ratio(inputs, self.corrects).detach()
         if self.level == "token":
             return difference.exp()
-        ids = segments(inputs, self.level)
-        pool = segment_sums if self.level == "sequence" else segment_means
+        ids = get_segment_ids(inputs, self.level)
+        pool = compute_segment_sums if self.level == "sequence" else compute_segment_means
         return clamp_log_ratio(pool(difference, ids))[ids].exp()
 
-    def truncates(self, inputs: LossInputs) -> Tensor:
-        """Return a mask [N] of the tokens whose factor exceeds `upper`."""
+    def mask_truncated(self, inputs: LossInputs) -> Tensor:
+        """Return a mask [N] of the tokens whose importance factor exceeds `upper`; all false if `upper` is `None`."""
         if self.upper is None:
             return torch.zeros_like(inputs.sequence_ids, dtype=torch.bool)
-        return self.factor(inputs) > self.upper
+        return self.compute_factor(inputs) > self.upper
 
-    def weights(self, inputs: LossInputs) -> Tensor:
+    def compute_weights(self, inputs: LossInputs) -> Tensor:
         """Return the weight of every token's objective, shape [N]; 0 where the token is masked out."""
-        factor = self.factor(inputs)
+        factor = self.compute_factor(inputs)
+        # Truncated importance sampling: min(w, upper). The masks then compare the factor before it is cut.
         weight = torch.ones_like(factor) if self.upper is None else factor.clamp(max=self.upper)
         if self.mask_low is not None:
             weight = weight.masked_fill(factor < self.mask_low, 0.0)
         if self.mask_high is not None:
             weight = weight.masked_fill(factor > self.mask_high, 0.0)
         if self.veto is not None:
-            own = off_policy(inputs, self.corrects).detach().exp()
-            vetoed = segment_sums((own < self.veto).to(own.dtype), inputs.sequence_ids) > 0
+            # The veto looks at single tokens, whatever the level: one nearly impossible token makes the whole
+            # sequence off-policy.
+            own = compute_correction_log_ratio(inputs, self.corrects).detach().exp()
+            vetoed = compute_segment_sums((own < self.veto).to(own.dtype), inputs.sequence_ids) > 0
             weight = weight.masked_fill(vetoed[inputs.sequence_ids], 0.0)
         return weight

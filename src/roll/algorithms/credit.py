@@ -9,12 +9,12 @@
     coupled  an anchor inside a phrase shares its amplification with the token that introduced the phrase
 
 A is the mean of the heads' attention maps, row t the attention of token t to the tokens s <= t. The trainer computes
-the maps and their statistics (`training.attention_maps`) with the distance weights below; this module turns the
+the maps and their statistics (`roll.training.attention.maps`) with the distance weights below; this module turns the
 statistics into factors.
 
 Choices where the paper leaves details open:
 
-* Heads are sorted per sample, over all observed layers together: a factor then depends on its sample alone, not on the
+* Heads are sorted per sample, over all observed layers together: a factor then depends only on its sample, not on the
   rest of the batch. Means over t are taken over the answer's tokens, the only ones that are weighted, so the prompt's
   rows of the maps are not needed.
 * A sample's last token (the last that the loss counts) predicts no token and does not go through the network: it has no
@@ -24,7 +24,7 @@ Choices where the paper leaves details open:
 * Only tokens that the loss counts are chosen or share amplification, and a share of them is rounded up. A token whose
   score is 0 is never chosen: in an answer shorter than FAI's range no token is an anchor, and nothing is amplified.
 * `coupled` needs two thresholds and a share that the paper does not give; they are quantiles over the sample's own
-  tokens, so they fit any model. See `credit_factors`.
+  tokens, so they fit any model. See `compute_credit_factors`.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from numpy.typing import NDArray
 from roll.types import AttentionStatistics, BoolArray, FloatArray
 
 __all__ = [
-    "CreditForm",
+    "CreditPattern",
     "DistanceWeights",
-    "credit_factors",
-    "distance_weights",
-    "head_groups",
-    "jumps",
-    "top_share_mask",
+    "compute_credit_factors",
+    "compute_distance_weights",
+    "compute_jumps",
+    "group_heads",
+    "mask_top_share",
 ]
 
-CreditForm: TypeAlias = Literal["local", "global", "coupled"]
+CreditPattern: TypeAlias = Literal["local", "global", "coupled"]
 Int64Array: TypeAlias = NDArray[np.int64]
 
 HEAD_SHARE = 0.3
@@ -69,12 +69,12 @@ class DistanceWeights:
     """[N] number of tokens within FAI's range of token s, at least 1."""
 
 
-def distance_weights(num_tokens: int, *, window: int, horizon: tuple[int, int]) -> DistanceWeights:
+def compute_distance_weights(num_tokens: int, *, window: int, horizon: tuple[int, int]) -> DistanceWeights:
     """Return the distance weights of a sample of N tokens.
 
     Args:
-        num_tokens: N.
-        window: W, in tokens.
+        num_tokens: Number of tokens of the sample, N.
+        window: W, the distance in tokens at which WAAD caps greater distances.
         horizon: Range of FAI: the first and the last distance that count, in tokens, both included.
     """
     first, last = horizon
@@ -89,7 +89,7 @@ def distance_weights(num_tokens: int, *, window: int, horizon: tuple[int, int]) 
     )
 
 
-def head_groups(distances: NDArray[np.floating], share: float = HEAD_SHARE) -> tuple[Int64Array, Int64Array]:
+def group_heads(distances: NDArray[np.floating], share: float = HEAD_SHARE) -> tuple[Int64Array, Int64Array]:
     """Return the indices of the local and the global heads: the heads with the smallest and the largest mean distance.
 
     Each group has at least one head. `distances` has shape [K].
@@ -99,17 +99,17 @@ def head_groups(distances: NDArray[np.floating], share: float = HEAD_SHARE) -> t
     return np.sort(order[:count]), np.sort(order[-count:])
 
 
-def jumps(waad: FloatArray, mask: BoolArray) -> FloatArray:
+def compute_jumps(waad: FloatArray, mask: BoolArray) -> FloatArray:
     """Return |WAAD_t - WAAD_t+1| between tokens of `mask`, shape [L]; 0 for the last token of a turn."""
     together = mask & np.append(mask[1:], False)[: len(mask)]
     return np.where(together, np.abs(np.diff(waad, append=waad[-1:])), np.float32(0.0))
 
 
-def top_share_mask(scores: FloatArray, mask: BoolArray, share: float) -> BoolArray:
+def mask_top_share(scores: FloatArray, mask: BoolArray, share: float) -> BoolArray:
     """Return a mask [L] of the tokens with the largest scores.
 
-    The number of tokens is `share` of those in `mask`, rounded up; ties go to the earlier token. A token with score 0
-    is never chosen.
+    The number of tokens is the number in `mask` times `share`, rounded up; ties go to the earlier token. A token with
+    score 0 is never chosen.
     """
     candidates = np.flatnonzero(mask & (scores > 0))
     count = math.ceil(share * int(mask.sum()) - 1e-9)  # 0.1 x 30 is a little above 3
@@ -119,11 +119,11 @@ def top_share_mask(scores: FloatArray, mask: BoolArray, share: float) -> BoolArr
     return result
 
 
-def credit_factors(
+def compute_credit_factors(
     statistics: AttentionStatistics,
     mask: BoolArray,
     *,
-    form: CreditForm,
+    pattern: CreditPattern,
     amplification: float = 1.5,
     share: float = 0.4,
     introduction: int = 3,
@@ -134,7 +134,7 @@ def credit_factors(
     """Compute the factors on the advantages of a sample's tokens, shape [L], between 1 and `amplification`; 1 outside
     `mask`.
 
-    In the coupled form, an anchor t is *dominated* if it does not itself look far back and one of the tokens just
+    In the coupled pattern, an anchor t is *dominated* if it does not itself look far back and one of the tokens just
     before it opened a phrase: WAAD_t is at most the `calm_quantile` of the sample, and the largest jump among the
     `introduction` tokens before it is at least the `jump_quantile` of the sample. A dominated anchor keeps (1 -
     back_share) of its amplification; the remaining back_share goes to its introduction, the token of that jump (the
@@ -143,26 +143,26 @@ def credit_factors(
     Args:
         statistics: Attention statistics of the sample, [L] each.
         mask: Tokens that the loss counts, shape [L].
-        form: Which tokens are chosen: those of the local, the global or the coupled pattern of the module docstring.
+        pattern: Which tokens are chosen: those of the local, the global or the coupled pattern of the module docstring.
         amplification: Factor on chosen tokens.
         share: Share of the sample's tokens that is chosen.
         introduction: How many tokens back to look for an introduction; the paper tries 1 to 3.
-        back_share: Share that moves to the introduction; with the default of one half, anchor and introduction get the
-            same.
+        back_share: Share that moves to the introduction; with the default of one half, the anchor and its introduction
+            get the same amplification.
         calm_quantile: Quantile of WAAD up to which a token counts as calm; by default the median.
         jump_quantile: Quantile of jumps from which a token counts as an introduction; with the default of 1 - 0.4,
-            introductions are the tokens that the local form amplifies.
+            introductions are the tokens that the local pattern amplifies.
     """
     gain = amplification - 1.0
-    jump = jumps(statistics.waad, mask)
-    if form == "local":
-        return _amplify(gain * top_share_mask(jump, mask, share), amplification)
-    anchors = top_share_mask(statistics.fai, mask, share)
+    jump = compute_jumps(statistics.waad, mask)
+    if pattern == "local":
+        return _amplify(gain * mask_top_share(jump, mask, share), amplification)
+    anchors = mask_top_share(statistics.fai, mask, share)
     gains = gain * anchors
-    if form == "global" or not anchors.any():
+    if pattern == "global" or not anchors.any():
         return _amplify(gains, amplification)
     calm = statistics.waad <= np.quantile(statistics.waad[mask], calm_quantile)
-    largest, source = _largest_before(np.where(mask, jump, -np.inf), introduction)
+    largest, source = _find_largest_before(np.where(mask, jump, -np.inf), introduction)
     opened = (largest >= np.quantile(jump[mask], jump_quantile)) & (largest > 0)
     dominated = anchors & calm & opened
     gains[dominated] -= back_share * gain
@@ -174,7 +174,7 @@ def _amplify(gains: NDArray[np.floating], amplification: float) -> FloatArray:
     return np.clip(1.0 + gains, 1.0, amplification).astype(np.float32)
 
 
-def _largest_before(scores: NDArray[np.floating], reach: int) -> tuple[NDArray[np.floating], Int64Array]:
+def _find_largest_before(scores: NDArray[np.floating], reach: int) -> tuple[NDArray[np.floating], Int64Array]:
     """Return the largest score among the `reach` tokens before each token, and its index; ties go to the nearest
     token.
     """

@@ -10,17 +10,17 @@ from numpy.typing import NDArray
 
 from roll.types import BoolArray, FloatArray
 
-__all__ = ["LARGEST", "Episode", "Float64Array", "clamp_value", "concatenate", "turn_rewards_of"]
+__all__ = ["MAX_SIZE", "Episode", "Float64Array", "clamp_value", "compute_turn_rewards", "concatenate"]
 
 Float64Array = NDArray[np.float64]
 
-LARGEST = 1e9
+MAX_SIZE = 1e9
 """Rewards and values are clamped to ± this, so that their squares and sums do not overflow."""
 
 
 def clamp_value(value: float) -> float:
-    """Clamp a value to ± `LARGEST`."""
-    return min(max(value, -LARGEST), LARGEST)
+    """Clamp a value to ± `MAX_SIZE`."""
+    return min(max(value, -MAX_SIZE), MAX_SIZE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +90,7 @@ class Episode:
         return self.token_rewards[self.mask].astype(np.float64)
 
 
-def turn_rewards_of(episode: Episode, outcome: float) -> Float64Array:
+def compute_turn_rewards(episode: Episode, outcome: float) -> Float64Array:
     """Return the rewards by turn, shape [K], with `outcome` added to the last one."""
     rewards = np.zeros(len(episode.spans))
     rewards[: len(episode.turn_rewards)] = episode.turn_rewards

@@ -10,14 +10,14 @@ import numpy as np
 from roll.algorithms.episodes import Float64Array
 from roll.algorithms.normalization import has_zero_variance
 
-__all__ = ["Keep", "cannot_pass_filter", "filter_reason", "select_rollouts", "top_variance"]
+__all__ = ["Keep", "cannot_pass_filter", "find_filter_reason", "select_rollouts", "select_top_variance"]
 
 Keep: TypeAlias = Literal["all", "positive", "best", "worst", "extremes"]
 TOLERANCE = 1e-9
 """Tolerance of the filters' bounds when a group is judged before it is complete."""
 
 
-def filter_reason(
+def find_filter_reason(
     rewards: Float64Array,
     *,
     skip_zero_variance: bool = True,
@@ -25,9 +25,12 @@ def filter_reason(
     max_mean: float | None = None,
     min_std: float | None = None,
 ) -> str:
-    """Return why a group with rewards [G] is not trained; an empty string if it is trained."""
+    """Return which filter rejects a group with rewards [G], and why; an empty string if all filters accept the group.
+
+    The mean and the standard deviation must lie strictly within their bounds.
+    """
     if not len(rewards):
-        return "it has no rollout"
+        return "the group has no rollout"
     if skip_zero_variance and has_zero_variance(rewards):
         return f"zero variance: every reward is {rewards[0]:g}"
     mean, std = float(np.mean(rewards)), float(np.std(rewards))
@@ -59,28 +62,29 @@ def cannot_pass_filter(
         rewards: The known rewards.
         missing: Number of missing rewards; with 0, the result is False and the filters themselves decide.
         reward_range: Lowest and highest possible reward.
-        min_mean: See `filter_reason`.
-        max_mean: See `filter_reason`.
-        min_std: See `filter_reason`.
+        min_mean: The group's mean reward must be above this.
+        max_mean: The group's mean reward must be below this.
+        min_std: The standard deviation of the group's rewards must be above this.
     """
     if missing <= 0:
         return False
     low, high = reward_range
+    # The tolerance below keeps rounding from dropping a group here that the filters would keep once it is complete.
     corners = [np.array([*rewards, *[high] * k, *[low] * (missing - k)], dtype=np.float64) for k in range(missing + 1)]
     kept = {"skip_zero_variance": False}
-    if min_mean is not None and filter_reason(corners[-1], min_mean=min_mean - TOLERANCE, **kept):
+    if min_mean is not None and find_filter_reason(corners[-1], min_mean=min_mean - TOLERANCE, **kept):
         return True
-    if max_mean is not None and filter_reason(corners[0], max_mean=max_mean + TOLERANCE, **kept):
+    if max_mean is not None and find_filter_reason(corners[0], max_mean=max_mean + TOLERANCE, **kept):
         return True
     bound = None if min_std is None else min_std - TOLERANCE
-    return bound is not None and all(filter_reason(corner, min_std=bound, **kept) for corner in corners)
+    return bound is not None and all(find_filter_reason(corner, min_std=bound, **kept) for corner in corners)
 
 
 def select_rollouts(rewards: Float64Array, keep: Keep, num: int) -> list[int]:
     """Return the indices of the rollouts of a group that are trained, ascending; ties go to the earlier rollout.
 
-    `positive` is RAFT's rejection sampling (arXiv 2504.11343): reward above 0. `extremes`: the `num` best and the `num`
-    worst. `rewards` has shape [G].
+    `positive` is RAFT's rejection sampling (arXiv 2504.11343): reward above 0. `best` and `worst`: the `num` best or
+    worst. `extremes`: the `num` best and the `num` worst. `rewards` has shape [G].
     """
     if keep == "all":
         return list(range(len(rewards)))
@@ -91,7 +95,7 @@ def select_rollouts(rewards: Float64Array, keep: Keep, num: int) -> list[int]:
     return sorted({"best": set(best), "worst": set(worst), "extremes": {*best, *worst}}[keep])
 
 
-def top_variance(stds: Sequence[float], share: float) -> list[int]:
+def select_top_variance(stds: Sequence[float], share: float) -> list[int]:
     """Return the indices of the groups with the largest deviations, ascending (StarPO-S).
 
     The number of groups is ceil(share x n); ties go to the earlier group.

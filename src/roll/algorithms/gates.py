@@ -13,7 +13,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from roll.errors import ConfigError, one_line_error, raised_at
+from roll.errors import ConfigError, find_raise_location, one_line_error
 from roll.user_code import check_call, load_function
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
 
 
 class Gate(Protocol):
-    """Interface of gates."""
+    """Interface of gates: functions from log-ratio and advantage to an objective per token."""
 
     @property
     def exponentiates(self) -> bool:
@@ -48,7 +48,7 @@ class Gate(Protocol):
 
 
 class _Exponential:
-    """A gate that exponentiates the log-ratio."""
+    """Base class of gates that exponentiate the log-ratio."""
 
     __slots__ = ()
 
@@ -58,7 +58,7 @@ class _Exponential:
 
 
 class _Unbounded(_Exponential):
-    """A gate without a bound."""
+    """Base class of gates that exponentiate the log-ratio and have no bound."""
 
     __slots__ = ()
 
@@ -68,13 +68,14 @@ class _Unbounded(_Exponential):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MinClip(_Exponential):
-    """min(r A, clip(r, 1 - low, 1 + high) A): PPO, arXiv 1707.06347 eq. 7."""
+    """PPO's objective min(r A, clip(r, 1 - low, 1 + high) A) of ratio r and advantage A, arXiv 1707.06347 eq. 7."""
 
     low: float = 0.2
     high: float = 0.2
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         ratio = log_ratio.exp()
+        # PPO, arXiv 1707.06347 eq. 7: the minimum is a lower bound of the unclipped objective.
         return torch.minimum(ratio * advantages, ratio.clamp(1.0 - self.low, 1.0 + self.high) * advantages)
 
     def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
@@ -83,12 +84,13 @@ class MinClip(_Exponential):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DualClip(MinClip):
-    """`MinClip` that, where A < 0, is never below bound x A: arXiv 1912.09729 eq. 5."""
+    """`MinClip` with a lower bound where the advantage A is negative: `bound` x A, arXiv 1912.09729 eq. 5."""
 
     bound: float = 3.0
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         inner = MinClip.__call__(self, log_ratio, logprobs, advantages)
+        # arXiv 1912.09729 eq. 5: PPO's minimum does not bound the objective for A < 0, where the ratio can grow freely.
         return torch.where(advantages < 0, torch.maximum(inner, self.bound * advantages), inner)
 
     def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
@@ -97,10 +99,10 @@ class DualClip(MinClip):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopGradient(_Exponential):
-    """sg(clip(r, lower, upper)) A log pi.
+    """The objective sg(clip(r, lower, upper)) A log pi of ratio r and advantage A; sg stops the gradient.
 
-    (0, 1) is TIS (arXiv 2510.11345), (1 - e, 1 + e) CISPO (arXiv 2506.13585). `mask` drops a token whose ratio has left
-    the bounds in the direction of its advantage, as PPO's clip does (CISPO's unified mask).
+    Bounds of (0, 1) give TIS (arXiv 2510.11345), (1 - e, 1 + e) CISPO (arXiv 2506.13585). `mask` drops a token whose
+    ratio has left the bounds in the direction of its advantage, as PPO's clip does (CISPO's unified mask).
     """
 
     lower: float = 0.0
@@ -108,6 +110,7 @@ class StopGradient(_Exponential):
     mask: bool = False
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
+        # The ratio is a weight (sg in the formula): the gradient flows only through log pi, also outside the bounds.
         ratio = log_ratio.detach().exp()
         weight = ratio.clamp(self.lower, self.upper)
         if self.mask:
@@ -121,7 +124,11 @@ class StopGradient(_Exponential):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignSplit(_Exponential):
-    """A > 0: w+ A log pi. A <= 0: w- sg(clip(r, lower, upper)) A log pi: TOPR, arXiv 2503.14286 eq. 8."""
+    """The objective of TOPR, arXiv 2503.14286 eq. 8, which clips the ratio r where the advantage A is not positive.
+
+    A > 0: `positive_weight` A log pi. A <= 0: `negative_weight` sg(clip(r, lower, upper)) A log pi, where sg stops the
+    gradient.
+    """
 
     positive_weight: float = 1.0
     negative_weight: float = 1.0
@@ -129,6 +136,8 @@ class SignSplit(_Exponential):
     upper: float = 1.0
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
+        # TOPR, arXiv 2503.14286 eq. 8: only answers with A <= 0 are tapered, since these can drive the loss to
+        # infinity.
         tapered = self.negative_weight * log_ratio.detach().exp().clamp(self.lower, self.upper)
         weight = torch.where(advantages > 0, torch.full_like(tapered, self.positive_weight), tapered)
         return weight * advantages * logprobs
@@ -139,7 +148,7 @@ class SignSplit(_Exponential):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoGate(_Unbounded):
-    """r A."""
+    """The objective r A, ratio times advantage, without a bound."""
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         return log_ratio.exp() * advantages
@@ -147,7 +156,7 @@ class NoGate(_Unbounded):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogProb(_Unbounded):
-    """A log pi, whatever the ratio: REINFORCE (Williams 1992)."""
+    """The objective A log pi of REINFORCE (Williams 1992): advantage times log-prob, independent of the ratio."""
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         return advantages * logprobs
@@ -155,7 +164,10 @@ class LogProb(_Unbounded):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SquaredPenalty(_Unbounded):
-    """A log pi - tau/2 (log r)^2: Kimi k1.5, arXiv 2501.12599 section 2.3.2."""
+    """The objective A log pi - tau/2 (log r)^2 of Kimi k1.5, arXiv 2501.12599 section 2.3.2.
+
+    A is the advantage, r the ratio.
+    """
 
     tau: float = 0.1
 
@@ -164,12 +176,16 @@ class SquaredPenalty(_Unbounded):
         return False
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
+        # Kimi k1.5, arXiv 2501.12599 section 2.3.2: the square regularizes towards the old policy without a bound.
         return advantages * logprobs - 0.5 * self.tau * log_ratio.square()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SoftGate(_Unbounded):
-    """4/tau sigmoid(tau (r - 1)) A, with a tau for each sign of A: SAPO, arXiv 2511.20347 eq. 6."""
+    """The objective 4/tau sigmoid(tau (r - 1)) A of SAPO, arXiv 2511.20347 eq. 6, of ratio r and advantage A.
+
+    tau depends on the sign of A.
+    """
 
     tau_positive: float = 1.0
     tau_negative: float = 1.05
@@ -178,6 +194,7 @@ class SoftGate(_Unbounded):
         ratio = log_ratio.exp()
         positive, negative = (torch.full_like(ratio, tau) for tau in (self.tau_positive, self.tau_negative))
         tau = torch.where(advantages > 0, positive, negative)
+        # SAPO, arXiv 2511.20347 eq. 6: the factor 4 / tau gives the gradient weight 1 at ratio 1 for every tau.
         return 4.0 / tau * torch.sigmoid(tau * (ratio - 1.0)) * advantages
 
 
@@ -198,7 +215,7 @@ class UserGate:
         return self._build()(log_ratio, logprobs, advantages)
 
     def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        """Return the user gate's `clipped`; a gate without that method is treated as unbounded."""
+        """Return what the user's gate returns from `clipped`; a mask that is all false if it has no such method."""
         own = getattr(self._build(), "clipped", None)
         return torch.zeros_like(ratio, dtype=torch.bool) if own is None else own(ratio, advantages)
 
@@ -210,7 +227,7 @@ class UserGate:
         """
         gate = self._build()
         if not callable(gate):
-            raise ConfigError(f"gate '{self.path}' cannot be called: give its class `__call__`, as `Gate` has it.")
+            raise ConfigError(f"gate '{self.path}' is not callable: its class must define `__call__` as `Gate` does.")
         check_call(gate, f"gate '{self.path}'", "log_ratio", "logprobs", "advantages")
 
     def _build(self) -> Gate:
@@ -220,5 +237,5 @@ class UserGate:
         except Exception as error:
             raise ConfigError(
                 f"gate '{self.path}' cannot be built with algorithm.gate.options {dict(self.options)} "
-                f"({raised_at(error)}): {one_line_error(error)}"
+                f"({find_raise_location(error)}): {one_line_error(error)}"
             ) from error

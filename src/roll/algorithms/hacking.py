@@ -1,7 +1,7 @@
 """Metrics that indicate reward hacking: a policy that earns reward without solving the task.
 
-Each metric is computed from one step's answers; `alarms` reports when one is too high. None is a proof of hacking; they
-show where to look.
+Each metric is computed from one step's answers; `alarms` reports when one is too high. None of them proves hacking;
+they show where to look.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ import numpy as np
 
 from roll.types import Group, Rollout
 
-__all__ = ["BASELINE_STEPS", "hacking_metrics", "repeated_text_share", "shared_ngram_share"]
+__all__ = ["BASELINE_STEPS", "compute_hacking_metrics", "compute_repeated_text_share", "compute_shared_ngram_share"]
 
 BASELINE_STEPS = 5
 """Number of first steps of a run whose mean answer length is the baseline of later steps."""
-FEWEST_WORDS = 12
-"""Shorter answers may legitimately be equal: `The answer is 7.`"""
+MIN_WORDS = 12
+"""Minimum number of words of a compared answer: shorter ones may legitimately be equal (`The answer is 7.`)."""
 WORD_NGRAM, TOKEN_NGRAM = 8, 4
-MOST_WORDS, MOST_CHARACTERS = 500, 8_000
+MAX_WORDS, MAX_CHARACTERS = 500, 8_000
 """Number of words and characters of each answer that are examined, from its beginning."""
-MOST_TOKENS = 4_096
+MAX_TOKENS = 4_096
 """Number of tokens of each answer that are examined, from its end, where an endless repetition is found."""
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
-def hacking_metrics(groups: Sequence[Group], first_lengths: Sequence[float]) -> dict[str, float]:
-    """Compute the reward-hacking metrics of a step's answers; takes about 0.4 ms per answer, however long.
+def compute_hacking_metrics(groups: Sequence[Group], first_lengths: Sequence[float]) -> dict[str, float]:
+    """Compute the reward-hacking metrics of a step's answers; an answer of any length takes about 0.4 ms.
 
     Args:
         groups: All generated groups.
@@ -39,52 +39,56 @@ def hacking_metrics(groups: Sequence[Group], first_lengths: Sequence[float]) -> 
     scored = [rollout for group in groups for rollout in group.scored]
     if not scored:
         return {}
-    words = [(rollout.prompt.uid, rollout.text[:MOST_CHARACTERS].casefold().split()[:MOST_WORDS]) for rollout in scored]
+    words = [(rollout.prompt.uid, rollout.text[:MAX_CHARACTERS].casefold().split()[:MAX_WORDS]) for rollout in scored]
     lengths = [float(len(rollout.token_ids)) for rollout in scored]
     metrics = {
-        "hacking/repeated_text_share": repeated_text_share(words),
-        "hacking/shared_ngram_share": shared_ngram_share(words),
-        "hacking/self_repetition_share": _mean(_repeats_itself(rollout) for rollout in scored),
-        "hacking/length_reward_correlation": _correlation(lengths, [_value(rollout) for rollout in scored]),
+        "hacking/repeated_text_share": compute_repeated_text_share(words),
+        "hacking/shared_ngram_share": compute_shared_ngram_share(words),
+        "hacking/self_repetition_share": _compute_mean(_repeats_itself(rollout) for rollout in scored),
+        "hacking/length_reward_correlation": _compute_correlation(
+            lengths, [_get_reward_value(rollout) for rollout in scored]
+        ),
     }
     decided = [set(r.reward.decisions.values()) for r in scored if r.reward and len(r.reward.decisions) > 1]
     if decided:
-        metrics["hacking/disagreement_share"] = _mean(len(says) > 1 for says in decided)
+        metrics["hacking/disagreement_share"] = _compute_mean(len(verdicts) > 1 for verdicts in decided)
     if len(first_lengths) >= BASELINE_STEPS:
         metrics["hacking/length_ratio"] = statistics.fmean(lengths) / max(statistics.fmean(first_lengths), 1e-9)
     return metrics
 
 
-def _value(rollout: Rollout) -> float:
+def _get_reward_value(rollout: Rollout) -> float:
     return rollout.reward.value if rollout.reward is not None else 0.0
 
 
-def _mean(values: Iterable[float]) -> float:
+def _compute_mean(values: Iterable[float]) -> float:
     values = [float(value) for value in values]
     return sum(values) / len(values) if values else 0.0
 
 
-def repeated_text_share(answers: Sequence[tuple[str, list[str]]]) -> float:
-    """Return the share of longer answers whose exact sequence of words also answers another prompt.
+def compute_repeated_text_share(answers: Sequence[tuple[str, list[str]]]) -> float:
+    """Return the share of answers whose exact sequence of words also answers another prompt.
+
+    Answers of fewer than `MIN_WORDS` words are left out; the share is 0 if no answer is left.
 
     Args:
         answers: UID of the prompt and words of each answer.
     """
-    long = [(uid, tuple(words)) for uid, words in answers if len(words) >= FEWEST_WORDS]
-    asked: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    long = [(uid, tuple(words)) for uid, words in answers if len(words) >= MIN_WORDS]
+    prompts: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for uid, words in long:
-        asked[words].add(uid)
-    return _mean(len(asked[words]) > 1 for _, words in long)
+        prompts[words].add(uid)
+    return _compute_mean(len(prompts[words]) > 1 for _, words in long)
 
 
-def shared_ngram_share(answers: Sequence[tuple[str, list[str]]]) -> float:
-    """Return the share of n-grams of `WORD_NGRAM` words that occur for at least half of the prompts, and at least two.
+def compute_shared_ngram_share(answers: Sequence[tuple[str, list[str]]]) -> float:
+    """Return the share of word n-grams that occur in answers to at least half of the prompts, and to at least two.
 
     Args:
         answers: UID of the prompt and words of each answer.
     """
     prompts = {uid: number for number, uid in enumerate(dict.fromkeys(uid for uid, _ in answers))}
-    grams = [_ngrams(np.array([hash(word) for word in words], np.int64), WORD_NGRAM) for _, words in answers]
+    grams = [_hash_ngrams(np.array([hash(word) for word in words], np.int64), WORD_NGRAM) for _, words in answers]
     if not sum(map(len, grams)):
         return 0.0
     owners = np.repeat([prompts[uid] for uid, _ in answers], [len(own) for own in grams])
@@ -99,7 +103,7 @@ def shared_ngram_share(answers: Sequence[tuple[str, list[str]]]) -> float:
     return float(num_times[num_owners >= max(2, math.ceil(len(prompts) / 2))].sum() / len(together))
 
 
-def _ngrams(items: np.ndarray, size: int) -> np.ndarray:
+def _hash_ngrams(items: np.ndarray, size: int) -> np.ndarray:
     """Hash each n-gram of `size` integers of `items` [N], shape [N - size + 1]; equal n-grams have equal hashes."""
     count = max(0, len(items) - size + 1)
     found = np.zeros(count, np.uint64)
@@ -110,11 +114,11 @@ def _ngrams(items: np.ndarray, size: int) -> np.ndarray:
 
 
 def _repeats_itself(rollout: Rollout) -> bool:
-    grams = _ngrams(rollout.token_ids[-MOST_TOKENS:], TOKEN_NGRAM)
+    grams = _hash_ngrams(rollout.token_ids[-MAX_TOKENS:], TOKEN_NGRAM)
     return len(grams) > 0 and len(np.unique(grams)) < len(grams) / 2
 
 
-def _correlation(a: Sequence[float], b: Sequence[float]) -> float:
+def _compute_correlation(a: Sequence[float], b: Sequence[float]) -> float:
     """Return the Pearson correlation; 0 if one of the sequences is constant."""
     if len(a) < 2 or len(set(a)) == 1 or len(set(b)) == 1:
         return 0.0

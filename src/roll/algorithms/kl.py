@@ -1,6 +1,7 @@
 """KL penalty: estimators of KL(policy || reference) per sampled token (Schulman 2020, joschu.net/blog/kl-approx).
 
-They take tensors in a loss, with a gradient, and NumPy arrays for a penalty in the reward, without torch.
+The estimators accept tensors, with a gradient, for a loss, and NumPy arrays, without torch, for a penalty in the
+reward.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from numpy.typing import NDArray
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LOG_RATIO_LIMIT", "KLEstimator", "adapt_coefficient", "kl_per_token"]
+__all__ = ["LOG_RATIO_LIMIT", "KLEstimator", "adapt_coefficient", "estimate_kl"]
 
 KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "absolute", "full"]
 Array = TypeVar("Array", "Tensor", NDArray[np.floating[Any]])
@@ -22,7 +23,7 @@ LOG_RATIO_LIMIT = 20.0
 """Log-ratios are clamped to ± this before `exp`, so that a single outlier token cannot make the loss infinite."""
 
 
-def kl_per_token(logprobs: Array, ref_logprobs: Array, estimator: KLEstimator = "k3") -> Array:
+def estimate_kl(logprobs: Array, ref_logprobs: Array, estimator: KLEstimator = "k3") -> Array:
     """Return the KL estimate of every token, shape [N]; differentiable in `logprobs`.
 
     `k1`: log p/q, unbiased, high variance. As a loss its gradient is 0 in expectation: use it to measure.
@@ -42,6 +43,7 @@ def kl_per_token(logprobs: Array, ref_logprobs: Array, estimator: KLEstimator = 
     if estimator == "absolute":
         return abs(difference)
     if estimator == "k3":
+        # k3 = expm1(d) - d with d = log q/p: expm1 keeps the precision of small d, where exp(d) - 1 would cancel.
         log_ratio = (-difference).clip(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
         return (np.expm1(log_ratio) if isinstance(log_ratio, np.ndarray) else log_ratio.expm1()) - log_ratio
     raise ValueError(f"unknown KL estimator '{estimator}': use k1, k2, k3 or absolute")
@@ -61,5 +63,6 @@ def adapt_coefficient(coefficient: float, kl: float, *, target: float, num_rollo
         num_rollouts: Number of rollouts of the last step.
         horizon: Number of rollouts over which an error of 20 % changes the coefficient by 20 %.
     """
+    # arXiv 1909.08593 section 2.2; the clip keeps one unusual step from changing the coefficient much.
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coefficient * (1.0 + error * min(num_rollouts / horizon, 1.0))

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from roll.algorithms.normalization import indices_by_key
+from roll.algorithms.normalization import group_indices_by_key
 from roll.types import TrainingBatch
 
-__all__ = ["critic_share", "minibatches"]
+__all__ = ["select_critic_share", "split_into_minibatches"]
 
 
-def minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]) -> Iterator[TrainingBatch]:
-    """Split a batch into `num` mini-batches of whole groups, of nearly equal numbers of samples.
+def split_into_minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]) -> Iterator[TrainingBatch]:
+    """Split a batch into `num` mini-batches of whole groups, with nearly equal numbers of samples.
 
     A group stays together, so that its prompt is computed once; the order of groups is drawn from `seed`. A batch with
     fewer groups than `num` gives fewer mini-batches. A mini-batch without a loss token is left out.
@@ -23,7 +23,7 @@ def minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]) -> Iterat
         if batch.num_loss_tokens:
             yield batch
         return
-    groups = list(indices_by_key([sample.unit for sample in batch.samples]).values())
+    groups = list(group_indices_by_key([sample.unit for sample in batch.samples]).values())
     order = [groups[i] for i in np.random.default_rng(seed).permutation(len(groups))]
     total, taken = len(batch.samples), 0
     parts: list[list[int]] = [[] for _ in range(num)]
@@ -36,21 +36,21 @@ def minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]) -> Iterat
             yield cut
 
 
-def critic_share(batch: TrainingBatch, critic: int, num_critics: int, first: int = 0) -> TrainingBatch:
+def select_critic_share(batch: TrainingBatch, critic: int, num_critics: int, first: int = 0) -> TrainingBatch:
     """Return the samples that one of several critics learns from: each group's rollouts are dealt out in turn (AsyPPO).
 
-    The deal of a group continues where that of the previous group ended, so that no critic gets the odd rollout of
-    every group: the shares of a batch, and of a group, differ by one rollout at most.
+    Dealing continues across groups, so that no critic gets the odd rollout of every group: the critics' numbers of
+    rollouts differ by at most one, per group and per batch.
 
     Args:
         batch: The batch of one step.
         critic: Index of the critic.
         num_critics: Number of critics.
-        first: Offset of the deal, by which the critic that gets the batch's first rollout rotates; pass the step
-            number.
+        first: The batch's first rollout goes to critic `first % num_critics`; pass the step number, so that the critics
+            take turns.
     """
     rollouts = batch.sequences
-    groups = indices_by_key([batch.samples[samples[0]].unit for samples in rollouts])
+    groups = group_indices_by_key([batch.samples[samples[0]].unit for samples in rollouts])
     dealt = [rollouts[place] for members in groups.values() for place in members]
     own = {i for place, samples in enumerate(dealt, start=first) if place % num_critics == critic for i in samples}
     return replace(batch, samples=tuple(sample for index, sample in enumerate(batch.samples) if index in own))

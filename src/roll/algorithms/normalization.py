@@ -22,8 +22,8 @@ __all__ = [
     "Baseline",
     "Moments",
     "Scope",
+    "group_indices_by_key",
     "has_zero_variance",
-    "indices_by_key",
     "normalize_rewards",
     "standardize_by_group",
     "whiten_values",
@@ -61,6 +61,8 @@ class Moments:
             return self
         count = self.count + len(values)
         mean = float(np.mean(values))
+        # Merge of two sets (Chan 1979): M2 = M2_a + M2_b + (mean_b - mean_a)^2 n_a n_b / n, without the cancellation of
+        # sum(x^2) - n mean^2.
         shift = mean - self.mean
         squares = float(np.square(values - mean).sum()) + shift**2 * self.count * len(values) / count
         return Moments(count, self.mean + shift * len(values) / count, self.squares + squares)
@@ -80,12 +82,12 @@ class Moments:
         return cls(int(value[0]), float(value[1]), float(value[2]))
 
 
-def _center(values: Float64Array) -> float:
-    """Return the mean; exactly the common value if all values are equal, without a rounding error."""
+def _compute_center(values: Float64Array) -> float:
+    """Return the mean; if all values are equal, exactly this value, without a rounding error."""
     return float(values[0]) if np.ptp(values) == 0 else float(np.mean(values))
 
 
-def _spread(values: Float64Array) -> float:
+def _compute_spread(values: Float64Array) -> float:
     """Return the unbiased standard deviation; exactly 0 if all values are equal."""
     return 0.0 if len(values) < 2 or np.ptp(values) == 0 else float(np.std(values, ddof=1))
 
@@ -102,9 +104,9 @@ def normalize_rewards(
 ) -> tuple[Float64Array, dict[str, Moments]]:
     """Compute (reward - mean) / (std + epsilon) of every episode, shape [n].
 
-    Where all values in scope are equal up to rounding, the difference is not divided (a group minus its own mean is
-    then 0). Equality is up to rounding because subtracting turn rewards from a total rarely leaves bitwise equal
-    numbers.
+    Where all values in scope are equal up to rounding, the difference is not divided by the deviation (a group minus
+    its own mean is then 0). Equality is up to rounding because subtracting turn rewards from a total rarely leaves
+    bitwise equal numbers.
 
     Args:
         episodes: All scored episodes, before any filter: batch scopes count every one.
@@ -127,8 +129,9 @@ def normalize_rewards(
         raise ValueError(f"rewards must be finite, got {rewards[~np.isfinite(rewards)][:3].tolist()}")
     domains = [episode.domain if per_domain else "" for episode in episodes]
     moments = dict(running or {})
-    by_domain, by_group = indices_by_key(domains), indices_by_key([episode.group for episode in episodes])
-    sizes = np.array([_size(e, reward) for e, reward in zip(episodes, rewards, strict=True)], dtype=np.float64)
+    by_domain, by_group = group_indices_by_key(domains), group_indices_by_key([episode.group for episode in episodes])
+    sizes = np.array([_compute_magnitude(e, r) for e, r in zip(episodes, rewards, strict=True)], dtype=np.float64)
+    # This batch is added before the moments are used: in the first step there is nothing else to normalize with.
     for domain, index in by_domain.items():
         moments[domain] = moments.get(domain, Moments()).with_values(rewards[index])
     result = rewards.astype(np.float64, copy=True)
@@ -136,20 +139,23 @@ def normalize_rewards(
         own, domain = rewards[index], domains[index[0]]
         scopes = {"group": own, "batch": rewards[by_domain[domain]]}
         if mean in scopes:
-            result[index] -= _center(scopes[mean])
+            result[index] -= _compute_center(scopes[mean])
         elif mean == "running":
             result[index] -= moments[domain].mean
         elif mean != "none":
-            result[index] -= _own_baseline(mean, [episodes[i] for i in index], own, group)
+            result[index] -= _compute_group_baseline(mean, [episodes[i] for i in index], own, group)
         if std != "none":
-            spread = moments[domain].std if std == "running" else _spread(scopes[std])
+            # The deviation is of the rewards, not of the centered values, so the baseline can have a different scope.
+            spread = moments[domain].std if std == "running" else _compute_spread(scopes[std])
+            # Rewards that differ only by rounding must not be divided by the rounding error: it would become a signal
+            # of size 1.
             size = sizes[index if std == "group" else by_domain[domain]].max()
             result[index] /= spread + epsilon if spread > ROUNDING * size else 1.0
     return result, moments
 
 
-def _size(episode: Episode, reward: float) -> float:
-    """Return the magnitude of the numbers that a reward was computed from, to which its rounding error is relative."""
+def _compute_magnitude(episode: Episode, reward: float) -> float:
+    """Return the sum of the absolute values of a reward and of its turn rewards, which bounds rounding errors."""
     return abs(float(reward)) + sum(abs(turn) for turn in episode.turn_rewards)
 
 
@@ -158,13 +164,13 @@ def standardize_by_group(rewards: Float64Array, groups: Sequence[Any]) -> Float6
     equal.
     """
     result = rewards.copy()
-    for index in indices_by_key(groups).values():
+    for index in group_indices_by_key(groups).values():
         own = rewards[index]
-        result[index] = (own - _center(own)) / (_spread(own) + EPSILON)
+        result[index] = (own - _compute_center(own)) / (_compute_spread(own) + EPSILON)
     return result
 
 
-def indices_by_key(keys: Sequence[Any]) -> dict[Any, list[int]]:
+def group_indices_by_key(keys: Sequence[Any]) -> dict[Any, list[int]]:
     """Return the indices of each key, with keys in the order of their first occurrence."""
     found: dict[Any, list[int]] = defaultdict(list)
     for index, key in enumerate(keys):
@@ -172,17 +178,23 @@ def indices_by_key(keys: Sequence[Any]) -> dict[Any, list[int]]:
     return found
 
 
-def _own_baseline(mean: str, episodes: Sequence[Episode], rewards: Float64Array, group: Any) -> Float64Array | float:
+def _compute_group_baseline(
+    mean: str, episodes: Sequence[Episode], rewards: Float64Array, group: Any
+) -> Float64Array | float:
+    # Equal rewards equal their baseline exactly; computing it could leave a rounding error. A group of one has no
+    # others.
     if np.ptp(rewards) == 0 and mean != "greedy":
         return rewards
     if mean == "leave_one_out":
+        # RLOO, arXiv 2402.14740 eq. 8.
         return (rewards.sum() - rewards) / (len(rewards) - 1)
     if mean == "length_weighted":
         lengths = np.array([episode.num_written for episode in episodes], dtype=np.float64)
+        # OPO, arXiv 2505.23585 eq. 5.
         return float((lengths * rewards).sum() / max(lengths.sum(), 1.0))
     greedy = [episode.greedy_reward for episode in episodes]
     if any(value is None for value in greedy):
-        raise ValueError(f"group {group} has no reward of a greedy answer to compare with")
+        raise ValueError(f"the baseline 'greedy' needs the reward of a greedy answer, but group {group} has none")
     return np.array(greedy, dtype=np.float64)
 
 
@@ -195,6 +207,7 @@ def whiten_values(values: Sequence[Float64Array], epsilon: float = WHITENING_EPS
     together = concatenate(values)
     if len(together) < 2:
         return [array.copy() for array in values]
-    centre = _center(together)
+    centre = _compute_center(together)
+    # The population variance with the epsilon inside the root, as the published implementations of PPO and REINFORCE++.
     spread = float(np.sqrt(np.var(together) + epsilon))
     return [(array - centre) / spread for array in values]

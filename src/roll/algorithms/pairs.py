@@ -9,7 +9,7 @@ from torch import Tensor
 
 from roll.types import LossInputs
 
-__all__ = ["Pairs", "pair_margins", "pairs_of", "shares_right"]
+__all__ = ["Pairs", "compute_comparison_accuracy", "find_pairs", "get_pair_margins"]
 
 
 class Pairs(NamedTuple):
@@ -19,11 +19,11 @@ class Pairs(NamedTuple):
     rejected: Tensor
 
 
-def pairs_of(inputs: LossInputs) -> Pairs:
-    """Return the pairs of a micro-batch: two sequences of one unit, of which one is preferred.
+def find_pairs(inputs: LossInputs) -> Pairs:
+    """Return the pairs of a micro-batch: two sequences of one unit, one of them preferred.
 
     Raises:
-        ValueError: The batch has no `preferred` column, or a unit is not such a pair.
+        ValueError: The batch has no `preferred` column, or a unit is not a pair.
     """
     units, preferred = inputs.require("unit_ids"), inputs.require("preferred")
     order = torch.argsort(2 * units + (~preferred).to(units.dtype))
@@ -35,17 +35,17 @@ def pairs_of(inputs: LossInputs) -> Pairs:
     counts = [(int((units == u).sum()), int(preferred[units == u].sum())) for u in units.unique()]
     size, better = next(c for c in counts if c != (2, 1))
     raise ValueError(
-        f"a pair is one preferred and one other answer, each with a token in the loss; a unit has {size} such answers, "
-        f"{better} of them preferred: leave it out, or give it both answers"
+        "every unit of the batch must be a pair: one preferred and one other answer, each with a loss token; but one "
+        f"has {size} answers with a loss token, {better} of them preferred: remove it, or complete the pair"
     )
 
 
-def shares_right(difference: Tensor) -> Tensor:
+def compute_comparison_accuracy(difference: Tensor) -> Tensor:
     """Return the accuracy of each comparison: 1 above 0, 0 below, and 0.5 for a tie, the expectation of a coin toss."""
     return 0.5 * (difference.sign() + 1.0)
 
 
-def pair_margins(inputs: LossInputs, pairs: Pairs, constant: float = 0.0) -> Tensor | None:
+def get_pair_margins(inputs: LossInputs, pairs: Pairs, constant: float = 0.0) -> Tensor | None:
     """Return the margin of each pair, shape [P]: the pair's own target plus a constant; `None` if no margin applies."""
     if inputs.targets is not None:
         return inputs.targets[pairs.chosen] + constant

@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["log_complement", "log_odds"]
+__all__ = ["log1mexp", "log_odds"]
 
 
-def log_complement(logprobs: Tensor) -> Tensor:
+def log1mexp(logprobs: Tensor) -> Tensor:
     """Compute log(1 - p); a p that rounds to 1 is treated as the largest value below 1, so the result is finite."""
     return (-torch.expm1(_clamp_below_one(logprobs))).log()
 
 
 def log_odds(logprobs: Tensor) -> Tensor:
-    """Compute log(p / (1 - p)), with the same bound on p as `log_complement`."""
-    return _clamp_below_one(logprobs) - log_complement(logprobs)
+    """Compute log(p / (1 - p)), with the same bound on p as `log1mexp`."""
+    return _clamp_below_one(logprobs) - log1mexp(logprobs)
 
 
 def _clamp_below_one(logprobs: Tensor) -> Tensor:

@@ -18,11 +18,11 @@ __all__ = [
     "RatioAgainst",
     "RatioLevel",
     "Reduction",
+    "build_token_limit_mask",
     "clamp_log_ratio",
+    "compute_segment_means",
+    "compute_segment_sums",
     "log_ratio",
-    "over_limit",
-    "segment_means",
-    "segment_sums",
 ]
 
 RatioAgainst: TypeAlias = Literal["old", "rollout", "behavior"]
@@ -37,32 +37,41 @@ def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
     return torch.clamp(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-def segment_sums(values: Tensor, segment_ids: Tensor) -> Tensor:
+def compute_segment_sums(values: Tensor, segment_ids: Tensor) -> Tensor:
     """Return the sum of every segment of `values` [N], shape [K]; ids are 0 … K-1."""
     size = int(segment_ids[-1]) + 1 if len(segment_ids) else 0
     return values.new_zeros(size).index_add(0, segment_ids, values)
 
 
-def segment_means(values: Tensor, segment_ids: Tensor) -> Tensor:
+def compute_segment_means(values: Tensor, segment_ids: Tensor) -> Tensor:
     """Return the mean of every segment, shape [K]."""
-    return segment_sums(values, segment_ids) / segment_sums(torch.ones_like(values), segment_ids)
+    return compute_segment_sums(values, segment_ids) / compute_segment_sums(torch.ones_like(values), segment_ids)
 
 
-def over_limit(inputs: LossInputs, *, against: RatioAgainst, max_token_log_ratio: float) -> Tensor:
-    """Return a mask [N], for metrics, of the tokens whose log-ratio `log_ratio` cuts at `max_token_log_ratio`."""
-    return _difference(inputs, against).detach() * inputs.require("advantages").sign() > max_token_log_ratio
+def build_token_limit_mask(inputs: LossInputs, *, against: RatioAgainst, max_token_log_ratio: float) -> Tensor:
+    """Return a mask [N], for metrics, of the tokens whose log-ratio the function `log_ratio` limits.
+
+    These are the tokens whose log-ratio exceeds `max_token_log_ratio` in the direction of their advantage.
+    """
+    return (
+        _compute_log_prob_difference(inputs, against).detach() * inputs.require("advantages").sign()
+        > max_token_log_ratio
+    )
 
 
-def _difference(inputs: LossInputs, against: RatioAgainst) -> Tensor:
+def _compute_log_prob_difference(inputs: LossInputs, against: RatioAgainst) -> Tensor:
     return inputs.require("logprobs") - inputs.require(f"{against}_logprobs")
 
 
-def _as_it_is(log_ratio: Tensor) -> Tensor:
+def _return_unclamped(log_ratio: Tensor) -> Tensor:
     return log_ratio
 
 
-def segments(inputs: LossInputs, level: str) -> Tensor:
-    """Return the segment ids [N] of a level: chunk ids for `chunk` if the batch has them, else sequence ids."""
+def get_segment_ids(inputs: LossInputs, level: str) -> Tensor:
+    """Return the segment id of every token, shape [N].
+
+    For the level `chunk`, these are the chunk ids if the batch has them; else they are the sequence ids.
+    """
     if level == "chunk" and inputs.chunk_ids is not None:
         return inputs.chunk_ids
     return inputs.sequence_ids
@@ -90,18 +99,21 @@ def log_ratio(
             objective (GMPO, arXiv 2507.20673, eq. 4): it is cut above the limit where A > 0, below it where A < 0.
         bounded: Whether to clamp the log-ratio, as needed before `exp`; a clamped log-ratio has no gradient.
     """
-    limited = clamp_log_ratio if bounded else _as_it_is
-    difference = _difference(inputs, against)
+    limited = clamp_log_ratio if bounded else _return_unclamped
+    difference = _compute_log_prob_difference(inputs, against)
     if level == "token":
         return limited(difference)
     if max_token_log_ratio is not None:
         advantages = inputs.require("advantages")
+        # GMPO, arXiv 2507.20673 eq. 4: cut on the side where the advantage favors a further change, as PPO's min does.
         cut = torch.where(
             advantages > 0, difference.clamp(max=max_token_log_ratio), difference.clamp(min=-max_token_log_ratio)
         )
         difference = torch.where(advantages == 0, difference, cut)
-    ids = segments(inputs, level)
-    pool = segment_means if reduce == "geometric" else segment_sums
+    ids = get_segment_ids(inputs, level)
+    pool = compute_segment_means if reduce == "geometric" else compute_segment_sums
+    # Clamped per token before pooling, so that one outlier token cannot determine the ratio of its whole segment.
     own = limited(difference)
     whole = limited(pool(own, ids))[ids]
+    # GSPO-token, arXiv 2507.18071 eq. 14: the value of the sequence with the gradient of the token.
     return whole.detach() + own - own.detach() if level == "sequence_token" else whole

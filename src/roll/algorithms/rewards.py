@@ -19,30 +19,30 @@ from roll.types import Rollout
 
 __all__ = [
     "ShapedRollout",
-    "compared_reward",
-    "is_whole",
-    "judged_range",
+    "compute_baseline_reward",
+    "compute_filter_value_range",
+    "compute_soft_overlong_penalty",
+    "is_rollout_level",
     "normalize_outcomes",
     "shape_reward",
     "shape_rollout",
-    "soft_overlong",
 ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapedRollout:
-    """A scored rollout and its shaped reward, computed once per step and used up to the token weights."""
+    """A scored rollout with its shaped reward and the value by which it is filtered."""
 
     rollout: Rollout
     episode: Episode
     """Turns and rewards of the rollout, from which advantages are computed."""
-    trained: float
-    """`Episode.total` without rounding errors: equal rewards that are shaped alike stay equal."""
-    judged: float
+    training_reward: float
+    """`Episode.total` without rounding errors: equal rewards that are shaped in the same way stay equal."""
+    filter_value: float
     """Value by which the rollout's group is filtered: see `filters.metric`."""
 
 
-def soft_overlong(length: int, max_length: int, buffer: int) -> float:
+def compute_soft_overlong_penalty(length: int, max_length: int, buffer: int) -> float:
     """Return DAPO's soft overlong penalty, between 0 and 1 (arXiv 2503.14476 eq. 13).
 
     It is 0 up to `max_length` - `buffer` tokens, then linear, and 1 at `max_length` and beyond; a buffer of 0 disables
@@ -68,12 +68,13 @@ def shape_reward(
 ) -> float:
     """Compute clip(scale x reward + shift) - overlong penalty - format penalty; see `RewardShapingConfig`.
 
-    The result is clamped to ± `LARGEST`.
+    The result is clamped to ± `MAX_SIZE`.
     """
     value = scale * reward + shift
     if clip is not None:
         value = min(max(value, -clip), clip)
-    value -= overlong_penalty * soft_overlong(length, max_length, overlong_buffer)
+    # DAPO, arXiv 2503.14476 eq. 13. After the clip, so that a clipped reward still loses the whole penalty.
+    value -= overlong_penalty * compute_soft_overlong_penalty(length, max_length, overlong_buffer)
     return clamp_value(value if well_formed else value - format_penalty)
 
 
@@ -101,6 +102,7 @@ def shape_rollout(
     episode = Episode(
         group=rollout.draw_id,
         domain=rollout.prompt.domain,
+        # Estimators add the rewards of turns themselves, so here only the remaining reward is shaped.
         reward=shaped(value - sum(turn.reward for turn in rollout.turns)),
         num_tokens=len(rollout.token_ids),
         turns=tuple((turn.start, turn.end) for turn in spans),
@@ -108,16 +110,17 @@ def shape_rollout(
         states=tuple(turn.state for turn in spans),
         greedy_reward=greedy_reward,
     )
-    trained = shaped(value) if algorithm.reward.clip is None else episode.total
+    # A clip applies to the remaining reward only, so with one the total must be summed from the shaped parts.
+    training_reward = shaped(value) if algorithm.reward.clip is None else episode.total
     accuracy = clamp_value(reward.value) if reward.correct is None else float(reward.correct)
-    judged = trained if algorithm.filters.metric == "reward" else accuracy
-    return ShapedRollout(rollout=rollout, episode=episode, trained=trained, judged=judged)
+    filter_value = training_reward if algorithm.filters.metric == "reward" else accuracy
+    return ShapedRollout(rollout=rollout, episode=episode, training_reward=training_reward, filter_value=filter_value)
 
 
-def judged_range(
+def compute_filter_value_range(
     reward_range: tuple[float, float], algorithm: AlgorithmConfig, *, single_turn: bool
 ) -> tuple[float, float] | None:
-    """Return the range of `ShapedRollout.judged` for rewards in `reward_range`; `None` if it is unbounded.
+    """Return the range of `ShapedRollout.filter_value` for rewards in `reward_range`; `None` if it is unbounded.
 
     Args:
         reward_range: Lowest and highest reward before shaping.
@@ -137,17 +140,18 @@ def judged_range(
     )
 
 
-def is_whole(algorithm: AlgorithmConfig) -> bool:
+def is_rollout_level(algorithm: AlgorithmConfig) -> bool:
     """Return whether the estimator assigns one value to the whole rollout, including the rewards of its turns."""
     return algorithm.advantage.estimator in ("outcome", "chunk", "anchor_state")
 
 
-def compared_reward(episode: Episode, algorithm: AlgorithmConfig) -> float:
+def compute_baseline_reward(episode: Episode, algorithm: AlgorithmConfig) -> float:
     """Return the reward from which baselines and deviations are computed.
 
-    If the estimator assigns one value to the whole rollout, it includes rewards per turn and per token (a KL penalty).
+    If the estimator assigns one value to the whole rollout, this reward includes those per turn and per token (a KL
+    penalty).
     """
-    return episode.penalized_total if is_whole(algorithm) else episode.reward
+    return episode.penalized_total if is_rollout_level(algorithm) else episode.reward
 
 
 def normalize_outcomes(
@@ -155,7 +159,7 @@ def normalize_outcomes(
 ) -> tuple[Float64Array, dict[str, Moments]]:
     """Return the normalized rewards [n] of all scored rollouts of a step, and the run's moments including them."""
     settings = algorithm.advantage
-    rewards = np.array([compared_reward(episode, algorithm) for episode in episodes], dtype=np.float64)
+    rewards = np.array([compute_baseline_reward(episode, algorithm) for episode in episodes], dtype=np.float64)
     if settings.function is not None:
         return rewards, dict(moments or {})
     return normalize_rewards(

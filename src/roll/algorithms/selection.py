@@ -8,34 +8,40 @@ from functools import partial
 
 import numpy as np
 
-from roll.algorithms.choosing import failure_reason
+from roll.algorithms.answer_selection import find_failure_reason
 from roll.algorithms.episodes import Float64Array, clamp_value
-from roll.algorithms.filters import cannot_pass_filter, filter_reason, select_rollouts, top_variance
+from roll.algorithms.filters import cannot_pass_filter, find_filter_reason, select_rollouts, select_top_variance
 from roll.algorithms.normalization import Moments
-from roll.algorithms.rewards import ShapedRollout, compared_reward, judged_range, normalize_outcomes, shape_rollout
+from roll.algorithms.rewards import (
+    ShapedRollout,
+    compute_baseline_reward,
+    compute_filter_value_range,
+    normalize_outcomes,
+    shape_rollout,
+)
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.algorithm_parts import FilterConfig
 from roll.types import Fate, Group, Rollout
 
-__all__ = ["Selection", "early_stop_predicate", "group_reason", "select"]
+__all__ = ["Selection", "build_early_stop_predicate", "find_group_filter_reason", "select"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """The rollouts that a step trains on, and the fate of every group."""
+    """The rollouts that a step trains on, and the outcome (`Fate`) of every group."""
 
     trained: tuple[ShapedRollout, ...]
-    """The policy's own rollouts, in the order of their groups."""
+    """The policy's rollouts to train on, in the order of their groups."""
     others: tuple[ShapedRollout, ...] = ()
-    """Scored rollouts that are not trained: they count in baselines, deviations and whitening."""
+    """Scored rollouts that are not trained on: they count in baselines, deviations and whitening."""
     outcomes: Float64Array
     """[n + m] normalized rewards of `trained`, then of `others`."""
     demonstrations: tuple[ShapedRollout, ...] = ()
-    """Expert rollouts that are also trained; they are in no baseline."""
+    """Expert rollouts that are also trained on; they are in no baseline."""
     fates: dict[int, tuple[Fate, str]]
-    """By draw id: the group's fate, and the reason if it is not trained."""
+    """The outcome of each group by draw id, with the reason if it is not trained on."""
     accuracies: dict[int, float] = field(default_factory=dict)
-    """By draw id: the group's share of solved rollouts, or its mean reward if rewards do not decide correctness."""
+    """Share of solved rollouts of each group by draw id, or the mean reward if rewards do not decide correctness."""
     moments: dict[str, Moments] = field(default_factory=dict)
     """Moments of all rewards of the run by domain, including this step's."""
 
@@ -55,9 +61,9 @@ def select(
     demonstrations: Sequence[Rollout] = (),
     decided: Mapping[int, tuple[Fate, str]] | None = None,
 ) -> Selection:
-    """Shape and normalize rewards, and leave out groups and rollouts as the filters say.
+    """Select the rollouts that a step trains on: shape and normalize rewards, then filter groups and rollouts.
 
-    A rollout that failed for an infrastructure error is in no baseline; a group in which all rollouts failed has fate
+    A rollout with an infrastructure error is in no baseline; a group in which all rollouts failed gets the outcome
     `failed`. Baselines and deviations count every scored rollout, including rollouts that are then filtered out.
 
     Args:
@@ -68,23 +74,23 @@ def select(
         greedy: A greedy answer to each prompt, for the baseline `greedy`; a group without one has failed.
         demonstrations: Expert rollouts of some of the prompts; they are in no baseline, and only `algorithm.imitation`
             filters them. A draw whose demonstration is trained counts as trained.
-        decided: By draw id, fates of groups that were stopped early and of abandoned draws.
+        decided: Outcomes by draw id of groups that were stopped early and of abandoned draws.
     """
     shape = partial(shape_rollout, algorithm=algorithm, max_new_tokens=max_new_tokens)
     answers = (shape(rollout) for group in greedy for rollout in group.scored)
-    compared = {s.rollout.draw_id: compared_reward(s.episode, algorithm) for s in answers}
+    compared = {s.rollout.draw_id: compute_baseline_reward(s.episode, algorithm) for s in answers}
     shaped = {
         group.draw.draw_id: [shape(rollout, greedy_reward=compared.get(rollout.draw_id)) for rollout in group.scored]
         for group in groups
     }
-    fates = {group.draw.draw_id: _fate(group, shaped[group.draw.draw_id], algorithm.filters) for group in groups}
+    fates = {group.draw.draw_id: _decide_fate(group, shaped[group.draw.draw_id], algorithm.filters) for group in groups}
     fates |= decided or {}
     lost = shaped.keys() - compared.keys() if algorithm.advantage.mean == "greedy" else set()
-    fates |= dict.fromkeys(lost, (Fate.FAILED, "its greedy answer failed"))
-    _keep_top_variance(shaped, fates, algorithm.filters.top_variance)
+    fates |= dict.fromkeys(lost, (Fate.FAILED, "the greedy answer failed"))
+    _filter_low_variance(shaped, fates, algorithm.filters.top_variance)
     scored = [s for draw_id, own in shaped.items() if draw_id not in lost for s in own]
     going = [own for draw_id, own in shaped.items() if fates[draw_id][0] is Fate.TRAINED]
-    trained = {s.rollout.rollout_id for own in going for s in _trained_rollouts(own, algorithm.filters)}
+    trained = {s.rollout.rollout_id for own in going for s in _select_trained_rollouts(own, algorithm.filters)}
     order = sorted(range(len(scored)), key=lambda i: scored[i].rollout.rollout_id not in trained)
     outcomes, moments = normalize_outcomes([s.episode for s in scored], algorithm, moments)
     shown = _select_demonstrations(map(shape, demonstrations), groups, algorithm.imitation.when)
@@ -95,7 +101,7 @@ def select(
         outcomes=outcomes[order],
         demonstrations=shown,
         fates=fates,
-        accuracies={g.draw.draw_id: _accuracy(g) for g in groups if g.scored},
+        accuracies={g.draw.draw_id: _compute_accuracy(g) for g in groups if g.scored},
         moments=moments,
     )
 
@@ -106,33 +112,38 @@ def _select_demonstrations(
     """Return the demonstrations with a positive reward that, with `when: unsolved`, also beat the policy's best
     reward.
     """
-    best = {g.draw.draw_id: _raw_rewards(g).max() for g in groups if g.scored}
+    best = {g.draw.draw_id: _collect_raw_rewards(g).max() for g in groups if g.scored}
 
-    def is_imitated(shown: ShapedRollout) -> bool:
-        assert shown.rollout.reward is not None, "a demonstration was scored"
-        unsolved = shown.rollout.reward.value > best.get(shown.rollout.draw_id, -np.inf)
-        return shown.episode.total > 0 and shown.episode.num_written > 0 and (unsolved or when == "always")
+    def is_imitated(demonstration: ShapedRollout) -> bool:
+        assert demonstration.rollout.reward is not None, "a demonstration was scored"
+        unsolved = demonstration.rollout.reward.value > best.get(demonstration.rollout.draw_id, -np.inf)
+        return (
+            demonstration.episode.total > 0 and demonstration.episode.num_written > 0 and (unsolved or when == "always")
+        )
 
     return tuple(filter(is_imitated, demonstrations))
 
 
-def _raw_rewards(group: Group) -> Float64Array:
+def _collect_raw_rewards(group: Group) -> Float64Array:
     """Return a group's rewards before shaping, shape [G]."""
     return np.array([clamp_value(r.reward.value) for r in group.scored if r.reward], dtype=np.float64)
 
 
-def _accuracy(group: Group) -> float:
+def _compute_accuracy(group: Group) -> float:
     solved = [float(r.reward.correct) for r in group.scored if r.reward and r.reward.correct is not None]
-    return float(np.mean(solved)) if solved else float(np.mean(_raw_rewards(group)))
+    return float(np.mean(solved)) if solved else float(np.mean(_collect_raw_rewards(group)))
 
 
-def group_reason(group: Group, algorithm: AlgorithmConfig, max_new_tokens: int) -> str:
-    """Return why a group will not be trained, judged by the group alone; an empty string if it may be trained."""
+def find_group_filter_reason(group: Group, algorithm: AlgorithmConfig, max_new_tokens: int) -> str:
+    """Return why a group has failed or will be filtered out; an empty string if it may be trained on.
+
+    Only filters that need no other group of the step are applied.
+    """
     shaped = [shape_rollout(rollout, algorithm, max_new_tokens) for rollout in group.scored]
-    return _fate(group, shaped, algorithm.filters)[1]
+    return _decide_fate(group, shaped, algorithm.filters)[1]
 
 
-def early_stop_predicate(
+def build_early_stop_predicate(
     algorithm: AlgorithmConfig, reward_range: tuple[float, float], max_new_tokens: int, *, single_turn: bool
 ) -> Callable[[Sequence[Rollout], int], bool] | None:
     """Return a predicate that tells whether a group can no longer pass the filters; `None` if no group can be ruled
@@ -149,47 +160,50 @@ def early_stop_predicate(
     """
     filters = algorithm.filters
     bounds = {"min_mean": filters.min_mean, "max_mean": filters.max_mean, "min_std": filters.min_std}
-    between = judged_range(reward_range, algorithm, single_turn=single_turn)
+    between = compute_filter_value_range(reward_range, algorithm, single_turn=single_turn)
     if between is None or set(bounds.values()) == {None}:
         return None
 
     def cannot_pass(finished: Sequence[Rollout], num_missing: int) -> bool:
-        judged = [shape_rollout(rollout, algorithm, max_new_tokens).judged for rollout in finished]
+        judged = [shape_rollout(rollout, algorithm, max_new_tokens).filter_value for rollout in finished]
         return cannot_pass_filter(judged, num_missing, between, **bounds)
 
     return cannot_pass
 
 
-def _fate(group: Group, shaped: Sequence[ShapedRollout], filters: FilterConfig) -> tuple[Fate, str]:
+def _decide_fate(group: Group, shaped: Sequence[ShapedRollout], filters: FilterConfig) -> tuple[Fate, str]:
     if not any(s.episode.num_written for s in shaped):
-        return Fate.FAILED, failure_reason(group)
-    reason = filter_reason(
-        np.array([s.judged for s in shaped], dtype=np.float64),
+        return Fate.FAILED, find_failure_reason(group)
+    reason = find_filter_reason(
+        np.array([s.filter_value for s in shaped], dtype=np.float64),
         skip_zero_variance=filters.skip_zero_variance,
         min_mean=filters.min_mean,
         max_mean=filters.max_mean,
         min_std=filters.min_std,
     )
-    if not reason and not _trained_rollouts(shaped, filters):
+    if not reason and not _select_trained_rollouts(shaped, filters):
         reason = f"no rollout is kept (filters.keep {filters.keep}, drop_unfinished {filters.drop_unfinished})"
     return (Fate.FILTERED, reason) if reason else (Fate.TRAINED, "")
 
 
-def _trained_rollouts(group: Sequence[ShapedRollout], filters: FilterConfig) -> list[ShapedRollout]:
-    """Return the rollouts of a group that are trained if the group is, chosen by the reward that they are trained
-    with.
+def _select_trained_rollouts(group: Sequence[ShapedRollout], filters: FilterConfig) -> list[ShapedRollout]:
+    """Return the rollouts of a group that pass the filters `keep` and `drop_unfinished` and have a token to train on.
+
+    They are chosen by their shaped reward.
     """
-    index = select_rollouts(np.array([s.trained for s in group], dtype=np.float64), filters.keep, filters.keep_num)
+    index = select_rollouts(
+        np.array([s.training_reward for s in group], dtype=np.float64), filters.keep, filters.keep_num
+    )
     kept = [group[i] for i in index if group[i].episode.num_written]
     return [s for s in kept if s.rollout.finished or not filters.drop_unfinished]
 
 
-def _keep_top_variance(
+def _filter_low_variance(
     shaped: Mapping[int, Sequence[ShapedRollout]], fates: dict[int, tuple[Fate, str]], share: float
 ) -> None:
     if share == 1.0:
         return
     passed = [draw_id for draw_id in shaped if fates[draw_id][0] is Fate.TRAINED]
-    deviations = [float(np.std([s.judged for s in shaped[draw_id]])) for draw_id in passed]
-    for i in set(range(len(passed))) - set(top_variance(deviations, share)):
-        fates[passed[i]] = (Fate.FILTERED, f"its reward varies less than that of the top {share:g}")
+    deviations = [float(np.std([s.filter_value for s in shaped[draw_id]])) for draw_id in passed]
+    for i in set(range(len(passed))) - set(select_top_variance(deviations, share)):
+        fates[passed[i]] = (Fate.FILTERED, f"the reward varies less than in the top {share:g} of groups")

@@ -6,10 +6,10 @@ import numpy as np
 
 from roll.types import BoolArray, FloatArray
 
-__all__ = ["teacher_advantages"]
+__all__ = ["compute_teacher_advantages"]
 
 
-def teacher_advantages(
+def compute_teacher_advantages(
     logprobs: FloatArray,
     teacher_logprobs: FloatArray,
     loss_mask: BoolArray,
@@ -35,6 +35,6 @@ def teacher_advantages(
     """
     if not logprobs.shape == teacher_logprobs.shape == loss_mask.shape:
         shapes = [array.shape for array in (logprobs, teacher_logprobs, loss_mask)]
-        raise ValueError(f"log-probs of policy and teacher and the mask are of one sample, but have shapes {shapes}")
+        raise ValueError(f"log-probs of policy and teacher and the mask must have the same shape, not {shapes}")
     advantages = np.where(loss_mask, coefficient * (teacher_logprobs - logprobs), 0.0)
     return (advantages if limit is None else advantages.clip(-limit, limit)).astype(np.float32)

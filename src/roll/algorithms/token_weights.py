@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.algorithms.advantages import Estimate, drop_smallest, estimate, rescale_weights
-from roll.algorithms.episodes import LARGEST, Episode, Float64Array
-from roll.algorithms.kl import kl_per_token
-from roll.algorithms.returns import chunk_returns, per_token, turn_returns
-from roll.algorithms.rewards import is_whole, normalize_outcomes
+from roll.algorithms.advantages import AdvantageEstimate, estimate_advantages, mask_smallest, rescale_weights
+from roll.algorithms.episodes import MAX_SIZE, Episode, Float64Array
+from roll.algorithms.kl import estimate_kl
+from roll.algorithms.returns import compute_chunk_returns, compute_turn_returns, spread_over_tokens
+from roll.algorithms.rewards import is_rollout_level, normalize_outcomes
 from roll.algorithms.selection import Selection
 from roll.config.algorithm import AlgorithmConfig
-from roll.errors import ConfigError, one_line_error, raised_at
+from roll.errors import ConfigError, find_raise_location, one_line_error
 from roll.types import BoolArray, FloatArray, TrainingBatch, TrainingSample
 from roll.user_code import load_function
 
-__all__ = ["compute_token_weights", "kl_token_rewards"]
+__all__ = ["add_advantages", "compute_kl_token_rewards"]
 
 
-def compute_token_weights(
+def add_advantages(
     batch: TrainingBatch,
     selection: Selection,
     algorithm: AlgorithmConfig,
@@ -36,7 +36,7 @@ def compute_token_weights(
     token_rewards: Sequence[FloatArray] = (),
     **columns: Sequence[Any],
 ) -> TrainingBatch:
-    """Complete the samples of a batch with advantages and the other columns that the algorithm needs.
+    """Return the batch with advantages and the other columns that the algorithm needs, for each sample.
 
     Args:
         batch: The batch of the selection's rollouts, in order: one sample per rollout, or several if its history was
@@ -54,48 +54,54 @@ def compute_token_weights(
     num_own, samples = len(selection.trained), batch.samples
     rollouts = [[samples[i] for i in places] for places in batch.sequences]
     own = rollouts[:num_own]
-    said = [_mean(given) for given in zip(*values, strict=True)]
-    episodes = _episodes(selection, _after_prompt(said, own), _after_prompt(token_rewards, own))
-    found = _estimate(episodes, selection, algorithm)
-    spreads = _after_prompt([_deviation(given) for given in zip(*values, strict=True)], own)
+    mean_values = [_compute_mean(given) for given in zip(*values, strict=True)]
+    episodes = _build_episodes(
+        selection, _join_without_prefix(mean_values, own), _join_without_prefix(token_rewards, own)
+    )
+    found = _estimate_trained_advantages(episodes, selection, algorithm)
+    spreads = _join_without_prefix([_compute_deviation(given) for given in zip(*values, strict=True)], own)
     masks = [episode.mask for episode in episodes[:num_own]]
-    agreed = _smallest_mask(spreads, masks, algorithm.critic.drop_agreed)
-    divergent = _smallest_mask([-s for s in spreads], masks, algorithm.entropy.drop_divergent)
-    factors = _factors(episodes[:num_own], selection.accuracies, algorithm)
+    agreed = _mask_smallest_share(spreads, masks, algorithm.critic.drop_agreed)
+    # AsyPPO, arXiv 2510.01656: no gradient where critics agree; no entropy bonus where they diverge the most.
+    divergent = _mask_smallest_share([-s for s in spreads], masks, algorithm.entropy.drop_divergent)
+    factors = _compute_rollout_factors(episodes[:num_own], selection.accuracies, algorithm)
     weights: list[dict[str, Any]] = []
     for i, rollout in enumerate(own):
+        # After the estimate: a dropped token still counts for whitening and for the critics' returns.
         advantages = np.where(agreed[i], 0.0, found.advantages[i]) if agreed else found.advantages[i]
         parts: dict[str, list[Any]] = {"advantages": _split_by_sample(advantages * factors[i], rollout)}
         if found.returns:
             parts["returns"] = _split_by_sample(found.returns[i], rollout)
         if divergent:
             parts["entropy_mask"] = [mask.astype(np.bool_) for mask in _split_by_sample(~divergent[i], rollout)]
-        weights += _rows(parts)
+        weights += _transpose_columns(parts)
     for rollout, shown in zip(rollouts[num_own:], selection.demonstrations, strict=True):
-        weights += _rows({"advantages": _split_by_sample(_imitation(shown.episode, algorithm), rollout)})
+        weights += _transpose_columns(
+            {"advantages": _split_by_sample(_compute_imitation_advantages(shown.episode, algorithm), rollout)}
+        )
     for i, weight in enumerate(weights):
         weight |= {name: column[i] for name, column in columns.items()}
-        if said and not samples[i].expert:
-            weight["old_values"] = said[i]
+        if mean_values and not samples[i].expert:
+            weight["old_values"] = mean_values[i]
     return replace(batch, samples=tuple(replace(s, **w) for s, w in zip(samples, weights, strict=True)))
 
 
-def _imitation(episode: Episode, algorithm: AlgorithmConfig) -> NDArray[np.floating[Any]]:
+def _compute_imitation_advantages(episode: Episode, algorithm: AlgorithmConfig) -> NDArray[np.floating[Any]]:
     """Return weight x G for every token of a demonstration, shape [T].
 
     G is the demonstration's own return, without a baseline (arXiv 2512.24873 eq. 7 and 10).
     """
     settings, result = algorithm.advantage, np.zeros(episode.num_tokens)
     if settings.estimator == "chunk":
-        turns = chunk_returns(episode, episode.total, settings.gamma)
+        turns = compute_chunk_returns(episode, episode.total, settings.gamma)
     else:
         gamma = settings.gamma if settings.estimator in ("turn", "anchor_state") else 1.0
-        turns = turn_returns(episode, episode.reward, gamma)
-    result[episode.mask] = per_token(episode, turns)
+        turns = compute_turn_returns(episode, episode.reward, gamma)
+    result[episode.mask] = spread_over_tokens(episode, turns)
     return algorithm.imitation.weight * result
 
 
-def kl_token_rewards(
+def compute_kl_token_rewards(
     batch: TrainingBatch,
     logprobs: Sequence[FloatArray],
     ref_logprobs: Sequence[FloatArray],
@@ -114,46 +120,51 @@ def kl_token_rewards(
     result = []
     for sample, own, ref in zip(batch.samples, logprobs, ref_logprobs, strict=True):
         difference = (own - ref).astype(np.float64)
-        penalty = kl_per_token(difference, np.zeros_like(difference), algorithm.kl.estimator)
-        penalty = np.clip(coefficient * penalty, -LARGEST, LARGEST)
+        penalty = estimate_kl(difference, np.zeros_like(difference), algorithm.kl.estimator)
+        # Bounded, because an infinite penalty would make every baseline of its group infinite.
+        penalty = np.clip(coefficient * penalty, -MAX_SIZE, MAX_SIZE)
         result.append(np.where(sample.loss_mask, -penalty, 0.0).astype(np.float32))
     return result
 
 
-def _rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Transpose the columns of a rollout's samples into one row per sample."""
+def _transpose_columns(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Convert columns, one list of values per field, to one dict of fields per sample."""
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def _after_prompt(arrays: Sequence[FloatArray], rollouts: Sequence[Sequence[TrainingSample]]) -> list[FloatArray]:
-    """Concatenate arrays [L] of each rollout's samples, without their contexts, into [n][T]; empty if `arrays` is
-    empty.
+def _join_without_prefix(
+    arrays: Sequence[FloatArray], rollouts: Sequence[Sequence[TrainingSample]]
+) -> list[FloatArray]:
+    """Join the per-sample arrays [L] of each rollout, without the samples' contexts, to one array [T] per rollout.
+
+    If `arrays` is empty, the result is empty.
     """
     left = iter(arrays)
     own = ([next(left)[sample.prefix_length :] for sample in rollout] for rollout in rollouts)
     return [np.concatenate(parts) for parts in own] if arrays else []
 
 
-def _deviation(of_critics: Sequence[FloatArray]) -> FloatArray:
-    """Return the population deviation of the critics' values, shape [L]."""
-    return np.asarray(np.std(of_critics, axis=0, dtype=np.float64), np.float32)
+def _compute_deviation(values_by_critic: Sequence[FloatArray]) -> FloatArray:
+    """Return the population standard deviation of the critics' values for each token, shape [L]."""
+    return np.asarray(np.std(values_by_critic, axis=0, dtype=np.float64), np.float32)
 
 
-def _mean(of_critics: Sequence[FloatArray]) -> FloatArray:
-    """Return the mean of the critics' values, shape [L]."""
-    return np.asarray(np.mean(of_critics, axis=0, dtype=np.float64), np.float32)
+def _compute_mean(values_by_critic: Sequence[FloatArray]) -> FloatArray:
+    """Return the mean of the critics' values for each token, shape [L]."""
+    return np.asarray(np.mean(values_by_critic, axis=0, dtype=np.float64), np.float32)
 
 
-def _split_by_sample(answer: Any, rollout: Sequence[TrainingSample]) -> list[FloatArray]:
+def _split_by_sample(values: Any, rollout: Sequence[TrainingSample]) -> list[FloatArray]:
     """Split an array [T] into one array [L] per sample of the rollout, with zeros on each sample's context."""
     ends = np.cumsum([len(sample) - sample.prefix_length for sample in rollout])
-    parts = np.split(np.asarray(answer, np.float32), ends[:-1])
+    parts = np.split(np.asarray(values, np.float32), ends[:-1])
     return [np.concatenate([np.zeros(s.prefix_length, np.float32), own]) for s, own in zip(rollout, parts, strict=True)]
 
 
-def _episodes(selection: Selection, values: Sequence[FloatArray], penalties: Sequence[FloatArray]) -> list[Episode]:
-    """Return all scored episodes, the trained ones first, with the critics' values and the KL penalties of their
-    tokens.
+def _build_episodes(
+    selection: Selection, values: Sequence[FloatArray], penalties: Sequence[FloatArray]
+) -> list[Episode]:
+    """Return all scored episodes, the trained ones first, with critic values and KL penalties per token.
 
     Log-probs of rollouts that are not trained are unknown: each of their tokens gets the trained tokens' mean penalty,
     so that a penalty common to all rollouts does not move any baseline.
@@ -166,37 +177,49 @@ def _episodes(selection: Selection, values: Sequence[FloatArray], penalties: Seq
         penalties = [*penalties, *(np.where(e.mask, mean, 0.0).astype(np.float32) for e in others)]
     if not values and not penalties:
         return episodes
-    said = zip_longest(episodes, values, penalties)
-    return [replace(episode, values=own, token_rewards=penalty) for episode, own, penalty in said]
+    rows = zip_longest(episodes, values, penalties)
+    return [replace(episode, values=own, token_rewards=penalty) for episode, own, penalty in rows]
 
 
-def _estimate(everyone: list[Episode], selection: Selection, algorithm: AlgorithmConfig) -> Estimate:
-    """Return the advantages of the trained episodes; the others count in baselines, deviations and whitening."""
+def _estimate_trained_advantages(
+    episodes: list[Episode], selection: Selection, algorithm: AlgorithmConfig
+) -> AdvantageEstimate:
+    """Return the advantages of the episodes of `selection.trained`, which are the first of `episodes`.
+
+    The other episodes only count in baselines, deviations and whitening.
+    """
     settings, num, outcomes = algorithm.advantage, len(selection.trained), selection.outcomes
     if settings.function is not None:
         function = load_function(settings.function, "advantage function")
-        return _own_estimate(function, settings.function, everyone[:num])
-    penalised = is_whole(algorithm) and settings.mean != "greedy" and any(e.token_rewards is not None for e in everyone)
+        return _call_user_estimator(function, settings.function, episodes[:num])
+    penalised = (
+        is_rollout_level(algorithm) and settings.mean != "greedy" and any(e.token_rewards is not None for e in episodes)
+    )
     if penalised:
-        outcomes, _ = normalize_outcomes(everyone, algorithm)
+        # Selection normalized the rewards before the penalty was known; now it is part of the total, and so of the
+        # baselines.
+        outcomes, _ = normalize_outcomes(episodes, algorithm)
     if settings.estimator == "gae":  # only trained rollouts have critic values
-        everyone, outcomes = everyone[:num], outcomes[:num]
+        episodes, outcomes = episodes[:num], outcomes[:num]
     own = settings.model_dump(exclude={"mean", "per_domain", "function"})
-    found = estimate(everyone, outcomes, penalised=penalised, **own)
-    return Estimate(advantages=found.advantages[:num], returns=found.returns)
+    found = estimate_advantages(episodes, outcomes, includes_penalty=penalised, **own)
+    return AdvantageEstimate(advantages=found.advantages[:num], returns=found.returns)
 
 
-def _own_estimate(function: Callable[..., Any], path: str, episodes: list[Episode]) -> Estimate:
-    """Call the user's estimator, `def advantages(episodes: list[Episode]) -> list`: one number, or an array [T], per
-    episode.
+def _call_user_estimator(function: Callable[..., Any], path: str, episodes: list[Episode]) -> AdvantageEstimate:
+    """Return the advantages that the user's estimator computes.
+
+    It is called as `advantages(episodes)`, and returns one number or one array [T] for each episode.
     """
     try:
         given = [np.asarray(value, dtype=np.float32) for value in function(episodes)]
     except Exception as error:
-        place = raised_at(error)
+        place = find_raise_location(error)
         raise ConfigError(f"advantage function '{path}' failed at {place}: {one_line_error(error)}") from error
     if len(given) != len(episodes):
-        raise ConfigError(f"advantage function '{path}' returned {len(given)} values for {len(episodes)} episodes.")
+        raise ConfigError(
+            f"advantage function '{path}' returned {len(given)} values for {len(episodes)} episodes: return one each."
+        )
     advantages = []
     for episode, array in zip(episodes, given, strict=True):
         if array.shape not in ((), (episode.num_tokens,)) or not np.isfinite(array).all():
@@ -205,19 +228,22 @@ def _own_estimate(function: Callable[..., Any], path: str, episodes: list[Episod
                 f"{episode.num_tokens} tokens: return one finite number, or one per token."
             )
         advantages.append(np.where(episode.mask, array, np.float32(0.0)).astype(np.float32))
-    return Estimate(advantages=advantages)
+    return AdvantageEstimate(advantages=advantages)
 
 
-def _smallest_mask(values: list[FloatArray], masks: list[BoolArray], share: float) -> list[BoolArray]:
-    """Return a mask of the tokens with the smallest share of values; an empty list if the share is 0."""
-    return drop_smallest(values, masks, share) if share > 0 and values else []
+def _mask_smallest_share(values: list[FloatArray], masks: list[BoolArray], share: float) -> list[BoolArray]:
+    """Return masks of the tokens with the smallest `share` of all values; an empty list if the share is 0."""
+    return mask_smallest(values, masks, share) if share > 0 and values else []
 
 
-def _factors(episodes: Sequence[Episode], accuracies: Mapping[int, float], algorithm: AlgorithmConfig) -> Float64Array:
-    """Return the factors on whole rollouts by difficulty and length, shape [n]."""
+def _compute_rollout_factors(
+    episodes: Sequence[Episode], accuracies: Mapping[int, float], algorithm: AlgorithmConfig
+) -> Float64Array:
+    """Return a factor on the advantages of each rollout, shape [n]: larger for harder prompts and shorter answers."""
     factors = np.ones(len(episodes))
     if algorithm.weights.difficulty:
         solved = np.array([accuracies[episode.group] for episode in episodes])
+        # Rescaled to mean 1, so that the weights do not change the effective learning rate.
         factors *= rescale_weights(0.5 + 1.5 * (1.0 - np.clip(solved, 0.0, 1.0)))
     if algorithm.weights.length and len(factors):
         lengths = np.array([episode.num_written for episode in episodes], dtype=np.float64)

@@ -14,6 +14,6 @@ __all__ = ["main"]
 
 def main() -> NoReturn:
     """Run the console script."""
-    from roll.cli.main import end, run
+    from roll.cli.main import exit_process, run
 
-    end(run(sys.argv[1:], own_process=True))
+    exit_process(run(sys.argv[1:], own_process=True))

@@ -1,12 +1,12 @@
-"""Files of answers to score: one JSON object per line, read into rollouts; every error names its line.
+"""Read answers to score from a file with one JSON object per line; every error names its line.
 
 response   the answer                                   (also: text, completion)
-answer     the reference, where the reward compares     (also: reference, ground_truth)
+answer     the reference, if the reward needs one       (also: reference, ground_truth)
 prompt     the question: text, or chat messages         (also: question, messages)
-metadata   anything else that the reward wants; further keys of the line are added to it
-finished   false for an answer that was cut off
-domain     which of a configuration's rewards scores it
-expected   what should come out: true or false for right or wrong, or a number for the value
+metadata   other inputs of the reward; further keys of the line are added
+finished   false for a truncated answer
+domain     domain of the configuration whose reward scores the answer
+expected   expected result: true or false for correctness, or a number for the value
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import Any
 
 from roll.errors import DataError, short
 from roll.registry import did_you_mean
-from roll.rewards.base import answered
+from roll.rewards.base import make_rollout
 from roll.types import Message, Prompt, Rollout
 
-__all__ = ["ANSWER_KEYS", "AnswerLine", "read_answers", "words_as_tokens"]
+__all__ = ["ANSWER_KEYS", "AnswerLine", "encode_words", "read_answers"]
 
 _RESPONSE = ("response", "text", "completion")
 ANSWER_KEYS = ("answer", "reference", "ground_truth")
@@ -32,7 +32,7 @@ _OTHER = ("metadata", "finished", "domain", "expected")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerLine:
-    """One answer of a file."""
+    """An answer to score: one line of an answer file."""
 
     number: int
     """Line number, from 1."""
@@ -41,8 +41,8 @@ class AnswerLine:
     expected: bool | float | None
 
 
-def words_as_tokens(text: str) -> list[int]:
-    """Return a number for each word, equal for equal words: a substitute for a tokenizer, for length penalties."""
+def encode_words(text: str) -> list[int]:
+    """Return one number per word, the same for equal words: for length penalties without a model's tokenizer."""
     numbers: dict[str, int] = {}
     return [numbers.setdefault(word, len(numbers)) for word in text.split()]
 
@@ -50,16 +50,16 @@ def words_as_tokens(text: str) -> list[int]:
 def read_answers(
     path: Path, domains: list[str], tokens: Callable[[str], list[int]], limit: int | None
 ) -> Iterator[AnswerLine]:
-    """Yield the answers of a file.
+    """Yield at most `limit` answers of a JSON Lines file; empty lines are skipped.
 
     Args:
         path: the file.
-        domains: domains that can be scored; each line must name one, unless there is only one.
-        tokens: tokenizes a text.
+        domains: domains that can be scored; each line must name its domain, unless there is only one.
+        tokens: function that tokenizes a string.
         limit: maximum number of answers to read.
 
     Raises:
-        DataError: the file cannot be read, holds no answers, or has a malformed line.
+        DataError: the file cannot be read, has no answers, or has a malformed line.
     """
     count = 0
     try:
@@ -70,59 +70,61 @@ def read_answers(
                 if limit is not None and count >= limit:
                     return
                 count += 1
-                yield _line(line, number, f"'{path}', line {number}", domains, tokens)
+                yield _parse_line(line, number, f"'{path}', line {number}", domains, tokens)
     except OSError as error:
         raise DataError(f"'{path}' cannot be read: {error.strerror}.") from None
     except UnicodeDecodeError as error:
         raise DataError(f"'{path}' is not UTF-8 text (byte {error.start}).") from None
     if not count:
-        raise DataError(f'\'{path}\' holds no answers: write one JSON object per line, such as {{"response": "7"}}.')
+        raise DataError(f'\'{path}\' has no answers: write one JSON object per line, such as {{"response": "7"}}.')
 
 
-def _line(line: str, number: int, where: str, domains: list[str], tokens: Callable[[str], list[int]]) -> AnswerLine:
+def _parse_line(
+    line: str, number: int, where: str, domains: list[str], tokens: Callable[[str], list[int]]
+) -> AnswerLine:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not JSON ({error}): {short(line.strip())}") from None
+        raise DataError(f"{where}: the line is not valid JSON ({error}): {short(line.strip())}") from None
     if not isinstance(row, dict):
         raise DataError(f"{where}: an answer must be a JSON object, got {type(row).__name__}: {short(line.strip())}")
-    response_key = _key(row, _RESPONSE)
+    response_key = _find_key(row, _RESPONSE)
     if response_key is None:
         hint = did_you_mean(next(iter(row), ""), _RESPONSE)
         keys = ", ".join(map(repr, list(row)[:20])) or "none"
-        raise DataError(f"{where}: there is no 'response', which is the answer to score. It has: {keys}.{hint}")
-    response = _typed(row, response_key, str, "", where)
-    answer_key, prompt_key = _key(row, ANSWER_KEYS), _key(row, _PROMPT)
-    answer = _plain(row[answer_key], answer_key, where) if answer_key else ""
-    finished = _typed(row, "finished", bool, True, where)
-    metadata = _typed(row, "metadata", dict, {}, where)
+        raise DataError(f"{where}: the key 'response', the answer to score, is missing. Keys: {keys}.{hint}")
+    response = _read_typed_value(row, response_key, str, "", where)
+    answer_key, prompt_key = _find_key(row, ANSWER_KEYS), _find_key(row, _PROMPT)
+    answer = _read_plain_value(row[answer_key], answer_key, where) if answer_key else ""
+    finished = _read_typed_value(row, "finished", bool, True, where)
+    metadata = _read_typed_value(row, "metadata", dict, {}, where)
     taken = {response_key, answer_key, prompt_key, *_OTHER}
     prompt = Prompt(
         uid=f"line {number}",
-        domain=_domain(row, domains, where),
-        messages=_messages(row.get(prompt_key, "") if prompt_key else "", where),
+        domain=_read_domain(row, domains, where),
+        messages=_parse_messages(row.get(prompt_key, "") if prompt_key else "", where),
         answer=answer,
         metadata={**{key: value for key, value in row.items() if key not in taken}, **metadata},
     )
     return AnswerLine(
         number=number,
         domain=prompt.domain,
-        rollout=answered(prompt, response, tokens(response), finished=finished),
-        expected=_expected(row, where),
+        rollout=make_rollout(prompt, response, tokens(response), finished=finished),
+        expected=_read_expected(row, where),
     )
 
 
-def _key(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+def _find_key(row: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     return next((name for name in names if name in row), None)
 
 
-def _plain(value: Any, key: str, where: str) -> str:
+def _read_plain_value(value: Any, key: str, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise DataError(f"{where}: '{key}' must be text or a number, got {short(value)}.")
     return str(value)
 
 
-def _typed(row: Mapping[str, Any], key: str, kind: type, default: Any, where: str) -> Any:
+def _read_typed_value(row: Mapping[str, Any], key: str, kind: type, default: Any, where: str) -> Any:
     value = row.get(key, default)
     if not isinstance(value, kind):
         words = {bool: "true or false", dict: "an object", str: "text"}[kind]
@@ -130,21 +132,21 @@ def _typed(row: Mapping[str, Any], key: str, kind: type, default: Any, where: st
     return value
 
 
-def _domain(row: Mapping[str, Any], domains: list[str], where: str) -> str:
-    named = _typed(row, "domain", str, "", where)
+def _read_domain(row: Mapping[str, Any], domains: list[str], where: str) -> str:
+    named = _read_typed_value(row, "domain", str, "", where)
     if named in domains:
         return named
     if len(domains) == 1 and not named:
         return domains[0]
     known = ", ".join(f"'{domain}'" for domain in domains)
     if not named:
-        raise DataError(f"{where}: it names no 'domain', and there are several rewards: choose one of {known}.")
+        raise DataError(f"{where}: the key 'domain' is missing, and there are several rewards: choose one of {known}.")
     if domains == [""]:
         return ""
-    raise DataError(f"{where}: there is no domain '{named}'.{did_you_mean(named, domains)} Known: {known}.")
+    raise DataError(f"{where}: unknown domain '{named}'.{did_you_mean(named, domains)} Choose one of {known}.")
 
 
-def _messages(value: Any, where: str) -> tuple[Message, ...]:
+def _parse_messages(value: Any, where: str) -> tuple[Message, ...]:
     if isinstance(value, str):
         return (Message(role="user", content=value),)
     is_chat = isinstance(value, list) and all(
@@ -156,7 +158,7 @@ def _messages(value: Any, where: str) -> tuple[Message, ...]:
     return tuple(Message(role=message["role"], content=message["content"]) for message in value)
 
 
-def _expected(row: Mapping[str, Any], where: str) -> bool | float | None:
+def _read_expected(row: Mapping[str, Any], where: str) -> bool | float | None:
     value = row.get("expected")
     if value is None or isinstance(value, bool):
         return value

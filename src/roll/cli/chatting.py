@@ -1,6 +1,6 @@
 """`roll chat`: a conversation with one model or several side by side, each in an embedded engine.
 
-line typed ──► every source's own conversation ──► tokens ──► its engine ──► what is new of the answer, as it is made
+typed line ──► conversation of each source ──► tokens ──► engine of the source ──► new text of the answer, streamed
 
 Invariants: a model's text is made printable before it reaches the terminal; an interrupted answer stays in the
 conversation up to the interruption.
@@ -20,30 +20,32 @@ import click
 
 from roll.errors import UserError
 from roll.registry import did_you_mean
-from roll.tracking.visible import printable
+from roll.tracking.visible import escape_controls
 from roll.types import Message
 
 if TYPE_CHECKING:
     from roll.data import ChatRenderer
     from roll.inference.hf import HFEngine
 
-__all__ = ["SamplingOptions", "talk"]
+__all__ = ["SamplingOptions", "chat_with_models"]
 
-MOST_CONTEXT = 8192
+MAX_CONTEXT = 8192
 """Context length of an engine, if the model supports as much."""
-LOOK_EVERY_S = 0.05
+POLL_INTERVAL_S = 0.05
+_MAX_SIZE = 1e6
+"""Largest number that a command of the chat accepts."""
 HELP = """\
-/reset              forget the conversation
-/again              answer the last message once more, with other random numbers
-/system TEXT        set the system prompt, and forget the conversation
-/temperature X      0 is greedy
-/tokens N           the longest answer
-/quit               leave (as Ctrl-D)"""
+/reset              reset the conversation
+/again              answer the last message again, with another seed
+/system TEXT        set the system prompt, and reset the conversation
+/temperature X      set the sampling temperature; 0 is greedy
+/tokens N           set the maximum number of tokens of an answer
+/quit               quit (as Ctrl-D)"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingOptions:
-    """Sampling options of all sources."""
+    """Sampling options that all models of a chat share."""
 
     system: str = ""
     max_new_tokens: int = 512
@@ -53,8 +55,8 @@ class SamplingOptions:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Speaker:
-    """One source: a model in its engine, and its conversation so far."""
+class _ChatModel:
+    """A model with its engine and its conversation so far."""
 
     label: str
     engine: HFEngine
@@ -64,13 +66,13 @@ class _Speaker:
     messages: list[Message] = field(default_factory=list)
 
 
-def talk(sources: Sequence[str], manner: SamplingOptions, *, with_base: bool) -> None:
-    """Read messages until the input ends, and answer each.
+def chat_with_models(sources: Sequence[str], options: SamplingOptions, *, with_base: bool) -> None:
+    """Read messages until the input ends, and answer each message with every model.
 
     Args:
         sources: runs, checkpoints, or models.
-        manner: sampling options.
-        with_base: whether to add the model from which the first source, a run, started.
+        options: sampling options.
+        with_base: whether to add the initial model of the first source, which must be a run.
 
     Raises:
         UserError: a source has no model, or the model cannot be loaded.
@@ -78,109 +80,109 @@ def talk(sources: Sequence[str], manner: SamplingOptions, *, with_base: bool) ->
     from roll.process_environment import prepare_environment
 
     prepare_environment()
-    names = [*sources, _base_of(sources[0])] if with_base else list(sources)
+    names = [*sources, _find_base_model(sources[0])] if with_base else list(sources)
     with asyncio.Runner() as runner:
-        speakers: list[_Speaker] = []
+        models: list[_ChatModel] = []
         try:
             for name in names:
-                speakers.append(runner.run(_open_speaker(name, manner)))
-            _Conversation(runner, speakers, manner).run()
+                models.append(runner.run(_open_model(name, options)))
+            _Conversation(runner, models, options).run()
         finally:
-            for speaker in speakers:
-                runner.run(speaker.engine.close())
+            for model in models:
+                runner.run(model.engine.close())
 
 
-def _base_of(source: str) -> str:
-    """Return the model from which a run, or the run of a checkpoint, started."""
+def _find_base_model(source: str) -> str:
+    """Return the initial model of a run; `source` is the run's directory or one of its checkpoints."""
     from roll.config.document import read
 
     place = Path(source)
     run = next((path for path in (place, place.parent.parent) if (path / "config.yaml").is_file()), None)
     if run is None:
-        raise UserError(f"--base asks the model that a run began with, and '{source}' is no run: give a run first.")
+        raise UserError(f"--base needs a run as the first argument, and '{source}' is not a run.")
     model = read(run / "config.yaml").tree.get("model")
     found = model.get("path") if isinstance(model, dict) else model
     if not isinstance(found, str):
-        raise UserError(f"'{run / 'config.yaml'}' names no model.path: leave --base out, and name the model yourself.")
+        raise UserError(f"'{run / 'config.yaml'}' has no model.path: remove --base, and give the model as an argument.")
     return found
 
 
-async def _open_speaker(name: str, manner: SamplingOptions) -> _Speaker:
+async def _open_model(name: str, options: SamplingOptions) -> _ChatModel:
     from roll.data import ChatRenderer
     from roll.inference.hf import HFEngine
     from roll.inference.spec import EngineSpec
-    from roll.models import check_generates, describe_model, load_tokenizer, resolve_model, stop_token_ids
+    from roll.models import check_can_generate, describe_model, find_stop_token_ids, load_tokenizer, resolve_model
 
     path = resolve_model(name)
-    check_generates(path, name)
-    model = describe_model(path)
-    most = min(model.context_length, MOST_CONTEXT)
-    room = 2 * most * model.kv_bytes_per_token(element_bytes=2 if manner.dtype == "bfloat16" else 4)
+    check_can_generate(path, name)
+    sizes = describe_model(path)
+    most = min(sizes.context_length, MAX_CONTEXT)
+    room = 2 * most * sizes.compute_kv_bytes_per_token(element_bytes=2 if options.dtype == "bfloat16" else 4)
     engine = HFEngine(
         EngineSpec(
             engine_id=f"chat {name}",
             kind="hf",
             model_path=str(path),
-            dtype=manner.dtype,
+            dtype=options.dtype,
             max_context=most,
             max_num_seqs=1,
             kv_cache_bytes=room,
         )
     )
-    speaker = _Speaker(
+    model = _ChatModel(
         label=name,
         engine=engine,
         renderer=ChatRenderer(load_tokenizer(path)),
-        stops=stop_token_ids(path),
+        stops=find_stop_token_ids(path),
         max_context=most,
     )
     await engine.start()
-    return speaker
+    return model
 
 
 class _Conversation:
-    """Reads lines, and generates an answer from every speaker."""
+    """Reads messages and commands, and answers each message with every model."""
 
-    def __init__(self, runner: asyncio.Runner, speakers: Sequence[_Speaker], manner: SamplingOptions) -> None:
+    def __init__(self, runner: asyncio.Runner, models: Sequence[_ChatModel], options: SamplingOptions) -> None:
         self._runner = runner
-        self._speakers = speakers
-        self._manner = manner
+        self._models = models
+        self._options = options
         self._attempts = 0
-        """Number of repetitions with /again, which change the seed."""
-        self._typed = sys.stdin.isatty()
-        self._shown = self._typed and sys.stdout.isatty()
-        """Whether the input is a terminal, so that speakers are labeled."""
+        """Number of repetitions with /again; each changes the seed."""
+        self._is_typed = sys.stdin.isatty()
+        self._is_interactive = self._is_typed and sys.stdout.isatty()
+        """Whether the input is a terminal, so that answers are labeled with their models."""
         self._reset()
 
     def run(self) -> None:
         """Read and answer lines until the input ends."""
-        if self._shown:
+        if self._is_interactive:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401  # gives `input` its history and editing
-            click.echo(f"{', '.join(printable(s.label) for s in self._speakers)}. /help says what can be typed.")
-        while (line := self._line()) is not None:
+            click.echo(f"{', '.join(escape_controls(s.label) for s in self._models)}. /help lists the commands.")
+        while (line := self._read_line()) is not None:
             if line.startswith("/"):
-                if not self._command(line):
+                if not self._run_command(line):
                     return
             elif line:
                 self._ask(line)
 
-    def _line(self) -> str | None:
+    def _read_line(self) -> str | None:
         try:
-            return input("> " if self._shown else "").strip()
+            return input("> " if self._is_interactive else "").strip()
         except (EOFError, KeyboardInterrupt):
-            if self._shown:
+            if self._is_interactive:
                 click.echo("")
             return None
         except UnicodeDecodeError as error:
             raise UserError(f"the input is not UTF-8 text (byte {error.start}).") from None
 
-    def _command(self, line: str) -> bool:
-        """Run a command, a line that begins with /; return false to leave."""
+    def _run_command(self, line: str) -> bool:
+        """Run a command such as `/reset`, or print why it is wrong; return false if the command ends the chat."""
         name, _, rest = line[1:].partition(" ")
         settings: dict[str, tuple[str, Callable[[str], Any]]] = {
-            "temperature": ("temperature", lambda text: _number(text, float, 0)),
-            "tokens": ("max_new_tokens", lambda text: _number(text, int, 1)),
+            "temperature": ("temperature", lambda text: _parse_number(text, float, 0)),
+            "tokens": ("max_new_tokens", lambda text: _parse_number(text, int, 1)),
             "system": ("system", str),
         }
         try:
@@ -191,119 +193,122 @@ class _Conversation:
             elif name == "reset":
                 self._reset()
             elif name == "again":
-                self._again()
+                self._regenerate()
             elif name in settings:
                 key, read = settings[name]
-                self._manner = replace(self._manner, **{key: read(rest)})
+                self._options = replace(self._options, **{key: read(rest)})
                 if name == "system":
                     self._reset()
             else:
                 known = ["help", "reset", "again", "quit", *settings]
-                raise UserError(
-                    f"there is no /{printable(name)}.{did_you_mean(name, known)} /help lists what there is."
-                )
+                raise UserError(f"unknown command /{escape_controls(name)}.{did_you_mean(name, known)} Type /help.")
         except UserError as error:
             click.echo(f"Error: {error}", err=True)
         return True
 
     def _reset(self) -> None:
         self._attempts = 0
-        for speaker in self._speakers:
-            speaker.messages = [Message(role="system", content=self._manner.system)] if self._manner.system else []
+        for model in self._models:
+            model.messages = [Message(role="system", content=self._options.system)] if self._options.system else []
 
-    def _again(self) -> None:
-        if not any(message.role == "user" for message in self._speakers[0].messages):
-            raise UserError("nothing was said yet that could be answered again.")
+    def _regenerate(self) -> None:
+        if not any(message.role == "user" for message in self._models[0].messages):
+            raise UserError("there is no message to answer again: type a message first.")
         self._attempts += 1
-        for speaker in self._speakers:
-            if speaker.messages[-1].role == "assistant":
-                speaker.messages.pop()
+        for model in self._models:
+            if model.messages[-1].role == "assistant":
+                model.messages.pop()
         self._answer()
 
     def _ask(self, line: str) -> None:
         self._attempts = 0
-        for speaker in self._speakers:
-            speaker.messages.append(Message(role="user", content=line))
+        for model in self._models:
+            model.messages.append(Message(role="user", content=line))
         try:
             self._answer()
-        except UserError as error:  # too long: the conversation is unchanged
-            for speaker in self._speakers:
-                while speaker.messages and speaker.messages[-1].role != "user":
-                    speaker.messages.pop()
-                speaker.messages.pop()
-            if not self._typed:
+        except UserError as error:  # the conversation is too long: leave it unchanged
+            for model in self._models:
+                while model.messages and model.messages[-1].role != "user":
+                    model.messages.pop()
+                model.messages.pop()
+            if not self._is_typed:
                 raise
             click.echo(f"Error: {error}", err=True)
 
     def _answer(self) -> None:
-        for speaker in self._speakers:
-            if self._shown and len(self._speakers) > 1:
-                click.echo(click.style(f"── {printable(speaker.label)}", dim=True))
-            said: list[str] = []
+        for model in self._models:
+            if self._is_interactive and len(self._models) > 1:
+                click.echo(click.style(f"── {escape_controls(model.label)}", dim=True))
+            pieces: list[str] = []
             try:
-                self._runner.run(self._stream(speaker, said))
+                self._runner.run(self._stream(model, pieces))
             except KeyboardInterrupt:
-                if not self._typed:
+                if not self._is_typed:
                     raise
                 click.echo(click.style(" (interrupted)", dim=True))
             else:
                 click.echo("")
-            speaker.messages.append(Message(role="assistant", content="".join(said)))
+            model.messages.append(Message(role="assistant", content="".join(pieces)))
 
-    async def _stream(self, speaker: _Speaker, said: list[str]) -> None:
-        """Print an answer while it is generated; `said` receives its text in pieces."""
-        from roll.inference.hf import partial_tokens
+    async def _stream(self, model: _ChatModel, pieces: list[str]) -> None:
+        """Generate a model's answer, print the text as it grows, and append it to `pieces`."""
+        from roll.inference.hf import get_partial_tokens
         from roll.types import GenerationRequest, SamplingParams
 
-        tokens = speaker.renderer.render(speaker.messages)
-        room = speaker.max_context - len(tokens)
+        tokens = model.renderer.render(model.messages)
+        room = model.max_context - len(tokens)
         if room < 1:
             raise UserError(
-                f"the conversation has {len(tokens)} tokens, and there is room for {speaker.max_context}: /reset."
+                f"the conversation has {len(tokens)} tokens, but the model's context only {model.max_context}: type "
+                "/reset."
             )
-        turn = len(speaker.messages)
+        turn = len(model.messages)
         request = GenerationRequest(
             request_id=f"{turn}.{self._attempts}",
             token_ids=tokens,
             sampling=SamplingParams(
-                max_new_tokens=min(self._manner.max_new_tokens, room),
-                temperature=self._manner.temperature,
-                stop_token_ids=speaker.stops,
-                seed=hash((self._manner.seed, turn, self._attempts)) % 2**32,
+                max_new_tokens=min(self._options.max_new_tokens, room),
+                temperature=self._options.temperature,
+                stop_token_ids=model.stops,
+                seed=hash((self._options.seed, turn, self._attempts)) % 2**32,
             ),
         )
 
-        def say(text: str, *, all_of_it: bool = False) -> None:
-            shown = "".join(said)
-            if text.startswith(shown):
-                said.append(text[len(shown) :])
-                click.echo(printable(said[-1]), nl=False)
-            elif all_of_it:  # a tokenizer that changes earlier words
-                said[:] = [text]
-                click.echo(f"\n{printable(text)}", nl=False)
+        def print_new(text: str, *, is_complete: bool = False) -> None:
+            printed = "".join(pieces)
+            if text.startswith(printed):
+                pieces.append(text[len(printed) :])
+                click.echo(escape_controls(pieces[-1]), nl=False)
+            elif is_complete:  # the tokenizer has changed earlier words
+                pieces[:] = [text]
+                click.echo(f"\n{escape_controls(text)}", nl=False)
 
-        work = asyncio.create_task(speaker.engine.generate(request))
+        work = asyncio.create_task(model.engine.generate(request))
         try:
             while not work.done():
-                await asyncio.wait([work], timeout=LOOK_EVERY_S)
-                if self._shown:
-                    say(_whole(speaker.renderer.decode(partial_tokens(speaker.engine, request.request_id))))
-            say(speaker.renderer.decode((await work).token_ids), all_of_it=True)
+                await asyncio.wait([work], timeout=POLL_INTERVAL_S)
+                if self._is_interactive:
+                    print_new(
+                        _strip_partial_character(
+                            model.renderer.decode(get_partial_tokens(model.engine, request.request_id))
+                        )
+                    )
+            print_new(model.renderer.decode((await work).token_ids), is_complete=True)
         finally:
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)  # wait until the engine has released its slot
 
 
-def _whole(text: str) -> str:
+def _strip_partial_character(text: str) -> str:
     """Strip an incomplete character from the end: one character may consist of several tokens."""
     return text.rstrip("\ufffd")
 
 
-def _number(text: str, kind: Callable[[str], Any], least: float) -> Any:
+def _parse_number(text: str, kind: Callable[[str], Any], least: float) -> Any:
     try:
         value = kind(text)
     except ValueError:
         value = None
-    if value is None or not least <= value <= 1e6:
-        raise UserError(f"'{printable(text)}' is not a number from {least:g} on.")
+    if value is None or not least <= value <= _MAX_SIZE:
+        raise UserError(f"'{escape_controls(text)}' is not a number from {least:g} to {_MAX_SIZE:,.0f}.")
     return value

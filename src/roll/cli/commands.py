@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from roll.cli.completing import directories, files
+from roll.cli.completing import complete_directories, complete_files
 from roll.cli.doctor import doctor
 from roll.cli.environments import env
 from roll.cli.init import init
-from roll.cli.looking import chat, compare, view
 from roll.cli.migration.command import from_trl, from_verl
+from roll.cli.run_commands import chat, compare, view
 from roll_sandbox.cli import sandbox
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ __all__ = ["Session", "roll"]
 
 @dataclass
 class Session:
-    """What `main` needs to know about a command that failed or was interrupted."""
+    """State of a command that `main` reports if the command fails or is interrupted."""
 
     run_dir: Path | None = None
     own_process: bool = False
@@ -34,18 +34,18 @@ class Session:
 
 
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-_file = click.argument("file", metavar="FILE", shell_complete=files)
-_pipeline = click.option("--pipeline", metavar="NAME", default="rlvr", show_default=True, help="Of this pipeline.")
+_file = click.argument("file", metavar="FILE", shell_complete=complete_files)
+_pipeline = click.option("--pipeline", metavar="NAME", default="rlvr", show_default=True, help="Name of the pipeline.")
 
 
-def _ended(summary: Summary) -> int:
-    """Return the exit code of a completed run: 1, with a message, if it did nothing."""
+def _compute_exit_code(summary: Summary) -> int:
+    """Return the exit code of a completed run: 1, with a message, if no step updated the weights."""
     if summary.problem:
         click.echo(f"Error: {summary.problem}", err=True)
     return 1 if summary.problem else 0
 
 
-def _version(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+def _print_version(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value and not context.resilient_parsing:
         from roll.version import __version__
 
@@ -54,19 +54,21 @@ def _version(context: click.Context, _parameter: click.Parameter, value: bool) -
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
-@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Show the version."
+)
 def roll() -> None:
     """Train language models with reinforcement learning.
 
     \b
     roll init work                                              start a new run in ./work
-    roll check examples/quickstart.yaml                         look before you train
+    roll check examples/quickstart.yaml                         check a run before it starts
     roll train examples/quickstart.yaml                         train
     roll train examples/quickstart.yaml training.num_steps=20   train with another value
     roll resume runs/quickstart                                 continue after an interruption
-    roll replay runs/quickstart                                 train again on what it recorded
-    roll view runs/quickstart                                   read its rollouts
-    roll chat runs/quickstart                                   talk to what was trained
+    roll replay runs/quickstart                                 train again on the recorded batches
+    roll view runs/quickstart                                   browse the rollouts
+    roll chat runs/quickstart                                   chat with the trained model
     """
 
 
@@ -75,9 +77,9 @@ def roll() -> None:
 @_overrides
 @click.pass_obj
 def train(session: Session, file: str, overrides: tuple[str, ...]) -> int:
-    """Train the model that FILE configures.
+    """Train with the configuration in FILE.
 
-    Change values with KEY=VALUE, for example training.learning_rate=2e-5 or data.0.max_operand=20;
+    Override values with KEY=VALUE, for example training.learning_rate=2e-5 or data.0.max_operand=20;
     `roll config explain` lists the keys.
     """
     from roll.api import train as start
@@ -85,41 +87,41 @@ def train(session: Session, file: str, overrides: tuple[str, ...]) -> int:
 
     config = load_config(file, overrides)
     session.run_dir = config.run_dir
-    return _ended(start(config))
+    return _compute_exit_code(start(config))
 
 
 @roll.command()
-@click.argument("run", metavar="RUN", shell_complete=directories)
+@click.argument("run", metavar="RUN", shell_complete=complete_directories)
 @_overrides
 @click.pass_obj
 def resume(session: Session, run: str, overrides: tuple[str, ...]) -> int:
-    """Continue the run RUN from its newest checkpoint.
+    """Continue a run from its newest checkpoint.
 
-    RUN is its directory, such as runs/quickstart. The number of steps, trainer ranks and engines may change, for
-    example training.num_steps=80.
+    RUN is the run directory, such as runs/quickstart. Overrides may change the number of steps, trainer ranks and
+    engines, for example training.num_steps=80.
     """
     from roll.api import resume as start
 
     session.run_dir = Path(run)
-    return _ended(start(run, overrides))
+    return _compute_exit_code(start(run, overrides))
 
 
 @roll.command()
-@click.argument("run", metavar="RUN", shell_complete=directories)
+@click.argument("run", metavar="RUN", shell_complete=complete_directories)
 @_overrides
-@click.option("--only", type=click.Choice(["train", "rollout"]), default="train", help="What to repeat.")
+@click.option("--only", type=click.Choice(["train", "rollout"]), default="train", help="Part of the run to repeat.")
 @click.option("--checkpoint", metavar="PATH", help="Start from this checkpoint: RUN/checkpoints/step-N.")
 @click.pass_obj
 def replay(session: Session, run: str, overrides: tuple[str, ...], only: str, checkpoint: str | None) -> int:
-    """Repeat the recorded run RUN, in a new run directory.
+    """Repeat the recorded run RUN in a new run directory.
 
     \b
-    roll replay runs/x                                    train on the recorded batches, with no engine
-    roll replay runs/x name=x-gspo algorithm.type=gspo    … with another algorithm
-    roll replay runs/x --only rollout                     answer and score the same prompts, with no trainer
+    roll replay runs/x                                    train on the recorded batches, without engines
+    roll replay runs/x name=x-gspo algorithm.type=gspo    train on the recorded batches with another algorithm
+    roll replay runs/x --only rollout                     generate and score the same prompts, without a trainer
 
-    RUN must have been trained with tracking.record_rollouts=true. Repeated without changes, training gives the same
-    metrics and weights.
+    RUN must have been trained with tracking.record_rollouts=true. Without overrides, training gives the same metrics
+    and weights again.
     """
     from roll.api import train as start
     from roll.pipelines.recording.configuration import load_replay_config
@@ -127,53 +129,57 @@ def replay(session: Session, run: str, overrides: tuple[str, ...], only: str, ch
     chosen: Literal["train", "rollout"] = "train" if only == "train" else "rollout"
     config = load_replay_config(run, overrides, only=chosen, checkpoint=checkpoint)
     session.run_dir = config.run_dir
-    return _ended(start(config))
+    return _compute_exit_code(start(config))
 
 
 @roll.command()
 @_file
 @_overrides
-@click.option("--dry-run", is_flag=True, help="Also try a step of the trainer's ranks, without weights or devices.")
+@click.option("--dry-run", is_flag=True, help="Also try a training step of one rank, without weights or devices.")
 @click.pass_obj
 def check(session: Session, file: str, overrides: tuple[str, ...], dry_run: bool) -> None:
-    """Check a run before it starts, and show what it needs.
+    """Check a run before it starts, and show the resources that it needs.
 
-    Prints devices, memory, batch arithmetic, files, one prompt and one reward. Takes seconds and loads no weights; of a
-    hub model that is not here it fetches config.json.
-    With --dry-run also what a rank of the trainer, under its layout, holds at most and sends in a step: seconds for
-    each billion parameters, on this machine, however many ranks there are.
-    Exits with code 2 if the run could not start.
+    Prints devices, memory, batch arithmetic, files, one prompt and one reward. Takes seconds and loads no weights; for
+    a hub model that is not downloaded, only config.json is downloaded.
+
+    With --dry-run, also prints the peak memory and the traffic of one trainer rank in a step, under the configured
+    layout. This takes seconds per billion parameters, for any number of ranks.
+
+    Exits with code 2 if the run cannot start.
     """
     from roll.config.load import load_config
     from roll.errors import UserError
-    from roll.extensions import names_own_code
+    from roll.extensions import has_user_code
     from roll.pipelines.registry import CHECKS
     from roll.process_environment import prepare_environment
 
     config = load_config(file, overrides)
     prepare_environment()
-    their_code = config.model.trust_remote_code or names_own_code(config.model_dump())
-    if session.own_process and not their_code:  # loading torch takes seconds; only the user's code may need it
-        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # an import of it raises ImportError
+    their_code = config.model.trust_remote_code or has_user_code(config.model_dump())
+    # Importing torch takes seconds. A check needs it only for the user's code; libraries that import torch if it is
+    # installed, such as transformers, get an ImportError.
+    if session.own_process and not their_code:
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
     report = CHECKS.get(config.pipeline)(config)
     if dry_run:
         from roll.preflight.inspection import run_checks
-        from roll.preflight.layout import try_a_step
+        from roll.preflight.layout import try_step
 
-        run_checks(report, config, partial(try_a_step, say=partial(click.echo, err=True)))
+        run_checks(report, config, partial(try_step, say=partial(click.echo, err=True)))
     click.echo(str(report))
     if report.problems:
-        raise UserError("\n".join(["this run cannot start:", *(f"  {problem}" for problem in report.problems)]))
+        raise UserError("\n".join(["the run cannot start:", *(f"  {problem}" for problem in report.problems)]))
 
 
 @roll.command(name="eval")
 @_file
 @_overrides
-@click.option("--model", metavar="PATH", help="Evaluate this model, run or checkpoint instead of FILE's model.")
+@click.option("--model", metavar="PATH", help="Model, run or checkpoint to evaluate instead of FILE's model.")
 def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> int:
-    """Measure a model on the held-out prompts of FILE.
+    """Evaluate a model on the held-out prompts of FILE.
 
-    Prints one JSON object, and nothing else, to standard output. Exits with code 1 where there were no answers.
+    Prints one JSON object, and nothing else, to standard output. Exits with code 1 if there were no answers.
     """
     import json
 
@@ -183,32 +189,33 @@ def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> int:
     click.echo(json.dumps(found, indent=2))
     if found.get("eval/num_answers") != 0:  # absent if a pipeline measures examples only
         return 0
-    click.echo("Error: no answers: nothing was measured.", err=True)
+    click.echo("Error: there were no answers, so nothing was measured.", err=True)
     return 1
 
 
 @roll.command()
-@click.argument("file", metavar="[FILE]", required=False, shell_complete=files)
+@click.argument("file", metavar="[FILE]", required=False, shell_complete=complete_files)
 @_overrides
-@click.option("--calibrate", metavar="RUN", help="Fit the models to a real run instead; writes RUN/calibration/.")
+@click.option("--calibrate", metavar="RUN", help="Fit the performance models to RUN instead; writes RUN/calibration/.")
 @click.option("--variant", "-v", multiple=True, metavar="NAME", help="Simulate only this variant; may be repeated.")
-@click.option("--trace/--no-trace", default=True, help="Write traces of the first seed, for ui.perfetto.dev.")
+@click.option("--trace/--no-trace", default=True, help="Write traces of the first seed for ui.perfetto.dev.")
 def simulate(
     file: str | None, overrides: tuple[str, ...], calibrate: str | None, variant: tuple[str, ...], trace: bool
 ) -> None:
     """Simulate a run on other hardware, in virtual time.
 
-    ROLL's own schedulers run against models of the hardware that FILE describes. Prints a table of the variants in
-    FILE and writes results, a plot and traces. The same FILE, seed and version of
-    ROLL always give the same result. With --calibrate RUN, leave FILE out: the models of engine, trainer and sync are
-    fitted to what RUN recorded, and RUN/calibration/workload.yaml becomes a FILE that describes RUN.
+    ROLL's schedulers run with performance models of the hardware that FILE describes. Prints a table of the variants in
+    FILE and writes results, a plot and traces. The same FILE, seed and version of ROLL always give the same result.
+
+    With --calibrate RUN, FILE is omitted: the performance models of engine, trainer and sync are fitted to the records
+    of RUN and written to RUN/calibration/workload.yaml, which is a FILE that describes RUN.
     """
     if calibrate is not None:
         from roll.simulation.calibrate import calibrate as start
         from roll.simulation.calibrate import render_calibration
 
         if file is not None:
-            raise click.UsageError(f"--calibrate needs only its RUN: leave '{file}' out.")
+            raise click.UsageError(f"--calibrate RUN takes no FILE: remove '{file}'.")
         found = start(calibrate)
         click.echo(render_calibration(found))
         click.echo("")
@@ -218,30 +225,30 @@ def simulate(
     if file is None:
         raise click.UsageError("give a FILE to simulate, or --calibrate RUN.")
     from roll.config.simulation import load_simulation
-    from roll.simulation.report import render, study, write
+    from roll.simulation.report import render_results, simulate_variants, write_results
 
     config = load_simulation(file, overrides)
-    results = study(config, only=variant, trace=trace, progress=lambda line: click.echo(line, err=True))
-    click.echo(render(results))
+    results = simulate_variants(config, only=variant, trace=trace, progress=lambda line: click.echo(line, err=True))
+    click.echo(render_results(results))
     click.echo("")
-    for path in write(results, Path(config.output_dir) / config.name):
+    for path in write_results(results, Path(config.output_dir) / config.name):
         click.echo(path)
 
 
 @roll.command()
-@click.argument("source", metavar="FILE|MODEL", shell_complete=files)
+@click.argument("source", metavar="FILE|MODEL", shell_complete=complete_files)
 @click.option("--device", "device_name", metavar="NAME", help="Device to plan for: h100, h200, a100, ..., cpu.")
 @click.option("--devices", "num_devices", type=int, metavar="N", help="Number of devices, for all roles together.")
 @_overrides
 def plan(source: str, device_name: str | None, num_devices: int | None, overrides: tuple[str, ...]) -> None:
-    """Plan a run: find the fastest way to divide the devices.
+    """Plan a run: find the fastest assignment of devices to roles.
 
     FILE is a run's configuration or a workload for `roll simulate`; MODEL is a config.json, a model directory, a hub id
-    (owner/name; only its config.json is needed) or a known name, dense or a mixture of experts.
+    (owner/name; only config.json is downloaded) or a name that ROLL knows, dense or MoE.
 
-    Prints the fastest plan that fits in memory: how wide each engine is, which devices train and which generate, the
-    async ratio, expert parallelism, the memory of each role, the expected step time and what limits it. Says so if
-    asynchrony does not help, and which numbers were measured and which are assumed.
+    Prints the fastest plan that fits in memory: tensor parallelism of the engines, devices for training and for
+    generation, async ratio, expert parallelism, memory of each role, expected step time and bottleneck. The plan states
+    whether asynchrony helps, and which numbers are measured and which are assumed.
     """
     from roll.simulation.plan_report import render_plan
     from roll.simulation.plan_sources import read_plan_source
@@ -257,18 +264,18 @@ def plan(source: str, device_name: str | None, num_devices: int | None, override
 
 
 @roll.command()
-@click.argument("source", metavar="RUN|CHECKPOINT", shell_complete=directories)
-@click.argument("target", metavar="DIR", shell_complete=directories)
+@click.argument("source", metavar="RUN|CHECKPOINT", shell_complete=complete_directories)
+@click.argument("target", metavar="DIR", shell_complete=complete_directories)
 @click.option("--adapter", is_flag=True, help="Write the LoRA adapter for peft instead of the merged model.")
-@click.option("--to-hub", "repository", metavar="OWNER/NAME", help="Then upload DIR to the Hugging Face hub.")
-@click.option("--public", is_flag=True, help="Let everybody see a repository that --to-hub makes.")
+@click.option("--to-hub", "repository", metavar="OWNER/NAME", help="Upload DIR to this Hugging Face repository.")
+@click.option("--public", is_flag=True, help="Make a repository that --to-hub creates public.")
 def export(source: str, target: str, adapter: bool, repository: str | None, public: bool) -> None:
-    """Write a trained model to DIR, as Hugging Face safetensors, with a model card.
+    """Write a trained model to DIR as Hugging Face safetensors, with a model card.
 
-    Nothing is uploaded without --to-hub; a repository that it makes is private unless --public is given.
+    Nothing is uploaded without --to-hub; a repository that --to-hub creates is private unless --public is given.
     """
     if public and repository is None:
-        raise click.UsageError("--public says who sees what --to-hub uploads: give --to-hub OWNER/NAME.")
+        raise click.UsageError("--public requires --to-hub OWNER/NAME.")
     from roll.api import export as start
 
     click.echo(start(source, target, adapter=adapter, to_hub=repository, public=public))
@@ -276,44 +283,55 @@ def export(source: str, target: str, adapter: bool, repository: str | None, publ
 
 @roll.command()
 @click.argument("runs", metavar="[RUNS]...", nargs=-1)
-@click.option("--host", default="127.0.0.1", show_default=True, help="Listen at this address.")
-@click.option("--port", type=click.IntRange(0, 65535), default=7265, show_default=True, help="0 takes a free one.")
-@click.option("--token", help="Answer only who has it; made and printed for a HOST that others can reach.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=7265, show_default=True, help="Port to listen on; 0: a free port."
+)
+@click.option("--token", help="Token that readers need; by default generated if other machines can reach HOST.")
 @click.option("--open/--no-open", "open_browser", default=False, help="Open the page in a browser.")
 def dashboard(runs: tuple[str, ...], host: str, port: int, token: str | None, open_browser: bool) -> None:
-    """Look into runs in a browser: curves, rollouts, tokens, time, health.
+    """Inspect runs in a browser: metrics, rollouts, tokens, time and health.
 
-    RUNS are run directories, or directories that hold some; by default runs/. Works while a run trains and after it,
-    and reads only its directory.
+    RUNS are run directories or parent directories of runs; by default runs/. Only the files of the runs are read, so a
+    run may be training or finished.
     """
     from roll.dashboard.serving import serve
     from roll.errors import RunDirectoryError
-    from roll.tracking.run_directory import no_run
+    from roll.tracking.run_directory import describe_missing_run
 
     for run in runs:
         if not Path(run).exists():
-            raise RunDirectoryError(no_run(Path(run)))
+            raise RunDirectoryError(describe_missing_run(Path(run)))
     if not runs and not Path("runs").exists():
-        click.echo(f"'{Path('runs').absolute()}' is not there yet: runs appear on the page once they begin.")
+        click.echo(f"'{Path('runs').absolute()}' does not exist yet: runs appear on the page when they start.")
     serve([Path(run) for run in runs or ("runs",)], host, port, token, open_browser=open_browser, say=click.echo)
 
 
 @roll.group()
 def reward() -> None:
-    """Try out rewards."""
+    """Test rewards."""
 
 
 @reward.command(name="test")
 @_file
 @_overrides
-@click.option("--config", "-c", metavar="CFG", help="Use this configuration's rewards, chosen by each line's `domain`.")
 @click.option(
-    "--reward", "-r", "named", multiple=True, metavar="TYPE", help="Use this reward: math, or {type: math, …}."
+    "--config", "-c", metavar="CFG", help="Configuration with the rewards, selected by the `domain` of each line."
 )
-@click.option("--jobs", "-j", type=click.IntRange(min=1), help="Answers to score at once; one per core by default.")
+@click.option(
+    "--reward",
+    "-r",
+    "named",
+    multiple=True,
+    metavar="TYPE",
+    help="Reward to use: math, or {type: math, …}; repeatable.",
+)
+@click.option(
+    "--jobs", "-j", type=click.IntRange(min=1), help="Number of answers to score in parallel; by default one per core."
+)
 @click.option("--limit", type=click.IntRange(min=1), help="Score only the first N answers.", metavar="N")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line instead of a table.")
-def reward_test(
+def run_reward_test(
     file: str,
     overrides: tuple[str, ...],
     config: str | None,
@@ -322,14 +340,14 @@ def reward_test(
     limit: int | None,
     as_json: bool,
 ) -> int:
-    """Score the answers in FILE, which holds one JSON object per line.
+    """Score the answers in FILE, which has one JSON object per line.
 
     \b
     {"response": "The answer is 7.", "answer": "7"}
     {"response": "8", "answer": "7", "expected": false}
 
     A line may also have prompt, metadata, finished, domain, and expected (true, false or a value). Exits with code 1 if
-    an answer could not be scored or did not score as expected, with 2 if something is malformed.
+    an answer could not be scored or its score is not the expected one, with code 2 if a line is malformed.
     """
     from roll.cli.score_file import score_file
 
@@ -349,7 +367,7 @@ def config() -> None:
 @_file
 @_overrides
 def show(file: str, overrides: tuple[str, ...]) -> None:
-    """Print the complete configuration that FILE and the overrides give, defaults included."""
+    """Print the resolved configuration of FILE and the overrides, with all defaults."""
     from roll.config.load import dump_yaml, load_config
 
     click.echo(dump_yaml(load_config(file, overrides)), nl=False)
@@ -358,8 +376,8 @@ def show(file: str, overrides: tuple[str, ...]) -> None:
 @config.command(name="explain")
 @click.argument("key", required=False, default="")
 @_pipeline
-def explain_(key: str, pipeline: str) -> None:
-    """Explain KEY: its meaning, type, unit and default. Without KEY, list the sections."""
+def explain_command(key: str, pipeline: str) -> None:
+    """Explain the meaning, type, unit and default of KEY. Without KEY, list the sections."""
     from roll.config.explain import explain
 
     click.echo(explain(key, pipeline))
@@ -368,12 +386,12 @@ def explain_(key: str, pipeline: str) -> None:
 @config.command()
 @_pipeline
 def schema(pipeline: str) -> None:
-    """Print the JSON Schema of configuration files, for editors."""
+    """Print the JSON Schema of configuration files for editors."""
     import json
 
-    from roll.config.schema import json_schema
+    from roll.config.schema import build_json_schema
 
-    click.echo(json.dumps(json_schema(pipeline), indent=2, ensure_ascii=False))
+    click.echo(json.dumps(build_json_schema(pipeline), indent=2, ensure_ascii=False))
 
 
 config.add_command(from_trl)

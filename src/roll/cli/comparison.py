@@ -26,7 +26,7 @@ from roll.config.document import read
 from roll.config.renamed import rename_config, rename_metric
 from roll.errors import RunDirectoryError, UserError
 from roll.tracking import RunDirectory, Summary, read_untrusted_metrics
-from roll.tracking.reading.files import SafeDirectory, from_json
+from roll.tracking.reading.files import SafeDirectory, parse_json
 from roll.tracking.sinks.base import flatten
 from roll.tracking.summary import summarize
 from roll.tracking.visible import shorten
@@ -34,16 +34,16 @@ from roll.tracking.visible import shorten
 __all__ = ["compare_runs"]
 
 RECENT_STEPS = 5
-_LARGEST_SUMMARY = 2**20
-USUAL = ("reward/*", "eval/*", "training/loss", "entropy/*", "agreement/*", "response/*", "rollout/length*")
+_MAX_SUMMARY = 2**20
+DEFAULT_METRICS = ("reward/*", "eval/*", "training/loss", "entropy/*", "agreement/*", "response/*", "rollout/length*")
 """Metrics that are compared by default."""
-WIDEST = 160
+MAX_WIDTH = 160
 _ABSENT = "–"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ComparedRun:
-    """The data of a run for the comparison."""
+    """The data of a run that are compared."""
 
     label: str
     settings: dict[str, Any]
@@ -58,21 +58,21 @@ def compare_runs(paths: Sequence[str], patterns: Sequence[str], *, as_json: bool
     """Compare two or more runs, as text.
 
     Args:
-        paths: run directories; the others are compared with the first.
-        patterns: patterns of metric names; by default `USUAL`.
+        paths: run directories; every run is compared with the first.
+        patterns: patterns of metric names; by default `DEFAULT_METRICS`.
         as_json: whether to return one JSON object instead of tables.
 
     Raises:
         UserError: there are fewer than two runs, a run cannot be read, or no metric matches.
     """
     if len(paths) < 2:
-        raise UserError(f"'{paths[0]}' is one run: give two or more to compare, such as `roll compare runs/a runs/b`.")
+        raise UserError("a comparison needs at least two runs, such as `roll compare runs/a runs/b`.")
     runs = [_open_run(path) for path in paths]
-    runs = [_make_labels_unique(run, runs, path) for run, path in zip(runs, paths, strict=True)]
+    runs = [_make_label_unique(run, runs, path) for run, path in zip(runs, paths, strict=True)]
     found = {
-        "configuration": _differences(runs),
-        "outcome": _outcome(runs),
-        "metrics": _metrics(runs, patterns),
+        "configuration": _find_differences(runs),
+        "outcome": _compute_outcome(runs),
+        "metrics": _compare_metrics(runs, patterns),
     }
     if as_json:
         return json.dumps({"runs": [run.label for run in runs], **found}, indent=2, ensure_ascii=True)
@@ -87,23 +87,24 @@ def _open_run(path: str) -> _ComparedRun:
         settings = flatten(rename_config(read(run.config_path).tree))
         lines = read_untrusted_metrics(run.metrics_path)
         summary_there = os.path.lexists(run.summary_path)
-        written = from_json(inside.read(run.summary_path.name, limit=_LARGEST_SUMMARY)) if summary_there else {}
+        written = parse_json(inside.read(run.summary_path.name, limit=_MAX_SUMMARY)) if summary_there else {}
     except RunDirectoryError as error:
         raise RunDirectoryError(f"'{path}' cannot be compared: {error}") from None
     except (ValueError, RecursionError) as error:
-        raise RunDirectoryError(f"'{path}' is damaged: its figures cannot be read ({error}).") from error
+        raise RunDirectoryError(f"'{path}' is damaged: the metrics cannot be read ({error}).") from error
+    # The files are untrusted: a metric may have any type, and `summarize` computes with them.
     try:
-        rows = [_numbers(row) for row in lines]
+        rows = [_read_numbers(row) for row in lines]
         summary = summarize(
             run.name,
             run.path,
             run.metrics_path,
-            setup_s=_number(written, "setup_s"),
-            peak_rss_bytes=_number(written, "peak_rss_bytes"),
+            setup_s=_read_number(written, "setup_s"),
+            peak_rss_bytes=_read_number(written, "peak_rss_bytes"),
             rows=lines,
         )
     except (ArithmeticError, RecursionError, ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        raise RunDirectoryError(f"'{path}' is damaged: its figures cannot be read ({error}).") from error
+        raise RunDirectoryError(f"'{path}' is damaged: the metrics cannot be read ({error}).") from error
     return _ComparedRun(
         label=run.name,
         settings={key: value for key, value in settings.items() if key not in ("name", "output_dir")},
@@ -113,21 +114,21 @@ def _open_run(path: str) -> _ComparedRun:
     )
 
 
-def _numbers(row: dict[str, Any]) -> tuple[str, dict[str, float]]:
-    """Return a row's kind and its numeric values by name."""
-    values = {name: value for name in row if (value := _number(row, name)) is not None}
+def _read_numbers(row: dict[str, Any]) -> tuple[str, dict[str, float]]:
+    """Return the kind of a row of metrics, and its numeric values by name."""
+    values = {name: value for name in row if (value := _read_number(row, name)) is not None}
     return row["kind"], values
 
 
-def _number(row: dict[str, Any], name: str) -> Any:
-    """Return the value if it is a number that fits a float."""
+def _read_number(row: dict[str, Any], name: str) -> Any:
+    """Return the value of `name` if it is a number that fits a float, else `None`."""
     value = row.get(name)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if number and not abs(value) > sys.float_info.max else None
 
 
-def _make_labels_unique(run: _ComparedRun, runs: Sequence[_ComparedRun], path: str) -> _ComparedRun:
-    """Return the run, labeled by its path if another run has the same name."""
+def _make_label_unique(run: _ComparedRun, runs: Sequence[_ComparedRun], path: str) -> _ComparedRun:
+    """Return `run`, with `path` as its label if another run in `runs` has the same label."""
     if sum(other.label == run.label for other in runs) < 2:
         return run
     return _ComparedRun(
@@ -139,15 +140,18 @@ def _make_labels_unique(run: _ComparedRun, runs: Sequence[_ComparedRun], path: s
     )
 
 
-def _differences(runs: Sequence[_ComparedRun]) -> dict[str, list[Any]]:
-    """Return each run's value of every key that differs; `None` if a run does not have the key."""
+def _find_differences(runs: Sequence[_ComparedRun]) -> dict[str, list[Any]]:
+    """Return the settings that differ: one value per run, by dotted key; `None` for a run without the key."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     columns = {key: [run.settings.get(key) for run in runs] for key in keys}
     return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
 
 
-def _outcome(runs: Sequence[_ComparedRun]) -> dict[str, list[float | str | None]]:
-    """Return each run's figures: steps, held-out scores, rewards, durations, throughput, memory and failures."""
+def _compute_outcome(runs: Sequence[_ComparedRun]) -> dict[str, list[float | str | None]]:
+    """Return steps, held-out scores, rewards, durations, throughput, memory and failures: one value per run, by label.
+
+    A figure that no run has is omitted.
+    """
     figures: dict[str, Callable[[Summary], float | str | None]] = {
         "steps": lambda s: s.num_steps,
         "held out: measure": lambda s: s.measure,
@@ -156,34 +160,39 @@ def _outcome(runs: Sequence[_ComparedRun]) -> dict[str, list[float | str | None]
         "held out: best": lambda s: s.score_best,
         "reward, first 5 steps": lambda s: s.reward_first5,
         "reward, last 5 steps": lambda s: s.reward_last5,
-        "set-up (s)": lambda s: s.setup_s,
+        "setup (s)": lambda s: s.setup_s,
         "training (s)": lambda s: s.train_s,
         "evaluation (s)": lambda s: s.evaluate_s,
         "per step (s)": lambda s: s.seconds_per_step,
         "generated (tokens/s)": lambda s: s.generated_tokens_per_s,
         "trained (tokens/s)": lambda s: s.trained_tokens_per_s,
         "peak memory (GiB)": lambda s: None if s.peak_rss_bytes is None else s.peak_rss_bytes / 2**30,
-        "answers that we failed": lambda s: s.infra_errors or None,
-        "answers verified too late": lambda s: s.timeouts or None,
+        "answers without a reward": lambda s: s.infra_errors or None,
+        "answers whose verifier timed out": lambda s: s.timeouts or None,
     }
     table = {label: [figure(run.summary) for run in runs] for label, figure in figures.items()}
     return {label: values for label, values in table.items() if any(value is not None for value in values)}
 
 
-def _metrics(runs: Sequence[_ComparedRun], patterns: Sequence[str]) -> dict[str, list[float | None]]:
-    """Return the metrics that all runs have: means of the last steps, and values of the last evaluation."""
+def _compare_metrics(runs: Sequence[_ComparedRun], patterns: Sequence[str]) -> dict[str, list[float | None]]:
+    """Return the metrics that match a pattern, each with one value per run, or `None` for a run without the metric.
+
+    The value of a training metric is the mean over the last `RECENT_STEPS` steps that all runs have reached; that of
+    an evaluation metric is from the last evaluation that all runs have.
+    """
     names = dict.fromkeys(name for run in runs for row in (*run.steps, *run.evaluations) for name in row)
     chosen = [
         name
         for name in sorted(names)
         if name != "step"
-        and any(fnmatch.fnmatchcase(name, pattern) for pattern in map(rename_metric, patterns or USUAL))
+        and any(fnmatch.fnmatchcase(name, pattern) for pattern in map(rename_metric, patterns or DEFAULT_METRICS))
     ]
     if patterns and not chosen:
         known = ", ".join(sorted({name.partition("/")[0] + "/*" for name in names if "/" in name}))
-        raise UserError(f"no metric of these runs is called {' or '.join(map(repr, patterns))}. There are: {known}.")
+        raise UserError(f"no metric of these runs matches {' or '.join(map(repr, patterns))}. Known: {known}.")
+    # Runs of different length are compared at the same step, since metrics change during training.
     last_step = min((run.steps[-1]["step"] for run in runs if run.steps), default=0)
-    last_evaluation = _last_common({row["step"] for row in run.evaluations} for run in runs)
+    last_evaluation = _find_last_common({row["step"] for row in run.evaluations} for run in runs)
     found = {}
     for name in chosen:
         values = []
@@ -196,40 +205,40 @@ def _metrics(runs: Sequence[_ComparedRun], patterns: Sequence[str]) -> dict[str,
     return found
 
 
-def _last_common(steps: Iterable[set[float]]) -> float | None:
+def _find_last_common(steps: Iterable[set[float]]) -> float | None:
     return max(set.intersection(*steps), default=None)
 
 
 def _render(labels: Sequence[str], found: dict[str, dict[str, list[Any]]]) -> str:
-    screen = Console(file=io.StringIO(), width=WIDEST, force_terminal=False, color_system=None)
+    screen = Console(file=io.StringIO(), width=MAX_WIDTH, force_terminal=False, color_system=None)
     titles = {
-        "configuration": "Configuration: what differs",
+        "configuration": "Configuration: keys that differ",
         "outcome": "Outcome",
-        "metrics": f"Metrics: means of the last {RECENT_STEPS} steps that all have; of evaluations, the last",
+        "metrics": f"Metrics: means over the last {RECENT_STEPS} common steps; evaluations: the last common one",
     }
     for part, title in titles.items():
         screen.print(Text(title))
         if found[part]:
-            screen.print(_table(labels, found[part], with_change=part != "configuration" and len(labels) == 2))
+            screen.print(_format_table(labels, found[part], with_change=part != "configuration" and len(labels) == 2))
         else:
-            screen.print(Text("  nothing"))
+            screen.print(Text("  none"))
         screen.print()
     assert isinstance(screen.file, io.StringIO)
     return "\n".join(line.rstrip() for line in screen.file.getvalue().rstrip().splitlines())
 
 
-def _table(labels: Sequence[str], rows: dict[str, list[Any]], *, with_change: bool) -> Table:
+def _format_table(labels: Sequence[str], rows: dict[str, list[Any]], *, with_change: bool) -> Table:
     table = Table(box=None, header_style="", padding=(0, 2, 0, 0))
     table.add_column("")
     for label in (*labels, *(["change"] if with_change else [])):
         table.add_column(Text(shorten(label, 60)), justify="right", overflow="fold")
     for name, values in rows.items():
-        cells = [Text(_cell(value)) for value in values]
-        table.add_row(Text(f"  {shorten(name, 80)}"), *cells, *([Text(_change(*values))] if with_change else []))
+        cells = [Text(_format_cell(value)) for value in values]
+        table.add_row(Text(f"  {shorten(name, 80)}"), *cells, *([Text(_format_change(*values))] if with_change else []))
     return table
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return _ABSENT
     if isinstance(value, float):
@@ -237,8 +246,11 @@ def _cell(value: Any) -> str:
     return shorten(value if isinstance(value, str) else json.dumps(value, default=str), 60).replace("\n", "⏎")
 
 
-def _change(first: Any, second: Any) -> str:
-    """Format the difference of two numbers, with the relative change unless the first is almost 0."""
+def _format_change(first: Any, second: Any) -> str:
+    """Format the change from `first` to `second`, also in percent unless `first` is almost 0.
+
+    Return "" if a value is not a number, or if both are equal.
+    """
     if not all(isinstance(value, int | float) for value in (first, second)) or first == second:
         return ""
     share = f" ({(second - first) / abs(first):+.0%})" if abs(first) > 1e-9 else ""

@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 from click.shell_completion import CompletionItem
 
-__all__ = ["directories", "files"]
+__all__ = ["complete_directories", "complete_files"]
 
 
-def files(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_files(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete file names with the shell's own completion."""
     return [CompletionItem(incomplete, type="file")]
 
 
-def directories(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+def complete_directories(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete directories, such as runs, with the shell's own completion."""
     return [CompletionItem(incomplete, type="dir")]

@@ -15,31 +15,31 @@ __all__ = ["env"]
 
 _id = click.argument("id", metavar="ID")
 _options = click.argument("options", nargs=-1, metavar="[KEY=VALUE]...")
-_seed = click.option("--seed", type=int, default=0, show_default=True, help="Of the first episode.")
-_html = click.option("--html", "html_file", metavar="FILE", help="Also write the episodes as a page.")
-_text = click.option("--text", "text_file", metavar="FILE", help="Also write the episodes as text.")
+_seed = click.option("--seed", type=int, default=0, show_default=True, help="Seed of the first episode.")
+_html = click.option("--html", "html_file", metavar="FILE", help="Also write the episodes to an HTML page.")
+_text = click.option("--text", "text_file", metavar="FILE", help="Also write the episodes to a text file.")
 _demonstrations = click.option(
     "--demonstrations",
     "demonstrations_file",
     metavar="FILE",
-    help="Also add episodes of several turns that earned 1 or more to a file for `anchors.demonstrations`.",
+    help="Also append multi-turn episodes with a reward of at least 1 to a file for `anchors.demonstrations`.",
 )
 
 
 @click.group()
 def env() -> None:
-    """See, play and check environments.
+    """List, play, check and serve environments.
 
-    ID is a name that `roll env list` shows, or your own class: mazes.py:Maze or my_package.mazes:Maze. KEY=VALUE are
-    its arguments.
+    ID is a name from `roll env list` or your own class: mazes.py:Maze or my_package.mazes:Maze. KEY=VALUE sets an
+    argument of the environment.
     """
 
 
 @env.command(name="list")
 @click.argument("containing", required=False, default="")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-def list_(containing: str, as_json: bool) -> None:
-    """List the environments that are shipped, with their arguments; those whose name has CONTAINING in it."""
+def list_environments(containing: str, as_json: bool) -> None:
+    """List the shipped environments with their arguments, or only those with CONTAINING in their names."""
     import json
 
     from roll.envs.registration import ENVS, FAMILIES
@@ -82,18 +82,19 @@ def play(
     text_file: str | None,
     demonstrations_file: str | None,
 ) -> None:
-    """Play ID in the terminal.
+    """Play the environment ID in the terminal.
 
-    Where answers go into \\boxed{}, you type what stands in it. An empty line plays a random action; Ctrl-D leaves.
+    If the environment expects \\boxed{} around an answer, type only the content. An empty line plays a random action;
+    Ctrl-D quits.
     """
-    from roll.cli.playing import one_episode, person
+    from roll.cli.playing import build_human_policy, play_one_episode
     from roll.running import run_to_end
-    from roll.tracking.visible import printable
-    from roll.types import described
+    from roll.tracking.visible import escape_controls
+    from roll.types import describe_content
 
-    played = run_to_end(one_episode(id, _settings(options), seed, 10_000, person))
+    played = run_to_end(play_one_episode(id, _parse_settings(options), seed, 10_000, build_human_policy))
     if played.terminated or played.truncated:
-        click.echo(printable(described(played.turns[-1].observation)))
+        click.echo(escape_controls(describe_content(played.turns[-1].observation)))
     click.echo(f"═══ {played.ending} after {len(played.turns)} turns, rewards {played.total:g}")
     _write([played], id, html_file, text_file, demonstrations_file)
 
@@ -103,25 +104,49 @@ def play(
 @_options
 @_seed
 @click.option(
-    "--policy", type=click.Choice(["random", "model", "openai"]), default="random", show_default=True, help="Who plays."
+    "--policy",
+    type=click.Choice(["random", "model", "openai"]),
+    default="random",
+    show_default=True,
+    help="Policy that plays: random actions, a model on this machine, or an OpenAI-compatible server.",
 )
 @click.option(
-    "--episodes", type=click.IntRange(min=1), default=1, show_default=True, help="How many, with seeds from --seed on."
+    "--episodes",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="Number of episodes, with consecutive seeds.",
 )
-@click.option("--turns", type=click.IntRange(min=1), default=50, show_default=True, help="At most, of an episode.")
-@click.option("--model", metavar="NAME", help="For --policy model: path or name; for openai: the server's name of it.")
-@click.option("--url", metavar="URL", help="For --policy openai: such as http://localhost:8000/v1.")
-@click.option("--max-new-tokens", type=click.IntRange(min=1), default=256, show_default=True, help="Of an answer.")
-@click.option("--temperature", type=click.FloatRange(min=0), default=1.0, show_default=True, help="Of a model.")
-@click.option("--quiet", is_flag=True, help="Print the summary alone.")
+@click.option(
+    "--turns", type=click.IntRange(min=1), default=50, show_default=True, help="Maximum number of turns of an episode."
+)
+@click.option(
+    "--model", metavar="NAME", help="Path or name of the model; for --policy openai, the server's model name."
+)
+@click.option("--url", metavar="URL", help="Base URL for --policy openai, such as http://localhost:8000/v1.")
+@click.option(
+    "--max-new-tokens",
+    type=click.IntRange(min=1),
+    default=256,
+    show_default=True,
+    help="Maximum number of tokens of an answer.",
+)
+@click.option(
+    "--temperature",
+    type=click.FloatRange(min=0),
+    default=1.0,
+    show_default=True,
+    help="Sampling temperature of the model.",
+)
+@click.option("--quiet", is_flag=True, help="Print only the summary.")
 @click.option(
     "--tool",
     "tools",
     multiple=True,
     metavar="TOOL",
-    help="A tool for the player: calculator, '{tool: search, folder: notes}', tools.py:lookup. May be repeated.",
+    help="Tool for the policy: calculator, '{tool: search, folder: notes}' or tools.py:lookup; may be repeated.",
 )
-@click.option("--form", default="auto", show_default=True, help="How calls of tools are written.")
+@click.option("--tool-format", "--form", "tool_format", default="auto", show_default=True, help="Format of tool calls.")
 @_html
 @_text
 @_demonstrations
@@ -138,12 +163,12 @@ def rollout(
     temperature: float,
     quiet: bool,
     tools: tuple[str, ...],
-    form: str,
+    tool_format: str,
     html_file: str | None,
     text_file: str | None,
     demonstrations_file: str | None,
 ) -> None:
-    """Have ID played, and show the episodes.
+    """Play episodes of the environment ID with a policy, and show them.
 
     \b
     roll env rollout game:Sokoban-v0-easy --html sokoban.html
@@ -151,23 +176,25 @@ def rollout(
     roll env rollout mazes.py:Maze size=5 --policy openai --url http://localhost:8000/v1 --model mine
     roll env rollout math:Generated-v0-hard --policy model --model smollm2-135m-instruct --tool calculator
 
-    The key of an OpenAI-compatible server is read from OPENAI_API_KEY.
+    The API key of an OpenAI-compatible server is read from OPENAI_API_KEY.
     """
-    from roll.cli.playing import Sampling, rollouts
-    from roll.envs.transcripts import as_text
+    from roll.cli.playing import PlayerSettings, play_episodes
+    from roll.envs.transcripts import render_text
     from roll.running import run_to_end
 
-    sampling = Sampling(model=model, url=url, max_new_tokens=max_new_tokens, temperature=temperature)
+    sampling = PlayerSettings(model=model, url=url, max_new_tokens=max_new_tokens, temperature=temperature)
     seeds = range(seed, seed + episodes)
-    work = rollouts(id, _settings(options), policy, sampling, seeds, turns, [_tool(tool) for tool in tools], form)
+    work = play_episodes(
+        id, _parse_settings(options), policy, sampling, seeds, turns, [_parse_tool(tool) for tool in tools], tool_format
+    )
     played = run_to_end(work)
     if not quiet:
         for each in played:
-            click.echo(as_text(each))
+            click.echo(render_text(each))
     totals = sorted(each.total for each in played)
     click.echo(
-        f"{len(played)} episode(s): rewards {sum(totals) / len(totals):.3f} on average, from {totals[0]:g} to "
-        f"{totals[-1]:g}; {sum(len(each.turns) for each in played) / len(played):.1f} turns."
+        f"{len(played)} episode(s): mean reward {sum(totals) / len(totals):.3f}, from {totals[0]:g} to "
+        f"{totals[-1]:g}; {sum(len(each.turns) for each in played) / len(played):.1f} turns on average."
     )
     _write(played, id, html_file, text_file, demonstrations_file)
 
@@ -175,37 +202,44 @@ def rollout(
 @env.command()
 @click.argument("id", metavar="ID|FILE")
 @_options
-@click.option("--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Episodes for each rule.")
+@click.option(
+    "--seeds", type=click.IntRange(min=1), default=3, show_default=True, help="Number of episodes for each rule."
+)
 def check(id: str, options: tuple[str, ...], seeds: int) -> int:
-    """Check that an environment keeps the protocol: ID, or every environment in FILE.
+    """Check that the environment ID, or every environment in FILE, follows the protocol.
 
-    Names each rule that is broken, and how to fix it. Exits with code 1 if training would suffer.
+    Prints each violated rule with advice. Exits with code 1 if a violation would affect training.
     """
     from roll.envs.conformance import check as find
 
     broken = False
-    for name in _environments_in(id) if id.endswith(".py") else [id]:
-        findings = find(name, _settings(options), num_seeds=seeds)
+    for name in _find_environments(id) if id.endswith(".py") else [id]:
+        findings = find(name, _parse_settings(options), num_seeds=seeds)
         for finding in findings:
             click.echo(f"{name}: {finding}")
         fatal = sum(finding.fatal for finding in findings)
         broken = broken or fatal > 0
-        click.echo(f"{name}: {'keeps the protocol' if not fatal else f'breaks {fatal} rule(s)'}.")
+        click.echo(f"{name}: {'follows the protocol' if not fatal else f'violates {fatal} rule(s)'}.")
     return 1 if broken else 0
 
 
 @env.command()
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Where to listen; anybody who reaches it can play."
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; any client that reaches this address can use the environments.",
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=8500, show_default=True, help="0 takes a free one.")
+@click.option(
+    "--port", type=click.IntRange(0, 65535), default=8500, show_default=True, help="Port to listen on; 0: a free port."
+)
 def serve(ids: tuple[str, ...], host: str, port: int) -> None:
-    """Serve environments to runs elsewhere (`host: http`): those that are shipped, and yours (ID), until Ctrl-C."""
+    """Serve the shipped environments, and your own (ID), to runs with `host: http`, until Ctrl-C."""
     from roll.cluster.pool import LocalWorkerPool
     from roll.config.sandbox import SandboxConfig
-    from roll.envs.places import open_hosts
     from roll.envs.registration import ENVS, find
+    from roll.envs.run_hosts import open_hosts
     from roll.envs.server import environment_server
     from roll.errors import ConfigError
     from roll.running import run_to_end
@@ -213,7 +247,7 @@ def serve(ids: tuple[str, ...], host: str, port: int) -> None:
     for name in ids:
         find(name)
 
-    async def served() -> None:
+    async def run_server() -> None:
         import asyncio
 
         pool = LocalWorkerPool(1)
@@ -222,18 +256,18 @@ def serve(ids: tuple[str, ...], host: str, port: int) -> None:
                 open_hosts(pool, SandboxConfig()) as hosts,
                 environment_server(hosts, {*ENVS, *ids}, host=host, port=port) as url,
             ):
-                click.echo(f"{len({*ENVS, *ids})} environments at {url}; {url}/environments lists them.")
+                click.echo(f"serving {len({*ENVS, *ids})} environments at {url}; {url}/environments lists them.")
                 await asyncio.Event().wait()
         except OSError as error:
             raise ConfigError(f"cannot listen at {host}:{port}: {error}. Choose another --port.") from error
         finally:
             await pool.close()
 
-    run_to_end(served())
+    run_to_end(run_server())
 
 
-def _environments_in(file: str) -> list[str]:
-    """Return the classes of a file that look like environments: it defines them with `reset` or `step`."""
+def _find_environments(file: str) -> list[str]:
+    """Return the names of the classes in a file that have a method `reset` or `step`."""
     import ast
 
     from roll.errors import ConfigError
@@ -249,37 +283,40 @@ def _environments_in(file: str) -> list[str]:
             if methods & {"reset", "step"}:
                 found.append(f"{file}:{node.name}")
     if not found:
-        raise ConfigError(f"'{file}' has no class with `reset` or `step`: name one as {file}:Class.")
+        raise ConfigError(f"'{file}' has no class with `reset` or `step`: give a class as {file}:Class.")
     return found
 
 
-def _settings(options: Sequence[str]) -> dict[str, Any]:
-    """Parse arguments of the form `size=5`, with YAML values."""
+def _parse_settings(options: Sequence[str]) -> dict[str, Any]:
+    """Return the arguments given as `key=value`, by key; each value is parsed as YAML."""
     settings = {}
     for option in options:
         key, equals, value = option.partition("=")
         if not equals or not key.isidentifier():
-            raise click.UsageError(f"'{option}' is no argument of an environment: write KEY=VALUE, for example size=5.")
-        settings[key] = _value(value, option)
+            raise click.UsageError(f"'{option}' is not of the form KEY=VALUE, for example size=5.")
+        settings[key] = _parse_value(value, option)
     return settings
 
 
-def _tool(text: str) -> Any:
-    """Parse a tool as in a configuration; the arguments of a user's own tool are in `options`."""
-    entry = _value(text)
+def _parse_tool(text: str) -> Any:
+    """Parse a tool that is written in YAML, as in a configuration.
+
+    For a user's own tool, the entries of `options` become entries of the tool itself, next to `tool`.
+    """
+    entry = _parse_value(text)
     if isinstance(entry, dict) and ":" in str(entry.get("tool")) and isinstance(entry.get("options"), dict):
         return {**entry["options"], "tool": entry["tool"]}
     return entry
 
 
-def _value(text: str, where: str = "") -> Any:
-    """Parse a YAML value."""
+def _parse_value(text: str, where: str = "") -> Any:
+    """Parse text as YAML; error messages quote `where` if it is given, otherwise the text."""
     import yaml
 
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise click.UsageError(f"'{where or text}': {str(error).splitlines()[0]}") from None
+        raise click.UsageError(f"'{where or text}' is not valid YAML: {str(error).splitlines()[0]}.") from None
 
 
 def _write(
@@ -289,17 +326,17 @@ def _write(
     text_file: str | None,
     demonstrations_file: str | None,
 ) -> None:
-    from roll.envs.transcripts import as_demonstrations, as_html, as_text
+    from roll.envs.transcripts import format_demonstrations, render_html, render_text
 
     if html_file is not None:
-        Path(html_file).write_text(as_html(played, title), encoding="utf-8")
+        Path(html_file).write_text(render_html(played, title), encoding="utf-8")
         click.echo(html_file)
     if text_file is not None:
-        text = "\n\n".join(map(as_text, played))
+        text = "\n\n".join(map(render_text, played))
         Path(text_file).write_text(f"{text}\n", encoding="utf-8", errors="backslashreplace")
         click.echo(text_file)
     if demonstrations_file is not None:
-        lines = as_demonstrations(played)
+        lines = format_demonstrations(played)
         with Path(demonstrations_file).open("a", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
         click.echo(f"{demonstrations_file}: {len(lines)} of {len(played)} episode(s) added")

@@ -1,4 +1,4 @@
-"""Runs a command, and converts every way in which it can end to a message and an exit code.
+"""Runs a command, and converts its outcome to a message and an exit code.
 
 | exit code | meaning |
 |---|---|
@@ -19,7 +19,7 @@ import signal
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import NoReturn
@@ -28,9 +28,9 @@ import click
 
 from roll.cli.commands import Session, roll
 from roll.errors import AlarmError, RollError, UserError, leaves, short
-from roll.tracking.visible import printable
+from roll.tracking.visible import escape_controls
 
-__all__ = ["end", "guarded", "run"]
+__all__ = ["exit_process", "run", "run_guarded"]
 
 END_TIMEOUT_S = 1.0
 """Timeout for threads to notice that their processes were ended, and to clean up."""
@@ -38,29 +38,35 @@ _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def run(arguments: Sequence[str], *, own_process: bool = False) -> int:
-    """Run the command line `arguments`; `own_process` means that this process does nothing else.
+    """Run `roll` with these arguments, and print any exception as a message.
+
+    Args:
+        arguments: the command line, without `roll`.
+        own_process: whether this process runs nothing else, so that a command may change its global state.
 
     Returns:
         The exit code.
     """
     session = Session(own_process=own_process)
-    return guarded(
+    return run_guarded(
         lambda: roll.main(args=list(arguments), prog_name="roll", standalone_mode=False, obj=session), session
     )
 
 
-def end(code: int) -> NoReturn:
-    """End this process, whatever threads are left.
+def exit_process(code: int) -> NoReturn:
+    """End this process, even if threads are still running.
 
-    Otherwise a tracker's client would wait for a server that does not respond, and Python for a thread that still
-    computes for a start that was canceled. Another interrupt during the wait ends the process immediately.
+    Another interrupt while this function waits for threads ends the process immediately.
     """
+    # A normal exit joins all threads: it would wait for a tracker whose server does not respond, or for a computation
+    # that a canceled start has left running.
     try:
-        waits_for_nothing = not any(_leftover_threads())
+        can_exit_normally = not _has_leftover_threads()
     except KeyboardInterrupt:
-        waits_for_nothing = False
-    if waits_for_nothing:
+        can_exit_normally = False
+    if can_exit_normally:
         sys.exit(code)
+    # `os._exit` skips exit hooks and buffers, so logs and streams are flushed here.
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -68,19 +74,20 @@ def end(code: int) -> NoReturn:
     os._exit(code)
 
 
-def _leftover_threads() -> Iterator[bool]:
-    """Yield whether each imported module that can leave threads or processes behind did so."""
-    if sinks := sys.modules.get("roll.tracking.sinks"):
-        yield sinks.has_detached_threads()
-    if running := sys.modules.get("roll.running"):
-        yield running.has_detached_threads(END_TIMEOUT_S)
+def _has_leftover_threads() -> bool:
+    """Return whether threads or processes that the command started are still running."""
+    # Looked up in `sys.modules`, since a module that the command did not import has started no threads.
+    sinks, running = sys.modules.get("roll.tracking.sinks"), sys.modules.get("roll.running")
+    if sinks is not None and sinks.has_detached_threads():
+        return True
+    return running is not None and running.has_detached_threads(END_TIMEOUT_S)
 
 
-def guarded(action: Callable[[], object], session: Session) -> int:
+def run_guarded(action: Callable[[], object], session: Session) -> int:
     """Run `action`, and print any exception as a message on stderr.
 
     Returns:
-        The exit code: the return value of `action`, if it is a number.
+        The exit code: after success, the return value of `action` if it is an integer, otherwise 0.
     """
     try:
         result = action()
@@ -91,14 +98,14 @@ def guarded(action: Callable[[], object], session: Session) -> int:
         error.show()
         return error.exit_code
     except (click.Abort, KeyboardInterrupt):
-        _print_error(_interrupted(session))
+        _print_error(_describe_interrupt(session))
         return 130
     except Exception as error:
-        return _failed(_of_roll(error), session)
+        return _report_failure(_convert_sandbox_error(error), session)
 
 
-def _of_roll(error: Exception) -> Exception:
-    """Return the error, converted to ROLL's hierarchy if it is a sandbox's."""
+def _convert_sandbox_error(error: Exception) -> Exception:
+    """Convert an error of the sandbox package to one of ROLL; return any other error unchanged."""
     if "roll_sandbox.errors" not in sys.modules:
         return error
     from roll.sandbox_errors import translate_error
@@ -108,16 +115,16 @@ def _of_roll(error: Exception) -> Exception:
     return found
 
 
-def _interrupted(session: Session) -> str:
+def _describe_interrupt(session: Session) -> str:
     if session.run_dir is not None and (session.run_dir / "checkpoints").is_dir():
         return f"Interrupted. Continue with: roll resume {session.run_dir}"
     return "Interrupted."
 
 
-def _failed(error: Exception, session: Session) -> int:
+def _report_failure(error: Exception, session: Session) -> int:
     signal_name = next((leaf.signal_name for leaf in leaves(error) if hasattr(leaf, "signal_name")), None)
     if signal_name is not None:
-        _print_error(_interrupted(session))
+        _print_error(_describe_interrupt(session))
         return 128 + signal.Signals[signal_name]
     user = next((leaf for leaf in leaves(error) if isinstance(leaf, UserError)), None)
     if user is not None:
@@ -126,39 +133,43 @@ def _failed(error: Exception, session: Session) -> int:
     files = [leaf for leaf in leaves(error) if isinstance(leaf, OSError)]
     too_long = next((leaf for leaf in files if leaf.errno == errno.ENAMETOOLONG), None)
     if too_long is not None:
-        _print_error(f"Error: {short(too_long.filename)} is longer than a file's name may be.")
+        _print_error(f"Error: the file name {short(too_long.filename)} is too long.")
         return 2
     disk = next((leaf for leaf in files if leaf.errno in _DISK), None)
     if disk is not None:
         place = f" '{disk.filename}'" if disk.filename else ""
-        _print_error(f"Error: cannot use{place}: {disk.strerror}. Free space or check permissions.")
+        _print_error(f"Error: cannot write{place}: {disk.strerror}. Free disk space or check permissions.")
         return 2
     alarm = next((leaf for leaf in leaves(error) if isinstance(leaf, AlarmError)), None)
     if alarm is not None:
         _print_error(f"Stopped by an alarm: {alarm}. Continue with: roll resume {session.run_dir}")
         return 3
     known = next((leaf for leaf in leaves(error) if isinstance(leaf, RollError)), None)
-    report = _report(error, session)
-    what = str(known) if known is not None else f"unexpected {type(error).__name__}: {_first_line(error)}"
+    report = _write_traceback(error, session)
+    what = str(known) if known is not None else f"unexpected {type(error).__name__}: {_get_first_line(error)}"
     _print_error(f"Error: {what}")
     _print_error(f"Details: {report}" if report else traceback.format_exc())
     if session.run_dir is not None and any((session.run_dir / "checkpoints").glob("step-*")):
-        _print_error(f"What was saved goes on with: roll resume {session.run_dir}")
+        _print_error(f"Continue from the newest checkpoint with: roll resume {session.run_dir}")
     return 1
 
 
 def _print_error(text: str) -> None:
-    """Print to stderr if it is still open, with control characters made harmless."""
+    """Print text to stderr, with control characters escaped; do nothing if stderr is closed."""
     with contextlib.suppress(OSError):
-        click.echo(printable(text), err=True)
+        click.echo(escape_controls(text), err=True)
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     return (str(error).strip().splitlines() or [""])[0][:300]
 
 
-def _report(error: Exception, session: Session) -> Path | None:
-    """Write the traceback to the run's logs, or to a temporary directory before they exist."""
+def _write_traceback(error: Exception, session: Session) -> Path | None:
+    """Write the traceback to the run's logs, or to the system's temporary directory if there are none.
+
+    Returns:
+        The file; `None` if it could not be written.
+    """
     logs = session.run_dir / "logs" if session.run_dir is not None else None
     name = f"error-{datetime.now():%Y%m%d-%H%M%S}.log"
     text = "".join(traceback.format_exception(error))

@@ -1,6 +1,6 @@
-"""Players of an environment for `roll env`: a person, random actions, the embedded engine, or a server.
+"""Policies that play an environment for `roll env`: the user, random actions, an embedded engine, or a server.
 
-Each gets the conversation: the first observation, and then in turn its answers and the resulting observations.
+A policy gets the conversation so far: the first observation, then its own actions and the observations that followed.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import click
 from roll.envs.protocol import ProtocolError
 from roll.envs.registration import make
 from roll.envs.tools import with_tools
-from roll.envs.transcripts import Policy, Transcript, play_episode, random_policy
-from roll.errors import InfraError, UserError, raised_at
-from roll.proxies import client_session
-from roll.tracking.visible import printable
-from roll.types import Message, described
+from roll.envs.transcripts import Policy, Transcript, make_random_policy, play_episode
+from roll.errors import InfraError, UserError, find_raise_location
+from roll.proxies import make_client_session
+from roll.tracking.visible import escape_controls
+from roll.types import Message, describe_content
 
-__all__ = ["Sampling", "conversation", "one_episode", "person", "rollouts"]
+__all__ = ["PlayerSettings", "build_human_policy", "build_messages", "play_episodes", "play_one_episode"]
 
 
-_MOST_CONTEXT = 8192
+_MAX_CONTEXT = 8192
 """Context length of the embedded engine, if the model supports as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
-    """The model that answers, and its sampling options."""
+class PlayerSettings:
+    """The model that plays, the server that may run it, and sampling options."""
 
     model: str | None
     url: str | None
@@ -39,27 +39,27 @@ class Sampling:
     temperature: float
 
 
-async def rollouts(
+async def play_episodes(
     id: str,
     options: dict[str, Any],
     policy: Literal["random", "model", "openai"],
-    sampling: Sampling,
+    sampling: PlayerSettings,
     seeds: Iterable[int],
     most_turns: int,
     tools: Sequence[Any] = (),
-    form: str = "auto",
+    tool_format: str = "auto",
 ) -> list[Transcript]:
-    """Play one episode for each seed, one after another.
+    """Play one episode for each seed, one after another, and return the transcripts.
 
     Args:
         id: id of the environment.
         options: arguments of the environment.
-        policy: the player.
-        sampling: how a model generates.
+        policy: who plays: random actions, an embedded model, or a model behind an OpenAI-compatible server.
+        sampling: the model and its sampling options.
         seeds: seeds of the episodes.
         most_turns: maximum number of turns of an episode.
         tools: tools of the player, as entries of `roll.envs.tools.build_tools`.
-        form: format of tool calls.
+        tool_format: format of tool calls.
 
     Raises:
         UserError: the environment cannot be built, cannot sample actions, or the model cannot be used.
@@ -68,26 +68,33 @@ async def rollouts(
 
     def choose(environment: Any, answer: Policy | None) -> Policy:
         if answer is None and not callable(getattr(environment, "sample_random_action", None)):
-            raise UserError(f"environment '{id}' has no `sample_random_action()`: add it, or choose another --policy.")
-        return random_policy(environment) if answer is None else answer
+            raise UserError(
+                f"environment '{id}' has no `sample_random_action()`: add the method, or choose another --policy."
+            )
+        return make_random_policy(environment) if answer is None else answer
 
-    async with _open_environment(policy, sampling) as answer:
+    async with _open_policy(policy, sampling) as answer:
         return [
-            await one_episode(id, options, seed, most_turns, lambda env: choose(env, answer), tools, form)
+            await play_one_episode(id, options, seed, most_turns, lambda env: choose(env, answer), tools, tool_format)
             for seed in seeds
         ]
 
 
-async def one_episode(
+async def play_one_episode(
     id: str,
     options: dict[str, Any],
     seed: int,
     most_turns: int,
     choose: Callable[[Any], Policy],
     tools: Sequence[Any] = (),
-    form: str = "auto",
+    tool_format: str = "auto",
 ) -> Transcript:
-    """Play an environment once; `choose` returns the player, and the other arguments are those of `rollouts`.
+    """Play one episode, and return its transcript.
+
+    Args:
+        choose: returns the policy for the environment.
+
+    The other arguments are those of `play_episodes`.
 
     Raises:
         UserError: the environment cannot be built, or cannot be played this way.
@@ -97,27 +104,30 @@ async def one_episode(
     try:
         environment = make(id, options)
         if tools:
-            environment = equipped = with_tools(environment, tools, form=form)
+            environment = equipped = with_tools(environment, tools, tool_format=tool_format)
         return await play_episode(environment, choose(environment), environment=id, seed=seed, most_turns=most_turns)
     except ProtocolError as error:
         raise InfraError(f"environment '{id}', seed {seed}: {error}") from error
     except (UserError, InfraError):
         raise
     except (Exception, SystemExit) as error:
-        what = f"{type(error).__name__}: {error} ({raised_at(error)})"
-        raise InfraError(f"environment '{id}', seed {seed}, failed: {what}. `roll env check` says more.") from error
+        what = f"{type(error).__name__}: {error} ({find_raise_location(error)})"
+        raise InfraError(
+            f"environment '{id}', seed {seed}, failed: {what}. Check the environment with `roll env check`."
+        ) from error
     finally:
         if equipped is not None:
             await equipped.close_tools()
 
 
-def person(environment: Any) -> Policy:
+def build_human_policy(environment: Any) -> Policy:
     """Return a policy that reads actions from the terminal, and shows the result of the previous one."""
 
-    def ask(so_far: Transcript) -> str | None:
-        click.echo(printable(described(so_far.turns[-1].observation if so_far.turns else so_far.first)))
-        if so_far.turns:
-            click.echo(f"(reward {so_far.turns[-1].reward:g})")
+    def ask(transcript: Transcript) -> str | None:
+        observation = transcript.turns[-1].observation if transcript.turns else transcript.first
+        click.echo(escape_controls(describe_content(observation)))
+        if transcript.turns:
+            click.echo(f"(reward {transcript.turns[-1].reward:g})")
         try:
             typed = click.prompt(">", default="", show_default=False, prompt_suffix=" ")
         except click.Abort:  # Ctrl-D or Ctrl-C
@@ -125,52 +135,53 @@ def person(environment: Any) -> Policy:
         if not typed and callable(getattr(environment, "sample_random_action", None)):
             typed = environment.sample_random_action()
             click.echo(f"> {typed}")
-        return typed if "\\boxed" in typed or "\\boxed" not in described(so_far.first) else f"\\boxed{{{typed}}}"
+        needs_box = "\\boxed" not in typed and "\\boxed" in describe_content(transcript.first)
+        return f"\\boxed{{{typed}}}" if needs_box else typed
 
     return ask
 
 
-def conversation(so_far: Transcript) -> list[Message]:
-    """Convert an episode to messages: observations are the user's, actions the assistant's."""
-    messages: list[Message] = [Message(role="user", content=so_far.first)]
-    for turn in so_far.turns:
+def build_messages(transcript: Transcript) -> list[Message]:
+    """Return an episode as chat messages: observations with the role user, actions with the role assistant."""
+    messages: list[Message] = [Message(role="user", content=transcript.first)]
+    for turn in transcript.turns:
         messages.append(Message(role="assistant", content=turn.action))
         messages.append(Message(role="user", content=turn.observation))
     return messages
 
 
 @contextlib.asynccontextmanager
-async def _open_environment(
-    policy: Literal["random", "model", "openai"], sampling: Sampling
+async def _open_policy(
+    policy: Literal["random", "model", "openai"], sampling: PlayerSettings
 ) -> AsyncIterator[Policy | None]:
-    """Run the body with a model's policy; `None` for random actions."""
+    """Run the body with the policy of the embedded model or of the server; with `None` if `policy` is `random`."""
     if policy == "random":
         yield None
     elif policy == "model":
-        async with _embedded(sampling) as answer:
+        async with _open_embedded_policy(sampling) as answer:
             yield answer
     else:
-        async with _served(sampling) as answer:
+        async with _open_served_policy(sampling) as answer:
             yield answer
 
 
 @contextlib.asynccontextmanager
-async def _embedded(sampling: Sampling) -> AsyncIterator[Policy]:
+async def _open_embedded_policy(sampling: PlayerSettings) -> AsyncIterator[Policy]:
     from roll.process_environment import prepare_environment
 
     if sampling.model is None:
-        raise UserError("--policy model needs --model: a path, a run, or a name such as smollm2-135m-instruct.")
+        raise UserError("--policy model requires --model: a path, a run, or a name such as smollm2-135m-instruct.")
     prepare_environment()
     from roll.data import ChatRenderer
     from roll.inference.spec import EngineSpec, build_engine
-    from roll.models import check_generates, describe_model, load_tokenizer, resolve_model, stop_token_ids
+    from roll.models import check_can_generate, describe_model, find_stop_token_ids, load_tokenizer, resolve_model
     from roll.types import GenerationRequest, SamplingParams
 
     path = resolve_model(sampling.model)
-    check_generates(path, sampling.model)
+    check_can_generate(path, sampling.model)
     renderer = ChatRenderer(load_tokenizer(path))
     model = describe_model(path)
-    most = min(model.context_length, _MOST_CONTEXT)
+    most = min(model.context_length, _MAX_CONTEXT)
     engine = build_engine(
         EngineSpec(
             engine_id="play",
@@ -179,25 +190,25 @@ async def _embedded(sampling: Sampling) -> AsyncIterator[Policy]:
             dtype="float32",
             max_context=most,
             max_num_seqs=1,
-            kv_cache_bytes=2 * most * model.kv_bytes_per_token(element_bytes=4),
+            kv_cache_bytes=2 * most * model.compute_kv_bytes_per_token(element_bytes=4),
         )
     )
-    stops = stop_token_ids(path)
+    stops = find_stop_token_ids(path)
     await engine.start()
 
-    async def answer(so_far: Transcript) -> str:
-        tokens = renderer.render(conversation(so_far))
+    async def answer(transcript: Transcript) -> str:
+        tokens = renderer.render(build_messages(transcript))
         if len(tokens) + sampling.max_new_tokens > most:
             raise UserError(
-                f"after {len(so_far.turns)} turns the conversation has {len(tokens)} tokens, and there is room for "
-                f"{most}: lower --turns or --max-new-tokens."
+                f"after {len(transcript.turns)} turns the conversation has {len(tokens)} tokens, and an answer of "
+                f"{sampling.max_new_tokens} does not fit into the context of {most}: lower --turns or --max-new-tokens."
             )
-        name = f"{so_far.environment}-{so_far.seed}-{len(so_far.turns)}"
+        name = f"{transcript.environment}-{transcript.seed}-{len(transcript.turns)}"
         how = SamplingParams(
             max_new_tokens=sampling.max_new_tokens,
             temperature=sampling.temperature,
             stop_token_ids=stops,
-            seed=1000 * (so_far.seed or 0) + len(so_far.turns),
+            seed=1000 * (transcript.seed or 0) + len(transcript.turns),
         )
         generation = await engine.generate(GenerationRequest(request_id=name, token_ids=tokens, sampling=how))
         return renderer.decode(generation.token_ids)
@@ -209,21 +220,21 @@ async def _embedded(sampling: Sampling) -> AsyncIterator[Policy]:
 
 
 @contextlib.asynccontextmanager
-async def _served(sampling: Sampling) -> AsyncIterator[Policy]:
+async def _open_served_policy(sampling: PlayerSettings) -> AsyncIterator[Policy]:
     import aiohttp
 
     if sampling.url is None or sampling.model is None:
-        raise UserError("--policy openai needs --url, such as http://localhost:8000/v1, and --model.")
+        raise UserError("--policy openai requires --url, such as http://localhost:8000/v1, and --model.")
     url = f"{sampling.url.rstrip('/')}/chat/completions"
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
 
-    async with client_session(url, headers=headers, timeout=aiohttp.ClientTimeout(total=600)) as session:
+    async with make_client_session(url, headers=headers, timeout=aiohttp.ClientTimeout(total=600)) as session:
 
-        async def answer(so_far: Transcript) -> str:
+        async def answer(transcript: Transcript) -> str:
             body = {
                 "model": sampling.model,
-                "messages": [message.to_dict() for message in conversation(so_far)],
+                "messages": [message.to_dict() for message in build_messages(transcript)],
                 "max_tokens": sampling.max_new_tokens,
                 "temperature": sampling.temperature,
             }
@@ -231,13 +242,13 @@ async def _served(sampling: Sampling) -> AsyncIterator[Policy]:
                 async with session.post(url, json=body) as response:
                     if response.status != 200:
                         said = (await response.text())[:300]
-                        raise UserError(f"{url} answered {response.status}: {said}")
+                        raise UserError(f"{url} returned status {response.status}: {said or 'no text'}")
                     found = await response.json(content_type=None)
                     return str(found["choices"][0]["message"]["content"] or "")
             except (KeyError, IndexError, TypeError, ValueError) as error:
                 if isinstance(error, UserError):
                     raise
-                raise InfraError(f"{url} gave no chat completion: {type(error).__name__}: {error}") from error
+                raise InfraError(f"{url} did not return a chat completion: {type(error).__name__}: {error}") from error
             except (aiohttp.ClientError, TimeoutError) as error:
                 raise InfraError(f"{url} cannot be reached: {type(error).__name__}: {error}") from error
 

@@ -10,12 +10,12 @@ from textwrap import dedent
 
 from roll.errors import UserError
 
-__all__ = ["OWN", "PIPELINES", "REWARDS", "SAMPLE", "NewRun", "column_names", "files_of_run"]
+__all__ = ["OWN", "PIPELINES", "REWARDS", "SAMPLE", "NewRun", "build_files", "read_column_names"]
 
 OWN = "own"
-"""The choice of a reward or an environment that the user writes: a stub of it is written."""
+"""Choice of the user's own reward or environment: a file with a stub is written."""
 SAMPLE = "sample"
-"""The choice of a file of sample rows, which is written."""
+"""Choice of sample rows: a file with sample rows is written."""
 PIPELINES: Mapping[str, str] = {
     "rlvr": "reinforcement learning from rewards of the model's own answers (GRPO, PPO, …)",
     "agentic": "reinforcement learning in an environment, over many turns",
@@ -32,7 +32,7 @@ REWARDS: Mapping[str, str] = {
     "exact": "the answer equals the reference as text",
     "choice": "the answer is the letter of the reference",
     "short_answer": "F1 score over the words of the reference",
-    OWN: "a function of your own: reward.py is written",
+    OWN: "your own function: a file reward.py is written",
 }
 _CONVERSATIONS = ("sft", "distill_offline")
 _PAIRS = ("preference", "reward_model")
@@ -43,7 +43,7 @@ _ANSWER_COLUMNS = ("answer", "solution", "target", "label", "output", "response"
 
 @dataclass(frozen=True, kw_only=True)
 class NewRun:
-    """What the user has chosen.
+    """The choices for a new run.
 
     Attributes:
         pipeline: a key of `PIPELINES`.
@@ -52,8 +52,8 @@ class NewRun:
         data: path of a JSONL or Parquet file, relative to the configuration's directory, or `SAMPLE`.
         columns: names of the columns of `data`; empty for `SAMPLE`.
         reward: a key of `REWARDS`.
-        teacher: a directory, a hub id or a run, where the pipeline distills.
-        environment: an environment's id or place, or `OWN`, where the pipeline plays episodes.
+        teacher: a directory, a hub id or a run, for pipelines that distill.
+        environment: id or import path of an environment, or `OWN`, for the pipeline `agentic`.
     """
 
     pipeline: str
@@ -67,12 +67,12 @@ class NewRun:
 
     @property
     def needs_data(self) -> bool:
-        """Whether the pipeline reads rows; episodes come from an environment."""
+        """Whether the pipeline reads rows of data; agentic runs get episodes from an environment instead."""
         return self.pipeline != "agentic"
 
     @property
     def needs_reward(self) -> bool:
-        """Whether the model's own answers are scored."""
+        """Whether the pipeline scores the model's answers with a configured reward."""
         return self.pipeline in ("rlvr", "preference_online", "rejection_sampling")
 
     @property
@@ -81,8 +81,8 @@ class NewRun:
         return self.pipeline in _TEACHERS
 
 
-def column_names(path: Path) -> list[str]:
-    """Return the names of the columns of a JSONL or Parquet file; of a JSONL file those of the first row.
+def read_column_names(path: Path) -> list[str]:
+    """Return the column names of a JSONL or Parquet file; for JSONL, the keys of the first row.
 
     Raises:
         UserError: the file cannot be read, has no rows, or has another format.
@@ -93,26 +93,26 @@ def column_names(path: Path) -> list[str]:
 
             return list(pyarrow.parquet.read_schema(path).names)
         if path.suffix not in (".jsonl", ".json"):
-            raise UserError(f"--data '{path}' must be a .jsonl or .parquet file.")
+            raise UserError(f"--data '{path}' is not a .jsonl or .parquet file.")
         with path.open(encoding="utf-8") as lines:
             first = next((line for line in lines if line.strip()), "")
         row = json.loads(first) if first else None
     except (OSError, ValueError) as error:
         raise UserError(f"--data '{path}' cannot be read: {error}. Give a JSONL or Parquet file.") from None
     if not isinstance(row, dict):
-        raise UserError(f"--data '{path}' must have one JSON object a line; the first one is {first[:40]!r}.")
+        raise UserError(f"--data '{path}' must have one JSON object per line; the first line is {first[:40]!r}.")
     return list(row)
 
 
-def files_of_run(run: NewRun) -> dict[str, str]:
-    """Return the text of each file to write, by its name.
+def build_files(run: NewRun) -> dict[str, str]:
+    """Return the content of each file to write, by file name.
 
     Raises:
-        UserError: no column of the data is known to hold the prompts.
+        UserError: no column has a name that is known for prompts.
     """
-    files = {"config.yaml": _configuration(run)}
+    files = {"config.yaml": _format_configuration(run)}
     if run.needs_data and run.data == SAMPLE:
-        files["data.jsonl"] = "".join(json.dumps(row) + "\n" for row in _sample_rows(run.pipeline))
+        files["data.jsonl"] = "".join(json.dumps(row) + "\n" for row in _build_sample_rows(run.pipeline))
     if run.needs_reward and run.reward == OWN:
         files["reward.py"] = _REWARD
     if run.pipeline == "agentic" and run.environment == OWN:
@@ -120,68 +120,69 @@ def files_of_run(run: NewRun) -> dict[str, str]:
     return files
 
 
-def _configuration(run: NewRun) -> str:
-    """Return the YAML text, with a comment for each key that a user is likely to change."""
+def _format_configuration(run: NewRun) -> str:
+    """Return the text of config.yaml, with a comment for each key that a user is likely to change."""
     lines = [
         f"# Written by `roll init`: {PIPELINES[run.pipeline]}.",
         "# `roll check config.yaml` checks it; `roll train config.yaml` trains; `roll config explain KEY` explains it.",
         f"pipeline: {run.pipeline}",
-        f"name: {_quoted(run.name)}  # the run's directory is runs/{run.name}",
-        f"model: {_quoted(run.model)}  # a directory, a hub id, or a name that ROLL knows",
+        f"name: {_quote(run.name)}  # the run's directory is runs/{run.name}",
+        f"model: {_quote(run.model)}  # a directory, a hub id, or a name that ROLL knows",
     ]
     if run.teacher:
-        lines.append(f"teacher: {_quoted(run.teacher)}  # a run, a directory or a hub id; it must share the tokenizer")
-    lines += ["", *(_environment_lines(run) if run.pipeline == "agentic" else _data_lines(run)), ""]
-    lines += _method_lines(run.pipeline)
+        lines.append(f"teacher: {_quote(run.teacher)}  # a run, a directory or a hub id; it must share the tokenizer")
+    lines += ["", *(_format_environment(run) if run.pipeline == "agentic" else _format_data(run)), ""]
+    lines += _format_sections(run.pipeline)
     return "\n".join(lines) + "\n"
 
 
-def _data_lines(run: NewRun) -> list[str]:
+def _format_data(run: NewRun) -> list[str]:
     path = "data.jsonl" if run.data == SAMPLE else run.data
-    lines = ["data:", "  - source: file", f"    path: {_quoted(path)}  # JSONL or Parquet"]
+    lines = ["data:", "  - source: file", f"    path: {_quote(path)}  # JSONL or Parquet"]
     if run.pipeline in _CONVERSATIONS + _PAIRS:
         return [*lines, "    held_out: 0.1  # share of the rows that is kept for evaluation"]
-    prompt = _column(run, _PROMPT_COLUMNS)
+    prompt = _choose_column(run, _PROMPT_COLUMNS)
     if prompt is None:
         raise UserError(
-            f"--data '{run.data}' has the columns {', '.join(run.columns)}; none of them is known to hold the prompts. "
-            f"Rename that column to 'prompt', or take --data {SAMPLE} and set data.0.path and data.0.prompt_key."
+            f"--data '{run.data}' has the columns {', '.join(run.columns)}, and none of these names is known for "
+            f"prompts. Rename the column with the prompts to 'prompt', or use --data {SAMPLE} and set "
+            "data.0.path and data.0.prompt_key."
         )
-    answer = _column(run, _ANSWER_COLUMNS)
+    answer = _choose_column(run, _ANSWER_COLUMNS)
     lines += [
-        f"    prompt_key: {_quoted(prompt)}  # column with the prompt: text, or a list of chat messages",
-        f"    answer_key: {_quoted(answer) if answer else 'null'}  # column with the reference answer; null for none",
+        f"    prompt_key: {_quote(prompt)}  # column with the prompt: text, or a list of chat messages",
+        f"    answer_key: {_quote(answer) if answer else 'null'}  # column with the reference answer; null for none",
         "    held_out: 0.1  # share of the rows that is kept for evaluation",
     ]
     if not run.needs_reward:
-        return [*lines, "    reward: math  # for the evaluation alone: the teacher trains"]
+        return [*lines, "    reward: math  # only for the evaluation: the loss comes from the teacher"]
     if run.reward == OWN:
         reward = '{type: python, function: "reward.py:score", require_finished: true}'
-        return [*lines, f"    reward: {reward}  # an answer that was cut off scores 0"]
+        return [*lines, f"    reward: {reward}  # a truncated answer scores 0"]
     return [
         *lines,
-        f"    reward: {run.reward}  # others: docs/rewards.md, several with weights, or a function of yours",
+        f"    reward: {run.reward}  # docs/rewards.md lists other rewards, weights, and your own functions",
     ]
 
 
-def _environment_lines(run: NewRun) -> list[str]:
+def _format_environment(run: NewRun) -> list[str]:
     place = "environment.py:Environment" if run.environment == OWN else run.environment
     return [
         "environments:",
-        f"  - environment: {_quoted(place)}  # `roll env list` shows the shipped ones",
-        "    num_turns: 4  # turns of an episode at most",
+        f"  - environment: {_quote(place)}  # `roll env list` shows the shipped ones",
+        "    num_turns: 4  # maximum number of turns of an episode",
     ]
 
 
-def _method_lines(pipeline: str) -> list[str]:
-    """Return the lines of the pipeline's own section, the rollouts, the training and the evaluation."""
+def _format_sections(pipeline: str) -> list[str]:
+    """Return the lines of the sections after `data`: the pipeline's own, `rollout`, `training` and `evaluation`."""
     own = {
         "rlvr": ["algorithm: {type: grpo}  # `roll config explain algorithm.type` lists the others"],
         "agentic": ["algorithm: {type: grpo}  # `roll config explain algorithm.type` lists the others"],
         "preference": ["preference: {type: dpo, beta: 0.1}"],
         "preference_online": ["preference: {type: dpo, beta: 0.1}"],
         "distill": ["distillation: {divergence: reverse}"],
-        "rejection_sampling": ["rejection: {keep: 2, min_reward: 1.0}  # answers of each prompt that are learned from"],
+        "rejection_sampling": ["rejection: {keep: 2, min_reward: 1.0}  # number of answers of each prompt to train on"],
     }.get(pipeline, [])
     if pipeline in _CONVERSATIONS + _PAIRS:
         return [
@@ -194,20 +195,21 @@ def _method_lines(pipeline: str) -> list[str]:
         "rollout:",
         "  prompts_per_step: 8",
         "  group_size: 8  # answers to each prompt",
-        "  max_new_tokens: 128  # tokens of an answer at most",
+        "  max_new_tokens: 128  # maximum number of tokens of an answer",
         "training: {num_steps: 20, learning_rate: 1.0e-5}",
         "evaluation: {every_num_steps: 10, num_prompts: 32}",
     ]
 
 
-def _column(run: NewRun, known: Sequence[str]) -> str | None:
+def _choose_column(run: NewRun, known: Sequence[str]) -> str | None:
     if not run.columns:
         return known[0]
     return next((name for name in known if name in run.columns), None)
 
 
-def _quoted(text: str) -> str:
-    """Return a scalar of YAML; a JSON string is one."""
+def _quote(text: str) -> str:
+    """Return the text as a YAML scalar, quoted if necessary; a JSON string is valid YAML."""
+    # PyYAML reads YAML 1.1, in which yes, no, on and off are booleans, and digits alone a number.
     plain = text.replace("-", "").replace("_", "").replace("/", "").replace(".", "")
     is_plain = plain.isascii() and plain.isalnum() and not plain.isdigit() and text[0].isalpha()
     return (
@@ -217,8 +219,8 @@ def _quoted(text: str) -> str:
     )
 
 
-def _sample_rows(pipeline: str) -> list[dict[str, object]]:
-    """Return twenty small rows of the columns that the pipeline reads."""
+def _build_sample_rows(pipeline: str) -> list[dict[str, object]]:
+    """Return twenty sample rows with the columns that the pipeline reads."""
     sums = [(a, b) for a in range(2, 6) for b in range(3, 8)]
     if pipeline in _PAIRS:
         return [
@@ -239,7 +241,7 @@ def _sample_rows(pipeline: str) -> list[dict[str, object]]:
 
 
 _REWARD = dedent('''\
-    """The reward of this run. Test it as any function, without a model: `score("4", "4", {})`."""
+    """The reward of this run. It can be tested without a model: `score("4", "4", {})`."""
 
     from collections.abc import Mapping
     from typing import Any
@@ -249,7 +251,7 @@ _REWARD = dedent('''\
         """Return the reward of an answer.
 
         Args:
-            text: what the model answered.
+            text: the model's answer.
             answer: the reference answer of the row.
             metadata: the other columns of the row.
         """

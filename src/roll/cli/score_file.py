@@ -1,7 +1,7 @@
 """`roll reward test`: scores a file of answers, line by line, and reports the results.
 
 configuration, or rewards named on the command line ──► rewards by domain ─┐
-lines of the file ──► rollouts ──► as many at once as there are workers ───┴──► a table, a summary, an exit code
+lines of the file ──► rollouts ──► scored in parallel by the workers ──────┴──► a table, a summary, an exit code
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import click
 
-from roll.cli.answer_files import ANSWER_KEYS, AnswerLine, read_answers, words_as_tokens
-from roll.cli.score_report import Scored, as_json_lines, render
+from roll.cli.answer_files import ANSWER_KEYS, AnswerLine, encode_words, read_answers
+from roll.cli.score_report import ScoredLine, format_json_lines, render
 from roll.config.base import Section, option
 from roll.config.rewards import RewardConfig, RewardList, as_reward_list
 from roll.config.run import RunConfig
@@ -25,19 +25,19 @@ from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError, InfraError, UserError
 from roll.process_environment import prepare_environment
 
-__all__ = ["find_rewards", "score_file"]
+__all__ = ["parse_rewards", "score_file"]
 
 _PENALTIES = {"length", "repetition"}
 
 
-class _Named(Section):
-    """Rewards given on the command line, parsed like those of a source."""
+class _CommandLineRewards(Section):
+    """Rewards given on the command line, parsed like `reward` in a data source."""
 
-    reward: RewardList = option(..., "How answers are scored.")
+    reward: RewardList = option(..., "Rewards of an answer.")
 
 
-def find_rewards(texts: Sequence[str]) -> list[RewardConfig]:
-    """Parse rewards as they are written in YAML: `math`, or `{type: math, extract: boxed}`.
+def parse_rewards(texts: Sequence[str]) -> list[RewardConfig]:
+    """Parse rewards, each written as in a YAML configuration: `math`, or `{type: math, extract: boxed}`.
 
     Raises:
         ConfigError: a reward is malformed.
@@ -46,7 +46,7 @@ def find_rewards(texts: Sequence[str]) -> list[RewardConfig]:
     from pydantic import ValidationError
 
     from roll.config.document import Document
-    from roll.config.problems import describe, message
+    from roll.config.problems import describe_errors, format_problems
 
     entries: list[Any] = []
     for text in texts:
@@ -62,9 +62,11 @@ def find_rewards(texts: Sequence[str]) -> list[RewardConfig]:
         entries += value if isinstance(value, list) else [value]
     tree = {"reward": as_reward_list(entries)}
     try:
-        return _Named.model_validate(tree).reward
+        return _CommandLineRewards.model_validate(tree).reward
     except ValidationError as error:
-        raise ConfigError(message(describe(error, Document(name="", tree=tree), _Named))) from None
+        raise ConfigError(
+            format_problems(describe_errors(error, Document(name="", tree=tree), _CommandLineRewards))
+        ) from None
 
 
 def score_file(
@@ -83,54 +85,57 @@ def score_file(
         path: a JSON Lines file: see `roll.cli.answer_files`.
         config: configuration with the rewards, selected by the lines' `domain` if there are several.
         overrides: overrides of the configuration.
-        named: rewards to use instead, as YAML.
+        named: rewards to use instead of those of a configuration, as YAML.
         jobs: number of answers scored at once; by default one for each processor.
         limit: maximum number of answers to score.
         as_json: whether to print one JSON object per line instead of a table.
 
     Returns:
-        The exit code: 0, or 1 if an answer could not be scored, or its result differs from `expected`.
+        The exit code: 1 if an answer could not be scored or its result differs from `expected`, otherwise 0.
 
     Raises:
         UserError: the file, the configuration or a reward cannot be used.
     """
     if (config is None) == (not named):
-        raise ConfigError(
-            "give either --config FILE, whose rewards are used, or --reward TYPE (which may be repeated)."
-        )
+        raise ConfigError("exactly one of --config FILE and --reward TYPE (which may be repeated) is required.")
     if overrides and config is None:
-        raise ConfigError(f"'{overrides[0]}' changes a configuration: give --config too.")
-    lists, loaded = _rewards(config, overrides, named)
+        raise ConfigError(f"'{overrides[0]}' overrides a configuration: it requires --config.")
+    lists, loaded = _read_rewards(config, overrides, named)
     model = loaded.model.path if loaded else None
     penalised = any(reward.type in _PENALTIES for rewards in lists.values() for reward in rewards)
-    tokens = _tokens(model) if penalised else lambda text: [0] * len(text.split())
+    tokens = _load_tokenize_function(model) if penalised else lambda text: [0] * len(text.split())
     lines = list(read_answers(Path(path), list(lists), tokens, limit))
     _check_answers(path, lines, lists)
     started = perf_counter()
     found = asyncio.run(_score(lines, lists, loaded, jobs or os.cpu_count() or 1))
     wall_s = perf_counter() - started
-    note = "lengths are counted in words: give --config for the model's tokens" if penalised and model is None else ""
-    click.echo(as_json_lines(found) if as_json else render(found, wall_s, note))
-    return 1 if any(scored.result is None or scored.surprising for scored in found) else 0
+    note = (
+        "lengths are counted in words; with --config they are counted in tokens" if penalised and model is None else ""
+    )
+    click.echo(format_json_lines(found) if as_json else render(found, wall_s, note))
+    return 1 if any(scored.result is None or scored.is_unexpected for scored in found) else 0
 
 
-def _rewards(
+def _read_rewards(
     config: str | None, overrides: Sequence[str], named: Sequence[str]
 ) -> tuple[dict[str, list[RewardConfig]], RunConfig | None]:
-    """Return the rewards by domain, and the configuration if there is one."""
+    """Return the rewards of each domain, and the configuration that has them.
+
+    Without `config`, the rewards are those in `named`, under the domain "", and the configuration is `None`.
+    """
     if config is None:
-        return {"": find_rewards(named)}, None
+        return {"": parse_rewards(named)}, None
     from roll.config.load import load_config
 
     loaded = load_config(config, list(overrides))
-    lists = {entry.domain or entry.source: list(entry.reward) for entry in loaded.section("data", list)}
+    lists = {entry.domain or entry.source: list(entry.reward) for entry in loaded.get_section("data", list)}
     return lists, loaded
 
 
-def _tokens(model: str | None) -> Callable[[str], list[int]]:
-    """Return the model's tokenization, which length penalties count with; without a model, words are tokens."""
+def _load_tokenize_function(model: str | None) -> Callable[[str], list[int]]:
+    """Return a function that tokenizes text for length penalties: with the model's tokenizer, else into words."""
     if model is None:
-        return words_as_tokens
+        return encode_words
     prepare_environment()
     from roll.models import load_tokenizer
 
@@ -144,9 +149,8 @@ def _check_answers(path: str, lines: Iterable[AnswerLine], lists: Mapping[str, S
         if comparing and not line.rollout.prompt.answer.strip():
             others = ", ".join(map(repr, line.rollout.prompt.metadata))
             raise ConfigError(
-                f"'{path}', line {line.number}: there is no 'answer', but the reward '{comparing[0]}' compares with it"
-                f": the reference must be called {' or '.join(ANSWER_KEYS)}."
-                + (f" The line also has {others}." if others else "")
+                f"'{path}', line {line.number}: the reward '{comparing[0]}' needs a reference answer: add a key named "
+                f"{' or '.join(ANSWER_KEYS)}." + (f" Other keys of the line: {others}." if others else "")
             )
 
 
@@ -155,7 +159,7 @@ async def _score(
     lists: Mapping[str, Sequence[RewardConfig]],
     config: RunConfig | None,
     jobs: int,
-) -> list[Scored]:
+) -> list[ScoredLine]:
     from roll.cluster.pool import LocalWorkerPool
     from roll.rewards.opening import open_reward_lists
 
@@ -173,7 +177,7 @@ async def _score(
             opening = open_scoring(config, LocalCluster(), pool)  # a judge always runs in this process
         rewards = await stack.enter_async_context(opening)
 
-        async def score(line: AnswerLine) -> Scored:
+        async def score(line: AnswerLine) -> ScoredLine:
             async with places:
                 started = perf_counter()
                 try:
@@ -182,7 +186,7 @@ async def _score(
                     if isinstance(error.__cause__, UserError):
                         raise type(error.__cause__)(f"line {line.number}: {error.__cause__}") from error
                     result, problem = None, str(error)
-                return Scored(line=line, result=result, problem=problem, duration_s=perf_counter() - started)
+                return ScoredLine(line=line, result=result, problem=problem, duration_s=perf_counter() - started)
 
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(score(line)) for line in lines]

@@ -15,27 +15,27 @@ from rich.table import Table
 from rich.text import Text
 
 from roll.cli.answer_files import AnswerLine
-from roll.tracking.intervals import accuracy_text
+from roll.tracking.intervals import format_accuracy
 from roll.types import RewardResult
 
-__all__ = ["Scored", "as_json_lines", "render"]
+__all__ = ["ScoredLine", "format_json_lines", "render"]
 
 WIDEST = 160
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scored:
-    """The result of one line."""
+class ScoredLine:
+    """A line of an answer file, with its score or the reason why it has none."""
 
     line: AnswerLine
     result: RewardResult | None
     duration_s: float
     problem: str = ""
-    """Why the line has no result."""
+    """Reason why the line has no result."""
 
     @property
-    def surprising(self) -> bool:
-        """Whether the result differs from what the file expects."""
+    def is_unexpected(self) -> bool:
+        """Whether the result differs from the `expected` value in the file."""
         expected, result = self.line.expected, self.result
         if expected is None:
             return False
@@ -47,13 +47,13 @@ class Scored:
         return abs(result.value - expected) > 1e-6
 
 
-def as_json_lines(found: Sequence[Scored]) -> str:
-    """Return one JSON object per line."""
-    return "\n".join(json.dumps(_plain(scored), ensure_ascii=False) for scored in found)
+def format_json_lines(found: Sequence[ScoredLine]) -> str:
+    """Return the results as JSON Lines: one object for each scored line."""
+    return "\n".join(json.dumps(_to_plain(scored), ensure_ascii=False) for scored in found)
 
 
-def _plain(scored: Scored) -> dict[str, Any]:
-    """Return a line's outcome as plain data."""
+def _to_plain(scored: ScoredLine) -> dict[str, Any]:
+    """Return the result of a line, or its problem, as data that JSON can represent."""
     result = scored.result
     outcome: dict[str, Any] = {"line": scored.line.number}
     if scored.line.domain:
@@ -63,34 +63,34 @@ def _plain(scored: Scored) -> dict[str, Any]:
     outcome |= {"value": result.value, "verdict": result.verdict, "correct": result.correct}
     outcome |= {"components": dict(result.components), "duration_s": round(scored.duration_s, 6)}
     if scored.line.expected is not None:
-        outcome |= {"expected": scored.line.expected, "as_expected": not scored.surprising}
+        outcome |= {"expected": scored.line.expected, "as_expected": not scored.is_unexpected}
     return json.loads(json.dumps(outcome))
 
 
-def render(found: Sequence[Scored], wall_s: float, note: str = "") -> str:
-    """Format the table and the summary as plain text.
+def render(found: Sequence[ScoredLine], wall_s: float, note: str = "") -> str:
+    """Format results as plain text: a table with one row per answer, and a summary.
 
     Args:
-        found: outcomes in the order of their lines.
+        found: results in the order of their lines.
         wall_s: duration of scoring, including the start of workers.
         note: printed at the end.
     """
     screen = Console(file=io.StringIO(), width=WIDEST, force_terminal=False, color_system=None)
-    screen.print(_table(found))
-    for line in _summary(found, wall_s, note):
+    screen.print(_format_table(found))
+    for line in _format_summary(found, wall_s, note):
         screen.print(Text(line), soft_wrap=True)
     assert isinstance(screen.file, io.StringIO)
     return "\n".join(line.rstrip() for line in screen.file.getvalue().splitlines())
 
 
-def _components(found: Sequence[Scored]) -> list[str]:
-    """Return the names of all components, without parts of components."""
+def _list_components(found: Sequence[ScoredLine]) -> list[str]:
+    """Return the names of all reward components that any answer has, except parts of components (`a/b`)."""
     names = dict.fromkeys(name for scored in found if scored.result for name in scored.result.components)
     return [name for name in names if "/" not in name]
 
 
-def _table(found: Sequence[Scored]) -> Table:
-    components = _components(found)
+def _format_table(found: Sequence[ScoredLine]) -> Table:
+    components = _list_components(found)
     with_domain = any(scored.line.domain for scored in found)
     table = Table(box=None, pad_edge=False, header_style="")
     for name in ("line", *(["domain"] if with_domain else []), "value", *components[:6], "time", "verdict", "answer"):
@@ -103,21 +103,21 @@ def _table(found: Sequence[Scored]) -> Table:
             value = None if result is None else result.components.get(name)
             values.append("-" if value is None else f"{value:.3g}")
         verdict = f"not scored: {scored.problem}" if result is None else result.verdict
-        if scored.surprising:
+        if scored.is_unexpected:
             verdict += f" (expected: {json.dumps(scored.line.expected)})"
         answer = " ".join(scored.line.rollout.text.split())
         table.add_row(
             str(scored.line.number),
             *([scored.line.domain] if with_domain else []),
             *values,
-            _time(scored.duration_s),
+            _format_time(scored.duration_s),
             Text(verdict[:100]),
             Text(answer if len(answer) <= 40 else f"…{answer[-39:]}"),
         )
     return table
 
 
-def _summary(found: Sequence[Scored], wall_s: float, note: str) -> list[str]:
+def _format_summary(found: Sequence[ScoredLine], wall_s: float, note: str) -> list[str]:
     results = [scored.result for scored in found if scored.result is not None]
     lines = [
         "",
@@ -127,14 +127,14 @@ def _summary(found: Sequence[Scored], wall_s: float, note: str) -> list[str]:
         lines.append(f"value      mean {statistics.fmean(result.value for result in results):.4g}")
         decided = [result.correct for result in results if result.correct is not None]
         if decided:
-            lines.append(f"accuracy   {accuracy_text(sum(decided) / len(decided), len(decided), '.1%')}")
+            lines.append(f"accuracy   {format_accuracy(sum(decided) / len(decided), len(decided), '.1%')}")
         for name in dict.fromkeys(name for result in results for name in result.components):
             values = [result.components[name] for result in results if name in result.components]
             lines.append(f"component  {name}: mean {statistics.fmean(values):.4g} of {len(values)}")
         times = sorted(scored.duration_s for scored in found if scored.result is not None)
-        median, slowest = _time(statistics.median(times)), _time(times[-1])
+        median, slowest = _format_time(statistics.median(times)), _format_time(times[-1])
         lines.append(f"time       median {median}, longest {slowest}")
-    counts = ", ".join(f"{verdict} {count}" for verdict, count in _verdicts(found).most_common(8))
+    counts = ", ".join(f"{verdict} {count}" for verdict, count in _count_verdicts(found).most_common(8))
     lines.append(f"verdicts   {counts}")
     reasons: dict[str, list[str]] = {}
     for scored in found:
@@ -145,18 +145,18 @@ def _summary(found: Sequence[Scored], wall_s: float, note: str) -> list[str]:
         lines.append(f"not scored lines {', '.join(numbers[:20])}: {reason}")
     expecting = sum(scored.line.expected is not None for scored in found)
     if expecting:
-        surprising = [str(scored.line.number) for scored in found if scored.surprising]
-        words = f"; not lines {', '.join(surprising[:20])}" if surprising else ""
-        lines.append(f"expected   {expecting - len(surprising)} of {expecting} came out as expected{words}")
+        surprising = [str(scored.line.number) for scored in found if scored.is_unexpected]
+        words = f"; other results in lines {', '.join(surprising[:20])}" if surprising else ""
+        lines.append(f"expected   {expecting - len(surprising)} of {expecting} results are as expected{words}")
     if note:
         lines.append(f"note       {note}")
     return lines
 
 
-def _verdicts(found: Sequence[Scored]) -> Counter[str]:
-    """Count how often each verdict was given."""
+def _count_verdicts(found: Sequence[ScoredLine]) -> Counter[str]:
+    """Return the number of answers with each verdict."""
     return Counter(scored.result.verdict if scored.result else "not scored" for scored in found)
 
 
-def _time(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -14,17 +14,18 @@ from pathlib import Path
 
 from roll.tracking.logs import redirect_infrastructure_logs
 
-__all__ = ["ACTOR_LOG", "log_into_the_run"]
+__all__ = ["ACTOR_LOG", "redirect_to_run_log"]
 
 ACTOR_LOG = "ROLL_ACTOR_LOG"
 """Environment variable with the path of an actor's log."""
 
 _open = ExitStack()
-"""Kept open until the process ends, because its last output matters most."""
+"""Holds the log open until the process ends: its last output matters most."""
 
 
-def log_into_the_run() -> None:
-    """Send the rest of this process's output to its actor's log, if one is set and can be written."""
+def redirect_to_run_log() -> None:
+    """Redirect this process's output to the file named by `ACTOR_LOG`; do nothing if it is unset or not writable."""
+    # On another machine without a shared file system the directory does not exist, and Ray's own files get the output.
     path = Path(os.environ.get(ACTOR_LOG, ""))
     if path.name and os.access(path.parent, os.W_OK):
         _open.enter_context(redirect_infrastructure_logs(path))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.inference import EngineSpec
@@ -19,16 +21,21 @@ if TYPE_CHECKING:
     from roll.tracking import RunDirectory
     from roll.training import TrainerSpec
 
-__all__ = ["CLUSTERS", "Cluster", "num_accelerators", "open_cluster", "start_together"]
+__all__ = ["CLUSTERS", "Cluster", "count_accelerators", "open_cluster", "start_concurrently", "with_media"]
+
+S = TypeVar("S", "TrainerSpec", EngineSpec)
 
 
 class Cluster(Protocol):
     """Starts the roles of a run on its devices."""
 
+    media_dir: Path | None
+    """The media store from which trainers and engines read images; by default that of the run."""
+
     async def start_trainer(self, spec: TrainerSpec, role: str) -> TrainerGroup:
         """Start all ranks of a trainer on the role's devices.
 
-        `spec` is that of a single rank 0, and is adapted to the actual ranks.
+        `spec` describes rank 0 of a single-rank trainer; the cluster sets rank and world size for each actual rank.
         """
         ...
 
@@ -40,12 +47,12 @@ class Cluster(Protocol):
         """Start a worker pool for rewards."""
         ...
 
-    def transport(self, engine_kind: str) -> str:
-        """Return the fastest transport of weights from this cluster's trainer to its engines of this kind."""
+    def choose_transport(self, engine_kind: str) -> str:
+        """Return the name of the fastest weight transport from a trainer to engines of this kind on this cluster."""
         ...
 
     async def close(self) -> None:
-        """Stop everything that this cluster started for itself; groups must be closed before."""
+        """Stop the processes of the cluster itself; trainers, engines and pools must be closed before."""
         ...
 
 
@@ -68,18 +75,23 @@ def open_cluster(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: R
     return CLUSTERS.get(config.type)(config, roles, run)
 
 
-def num_accelerators() -> int:
+def with_media(spec: S, directory: Path | None) -> S:
+    """Return the spec with the directory of the media store; without a directory, the spec keeps its own."""
+    return spec if directory is None else replace(spec, media_dir=directory)
+
+
+def count_accelerators() -> int:
     """Return the number of this machine's accelerators."""
     import torch
 
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
-async def start_together(stack: AsyncExitStack, *starting: Awaitable[Any]) -> list[Any]:
-    """Start roles concurrently; `stack` closes all that started, in reverse order, also if this call is canceled.
+async def start_concurrently(stack: AsyncExitStack, *starting: Awaitable[Any]) -> list[Any]:
+    """Start roles concurrently. `stack` closes the started ones in reverse order, even if this call is canceled.
 
     Returns:
-        The roles, in the order given; `None` stays `None`.
+        The started roles in argument order; `None` for an awaitable that returned `None`.
 
     Raises:
         Exception: the error of the first failed role, after all have started or failed.
@@ -91,6 +103,7 @@ async def start_together(stack: AsyncExitStack, *starting: Awaitable[Any]) -> li
         for task in tasks:
             if not task.cancelled() and task.exception() is None and (role := task.result()) is not None:
                 stack.push_async_callback(role.close)
+    # Raised only now, when no role is still starting: the processes of such a role would not be closed.
     failed = [role for role in started if isinstance(role, BaseException)]
     if failed:
         raise failed[0]

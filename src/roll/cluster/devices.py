@@ -1,4 +1,4 @@
-"""The resolved device mapping: a placement slot (machine and devices) for each rank and engine. Pure functions."""
+"""Resource mapping: a placement slot (machine and devices) for each rank and engine. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.errors import PlacementError
 
-__all__ = ["Placement", "PlacementSlot", "place"]
+__all__ = ["Placement", "PlacementSlot", "resolve_placement"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacementSlot:
-    """The placement slot of one rank or engine."""
+    """The machine and the devices of one rank or engine."""
 
     node: int
-    """The number of the machine, from 0 to num_nodes - 1."""
+    """The index of the machine, from 0 to num_nodes - 1."""
     local_devices: tuple[int, ...]
-    """The device numbers on that machine."""
+    """The indices of the devices on that machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,46 +27,46 @@ class Placement:
 
     num_nodes: int
     devices_per_node: int
-    seats: Mapping[str, tuple[PlacementSlot, ...]]
+    slots: Mapping[str, tuple[PlacementSlot, ...]]
 
     @property
-    def workers_on_first_node(self) -> int:
-        """The number of ranks and engines on node 0; on a CPU they share its cores."""
-        return sum(seat.node == 0 for seats in self.seats.values() for seat in seats)
+    def num_workers_on_first_node(self) -> int:
+        """The number of ranks and engines on node 0, which share its cores if there are no accelerators."""
+        return sum(slot.node == 0 for slots in self.slots.values() for slot in slots)
 
 
-def place(cluster: ClusterConfig, roles: Mapping[str, RoleDevices], devices_per_node: int) -> Placement:
-    """Resolve the device mapping.
+def resolve_placement(cluster: ClusterConfig, roles: Mapping[str, RoleDevices], devices_per_node: int) -> Placement:
+    """Return the machine and devices of every rank and engine, from the device mapping of each role.
 
     Args:
         cluster: The configuration of the machines.
-        roles: The roles by name, as in error messages.
+        roles: The roles by name; messages use the names.
         devices_per_node: The number of devices of each machine.
 
     Raises:
-        PlacementError: a device number is beyond the cluster's, or an engine would span machines.
+        PlacementError: a device does not exist in the cluster, or an engine would span machines.
     """
     total = cluster.num_nodes * devices_per_node
-    seats: dict[str, tuple[PlacementSlot, ...]] = {}
+    slots: dict[str, tuple[PlacementSlot, ...]] = {}
     for name, role in roles.items():
         beyond = [device for device in role.devices if device >= total]
         if beyond:
             raise PlacementError(
                 f"cluster.device_mapping.{name} names device {beyond[0]}, but {cluster.num_nodes} x "
                 f"{devices_per_node} devices are numbered 0-{total - 1}: change the mapping, or set "
-                "cluster.num_nodes and cluster.devices_per_node to what there is."
+                "cluster.num_nodes and cluster.devices_per_node to the machines that you have."
             )
         width = role.tensor_parallel
         parts = [role.devices[i : i + width] for i in range(0, len(role.devices), width)]
-        seats[name] = tuple(_build_slot(part, devices_per_node, f"{role.section}.tensor_parallel") for part in parts)
-    return Placement(num_nodes=cluster.num_nodes, devices_per_node=devices_per_node, seats=seats)
+        slots[name] = tuple(_build_slot(part, devices_per_node, f"{role.section}.tensor_parallel") for part in parts)
+    return Placement(num_nodes=cluster.num_nodes, devices_per_node=devices_per_node, slots=slots)
 
 
 def _build_slot(devices: Sequence[int], devices_per_node: int, width_key: str) -> PlacementSlot:
     nodes = {device // devices_per_node for device in devices}
     if len(nodes) > 1:
         raise PlacementError(
-            f"cluster.device_mapping: devices {list(devices)} of one engine lie on machines {sorted(nodes)}, but one "
-            f"engine stays on one machine: lower {width_key}, or align the mapping with the machines."
+            f"cluster.device_mapping: devices {list(devices)} of one engine are on machines {sorted(nodes)}, but the "
+            f"devices of an engine must be on one machine: lower {width_key}, or align the mapping with the machines."
         )
     return PlacementSlot(node=nodes.pop(), local_devices=tuple(device % devices_per_node for device in devices))

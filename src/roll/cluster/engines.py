@@ -1,4 +1,4 @@
-"""The engines of a role on any cluster: they are started together, and replaced one by one."""
+"""The inference engines of a role on any cluster: started together, replaced one at a time."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["StartedEngines"]
 
 
 class StartedEngines(EngineGroup):
-    """An engine group that creates its engines. See `EngineGroup`.
+    """An `EngineGroup` that creates each engine with a function, and starts it.
 
     Args:
-        makers: Functions that create an engine without starting it, by engine id.
+        makers: By engine id, a function that creates the engine without starting it.
     """
 
     def __init__(self, makers: Mapping[str, Callable[[], InferenceEngine]]) -> None:
@@ -25,12 +25,12 @@ class StartedEngines(EngineGroup):
 
     @classmethod
     async def start(
-        cls, makers: Mapping[str, Callable[[], InferenceEngine]], *, at_once: bool = False
+        cls, makers: Mapping[str, Callable[[], InferenceEngine]], *, concurrently: bool = False
     ) -> StartedEngines:
-        """Start every engine, one after the other, or concurrently with `at_once`."""
+        """Start every engine: all at once if `concurrently`, else one after the other."""
         group = cls(makers)
         try:
-            if at_once:
+            if concurrently:
                 await asyncio.gather(*(engine.start() for engine in group.engines))
             else:
                 for engine in group.engines:
@@ -48,7 +48,7 @@ class StartedEngines(EngineGroup):
     def add(self, engine_id: str, make: Callable[[], InferenceEngine]) -> None:
         """See `EngineGroup.add`."""
         if engine_id in self._makers:
-            raise ConfigError(f"there is an engine '{engine_id}' already: give the new one an id of its own.")
+            raise ConfigError(f"engine id '{engine_id}' is already in use: choose another id for the new engine.")
         self._makers[engine_id] = make
 
     async def retire(self, engine_id: str) -> None:
@@ -60,7 +60,7 @@ class StartedEngines(EngineGroup):
 
     async def replace(self, engine_id: str) -> InferenceEngine:
         """See `EngineGroup.replace`."""
-        if engine_id in self._engines:
+        if engine_id in self._engines:  # closed first, because two engines would not fit into the device's memory
             await self._engines[engine_id].close()
         fresh = self._makers[engine_id]()
         try:

@@ -1,6 +1,6 @@
 """A cluster without Ray: one rank of each trainer, and the engines, in this process.
 
-A trainer runs in a thread of its own, so it does not block the controller's loop; calls keep their order.
+Each trainer runs in its own thread, so that it does not block the controller's event loop; its calls run in order.
 """
 
 from __future__ import annotations
@@ -11,14 +11,16 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from roll.cluster.base import with_media
 from roll.cluster.engines import StartedEngines
 from roll.config.training import TRAINERS
-from roll.inference import EngineSpec, build_engine, engine_capabilities
+from roll.inference import EngineSpec, build_engine, get_engine_capabilities
 from roll.protocols import TrainBackend, TrainerGroup, WorkerPool
 from roll.running import run_detached
 from roll.types import WeightUpdate
 
 if TYPE_CHECKING:
+    from roll.tracking import RunDirectory
     from roll.training import TrainerSpec
     from roll.weights import Sender
 
@@ -57,12 +59,12 @@ class LocalTrainerGroup(TrainerGroup):
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
     ) -> Mapping[str, int]:
-        from roll.training.engine_weights import engine_weights
+        from roll.training.engine_weights import build_engine_weights
         from roll.weights import Sender, send_weights
 
         self._sender = self._sender or Sender()
         return await send_weights(
-            engine_weights(self._backend, self._spec),
+            build_engine_weights(self._backend, self._spec),
             policy_version,
             transport,
             deliver,
@@ -78,26 +80,29 @@ class LocalTrainerGroup(TrainerGroup):
 
 
 class LocalCluster:
-    """A cluster that is this process, whatever the configuration is; implements `Cluster`."""
+    """Implements `Cluster` in this process; the configured machines and devices are ignored."""
 
-    def __init__(self, *_: object) -> None:
-        """Ignore the arguments: `CLUSTERS` passes the same ones to every kind of cluster."""
+    def __init__(self, config: object = None, roles: object = None, run: RunDirectory | None = None) -> None:
+        """Store the run. `config` and `roles` are unused: `CLUSTERS` passes them to every kind of cluster."""
+        self.media_dir = None if run is None else run.media_dir
 
     async def start_trainer(self, spec: TrainerSpec, role: str) -> LocalTrainerGroup:
         """See `Cluster`, also for all methods below."""
-        return await LocalTrainerGroup.start(spec)
+        return await LocalTrainerGroup.start(with_media(spec, self.media_dir))
 
     async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> StartedEngines:
-        return await StartedEngines.start({spec.engine_id: partial(build_engine, spec) for spec in specs})
+        return await StartedEngines.start(
+            {spec.engine_id: partial(build_engine, with_media(spec, self.media_dir)) for spec in specs}
+        )
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
         from roll.cluster.pool import LocalWorkerPool
 
         return LocalWorkerPool(num_workers)
 
-    def transport(self, engine_kind: str) -> str:
-        """See `Cluster.transport`: by reference to an engine of this process, through host memory to others."""
-        return "in_process" if engine_capabilities(engine_kind).shares_process else "shared_memory"
+    def choose_transport(self, engine_kind: str) -> str:
+        """Return `in_process` for engines in this process, and `shared_memory` for engines in other processes."""
+        return "in_process" if get_engine_capabilities(engine_kind).shares_process else "shared_memory"
 
     async def close(self) -> None:
-        """Do nothing: the cluster has no resources of its own."""
+        """Do nothing: the cluster holds no resources."""

@@ -1,10 +1,14 @@
-"""A pool worker's process for coroutine functions: it runs any number of concurrent calls, until its parent is gone.
+"""A pool worker's process for coroutine functions: it runs any number of concurrent calls, until its parent ends.
 
-Frames are those of `pool_worker`, with the number of the call. Inputs are `(number, call)`, where the call is a pickled
-`(function, args, timeout)`, `(number, None)` to cancel the call, and `(number, WHO)` to find out why it is silent.
-Outputs are `(number, STARTED)` when the call is about to run, `(number, (culprit,))` if requested (see
-`_find_blocking_call`), and
-finally `(number, LATE)` if it timed out, else `(number, reply)`, pickled as in `pool_worker`.
+It uses the frames of `pool_worker`, with the number of the call.
+
+Inputs   (number, call)        call is a pickled (function, args, timeout)
+         (number, None)        cancel the call
+         (number, FIND_BLOCKING_CALL)         report which call blocks the event loop
+Outputs  (number, STARTED)     the call is about to run
+         (number, (culprit,))  the answer to FIND_BLOCKING_CALL, see `_find_blocking_call`
+         (number, LATE)        the call timed out
+         (number, reply)       the call ended; the reply is pickled as in `pool_worker`
 """
 
 from __future__ import annotations
@@ -20,55 +24,58 @@ from weakref import WeakKeyDictionary
 
 from roll.cluster.pool_worker import (
     STARTED,
-    begin,
     build_error_reply,
     build_exit_error,
     prepare,
     read_frame,
+    set_up_process,
     write_frame,
 )
 
-__all__ = ["LATE", "WHO", "main"]
+__all__ = ["FIND_BLOCKING_CALL", "LATE", "main"]
 
 LATE = b"late"
-WHO = b"who"
-TURN_S = 0.5
-"""Time after which a loop without a turn counts as blocked by its current task."""
+FIND_BLOCKING_CALL = b"who"
+BLOCKED_AFTER_S = 0.5
+"""Time without an iteration of the event loop after which its current task counts as blocking it."""
 
 _number: ContextVar[int | None] = ContextVar("number", default=None)
 """The number of the call that the current task belongs to."""
 _numbers: WeakKeyDictionary[asyncio.Future[Any], int | None] = WeakKeyDictionary()
-"""The number of the call by task, for a thread outside the loop."""
+"""The number of the call by task; read by a thread outside the event loop."""
 
 
 def _create_numbered_task(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any] | Generator[Any, None, Any], /, **options: Any
 ) -> asyncio.Task[Any]:
-    """Create a task that remembers the number of its call; a task factory."""
+    """Create a task and store the number of its call; used as the event loop's task factory."""
     task = asyncio.Task(work, loop=loop, **options)
     _numbers[task] = _number.get()
     return task
 
 
 async def _call(function: Callable[..., Any], args: tuple[Any, ...], time_limit_s: float) -> bytes:
-    """Run a call and return its reply; its own timeouts and cancellations are errors like any other."""
+    """Run a call and return its pickled reply, or `LATE` after `time_limit_s`.
+
+    A `TimeoutError` or a cancellation that the function itself raises is returned like any other error.
+    """
     scope = asyncio.timeout(time_limit_s)
     task = asyncio.current_task()
     try:
         async with scope:
             return pickle.dumps((True, await function(*args)))
-    except SystemExit as error:  # a call must not end the process that it shares with others
+    except SystemExit as error:  # a call must not end the process, which other calls use too
         return build_error_reply(build_exit_error(error))
     except asyncio.CancelledError as error:
         if task is not None and task.cancelling():  # the caller has canceled the call
             raise
-        return build_error_reply(RuntimeError(f"it was cancelled by itself: {error}"))
+        return build_error_reply(RuntimeError(f"the call canceled itself: {error}"))
     except Exception as error:  # the caller decides what a failure of its function means
         return LATE if scope.expired() else build_error_reply(error)
 
 
-class _Replies:
-    """Writes the frames of the loop and of the reading thread, one at a time."""
+class _ReplyWriter:
+    """Writes reply frames one at a time, from the event loop and from the reading thread."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -81,28 +88,30 @@ class _Replies:
 
 
 def _find_blocking_call(loop: asyncio.AbstractEventLoop, number: int) -> tuple[int | None]:
-    """Return the call that blocks the event loop, or `number` if the loop is not blocked; `None` inside if unknown.
+    """Return the number of the call that blocks the event loop, in a tuple: `(None,)` if that call is unknown.
 
-    It is called from another thread, to find out why a call is silent.
+    If the loop is not blocked, return `(number,)`, the call about which the owner asks. Must be called from a thread
+    outside the loop.
     """
     turned = threading.Event()
     loop.call_soon_threadsafe(turned.set)
-    if turned.wait(TURN_S):
+    if turned.wait(BLOCKED_AFTER_S):
         return (number,)
     task = asyncio.current_task(loop)
     return (_numbers.get(task) if task is not None else None,)
 
 
 async def _serve(memory_limit_bytes: int) -> None:
-    replies = _Replies(begin(memory_limit_bytes))
+    replies = _ReplyWriter(set_up_process(memory_limit_bytes))
     loop = asyncio.get_running_loop()
     loop.set_task_factory(_create_numbered_task)
     frames: asyncio.Queue[tuple[int, bytes | None] | None] = asyncio.Queue()
 
+    # A thread reads the input, so that the process can report which call blocks the loop while the loop is blocked.
     def read() -> None:
         while (frame := read_frame(sys.stdin.buffer)) is not None:
             number, body = pickle.loads(frame)
-            if body == WHO:
+            if body == FIND_BLOCKING_CALL:
                 replies.write(number, _find_blocking_call(loop, number))
             else:
                 loop.call_soon_threadsafe(frames.put_nowait, (number, body))
@@ -129,6 +138,7 @@ async def _serve(memory_limit_bytes: int) -> None:
             if number in calls:
                 calls[number].cancel()
             continue
+        # Tasks that the call creates inherit the context, so if one of them blocks the loop, the call is blamed.
         _number.set(number)
         calls[number] = task = loop.create_task(run(number, body))
         task.add_done_callback(lambda _, number=number: calls.pop(number))

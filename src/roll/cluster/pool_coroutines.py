@@ -1,13 +1,12 @@
-"""Coroutine functions in processes of their own: many calls wait at once, outside the controller's loop.
+"""Coroutine functions of the worker pool: many calls wait concurrently in a process, outside the controller's loop.
 
     submit ──► least busy process ──► (number, call) ──► its event loop ──► (number, reply)
                                           │ timeout: canceled there
-                                          │ no answer at all: which call blocks it? ──► SIGKILL, a new process
+                                          │ no answer: find the call that blocks it ──► SIGKILL, a new process
 
-Invariants: a timeout starts when a call begins, not while a process starts or imports. A call that blocks its process's
-event loop costs that process, and its other calls end with `WorkerDiedError`: only the blocking call counts as timed
-out, whichever timeout expires first. The call of a canceled caller is canceled. Processes end with this one, however it
-ends.
+Invariants: a timeout starts when a call begins, not while a process starts or imports. If a call blocks its process's
+event loop, the process is killed: the blocking call counts as timed out, and the other calls raise `WorkerDiedError`,
+whichever timeout expires first. If a caller is canceled, so is its call. Processes end with this one, however it ends.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.cluster.pool_coroutine_worker import LATE, WHO
+from roll.cluster.pool_coroutine_worker import FIND_BLOCKING_CALL, LATE
 from roll.cluster.pool_process import START_TIMEOUT_S, PoolProcess
 from roll.cluster.pool_worker import STARTED
 from roll.errors import WorkerDiedError
@@ -29,24 +28,26 @@ from roll.errors import WorkerDiedError
 __all__ = ["CoroutineWorkers"]
 
 GRACE_S = 2.0
-"""Time for a process to cancel a call after its timeout, before the process counts as blocked."""
+"""Time that a process has to cancel a call after its timeout; then its event loop counts as blocked."""
 ANSWER_S = 5.0
-"""Time for a process to report why a call is silent."""
+"""Time that a process has to report which call blocks its event loop."""
 
-_HELD_UP = "a pool worker was ended, because another call kept it from answering, or with its pool"
+_PROCESS_KILLED = (
+    "a pool worker was killed, because another call blocked its event loop, or because its pool was closed"
+)
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
     started: asyncio.Event = field(default_factory=asyncio.Event)
     reply: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-    held_by: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
+    blocked_by: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
     silent_at: float = math.inf
-    """The loop's time at which an answer is overdue."""
+    """The event loop's time from which the answer is overdue."""
 
 
 class _Worker:
-    """One process, started at its first call."""
+    """One process with many concurrent calls; it is started by the first call."""
 
     def __init__(self, memory_limit_bytes: int) -> None:
         self.calls: dict[int, _Call] = {}
@@ -56,7 +57,7 @@ class _Worker:
         self._reader: asyncio.Task[None] | None = None
 
     async def call(self, body: bytes, time_limit_s: float) -> tuple[bool, Any]:
-        """Run a call and return whether the function returned, and its value or exception.
+        """Run a call. Return (True, the function's value) or (False, its exception).
 
         Raises:
             TimeoutError: the call took too long.
@@ -66,9 +67,9 @@ class _Worker:
         self.calls[number] = call
         try:
             await self._send(number, body)
-            await self._begun(call)
+            await self._wait_until_started(call)
             call.silent_at = asyncio.get_running_loop().time() + time_limit_s + GRACE_S
-            reply = await self._reply(number, call)
+            reply = await self._wait_for_reply(number, call)
         except ConnectionError as error:
             raise WorkerDiedError(await self._process.describe_end()) from error
         except asyncio.CancelledError:
@@ -83,8 +84,15 @@ class _Worker:
         ok, value = pickle.loads(reply)
         return ok, value
 
-    async def _reply(self, number: int, call: _Call) -> bytes:
-        """Wait for a call's reply; if it is overdue, the call that blocks the process counts as timed out."""
+    async def _wait_for_reply(self, number: int, call: _Call) -> bytes:
+        """Wait for a call's reply, and return it.
+
+        If it is overdue, another call may block the process, which is then killed as soon as that call times out.
+
+        Raises:
+            TimeoutError: this call blocks the process, or ignores its cancellation; the process was killed.
+            WorkerDiedError: another call blocked the process, so this call must be retried.
+        """
         loop, held_up, until = asyncio.get_running_loop(), False, call.silent_at
         while not (await asyncio.wait({call.reply}, timeout=until - loop.time()))[0]:
             culprit = await self._find_blocking_call(number, call)
@@ -98,23 +106,24 @@ class _Worker:
                 if culprit is not None and not culprit.reply.done():
                     culprit.reply.set_exception(TimeoutError())
                 await self.end()
-                raise WorkerDiedError(_HELD_UP)
+                raise WorkerDiedError(_PROCESS_KILLED)
             await asyncio.wait({call.reply, culprit.reply}, timeout=culprit.silent_at - loop.time())
             until = loop.time() + GRACE_S
         reply = call.reply.result()
+        # The call was late because another call blocked the loop, so it is retried instead of scored as too slow.
         if held_up and reply == LATE:
-            raise WorkerDiedError(_HELD_UP)
+            raise WorkerDiedError(_PROCESS_KILLED)
         return reply
 
     async def _find_blocking_call(self, number: int, call: _Call) -> _Call | None:
-        """Return the call that keeps the process from answering; `None` if unknown."""
+        """Ask the process which call blocks its event loop, so that `call` gets no reply; `None` if that is unknown."""
         try:
             async with asyncio.timeout(ANSWER_S):
-                await self._process.write(pickle.dumps((number, WHO)))
-                said = await call.held_by.get()
-        except TimeoutError:  # not even the process's reading thread can run
+                await self._process.write(pickle.dumps((number, FIND_BLOCKING_CALL)))
+                culprit = await call.blocked_by.get()
+        except TimeoutError:  # not even the process's reading thread can run, for example because C code holds the GIL
             return call if len(self.calls) == 1 else None
-        return call if len(self.calls) == 1 else self.calls.get(-1 if said is None else said)
+        return call if len(self.calls) == 1 else self.calls.get(-1 if culprit is None else culprit)
 
     async def _send(self, number: int, body: bytes) -> None:
         async with self._starting:
@@ -124,22 +133,23 @@ class _Worker:
                 self._reader = asyncio.create_task(self._read(), name="pool-coroutines")
         await self._process.write(pickle.dumps((number, body)))
 
-    async def _begun(self, call: _Call) -> None:
-        begun = asyncio.ensure_future(call.started.wait())
+    async def _wait_until_started(self, call: _Call) -> None:
+        """Wait until the process runs the call: its timeout starts only then."""
+        started = asyncio.ensure_future(call.started.wait())
         try:
             done, _ = await asyncio.wait(
-                {begun, call.reply}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
+                {started, call.reply}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED
             )
         finally:
-            begun.cancel()
+            started.cancel()
         if not done:
-            error = self._process.not_ready()
+            error = self._process.build_not_ready_error()
             await self.end()
             raise error
 
     async def _read(self) -> None:
-        """Distribute replies until the process ends, then fail all waiting calls."""
-        cause = _HELD_UP
+        """Pass replies to their calls until the process ends, then fail all waiting calls."""
+        cause = _PROCESS_KILLED
         try:
             while True:
                 number, reply = pickle.loads(await self._process.read())
@@ -147,7 +157,7 @@ class _Worker:
                 if call is not None and reply == STARTED:
                     call.started.set()
                 elif call is not None and isinstance(reply, tuple):
-                    call.held_by.put_nowait(reply[0])
+                    call.blocked_by.put_nowait(reply[0])
                 elif call is not None and not call.reply.done():
                     call.reply.set_result(reply)
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -156,10 +166,10 @@ class _Worker:
             for call in self.calls.values():
                 if not call.reply.done():
                     call.reply.set_exception(WorkerDiedError(cause))
-                call.held_by.put_nowait(None)
+                call.blocked_by.put_nowait(None)
 
     async def end(self) -> None:
-        """Kill the process; its calls end with `WorkerDiedError`, and a later call starts a new process."""
+        """Kill the process. Its calls raise `WorkerDiedError`; a later call starts a new process."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
@@ -186,7 +196,7 @@ class CoroutineWorkers:
         self.num_restarts = 0
 
     async def run(self, function: Callable[..., Any], args: tuple[Any, ...], time_limit_s: float) -> tuple[bool, Any]:
-        """Run a call and return whether the function returned, and its value or exception.
+        """Run a call. Return (True, the function's value) or (False, its exception).
 
         Raises:
             TimeoutError: the call took too long.
@@ -201,6 +211,6 @@ class CoroutineWorkers:
             raise
 
     async def close(self) -> None:
-        """Kill every process, and end every call with `WorkerDiedError`; may be called twice."""
+        """Kill every process; running calls raise `WorkerDiedError`. Calling it twice is safe."""
         self._closed = True
         await asyncio.gather(*(worker.close() for worker in self._workers))

@@ -1,14 +1,14 @@
-"""A pool worker's process for kept objects: it imports their dependencies once, and forks a process for each object.
+"""Fork server of the worker pool: it imports the dependencies of actors once, and forks a process for each actor.
 
-    (number, call) ──► this process: forks, forwards, runs no call ──► process `number`: its object ──► (number, reply)
+    (number, call) ──► this process: forks, forwards, runs no call ──► process `number`: its actor ──► (number, reply)
 
-Frames are those of `pool_worker`. The first call of a number is `(None, (factory, args))` and creates its object, later
-ones are `(method, args)`; a method may be a coroutine function. `(number, None)` ends a process and its descendants. A
-reply is `(ok, value)`, pickled, or a text that describes how the process ended. The end of the input ends all
-processes.
+It uses the frames of `pool_worker`. The first call for a number is `(None, (factory, args))` and creates the actor;
+later ones are `(method, args)`, where the method may be a coroutine function. `(number, None)` ends the actor's process
+and its descendants. A reply is a pickled `(ok, value)`, or a string that describes how the process ended. All processes
+end at the end of the input.
 
-Invariants: this process has one thread and runs no calls, so calls cannot block it; an object's process has at most one
-call at a time, and is waiting for it when it arrives; processes end with this one.
+Invariants: this process has one thread and runs no calls, so calls cannot block it; an actor's process has at most one
+call at a time, and is idle when the call arrives; processes end with this one.
 """
 
 from __future__ import annotations
@@ -31,31 +31,31 @@ from roll.cluster.pool_worker import (
     HEADER,
     PR_SET_PDEATHSIG,
     STARTED,
-    begin,
     build_error_reply,
     build_exit_error,
     describe_exit,
     limit_memory,
     read_frame,
+    set_up_process,
     write_frame,
 )
 
 __all__ = ["main"]
 
 READ_BYTES = 2**18
-OUT_OF_MEMORY = pickle.dumps((False, MemoryError("its process is over its limit of memory")))
-"""Pickled in advance, because pickling may fail when memory has run out."""
+OUT_OF_MEMORY = pickle.dumps((False, MemoryError("the process exceeded its memory limit")))
+"""The reply after a `MemoryError`, pickled in advance because pickling may fail when memory has run out."""
 
 
 @dataclass(eq=False)
-class _Frames:
-    """Assembles complete frames from the data of a descriptor."""
+class _FrameReader:
+    """Reads frames from a file descriptor."""
 
     descriptor: int
     _held: bytearray = field(default_factory=bytearray)
 
     def read(self) -> list[bytes] | None:
-        """Return the frames that are complete now; `None` at the end of the input."""
+        """Return the frames that have arrived completely; `None` at the end of the input."""
         try:
             data = os.read(self.descriptor, READ_BYTES)
         except OSError:
@@ -63,39 +63,39 @@ class _Frames:
         if not data:
             return None
         self._held += data
-        found, start = [], 0
+        frames, start = [], 0
         while len(self._held) - start >= HEADER.size:
             (length,) = HEADER.unpack_from(self._held, start)
             end = start + HEADER.size + length
             if len(self._held) < end:
                 break
-            found.append(bytes(memoryview(self._held)[start + HEADER.size : end]))
+            frames.append(bytes(memoryview(self._held)[start + HEADER.size : end]))
             start = end
         del self._held[:start]
-        return found
+        return frames
 
 
 @dataclass(eq=False)
 class _Child:
-    """The parent's view of a forked process with one object."""
+    """The fork server's handle to a forked process with one actor."""
 
     number: int
     process_id: int
     connection: socket.socket
-    frames: _Frames
-    asked: bool = False
-    """Whether the object has a running call."""
+    frames: _FrameReader
+    is_busy: bool = False
+    """Whether a call is running."""
 
     def end(self) -> int:
-        """Kill the process and its descendants; return its exit code, or minus its signal."""
+        """Kill the process and its descendants. Return its exit code, negative for a signal."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process_id, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):  # it may not have a process group of its own yet
+        with contextlib.suppress(ProcessLookupError):  # it may not have its own process group yet
             os.kill(self.process_id, signal.SIGKILL)
         return self.reap()
 
     def reap(self) -> int:
-        """Wait for the process to end, kill its descendants, and return its exit code, or minus its signal."""
+        """Wait until the process ends, then kill its descendants. Return its exit code, negative for a signal."""
         self.connection.close()
         _, status = os.waitpid(self.process_id, 0)
         with contextlib.suppress(ProcessLookupError):
@@ -109,10 +109,10 @@ class _ForkServer:
         self._memory_limit_bytes = memory_limit_bytes
         self._children: dict[int, _Child] = {}
         self._ends: dict[int, bytes] = {}
-        """Descriptions of how processes ended unexpectedly, until they are released."""
+        """By number, how an actor's process ended unexpectedly; kept until the actor is released."""
         self._selector = selectors.DefaultSelector()
 
-    def serve(self, calls: _Frames) -> None:
+    def serve(self, calls: _FrameReader) -> None:
         """Serve calls until the input ends."""
         self._selector.register(calls.descriptor, selectors.EVENT_READ, None)
         try:
@@ -125,24 +125,24 @@ class _ForkServer:
                     if frames is None:
                         return
                     for frame in frames:
-                        self._take(*pickle.loads(frame))
+                        self._handle(*pickle.loads(frame))
         finally:
             for child in self._children.values():
                 child.end()
 
-    def _take(self, number: int, body: bytes | None) -> None:
+    def _handle(self, number: int, body: bytes | None) -> None:
         child = self._children.get(number)
         if body is None:
             self._ends.pop(number, None)
             if child is not None:
-                self._forget(child)
+                self._remove(child)
                 child.end()
         elif number in self._ends:
             self._reply(number, self._ends[number])
         else:
             child = child or self._fork(number)
-            child.asked = True
-            with contextlib.suppress(OSError):  # it has died, which the end of its output reports
+            child.is_busy = True
+            with contextlib.suppress(OSError):  # it has died, which `_read_child` reports
                 child.connection.sendall(HEADER.pack(len(body)) + body)
 
     def _fork(self, number: int) -> _Child:
@@ -150,12 +150,13 @@ class _ForkServer:
         process_id = os.fork()
         if process_id == 0:
             ours.close()
+            # Otherwise the child would keep the connections of its siblings open after this process closed them.
             for other in self._children.values():
                 other.connection.close()
             self._selector.close()
-            _live(theirs, self._memory_limit_bytes)
+            _run_child(theirs, self._memory_limit_bytes)
         theirs.close()
-        child = _Child(number, process_id, ours, _Frames(ours.fileno()))
+        child = _Child(number, process_id, ours, _FrameReader(ours.fileno()))
         self._children[number] = child
         self._selector.register(ours, selectors.EVENT_READ, child)
         return child
@@ -165,29 +166,29 @@ class _ForkServer:
             return  # it was ended in the meantime
         frames = child.frames.read()
         if frames is None:
-            self._forget(child)
+            self._remove(child)
             code = describe_exit(child.end())
-            self._ends[child.number] = end = pickle.dumps(f"its process ({child.process_id}) ended with {code}")
-            frames = [end] if child.asked else []
+            self._ends[child.number] = end = pickle.dumps(f"the process ({child.process_id}) ended with {code}")
+            frames = [end] if child.is_busy else []
         for frame in frames:
-            child.asked = False
+            child.is_busy = False
             self._reply(child.number, frame)
 
     def _reply(self, number: int, reply: bytes) -> None:
         write_frame(self._replies, pickle.dumps((number, reply)))
 
-    def _forget(self, child: _Child) -> None:
+    def _remove(self, child: _Child) -> None:
         self._selector.unregister(child.connection)
         del self._children[child.number]
 
 
-def _live(connection: socket.socket, memory_limit_bytes: int) -> NoReturn:
-    """Run a forked process: create its object, answer its calls, exit."""
+def _run_child(connection: socket.socket, memory_limit_bytes: int) -> NoReturn:
+    """Run in a forked process: create the actor, answer its calls, exit."""
     parent = os.getppid()
-    os.setsid()
+    os.setsid()  # its own process group, so that its descendants can be killed with it
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() != parent:  # the parent ended before `prctl` was called
         os._exit(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -201,6 +202,7 @@ def _live(connection: socket.socket, memory_limit_bytes: int) -> NoReturn:
         while (frame := read_frame(stream)) is not None:
             write_frame(stream, _answer(frame, kept, loop))
         code = 0
+    # `sys.exit` would run the exit handlers that the fork server's imports have registered.
     os._exit(code)
 
 
@@ -223,14 +225,14 @@ def _answer(frame: bytes, kept: list[Any], loop: asyncio.AbstractEventLoop) -> b
 
 
 def main(memory_limit_bytes: int) -> None:
-    """Serve calls from stdin. The first one is `(function, args)`, which imports or loads shared dependencies.
+    """Serve calls from stdin. The first call is `(function, args)`, which imports or loads shared dependencies.
 
     Args:
-        memory_limit_bytes: The memory limit of each object's process; beyond it a call gets a `MemoryError`. 0 means no
+        memory_limit_bytes: The memory limit of each actor's process; beyond it a call gets a `MemoryError`. 0 means no
             limit.
     """
-    replies = begin(0)
-    calls = _Frames(sys.stdin.fileno())
+    replies = set_up_process(0)
+    calls = _FrameReader(sys.stdin.fileno())
     while not (frames := calls.read()):  # the controller sends nothing else before the first answer
         if frames is None:
             return
@@ -243,7 +245,7 @@ def main(memory_limit_bytes: int) -> None:
     except SystemExit as error:
         write_frame(replies, build_error_reply(build_exit_error(error)))
         return
-    if sys.platform == "linux":  # from here on the end of the input ends this process, after its children
+    if sys.platform == "linux":  # from now on this process ends at the end of its input, after its children
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
     gc.collect()
     gc.freeze()  # keeps memory shared with forked processes

@@ -1,13 +1,13 @@
-"""Objects kept in processes of their own, forked from a process that has imported their dependencies.
+"""Actors of the worker pool: objects in processes forked from a fork server that has imported their dependencies.
 
-    keep ──► the nursery for these dependencies (its process is started once) ──► a fork ──► the object
+    create_actor ──► the fork server for these dependencies (its process is started once) ──► a fork ──► the actor
     call ──► (number, method, arguments) ──► its process ──► (number, reply)
 
-A fork takes milliseconds and shares memory with the imports, so an object costs little more than itself. A hang, a
-crash or a leak of one object does not affect the others.
+A fork takes milliseconds and shares the memory of the imported modules, so an actor needs little more memory than its
+own state. If one actor hangs, crashes or leaks memory, the others are not affected.
 
-Invariants: an object has one call at a time; an object whose call is canceled is ended, because its state is then
-unknown; if a nursery dies, its objects raise `WorkerDiedError`, and the next kept object starts a new nursery.
+Invariants: an actor has one call at a time; if a call is canceled, its actor is ended, because the state is unknown; if
+a fork server dies, its actors raise `WorkerDiedError`, and the next created actor starts a new fork server.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class _ForkServer:
-    """A process that forks, and its forked processes."""
+    """The controller's connection to a fork server and to the actors that it forked."""
 
     def __init__(self, prepare: Call, memory_limit_bytes: int) -> None:
         self._prepare = prepare
@@ -45,7 +45,7 @@ class _ForkServer:
                 await self._process.end()
                 await self._process.start()
                 try:
-                    await self._prepared()
+                    await self._prepare_process()
                 except BaseException:
                     await self._process.end()
                     raise
@@ -58,19 +58,19 @@ class _ForkServer:
             raise
         return forked
 
-    async def _prepared(self) -> None:
+    async def _prepare_process(self) -> None:
         try:
             await self._process.write(pickle.dumps(self._prepare))
-            reply = await self._process.first_reply()
+            reply = await self._process.read_first_reply()
         except (ConnectionError, asyncio.IncompleteReadError) as error:
             raise WorkerDiedError(await self._process.describe_end()) from error
         if reply != STARTED:
             raise pickle.loads(reply)[1]
 
-    async def ask(self, number: int, body: bytes) -> bytes:
-        """Return the reply to a call; if this is canceled, the object's process is killed."""
+    async def call(self, number: int, body: bytes) -> bytes:
+        """Send a pickled call to an actor and return the reply; if the caller is canceled, kill the actor's process."""
         if self._reader is None or self._reader.done():
-            raise WorkerDiedError("its process was ended")
+            raise WorkerDiedError("the process was ended")
         self._replies[number] = reply = asyncio.get_running_loop().create_future()
         try:
             await self._process.write(pickle.dumps((number, body)))
@@ -78,19 +78,19 @@ class _ForkServer:
         except ConnectionError as error:
             raise WorkerDiedError(await self._process.describe_end()) from error
         except asyncio.CancelledError:
-            self.forget(number)
+            self.kill(number)
             raise
         finally:
             self._replies.pop(number, None)
 
-    def forget(self, number: int) -> None:
-        """Kill an object's process, without waiting for its end."""
+    def kill(self, number: int) -> None:
+        """Kill an actor's process without waiting until it has ended."""
         if self._reader is not None and not self._reader.done():
             self._process.send(pickle.dumps((number, None)))
 
     async def _read(self) -> None:
-        """Distribute replies until the process ends, then fail all waiting calls."""
-        cause = "its process was ended"
+        """Pass replies to their calls until the process ends, then fail all waiting calls."""
+        cause = "the process was ended"
         try:
             while True:
                 number, reply = pickle.loads(await self._process.read())
@@ -105,9 +105,9 @@ class _ForkServer:
                     waiting.set_exception(WorkerDiedError(cause))
 
     async def close(self) -> None:
-        """End the process with all that it forked."""
+        """End the process and all processes that it forked."""
         reader, self._reader = self._reader, None
-        await self._process.end_in_order()
+        await self._process.end_gracefully()
         if reader is not None:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
@@ -115,11 +115,11 @@ class _ForkServer:
 
 
 class _ForkedActor:
-    """A kept object in a forked process. See `ActorHandle`."""
+    """Implements `ActorHandle` for an object in a forked process."""
 
-    def __init__(self, nursery: _ForkServer, number: int) -> None:
+    def __init__(self, fork_server: _ForkServer, number: int) -> None:
         self.number = number
-        self._nursery = nursery
+        self._fork_server = fork_server
         self._ended: str | None = None
         self._closed = False
 
@@ -128,18 +128,18 @@ class _ForkedActor:
         return await self.send(pickle.dumps((method, args)))
 
     async def send(self, body: bytes) -> Any:
-        """Send a call and return its value, or raise its exception."""
+        """Send a pickled call and return its value, or raise its exception."""
         if self._ended is not None:
             raise WorkerDiedError(self._ended)
         try:
-            found = pickle.loads(await self._nursery.ask(self.number, body))
+            reply = pickle.loads(await self._fork_server.call(self.number, body))
         except asyncio.CancelledError:
-            self._ended = "its process was ended in the midst of a call"
+            self._ended = "the process was killed during a call"
             raise
-        if isinstance(found, str):
-            self._ended = found
-            raise WorkerDiedError(found)
-        ok, value = found
+        if isinstance(reply, str):
+            self._ended = reply
+            raise WorkerDiedError(reply)
+        ok, value = reply
         if not ok:
             raise value
         return value
@@ -147,12 +147,12 @@ class _ForkedActor:
     async def close(self) -> None:
         """See `ActorHandle`."""
         if not self._closed:
-            self._closed, self._ended = True, "its process was ended"
-            self._nursery.forget(self.number)
+            self._closed, self._ended = True, "the process was ended"
+            self._fork_server.kill(self.number)
 
 
 class ForkedActors:
-    """Kept objects in processes of their own.
+    """Creates actors, each in its own forked process; one fork server for each `prepare`.
 
     Args:
         memory_limit_bytes: The memory limit of each process; 0 means no limit.
@@ -160,20 +160,20 @@ class ForkedActors:
 
     def __init__(self, memory_limit_bytes: int) -> None:
         self._memory_limit_bytes = memory_limit_bytes
-        self._nurseries: dict[bytes, _ForkServer] = {}
+        self._fork_servers: dict[bytes, _ForkServer] = {}
         self._closed = False
 
     async def create_actor(self, factory: Callable[..., Any], args: tuple[Any, ...], prepare: Call) -> _ForkedActor:
-        """See `WorkerPool.keep`."""
+        """See `WorkerPool.create_actor`."""
         if self._closed:
             raise WorkerDiedError("the worker pool is closed")
         key = pickle.dumps(prepare)
-        if key not in self._nurseries:
-            self._nurseries[key] = _ForkServer(prepare, self._memory_limit_bytes)
-        return await self._nurseries[key].create_actor(pickle.dumps((None, (factory, args))))
+        if key not in self._fork_servers:
+            self._fork_servers[key] = _ForkServer(prepare, self._memory_limit_bytes)
+        return await self._fork_servers[key].create_actor(pickle.dumps((None, (factory, args))))
 
     async def close(self) -> None:
-        """End every process; may be called twice."""
+        """End every process. Calling it twice is safe."""
         self._closed = True
         with contextlib.suppress(ConnectionError):
-            await asyncio.gather(*(nursery.close() for nursery in self._nurseries.values()))
+            await asyncio.gather(*(fork_server.close() for fork_server in self._fork_servers.values()))

@@ -1,4 +1,4 @@
-"""The controller's view of a worker pool's process, which is started at first use and ended with its descendants."""
+"""The controller's end of a process of the worker pool; it is killed together with its descendants."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class PoolProcess:
         self._closed = False
 
     @property
-    def ended_by_itself(self) -> bool:
-        """Whether the process has ended although it was not killed from here."""
+    def has_died(self) -> bool:
+        """Whether the process has ended without being killed by this object."""
         return self._process is not None and self._process.returncode is not None
 
     async def start(self) -> None:
@@ -51,10 +51,11 @@ class PoolProcess:
         """
         if self._process is not None:
             return
+        # There are as many workers as cores; threads of one worker would only take cores from the others.
         single_threaded = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        # sets of strings iterate in the same order in every worker, so results do not depend on the worker
+        # A fixed hash seed: sets of strings iterate in the same order in every worker, so results do not depend on it.
         fixed = {**single_threaded, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        # -P: a file in the current directory must not replace a module of the standard library
+        # -P: a file in the current directory must not replace a module of the standard library.
         command = (sys.executable, "-P", "-m", self._module, str(self._memory_limit_bytes))
         self._log = self._log or tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         try:
@@ -99,8 +100,8 @@ class PoolProcess:
         (length,) = HEADER.unpack(await self._process.stdout.readexactly(HEADER.size))
         return await self._process.stdout.readexactly(length)
 
-    async def first_reply(self) -> bytes:
-        """Return the next frame, allowing for the time that a process needs to start and import.
+    async def read_first_reply(self) -> bytes:
+        """Return the next frame; wait long enough for the process to start and import.
 
         Raises:
             WorkerDiedError: the process was not ready in time.
@@ -109,14 +110,14 @@ class PoolProcess:
             async with asyncio.timeout(START_TIMEOUT_S):
                 return await self.read()
         except TimeoutError:
-            raise self.not_ready() from None
+            raise self.build_not_ready_error() from None
 
-    def not_ready(self) -> WorkerDiedError:
+    def build_not_ready_error(self) -> WorkerDiedError:
         """Return the error for a process that was not ready in time."""
         process_id = self._process.pid if self._process else 0
         return WorkerDiedError(
             f"a pool worker (process {process_id}) was not ready within {START_TIMEOUT_S:g} "
-            f"s{self._last_printed_line()}"
+            f"s{self._read_last_printed_line()}"
         )
 
     def _shorten_log(self) -> None:
@@ -128,12 +129,12 @@ class PoolProcess:
         """Describe how a process that closed its pipe ended, with the last line that it printed."""
         process = self._process
         if process is None:
-            return "a pool worker was ended"
-        code = await _end_of(process)
-        return f"a pool worker (process {process.pid}) ended with {describe_exit(code)}{self._last_printed_line()}"
+            return "a pool worker was killed"
+        code = await _wait_for_exit(process)
+        return f"a pool worker (process {process.pid}) ended with {describe_exit(code)}{self._read_last_printed_line()}"
 
-    def _last_printed_line(self) -> str:
-        """Return the last line that the process printed."""
+    def _read_last_printed_line(self) -> str:
+        """Return `: ` and the last line that the process printed; empty if it printed nothing."""
         if self._log is None:
             return ""
         descriptor = self._log.fileno()
@@ -150,8 +151,8 @@ class PoolProcess:
         if log is not None:
             log.close()
 
-    async def end_in_order(self) -> None:
-        """Close the process's input so that it can end its own children; `end` kills it if that takes too long."""
+    async def end_gracefully(self) -> None:
+        """Close the process's input, so that it ends its own children, and wait for its exit until a timeout."""
         process = self._process
         if process is None or process.stdin is None:
             return
@@ -166,8 +167,8 @@ class PoolProcess:
         await self.end()
 
 
-async def _end_of(process: Process) -> int:
-    """Return the exit code of a process that closed its pipe; it is killed if it does not exit in time."""
+async def _wait_for_exit(process: Process) -> int:
+    """Wait for a process that closed its pipe, and return its exit code; kill it if it does not exit in time."""
     try:
         async with asyncio.timeout(END_TIMEOUT_S):
             return await process.wait()

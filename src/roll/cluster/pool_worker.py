@@ -1,9 +1,10 @@
-"""A pool worker's process: it reads a call, runs it and writes the result, until its parent is gone.
+"""A pool worker's process: it reads a call, runs it and writes the result, until its parent ends.
 
-Frames on both pipes are a 4-byte length and a pickle. For each input `(function, args)` there are two outputs: an empty
-one when the function is about to run, and `(ok, value)` when it has run. Functions are pickled by name. Their module is
-imported before the first output, and its `prepare_worker()`, if any, is called to import or load dependencies; a call's
-timeout does not include this. Output of the called code goes to stderr, so that it cannot disturb the frames.
+A frame on either pipe is a 4-byte length and a pickle. For each input `(function, args)` there are two outputs: an
+empty one when the function is about to run, and `(ok, value)` when it has run. Functions are pickled by name. Before
+the first output, the function's module is imported, and its `prepare_worker()`, if any, is called to import or load
+dependencies; the call's timeout does not include this. The called code prints to stderr, so that it cannot corrupt the
+frames.
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ import struct
 import sys
 from typing import BinaryIO
 
-from roll.errors import raised_at
+from roll.errors import find_raise_location
 
 __all__ = [
     "HEADER",
     "PR_SET_PDEATHSIG",
     "STARTED",
-    "begin",
     "build_error_reply",
     "build_exit_error",
     "describe_exit",
@@ -33,6 +33,7 @@ __all__ = [
     "main",
     "prepare",
     "read_frame",
+    "set_up_process",
     "write_frame",
 ]
 
@@ -42,7 +43,7 @@ STARTED = b""
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """Return the next frame, or `None` at the end."""
+    """Return the next frame; `None` at the end of the stream."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -58,28 +59,31 @@ def write_frame(stream: BinaryIO, body: bytes) -> None:
 
 
 def prepare(module: str, prepared: set[str]) -> None:
-    """Call a module's `prepare_worker` before its first call, to import or load its dependencies."""
+    """Call the module's `prepare_worker`, if any, and add the module to `prepared`, unless it is there already.
+
+    `prepare_worker` imports or loads what the module's functions need, before the first of them is called.
+    """
     if module not in prepared:
         getattr(sys.modules[module], "prepare_worker", lambda: None)()
         prepared.add(module)
 
 
 def build_error_reply(error: Exception) -> bytes:
-    """Return an error as a reply; one that cannot be pickled is replaced by its description."""
-    error.add_note(raised_at(error))
+    """Return an error as a pickled reply; an error that cannot be pickled becomes a `RuntimeError` with its message."""
+    error.add_note(find_raise_location(error))
     try:
         body = pickle.dumps((False, error))
         pickle.loads(body)  # some exceptions can be pickled but not unpickled
     except Exception:
         described = RuntimeError(f"{type(error).__name__}: {error}")
-        described.add_note(raised_at(error))
+        described.add_note(find_raise_location(error))
         return pickle.dumps((False, described))
     return body
 
 
 def build_exit_error(error: SystemExit) -> RuntimeError:
     """Return the error for a function that calls `sys.exit`."""
-    return RuntimeError(f"it asked its process to end: {error}").with_traceback(error.__traceback__)
+    return RuntimeError(f"the function called sys.exit: {error}").with_traceback(error.__traceback__)
 
 
 def _serve(frame: bytes, replies: BinaryIO, prepared: set[str]) -> bytes:
@@ -95,7 +99,8 @@ def _serve(frame: bytes, replies: BinaryIO, prepared: set[str]) -> bytes:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Limit data and anonymous mappings, but not address space, much of which libraries reserve without using it."""
+    """Limit the memory of this process: data and anonymous mappings."""
+    # Not RLIMIT_AS: libraries reserve much address space that they never use.
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     limit = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
     with contextlib.suppress(OSError, ValueError):
@@ -107,8 +112,8 @@ def describe_exit(code: int) -> str:
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
 
 
-def begin(memory_limit_bytes: int) -> BinaryIO:
-    """Make this process a worker, which ends with its parent and prints to stderr; return the stream for replies."""
+def set_up_process(memory_limit_bytes: int) -> BinaryIO:
+    """Set this process up as a worker: it ends with its parent and prints to stderr. Return the stream for replies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if memory_limit_bytes:
@@ -125,7 +130,7 @@ def main(memory_limit_bytes: int) -> None:
     Args:
         memory_limit_bytes: The memory limit; beyond it the called function gets a `MemoryError`. 0 means no limit.
     """
-    replies = begin(memory_limit_bytes)
+    replies = set_up_process(memory_limit_bytes)
     calls = sys.stdin.buffer
     prepared: set[str] = set()
     while (frame := read_frame(calls)) is not None:

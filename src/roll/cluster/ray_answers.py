@@ -1,4 +1,4 @@
-"""Answers of Ray actors, with the original errors."""
+"""Awaits calls to Ray actors, and raises the original errors."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from typing import Any
 
 from ray.exceptions import RayActorError, RayTaskError
 
-__all__ = ["answer"]
+__all__ = ["await_answer"]
 
 
-async def answer(reference: Any, died: Callable[[], Exception]) -> Any:
+async def await_answer(reference: Any, build_death_error: Callable[[], Exception]) -> Any:
     """Wait for an actor's answer; raise the original error of a failed call.
 
     Args:
-        reference: The reference of the call.
-        died: A function that returns the error for an actor whose process ended.
+        reference: The object reference of the call.
+        build_death_error: A function that returns the error for an actor whose process ended.
     """
     try:
         return await reference
     except RayActorError as error:
-        raise died() from error
+        raise build_death_error() from error
     except RayTaskError as error:
+        # Ray wraps the error of a call, but callers distinguish errors by type, as with a trainer in this process.
         cause = error.cause
         if isinstance(cause, Exception) and not isinstance(cause, RayTaskError):
             raise cause from error

@@ -1,10 +1,10 @@
 """A cluster of Ray actors: one per trainer rank, one per engine.
 
-One placement-group bundle per machine reserves its devices. Each actor takes a tiny fraction of a bundle, and gets its
-devices through the environment, so that roles may share a device (colocated) or not (disaggregated).
+One placement-group bundle per machine reserves its devices. Each actor takes a tiny fraction of a bundle and gets its
+devices through environment variables, so that roles may share devices (colocated) or not (disaggregated).
 
-All processes end with the run: a cluster started here ends with this process (also if it is killed), and actors end
-with their cluster.
+All processes end with the run: a cluster that this process started ends with it, even if it is killed; actors end with
+their cluster.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import urllib.parse
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -29,22 +30,22 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roll.cluster.actor_log import ACTOR_LOG
-from roll.cluster.base import num_accelerators
-from roll.cluster.devices import Placement, PlacementSlot, place
+from roll.cluster.base import count_accelerators, with_media
+from roll.cluster.devices import Placement, PlacementSlot, resolve_placement
 from roll.cluster.engines import StartedEngines
 from roll.cluster.pool import LocalWorkerPool
-from roll.cluster.ray_devices import UNTOUCHED, VISIBLE, reserved_devices
+from roll.cluster.ray_devices import KEEP_VISIBLE_DEVICES, VISIBLE, list_reserved_devices
 from roll.cluster.ray_engines import RayEngine
 from roll.cluster.ray_pool import RayWorkerPool
 from roll.cluster.ray_trainer import RayTrainerGroup
 from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.errors import InfraError, PlacementError
 from roll.inference import EngineSpec
-from roll.process_environment import socket_directory
+from roll.process_environment import find_socket_directory
 from roll.protocols import WorkerPool
 from roll.tracking import RunDirectory
 from roll.training import TrainerSpec
-from roll.user_code import BEGUN_IN, loaded_modules
+from roll.user_code import BEGUN_IN, list_loaded_modules
 
 __all__ = ["RayCluster", "open_ray"]
 
@@ -65,9 +66,9 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
         PlacementError: the device mapping does not fit, or the cluster cannot be joined or cannot reserve the devices.
         InfraError: Ray does not start on this machine.
     """
-    accelerators = num_accelerators()
+    accelerators = count_accelerators()
     per_node = config.devices_per_node or accelerators or os.cpu_count() or 1
-    placement = place(config, roles, per_node)
+    placement = resolve_placement(config, roles, per_node)
     owned = not ray.is_initialized()
     if owned:
         _connect(config, per_node)
@@ -76,6 +77,7 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
         [{kind: float(per_node)}] * placement.num_nodes,
         strategy="STRICT_SPREAD" if placement.num_nodes > 1 else "PACK",
     )
+    # `wait` returns False instead of raising, and a group that is still pending would take the devices later.
     if not group.wait(PLACEMENT_TIMEOUT_S):
         available = ray.cluster_resources().get(kind, 0)
         remove_placement_group(group)
@@ -84,10 +86,11 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
             f"{PLACEMENT_TIMEOUT_S:g} s (it has {available:g} in all): lower cluster.num_nodes or "
             "cluster.devices_per_node, or wait until other jobs end."
         )
-    for module in loaded_modules():  # workers cannot import code from a pipeline's own file, such as a loss
+    for module in list_loaded_modules():  # workers cannot import the pipeline's file, which may define a loss
         ray.cloudpickle.register_pickle_by_value(module)
-    devices = reserved_devices(group, placement.num_nodes, per_node, PLACEMENT_TIMEOUT_S) if accelerators else None
-    return RayCluster(roles, placement, group, devices=devices, owned=owned, run=run)
+    devices = list_reserved_devices(group, placement.num_nodes, per_node, PLACEMENT_TIMEOUT_S) if accelerators else None
+    media_dir = None if run is None else run.media_dir
+    return RayCluster(roles, placement, group, devices=devices, owned=owned, run=run, media_dir=media_dir)
 
 
 def _connect(config: ClusterConfig, per_node: int) -> None:
@@ -97,18 +100,18 @@ def _connect(config: ClusterConfig, per_node: int) -> None:
         "configure_logging": False,
     }
     if not (config.address or "").startswith("ray://"):
-        quiet["job_config"] = _job_config()
+        quiet["job_config"] = _build_job_config()
     if config.address:
         _check_address(config.address)
-    elif (directory := socket_directory(room=75)) != tempfile.gettempdir():
+    elif (directory := find_socket_directory(room=75)) != tempfile.gettempdir():
         quiet["_temp_dir"] = os.path.join(directory, "ray")
     try:
-        with _own_sigterm():
+        with _restore_sigterm():
             if config.address:
                 ray.init(address=config.address, **quiet)
             else:
                 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-                # "local", or Ray would join an existing cluster on this machine, and then reject `num_cpus`.
+                # "local": otherwise Ray would join a running cluster on this machine, and then reject `num_cpus`.
                 ray.init("local", num_cpus=max(per_node, os.cpu_count() or 1), include_dashboard=False, **quiet)
     except Exception as error:  # Ray raises many types, and a plain `Exception` when one of its processes is late
         if config.address:
@@ -116,31 +119,30 @@ def _connect(config: ClusterConfig, per_node: int) -> None:
                 f"no Ray cluster can be joined at cluster.address '{config.address}': {error}"
             ) from error
         raise InfraError(
-            f"Ray did not start on this machine: {error} Try again with fewer other programs running; Ray's "
-            "own logs are in "
-            "/tmp/ray/session_latest/logs."
+            f"Ray did not start on this machine: {error} Try again with fewer other programs running; Ray's own logs "
+            "are in /tmp/ray/session_latest/logs."
         ) from error
 
 
 class _NoPaths(list[str]):
-    """A list that stays empty where Ray adds the current directory, which its workers would search before Python's
-    modules.
+    """A list that stays empty when Ray extends it with the current directory.
 
-    A worker finds users' functions without it: `roll.user_code` searches that directory last.
+    Ray's workers would search that directory before Python's own modules. They find users' functions without it:
+    `roll.user_code` searches that directory last.
     """
 
     def extend(self, values: Iterable[str], /) -> None:
         """Ignore all paths."""
 
 
-def _job_config() -> JobConfig:
+def _build_job_config() -> JobConfig:
     config = JobConfig()
     config._py_driver_sys_path = _NoPaths()
     return config
 
 
 def _check_address(address: str) -> None:
-    """Check that a server listens at an address; Ray would silently wait for it for ten minutes.
+    """Check that a server listens at an address; without the check, Ray would silently wait for ten minutes.
 
     Raises:
         PlacementError: no server listens there.
@@ -156,13 +158,13 @@ def _check_address(address: str) -> None:
         reason = getattr(error, "strerror", None) or error
         raise PlacementError(
             f"no Ray cluster answers at cluster.address '{address}' ({reason}): start one with `ray start --head`, "
-            "correct the address, or leave it out for a cluster on this machine alone."
+            "correct the address, or leave it out to start a cluster on this machine only."
         ) from error
 
 
 @contextlib.contextmanager
-def _own_sigterm() -> Iterator[None]:
-    """Restore the SIGTERM handler after the body: `ray.init` makes SIGTERM end the process, but a run saves first."""
+def _restore_sigterm() -> Iterator[None]:
+    """Restore the SIGTERM handler after the body: `ray.init` replaces it, but on SIGTERM a run must save first."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -180,35 +182,36 @@ class RayCluster:
     group: PlacementGroup
     _: KW_ONLY
     devices: Sequence[Sequence[str]] | None
-    """The names of the devices by machine; `None` if they are CPU cores."""
+    """For each machine, the names of its reserved devices; `None` without accelerators."""
     owned: bool
-    """Whether Ray was started here."""
+    """Whether this process started the Ray cluster."""
     run: RunDirectory | None = None
+    media_dir: Path | None = None
 
     @property
     def _threads(self) -> int | None:
-        """CPU threads per actor: the cores divided by ranks or engines; `None` (no limit) with devices."""
+        """CPU threads per actor: the cores divided by the number of actors that share them; `None` with GPUs."""
         if self.devices is not None:
             return None
-        sharing = max(map(len, self.placement.seats.values()))
-        return max(1, (os.cpu_count() or 1) // min(sharing, self.placement.workers_on_first_node or 1))
+        sharing = max(map(len, self.placement.slots.values()))
+        return max(1, (os.cpu_count() or 1) // min(sharing, self.placement.num_workers_on_first_node or 1))
 
-    def _options(self, seat: PlacementSlot, threads: int | None, role: str, index: int) -> dict[str, Any]:
+    def _build_options(self, slot: PlacementSlot, threads: int | None, role: str, index: int) -> dict[str, Any]:
         """Return the Ray options of an actor on a placement slot."""
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         environment[BEGUN_IN] = os.getcwd()
         if self.run:
-            environment[ACTOR_LOG] = str(self.run.log_path(role, index).absolute())
+            environment[ACTOR_LOG] = str(self.run.get_log_path(role, index).absolute())
         if threads:
             environment["OMP_NUM_THREADS"] = str(threads)
         if self.devices is not None:
-            names = [self.devices[seat.node][device] for device in seat.local_devices]
-            environment |= {**UNTOUCHED, VISIBLE: ",".join(names)}
+            names = [self.devices[slot.node][device] for device in slot.local_devices]
+            environment |= {**KEEP_VISIBLE_DEVICES, VISIBLE: ",".join(names)}
         return {
             "num_cpus": 0 if self.devices is not None else FRACTIONAL_CPU,
             "num_gpus": 0 if self.devices is None else FRACTIONAL_CPU,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
-                placement_group=self.group, placement_group_bundle_index=seat.node
+                placement_group=self.group, placement_group_bundle_index=slot.node
             ),
             "runtime_env": {"env_vars": environment},
         }
@@ -216,32 +219,35 @@ class RayCluster:
     async def start_trainer(self, spec: TrainerSpec, role: str) -> RayTrainerGroup:
         threads = spec.training.num_threads or self._threads
         training = spec.training.model_copy(update={"num_threads": threads})
-        seats = [self._options(seat, threads, spec.role, rank) for rank, seat in enumerate(self.placement.seats[role])]
-        return await RayTrainerGroup.start(replace(spec, training=training), seats)
+        slots = [
+            self._build_options(slot, threads, spec.role, rank) for rank, slot in enumerate(self.placement.slots[role])
+        ]
+        return await RayTrainerGroup.start(with_media(replace(spec, training=training), self.media_dir), slots)
 
     async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> StartedEngines:
         makers = {}
         name = f"{self.roles[role].log_name}_actor"
-        for index, (spec, seat) in enumerate(zip(specs, self.placement.seats[role], strict=True)):
+        for index, (spec, slot) in enumerate(zip(specs, self.placement.slots[role], strict=True)):
             threads = spec.num_threads or self._threads
-            options = self._options(seat, threads, name, index)
-            makers[spec.engine_id] = partial(RayEngine, replace(spec, num_threads=threads), options)
-        return await StartedEngines.start(makers, at_once=True)
+            options = self._build_options(slot, threads, name, index)
+            own = with_media(replace(spec, num_threads=threads), self.media_dir)
+            makers[spec.engine_id] = partial(RayEngine, own, options)
+        return await StartedEngines.start(makers, concurrently=True)
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
-        """Start workers next to the controller, or on all machines if there are several. See `Cluster.start_pool`."""
+        """Start a worker pool on the controller's machine, or on all machines if there are several."""
         if self.placement.num_nodes == 1:
             return LocalWorkerPool(num_workers)
         devices = tuple(range(self.placement.devices_per_node))
-        seats = [PlacementSlot(node=node, local_devices=devices) for node in range(self.placement.num_nodes)]
-        return RayWorkerPool(num_workers, [self._options(seat, None, "rewards", seat.node) for seat in seats])
+        slots = [PlacementSlot(node=node, local_devices=devices) for node in range(self.placement.num_nodes)]
+        return RayWorkerPool(num_workers, [self._build_options(slot, None, "rewards", slot.node) for slot in slots])
 
-    def transport(self, engine_kind: str) -> str:
-        """See `Cluster.transport`: host memory where all share it, else over the network or between devices."""
+    def choose_transport(self, engine_kind: str) -> str:
+        """Return `shared_memory` for a single machine without accelerators, else `broadcast`."""
         return "shared_memory" if self.placement.num_nodes == 1 and self.devices is None else "broadcast"
 
     async def close(self) -> None:
-        """Free the devices, and stop the cluster if it was started here."""
+        """Free the devices, and stop the Ray cluster if this process started it."""
         await asyncio.to_thread(remove_placement_group, self.group)
         if self.owned:
             await asyncio.to_thread(ray.shutdown)

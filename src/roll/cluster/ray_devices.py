@@ -1,7 +1,7 @@
-"""The devices of each machine that are reserved for a run, by CUDA's names.
+"""CUDA names (indices or UUIDs) of the devices that are reserved for a run, by machine.
 
-A placement slot's devices are counted within the reservation. They differ from the machine's first devices if another
-job has those, or if `CUDA_VISIBLE_DEVICES` shows Ray only some devices, which may also be named by UUID.
+The device indices of a placement slot refer to the reserved devices. These are not the first devices of the machine if
+another job uses those, or if `CUDA_VISIBLE_DEVICES` hides some devices from Ray.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-__all__ = ["UNTOUCHED", "VISIBLE", "reserved_devices"]
+__all__ = ["KEEP_VISIBLE_DEVICES", "VISIBLE", "list_reserved_devices"]
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-UNTOUCHED = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+KEEP_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 """Makes Ray leave `VISIBLE` unchanged in an actor's environment."""
 
 
-def reserved_devices(group: PlacementGroup, num_nodes: int, per_node: int, timeout_s: float) -> list[list[str]]:
-    """Return the names of each machine's devices in a placement group with a bundle of `per_node` GPUs per machine.
+def list_reserved_devices(group: PlacementGroup, num_nodes: int, per_node: int, timeout_s: float) -> list[list[str]]:
+    """Return the device names of each machine in a placement group that has one bundle of `per_node` GPUs per machine.
 
-    It briefly occupies every bundle as a whole, so it must run before other actors are placed there.
+    A short task takes all GPUs of each bundle, so call this before actors are placed there.
     """
-    ask: Any = ray.remote(_assigned)
+    ask: Any = ray.remote(_list_assigned_devices)
     asked = [
         ask.options(
             num_cpus=0,
@@ -33,15 +33,16 @@ def reserved_devices(group: PlacementGroup, num_nodes: int, per_node: int, timeo
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 placement_group=group, placement_group_bundle_index=node
             ),
-            runtime_env={"env_vars": UNTOUCHED},
+            runtime_env={"env_vars": KEEP_VISIBLE_DEVICES},
         ).remote()
         for node in range(num_nodes)
     ]
     return ray.get(asked, timeout=timeout_s)
 
 
-def _assigned() -> list[str]:
+def _list_assigned_devices() -> list[str]:
     """Return the names of the devices that Ray assigned to this task, in the machine's visible order."""
-    found = [str(name) for name in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
-    shown = os.environ.get(VISIBLE, "").split(",")
-    return sorted(found, key=shown.index if set(found) <= set(shown) else int)
+    assigned = [str(name) for name in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
+    visible = os.environ.get(VISIBLE, "").split(",")
+    # Names may be UUIDs, whose order has no meaning.
+    return sorted(assigned, key=visible.index if set(assigned) <= set(visible) else int)

@@ -2,7 +2,7 @@
 
     controller ──► RayEngine (this process) ──► EngineActor (its own process) ──► the engine of its spec
 
-A `RayEngine` implements the engines' protocol; an actor's death becomes `EngineDiedError`, whatever its cause.
+A `RayEngine` implements `InferenceEngine`. If an actor dies for any reason, its calls raise `EngineDiedError`.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 
 import ray
 
-from roll.cluster.actor_log import log_into_the_run
-from roll.cluster.ray_answers import answer
+from roll.cluster.actor_log import redirect_to_run_log
+from roll.cluster.ray_answers import await_answer
 from roll.errors import EngineDiedError
 from roll.inference import ENGINES, EngineSpec, build_engine, resolve_engine_kind
 from roll.protocols import PauseMode, SupportsReadback
@@ -38,25 +38,25 @@ logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
 REPORT_EVERY_S = 0.2
-"""Interval of reports of a busy engine's load."""
+"""Interval at which the load of a busy engine is polled."""
 
 
 class EngineActor:
     """Runs one engine on its own event loop."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        log_into_the_run()
+        redirect_to_run_log()
         self._engine = build_engine(spec)
 
     async def start(self) -> int:
-        """Load the model; return the process id."""
+        """Load the model and return the process ID."""
         import os
 
         await self._engine.start()
         return os.getpid()
 
     async def generate(self, request: GenerationRequest) -> tuple[Generation, EngineLoad]:
-        """Run a request; return the generation and the engine's load at its end."""
+        """Run a request. Return the generation, and the engine's load when it has finished."""
         return await self._engine.generate(request), self._engine.load()
 
     async def load(self) -> EngineLoad:
@@ -64,7 +64,7 @@ class EngineActor:
         return self._engine.load()
 
     async def applied_checksums(self) -> Mapping[str, int] | None:
-        """Return the checksums that the engine computes with, or `None` if it cannot read its weights back."""
+        """Return the checksums of the weights that the engine computes with; `None` if it cannot read them back."""
         return await self._engine.applied_checksums() if isinstance(self._engine, SupportsReadback) else None
 
     async def call(self, name: str, *arguments: Any) -> Any:
@@ -73,7 +73,7 @@ class EngineActor:
 
 
 class RayEngine:
-    """The controller's end of an engine; implements `InferenceEngine`."""
+    """The controller's handle to an engine in an actor; implements `InferenceEngine`."""
 
     def __init__(self, spec: EngineSpec, options: dict[str, Any]) -> None:
         self.engine_id = spec.engine_id
@@ -82,13 +82,13 @@ class RayEngine:
         self._running = 0
         self._reported = EngineLoad(num_running=0, num_waiting=0, kv_used=0.0, capacity=spec.max_num_seqs)
         self._reports: asyncio.Task[None] | None = None
-        # A registered name may be known only to the controller; an import path is valid in every process.
+        # Only the controller may know a registered name, but an import path is valid in every process.
         named = replace(spec, kind=ENGINES.path(resolve_engine_kind(spec.kind)))
         actor: Any = ray.remote(EngineActor).options(max_restarts=0, max_concurrency=4096, **options)
         self._actor: Any = actor.remote(named)
 
     async def _await(self, reference: Any) -> Any:
-        return await answer(reference, lambda: EngineDiedError(self.engine_id, "its process ended"))
+        return await await_answer(reference, lambda: EngineDiedError(self.engine_id, "its process ended"))
 
     async def start(self) -> None:
         """See `InferenceEngine`, also for all methods below."""
@@ -98,16 +98,17 @@ class RayEngine:
     async def generate(self, request: GenerationRequest) -> Generation:
         self._running += 1
         if self._reports is None or self._reports.done():
-            self._reports = asyncio.create_task(self._follow(), name=f"load-{self.engine_id}")
+            self._reports = asyncio.create_task(self._poll_load(), name=f"load-{self.engine_id}")
         try:
             generation, self._reported = await self._await(self._actor.generate.remote(request))
             return generation
         finally:
             self._running -= 1
 
-    async def _follow(self) -> None:
-        """Poll the engine's load while it has requests."""
-        with contextlib.suppress(EngineDiedError):  # waiting requests raise it themselves
+    async def _poll_load(self) -> None:
+        """Poll the engine's load, and store it, while the engine has requests."""
+        # Routing calls `load` for every request, so it must not wait for the actor: reports are fetched in advance.
+        with contextlib.suppress(EngineDiedError):  # the waiting requests raise it
             while self._running:
                 self._reported = await self._await(self._actor.load.remote())
                 await asyncio.sleep(REPORT_EVERY_S)
@@ -137,9 +138,10 @@ class RayEngine:
         await self._await(self._actor.call.remote("wake"))
 
     def load(self) -> EngineLoad:
-        """Return the load: this controller's requests, with the engine's last report of its cache and steps.
+        """Return the load: the requests of this controller, and the cache and steps that the engine last reported.
 
-        A report is at most `REPORT_EVERY_S` and a round trip old, and as of the end of the latest request.
+        While requests run, the report is at most `REPORT_EVERY_S` plus one round trip old; afterwards it is the load at
+        the end of the latest request.
         """
         capacity = self._spec.max_num_seqs
         return EngineLoad(

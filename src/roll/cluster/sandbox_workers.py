@@ -20,13 +20,13 @@ _MARGIN_S = 10.0
 
 
 class SandboxWorkerActor:
-    """The worker of one machine."""
+    """Runs the sandbox worker of one machine."""
 
     def __init__(self) -> None:
         self._leaving = asyncio.Event()
 
     async def serve(self, url: str, token: str, settings: Mapping[str, Any]) -> None:
-        """See `run_worker`."""
+        """Run the worker until `leave` is called: see `roll_sandbox.worker.run_worker`."""
         await run_worker(url, token, leaving=self._leaving, **settings)
 
     async def leave(self) -> None:
@@ -35,10 +35,10 @@ class SandboxWorkerActor:
 
 
 class SandboxWorkers:
-    """The started workers.
+    """The sandbox workers that `start_workers` started.
 
     Args:
-        actors: Each worker's actor and the reference of its `serve` call, by name.
+        actors: By worker name, its actor and the object reference of its `serve` call.
         drain_s: See `start_workers`.
     """
 
@@ -48,7 +48,7 @@ class SandboxWorkers:
 
     @property
     def names(self) -> list[str]:
-        """The names of the workers in the service."""
+        """The names under which the workers are registered in the service."""
         return list(self._actors)
 
     async def wait(self) -> None:
@@ -64,7 +64,7 @@ class SandboxWorkers:
             each.result()
 
     async def close(self) -> None:
-        """Make all workers leave the service, and end them."""
+        """Make all workers leave the service, wait for their sandboxes to end, and end the workers."""
         with contextlib.suppress(RayError):
             await asyncio.gather(*(actor.leave.remote() for actor, _ in self._actors.values()))
         leaving = [asyncio.ensure_future(served) for _, served in self._actors.values()]
@@ -86,7 +86,7 @@ def start_workers(
         url: The URL of the service, as the machines reach it.
         token: A token with the scope `worker`.
         capacity: The largest number of concurrent sandboxes per machine.
-        drain_s: The time that leaving workers wait for their sandboxes to end, in seconds.
+        drain_s: How long a leaving worker waits for its sandboxes to end, in seconds.
         settings: Further settings of `roll_sandbox.worker.run_worker`.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Typed configuration: strict, frozen after loading, and the only place where numbers are set."""
+"""Typed configuration: strict, frozen after loading, and the only place where defaults are set."""

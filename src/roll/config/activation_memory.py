@@ -1,7 +1,7 @@
-"""Memory of a micro-batch on its way through a model; see `estimate`.
+"""Memory of a micro-batch's forward and backward pass; `estimate` adds it to the other memory of a role.
 
-The coefficients of the activations were counted from the tensors that autograd keeps for layers like those of Llama,
-Qwen3, GLM-4 and Gemma 3, without the scores that attention keeps if it is neither flash attention nor native.
+The coefficients were counted from the tensors that autograd keeps in layers like those of Llama, Qwen3, GLM-4 and Gemma
+3. They do not include attention scores, which are kept only if attention is neither flash attention nor native.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ from typing import Protocol
 
 from roll.config.model import ModelConfig
 from roll.config.parallel import ParallelConfig
-from roll.config.staging import layers_by_part
+from roll.config.staging import assign_layers
 from roll.config.training import TrainingConfig
 
 __all__ = [
     "FullestStage",
     "ModelSizes",
-    "activation_bytes_per_token",
-    "element_bytes",
-    "forward_backward_bytes",
-    "fullest_stage",
-    "gathered_bytes",
-    "logit_bytes",
+    "estimate_activation_bytes_per_token",
+    "estimate_forward_backward_bytes",
+    "estimate_gathered_bytes",
+    "estimate_logit_bytes",
+    "find_fullest_stage",
+    "get_element_bytes",
 ]
 
 LOGIT_CHUNK_BYTES = 2 * 64 * 2**20
-"""A chunk of the vocabulary projection's logits, and its gradient."""
+"""Bytes of one chunk of the vocabulary projection's logits and of its gradient."""
 KEPT_LOGIT_BYTES = 512 * 2**20
-"""Logits of a micro-batch that are kept for the backward pass; beyond that they are recomputed."""
+"""Maximum bytes of a micro-batch's logits that are kept for the backward pass; larger logits are recomputed."""
 
 
 class ModelSizes(Protocol):
@@ -66,12 +66,12 @@ class ModelSizes(Protocol):
     def has_fusable_gates(self) -> bool: ...
 
 
-def element_bytes(dtype: str) -> int:
+def get_element_bytes(dtype: str) -> int:
     """Return the bytes of one number in this dtype."""
     return 2 if dtype == "bfloat16" else 4
 
 
-def activation_bytes_per_token(
+def estimate_activation_bytes_per_token(
     sizes: ModelSizes,
     element: int,
     *,
@@ -94,7 +94,7 @@ def activation_bytes_per_token(
 
     Args:
         sizes: the sizes of the model.
-        element: bytes of a number of the computation.
+        element: bytes of one number in the dtype of the computation.
         checkpointing: whether layers run again in the backward pass.
         mlp_slice: share of a row's tokens in each slice, if MLPs run in slices and again in the backward pass; then
             only one slice of one MLP is in memory at a time.
@@ -124,22 +124,22 @@ def activation_bytes_per_token(
 
 @dataclass(frozen=True, kw_only=True)
 class FullestStage:
-    """Largest shares of a stage relative to the whole model; 1 with a single stage."""
+    """The largest shares of a model's weights and activations that any pipeline stage holds; 1 with a single stage."""
 
     weights: float
     activations: float
-    """Share relative to `ParallelConfig.in_flight`, which assumes equal stages."""
+    """Share relative to `ParallelConfig.compute_peak_activations`, which assumes equal stages."""
 
 
-def fullest_stage(sizes: ModelSizes, parallel: ParallelConfig) -> FullestStage:
+def find_fullest_stage(sizes: ModelSizes, parallel: ParallelConfig) -> FullestStage:
     """Return the largest share of weights and of activations that any stage holds.
 
-    For weights it is usually the first stage, with its layers and the embeddings; for activations as well, since it has
-    more layers than the last one and more micro-batches in flight.
+    This is usually the first stage: it holds the embeddings in addition to its layers, and it has more layers than the
+    last stage and more micro-batches in flight.
 
     Args:
         sizes: the sizes of the model; the first and the last stage both hold a tied embedding matrix.
-        parallel: how the trainer's ranks are divided.
+        parallel: the trainer's parallel layout.
     """
     stages = parallel.pp
     if stages == 1:
@@ -148,14 +148,14 @@ def fullest_stage(sizes: ModelSizes, parallel: ParallelConfig) -> FullestStage:
     matrices = 2 if sizes.has_own_projection else 1
     layer = max(sizes.num_parameters - matrices * embedding, 1) / sizes.num_layers
     idle = sizes.expert_parameters / sizes.num_layers * (1 - sizes.experts_per_token / max(sizes.num_experts, 1))
-    parts = layers_by_part(sizes.num_layers, stages, parallel.vpp, embedding / max(layer - idle, 1))
+    parts = assign_layers(sizes.num_layers, stages, parallel.vpp, embedding / max(layer - idle, 1))
     layers = [sum(parts[i::stages]) for i in range(stages)]
     weights = [layer * own + embedding * (i in (0, stages - 1)) for i, own in enumerate(layers)]
     in_flight = [own * (stages - i) for i, own in enumerate(layers)]
     return FullestStage(weights=max(weights) / sizes.num_parameters, activations=max(in_flight) / sizes.num_layers)
 
 
-def forward_backward_bytes(
+def estimate_forward_backward_bytes(
     model: ModelConfig,
     training: TrainingConfig,
     sizes: ModelSizes,
@@ -165,14 +165,14 @@ def forward_backward_bytes(
     micro_batches: int,
     on_accelerator: bool,
 ) -> dict[str, int]:
-    """Return a rank's additional memory for passes over micro-batches, up to the final hidden states.
+    """Estimate a rank's additional memory for forward and backward passes, by content; logits are not included.
 
     A step has `micro_batches` micro-batches of `num_tokens` tokens each.
     """
-    element, learns = element_bytes(model.dtype), model.lora is None
+    element, learns = get_element_bytes(model.dtype), model.lora is None
     own = num_tokens // training.parallel.ranks_per_micro_batch
     mlp_slice = min(training.tiled_mlp_tokens / max(own, 1), 1.0) if training.tiled_mlp_tokens else None
-    kept, passing = activation_bytes_per_token(
+    kept, passing = estimate_activation_bytes_per_token(
         sizes,
         element,
         checkpointing=training.activation_checkpointing,
@@ -181,31 +181,37 @@ def forward_backward_bytes(
         offloaded=training.offload_activations and on_accelerator,
         lora_rank=model.lora.rank if model.lora else 0,
     )
-    shared = gathered_bytes(training.parallel, sizes, ranks, element, learns=learns, on_accelerator=on_accelerator)
-    in_flight = training.parallel.in_flight(micro_batches) * fullest_stage(sizes, training.parallel).activations
+    shared = estimate_gathered_bytes(
+        training.parallel, sizes, ranks, element, learns=learns, on_accelerator=on_accelerator
+    )
+    in_flight = (
+        training.parallel.compute_peak_activations(micro_batches)
+        * find_fullest_stage(sizes, training.parallel).activations
+    )
     parts = {**shared, "activations": round(own * kept * in_flight)}
     return parts | ({"a layer": own * passing} if passing else {})
 
 
-def gathered_bytes(
+def estimate_gathered_bytes(
     parallel: ParallelConfig, sizes: ModelSizes, ranks: int, element: int, *, learns: bool, on_accelerator: bool
 ) -> dict[str, int]:
-    """Return a rank's temporary memory for gathering the weights that it shares with other ranks of its stage.
+    """Estimate a rank's temporary memory for gathering weights that are sharded over the ranks of its stage.
 
-    The largest unit is gathered at a time: a layer, or the vocabulary's matrix, or the rank's columns of them; of
-    experts, those that `ep` assigns to the rank, unless no other rank holds a part of them.
+    One unit is gathered at a time, and the largest unit counts: a layer or the vocabulary's matrix (with `tp`, the
+    rank's part of it). Of the experts, a rank gathers only those that `ep` assigns to it, and only if other ranks hold
+    shards of them.
 
     A layer is gathered into a buffer and copied from there. If it is trained, its gradient is copied into a float32
     buffer to be reduced. On an accelerator, the next layer is gathered and the previous layer's gradient is reduced at
     the same time; on a host nothing overlaps with a collective (`roll.training.parallel.fsdp`).
 
     Args:
-        parallel: how the trainer's ranks are divided.
+        parallel: the trainer's parallel layout.
         sizes: the sizes of the model.
         ranks: number of the trainer's ranks.
-        element: bytes of a number of the computation.
-        learns: whether these weights have gradients.
-        on_accelerator: whether the memory is a device's.
+        element: bytes of one number in the dtype of the computation.
+        learns: whether the weights are trained, and so have gradients.
+        on_accelerator: whether the rank is on an accelerator.
     """
     if ranks == parallel.pp:
         return {}
@@ -222,8 +228,8 @@ def gathered_bytes(
     return {"gathered weights": max(of_layer * (layer // parallel.tp + own), of_end * embedding // parallel.tp)}
 
 
-def logit_bytes(sizes: ModelSizes, num_tokens: int, element: int, *, layer: int = 0) -> int:
-    """Return the most that the vocabulary projection holds, beyond the memory of a `layer`, which is free by then."""
+def estimate_logit_bytes(sizes: ModelSizes, num_tokens: int, element: int, *, layer: int = 0) -> int:
+    """Return how many bytes logits add to the peak; `layer` bytes of a layer, free by then, are subtracted."""
     logits = num_tokens * sizes.vocab_size * element
     kept = logits if logits <= KEPT_LOGIT_BYTES else KEPT_LOGIT_BYTES // 2
     found = min(num_tokens * sizes.vocab_size * (8 + element), LOGIT_CHUNK_BYTES + max(kept, KEPT_LOGIT_BYTES // 2))

@@ -1,4 +1,4 @@
-"""Alarms."""
+"""Configuration of alarms: conditions under which a run warns or stops."""
 
 from __future__ import annotations
 
@@ -24,77 +24,91 @@ AlarmName: TypeAlias = Literal[
 
 
 class AlarmsConfig(Section):
-    """When a run warns of a problem, or stops."""
+    """Conditions under which a run warns of a problem, or stops."""
 
     action: Literal["warn", "stop"] = option(
         "warn",
-        "`warn`: log a warning and go on. `stop`: save, end, and exit with code 3; `roll resume` continues from there.",
+        "`warn`: log a warning and continue. `stop`: save a checkpoint and exit with code 3; `roll resume` continues "
+        "from there.",
     )
     stop_on: list[AlarmName] = option(
         ["infra_errors_above", "timeouts_above"],
-        "Alarms that stop the run whatever `action` says; a list of yours replaces this one.",
+        "Alarms that stop the run regardless of `action`; a configured list replaces the default.",
         examples=[["disagreement_above"]],
     )
     patience: int = option(
         3,
-        "An alarm goes off after N steps in a row; those of infrastructure errors and time-outs look at N steps "
-        "together, and go off at once where all answers of the first step failed.",
+        "Number N of steps in a row after which an alarm is raised. Alarms about infrastructure errors and timeouts "
+        "use the share over N steps together, and are raised immediately if all answers of the first step failed.",
         unit="steps",
         ge=1,
     )
     infra_errors_above: float | None = option(
         0.25,
-        "The share of answers that got no reward, because a verifier, an environment or an engine failed, is above "
-        "this. Answers that no verifier looked at (cut off) do not count.",
+        "Alarm if the share of answers without a reward, because a verifier, an environment or an engine failed, is "
+        "above this value. Answers that were cut off and therefore not verified do not count.",
         ge=0,
         lt=1,
     )
     timeouts_above: float | None = option(
         0.5,
-        "The share of answers that took a verifier longer than `time_limit_s`, and so got 0, is above this.",
+        "Alarm if the share of answers whose verification exceeded `time_limit_s`, and which therefore got 0, is above "
+        "this value.",
         ge=0,
         lt=1,
     )
     entropy_below: float | None = option(
         None,
-        "Entropy collapse: the policy's entropy is below this. A solved task ends here too.",
+        "Alarm for entropy collapse: the policy's entropy is below this value. On a solved task, entropy is low "
+        "as well.",
         unit="nats per token",
         gt=0,
     )
     kl_above: float | None = option(
         1.0,
-        "KL blow-up: the divergence from the reference (without one: of the trainer from the engine) is above this.",
+        "Alarm for KL blow-up: the divergence from the reference (without a reference: of the trainer from the engine) "
+        "is above this value.",
         unit="nats per token",
         gt=0,
     )
-    no_signal: bool = option(True, "In a step, no group had rewards that differ.")
-    unfinished_above: float | None = option(0.5, "The share of rollouts that were cut off is above this.", ge=0, lt=1)
+    no_signal: bool = option(True, "Alarm if, in a step, the rewards of every group are all equal.")
+    unfinished_above: float | None = option(
+        0.5, "Alarm if the share of rollouts that were cut off is above this value.", ge=0, lt=1
+    )
     length_drift_above: float | None = option(
         None,
-        "Answers' mean length, as a multiple of that in the first five steps, is above this or below its inverse.",
+        "Alarm if the mean answer length, relative to that of the first five steps, is above this value or below its "
+        "inverse.",
         gt=1,
         examples=[3.0],
     )
     repeated_text_above: float | None = option(
         0.5,
-        "Share of longer answers (12 words or more) that another prompt was given too, word for word.",
+        "Alarm if, among answers of 12 words or more, the share that is identical to an answer to another "
+        "prompt is above this value.",
         ge=0,
         lt=1,
     )
     shared_ngrams_above: float | None = option(
         0.5,
-        "Share of the answers' runs of eight words that occur in answers to half of the prompts or more.",
+        "Alarm if the share of 8-grams of words that occur in answers to at least half of the prompts is above this "
+        "value.",
         ge=0,
         lt=1,
     )
     self_repetition_above: float | None = option(
         0.5,
-        "Share of answers more than half of which (by runs of four tokens) they said before themselves.",
+        "Alarm if the share of answers in which more than half of the 4-grams of tokens are repetitions is above this "
+        "value.",
         ge=0,
         lt=1,
     )
     disagreement_above: float | None = option(
-        0.5, "Share of answers that one component of the reward calls right and another wrong.", ge=0, lt=1
+        0.5,
+        "Alarm if the share of answers that one component of the reward accepts and another rejects is above this "
+        "value.",
+        ge=0,
+        lt=1,
     )
 
     def stops_on(self, name: str) -> bool:

@@ -1,4 +1,6 @@
-"""The algorithm, built from independent parts. A named one is a preset of these, and every key can be changed."""
+"""The algorithm, composed of independent parts. A named algorithm is a preset of these parts, and every key can be
+changed.
+"""
 
 from __future__ import annotations
 
@@ -22,54 +24,54 @@ from roll.config.algorithm_parts import (
 from roll.config.base import EXTENSION, Section, option, path_option
 from roll.config.correction import CorrectionConfig
 from roll.config.gates import LOSSES, GateConfig, MinClip
-from roll.config.presets import PresetName, expand
+from roll.config.presets import PresetName, expand_preset
 
 __all__ = ["AlgorithmConfig"]
 
 
 class AlgorithmConfig(Section):
-    """From rewards to an update: rewards, advantages, ratio, gate, aggregation, KL, correction, filters."""
+    """The algorithm: reward shaping, advantages, ratio, gate, aggregation, KL, correction, filters."""
 
-    type: PresetName = option("grpo", "Preset that the other keys start from; any of them may be changed.")
-    reward: RewardShapingConfig = option(RewardShapingConfig(), "What is done to rewards first.")
-    advantage: AdvantageConfig = option(AdvantageConfig(), "From rewards to a weight per token.")
-    ratio: RatioConfig = option(RatioConfig(), "The ratio that the gate sees.")
-    gate: GateConfig = option(MinClip(type="min_clip"), "How ratio and advantage become an objective.")
+    type: PresetName = option("grpo", "Preset that sets the defaults of the other keys, each of which may be changed.")
+    reward: RewardShapingConfig = option(RewardShapingConfig(), "Reward shaping.")
+    advantage: AdvantageConfig = option(AdvantageConfig(), "Advantage estimation.")
+    ratio: RatioConfig = option(RatioConfig(), "Importance ratio that the gate uses.")
+    gate: GateConfig = option(MinClip(type="min_clip"), "Objective per token as a function of ratio and advantage.")
     aggregation: Literal["sequence_mean", "token_mean", "constant_length", "sequence_sum"] = option(
         "sequence_mean",
-        "`sequence_mean`: mean over a rollout's tokens, then over rollouts (GRPO). "
-        "`token_mean`: over all tokens (DAPO). "
-        "`constant_length`: sum over tokens divided by max_new_tokens, then over rollouts (Dr. GRPO). "
+        "Aggregation of token losses. `sequence_mean`: mean over a rollout's tokens, then over rollouts (GRPO). "
+        "`token_mean`: mean over all tokens (DAPO). "
+        "`constant_length`: sum over tokens divided by max_new_tokens, then mean over rollouts (Dr. GRPO). "
         "`sequence_sum`: sum over tokens, then mean over rollouts.",
     )
-    kl: KLConfig = option(KLConfig(), "Penalty on the distance to the reference model.")
-    entropy: EntropyConfig = option(EntropyConfig(), "Bonus for entropy.")
-    correction: CorrectionConfig = option(CorrectionConfig(), "Engine's probabilities against the trainer's.")
-    filters: FilterConfig = option(FilterConfig(), "Which groups and rollouts are trained.")
-    weights: WeightConfig = option(WeightConfig(), "Factors on whole rollouts.")
-    updates: UpdateConfig = option(UpdateConfig(), "How often a batch is used.")
+    kl: KLConfig = option(KLConfig(), "KL penalty relative to the reference model.")
+    entropy: EntropyConfig = option(EntropyConfig(), "Entropy bonus.")
+    correction: CorrectionConfig = option(CorrectionConfig(), "Importance correction for mismatch and staleness.")
+    filters: FilterConfig = option(FilterConfig(), "Filters of groups and rollouts.")
+    weights: WeightConfig = option(WeightConfig(), "Factors on the advantages of whole rollouts.")
+    updates: UpdateConfig = option(UpdateConfig(), "Mini-batches and epochs of each batch.")
     critic: CriticConfig = option(CriticConfig(), "Value models.")
     credit: CreditConfig = option(CreditConfig(), "Advantages weighted by attention.")
     imitation: ImitationConfig = option(
-        ImitationConfig(), "Demonstrations that are imitated with the policy's rollouts."
+        ImitationConfig(), "Imitation of demonstrations, in addition to the policy's rollouts."
     )
     loss: str | None = path_option(
         None,
         "Your own loss instead of ratio, gate, KL, entropy and correction: `package.module:function`, "
-        "`path/to/file.py:function`, or a name that an installed package gives (entry points `roll.losses`).",
+        "`path/to/file.py:function`, or a name that an installed package registers (entry points `roll.losses`).",
         examples=["examples/algorithms/my_loss.py:loss"],
         pattern=EXTENSION,
     )
 
     @field_validator("loss")
     @classmethod
-    def _known_loss(cls, name: str | None) -> str | None:
-        return None if name is None else LOSSES.checked(name)
+    def _check_loss(cls, name: str | None) -> str | None:
+        return None if name is None else LOSSES.validate_name(name)
 
     @model_validator(mode="before")
     @classmethod
-    def _start_from_preset(cls, value: Any) -> Any:
-        return expand(value) if isinstance(value, dict) else value
+    def _apply_preset(cls, value: Any) -> Any:
+        return expand_preset(value) if isinstance(value, dict) else value
 
     @property
     def uses_critic(self) -> bool:
@@ -105,29 +107,29 @@ class AlgorithmConfig(Section):
         return self.updates.num_minibatches * self.updates.num_epochs
 
     @model_validator(mode="after")
-    def _consistent(self) -> AlgorithmConfig:
-        problem = self._impossible() or self._without_effect()
+    def _check_combinations(self) -> AlgorithmConfig:
+        problem = self._find_conflict() or self._find_unused_key()
         if problem:
             raise ValueError(problem)
         return self
 
-    def _impossible(self) -> str:
-        """Return why keys cannot be combined: a quantity cannot be computed, or would be twice; empty if they can."""
+    def _find_conflict(self) -> str:
+        """Return why the values of keys cannot be combined, and what to change; empty if they can."""
         advantage, critic, filters = self.advantage, self.critic, self.filters
         if advantage.estimator == "anchor_state" and advantage.mean != "group" and advantage.function is None:
             return (
-                "advantage.estimator anchor_state compares rollouts of one prompt: set advantage.mean to group, got "
+                "advantage.estimator anchor_state compares rollouts of one prompt: set advantage.mean to group, not "
                 f"{advantage.mean}"
             )
         if advantage.whiten == "turn" and advantage.estimator in ("token", "gae") and advantage.function is None:
             return (
-                f"advantage.whiten turn: advantage.estimator {advantage.estimator} has a value for each token, not for "
-                "each turn; set advantage.whiten to token"
+                f"advantage.whiten is turn, but advantage.estimator {advantage.estimator} has values for tokens, not "
+                "for turns: set advantage.whiten to token"
             )
         if self.ratio.against == "rollout" and self.correction.upper is not None and self.loss is None:
             return (
-                "ratio.against rollout has the engine's probabilities in the ratio already, so correction.upper would "
-                "correct for them twice: set correction.upper to null (masks still work)"
+                "ratio.against rollout already includes the engine's probabilities in the ratio, so correction.upper "
+                "would correct for them twice: set correction.upper to null (masks still work)"
             )
         if (
             self.ratio.against == "behavior"
@@ -136,40 +138,42 @@ class AlgorithmConfig(Section):
             and self.loss is None
         ):
             return (
-                "ratio.against behavior has staleness in the ratio already, so correction.upper would correct for it "
-                f"twice with correction.corrects {self.correction.corrects}: set that to mismatch, or correction.upper "
-                "to null (masks still work)"
+                "ratio.against behavior already includes staleness in the ratio, so correction.upper would "
+                f"correct for it twice with correction.corrects {self.correction.corrects}: set "
+                "correction.corrects to mismatch, or correction.upper to null (masks still work)"
             )
         whole = advantage.estimator in ("outcome", "chunk", "anchor_state") and advantage.function is None
         if whole and "running" in (advantage.mean, advantage.std) and self.uses_reference and self.kl.place == "reward":
             return (
-                "kl.place reward makes the penalty part of the reward before baseline and scaling, but running moments "
-                "are of rewards without it: set kl.place to loss, or advantage.mean and advantage.std to group or batch"
+                "`kl.place: reward` adds the penalty to the reward before baseline and scaling, but running moments "
+                "are those of rewards without the penalty: set kl.place to loss, or advantage.mean and advantage.std "
+                "to group or batch"
             )
         if critic.drop_agreed + self.entropy.drop_divergent > 0 and critic.num_critics < 2:
             return (
                 "critic.drop_agreed and entropy.drop_divergent compare several critics: set critic.num_critics to 2 "
-                f"or more, got {critic.num_critics}"
+                f"or more, not {critic.num_critics}"
             )
         own = ("model", "num_critics", "learning_rate", "warmup_steps", "num_epochs")
         set_anyway = [f"critic.{name}" for name in own if getattr(critic, name) != type(critic)().model_dump()[name]]
         if critic.shared and set_anyway:
             return (
-                f"critic.shared has one value head on the policy's network, which learns in the policy's updates: "
-                f"{' and '.join(set_anyway)} would need models of their own, so remove {set_anyway[0]} or critic.shared"
+                "critic.shared is one value head on the policy's network, trained in the policy's updates, but "
+                f"{' and '.join(set_anyway)} can be set only for separate critics: remove {set_anyway[0]}, or set "
+                "critic.shared to false"
             )
         if self.shares_critic and self.loss is not None:
-            return "critic.shared adds the value loss to the policy's, but loss is your own: set critic.shared to false"
+            return "critic.shared needs the built-in policy loss, but `loss` is your own: set critic.shared to false"
         if filters.refill and not filters.leaves_groups_out:
-            return "filters.refill needs a filter that leaves groups out, such as skip_zero_variance: true"
+            return "filters.refill needs a filter that drops groups, such as skip_zero_variance: true"
         if filters.refill and filters.top_variance < 1:
             return (
-                f"filters.top_variance {filters.top_variance:g} always leaves groups out, so filters.refill would "
-                "never end before max_refills: set one of them to its default"
+                f"filters.top_variance {filters.top_variance:g} always drops groups, so filters.refill would never end "
+                "before max_refills: set one of the two keys to its default"
             )
         return ""
 
-    def _without_effect(self) -> str:
+    def _find_unused_key(self) -> str:
         """Return a message about a key that was set but changes nothing; empty if every key has an effect.
 
         Keys that have the value of the preset are allowed.
@@ -178,7 +182,7 @@ class AlgorithmConfig(Section):
         off_policy = self.gate.type != "log_prob"
         pooled = off_policy and self.ratio.level != "token"
         critic = {f"critic.{name}": self.uses_critic for name in CriticConfig.model_fields if name != "drop_agreed"}
-        head = "critic.shared is false, and a critic of its own has critic.learning_rate and its own loss"
+        head = "critic.shared is false: a separate critic has critic.learning_rate and a separate loss"
         effective = {
             "advantage.gamma": estimator != "outcome",
             "advantage.gae_lambda": estimator == "gae",
@@ -193,7 +197,7 @@ class AlgorithmConfig(Section):
             "ratio.reduce": (pooled, "ratio.level is token: set it to chunk or sequence"),
             "ratio.max_token_log_ratio": (pooled, "ratio.level is token: set it to sequence"),
         }
-        preset, default = expand({"type": self.type}), AlgorithmConfig.model_fields
+        preset, default = expand_preset({"type": self.type}), AlgorithmConfig.model_fields
         for key, (used, reason) in needed.items():
             section, name = key.split(".")
             value = getattr(getattr(self, section), name)

@@ -1,4 +1,4 @@
-"""What every configuration section has in common: strict, frozen, documented fields."""
+"""The base class of configuration sections, with strict, frozen, documented fields."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from roll.errors import short
 
-__all__ = ["EXTENSION", "FUNCTION", "NAME", "PATTERN_WORDS", "Section", "expanded", "option", "path_option"]
+__all__ = ["EXTENSION", "FUNCTION", "NAME", "PATTERN_WORDS", "Section", "expand_path", "option", "path_option"]
 
 _VARIABLE = re.compile(r"\$(?:\w+|\{[^}]*\})")
-LONGEST_NAME = 255
+MAX_NAME_LENGTH = 255
 """Maximum bytes of a file name, as in most file systems."""
 
 FUNCTION = r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$"
@@ -47,8 +47,8 @@ class Section(BaseModel):
     )
 
 
-def expanded(value: Any) -> Any:
-    """Return a path with `~` and environment variables replaced, for every key that may be a path.
+def expand_path(value: Any) -> Any:
+    """Return a path, or a mapping to paths, with `~` and environment variables replaced.
 
     Args:
         value: a path, a mapping to paths, or `None`; names that are not paths (such as hub ids) are unchanged, and so
@@ -58,28 +58,28 @@ def expanded(value: Any) -> Any:
         ValueError: a variable is not set or empty, a user is unknown, or no file can have this name.
     """
     if isinstance(value, dict):
-        return {name: expanded(each) for name, each in value.items()}
+        return {name: expand_path(each) for name, each in value.items()}
     if not isinstance(value, str):
         return value
-    if "\x00" in value or any(len(os.fsencode(name)) > LONGEST_NAME for name in value.split("/")):
-        raise ValueError(f"{short(value)} can be no file's name: it has a NUL, or more than {LONGEST_NAME} bytes")
+    if "\x00" in value or any(len(os.fsencode(name)) > MAX_NAME_LENGTH for name in value.split("/")):
+        raise ValueError(f"{short(value)} is not a valid file name: it has a NUL, or more than {MAX_NAME_LENGTH} bytes")
     if not ("$" in value or value.startswith("~")):
         return value
     empty = next((name for name in _VARIABLE.findall(value) if os.environ.get(name.strip("${}")) == ""), None)
     if empty is not None:
-        raise ValueError(f"{value!r} names the variable {empty}, which is empty: write the path itself")
+        raise ValueError(f"{value!r} uses the variable {empty}, which is empty: write the path itself")
     path = os.path.expanduser(os.path.expandvars(value))
     unset = _VARIABLE.search(path)
     if (unset is None and not path.startswith("~")) or os.path.exists(path.rpartition(":")[0] or path):
         return path
     what = f"the user '{path.partition('/')[0]}'" if unset is None else f"the variable {unset.group()}"
-    raise ValueError(f"{value!r} names {what}, which is not known here: write the path itself")
+    raise ValueError(f"{value!r} uses {what}, which is not defined on this machine: write the path itself")
 
 
 def path_option(default: Any, meaning: str, **limits: Any) -> Any:
-    """Return a field as `option` does, for a key that may be a path: see `expanded`."""
+    """Create a field like `option` for a key whose value may be a path; `expand_path` expands the value."""
     field = option(default, meaning, **limits)
-    field.metadata.append(AfterValidator(expanded))
+    field.metadata.append(AfterValidator(expand_path))
     return field
 
 

@@ -12,7 +12,7 @@ from roll.config.base import Section, option
 
 __all__ = ["ClusterConfig", "DeviceMapping", "Devices", "RoleDevices"]
 
-MOST_DEVICES = 100_000
+MAX_DEVICES = 100_000
 """Maximum number of devices of a role: more than any cluster has, and few enough to enumerate."""
 
 
@@ -28,15 +28,15 @@ def _parse_devices(value: Any) -> list[int]:
             if not known or not int(last or first) - int(first) >= 0:
                 raise ValueError(f"'{value}' is not a list of devices: write '0-3', '0,2' or [0, 1]")
             numbers = range(int(first), int(last or first) + 1)
-            if len(devices) + len(numbers) > MOST_DEVICES:
-                raise ValueError(f"'{value}' are more than {MOST_DEVICES:,} devices")
+            if len(devices) + len(numbers) > MAX_DEVICES:
+                raise ValueError(f"'{value}' has more than {MAX_DEVICES:,} devices")
             devices += numbers
         value = devices
     if not isinstance(value, list) or not value or any(not isinstance(d, int) or d < 0 for d in value):
         shown = "null" if value is None else repr(value)
         raise ValueError(f"{shown} is not a list of devices: write '0-3', '0,2' or [0, 1]")
     if len(set(value)) != len(value):
-        raise ValueError(f"{value} names a device twice")
+        raise ValueError(f"{value} contains a device twice: list each device once")
     return sorted(value)
 
 
@@ -45,10 +45,10 @@ Devices: TypeAlias = Annotated[list[int], BeforeValidator(_parse_devices, json_s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoleDevices:
-    """The devices of one role in the whole cluster, and what runs on them."""
+    """The devices of one role in the whole cluster, and whether trainer ranks or engines run on them."""
 
     kind: Literal["trainer", "engine"]
-    """One trainer rank on each device, or one engine on every `tensor_parallel` of them."""
+    """`trainer`: one rank on each device. `engine`: one engine on every `tensor_parallel` devices."""
     devices: Sequence[int]
     tensor_parallel: int = 1
     section: str = ""
@@ -63,38 +63,44 @@ class RoleDevices:
 
 
 class DeviceMapping(Section):
-    """Devices of each role in the whole cluster. Shared devices: colocated; separate devices: disaggregated.
+    """Devices of each role in the whole cluster. Roles that share devices are colocated, others disaggregated.
 
-    A device is one accelerator, or one CPU worker slot on a machine without accelerators. The number of trainer ranks
-    and of engines follows from it. A pipeline with more roles adds their keys in a subclass.
+    A device is one accelerator, or one CPU worker slot on a machine without accelerators. The numbers of trainer ranks
+    and of engines follow from this mapping. A pipeline with more roles adds their keys in a subclass.
     """
 
-    actor_train: Devices = option([0], "Devices of the trainer: one rank each.")
-    actor_infer: Devices = option([0], "Devices of the engines: `inference.tensor_parallel` each.")
-    critic: Devices | None = option(None, "Devices of every critic: one rank each; by default those of `actor_train`.")
+    actor_train: Devices = option([0], "Devices of the trainer, one rank on each.")
+    actor_infer: Devices = option([0], "Devices of the engines, `inference.tensor_parallel` for each engine.")
+    critic: Devices | None = option(
+        None, "Devices of every critic, one rank on each; by default those of `actor_train`."
+    )
     reference: Devices | None = option(
-        None, "Devices of the reference: one rank each; by default those of `actor_train`."
+        None, "Devices of the reference, one rank on each; by default those of `actor_train`."
     )
     judge: Devices | None = option(
         None,
-        "Devices of the run's own judge: `judge.tensor_parallel` for each engine; by default the first of "
+        "Devices of the run's own judge, `judge.tensor_parallel` for each engine; by default the first ones of "
         "`actor_infer`.",
     )
 
 
 class ClusterConfig(Section):
-    """`local` runs in this process; `ray` runs one actor per rank and engine, on one machine or many."""
+    """The cluster on which roles run: this process (`local`), or one Ray actor per rank and engine (`ray`)."""
 
-    type: Literal["local", "ray"] = option("local", "Where work runs.")
-    address: str | None = option(None, "Ray cluster to join; by default a private one on this machine.")
-    num_nodes: int = option(1, "Machines.", ge=1)
+    type: Literal["local", "ray"] = option(
+        "local", "`local`: roles run in this process. `ray`: each rank and each engine is a Ray actor."
+    )
+    address: str | None = option(
+        None, "Address of the Ray cluster to connect to; by default a private cluster on this machine."
+    )
+    num_nodes: int = option(1, "Number of machines.", ge=1)
     devices_per_node: int | None = option(
-        None, "Devices of each machine; by default what is found (CPU: one per core).", ge=1
+        None, "Number of devices of each machine; by default all that are found (on a CPU one per core).", ge=1
     )
     device_mapping: DeviceMapping = option(DeviceMapping(), "Devices of each role.")
     offload_colocated: Literal["auto"] | bool = option(
         "auto",
-        "Whether engines and trainers on the same devices take turns in device memory: engines sleep while trainers "
-        "compute, and trainers' states are offloaded to host memory while engines generate. `auto`: only on "
+        "Whether colocated engines and trainers use the device memory alternately: engines sleep while trainers "
+        "compute, and the trainers' states are offloaded to host memory while engines generate. `auto`: only on "
         "accelerators, in synchronous runs.",
     )

@@ -17,39 +17,41 @@ class CorrectionConfig(Section):
     """A constant factor w for tokens that the engine computed differently (mismatch) or an older policy sampled
     (staleness).
 
-    The factor is clipped at `upper`; tokens whose factor is outside [mask_low, mask_high] are dropped. Truncation,
-    masks and veto at every level correct what `corrects` names.
+    The factor is clipped at `upper`; tokens whose factor is outside [mask_low, mask_high] are dropped. `corrects`
+    selects the factor; truncation, masks and veto apply to it at every `level`.
     """
 
     corrects: Literal["both", "mismatch", "staleness"] = option(
         "both",
-        "`both`: w = old/rollout, mismatch and staleness together. `mismatch`: w = behavior/rollout, engine against "
-        "trainer under the policy version that sampled the token. `staleness`: w = old/behavior, the trainer's policy "
-        "before the update against that version. The last two keep `snapshots`.",
+        "Difference that the factor w corrects. `both`: mismatch and staleness together, w = old / rollout. "
+        "`mismatch`: between engine and trainer under the policy version that sampled the token, w = behavior / "
+        "rollout. "
+        "`staleness`: between that version and the policy before the update, both in the trainer, w = old / behavior. "
+        "The last two need `snapshots`.",
     )
     snapshots: bool = option(
         False,
-        "Keep the trained weights of the last ⌈async_ratio⌉ policy versions in main memory, and score stale tokens "
-        "under the version that sampled it: `train_inference/…` then measures mismatch and staleness apart, exactly. "
-        "Costs a forward pass over its rollouts for each older version in a batch. On with `corrects` mismatch or "
-        "staleness, and with ratio.against behavior.",
+        "Whether to keep the trained weights of the last ⌈async_ratio⌉ policy versions in host memory, and to score "
+        "each stale token under the version that sampled it. The metrics `train_inference/…` then measure mismatch and "
+        "staleness separately and exactly. Each older version in a batch needs one forward pass over its rollouts. "
+        "Snapshots are always on with `corrects` mismatch or staleness, and with ratio.against behavior.",
     )
     level: Level = option(
         "token",
-        "Of each token; `chunk`: geometric mean over a chunk's (turn's) tokens; `sequence`: product over a sequence's; "
-        "`geometric`: geometric mean over a sequence's.",
+        "Level of the factor. `token`: each token's own. `chunk`: geometric mean over the tokens of a chunk (turn). "
+        "`sequence`: product over the tokens of a sequence. `geometric`: geometric mean over the tokens of a sequence.",
     )
     upper: float | None = option(
-        2.0, "The factor is truncated at this; null leaves the factor out, and masks alone remain.", gt=0
+        2.0, "Value at which the factor is truncated; null sets the factor to 1, so that only the masks apply.", gt=0
     )
-    mask_low: float | None = option(None, "Tokens whose factor is below are left out.", ge=0)
-    mask_high: float | None = option(None, "Tokens whose factor is above are left out.", gt=0)
+    mask_low: float | None = option(None, "Factor below which a token is masked out.", ge=0)
+    mask_high: float | None = option(None, "Factor above which a token is masked out.", gt=0)
     veto: float | None = option(
-        None, "A sequence with a token whose own factor is below this is left out as a whole.", gt=0, lt=1
+        None, "Factor of a single token below which the whole sequence is masked out.", gt=0, lt=1
     )
 
     @model_validator(mode="after")
-    def _ordered(self) -> CorrectionConfig:
+    def _check_mask_bounds(self) -> CorrectionConfig:
         if self.mask_low is not None and self.mask_high is not None and self.mask_low > self.mask_high:
-            raise ValueError(f"mask_low {self.mask_low} exceeds mask_high {self.mask_high}: every token is left out")
+            raise ValueError(f"mask_low {self.mask_low} exceeds mask_high {self.mask_high}: every token is masked out")
         return self

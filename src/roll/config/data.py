@@ -17,8 +17,8 @@ from roll.config.rewards import (
     as_reward_list,
     check_pattern,
 )
-from roll.config.sources import ConversationColumns, FileTable, HuggingFaceTable, PythonTable, Share, SumsTask
-from roll.config.tools import ToolCallsConfig, ToolConfig, ToolList, as_tool_list, tool_arguments
+from roll.config.sources import ConversationColumns, DataEntryBase, FileTable, HuggingFaceTable, PythonTable, SumsTask
+from roll.config.tools import ToolCallsConfig, ToolConfig, ToolList, as_tool_list, build_tool_arguments
 
 if TYPE_CHECKING:
     from roll.types import EnvironmentSettings
@@ -38,15 +38,15 @@ __all__ = [
 
 class _Scored(Section):
     reward: RewardList = option(
-        ..., "How answers are scored: a reward's type, its settings, or a weighted list.", examples=["math"]
+        ..., "Rewards that score the answers: a type, a section, or a list with weights.", examples=["math"]
     )
     weight: float = option(1.0, "Share of each step's prompts, relative to the other sources.", gt=0)
 
 
-class _Source(Share, _Scored):
+class _Source(DataEntryBase, _Scored):
     @field_validator("reward", mode="before", json_schema_input_type=str | RewardConfig | list[str | RewardConfig])
     @classmethod
-    def _reward(cls, value: Any) -> Any:
+    def _expand_reward(cls, value: Any) -> Any:
         return as_reward_list(value)
 
     @property
@@ -60,7 +60,7 @@ class _Source(Share, _Scored):
         return None
 
     @property
-    def opens_itself(self) -> bool:
+    def environment_gives_prompt(self) -> bool:
         """Whether the environment provides the prompt when the episode begins."""
         return False
 
@@ -73,7 +73,7 @@ class _Source(Share, _Scored):
 class _Split(_Source):
     held_out: float = option(
         0.1,
-        "Share of the source kept for evaluation alone (unless a separate `split` or file is given).",
+        "Share of the source that is used only for evaluation (unless a separate `split` or file is given).",
         ge=0,
         lt=1,
     )
@@ -84,39 +84,43 @@ class ArithmeticData(SumsTask, _Source):
 
 
 class FunctionsData(_Split):
-    """Tiny programming tasks such as `add_3(x)`, each with hidden cases."""
+    """Small programming tasks such as `add_3(x)`, each with hidden test cases."""
 
     source: Literal["functions"] = option(..., "Name of the source.")
-    reward: RewardList = option([CodeReward(type="code")], "How answers are scored; by running them.")
-    num_constants: int = option(20, "Constants that every kind of function comes with, from 2 on.", ge=1, le=1000)
-    num_cases: int = option(6, "Hidden cases of each task.", ge=1, le=100)
+    reward: RewardList = option(
+        [CodeReward(type="code")], "Rewards that score the answers; by default by running them."
+    )
+    num_constants: int = option(
+        20, "Number of constants, from 2 on, with which each kind of function is generated.", ge=1, le=1000
+    )
+    num_cases: int = option(6, "Number of hidden test cases of each task.", ge=1, le=100)
     held_out: float = option(0.3, "Share of the tasks kept for evaluation.", ge=0, lt=1)
 
 
 class GuessNumberData(_Source):
-    """A game of several turns: guess a number, get `higher` or `lower`, guess again."""
+    """A game of several turns: the model guesses a number, gets `higher` or `lower`, and guesses again."""
 
     source: Literal["guess_number"] = option(..., "Name of the source.")
-    reward: RewardList = option([EnvironmentReward(type="environment")], "How episodes are scored.")
-    max_number: int = option(5, "The number lies between 1 and this.", ge=2)
-    num_turns: int = option(2, "Guesses.", ge=1)
+    reward: RewardList = option([EnvironmentReward(type="environment")], "Rewards that score the episodes.")
+    max_number: int = option(5, "Largest number; the smallest is 1.", ge=2)
+    num_turns: int = option(2, "Maximum number of guesses.", ge=1)
     demonstrations: bool = option(
-        False, "Every prompt brings the guesses of an expert, which halves the range each time, to be imitated."
+        False, "Whether every prompt has a demonstration: the guesses of an expert that uses binary search."
     )
 
     @property
     def turns(self) -> int:
-        """See the base class."""
+        """Maximum number of guesses in one rollout."""
         return self.num_turns
 
     @property
     def environment_call(self) -> tuple[str, dict[str, Any]] | None:
-        """See the base class."""
+        """Name and options of the game."""
         return "guess_number", {"max_number": self.max_number, "num_turns": self.num_turns}
 
     @property
     def has_demonstrations(self) -> bool:
-        """See the base class."""
+        """Whether every prompt has an expert's guesses."""
         return self.demonstrations
 
 
@@ -130,68 +134,69 @@ class EnvironmentData(Hosting, _Source):
     source: Literal["environment"] = option("environment", "Name of the source.")
     environment: str = path_option(
         ...,
-        "Its id (`roll env list`), or where your class is: `package.module:Class`, or `path/to/file.py:Class`.",
+        "Id of a built-in environment (`roll env list`), or import path of your class: `package.module:Class`, or "
+        "`path/to/file.py:Class`.",
         examples=["game:GuessTheNumber-v0-easy", "mazes.py:Maze"],
         min_length=1,
     )
     options: dict[str, Any] = option({}, "Keyword arguments of the environment.")
     wrappers: list[str | dict[str, dict[str, Any]]] = option(
         [],
-        "What stands around it, the first one innermost: a wrapper's name, or its name with its options.",
+        "Wrappers of the environment, the first one innermost: a wrapper's name, or its name with options.",
         examples=[[{"format_penalty": {"penalty": 0.1}}]],
     )
     tools: ToolList = option(
         [],
-        "What the model may use while it acts: a tool's name, or its name under `tool` with its options; a function or "
-        "class of yours by its place.",
+        "Tools that the model may call: a tool's name, its name under `tool` with options, or the import path of your "
+        "function or class.",
         examples=[["calculator", {"tool": "search", "folder": "notes"}, "tools.py:lookup"]],
     )
-    tool_calls: ToolCallsConfig = option(ToolCallsConfig(), "How tools are called.")
-    reward: RewardList = option([EnvironmentReward(type="environment")], "How episodes are scored.")
-    num_turns: int = option(1, "Answers of one episode, at most; then it ends.", ge=1)
-    num_episodes: int = option(1000, "Different episodes to train on.", ge=1)
-    num_held_out: int = option(100, "Further episodes, for evaluation alone.", ge=0)
+    tool_calls: ToolCallsConfig = option(ToolCallsConfig(), "Format and limits of tool calls.")
+    reward: RewardList = option([EnvironmentReward(type="environment")], "Rewards that score the episodes.")
+    num_turns: int = option(1, "Maximum number of answers in one episode, after which it ends.", ge=1)
+    num_episodes: int = option(1000, "Number of different episodes to train on.", ge=1)
+    num_held_out: int = option(100, "Number of additional episodes that are used only for evaluation.", ge=0)
     history: HistoryConfig | None = option(
-        None, "What the model sees of earlier turns; by default as `rollout.episodes.history` says."
+        None, "How the model sees earlier turns; by default `rollout.episodes.history`."
     )
 
     @field_validator("tools", mode="before", json_schema_input_type=list[str | ToolConfig])
     @classmethod
-    def _tools(cls, value: Any) -> Any:
+    def _expand_tools(cls, value: Any) -> Any:
         return as_tool_list(value)
 
     @model_validator(mode="after")
-    def _turns_for_tools(self) -> Self:
+    def _check_tools(self) -> Self:
         if self.tools and self.num_turns == 1:
-            raise ValueError("num_turns is 1, but a tool's call is a turn of its own: give num_turns of at least 2")
+            raise ValueError("num_turns is 1, but a tool call is a separate turn: num_turns must be at least 2")
         if not self.tools and "tool_calls" in self.model_fields_set and self.tool_calls != ToolCallsConfig():
-            raise ValueError("tool_calls says how tools are called, but there are none: name them under tools")
+            raise ValueError("tool_calls is set, but no tool is configured: list tools under `tools`")
         return self
 
     @field_validator("wrappers")
     @classmethod
-    def _one_each(cls, value: list[str | dict[str, dict[str, Any]]]) -> list[str | dict[str, dict[str, Any]]]:
+    def _check_wrappers(cls, value: list[str | dict[str, dict[str, Any]]]) -> list[str | dict[str, dict[str, Any]]]:
         for entry in value:
             if isinstance(entry, dict) and len(entry) != 1:
-                raise ValueError(f"a wrapper is a name, or one name with its options, got {entry}")
+                raise ValueError(f"a wrapper must be a name, or one name with options, not {entry}")
         return value
 
     @property
     def turns(self) -> int:
-        """See the base class."""
+        """Maximum number of answers in one episode."""
         return self.num_turns
 
     @property
     def environment_call(self) -> tuple[str, dict[str, Any]] | None:
-        """See the base class."""
+        """Name and options of the environment."""
         return self.environment, self.options
 
     @property
-    def opens_itself(self) -> bool:
-        """See the base class."""
+    def environment_gives_prompt(self) -> bool:
+        """Always true: the first observation is the prompt."""
         return True
 
-    def settings(self, seed: int) -> EnvironmentSettings:
+    def build_settings(self, seed: int) -> EnvironmentSettings:
         """Return the settings of an episode with this seed."""
         pairs = [next(iter(entry.items())) if isinstance(entry, dict) else (entry, {}) for entry in self.wrappers]
         from roll.types import EnvironmentSettings
@@ -202,7 +207,7 @@ class EnvironmentData(Hosting, _Source):
             seed=seed,
             opening=self.prompt_template,
             wrappers=tuple(pairs),
-            tools=tool_arguments(self.tools, self.tool_calls),
+            tools=build_tool_arguments(self.tools, self.tool_calls),
             history=self.history.settings if self.history else None,
             host=self.host,
             url=self.url or "",
@@ -214,36 +219,38 @@ class EnvironmentData(Hosting, _Source):
 class _Columns(ConversationColumns, _Split):
     prompt_key: str = option(
         "prompt",
-        "Column with the prompt: text, or a list of chat messages; where the last one is the assistant's, the model "
+        "Column with the prompt: text, or a list of chat messages. If the last message is the assistant's, the model "
         "continues it.",
     )
-    answer_key: str | None = option("answer", "Column with the reference answer; `null` where rewards need none.")
+    answer_key: str | None = option("answer", "Column with the reference answer; `null` if no reward needs one.")
     answer_pattern: str | None = option(
         None,
-        "Regular expression whose first group is the reference answer inside that column (GSM8K: `#### (.+)`).",
+        "Regular expression whose first group is the reference answer in the column `answer_key` (GSM8K: `#### (.+)`).",
     )
     expert_key: str | None = option(
         None,
-        "Column with a demonstration, an answer as text: where a row has one and it earns a reward, it is imitated "
-        "in addition to the policy's own answers (`algorithm.imitation`).",
+        "Column with a demonstration, an answer as text. A demonstration with a positive reward is imitated in "
+        "addition to the policy's own answers (`algorithm.imitation`).",
     )
-    limit: int | None = option(None, "Use only the first N rows.", ge=1)
+    limit: int | None = option(None, "Maximum number of rows; only the first ones are used.", ge=1)
 
     @property
     def has_demonstrations(self) -> bool:
-        """See the base class."""
+        """Whether rows may have a demonstration."""
         return self.expert_key is not None
 
     @field_validator("answer_pattern")
     @classmethod
-    def _compiles(cls, value: str | None) -> str | None:
+    def _check_answer_pattern(cls, value: str | None) -> str | None:
         return None if value is None else check_pattern(value)
 
     @model_validator(mode="after")
-    def _answers(self) -> Self:
+    def _check_answer_key(self) -> Self:
         comparing = [reward.type for reward in self.reward if reward.needs_answer]
         if self.answer_key is None and comparing:
-            raise ValueError(f"the reward '{comparing[0]}' compares with an answer, but answer_key is null: name it")
+            raise ValueError(
+                f"the reward '{comparing[0]}' needs a reference answer, but answer_key is null: set answer_key"
+            )
         return self
 
 
@@ -262,10 +269,14 @@ class PythonData(PythonTable, _Columns):
 class ReasoningGymData(_Split):
     """A generator of the `reasoning-gym` package, with its own scorer: `source: reasoning_gym:chain_sum`."""
 
-    source: str = option(..., "`reasoning_gym:` and the task's name.", pattern=r"^reasoning_gym:[a-z0-9_]+$")
-    size: int = option(1000, "How many tasks to generate.", ge=2)
-    options: dict[str, Any] = option({}, "The task's own settings, as reasoning-gym names them.")
-    reward: RewardList = option("reasoning_gym", "How answers are scored; by default the task's own scorer.")
+    source: str = option(
+        ..., "`reasoning_gym:` followed by the name of the generator.", pattern=r"^reasoning_gym:[a-z0-9_]+$"
+    )
+    size: int = option(1000, "Number of tasks to generate.", ge=2)
+    options: dict[str, Any] = option({}, "Settings of the generator, by their names in reasoning-gym.")
+    reward: RewardList = option(
+        "reasoning_gym", "Rewards that score the answers; by default the generator's own scorer."
+    )
 
     @property
     def task(self) -> str:
@@ -273,7 +284,7 @@ class ReasoningGymData(_Split):
         return self.source.partition(":")[2]
 
 
-def _kind(value: Any) -> str:
+def _get_kind(value: Any) -> str:
     source = value.get("source") if isinstance(value, dict) else getattr(value, "source", None)
     return str(source).partition(":")[0]
 
@@ -287,5 +298,5 @@ DataConfig = Annotated[
     | Annotated[HuggingFaceData, Tag("huggingface")]
     | Annotated[PythonData, Tag("python")]
     | Annotated[ReasoningGymData, Tag("reasoning_gym")],
-    Discriminator(_kind),
+    Discriminator(_get_kind),
 ]

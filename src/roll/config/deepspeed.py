@@ -12,22 +12,24 @@ __all__ = ["DeepSpeedConfig"]
 
 
 class DeepSpeedConfig(Section):
-    """What `training.backend: deepspeed` shards over the ranks (ZeRO, arXiv 1910.02054) and offloads to host memory."""
+    """Sharding (ZeRO, arXiv 1910.02054) and offload to host memory with `training.backend: deepspeed`."""
 
     zero_stage: Literal[0, 1, 2, 3] = option(
         2,
-        "Ranks share: nothing (0), the optimiser's states (1), gradients too (2), weights too (3). "
-        "0 computes in float32 only.",
+        "ZeRO stage, which determines the states that are sharded over the ranks: nothing (0), optimizer states (1), "
+        "also gradients (2), also weights (3). Stage 0 supports only float32.",
     )
     offload_optimizer: bool = option(
-        False, "Keep the optimiser's states in main memory and update there; from ZeRO stage 1 on."
+        False, "Whether optimizer states and the update are offloaded to the host; needs stage 1 or higher."
     )
-    offload_parameters: bool = option(False, "Keep weights that are not being computed with in main memory; stage 3.")
+    offload_parameters: bool = option(
+        False, "Whether weights are offloaded to host memory while they are not in use; needs stage 3."
+    )
 
     @model_validator(mode="after")
-    def _can_offload(self) -> DeepSpeedConfig:
+    def _check_offloading(self) -> DeepSpeedConfig:
         if self.offload_optimizer and self.zero_stage == 0:
-            raise ValueError("offload_optimizer needs a zero_stage from 1 on: with 0, DeepSpeed offloads nothing")
+            raise ValueError("offload_optimizer needs zero_stage 1 or higher: with 0, DeepSpeed offloads nothing")
         if self.offload_parameters and self.zero_stage != 3:
             raise ValueError(f"offload_parameters needs zero_stage 3, not {self.zero_stage}")
         return self

@@ -1,4 +1,4 @@
-"""Configuration text as plain data that remembers where each part of it was written.
+"""Reads configuration text as plain data, and records where each part was written.
 
 The format is YAML 1.2's core schema, read with PyYAML: `1e-5` is a number, and `yes`, `on`, `010` and `2026-01-01` do
 not have their YAML 1.1 meaning. Rejected, with the line: duplicate keys, keys that are not text, tags, endless aliases,
@@ -18,15 +18,17 @@ import yaml
 
 from roll.errors import ConfigError
 
-__all__ = ["Document", "KeyPath", "check_text", "dotted", "dump", "parse", "read"]
+__all__ = ["Document", "KeyPath", "check_text", "dump", "format_path", "parse", "read"]
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 _TAG = "tag:yaml.org,2002:"
 _MAX_NODES = 20_000
-"""Far more than any configuration has; a few lines of nested aliases could otherwise fill the memory."""
+"""Maximum number of values, far more than any configuration has; otherwise a few lines of nested aliases could fill the
+memory.
+"""
 
-_LARGEST = 16 * 2**20
+_MAX_SIZE = 16 * 2**20
 """Maximum bytes of a file."""
 _TOO_MANY = f"more than {_MAX_NODES} values: this is not a configuration"
 _INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+")
@@ -43,7 +45,7 @@ _RESOLVERS: tuple[tuple[str, str, str], ...] = (
 
 
 class _Loader(yaml.SafeLoader):
-    """Only composes nodes; values are built in this module, so that nothing but plain data can result."""
+    """Loader that only composes YAML nodes; `_Builder` converts them, so that only plain data can result."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012  (PyYAML's own protocol)
     num_nodes = 0
@@ -56,19 +58,19 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever YAML 1.1 or 1.2 would not read as text."""
+    """Dumper that quotes all texts that YAML 1.1 or 1.2 would not read as text."""
 
 
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    """Represent text, quoted if it has Unicode's other line ends.
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    """Represent text, quoted if it contains a line end other than `\\n`, such as U+2028.
 
-    PyYAML would write those unescaped and read them back as spaces.
+    PyYAML would write these characters unescaped and read them back as spaces.
     """
     style = '"' if any(end in text for end in "\x85\u2028\u2029") else None
     return dumper.represent_scalar(_TAG + "str", text, style=style)
 
 
-_Dumper.add_representer(str, _text)
+_Dumper.add_representer(str, _represent_text)
 
 for _name, _pattern, _first in _RESOLVERS:
     for _class in (_Loader, _Dumper):
@@ -84,17 +86,19 @@ class Document:
     """Path of the file as given by the user; empty for a dictionary from Python."""
     tree: dict[str, Any]
     origins: dict[KeyPath, str] = field(default_factory=dict)
-    """Where each key was written: `quickstart.yaml:9`, or `override 'training.num_steps=4'`."""
+    """File and line, or override, of each key: `quickstart.yaml:9`, or `override 'training.num_steps=4'`."""
 
-    def origin(self, path: KeyPath) -> str:
-        """Return where `path`, or its nearest parent that was written, is defined; may be empty."""
+    def find_origin(self, path: KeyPath) -> str:
+        """Return where the user wrote the key `path` or, if that was not written, its nearest parent; the document's
+        name if none of them was written.
+        """
         for length in range(len(path), 0, -1):
             if path[:length] in self.origins:
                 return self.origins[path[:length]]
         return self.name
 
 
-def dotted(path: KeyPath) -> str:
+def format_path(path: KeyPath) -> str:
     """Format `("data", 0, "source")` as `data.0.source`, always on one line."""
     parts = (str(part) for part in path)
     return ".".join((part if part.isprintable() else repr(part)[1:-1])[:80] for part in parts)
@@ -107,7 +111,7 @@ def check_text(text: str, where: str) -> str:
         ConfigError: the text has a NUL or a lone surrogate, which no file name or prompt can have.
     """
     if "\0" in text or (not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)):
-        raise ConfigError(f"{where}: the text {text[:40]!r} holds a character that cannot be written.")
+        raise ConfigError(f"{where}: the text {text[:40]!r} contains a character that cannot be written to a file.")
     return text
 
 
@@ -120,19 +124,22 @@ def read(path: str | Path) -> Document:
     name = str(path)
     try:
         with Path(path).open("rb") as file:
-            data = file.read(_LARGEST + 1)
+            data = file.read(_MAX_SIZE + 1)
     except FileNotFoundError:
         from roll.registry import search_directory_note
 
         where = search_directory_note(path)
-        raise ConfigError(f"configuration file '{name}' does not exist{where}.{_similar_file(Path(path))}") from None
+        raise ConfigError(
+            f"configuration file '{name}' does not exist{where}.{_suggest_similar_file(Path(path))}"
+        ) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         inside = Path(path) / "config.yaml"
-        hint = f" That of this run is '{inside}'." if isinstance(error, IsADirectoryError) and inside.is_file() else ""
+        is_run = isinstance(error, IsADirectoryError) and inside.is_file()
+        hint = f" The configuration of this run is '{inside}'." if is_run else ""
         raise ConfigError(f"configuration file '{name}' cannot be read: {reason}.{hint}") from None
-    if len(data) > _LARGEST:
-        raise ConfigError(f"configuration file '{name}' is larger than {_LARGEST // 2**20} MiB: no configuration is.")
+    if len(data) > _MAX_SIZE:
+        raise ConfigError(f"configuration file '{name}' is larger than {_MAX_SIZE // 2**20} MiB, the maximum size.")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -142,21 +149,21 @@ def read(path: str | Path) -> Document:
     if tree is None:
         raise ConfigError(f"configuration file '{name}' is empty.")
     if not isinstance(tree, dict):
-        raise ConfigError(f"{name}:1: expected keys and values such as 'name: my-run', found {_kind(tree)}.")
+        raise ConfigError(f"{name}:1: expected keys and values such as 'name: my-run', found {_describe_kind(tree)}.")
     return Document(name=name, tree=tree, origins=origins)
 
 
-def _similar_file(path: Path) -> str:
+def _suggest_similar_file(path: Path) -> str:
     from roll.registry import did_you_mean
 
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.suffix in {".yaml", ".yml"}]
     except OSError:
-        return f" There is no directory '{path.parent}'."
+        return f" The directory '{path.parent}' does not exist."
     return did_you_mean(path.name, names)
 
 
-def _kind(value: object) -> str:
+def _describe_kind(value: object) -> str:
     return "a list" if isinstance(value, list) else f"only the value {str(value)[:40]!r}"
 
 
@@ -177,7 +184,7 @@ def parse(text: str, name: str) -> tuple[Any, dict[KeyPath, str]]:
         mark = error.problem_mark or error.context_mark
         where = f"{name}:{mark.line + 1}" if mark else name
         problem = " ".join(filter(None, (error.context, error.problem)))
-        raise ConfigError(f"{where}: not valid YAML: {problem}.{_yaml_hint(error)}") from None
+        raise ConfigError(f"{where}: not valid YAML: {problem}.{_suggest_yaml_fix(error)}") from None
     except yaml.YAMLError as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"{name}: not valid YAML: {reason}.") from None
@@ -190,7 +197,7 @@ def parse(text: str, name: str) -> tuple[Any, dict[KeyPath, str]]:
     return (None if node is None else builder.build(node, ())), builder.origins
 
 
-def _yaml_hint(error: yaml.MarkedYAMLError) -> str:
+def _suggest_yaml_fix(error: yaml.MarkedYAMLError) -> str:
     problem = error.problem or ""
     if "\\t" in problem:
         return " Indent with spaces, not tabs."
@@ -215,89 +222,91 @@ class _Builder:
         if self._count > _MAX_NODES:
             raise ConfigError(f"{self.name}: {_TOO_MANY}.")
         if isinstance(node, yaml.ScalarNode):
-            return self._scalar(node)
+            return self._build_scalar(node)
         if id(node) in self._open:
-            raise ConfigError(f"{self._at(node)}: an alias (*) refers to the part that contains it.")
+            raise ConfigError(f"{self._locate(node)}: an alias (*) refers to the part that contains it.")
         self._open.add(id(node))
         try:
             if isinstance(node, yaml.SequenceNode):
                 self._expect_tag(node, "seq")
                 items = []
                 for index, item in enumerate(node.value):
-                    self.origins.setdefault((*path, index), self._at(item))
+                    self.origins.setdefault((*path, index), self._locate(item))
                     items.append(self.build(item, (*path, index)))
                 return items
             assert isinstance(node, yaml.MappingNode), "YAML has no fourth kind of node"
             self._expect_tag(node, "map")
-            return self._mapping(node, path)
+            return self._build_mapping(node, path)
         finally:
             self._open.discard(id(node))
 
-    def _mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
+    def _build_mapping(self, node: yaml.MappingNode, path: KeyPath) -> dict[str, Any]:
         result: dict[str, Any] = {}
         lines: dict[str, str] = {}
         merged: dict[str, Any] = {}
         for key_node, value_node in node.value:
             if key_node.tag == _TAG + "merge":
-                merged = {**self._merge(value_node, path), **merged}
+                merged = {**self._build_merged(value_node, path), **merged}
                 continue
-            key = self._key(key_node)
+            key = self._build_key(key_node)
             if key in lines:
                 raise ConfigError(
-                    f"{self._at(key_node)}: the key '{dotted((*path, key))}' is written twice, "
+                    f"{self._locate(key_node)}: the key '{format_path((*path, key))}' is written twice, "
                     f"first at {lines[key]}. Remove one."
                 )
-            lines[key] = self._at(key_node)
+            lines[key] = self._locate(key_node)
             self.origins[(*path, key)] = lines[key]
             result[key] = self.build(value_node, (*path, key))
         return {**merged, **result}
 
-    def _merge(self, node: yaml.Node, path: KeyPath) -> dict[str, Any]:
+    def _build_merged(self, node: yaml.Node, path: KeyPath) -> dict[str, Any]:
         parts = node.value if isinstance(node, yaml.SequenceNode) else [node]
         merged: dict[str, Any] = {}
         for part in reversed(parts):
             value = self.build(part, path)
             if not isinstance(value, dict):
-                raise ConfigError(f"{self._at(node)}: '<<' needs a mapping (an alias such as *defaults).")
+                raise ConfigError(f"{self._locate(node)}: '<<' needs a mapping (an alias such as *defaults).")
             merged |= value
         return merged
 
-    def _key(self, node: yaml.Node) -> str:
+    def _build_key(self, node: yaml.Node) -> str:
         key = self.build(node, ()) if isinstance(node, yaml.ScalarNode) else None
         if not isinstance(key, str):
             shown = node.value if isinstance(node, yaml.ScalarNode) else "a list or mapping"
-            raise ConfigError(f"{self._at(node)}: keys are text, found {str(shown)[:40]!r}; put it in quotes.")
+            raise ConfigError(
+                f"{self._locate(node)}: keys must be text, but {str(shown)[:40]!r} is not: put it in quotes."
+            )
         return key
 
-    def _scalar(self, node: yaml.ScalarNode) -> Any:
+    def _build_scalar(self, node: yaml.ScalarNode) -> Any:
         kind, text = node.tag.removeprefix(_TAG), node.value
         match kind:
             case "str" | "merge":
-                return check_text(text, self._at(node))
+                return check_text(text, self._locate(node))
             case "null" if text in {"", "~", "null", "Null", "NULL"}:
                 return None
             case "bool" if text.lower() in {"true", "false"}:
                 return text.lower() == "true"
             case "int" if _INT.fullmatch(text):
-                return self._int(text, node)
+                return self._parse_int(text, node)
             case "float" if _FLOAT.fullmatch(text):
                 return float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
-        raise ConfigError(f"{self._at(node)}: {text[:40]!r} with the tag '{kind[:40]}' is not a plain value.")
+        raise ConfigError(f"{self._locate(node)}: {text[:40]!r} with the tag '{kind[:40]}' is not a plain value.")
 
-    def _int(self, text: str, node: yaml.Node) -> int:
+    def _parse_int(self, text: str, node: yaml.Node) -> int:
         try:
             number = int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
             str(number)
         except ValueError:  # Python's limit on digits
-            raise ConfigError(f"{self._at(node)}: the number {text[:20]}… is too long.") from None
+            raise ConfigError(f"{self._locate(node)}: the number {text[:20]}… is too long.") from None
         return number
 
     def _expect_tag(self, node: yaml.Node, kind: str) -> None:
         if node.tag != _TAG + kind:
             tag = node.tag.removeprefix(_TAG)
-            raise ConfigError(f"{self._at(node)}: the tag '{tag[:60]}' is not supported: write plain values.")
+            raise ConfigError(f"{self._locate(node)}: the tag '{tag[:60]}' is not supported: write plain values.")
 
-    def _at(self, node: yaml.Node) -> str:
+    def _locate(self, node: yaml.Node) -> str:
         return f"{self.name}:{node.start_mark.line + 1}"
 
 

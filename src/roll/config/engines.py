@@ -4,7 +4,7 @@
                                      (imports the engine's package only then)
 
 `ENGINES` has the engines of this package; an installed package or a user's file adds others. A run's configuration
-states what the run needs of its engines (`EngineNeed`); `check_engine` compares both before anything starts.
+states what the run needs of its engines (`EngineRequirement`); `check_engine` compares both before anything starts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from roll.errors import ConfigError, short
 from roll.extensions import ExtensibleRegistry
 from roll.registry import import_object
-from roll.user_code import check_kind
+from roll.user_code import check_factory
 
 if TYPE_CHECKING:
     from roll.protocols import InferenceEngine
@@ -30,18 +30,18 @@ __all__ = [
     "LOGPROBS",
     "EngineCapabilities",
     "EngineFactory",
-    "EngineNeed",
+    "EngineRequirement",
     "LazyEngine",
     "check_engine",
-    "engine_capabilities",
-    "engines_with",
+    "get_engine_capabilities",
+    "list_engines_with",
     "resolve_engine_kind",
 ]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineCapabilities:
-    """What an engine can do, and what must be known about it before it starts.
+    """Capabilities of an engine, and the facts that must be known before it starts.
 
     A user's own engine has them as its class attribute `capabilities`; the defaults apply to an engine without it.
     """
@@ -76,27 +76,27 @@ class EngineCapabilities:
     """Host memory that the engine uses on a CPU in addition to weights and KV cache."""
     kv_block_tokens: int = 32
     """Tokens of the KV cache blocks that requests with a common prefix share."""
-    trickling_options: Mapping[str, Any] = field(default_factory=dict)
-    """`EngineSpec.options` with which requests that arrive one by one need not wait for each other."""
-    why_not: Mapping[str, str] = field(default_factory=dict)
-    """Why a capability is missing on this machine, by capability; for messages."""
+    sequential_options: Mapping[str, Any] = field(default_factory=dict)
+    """`EngineSpec.options` for requests that arrive one by one, so that they do not wait for each other."""
+    missing_reasons: Mapping[str, str] = field(default_factory=dict)
+    """Reasons why capabilities are missing on this machine, by capability; for messages."""
 
 
 _ABILITIES: Mapping[str, str] = {
-    "updates_weights": "take new weights",
+    "updates_weights": "load new weights",
     "quantized_sync": "read weights in 8 bits",
     "shares_process": "share a process with the trainer",
-    "returns_logprobs": "return the log-probs of what it samples",
+    "returns_logprobs": "return the log-probs of the tokens that it samples",
     "scores_sequences": "score given tokens",
     "restricts_choices": "sample among given tokens",
     "records_experts": "record which experts routers choose",
-    "can_sleep": "give its memory back",
+    "can_sleep": "release its memory",
     "tensor_parallel": "compute on several devices",
     "quantization": "serve quantized checkpoints",
-    "lora": "answer with adapters",
+    "lora": "generate with adapters",
     "supports_images": "read images",
 }
-"""Capabilities that a run may need, as the end of the message `it cannot …`."""
+"""Descriptions of the capabilities that a run may need, for the message `which cannot …`."""
 
 
 class EngineFactory(Protocol):
@@ -121,12 +121,12 @@ class LazyEngine:
     distributions: tuple[str, ...] = ()
     """Names of distributions that may provide the module."""
     install: str = ""
-    """How to install the library."""
-    begin_ahead: str | None = None
+    """Command that installs the library."""
+    prestart_path: str | None = None
     """Import path of a function of `num_threads` that starts what the engine needs for any model."""
 
     def __call__(self, spec: Any, /) -> InferenceEngine:
-        """Import the class, and build the engine of a spec."""
+        """Import the class, and build the engine that a spec describes."""
         return cast("Callable[[Any], InferenceEngine]", import_object(self.path))(spec)
 
     @property
@@ -146,9 +146,9 @@ class LazyEngine:
 
     def prestart(self, num_threads: int | None) -> AbstractContextManager[None] | None:
         """Return a context in which the engine's start-up is in progress; `None` if nothing can be started ahead."""
-        if self.begin_ahead is None:
+        if self.prestart_path is None:
             return None
-        begin = cast(Callable[[int | None], AbstractContextManager[None]], import_object(self.begin_ahead))
+        begin = cast(Callable[[int | None], AbstractContextManager[None]], import_object(self.prestart_path))
         return begin(num_threads)
 
 
@@ -160,7 +160,7 @@ ENGINES: ExtensibleRegistry[EngineFactory] = ExtensibleRegistry(
     },
     group="roll.engines",
 )
-"""The first installed one is what `auto` means."""
+"""Engines in the order in which `auto` looks for an installed one."""
 
 
 def resolve_engine_kind(kind: str, key: str = "inference.engine") -> str:
@@ -183,7 +183,7 @@ def resolve_engine_kind(kind: str, key: str = "inference.engine") -> str:
     return kind
 
 
-def engine_capabilities(kind: str) -> EngineCapabilities:
+def get_engine_capabilities(kind: str) -> EngineCapabilities:
     """Return the capabilities of an engine, installed or not.
 
     Args:
@@ -197,76 +197,82 @@ def engine_capabilities(kind: str) -> EngineCapabilities:
         return EngineCapabilities()
     if not isinstance(found, EngineCapabilities):
         raise ConfigError(
-            f"the capabilities of the engine '{kind}' are of type {type(found).__name__}: make them an "
-            "EngineCapabilities of roll.inference."
+            f"the capabilities of the engine '{kind}' are of type {type(found).__name__}: set them to "
+            "an EngineCapabilities of roll.inference."
         )
     for name in _ABILITIES:
-        if not isinstance(said := getattr(found, name), bool):
-            raise ConfigError(f"the engine '{kind}' says {name}={short(said)}: write True or False.")
+        if not isinstance(value := getattr(found, name), bool):
+            raise ConfigError(
+                f"the capability {name} of the engine '{kind}' is {short(value)}: it must be True or False."
+            )
     return found
 
 
-def engines_with(capability: str) -> list[str]:
+def list_engines_with(capability: str) -> list[str]:
     """Return the names of all engines with a capability, from this package and from installed ones."""
     found: list[str] = []
     for name in ENGINES:
         try:
-            found += [name] if getattr(engine_capabilities(name), capability) else []
+            found += [name] if getattr(get_engine_capabilities(name), capability) else []
         except ConfigError:  # an installed package that cannot be imported
             continue
     return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EngineNeed:
+class EngineRequirement:
     """A capability that a run needs of its engines."""
 
     capability: str
     """A field of `EngineCapabilities`."""
     reason: str
     """The key and value that need the capability, such as `cluster.offload_colocated true`."""
-    instead: str = ""
+    alternative: str = ""
     """An alternative, such as `set cluster.offload_colocated to auto`; empty if only another engine helps."""
 
 
-LOGPROBS = EngineNeed(capability="returns_logprobs", reason="a policy that learns from its own rollouts")
+LOGPROBS = EngineRequirement(capability="returns_logprobs", reason="a policy that learns from its own rollouts")
 
 
-def check_engine(kind: str, needs: Iterable[EngineNeed], key: str = "inference.engine") -> None:
-    """Check that an engine can do what a run needs.
+def check_engine(kind: str, requirements: Iterable[EngineRequirement], key: str = "inference.engine") -> None:
+    """Check that an engine has the capabilities that a run needs.
 
     Args:
         kind: name or import path of the engine.
-        needs: needs of the run.
+        requirements: the required capabilities, with the reasons.
         key: key of the configuration that selects `kind`.
 
     Raises:
         ConfigError: the engine lacks a capability (the message names the engines that have it), or is not an engine.
     """
     kind = resolve_engine_kind(kind, key)
-    able = engine_capabilities(kind)
+    capabilities = get_engine_capabilities(kind)
     if kind not in ENGINES.built_in:
-        _check_own(kind, key)
-    for need in needs:
-        if not getattr(able, need.capability):
-            raise ConfigError(_lacking(kind, able, need, key))
+        _check_user_engine(kind, key)
+    for requirement in requirements:
+        if not getattr(capabilities, requirement.capability):
+            raise ConfigError(_describe_missing_capability(kind, capabilities, requirement, key))
 
 
-def _check_own(kind: str, key: str) -> None:
+def _check_user_engine(kind: str, key: str) -> None:
     """Check that a user's own engine is built from a spec and, if it is a class, has the methods of an engine."""
     from roll.protocols import InferenceEngine
 
     methods = [name for name, value in vars(InferenceEngine).items() if not name.startswith("_") and callable(value)]
-    check_kind(ENGINES.get(kind), f"{key} '{kind}'", methods, "spec")
+    check_factory(ENGINES.get(kind), f"{key} '{kind}'", methods, "spec")
 
 
-def _lacking(kind: str, able: EngineCapabilities, need: EngineNeed, key: str) -> str:
-    others, why = engines_with(need.capability), able.why_not.get(need.capability, "")
-    lacking = need.capability + (f": {why}" if why else "")
-    advice = ", or ".join(filter(None, [f"set {key} to {' or '.join(others)}" if others else "", need.instead]))
+def _describe_missing_capability(
+    kind: str, capabilities: EngineCapabilities, requirement: EngineRequirement, key: str
+) -> str:
+    name = requirement.capability
+    others, why = list_engines_with(name), capabilities.missing_reasons.get(name, "")
+    choices = [f"set {key} to {' or '.join(others)}" if others else "", requirement.alternative]
+    advice = ", or ".join(filter(None, choices))
     return (
-        f"{key} is {kind}, which cannot {_ABILITIES[need.capability]} ({lacking}), but {need.reason} needs it"
-        f"{f': {advice}' if advice else ''}.{'' if others else ' No engine that is known here can do it.'}"
+        f"{key} is {kind}, which cannot {_ABILITIES[name]} ({name}{f': {why}' if why else ''}), but "
+        f"{requirement.reason} needs it{f': {advice}' if advice else ''}."
+        f"{'' if others else ' No installed engine has this capability.'}"
     )
 
 
@@ -276,4 +282,4 @@ def _is_installed(engine: EngineFactory) -> bool:
 
 assert {*_ABILITIES} == {each.name for each in dataclasses.fields(EngineCapabilities) if each.type == "bool"} - {
     "reserves_kv_cache"
-}, "every capability has words"
+}, "every capability has a description"

@@ -1,4 +1,4 @@
-"""What a model sees of an episode's earlier turns, and what happens when its context is full."""
+"""The context of a model in an episode: how it shows earlier turns, and how a full context is handled."""
 
 from __future__ import annotations
 
@@ -15,36 +15,41 @@ __all__ = ["EpisodesConfig", "HistoryConfig"]
 
 
 class HistoryConfig(Section):
-    """What the model sees of earlier turns. When its context is rewritten, a new training sample begins."""
+    """How earlier turns appear in the context. Whenever the context is rewritten, a new training sample begins."""
 
     type: Literal["full", "window", "thinking_stripped", "stepwise", "summary"] = option(
         "full",
-        "`full`: all turns, as the chat template renders them (some drop earlier thinking). `window`: the last "
-        "`num_turns` answers with what the environment said to them. `thinking_stripped`: all turns, earlier answers "
-        "without their thinking. `stepwise`: the current observation alone. `summary`: all turns until the context "
-        "runs short; then what the model writes of them in their place.",
+        "`full`: all turns, as the chat template renders them (some templates drop earlier thinking). `window`: the "
+        "last `num_turns` answers with the observations that followed them. `thinking_stripped`: all turns, with the "
+        "thinking of earlier answers removed. `stepwise`: only the current observation. `summary`: all turns until the "
+        "context is nearly full, which the model then replaces by a summary.",
     )
-    num_turns: int | None = option(None, "Earlier answers that a `window` shows.", ge=1)
+    num_turns: int | None = option(None, "`window`: number of earlier answers in the context.", ge=1)
     keep_task: bool = option(
         True,
-        "Whether a `window`, or the current observation of `stepwise`, stands behind the prompt; `false` where every "
-        "observation says all that is to be known.",
+        "`window` and `stepwise`: whether the context begins with the prompt; set it to `false` if every observation "
+        "is complete by itself.",
     )
     summary_request: str = option(
         "Summarize what was asked, what you did and what you learned, as far as it matters for going on.",
-        "How the model is asked for a `summary`.",
+        "`summary`: message that asks the model for a summary.",
         min_length=1,
     )
-    summary_tokens: int = option(256, "Longest `summary`.", unit="tokens", ge=1)
-    train_summary: bool = option(True, "Whether a `summary` is trained like an answer, with the episode's outcome.")
+    summary_tokens: int = option(256, "`summary`: maximum length of a summary.", unit="tokens", ge=1)
+    train_summary: bool = option(
+        True, "`summary`: whether summaries are trained like answers, with the episode's reward."
+    )
 
     @model_validator(mode="after")
-    def _window(self) -> Self:
+    def _check_window(self) -> Self:
         if self.type == "window" and self.num_turns is None:
-            raise ValueError("type window needs num_turns: the earlier answers that it shows")
+            raise ValueError(
+                "`type: window` needs num_turns, the number of earlier answers in the context: set num_turns"
+            )
         if self.type != "window" and self.num_turns is not None:
             raise ValueError(
-                f"num_turns is of type window, but type is {self.type}: remove the one or change the other"
+                f"num_turns is set, but only `type: window` uses it, and type is {self.type}: remove num_turns, or set "
+                "type to window"
             )
         return self
 
@@ -64,21 +69,19 @@ class HistoryConfig(Section):
 
 
 class EpisodesConfig(Section):
-    """How conversations with an environment are held."""
+    """The model's context in a conversation with an environment: earlier turns, and what happens when it is full."""
 
-    history: HistoryConfig = option(HistoryConfig(), "What the model sees of earlier turns.")
+    history: HistoryConfig = option(HistoryConfig(), "How the model sees earlier turns.")
     observation_tokens: int = option(
         512,
-        "Room for each observation, for which engines make their contexts large enough where `inference.max_context` "
-        "is not given. One observation may take more, as long as the context has room.",
+        "Number of tokens per observation from which the context length of engines is computed if "
+        "`inference.max_context` is not set. A single observation may be longer, as long as the context has room.",
         unit="tokens",
         ge=0,
     )
     long_observations: Literal["cut", "end"] = option(
         "cut",
-        "What becomes of an observation that leaves no room for an answer: `cut` leaves out its middle, and says so in "
-        "its place; `end` ends the episode. Where not even a part of it fits, the episode ends.",
+        "Handling of an observation that leaves no room for an answer: `cut` replaces the middle by a note; `end` ends "
+        "the episode. If not even a part of the observation fits, the episode ends.",
     )
-    min_answer_tokens: int = option(
-        16, "Room that must be left for an answer (at most `max_new_tokens`).", unit="tokens", ge=1
-    )
+    min_answer_tokens: int = option(16, "Minimum room for an answer (at most `max_new_tokens`).", unit="tokens", ge=1)

@@ -1,6 +1,6 @@
 """Memory estimates of each role, computed before anything is loaded; a pipeline adds them up.
 
-Pure functions of sections and a model's sizes, as in `passing`. The figures are upper estimates.
+Pure functions of sections and a model's sizes, as in `activation_memory`. The results are upper estimates.
 """
 
 from __future__ import annotations
@@ -8,8 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from roll.config.activation_memory import ModelSizes, element_bytes, forward_backward_bytes, fullest_stage
-from roll.config.engines import engine_capabilities
+from roll.config.activation_memory import (
+    ModelSizes,
+    estimate_forward_backward_bytes,
+    find_fullest_stage,
+    get_element_bytes,
+)
+from roll.config.engines import get_engine_capabilities
 from roll.config.inference import EngineOptions, InferenceConfig
 from roll.config.model import ModelConfig
 from roll.config.parallel import ParallelConfig
@@ -21,19 +26,19 @@ __all__ = [
     "DiskUse",
     "JudgeEngines",
     "RoleMemory",
-    "disk_use",
-    "engine_bytes",
-    "frozen_bytes",
-    "heap_bytes",
-    "host_memory_roles",
-    "kernel_bytes",
-    "moment_bytes",
-    "num_lora_parameters",
-    "num_quantized_parameters",
-    "num_trained",
-    "sync_bytes",
-    "trained_bytes",
-    "training_bytes",
+    "add_host_memory",
+    "compute_moment_bytes",
+    "count_lora_parameters",
+    "count_quantized_parameters",
+    "count_trained_parameters",
+    "estimate_disk_use",
+    "estimate_engine_bytes",
+    "estimate_frozen_bytes",
+    "estimate_heap_bytes",
+    "estimate_kernel_bytes",
+    "estimate_sync_bytes",
+    "estimate_trained_bytes",
+    "estimate_training_bytes",
 ]
 
 GIB = 2**30
@@ -43,8 +48,8 @@ DEFAULT_CPU_KV_BYTES = 256 * 2**20
 NF4_BYTES = 0.5 + (1 + 4 / 256) / 64
 """Bytes of a weight in 4 bits, with its share of the scales."""
 KERNEL_BYTES = 0.57 * 2**20
-"""Code and tables of a matrix product on a CPU in bfloat16 (oneDNN). Measured: 0.53 to 0.65 MiB, whatever its size."""
-MOST_KERNELS = 1024
+"""Code and tables of a matrix product of any size on a CPU in bfloat16 (oneDNN); measured: 0.53 to 0.65 MiB."""
+MAX_KERNELS = 1024
 """Number of kernels that oneDNN caches; it creates one for each product size."""
 _KERNELS = "kernels of products"
 
@@ -83,41 +88,41 @@ class JudgeEngines:
 
 @dataclass(frozen=True, kw_only=True)
 class DiskUse:
-    """The files that a run writes."""
+    """Sizes of the files that a run writes."""
 
     checkpoint_bytes: int
     num_checkpoints: int
     """Number of checkpoints at the end; one more exists while saving."""
     num_certain: int
-    """Number of checkpoints that exist at once in any case, without those triggered by a time limit or a signal."""
+    """Maximum number of checkpoints that exist at once, without those that a time limit or a signal triggers."""
     rollout_bytes: int
     """Upper bound of all recorded rollouts."""
     kept_bytes: int = 0
-    """Stored outputs of other models for the examples."""
+    """Bytes of the stored outputs of a reference or of teachers."""
 
-    def problem(self, free_bytes: int) -> str:
-        """Return why checkpoints do not fit into the free space, and what to do; empty if they fit."""
+    def find_problem(self, free_bytes: int) -> str:
+        """Return why checkpoints do not fit into `free_bytes`, and what to do; an empty string if they fit."""
         needed = self.num_certain * self.checkpoint_bytes
         if needed <= free_bytes:
             return ""
         what = f"{self.num_certain} checkpoints of" if self.num_certain > 1 else "a checkpoint of"
         return (
-            f"the disk has {_size(free_bytes)} free, and {what} {_size(self.checkpoint_bytes)} must fit: make room, "
-            "choose another output_dir, save less often (checkpoint), or train adapters (model.lora)."
+            f"the disk has {_format_size(free_bytes)} free, but {what} {_format_size(self.checkpoint_bytes)} must fit: "
+            "free space, choose another output_dir, save less often (checkpoint), or train adapters (model.lora)."
         )
 
     @property
     def peak_bytes(self) -> int:
-        """Upper bound, while the last checkpoint is being saved."""
+        """Upper bound of the total size, reached while the last checkpoint is being saved."""
         extra = 1 if self.num_checkpoints else 0
         return self.checkpoint_bytes * (self.num_checkpoints + extra) + self.rollout_bytes + self.kept_bytes
 
 
-def _size(num_bytes: int) -> str:
+def _format_size(num_bytes: int) -> str:
     return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.1f} MiB"
 
 
-def disk_use(
+def estimate_disk_use(
     config: RunConfig,
     training: TrainingConfig,
     sizes: ModelSizes,
@@ -134,15 +139,15 @@ def disk_use(
         training: the training section of the run.
         sizes: the sizes of the run's model.
         num_steps: number of optimizer steps of the run.
-        num_further: number of weights that other trainers train.
-        rollout_bytes: see `DiskUse`.
-        kept_bytes: see `DiskUse`.
+        num_further: number of weights that other trainers, such as critics, train.
+        rollout_bytes: upper bound of all recorded rollouts.
+        kept_bytes: bytes of the stored outputs of a reference or of teachers.
     """
-    checkpoint, trained = config.checkpoint, num_trained(config.model, sizes) + num_further
+    checkpoint, trained = config.checkpoint, count_trained_parameters(config.model, sizes) + num_further
     saves = (num_steps // checkpoint.every_num_steps if checkpoint.every_num_steps else 0) + checkpoint.at_end
     return DiskUse(
-        checkpoint_bytes=sizes.num_parameters * element_bytes(config.model.dtype)
-        + round((4 + moment_bytes(config.model, training)) * trained),
+        checkpoint_bytes=sizes.num_parameters * get_element_bytes(config.model.dtype)
+        + round((4 + compute_moment_bytes(config.model, training)) * trained),
         num_checkpoints=min(saves, checkpoint.keep_last) + (checkpoint.keep_best and saves > 1),
         num_certain=min(saves, checkpoint.keep_last + 1),
         rollout_bytes=rollout_bytes,
@@ -150,74 +155,79 @@ def disk_use(
     )
 
 
-def host_memory_roles(roles: Sequence[RoleMemory], config: RunConfig) -> list[RoleMemory]:
-    """Return the roles of a run that has everything in host memory.
+def add_host_memory(roles: Sequence[RoleMemory], config: RunConfig) -> list[RoleMemory]:
+    """Add what a run without accelerators needs in host memory to the memory of its roles.
 
-    Adds the copies that asynchronous checkpoints write while training continues, and the libraries of every process.
+    This is the copies from which asynchronous checkpoints are written, and the libraries of every process.
     """
     checkpoint = config.checkpoint
     if checkpoint.asynchronous and checkpoint.every_num_steps:
-        roles = [replace(role, parts={**role.parts, **_copied_bytes(role.parts)}) for role in roles]
+        roles = [replace(role, parts={**role.parts, **_estimate_copied_bytes(role.parts)}) for role in roles]
     count = 1 + (sum(role.count for role in roles) if config.cluster.type == "ray" else 0)
     return [*roles, RoleMemory(role="processes", count=count, parts={"libraries": LIBRARIES_BYTES})]
 
 
-def _copied_bytes(parts: Mapping[str, int]) -> dict[str, int]:
-    """Return the checkpoint copy of a trainer's rank: moments and float32 weights, which are as large as gradients."""
+def _estimate_copied_bytes(parts: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes that a trainer's rank copies for asynchronous checkpoints: AdamW moments and float32 weights.
+
+    The float32 weights are as large as the gradients.
+    """
     return {"copy that is written": parts["gradients"] + parts["AdamW"]} if "AdamW" in parts else {}
 
 
-def heap_bytes(parts: Mapping[str, int], *, trimmed: bool) -> dict[str, int]:
-    """Estimate the host memory that the C library's heap holds in free pieces.
+def estimate_heap_bytes(parts: Mapping[str, int], *, trimmed: bool) -> dict[str, int]:
+    """Estimate the host memory that is free, but that the C library's heap has not returned to the system.
 
     Args:
         parts: memory of a trainer's rank.
-        closed: whether free pieces are given back (`roll.training.memory.malloc_trim`). If so, an eighth of the live
-            memory remains, except for kernels, which leave no holes. Otherwise it depends on the processor, whose
-            products allocate temporaries: measured, 0.2 to 0.3 of the activations with native attention, 0.3 to 0.9
-            without.
+        trimmed: whether free pieces are returned to the system (`roll.training.memory.malloc_trim`).
     """
     tensors = sum(parts.values()) - parts.get(_KERNELS, 0)
+    # malloc_trim runs as soon as an eighth of the live memory is free; kernels leave no holes in the heap. Without it,
+    # the share depends on the temporaries of the processor's products: measured, 0.2 to 0.3 of the activations with
+    # native attention, 0.3 to 0.9 without.
     return {"heap": round(tensors / 8 if trimmed else 0.4 * parts["activations"])}
 
 
-def kernel_bytes(
+def estimate_kernel_bytes(
     model: ModelConfig, training: TrainingConfig, sizes: ModelSizes, micro_batches: int, *, on_accelerator: bool
 ) -> dict[str, int]:
-    """Estimate the kernels that the matrix products of this many micro-batches leave in memory on a CPU.
+    """Estimate the memory of the kernels that oneDNN caches for the matrix products of this many micro-batches on a
+    CPU.
 
-    Each micro-batch has another number of tokens, and each expert another share of them. A matrix has three products:
-    one for the output and one for each of the two gradients. Layers share their kernels.
+    Every micro-batch has a different number of tokens, and every expert gets a different share of them, so their
+    products need different kernels. A matrix has three products: one for the output and one for each of the two
+    gradients. Layers share their kernels.
     """
-    if on_accelerator or element_bytes(model.dtype) != 2:
+    if on_accelerator or get_element_bytes(model.dtype) != 2:
         return {}
     experts = sizes.num_layers // training.parallel.pp * (sizes.num_experts // training.parallel.ep)
     matrices = 5 + 2 * experts if experts else 6  # attention, MLP or router, and vocabulary
     matrices += 5 if model.lora else 0  # adapters: inputs of two widths, outputs of three
-    return {_KERNELS: round(KERNEL_BYTES * min(3 * matrices * micro_batches, MOST_KERNELS))}
+    return {_KERNELS: round(KERNEL_BYTES * min(3 * matrices * micro_batches, MAX_KERNELS))}
 
 
-def num_linear(sizes: ModelSizes) -> int:
+def count_linear_parameters(sizes: ModelSizes) -> int:
     """Return the number of weights in the linear layers of a gated decoder, without experts."""
     heads = 2 * sizes.num_heads * sizes.head_dim + 2 * sizes.num_kv_heads * sizes.head_dim
     inner = 0 if sizes.experts_per_token else sizes.intermediate_size
     return sizes.num_layers * sizes.hidden_size * (heads + 3 * inner)
 
 
-def num_quantized_parameters(section: InferenceConfig, sizes: ModelSizes) -> int:
-    """Return the number of weights sent to engines in 8 bits: linear layers and experts, if the section quantizes."""
+def count_quantized_parameters(section: InferenceConfig, sizes: ModelSizes) -> int:
+    """Return the number of weights that are sent to engines in 8 bits; 0 if `section` sets no quantization."""
     if section.quantization == "none":
         return 0
-    return min(num_linear(sizes) + sizes.expert_parameters, sizes.num_parameters)
+    return min(count_linear_parameters(sizes) + sizes.expert_parameters, sizes.num_parameters)
 
 
-def sync_bytes(section: InferenceConfig, sizes: ModelSizes, element: int) -> int:
+def estimate_sync_bytes(section: InferenceConfig, sizes: ModelSizes, element: int) -> int:
     """Return the bytes that a weight sync sends; scales, less than a hundredth of them, are not counted."""
-    in_codes = num_quantized_parameters(section, sizes)
+    in_codes = count_quantized_parameters(section, sizes)
     return (sizes.num_parameters - in_codes) * element + in_codes
 
 
-def num_lora_parameters(sizes: ModelSizes, rank: int) -> int:
+def count_lora_parameters(sizes: ModelSizes, rank: int) -> int:
     """Return the number of adapter weights: rank x (inputs + outputs) for each linear layer of a gated decoder.
 
     Experts have no adapters.
@@ -229,12 +239,12 @@ def num_lora_parameters(sizes: ModelSizes, rank: int) -> int:
     return sizes.num_layers * rank * (attention + mlp)
 
 
-def num_trained(model: ModelConfig, sizes: ModelSizes) -> int:
+def count_trained_parameters(model: ModelConfig, sizes: ModelSizes) -> int:
     """Return the number of weights that the optimizer updates."""
-    return num_lora_parameters(sizes, model.lora.rank) if model.lora else sizes.num_parameters
+    return count_lora_parameters(sizes, model.lora.rank) if model.lora else sizes.num_parameters
 
 
-def moment_bytes(model: ModelConfig, training: TrainingConfig) -> float:
+def compute_moment_bytes(model: ModelConfig, training: TrainingConfig) -> float:
     """Return the bytes of both AdamW moments of one weight.
 
     In 8 bits, every 256 moments share a scale; adapters are thin, so most of their moments stay in float32.
@@ -242,44 +252,46 @@ def moment_bytes(model: ModelConfig, training: TrainingConfig) -> float:
     return 2 + 8 / 256 if training.optimizer == "adamw_8bit" and model.lora is None else 8
 
 
-def trained_bytes(
+def estimate_trained_bytes(
     model: ModelConfig, training: TrainingConfig, sizes: ModelSizes, ranks: int, *, on_accelerator: bool
 ) -> dict[str, int]:
-    """Return the largest share that a rank holds of weights, optimizer states and gradients.
+    """Return the bytes of weights, optimizer states and gradients on the rank that holds most of them.
 
-    `ranks` ranks share one copy of the weights. With FSDP, the shards are the master weights, also of frozen weights;
-    otherwise the network has a copy in its own dtype. With offloading, an accelerator holds only weights, and the
-    gradients that are being transferred.
+    One copy of the weights is sharded over `ranks` ranks. With FSDP, the shards are the master weights, also of frozen
+    weights; otherwise the network has a copy in its own dtype. With offloading, an accelerator holds only weights, and
+    the gradients that are being transferred.
     """
-    trained, element = num_trained(model, sizes), element_bytes(model.dtype)
+    trained, element = count_trained_parameters(model, sizes), get_element_bytes(model.dtype)
     offloaded = training.offload_optimizer and on_accelerator
     is_shared = training.backend == "torch" and ranks * training.parallel.dp_replicate > training.parallel.pp
     own_copy = element != 4 and not offloaded and not is_shared
-    share = _rank_share(sizes, training.parallel, ranks)
+    share = _compute_rank_share(sizes, training.parallel, ranks)
     parts = {"master weights": round(4 * trained * share)} if own_copy or (model.lora and not offloaded) else {}
     whole = sizes.num_parameters
     if model.lora is not None and model.lora.base == "nf4":
-        in_4_bits = min(num_linear(sizes), whole)
+        in_4_bits = min(count_linear_parameters(sizes), whole)
         parts["weights in 4 bits"] = round(NF4_BYTES * in_4_bits)  # every rank holds all of them
         whole -= in_4_bits
     parts["weights"] = round(whole * (4 if is_shared else element) * share)
     if offloaded:
-        return parts | _offloaded_bytes(training, sizes, whole, 0 if model.lora is None else trained, ranks, element)
-    moments = round(moment_bytes(model, training) * trained * share)
+        return parts | _estimate_offloaded_bytes(
+            training, sizes, whole, 0 if model.lora is None else trained, ranks, element
+        )
+    moments = round(compute_moment_bytes(model, training) * trained * share)
     return parts | {"gradients": round(4 * trained * share), "AdamW": moments}
 
 
-def _rank_share(sizes: ModelSizes, parallel: ParallelConfig, ranks: int) -> float:
-    """Return the largest share of the weights on one rank, where `ranks` ranks divide one copy."""
-    return fullest_stage(sizes, parallel).weights * parallel.pp / ranks
+def _compute_rank_share(sizes: ModelSizes, parallel: ParallelConfig, ranks: int) -> float:
+    """Return the largest share of the weights on one rank, if one copy is sharded over `ranks` ranks."""
+    return find_fullest_stage(sizes, parallel).weights * parallel.pp / ranks
 
 
-def frozen_bytes(sizes: ModelSizes, parallel: ParallelConfig, ranks: int, element: int) -> int:
+def estimate_frozen_bytes(sizes: ModelSizes, parallel: ParallelConfig, ranks: int, element: int) -> int:
     """Return the bytes of a frozen model on the trainer's rank that holds most of it."""
-    return round(sizes.num_parameters * element * _rank_share(sizes, parallel, ranks // parallel.dp_replicate))
+    return round(sizes.num_parameters * element * _compute_rank_share(sizes, parallel, ranks // parallel.dp_replicate))
 
 
-def training_bytes(
+def estimate_training_bytes(
     model: ModelConfig,
     training: TrainingConfig,
     sizes: ModelSizes,
@@ -289,7 +301,7 @@ def training_bytes(
     micro_batches: int,
     on_accelerator: bool,
 ) -> dict[str, int]:
-    """Estimate the memory of one of a trainer's `ranks`, up to the final hidden states.
+    """Estimate the memory of one trainer rank, by content; logits are not included.
 
     On a host, the backward pass allocates gradients as it frees activations, the vocabulary's first, and the optimizer
     step frees them: during a step's first micro-batch they do not add to the activations. This is not true of weights
@@ -303,11 +315,11 @@ def training_bytes(
         num_tokens: tokens of a micro-batch.
         ranks: number of the trainer's ranks.
         micro_batches: number of micro-batches of a step.
-        on_accelerator: whether the memory is a device's.
+        on_accelerator: whether the rank is on an accelerator.
     """
     shards = ranks // training.parallel.dp_replicate
-    parts = trained_bytes(model, training, sizes, shards, on_accelerator=on_accelerator)
-    parts |= forward_backward_bytes(
+    parts = estimate_trained_bytes(model, training, sizes, shards, on_accelerator=on_accelerator)
+    parts |= estimate_forward_backward_bytes(
         model, training, sizes, num_tokens, ranks, micro_batches=micro_batches, on_accelerator=on_accelerator
     )
     have_copies = "master weights" in parts or training.parallel.ep > 1
@@ -317,23 +329,23 @@ def training_bytes(
     return parts
 
 
-def _offloaded_bytes(
+def _estimate_offloaded_bytes(
     training: TrainingConfig, sizes: ModelSizes, whole: int, adapters: int, ranks: int, element: int
 ) -> dict[str, int]:
-    """Return a rank's device memory for weights and gradients when the optimizer states are offloaded.
+    """Return a rank's device memory for weights and gradients if optimizer states are offloaded to the host.
 
     Weights are in float32 with FSDP. Gradients are those of the vocabulary's matrix, until the backward pass ends; FSDP
-    reduces gradients one layer at a time, which `forward_backward_bytes` counts.
+    reduces gradients one layer at a time, which `estimate_forward_backward_bytes` counts.
     """
     parallel = training.parallel
     is_shared = ranks * parallel.dp_replicate > parallel.pp
     embedding = 0 if adapters else sizes.vocab_size * sizes.hidden_size
     gradients = 0 if is_shared else element * embedding
-    weights = round((whole + adapters) * (4 if is_shared else element) * _rank_share(sizes, parallel, ranks))
+    weights = round((whole + adapters) * (4 if is_shared else element) * _compute_rank_share(sizes, parallel, ranks))
     return {"weights": weights, "gradients": gradients // parallel.tp}
 
 
-def engine_bytes(
+def estimate_engine_bytes(
     section: EngineOptions,
     sizes: ModelSizes,
     *,
@@ -347,13 +359,14 @@ def engine_bytes(
 
     It serves `num_requests` requests of `max_context` tokens.
     """
-    able, cache = engine_capabilities(kind), section.kv_cache_bytes
+    capabilities = get_engine_capabilities(kind)
+    cache = section.kv_cache_bytes
     if cache is None:
         running = min(section.max_num_seqs, num_requests)
         cache = running * max_context * 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * element
         if not on_accelerator:
-            cache = DEFAULT_CPU_KV_BYTES if able.reserves_kv_cache else min(cache, DEFAULT_CPU_KV_BYTES)
+            cache = DEFAULT_CPU_KV_BYTES if capabilities.reserves_kv_cache else min(cache, DEFAULT_CPU_KV_BYTES)
     parts = {"weights": sizes.num_parameters * element, "keys and values": cache * section.tensor_parallel}
-    if able.host_bytes and not on_accelerator:
-        parts["engine"] = able.host_bytes
+    if capabilities.host_bytes and not on_accelerator:
+        parts["engine"] = capabilities.host_bytes
     return parts

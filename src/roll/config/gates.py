@@ -1,4 +1,4 @@
-"""Policy losses by name, and the gates of the composed loss: their settings, and what builds them.
+"""Policy losses and gates of the composed loss: their registries, and the settings of each gate.
 
 A new gate is a section and an entry in this module, and its class in `roll.algorithms.gates`.
 """
@@ -34,8 +34,8 @@ GATES: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry(
 
 
 class _Clipped(Section):
-    low: float = option(0.2, "The ratio is clipped at 1 - low from below.", ge=0, le=1)
-    high: float = option(0.2, "The ratio is clipped at 1 + high from above.", ge=0)
+    low: float = option(0.2, "Lower clip range: the ratio is clipped from below at 1 - low.", ge=0, le=1)
+    high: float = option(0.2, "Upper clip range: the ratio is clipped from above at 1 + high.", ge=0)
 
 
 class MinClip(_Clipped):
@@ -45,7 +45,7 @@ class MinClip(_Clipped):
 
 
 class DualClip(_Clipped):
-    """Like `min_clip`; for negative advantages never below bound x A: arXiv 1912.09729."""
+    """`min_clip` that, for negative advantages, is never below bound x A: arXiv 1912.09729."""
 
     type: Literal["dual_clip"] = option(..., "Kind of gate.")
     bound: float = option(3.0, "Largest ratio that counts for negative advantages.", gt=1)
@@ -54,9 +54,9 @@ class DualClip(_Clipped):
 _Bounded = TypeVar("_Bounded", "StopGradient", "SignSplit")
 
 
-def _ordered(gate: _Bounded) -> _Bounded:
+def _check_lower_and_upper(gate: _Bounded) -> _Bounded:
     if gate.lower > gate.upper:
-        raise ValueError(f"lower {gate.lower} exceeds upper {gate.upper}")
+        raise ValueError(f"lower {gate.lower} exceeds upper {gate.upper}: lower must be at most upper")
     return gate
 
 
@@ -66,25 +66,25 @@ class StopGradient(Section):
     type: Literal["stop_gradient"] = option(..., "Kind of gate.")
     lower: float = option(0.0, "Smallest weight.", ge=0)
     upper: float = option(1.0, "Largest weight.", gt=0)
-    mask: bool = option(False, "Drop tokens whose ratio left the bounds in the direction of their advantage.")
+    mask: bool = option(False, "Whether to drop tokens whose ratio left the bounds in the direction of the advantage.")
 
     @model_validator(mode="after")
-    def _ordered(self) -> StopGradient:
-        return _ordered(self)
+    def _check_bounds(self) -> StopGradient:
+        return _check_lower_and_upper(self)
 
 
 class SignSplit(Section):
     """A > 0: w+ A log pi. A <= 0: w- sg(clip(r, lower, upper)) A log pi: TOPR, arXiv 2503.14286."""
 
     type: Literal["sign_split"] = option(..., "Kind of gate.")
-    positive_weight: float = option(1.0, "w+.", ge=0)
-    negative_weight: float = option(1.0, "w-.", ge=0)
+    positive_weight: float = option(1.0, "Weight w+ of tokens with positive advantage.", ge=0)
+    negative_weight: float = option(1.0, "Weight w- of tokens with negative advantage.", ge=0)
     lower: float = option(0.0, "Smallest weight of a token with negative advantage.", ge=0)
     upper: float = option(1.0, "Largest weight of a token with negative advantage.", gt=0)
 
     @model_validator(mode="after")
-    def _ordered(self) -> SignSplit:
-        return _ordered(self)
+    def _check_bounds(self) -> SignSplit:
+        return _check_lower_and_upper(self)
 
 
 class NoGate(Section):
@@ -94,7 +94,7 @@ class NoGate(Section):
 
 
 class LogProb(Section):
-    """A log pi, whatever the ratio: REINFORCE."""
+    """A log pi, without a ratio: REINFORCE."""
 
     type: Literal["log_prob"] = option(..., "Kind of gate.")
 
@@ -120,17 +120,17 @@ class PythonGate(Section):
     type: Literal["python"] = option(..., "Kind of gate.")
     gate: str = path_option(
         ...,
-        "What builds it: `path/to/file.py:Class`, `package.module:Class`, or a name that an installed package gives "
-        "(entry points `roll.gates`).",
+        "Class of the gate: `path/to/file.py:Class`, `package.module:Class`, or a name that an installed package "
+        "registers (entry points `roll.gates`).",
         pattern=EXTENSION,
         examples=["gates.py:Cubic"],
     )
-    options: dict[str, Any] = option({}, "Its arguments.")
+    options: dict[str, Any] = option({}, "Keyword arguments of the class.")
 
     @field_validator("gate")
     @classmethod
-    def _known_gate(cls, name: str) -> str:
-        return GATES.checked(name)
+    def _check_gate(cls, name: str) -> str:
+        return GATES.validate_name(name)
 
 
 GateConfig = Annotated[

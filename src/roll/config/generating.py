@@ -1,4 +1,4 @@
-"""Configuration that all runs have in common whose policy generates while it is trained."""
+"""Common base of the configurations of runs whose policy generates while it is trained."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import field_validator, model_validator
 from roll.config.base import option
 from roll.config.cluster import RoleDevices
 from roll.config.data import DataConfig
-from roll.config.engines import EngineNeed
+from roll.config.engines import EngineRequirement
 from roll.config.inference import InferenceConfig
 from roll.config.judge import JudgeConfig, check_judge
 from roll.config.operations import WeightSyncConfig
@@ -26,15 +26,15 @@ __all__ = ["GeneratingConfig", "PromptedConfig"]
 class GeneratingConfig(RunConfig):
     """Sections of generation, scoring, training and evaluation; a pipeline adds its objective and its data."""
 
-    rollout: RolloutConfig = option(RolloutConfig(), "What each step generates.")
+    rollout: RolloutConfig = option(RolloutConfig(), "Generation of each step's rollouts.")
     inference: InferenceConfig = option(InferenceConfig(), "The engines that generate.")
     judge: JudgeConfig | None = option(
         None, "The run's own judge, for rewards of type `judge` without a `url`.", examples=["smollm2-135m-instruct"]
     )
-    training: TrainingConfig = option(..., "How the model is updated.", examples=[{"num_steps": 40}])
-    evaluation: EvaluationConfig = option(EvaluationConfig(), "How the policy is measured on held-out prompts.")
-    weight_sync: WeightSyncConfig = option(WeightSyncConfig(), "How new weights are brought to the engines.")
-    sandbox: SandboxConfig = option(SandboxConfig(), "Where programs that the model writes run.")
+    training: TrainingConfig = option(..., "Training of the model.", examples=[{"num_steps": 40}])
+    evaluation: EvaluationConfig = option(EvaluationConfig(), "Evaluation of the policy on held-out prompts.")
+    weight_sync: WeightSyncConfig = option(WeightSyncConfig(), "Transfer of new weights to the engines.")
+    sandbox: SandboxConfig = option(SandboxConfig(), "Sandboxes in which programs that the model writes run.")
 
     if TYPE_CHECKING:
 
@@ -44,7 +44,7 @@ class GeneratingConfig(RunConfig):
             ...
 
     @model_validator(mode="after")
-    def _generation_fits(self) -> Self:
+    def _check_generation(self) -> Self:
         check_judge(self.judge, self.data, self.cluster, self.num_judges)
         self._check_quotas()
         ahead = self.rollout.scheduling.async_ratio
@@ -56,9 +56,8 @@ class GeneratingConfig(RunConfig):
         context, answer = self.inference.max_context, self.rollout.max_new_tokens
         if context is not None and context <= answer:
             raise ValueError(
-                f"inference.max_context {context} leaves no room for prompts next to "
-                f"rollout.max_new_tokens {answer}: "
-                "raise the one or lower the other"
+                f"inference.max_context {context} leaves no room for prompts, since rollout.max_new_tokens is "
+                f"{answer}: raise inference.max_context, or lower rollout.max_new_tokens"
             )
         return self
 
@@ -69,20 +68,20 @@ class GeneratingConfig(RunConfig):
             places = weights[rarest] / sum(weights.values()) * self.rollout.prompts_per_step
             if places < 1:
                 raise ValueError(
-                    f"rollout.scheduling.domain_quotas cannot be met: '{rarest}' is due {places:.2g} of "
-                    f"rollout.prompts_per_step {self.rollout.prompts_per_step} in a step; raise prompts_per_step, its "
-                    "weight, or remove domain_quotas"
+                    f"rollout.scheduling.domain_quotas cannot be met: '{rarest}' would get {places:.2g} of the "
+                    f"{self.rollout.prompts_per_step} prompts of a step (rollout.prompts_per_step); raise "
+                    "prompts_per_step or the weight of the source, or remove domain_quotas"
                 )
 
-    def missing_role_message(self, role: str) -> str:
-        """See `RunConfig.missing_role_message`."""
+    def describe_missing_role(self, role: str) -> str:
+        """Describe why this run does not have a role that the device mapping names, and what to do."""
         if role == "judge":
-            return "the run has no judge of its own: remove it, or add a section `judge`"
-        return super().missing_role_message(role)
+            return "the run has no judge: remove the key, or add a section `judge`"
+        return super().describe_missing_role(role)
 
     @property
     def roles(self) -> dict[str, RoleDevices]:
-        """See `RunConfig.roles`."""
+        """The roles of this run by name: the trainer, the engines and the judge."""
         mapping, roles, width = self.cluster.device_mapping, super().roles, self.inference.tensor_parallel
         roles["actor_infer"] = RoleDevices(
             kind="engine", devices=mapping.actor_infer, tensor_parallel=width, section="inference", log_name="engine"
@@ -95,10 +94,10 @@ class GeneratingConfig(RunConfig):
         return roles
 
     @property
-    def engine_needs(self) -> list[EngineNeed]:
-        """What the run needs of the engines of `inference`; a pipeline adds its own needs."""
+    def required_engine_capabilities(self) -> list[EngineRequirement]:
+        """Capabilities that the run needs of the engines of `inference`; a pipeline adds its own needs."""
         inference, sync, replay = self.inference, self.weight_sync, self.training.router_replay
-        asked = {
+        required = {
             "updates_weights": (True, "a policy that is trained", ""),
             "can_sleep": (
                 self.cluster.offload_colocated is True,
@@ -132,8 +131,8 @@ class GeneratingConfig(RunConfig):
             ),
         }
         return [
-            EngineNeed(capability=name, reason=reason, instead=instead)
-            for name, (is_needed, reason, instead) in asked.items()
+            EngineRequirement(capability=name, reason=reason, alternative=alternative)
+            for name, (is_needed, reason, alternative) in required.items()
             if is_needed
         ]
 
@@ -171,13 +170,13 @@ class GeneratingConfig(RunConfig):
 
     @property
     def max_rollout_tokens(self) -> int:
-        """Tokens for which engines keep room after a prompt: all answers, and observations that are not in a prompt
-        yet.
+        """Maximum number of tokens after a prompt, for which engines keep room: all answers, and observations that are
+        not part of the prompt.
         """
         between = self.rollout.episodes.observation_tokens
         return self.rollout.max_new_tokens + max(
             (entry.turns - 1) * (self.rollout.max_new_tokens + between * (entry.environment_call is not None))
-            + between * entry.opens_itself
+            + between * entry.environment_gives_prompt
             for entry in self.data
         )
 
@@ -197,4 +196,4 @@ class PromptedConfig(GeneratingConfig):
         examples=[[{"source": "arithmetic", "reward": "math"}]],
     )
 
-    _domains = field_validator("data")(validate_unique_names)
+    _check_unique_names = field_validator("data")(validate_unique_names)

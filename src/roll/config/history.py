@@ -1,4 +1,4 @@
-"""The settings with which a run trained, and from which step on.
+"""History of a run's configuration: which settings were in effect from which step on.
 
     config.yaml            what the run trains with now
     config_history.yaml    a list, oldest first:  from_step: 401
@@ -28,20 +28,20 @@ __all__ = [
     "CONFIG",
     "HISTORY",
     "ORIGIN",
-    "Entry",
+    "HistoryEntry",
     "Origin",
-    "as_override",
-    "config_at",
-    "differences",
+    "build_transition_history",
     "dump_entries",
     "extend_history",
-    "first_recorded",
+    "find_differences",
+    "find_first_recorded_config",
+    "find_user_edits",
+    "format_override",
+    "get_value",
     "read_config",
     "read_history",
     "read_origin",
-    "transition_history",
-    "user_edits",
-    "value_at",
+    "restore_config",
 ]
 
 CONFIG = "config.yaml"
@@ -50,12 +50,12 @@ ORIGIN = ".origin.yaml"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """A change of the settings."""
+class HistoryEntry:
+    """A change to a run's settings, in effect from step `from_step` on."""
 
     from_step: int
     overrides: Sequence[str] | None = None
-    """Overrides as the user wrote them; `None` if the entry only undoes another one."""
+    """Overrides as the user wrote them; `None` if the entry only undoes another entry."""
     changed: Mapping[str, Mapping[str, Any]]
     """Dotted keys with their values `from` and `to`; a missing value means that the key did not exist."""
 
@@ -70,7 +70,7 @@ _MISSING: Any = object()
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """Read the configuration that a run directory holds, with current names.
+    """Read the configuration in a run directory, with former names of keys replaced.
 
     Raises:
         ConfigError: `config.yaml` cannot be read.
@@ -78,11 +78,11 @@ def read_config(run: Path) -> dict[str, Any]:
     return rename_config(read(run / CONFIG).tree)
 
 
-def read_history(run: Path) -> list[Entry]:
-    """Read the changes that a run directory holds, oldest first.
+def read_history(run: Path) -> list[HistoryEntry]:
+    """Read the changes to the settings of the run in `run`, oldest first; empty if there is no history file.
 
     Raises:
-        RunDirectoryError: the file is not what `continued` makes.
+        RunDirectoryError: the file is not a history as `extend_history` returns it.
     """
     path = run / HISTORY
     if not path.is_file():
@@ -93,12 +93,13 @@ def read_history(run: Path) -> list[Entry]:
         raise RunDirectoryError(f"'{path}' cannot be read: {error}") from None
     try:
         found = [
-            validate_record(Entry, entry, "a change") for entry in (entries if isinstance(entries, list) else [entries])
+            validate_record(HistoryEntry, entry, "a change")
+            for entry in (entries if isinstance(entries, list) else [entries])
         ]
     except DataError as error:
         raise RunDirectoryError(
-            f"'{path}' is not a history of settings ({str(error).rstrip('.')}): restore it, or remove it, and "
-            f"'{CONFIG}' counts for all steps."
+            f"'{path}' is not a history of settings ({str(error).rstrip('.')}): restore it, or remove it; '{CONFIG}' "
+            "then applies to all steps."
         ) from None
     return [
         replace(entry, changed=dict(_rename_change(*change) for change in entry.changed.items())) for entry in found
@@ -106,13 +107,13 @@ def read_history(run: Path) -> list[Entry]:
 
 
 def _rename_change(key: str, values: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the change of one setting with current names."""
+    """Return the key of a changed setting and both of its values, with former names replaced."""
     return rename_setting(key, None)[0], {name: rename_setting(key, value)[1] for name, value in values.items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """What ROLL wrote of a run's configuration."""
+    """A run's configuration as ROLL last wrote it, and the directory in which the run started."""
 
     directory: str
     """The working directory in which the run started."""
@@ -121,10 +122,10 @@ class Origin:
 
 
 def read_origin(run: Path) -> Origin | None:
-    """Read where a run started; `None` for a run of an older version.
+    """Read the origin of a run; return `None` for a run of an older version.
 
     Raises:
-        RunDirectoryError: the file is not what ROLL writes.
+        RunDirectoryError: the file is malformed.
     """
     path = run / ORIGIN
     if not path.is_file():
@@ -134,53 +135,57 @@ def read_origin(run: Path) -> Origin | None:
         match tree:
             case {"directory": str(directory), "config": dict(config)}:
                 return Origin(directory=directory, config=rename_config(config))
-        problem = "it has no directory and configuration"
+        problem = "directory or configuration is missing"
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         problem = str(error)
     raise RunDirectoryError(f"'{path}' cannot be read ({problem}): restore it, or remove it.")
 
 
-def user_edits(run: Path) -> list[tuple[str, Any, Any]]:
-    """Return the differences between a run's `config.yaml` and what ROLL wrote there.
+def find_user_edits(run: Path) -> list[tuple[str, Any, Any]]:
+    """Return the differences between a run's `config.yaml` and the content that ROLL wrote there.
 
     Returns:
         Dotted keys with both values, `None` for a missing one; empty for a run of an older version.
 
     Raises:
         ConfigError: `config.yaml` cannot be read.
-        RunDirectoryError: the record of what ROLL wrote cannot be read.
+        RunDirectoryError: the record of the content that ROLL wrote cannot be read.
     """
     origin = read_origin(run)
-    return [] if origin is None else list(differences(origin.config, read_config(run), ""))
+    return [] if origin is None else list(find_differences(origin.config, read_config(run), ""))
 
 
-def as_override(key: str, value: Any) -> str:
+def format_override(key: str, value: Any) -> str:
     """Return a value of the configuration as the override that sets it."""
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
-def dump_entries(history: Sequence[Entry]) -> str:
+def dump_entries(history: Sequence[HistoryEntry]) -> str:
     """Return the text of a history file."""
     return "".join("- " + dump(entry.fields).replace("\n", "\n  ").rstrip(" ") for entry in history) or "[]\n"
 
 
-def config_at(current: Mapping[str, Any], history: Sequence[Entry], step: int) -> dict[str, Any]:
+def restore_config(current: Mapping[str, Any], history: Sequence[HistoryEntry], step: int) -> dict[str, Any]:
     """Return the resolved configuration that step `step` was trained with."""
     tree = copy.deepcopy(dict(current))
     for entry in reversed(history):
         if entry.from_step > step:
             for key, values in entry.changed.items():
-                _put(tree, key, values.get("from", _MISSING))
+                _set_value(tree, key, values.get("from", _MISSING))
     return tree
 
 
 def extend_history(
-    current: Mapping[str, Any], history: Sequence[Entry], step: int, after: Mapping[str, Any], overrides: Sequence[str]
-) -> list[Entry]:
+    current: Mapping[str, Any],
+    history: Sequence[HistoryEntry],
+    step: int,
+    after: Mapping[str, Any],
+    overrides: Sequence[str],
+) -> list[HistoryEntry]:
     """Return the history of a run that continues after step `step` with the configuration `after`.
 
-    Settings that were in effect only after the checkpoint are dropped, since those steps are trained again; settings
-    made for those steps are in effect from the next step on.
+    Entries that took effect only after the checkpoint are removed, since those steps are trained again. Their overrides
+    become part of the new entry, which is in effect from the next step on.
 
     Args:
         current: the configuration that the run directory holds.
@@ -191,18 +196,20 @@ def extend_history(
     """
     kept = [entry for entry in history if entry.from_step <= step]
     dropped = [text for entry in history if entry.from_step > step for text in entry.overrides or ()]
-    before = config_at(current, history, step)
+    before = restore_config(current, history, step)
     changed = {
         key: {name: value for name, value in (("from", old), ("to", new)) if value is not _MISSING}
-        for key, old, new in differences(before, after, "", missing=_MISSING)
+        for key, old, new in find_differences(before, after, "", missing=_MISSING)
     }
     if not changed:
         return kept
-    return [*kept, Entry(from_step=step + 1, overrides=[*dropped, *overrides], changed=changed)]
+    return [*kept, HistoryEntry(from_step=step + 1, overrides=[*dropped, *overrides], changed=changed)]
 
 
-def transition_history(before: Sequence[Entry], after: Sequence[Entry], step: int) -> list[Entry]:
-    """Return a history that is correct with the old configuration and with the new one.
+def build_transition_history(
+    before: Sequence[HistoryEntry], after: Sequence[HistoryEntry], step: int
+) -> list[HistoryEntry]:
+    """Return a history that is valid together with the old configuration as well as with the new one.
 
     The run continues after step `step`; its configuration had the history `before` and gets the history `after`.
     Written before the configuration is replaced, it keeps the run directory consistent if the process crashes in
@@ -211,17 +218,17 @@ def transition_history(before: Sequence[Entry], after: Sequence[Entry], step: in
     return [*after, *(replace(entry, overrides=None) for entry in before if entry.from_step > step)]
 
 
-def first_recorded(run: Path) -> dict[str, Any]:
+def find_first_recorded_config(run: Path) -> dict[str, Any]:
     """Return the configuration with which the run first recorded its rollouts; the current one if it never did."""
     current, history = read_config(run), read_history(run)
     for step in (0, *(entry.from_step for entry in history)):
-        tree = config_at(current, history, step)
-        if value_at(tree, "tracking.record_rollouts"):
+        tree = restore_config(current, history, step)
+        if get_value(tree, "tracking.record_rollouts"):
             return tree
     return current
 
 
-def differences(before: Any, after: Any, key: str, *, missing: Any = None) -> Iterator[tuple[str, Any, Any]]:
+def find_differences(before: Any, after: Any, key: str, *, missing: Any = None) -> Iterator[tuple[str, Any, Any]]:
     """Yield each dotted key below `key` whose values differ, with both values; `missing` is the value of an absent key.
 
     Lists are compared as a whole, and so are mappings with a key that has a dot in it.
@@ -229,19 +236,19 @@ def differences(before: Any, after: Any, key: str, *, missing: Any = None) -> It
     if isinstance(before, Mapping) and isinstance(after, Mapping) and not any("." in k for k in {*before, *after}):
         for name in sorted({*before, *after}):
             inner = f"{key}.{name}" if key else name
-            yield from differences(before.get(name, missing), after.get(name, missing), inner, missing=missing)
+            yield from find_differences(before.get(name, missing), after.get(name, missing), inner, missing=missing)
     elif before != after:
         yield key, before, after
 
 
-def value_at(tree: Any, key: str) -> Any:
+def get_value(tree: Any, key: str) -> Any:
     """Return the value of a dotted key; `None` if the tree has no such key."""
     for part in key.split("."):
         tree = tree.get(part) if isinstance(tree, Mapping) else None
     return tree
 
 
-def _put(tree: dict[str, Any], key: str, value: Any) -> None:
+def _set_value(tree: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     inner = tree
     for part in path:

@@ -1,4 +1,4 @@
-"""Where an environment runs, and its timeouts."""
+"""Host of an environment, and its timeouts."""
 
 from __future__ import annotations
 
@@ -12,28 +12,31 @@ __all__ = ["Hosting"]
 
 
 class Hosting(Section):
-    """Where an environment runs; its failure affects only its own episode."""
+    """Host of an environment; a failure there affects only one episode."""
 
     host: Literal["loop", "pool", "sandbox", "http"] | None = option(
         None,
-        "Where it runs. `loop`: in the controller, for what takes microseconds, or is written with `async def`. "
-        "`pool`: each episode in a process of its own. `sandbox`: in one that can reach nothing else. `http`: on a "
-        "server (`url`). By default a shipped one in the loop, and a class of your own in the pool.",
+        "Where the environment runs. `loop`: in the controller, for environments that take microseconds or use "
+        "`async def`. `pool`: each episode in a separate process. `sandbox`: each episode in a sandbox. `http`: on a "
+        "server (`url`). By default built-in environments run in the loop, and your own classes in the pool.",
     )
     url: str | None = option(
-        None, "Of the server, for host `http`.", pattern=r"^https?://", examples=["http://envs.example.org:8500"]
+        None,
+        "URL of the server, for host `http`.",
+        pattern=r"^https?://",
+        examples=["http://envs.example.org:8500"],
     )
     reset_time_limit_s: float = option(
-        60.0, "An episode that takes longer to begin is given up, as a failure of ours.", unit="s", gt=0
+        60.0, "Time limit of `reset`; an episode that exceeds it has an infrastructure error.", unit="s", gt=0
     )
     step_time_limit_s: float = option(
-        30.0, "An episode whose `step` takes longer is given up, as a failure of ours.", unit="s", gt=0
+        30.0, "Time limit of `step`; an episode that exceeds it has an infrastructure error.", unit="s", gt=0
     )
 
     @model_validator(mode="after")
-    def _address(self) -> Self:
+    def _check_url(self) -> Self:
         if self.host == "http" and self.url is None:
-            raise ValueError("host http needs the url of the server that has the environment")
+            raise ValueError("host http needs the url of the server that runs the environment")
         if self.url is not None and self.host != "http":
-            raise ValueError(f"url is of host http, but host is {self.host}: remove the one or change the other")
+            raise ValueError(f"url needs host http, but host is {self.host}: remove url, or set host to http")
         return self

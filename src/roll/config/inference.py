@@ -19,39 +19,40 @@ class EngineOptions(Section):
 
     engine: str = path_option(
         "auto",
-        "`vllm`, `hf` (embedded, deterministic), or `auto`: vLLM where it is installed and `hf` otherwise. Or an "
-        "engine of your own: a name that an installed package gives (entry points `roll.engines`), or "
-        "`path/to/file.py:Class`.",
+        "`vllm`, `hf` (embedded, deterministic), or `auto`: vLLM if it is installed, otherwise `hf`. Or your own "
+        "engine: a name that an installed package registers (entry points `roll.engines`), or `path/to/file.py:Class`.",
         examples=["hf"],
         pattern=EXTENSION,
     )
-    tensor_parallel: int = option(1, "Devices of one engine.", ge=1)
-    max_num_seqs: int = option(64, "Requests that one engine runs at once; more wait.", ge=1)
+    tensor_parallel: int = option(1, "Number of devices of one engine.", ge=1)
+    max_num_seqs: int = option(
+        64, "Maximum number of requests that one engine runs at once; further requests wait.", ge=1
+    )
     kv_cache_bytes: int | None = option(
         None,
-        "Memory for keys and values per engine; by default 256 MiB on CPU, the engine's own share on a GPU.",
+        "Size of each engine's KV cache; by default 256 MiB on a CPU, and the engine's default share on a GPU.",
         unit="bytes",
         ge=1,
     )
-    options: dict[str, Any] = option({}, "Further arguments for the engine, passed on as they are.")
+    options: dict[str, Any] = option({}, "Additional arguments that are passed to the engine unchanged.")
 
     @field_validator("engine")
     @classmethod
-    def _known(cls, name: str) -> str:
-        return name if name == "auto" else ENGINES.checked(name)
+    def _check_engine(cls, name: str) -> str:
+        return name if name == "auto" else ENGINES.validate_name(name)
 
 
 class InferenceConfig(EngineOptions):
-    """How answers are generated."""
+    """The engines that generate answers."""
 
     max_context: int | None = option(
         None,
-        "Longest prompt plus answer; by default what prompts and max_new_tokens need.",
+        "Maximum length of prompt plus answer; by default what the prompts and max_new_tokens need.",
         unit="tokens",
         ge=1,
     )
     quantization: Quantization = option(
         "none",
-        "Linear weights go to the engines in 8 bits, and these compute with what is read back of them: `int8`, or "
-        "`fp8` (e4m3), with a scale for every output channel.",
+        "Number format in which a weight sync sends linear weights: `int8`, or `fp8` (e4m3), with a scale for every "
+        "output channel. The engines compute with the dequantized weights.",
     )

@@ -10,7 +10,7 @@ from pydantic import model_validator
 from roll.config.base import option, path_option
 from roll.config.cluster import ClusterConfig
 from roll.config.data import DataConfig
-from roll.config.engines import ENGINES, EngineNeed, engines_with
+from roll.config.engines import ENGINES, EngineRequirement, list_engines_with
 from roll.config.inference import EngineOptions
 from roll.config.rewards import JudgeReward
 
@@ -20,49 +20,52 @@ __all__ = ["JudgeConfig", "check_judge"]
 class JudgeConfig(EngineOptions):
     """Engines for rewards of type `judge` without a `url`. `judge: NAME` is short for `judge: {model: NAME}`.
 
-    The model may be any, including the policy's initial model; its weights are frozen. On Ray its engines run on
+    Any model can be used, including the policy's initial model; its weights are frozen. On Ray its engines run on
     `cluster.device_mapping.judge`.
     """
 
     model: str = path_option(
-        "smollm2-135m-instruct", "A name from the catalogue, a Hugging Face directory, or a hub id.", min_length=1
+        "smollm2-135m-instruct", "A name from the catalog, a Hugging Face directory, or a hub id.", min_length=1
     )
     dtype: Literal["bfloat16", "float32"] = option("bfloat16", "Number format of the computation.")
     num_engines: int | None = option(
         None,
-        "Engines; by default one, or as many as there are devices for in `cluster.device_mapping.judge`.",
+        "Number of engines; by default one, or as many as the devices of `cluster.device_mapping.judge` allow.",
         ge=1,
     )
     max_context: int | None = option(
         None,
-        "Longest request plus reply; by default the model's own context, 8,192 at most.",
+        "Maximum length of request plus reply; by default the model's context length, but at most 8,192.",
         unit="tokens",
         ge=16,
     )
-    trust_remote_code: bool = option(False, "Let the model's repository run its own Python code.")
+    trust_remote_code: bool = option(False, "Whether Python code from the model's repository may run.")
 
     @model_validator(mode="before")
     @classmethod
-    def _from_name(cls, value: Any) -> Any:
+    def _expand_name(cls, value: Any) -> Any:
         return {"model": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _one_device(self) -> JudgeConfig:
+    def _check_tensor_parallel(self) -> JudgeConfig:
         width, engine = self.tensor_parallel, self.engine
-        if width > 1 and engine in ENGINES.built_in and engine not in (able := engines_with("tensor_parallel")):
+        if width > 1 and engine in ENGINES.built_in and engine not in (able := list_engines_with("tensor_parallel")):
             raise ValueError(
-                f"tensor_parallel is {width}, but the {engine} engine runs on one device: set engine: "
+                f"tensor_parallel is {width}, but the {engine} engine supports only one device: set engine: "
                 f"{' or '.join(able)}, or tensor_parallel: 1"
             )
         return self
 
     @property
-    def engine_needs(self) -> list[EngineNeed]:
+    def required_engine_capabilities(self) -> list[EngineRequirement]:
         """Capabilities that judges need of their engines."""
-        needs = [EngineNeed(capability="restricts_choices", reason="a judge, which answers with one of a few tokens")]
+        needs = [
+            EngineRequirement(capability="restricts_choices", reason="a judge, which answers with one of a few tokens")
+        ]
         if self.tensor_parallel > 1:
             reason = f"judge.tensor_parallel {self.tensor_parallel}"
-            needs.append(EngineNeed(capability="tensor_parallel", reason=reason, instead="set it to 1"))
+            instead = "set judge.tensor_parallel to 1"
+            needs.append(EngineRequirement(capability="tensor_parallel", reason=reason, alternative=instead))
         return needs
 
 
@@ -87,21 +90,20 @@ def check_judge(judge: JudgeConfig | None, data: Sequence[DataConfig], cluster: 
     if judge is None:
         if asking:
             raise ValueError(
-                f"{asking[0][0]} asks the run's own judge, but none is configured: add a section `judge` with its "
-                "model (such as `judge: smollm2-135m-instruct`), or name an endpoint as `url` of the reward"
+                f"{asking[0][0]} uses the run's own judge, but no judge is configured: add a section `judge` with a "
+                "model (such as `judge: smollm2-135m-instruct`), or set the reward's `url` to an endpoint"
             )
         return
     if not asking:
         raise ValueError(
-            f"judge starts '{judge.model}', but no reward under data asks it: give a source a reward of type judge "
-            "without a `url`, or remove the section"
+            f"judge starts '{judge.model}', but no reward under data uses it: add a reward of type judge without a "
+            "`url` to a source, or remove the section `judge`"
         )
     longest = max(asking, key=lambda entry: entry[1].max_reply_tokens)
     if judge.max_context is not None and judge.max_context <= longest[1].max_reply_tokens:
         raise ValueError(
-            f"judge.max_context {judge.max_context} leaves no room for questions next to "
-            f"{longest[0]}.max_reply_tokens "
-            f"{longest[1].max_reply_tokens}: raise the one or lower the other"
+            f"judge.max_context {judge.max_context} leaves no room for questions, since {longest[0]}.max_reply_tokens "
+            f"is {longest[1].max_reply_tokens}: raise judge.max_context, or lower max_reply_tokens"
         )
     _check_devices(judge, cluster, num_judges)
 
@@ -118,14 +120,14 @@ def _check_devices(judge: JudgeConfig, cluster: ClusterConfig, num_judges: int) 
         found = len(mapping.judge)
         if judge.num_engines is not None and judge.num_engines * width != found:
             raise ValueError(
-                f"judge.num_engines {judge.num_engines} x judge.tensor_parallel {width} are "
-                f"{judge.num_engines * width} devices, but cluster.device_mapping.judge has {found}: leave out "
-                "num_engines, or map as many devices"
+                f"judge.num_engines {judge.num_engines} x judge.tensor_parallel {width} is "
+                f"{judge.num_engines * width} devices, but cluster.device_mapping.judge has {found}: remove "
+                "judge.num_engines, or map that many devices"
             )
         return
     needed, there = num_judges * width, len(mapping.actor_infer)
     if needed > there:
         raise ValueError(
-            f"the judge needs {needed} devices (judge.num_engines {num_judges} x judge.tensor_parallel {width}) "
-            f"and shares those of actor_infer, of which there are {there}: set cluster.device_mapping.judge"
+            f"the judge needs {needed} devices (judge.num_engines {num_judges} x judge.tensor_parallel {width}), but "
+            f"actor_infer, whose devices it shares, has only {there}: set cluster.device_mapping.judge"
         )

@@ -18,12 +18,22 @@ from pydantic_core import PydanticUndefined
 
 from roll.config.base import PATTERN_WORDS, Section
 
-__all__ = ["Key", "Shape", "all_keys", "child", "sections_of", "shape_of", "tag_key", "template", "type_words"]
+__all__ = [
+    "Key",
+    "Shape",
+    "describe_type",
+    "find_children",
+    "get_tag_key",
+    "iterate_keys",
+    "parse_annotation",
+    "replace_indices",
+    "select_sections",
+]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The parts of a key's annotation."""
+    """What a key's annotation allows: a section, a union of sections, a list, a mapping, or a plain value."""
 
     nullable: bool = False
     section: type[Section] | None = None
@@ -51,13 +61,13 @@ class Key:
 
     @property
     def dotted(self) -> str:
-        """The path as `data.N.max_operand`."""
+        """The path with dots, as in `data.N.max_operand`."""
         return ".".join(self.path)
 
     @property
     def shape(self) -> Shape:
         """The shape of the value."""
-        return shape_of(self.field.annotation)
+        return parse_annotation(self.field.annotation)
 
     @property
     def required(self) -> bool:
@@ -82,17 +92,17 @@ class Key:
 
     @property
     def type_words(self) -> str:
-        """The allowed values in plain words: `a whole number >= 1`."""
-        return type_words(self.field.annotation, self.field)
+        """The allowed values in plain words, as in `a whole number >= 1`."""
+        return describe_type(self.field.annotation, self.field)
 
     @property
     def members(self) -> tuple[tuple[str, type[Section]], ...]:
         """The sections below this key, each with the tag that selects it; the tag of a single section is empty."""
-        shape = shape_of(self.shape.item) if self.shape.is_list else self.shape
+        shape = parse_annotation(self.shape.item) if self.shape.is_list else self.shape
         return (("", shape.section),) if shape.section else shape.variants
 
 
-def shape_of(annotation: Any) -> Shape:
+def parse_annotation(annotation: Any) -> Shape:
     """Parse an annotation."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
@@ -102,9 +112,9 @@ def shape_of(annotation: Any) -> Shape:
         nullable = type(None) in members
         rest = [member for member in members if member is not type(None)]
         if len(rest) == 1:
-            inner = shape_of(rest[0])
+            inner = parse_annotation(rest[0])
             return replace(inner, nullable=nullable)
-        tagged = [(_tag(member), _strip(member)) for member in rest]
+        tagged = [(_get_tag(member), _strip_annotated(member)) for member in rest]
         if all(isinstance(section, type) and issubclass(section, Section) for _, section in tagged):
             return Shape(nullable=nullable, variants=tuple(tagged))
         return Shape(nullable=nullable, alternatives=tuple(rest))
@@ -117,26 +127,26 @@ def shape_of(annotation: Any) -> Shape:
     return Shape(scalar=annotation)
 
 
-def _strip(annotation: Any) -> Any:
+def _strip_annotated(annotation: Any) -> Any:
     return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
-def tag_key(section: type[Section]) -> str:
+def get_tag_key(section: type[Section]) -> str:
     """Return the key whose value selects a union member: `source` for prompt sources, `tool` for tools, else `type`."""
     return next((key for key in ("source", "tool") if key in section.model_fields), "type")
 
 
-def _tag(member: Any) -> str:
+def _get_tag(member: Any) -> str:
     for extra in get_args(member)[1:] if get_origin(member) is Annotated else ():
         if isinstance(extra, Tag):
             return extra.tag
-    section = _strip(member)
+    section = _strip_annotated(member)
     if isinstance(section, type) and issubclass(section, Section):
-        return str(get_args(section.model_fields[tag_key(section)].annotation)[0])
+        return str(get_args(section.model_fields[get_tag_key(section)].annotation)[0])
     return ""
 
 
-def child(shape: Shape, part: str | int, value: Any = None) -> list[tuple[FieldInfo | None, Any]]:
+def find_children(shape: Shape, part: str | int, value: Any = None) -> list[tuple[FieldInfo | None, Any]]:
     """Return the (field, annotation) pairs that `part` may mean inside `shape`.
 
     `value`, the data written at this place, selects the member of a union if it can.
@@ -144,38 +154,38 @@ def child(shape: Shape, part: str | int, value: Any = None) -> list[tuple[FieldI
     if shape.is_list:
         is_index = isinstance(part, int) or part == "N" or part.isdigit()
         return [(None, shape.item)] if is_index else []
-    fields = [section.model_fields.get(str(part)) for section in sections_of(shape, value)]
+    fields = [section.model_fields.get(str(part)) for section in select_sections(shape, value)]
     return [(field, field.annotation) for field in fields if field is not None]
 
 
-def sections_of(shape: Shape, value: Any) -> list[type[Section]]:
+def select_sections(shape: Shape, value: Any) -> list[type[Section]]:
     """Return the sections that `value` may be: the union member that its tag selects, or all members."""
     sections = [shape.section] if shape.section else [section for _, section in shape.variants]
     if shape.variants and isinstance(value, dict):
-        tag = str(value.get(tag_key(shape.variants[0][1]))).partition(":")[0]
+        tag = str(value.get(get_tag_key(shape.variants[0][1]))).partition(":")[0]
         sections = [section for name, section in shape.variants if name == tag] or sections
     return sections
 
 
-def all_keys(model: type[Section]) -> Iterator[Key]:
+def iterate_keys(model: type[Section]) -> Iterator[Key]:
     """Yield every key below `model`, in declaration order; a section comes before the keys inside it."""
-    yield from _keys(model, (), ())
+    yield from _iterate_section(model, (), ())
 
 
-def _keys(section: type[Section], prefix: tuple[str, ...], variants: tuple[str, ...]) -> Iterator[Key]:
+def _iterate_section(section: type[Section], prefix: tuple[str, ...], variants: tuple[str, ...]) -> Iterator[Key]:
     for name, field in section.model_fields.items():
         path = (*prefix, name)
         yield Key(path=path, field=field, owner=section, variants=variants)
-        shape = shape_of(field.annotation)
+        shape = parse_annotation(field.annotation)
         if shape.is_list:
-            shape, path = shape_of(shape.item), (*path, "N")
+            shape, path = parse_annotation(shape.item), (*path, "N")
         if shape.section:
-            yield from _keys(shape.section, path, ())
+            yield from _iterate_section(shape.section, path, ())
         for tag, member in shape.variants:
-            yield from _keys(member, path, (tag,))
+            yield from _iterate_section(member, path, (tag,))
 
 
-def template(path: tuple[str | int, ...]) -> tuple[str, ...]:
+def replace_indices(path: tuple[str | int, ...]) -> tuple[str, ...]:
     """Return a path with its list positions written as `N`."""
     return tuple("N" if isinstance(part, int) or part.isdigit() else part for part in path)
 
@@ -183,34 +193,34 @@ def template(path: tuple[str | int, ...]) -> tuple[str, ...]:
 _SCALARS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "any value"}
 
 
-def type_words(annotation: Any, field: FieldInfo | None = None) -> str:
+def describe_type(annotation: Any, field: FieldInfo | None = None) -> str:
     """Describe the values that an annotation with its limits allows, in plain words."""
-    shape = shape_of(annotation)
+    shape = parse_annotation(annotation)
     if shape.is_list:
-        words = f"a list of {_plural(shape_of(shape.item))}"
+        words = f"a list of {_describe_items(parse_annotation(shape.item))}"
     elif shape.section or shape.variants:
         words = "a section"
     elif shape.is_dict:
         words = "a mapping of names to values"
     elif shape.alternatives:
-        words = " or ".join(type_words(alternative) for alternative in shape.alternatives)
+        words = " or ".join(describe_type(alternative) for alternative in shape.alternatives)
     elif get_origin(shape.scalar) is Literal:
         choices = [f"'{choice}'" for choice in get_args(shape.scalar)]
         words = choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     else:
         words = _SCALARS.get(shape.scalar, str(shape.scalar))
-    limits = limit_words(field) if field else ""
+    limits = describe_limits(field) if field else ""
     return f"{words}{limits}{' or null' if shape.nullable else ''}"
 
 
-def _plural(shape: Shape) -> str:
+def _describe_items(shape: Shape) -> str:
     if get_origin(shape.scalar) is Literal:
         return " / ".join(f"'{choice}'" for choice in get_args(shape.scalar))
-    return {int: "whole numbers", float: "numbers", str: "texts", bool: "true or false"}.get(shape.scalar, "sections")
+    return {int: "whole numbers", float: "numbers", str: "strings", bool: "true or false"}.get(shape.scalar, "sections")
 
 
-def limit_words(field: FieldInfo) -> str:
-    """Describe the limits of a field, as ` >= 0 and < 1`."""
+def describe_limits(field: FieldInfo) -> str:
+    """Describe the limits of a field, as in ` >= 0 and < 1`; an empty string if it has none."""
     bounds: list[str] = []
     lengths: list[str] = []
     for item in field.metadata:

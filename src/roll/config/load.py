@@ -1,4 +1,4 @@
-"""From a file or a dictionary, and overrides, to a validated configuration.
+"""Loads a file or a dictionary, with overrides, as a validated configuration.
 
 file ──► Document (plain data + line numbers) ──► overrides ──► pydantic ──► the pipeline's class
                                  every problem of every stage ──► one ConfigError
@@ -14,11 +14,11 @@ from typing import Any, TypeAlias
 from pydantic import ValidationError
 
 from roll.config.base import Section
-from roll.config.document import Document, KeyPath, dotted, dump, read
-from roll.config.history import CONFIG, as_override, read_origin
+from roll.config.document import Document, KeyPath, dump, format_path, read
+from roll.config.history import CONFIG, format_override, read_origin
 from roll.config.overrides import apply_overrides
 from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
-from roll.config.problems import at, describe, message, show
+from roll.config.problems import describe_errors, format_location, format_problems, format_value
 from roll.config.renamed import rename_config
 from roll.config.run import RunConfig
 from roll.errors import ConfigError, RunDirectoryError
@@ -27,12 +27,12 @@ from roll.registry import did_you_mean
 __all__ = [
     "ConfigSource",
     "Overrides",
-    "as_override_list",
     "dump_config",
     "dump_yaml",
+    "format_overrides",
     "load_config",
+    "load_plain_tree",
     "load_run_config",
-    "plain_tree",
 ]
 
 ConfigSource: TypeAlias = "str | Path | Mapping[str, Any] | RunConfig"
@@ -60,85 +60,87 @@ def load_config(source: ConfigSource, overrides: Overrides = ()) -> RunConfig:
 
 
 def _load(source: ConfigSource, overrides: Overrides) -> RunConfig:
-    document = _document(source)
+    document = _build_document(source)
     if isinstance(overrides, str):
-        raise ConfigError(f"overrides are a list of 'key=value', got the text {show(overrides)}: put it in a list.")
+        raise ConfigError(
+            f"overrides must be a list of 'key=value', not the string {format_value(overrides)}: put it in a list."
+        )
     if isinstance(overrides, Mapping):
-        overrides = _plain(overrides)
+        overrides = _to_plain(overrides)
     if document.name and "device" in document.tree and "data" not in document.tree:
         raise ConfigError(
-            f"'{document.name}' describes a simulation, not a run: give it to `roll simulate` or `roll plan`."
+            f"'{document.name}' describes a simulation, not a run: use it with `roll simulate` or `roll plan`."
         )
-    model = _pipeline(document, overrides)
+    model = _select_pipeline(document, overrides)
     document, lines = apply_overrides(document, overrides, model)
     try:
         config = model.model_validate(document.tree)
     except ValidationError as error:
-        raise ConfigError(message([*lines, *describe(error, document, model)])) from None
+        raise ConfigError(format_problems([*lines, *describe_errors(error, document, model)])) from None
     if lines:
-        raise ConfigError(message(lines))
+        raise ConfigError(format_problems(lines))
     return config
 
 
-def _document(source: ConfigSource) -> Document:
+def _build_document(source: ConfigSource) -> Document:
     if isinstance(source, str | Path):
         return read(source)
     if isinstance(source, Section):
         return Document(name="", tree=dump_config(source))
     if isinstance(source, Mapping):
-        return Document(name="", tree=_plain(source))
-    raise ConfigError(f"a configuration is a file or a dictionary, got {type(source).__name__}.")
+        return Document(name="", tree=_to_plain(source))
+    raise ConfigError(f"a configuration must be a file or a dictionary, not {type(source).__name__}.")
 
 
-def plain_tree(source: ConfigSource) -> dict[str, Any]:
+def load_plain_tree(source: ConfigSource) -> dict[str, Any]:
     """Return a configuration as plain data, as YAML would load it, before it is validated.
 
     Raises:
         ConfigError: the file cannot be read, or the source is not a configuration.
     """
-    return rename_config(_document(source).tree)
+    return rename_config(_build_document(source).tree)
 
 
-def _plain(value: Any, path: KeyPath = ()) -> Any:
+def _to_plain(value: Any, path: KeyPath = ()) -> Any:
     """Convert a Python value to plain data, as YAML would load it."""
     match value:
         case Section():
             return value.model_dump(mode="json")
         case Mapping():
-            return {_key(key, path): _plain(entry, (*path, key)) for key, entry in value.items()}
+            return {_check_key(key, path): _to_plain(entry, (*path, key)) for key, entry in value.items()}
         case list() | tuple():
-            return [_plain(entry, (*path, index)) for index, entry in enumerate(value)]
+            return [_to_plain(entry, (*path, index)) for index, entry in enumerate(value)]
         case Path():
             return str(value)
         case None | bool() | int() | float() | str():
             return value
     kind = type(value).__name__
-    raise ConfigError(f"'{dotted(path)}' is a Python {kind}: write a plain number, text, list or dictionary.")
+    raise ConfigError(f"'{format_path(path)}' is a Python {kind}: write a plain number, text, list or dictionary.")
 
 
-def _key(key: Any, path: KeyPath) -> str:
+def _check_key(key: Any, path: KeyPath) -> str:
     if isinstance(key, str):
         return key
-    raise ConfigError(f"'{dotted(path) or 'the configuration'}' has the key {key!r}: keys are text.")
+    raise ConfigError(f"'{format_path(path) or 'the configuration'}' has the key {key!r}, but keys must be text.")
 
 
-def _pipeline(document: Document, overrides: Overrides) -> type[RunConfig]:
+def _select_pipeline(document: Document, overrides: Overrides) -> type[RunConfig]:
     """Return the class that the key `pipeline` selects."""
-    name, origin = _pipeline_name(document, overrides)
+    name, origin = _find_pipeline_name(document, overrides)
     if isinstance(name, str) and name in PIPELINES:
         return PIPELINES.get(name)
     hint = did_you_mean(str(name), list(PIPELINES))
     known = ", ".join([*PIPELINES, "path/to/file.py:Class"])
-    raise ConfigError(f"'pipeline'{origin}: {show(name)} is not known.{hint} Known: {known}.")
+    raise ConfigError(f"'pipeline'{origin}: {format_value(name)} is not known.{hint} Known: {known}.")
 
 
-def _pipeline_name(document: Document, overrides: Overrides) -> tuple[Any, str]:
+def _find_pipeline_name(document: Document, overrides: Overrides) -> tuple[Any, str]:
     """Return the value of the key `pipeline`, and where it was written, as messages show it."""
-    name, origin = document.tree.get("pipeline", DEFAULT_PIPELINE), at(document, ("pipeline",))
-    for text in as_override_list(overrides):
+    name, origin = document.tree.get("pipeline", DEFAULT_PIPELINE), format_location(document, ("pipeline",))
+    for text in format_overrides(overrides):
         key, _, value = text.partition("=")
         if key.strip() == "pipeline":
-            name, origin = value.strip().strip("\"'"), f" (override {show(text)})"
+            name, origin = value.strip().strip("\"'"), f" (override {format_value(text)})"
     return name, origin
 
 
@@ -152,18 +154,18 @@ def dump_yaml(config: Section) -> str:
     return dump(dump_config(config))
 
 
-def as_override_list(overrides: Overrides) -> list[str]:
+def format_overrides(overrides: Overrides) -> list[str]:
     """Convert overrides from a dictionary to `key=value` text."""
     if not isinstance(overrides, Mapping):
         return list(overrides)
-    return [as_override(key, _plain(value)) for key, value in overrides.items()]
+    return [format_override(key, _to_plain(value)) for key, value in overrides.items()]
 
 
 _KEPT_ON_RESUME = ("pipeline", "name", "output_dir", "model.path", "seed", "training.optimizer")
 
 
-def _value(config: Section, key: str) -> Any:
-    """Return the value of a dotted key, or `None`: not every pipeline has every section."""
+def _get_value(config: Section, key: str) -> Any:
+    """Return the value of a dotted key; `None` if the pipeline does not have the section."""
     return reduce(lambda section, part: getattr(section, part, None), key.split("."), config)
 
 
@@ -177,26 +179,26 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RunConfig:
     path = Path(run) / CONFIG
     if not path.is_file():
         raise RunDirectoryError(f"'{run}' is not a run: it has no config.yaml.")
-    before = _as_written(path)
+    before = _load_recorded(path)
     edited = "" if overrides else ", or restore it in config.yaml"
 
     def check_kept(key: str, new: Any) -> None:
-        if (old := _value(before, key)) != new:
+        if (old := _get_value(before, key)) != new:
             raise ConfigError(
-                f"'{key}' is {show(old)} in this run and cannot change to {show(new)} when it is resumed: start a new "
-                f"run{edited}."
+                f"'{key}' is {format_value(old)} in this run and cannot change to {format_value(new)} when it is "
+                f"resumed: start a new run{edited}."
             )
 
     if not isinstance(overrides, str):
         # checked first: with another pipeline, every other key of the run would be reported as a problem, too
-        check_kept("pipeline", _pipeline_name(_document(path), overrides)[0])
+        check_kept("pipeline", _find_pipeline_name(_build_document(path), overrides)[0])
     after = load_config(path, overrides)
     for key in _KEPT_ON_RESUME:
-        check_kept(key, _value(after, key))
+        check_kept(key, _get_value(after, key))
     return after
 
 
-def _as_written(path: Path) -> RunConfig:
+def _load_recorded(path: Path) -> RunConfig:
     """Load the configuration as ROLL last wrote it, without later edits by the user."""
     origin = read_origin(path.parent)
     try:

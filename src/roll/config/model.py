@@ -2,38 +2,65 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from roll.config.base import Section, option, path_option
 
-__all__ = ["LoRAConfig", "ModelConfig"]
+__all__ = ["LoRAConfig", "ModelConfig", "VisionConfig", "VisionPart"]
 
 
 class LoRAConfig(Section):
-    """Train low-rank adapters instead of all weights (through `peft`)."""
+    """Training of low-rank adapters instead of all weights, with `peft`."""
 
     rank: int = option(16, "Rank of the adapters.", ge=1)
-    alpha: float = option(32.0, "Scale of the adapters: their output is multiplied by alpha / rank.", gt=0)
+    alpha: float = option(32.0, "Scale of the adapters, whose output is multiplied by alpha / rank.", gt=0)
     base: Literal["as_is", "nf4"] = option(
         "as_is",
-        "Number format of the frozen weights under adapters while training: `nf4` takes 4.1 bits each (QLoRA, arXiv "
-        "2305.14314), and each use of them a little time. Engines and exports get them as they are read back, with the "
-        "adapters added.",
+        "Number format of the frozen weights during training: `nf4` needs 4.1 bits per weight (QLoRA, arXiv "
+        "2305.14314) and a little time for each dequantization. Engines and exports get the dequantized weights, "
+        "merged with the adapters.",
     )
-    dropout: float = option(0.0, "Dropout inside the adapters while training.", ge=0, lt=1)
+    dropout: float = option(0.0, "Dropout inside the adapters during training.", ge=0, lt=1)
     target_modules: list[str] | Literal["all-linear"] = option(
         "all-linear", "Names of the linear layers that get an adapter, such as `q_proj`, or `all-linear`."
     )
 
 
+VisionPart: TypeAlias = Literal["tower", "projector", "language_model"]
+
+
+class VisionConfig(Section):
+    """Training of the parts of a vision-language model.
+
+    The parts are the vision `tower`, the `projector` between tower and decoder, and the `language_model`.
+    """
+
+    freeze: list[VisionPart] = option(
+        [],
+        "Parts that are not trained: `tower`, `projector`, `language_model`. With `model.lora`, they get no adapters.",
+        examples=[["tower"]],
+    )
+    learning_rate_factors: dict[VisionPart, Annotated[float, Field(gt=0)]] = option(
+        {}, "Factors on the learning rate of the parts; 1 for other parts.", examples=[{"tower": 0.1}]
+    )
+
+    @model_validator(mode="after")
+    def _check_parts(self) -> Self:
+        if set(self.freeze) == set(get_args(VisionPart)):
+            raise ValueError("freeze has all three parts, so nothing would be trained: leave one out")
+        if both := sorted(set(self.freeze) & set(self.learning_rate_factors)):
+            raise ValueError(f"'{both[0]}' is frozen, but has a learning rate factor: remove one of the two")
+        return self
+
+
 class ModelConfig(Section):
-    """`model: NAME` is short for `model: {path: NAME}`."""
+    """The trained model. `model: NAME` is short for `model: {path: NAME}`."""
 
     path: str = path_option(
         ...,
-        "A name from the catalogue (`smollm2-135m-instruct`), a Hugging Face directory, or a hub id.",
+        "A name from the catalog (`smollm2-135m-instruct`), a Hugging Face directory, or a hub id.",
         min_length=1,
     )
     dtype: Literal["bfloat16", "float32"] = option(
@@ -41,9 +68,10 @@ class ModelConfig(Section):
         "Number format of the computation, in trainer and engines; master weights are always float32.",
     )
     lora: LoRAConfig | None = option(None, "Adapters to train; `null` trains all weights.")
-    trust_remote_code: bool = option(False, "Let the model's repository run its own Python code.")
+    vision: VisionConfig = option(VisionConfig(), "Training of the parts of a vision-language model.")
+    trust_remote_code: bool = option(False, "Whether Python code from the model's repository may run.")
 
     @model_validator(mode="before")
     @classmethod
-    def _from_name(cls, value: Any) -> Any:
+    def _expand_name(cls, value: Any) -> Any:
         return {"path": value} if isinstance(value, str) else value

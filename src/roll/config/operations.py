@@ -1,4 +1,4 @@
-"""Checkpoints, weight sync, and where a run is written."""
+"""Checkpoints, weight sync and tracking."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ __all__ = ["CheckpointConfig", "TrackingConfig", "WeightSyncConfig"]
 
 
 class CheckpointConfig(Section):
-    """Checkpoints, so that no work is lost."""
+    """Times at which checkpoints are saved, and the number that is kept."""
 
-    every_num_steps: int = option(0, "Save every N steps; 0 means as `every_s` says.", ge=0)
+    every_num_steps: int = option(0, "Save every N steps; 0 disables saving by number of steps.", ge=0)
     every_s: float | None = option(
         600.0,
-        "Save at the end of a step where the last save was longer ago; null means only at the end, and whenever a "
-        "signal, an alarm or an error ends the run.",
+        "Save at the end of a step if the last checkpoint is older than this. With null, a checkpoint is saved only at "
+        "the end, and whenever a signal, an alarm or an error ends the run.",
         unit="s",
         gt=0,
     )
-    keep_last: int = option(1, "Newest checkpoints to keep.", ge=1)
-    keep_best: bool = option(False, "Also keep the one with the best evaluation score (`eval/score`).")
-    at_end: bool = option(True, "Save after the last step.")
+    keep_last: int = option(1, "Number of newest checkpoints to keep.", ge=1)
+    keep_best: bool = option(
+        False, "Whether to also keep the checkpoint with the best evaluation score (`eval/score`)."
+    )
+    at_end: bool = option(True, "Whether to save after the last step.")
     asynchronous: bool = option(
         False,
-        "Write trainers' states while training goes on, from a copy in main memory (12 bytes for each trained weight, "
-        "shared out over the ranks); a checkpoint has its name once it is whole, some steps later.",
+        "Whether trainers' states are written while training continues, from a copy in host memory (12 bytes "
+        "per trained weight, sharded over the ranks). A checkpoint gets its final name when it is complete, "
+        "some steps later.",
     )
 
 
@@ -34,42 +37,49 @@ class WeightSyncConfig(Section):
     """Sending the trainer's weights to the engines, and verifying that they arrived."""
 
     transport: Literal["auto", "in_process", "shared_memory", "broadcast"] = option(
-        "auto", "How tensors travel; `auto` takes the fastest that reaches every engine."
+        "auto", "Transport of the tensors; `auto` selects the fastest one that reaches every engine."
     )
     probe_every_num_steps: int = option(
-        1, "Compare the engines' log-probs with the trainer's every N syncs; 0 means never.", ge=0
+        1, "Compare the engines' log-probs with the trainer's after every N-th sync; 0 disables the comparison.", ge=0
     )
     probe_tolerance: float | None = option(
         None,
-        "Largest mean absolute difference of log-probs; by default three times that of the first sync.",
+        "Maximum mean absolute difference of log-probs; by default three times the difference after the first sync.",
         gt=0,
     )
 
 
 class TrackingConfig(Section):
-    """Records in addition to `metrics.jsonl`."""
+    """Records of a run in addition to `metrics.jsonl`: trackers, tables, rollouts."""
 
-    tensorboard: bool = option(True, "Write TensorBoard event files.")
+    tensorboard: bool = option(True, "Whether to write TensorBoard event files.")
     wandb: str | None = option(None, "Weights & Biases project to log to.")
     swanlab: str | None = option(None, "SwanLab project to log to.")
     mlflow: str | None = option(None, "MLflow experiment to log to.")
     trackio: str | None = option(None, "Trackio project to log to.")
     table_num_rows: int = option(
-        8, "Rollouts in each table that trackers get, from the highest reward to the lowest; 0 means no tables.", ge=0
+        8,
+        "Number of rollouts, from the highest to the lowest reward, in each table that is logged to trackers; 0 "
+        "disables the tables.",
+        ge=0,
     )
     table_every_num_steps: int = option(
-        10, "Such a table every N steps; 0 means of evaluations only, which always have one.", ge=0
+        10, "Log a table every N steps; 0 logs tables only for evaluations, which always have one.", ge=0
     )
-    rollouts: bool = option(True, "Write every rollout to Parquet.")
+    rollouts: bool = option(True, "Whether to write every rollout to Parquet.")
     token_columns: bool = option(
         True,
-        "Also write the trainer's values of every token of the rollouts (log-probs, advantages, the reference's), "
-        "for `roll dashboard`.",
+        "Whether the Parquet files also have the trainer's values per token (log-probs, advantages, log-probs of the "
+        "reference), for `roll dashboard`.",
     )
     record_rollouts: bool = option(
-        False, "Record every batch and the schedule of its rollouts, so that `roll replay` can train or generate again."
+        False,
+        "Whether to record every batch and the schedule of its rollouts, so that `roll replay` can train or generate "
+        "again.",
     )
-    trace_rollouts: bool = option(True, "Put every rollout's states and every engine's load into `trace.json`.")
+    trace_rollouts: bool = option(True, "Whether `trace.json` includes every rollout's states and every engine's load.")
     console: Literal["auto", "live", "plain", "quiet"] = option(
-        "auto", "Live display, one line per step, or nothing; `auto` is live on a terminal."
+        "auto",
+        "Output on the terminal: a live display, one line per step (`plain`), or none (`quiet`); `auto` is `live` on a "
+        "terminal and otherwise `plain`.",
     )

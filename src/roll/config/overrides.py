@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 
 from roll.config.base import Section
-from roll.config.document import Document, KeyPath, check_text, dotted, parse
-from roll.config.keys import Shape, child, shape_of, template
-from roll.config.problems import show, unknown_key
+from roll.config.document import Document, KeyPath, check_text, format_path, parse
+from roll.config.keys import Shape, find_children, parse_annotation, replace_indices
+from roll.config.problems import describe_unknown_key, format_value
 from roll.config.renamed import rename_path, rename_tree, warn_renamed
 from roll.config.rewards import as_reward_list
 from roll.errors import ConfigError
@@ -30,10 +30,10 @@ def apply_overrides(
 ) -> tuple[Document, list[str]]:
     """Apply overrides to a document, and return it with one line for each problem.
 
-    Former names in either are replaced, with one warning; a problem is an override that cannot be applied, or a key
-    that has its former and its current name.
+    Former names in the document and in overrides are replaced, with one warning. A problem is an override that cannot
+    be applied, or a key that is set under its former and its current name.
     """
-    # the document first: an override replaces a value, whichever of its names either of them uses
+    # the document is renamed first, so that an override replaces a value under either name of the key
     document, renames = rename_tree(document)
     notes, lines = renames.notes, renames.problems
     result = replace(document, tree=copy.deepcopy(document.tree), origins=dict(document.origins))
@@ -41,23 +41,23 @@ def apply_overrides(
     written: dict[KeyPath, KeyPath] = {}
     for key, value in pairs:
         try:
-            _apply(result, model, key, value, written)
+            _apply_override(result, model, key, value, written)
         except ConfigError as error:
             lines.append(str(error))
-    notes += [f"{dotted(path)} -> {dotted(new)}" for new, path in written.items() if new != path]
+    notes += [f"{format_path(path)} -> {format_path(new)}" for new, path in written.items() if new != path]
     result, renames = rename_tree(result)  # names in the values of overrides, such as training={...}
     warn_renamed(document.name, [*notes, *renames.notes])
     return result, [*lines, *renames.problems]
 
 
-def _apply(
+def _apply_override(
     document: Document, model: type[Section], key: str | None, value: Any, written: dict[KeyPath, KeyPath]
 ) -> None:
     origin = f"override '{key}'"
     text = None
     if key is None:
         key, equals, text = str(value).partition("=")
-        origin = f"override {show(str(value))}"
+        origin = f"override {format_value(str(value))}"
         if not equals:
             raise ConfigError(f"{origin} has no '=': write key=value, such as training.num_steps=40.")
     key = key.strip()
@@ -67,43 +67,47 @@ def _apply(
     given, path = path, rename_path(path)
     before = written.setdefault(path, given)
     if before != given:
-        raise ConfigError(f"{origin}: '{dotted(before)}' and '{dotted(given)}' are two names of one key: give one.")
+        raise ConfigError(
+            f"{origin}: '{format_path(before)}' and '{format_path(given)}' are names of the same key: set one."
+        )
     # the replaced value and the keys inside it have other origins
     for inner in [known for known in document.origins if known[: len(path)] == path]:
         del document.origins[inner]
     document.origins[path] = origin
     container, shape = _descend(document, model, path, origin)
-    found = child(shape, path[-1], container)
+    found = find_children(shape, path[-1], container)
     if not found and not shape.is_dict:
-        raise ConfigError(unknown_key(path, document, model))
+        raise ConfigError(describe_unknown_key(path, document, model))
     if text is not None:
-        value = _read(text, shape_of(found[0][1]) if found else Shape(), origin)
-    _put(container, path, value, origin)
+        value = _parse_value(text, parse_annotation(found[0][1]) if found else Shape(), origin)
+    _set_entry(container, path, value, origin)
 
 
 def _descend(document: Document, model: type[Section], path: KeyPath, origin: str) -> tuple[Any, Shape]:
-    """Return the container that holds the last part of `path`, created if it was not written, and its shape."""
+    """Return the container that holds the last part of `path`, and the container's shape; create it if missing."""
     value: Any = document.tree
     shape = Shape(section=model)
     for depth, part in enumerate(path[:-1]):
-        found = child(shape, part, value)
+        found = find_children(shape, part, value)
         if not found and not shape.is_dict:
             raise ConfigError(
-                unknown_key(path[: depth + 1], replace_origin(document, path[: depth + 1], origin), model)
+                describe_unknown_key(path[: depth + 1], replace_origin(document, path[: depth + 1], origin), model)
             )
-        shape = shape_of(found[0][1]) if found else shape
+        shape = parse_annotation(found[0][1]) if found else shape
         here = path[: depth + 1]
         if not (found and (shape.section or shape.variants or shape.is_list)) and not shape.is_dict:
-            raise ConfigError(f"{origin}: '{dotted(here)}' is a single value, it has no '{path[depth + 1]}' inside.")
-        inner = _get(value, here, origin)
-        expand = _SHORTHANDS.get(template(here))
+            raise ConfigError(f"{origin}: '{format_path(here)}' is a single value and has no key '{path[depth + 1]}'.")
+        inner = _get_entry(value, here, origin)
+        expand = _SHORTHANDS.get(replace_indices(here))
         if expand is not None and inner is not None:
             inner = expand(inner)
         if inner is None:
             inner = [] if shape.is_list else {}
         if not isinstance(inner, list if shape.is_list else dict):
-            raise ConfigError(f"{origin}: '{dotted(here)}' is {show(inner)}, it has no '{path[depth + 1]}' inside.")
-        _put(value, here, inner, origin)
+            raise ConfigError(
+                f"{origin}: '{format_path(here)}' is {format_value(inner)} and has no key '{path[depth + 1]}'."
+            )
+        _set_entry(value, here, inner, origin)
         value = inner
     return value, shape
 
@@ -113,7 +117,7 @@ def replace_origin(document: Document, path: KeyPath, origin: str) -> Document:
     return replace(document, origins={**document.origins, path: origin})
 
 
-def _get(container: Any, path: KeyPath, origin: str) -> Any:
+def _get_entry(container: Any, path: KeyPath, origin: str) -> Any:
     part = path[-1]
     if isinstance(container, list):
         _check_index(container, path, origin)
@@ -122,7 +126,7 @@ def _get(container: Any, path: KeyPath, origin: str) -> Any:
     return container.get(part)
 
 
-def _put(container: Any, path: KeyPath, value: Any, origin: str) -> None:
+def _set_entry(container: Any, path: KeyPath, value: Any, origin: str) -> None:
     part = path[-1]
     if isinstance(container, list):
         _check_index(container, path, origin)
@@ -136,12 +140,12 @@ def _check_index(container: list[Any], path: KeyPath, origin: str) -> None:
     part = path[-1]
     if not isinstance(part, int) or part > len(container):
         raise ConfigError(
-            f"{origin}: '{dotted(path[:-1])}' is a list of {len(container)}; "
-            f"write a position from 0 to {len(container)}."
+            f"{origin}: '{format_path(path[:-1])}' is a list with {len(container)} entries: write a position from 0 to "
+            f"{len(container)}."
         )
 
 
-def _read(text: str, shape: Shape, origin: str) -> Any:
+def _parse_value(text: str, shape: Shape, origin: str) -> Any:
     """Parse the value as YAML; where only text is allowed, unquoted text is taken literally."""
     check_text(text, origin)
     try:

@@ -1,4 +1,4 @@
-"""How the ranks of a trainer divide the model and its work."""
+"""Parallel layout of a trainer's ranks."""
 
 from __future__ import annotations
 
@@ -12,62 +12,67 @@ __all__ = ["ParallelConfig"]
 
 
 class ParallelConfig(Section):
-    """Sizes of the parallel dimensions of a trainer's ranks; the rest is `dp_shard` (FSDP2).
+    """Sizes of the parallel dimensions of a trainer's ranks; the remaining dimension is `dp_shard` (FSDP2).
 
-    This changes only where numbers are computed: gradients, log-probs, checkpoints and exports equal those of one rank.
+    The layout changes only where numbers are computed: gradients, log-probs, checkpoints and exports equal those of one
+    rank.
     """
 
     pp: int = option(
         1,
-        "Stages of consecutive decoder layers (pipeline parallel), which micro-batches pass through one after the "
-        "other: a step needs several times as many micro-batches as stages.",
+        "Pipeline parallel size: number of stages of consecutive decoder layers. Micro-batches pass through the stages "
+        "one after the other, so a step should have several times as many micro-batches as stages.",
         ge=1,
     )
     vpp: int = option(
         1,
-        "Parts of the layers that each stage has (virtual pipeline stages: interleaved 1F1B, arXiv 2104.04473). Stages "
-        "then wait so many times less for each other, and send more than so many times as many messages. Needs pp, and "
-        "pp x vpp decoder layers.",
+        "Number of model chunks per stage (virtual pipeline stages: interleaved 1F1B, arXiv 2104.04473). The pipeline "
+        "bubble shrinks by this factor, and the number of messages grows by more than this factor. `pp` must be above "
+        "1, and the model must have at least pp x vpp decoder layers.",
         ge=1,
         le=1_000,
     )
     dp_replicate: int = option(
-        1, "Copies of the weights: each is sharded over the ranks of one group, and gradients are added over all.", ge=1
+        1,
+        "Number of replicas of the weights: each replica is sharded over the ranks of one group, and gradients are "
+        "summed over all replicas.",
+        ge=1,
     )
     cp: int = option(
         1,
-        "Ranks that divide the tokens of a micro-batch (context parallel): long sequences need less memory of each. "
-        "Attention divides its heads instead (Ulysses, arXiv 2309.14509), so tp x cp divides the number of heads.",
+        "Context parallel size: number of ranks over which the tokens of a micro-batch are split, which reduces "
+        "the memory of long sequences on each rank. Attention is split over heads instead of tokens (Ulysses, "
+        "arXiv 2309.14509), so the number of heads must be divisible by tp x cp.",
         ge=1,
     )
     tp: int = option(
         1,
-        "Ranks that divide weight matrices and vocabulary (tensor parallel), and between them the tokens (sequence "
-        "parallel).",
+        "Tensor parallel size: number of ranks over which weight matrices and vocabulary are sharded, and the "
+        "tokens between them are split (sequence parallel).",
         ge=1,
     )
 
     ep: int = option(
         1,
-        "Ranks that divide the experts of a mixture (expert parallel): tokens travel to the experts that they chose, "
-        "and none is dropped. These are no further ranks but those of dp_shard x cp x tp, regrouped: ep divides their "
-        "number, and the number of experts.",
+        "Expert parallel size: number of ranks over which the experts of an MoE model are sharded. Tokens are "
+        "sent to the experts that their router chose, and no token is dropped. The ranks of dp_shard x cp x tp "
+        "are regrouped for this, so their number and the number of experts must be divisible by ep.",
         ge=1,
     )
 
     @field_validator("vpp")
     @classmethod
-    def _of_several_stages(cls, vpp: int, info: ValidationInfo) -> int:
+    def _check_vpp(cls, vpp: int, info: ValidationInfo) -> int:
         if vpp > 1 and info.data.get("pp") == 1:
             raise ValueError(
-                f"vpp {vpp} gives every stage of a pipeline several parts of the layers, and pp 1 is no pipeline: set "
-                "training.parallel.pp to 2 or more, or leave vpp out"
+                f"vpp {vpp} splits each pipeline stage, but pp is 1: set training.parallel.pp to 2 or more, or "
+                "remove vpp"
             )
         return vpp
 
     @property
     def num_ranks(self) -> int:
-        """The number of a trainer's ranks must be a multiple of this."""
+        """Smallest number of ranks of a trainer with this layout; every valid number of ranks is a multiple of it."""
         return self.pp * self.dp_replicate * math.lcm(self.ranks_per_micro_batch, self.ep)
 
     @property
@@ -76,25 +81,25 @@ class ParallelConfig(Section):
         return self.cp * self.tp
 
     @property
-    def share_ranks(self) -> int:
-        """Number of ranks that process the same samples; a batch is split into (number of ranks / this) shares."""
+    def ranks_per_share(self) -> int:
+        """Number of ranks that process the same share of a batch; the batch has (all ranks / this number) shares."""
         return self.pp * self.ranks_per_micro_batch
 
-    def in_flight(self, micro_batches: int) -> float:
-        """Return the most activations that the first stage holds during a step; other stages hold fewer.
+    def compute_peak_activations(self, micro_batches: int) -> float:
+        """Return the peak activations of the first stage during a step; other stages hold fewer.
 
-        The unit is the activations of one micro-batch in all layers; stages are assumed to have equally many layers.
-        With one part per stage, the first stage holds its share of the layers for as many micro-batches as there are
-        stages. With several, it depends on whether the last round of micro-batches is full; if it is not, this is an
-        upper bound.
+        The unit is the activations of one micro-batch in all layers of the model; stages are assumed to have equally
+        many layers. With one model chunk per stage, the first stage holds the activations of its layers for as many
+        micro-batches as there are stages. With several chunks, the peak depends on whether the last round of
+        micro-batches is full; if it is not, the returned value is an upper bound.
         """
         if self.vpp == 1:
             return 1.0
         beyond = (self.pp - 1) / self.pp
         return 1 + (beyond / self.vpp if micro_batches % self.pp == 0 else beyond)
 
-    def invalid_layout_reason(self, count: int) -> str | None:
-        """Return why `count` ranks cannot be divided this way; `None` if they can."""
+    def find_layout_problem(self, count: int) -> str | None:
+        """Return why this layout is impossible with `count` ranks; `None` if it is possible."""
         if count % self.num_ranks == 0:
             return None
         names = ("pp", "dp_replicate", "cp", "tp", "ep")

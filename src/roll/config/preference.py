@@ -1,4 +1,4 @@
-"""Named methods of preference learning: the composition of each, as data, and its section of the configuration."""
+"""Methods of preference learning by name: the loss arguments of each method, and the section `preference`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pydantic import model_validator
 
 from roll.config.base import Section, option, path_option
 
-__all__ = ["METHODS", "Method", "MethodName", "PreferenceLossSection", "PreferenceSection"]
+__all__ = ["METHODS", "MethodName", "PreferenceLossSection", "PreferenceMethod", "PreferenceSection"]
 
 MethodName: TypeAlias = Literal[
     "dpo",
@@ -35,19 +35,19 @@ Setting: TypeAlias = Literal[
     "beta", "label_smoothing", "margin", "likelihood", "tau", "desirable_weight", "undesirable_weight"
 ]
 _SETTINGS: tuple[Setting, ...] = get_args(Setting)
-_FORM_SETTINGS: tuple[Setting, ...] = ("label_smoothing", "tau")
+_PAIRWISE_SETTINGS: tuple[Setting, ...] = ("label_smoothing", "tau")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Method:
-    """A named method: the arguments of its loss. `algorithms.losses.preference` has the formulas."""
+class PreferenceMethod:
+    """A preference method: its pairwise loss, with arguments and defaults; see `algorithms.losses.preference`."""
 
     paper: str
     about: str
-    """What distinguishes the method, in a few words."""
-    form: str = "Sigmoid"
-    """A class of `algorithms.losses.preference.forms`; empty if answers are not compared in pairs (KTO)."""
-    form_arguments: Mapping[str, Any] = field(default_factory=dict)
+    """The difference from other methods, in a few words."""
+    pairwise_loss: str = "Sigmoid"
+    """A class of `algorithms.losses.preference.pairwise`; empty if answers are not compared in pairs (KTO)."""
+    pairwise_arguments: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the loss in addition to its settings."""
     defaults: Mapping[Setting, float]
@@ -60,114 +60,114 @@ class Method:
 
     @property
     def compares_pairs(self) -> bool:
-        """Whether the method learns from two answers to the same prompt; otherwise from single answers, each wanted
-        or not.
+        """Whether the method learns from two answers to the same prompt; otherwise it learns from single answers, each
+        desirable or undesirable.
         """
-        return bool(self.form)
+        return bool(self.pairwise_loss)
 
 
 _MEANS = {"scores": "mean"}
 _MEANS_ALONE = {"scores": "mean", "against_reference": False}
 
-METHODS: Mapping[MethodName, Method] = {
-    "dpo": Method(
+METHODS: Mapping[MethodName, PreferenceMethod] = {
+    "dpo": PreferenceMethod(
         paper="2305.18290", about="log-ratios to a reference", defaults={"beta": 0.1, "margin": 0.0, "likelihood": 0.0}
     ),
-    "cdpo": Method(
+    "cdpo": PreferenceMethod(
         paper="2305.18290",
-        about="DPO that takes a share of the labels for wrong (Mitchell's note, 2023)",
+        about="DPO with a share of wrong labels (Mitchell's note, 2023)",
         defaults={"beta": 0.1, "label_smoothing": 0.1, "margin": 0.0, "likelihood": 0.0},
     ),
-    "robust": Method(
+    "robust": PreferenceMethod(
         paper="2403.00409",
-        about="DPO from which wrong labels are taken out on average",
-        form_arguments={"robust": True},
+        about="DPO whose loss is unbiased under wrong labels",
+        pairwise_arguments={"robust": True},
         defaults={"beta": 0.1, "label_smoothing": 0.1, "margin": 0.0, "likelihood": 0.0},
     ),
-    "dpo_norm": Method(
+    "dpo_norm": PreferenceMethod(
         paper="2411.15124",
-        about="DPO of means over tokens, so that length does not count (Tulu 3)",
+        about="DPO on means over tokens, independent of length (Tulu 3)",
         arguments=_MEANS,
         defaults={"beta": 5.0, "margin": 0.0, "likelihood": 0.0},
     ),
-    "rpo": Method(
+    "rpo": PreferenceMethod(
         paper="2404.19733",
         about="DPO that keeps the chosen answer likely",
         arguments={"likelihood_mean": "answers"},
         defaults={"beta": 0.1, "margin": 0.0, "likelihood": 1.0},
     ),
-    "ipo": Method(
+    "ipo": PreferenceMethod(
         paper="2310.12036",
-        about="a squared distance: preferences that are certain do not run away",
-        form="Squared",
+        about="a squared distance, which bounds the margin of certain preferences",
+        pairwise_loss="Squared",
         arguments=_MEANS,
         defaults={"beta": 0.1, "margin": 0.0, "likelihood": 0.0},
     ),
-    "hinge": Method(
+    "hinge": PreferenceMethod(
         paper="2309.06657",
         about="a hinge on DPO's scores (SLiC, RSO)",
-        form="Hinge",
+        pairwise_loss="Hinge",
         defaults={"beta": 0.1, "margin": 0.0, "likelihood": 0.0},
     ),
-    "exo": Method(
+    "exo": PreferenceMethod(
         paper="2402.00856",
-        about="the reverse divergence from the labels",
-        form="ExoPair",
+        about="the reverse KL divergence from the labels",
+        pairwise_loss="ExoPair",
         defaults={"beta": 0.1, "label_smoothing": 1e-3, "margin": 0.0, "likelihood": 0.0},
     ),
-    "nca": Method(
+    "nca": PreferenceMethod(
         paper="2402.05369",
         about="keeps the chosen answer from becoming less likely",
-        form="NcaPair",
+        pairwise_loss="NcaPair",
         defaults={"beta": 0.01, "likelihood": 0.0},
     ),
-    "sppo": Method(
+    "sppo": PreferenceMethod(
         paper="2405.00675",
         about="squared distances to a win and a loss (hard labels)",
-        form="SppoHard",
+        pairwise_loss="SppoHard",
         defaults={"beta": 1e-3, "likelihood": 0.0},
     ),
-    "apo_zero": Method(
+    "apo_zero": PreferenceMethod(
         paper="2408.06266",
-        about="makes the chosen answer likelier: it is better than the policy's own",
-        form="ApoZero",
+        about="makes the chosen answer more likely; for chosen answers better than the policy's own",
+        pairwise_loss="ApoZero",
         defaults={"beta": 0.1, "likelihood": 0.0},
     ),
-    "apo_down": Method(
+    "apo_down": PreferenceMethod(
         paper="2408.06266",
-        about="makes both less likely: the policy's own are better",
-        form="ApoDown",
+        about="makes both answers less likely; for pairs worse than the policy's own answers",
+        pairwise_loss="ApoDown",
         defaults={"beta": 0.1, "likelihood": 0.0},
     ),
-    "discopop": Method(
+    "discopop": PreferenceMethod(
         paper="2406.08414",
         about="a loss that a language model found",
-        form="Discopop",
+        pairwise_loss="Discopop",
         defaults={"beta": 0.05, "tau": 0.05, "margin": 0.0, "likelihood": 0.0},
     ),
-    "simpo": Method(
+    "simpo": PreferenceMethod(
         paper="2405.14734",
         about="means over tokens with a margin; no reference",
         arguments=_MEANS_ALONE,
         defaults={"beta": 2.0, "margin": 1.0, "likelihood": 0.0},
     ),
-    "cpo": Method(
+    "cpo": PreferenceMethod(
         paper="2401.08417",
         about="log-probs and the chosen answer's likelihood; no reference",
         arguments={"against_reference": False},
         defaults={"beta": 0.1, "margin": 0.0, "likelihood": 1.0},
     ),
-    "orpo": Method(
+    "orpo": PreferenceMethod(
         paper="2403.07691",
         about="supervised fine-tuning and an odds ratio at once; no reference",
-        form="OddsRatio",
+        pairwise_loss="OddsRatio",
         arguments=_MEANS_ALONE,
         defaults={"beta": 0.1, "likelihood": 1.0},
     ),
-    "kto": Method(
+    "kto": PreferenceMethod(
         paper="2402.01306",
-        about="single answers, wanted or not",
-        form="",
+        about="single answers, desirable or undesirable",
+        pairwise_loss="",
         defaults={"beta": 0.1, "desirable_weight": 1.0, "undesirable_weight": 1.0},
     ),
 }
@@ -176,41 +176,43 @@ METHODS: Mapping[MethodName, Method] = {
 class PreferenceLossSection(Section):
     """The preference loss. A setting that is omitted has the method's default: see the table of methods."""
 
-    type: MethodName = option("dpo", "The method: see the table in docs/post-training.md.")
-    beta: float | None = option(
-        None, "What an answer's score is multiplied by to be a reward; IPO's tau, ORPO's lambda.", gt=0
+    type: MethodName = option("dpo", "Preference method: see the table in docs/post-training.md.")
+    beta: float | None = option(None, "Factor from an answer's score to its reward; tau of IPO, lambda of ORPO.", gt=0)
+    label_smoothing: float | None = option(None, "Assumed share of wrong labels.", ge=0, lt=0.5)
+    margin: float | None = option(
+        None, "Required excess of the chosen answer's reward over the rejected one's (gamma of SimPO)."
     )
-    label_smoothing: float | None = option(None, "Share of the labels that are thought to be wrong.", ge=0, lt=0.5)
-    margin: float | None = option(None, "By how much the chosen answer's reward should be greater (SimPO's gamma).")
     likelihood: float | None = option(None, "Weight of the chosen answer's negative log-likelihood.", ge=0)
-    tau: float | None = option(None, "Of DiscoPOP: where its two parts meet.", gt=0, lt=1)
-    desirable_weight: float | None = option(None, "Of KTO: weight of wanted answers.", ge=0)
-    undesirable_weight: float | None = option(None, "Of KTO: weight of the others.", ge=0)
+    tau: float | None = option(
+        None, "DiscoPOP: temperature of the blend between the logistic and the exponential loss.", gt=0, lt=1
+    )
+    desirable_weight: float | None = option(None, "KTO: weight of desirable answers.", ge=0)
+    undesirable_weight: float | None = option(None, "KTO: weight of undesirable answers.", ge=0)
 
     @model_validator(mode="after")
-    def _method_has_settings(self) -> Self:
+    def _check_settings(self) -> Self:
         known = METHODS[self.type].defaults
         for name in _SETTINGS:
             if getattr(self, name) is not None and name not in known:
-                raise ValueError(f"`{name}` means nothing to {self.type}, whose settings are {', '.join(known)}")
+                raise ValueError(f"{self.type} has no setting `{name}`: its settings are {', '.join(known)}")
         return self
 
     @property
-    def method(self) -> Method:
-        """The method with this name."""
+    def method(self) -> PreferenceMethod:
+        """The method that `type` names."""
         return METHODS[self.type]
 
     @property
     def settings(self) -> dict[str, float]:
-        """Settings of the loss, each as given or with the method's default."""
-        return {name: value for name, value in self._all().items() if name not in _FORM_SETTINGS}
+        """Settings of `PreferenceLoss`, each as configured or with the method's default."""
+        return {name: value for name, value in self._resolve_settings().items() if name not in _PAIRWISE_SETTINGS}
 
     @property
-    def form_settings(self) -> dict[str, float]:
-        """Settings of the loss's form."""
-        return {name: value for name, value in self._all().items() if name in _FORM_SETTINGS}
+    def pairwise_settings(self) -> dict[str, float]:
+        """Settings of the pairwise loss, such as `label_smoothing`; `settings` has the others."""
+        return {name: value for name, value in self._resolve_settings().items() if name in _PAIRWISE_SETTINGS}
 
-    def _all(self) -> dict[str, float]:
+    def _resolve_settings(self) -> dict[str, float]:
         return {n: d if (own := getattr(self, n)) is None else own for n, d in self.method.defaults.items()}
 
 
@@ -224,15 +226,16 @@ class PreferenceSection(PreferenceLossSection):
         "without its LoRA adapters.",
     )
     reference_model: str | None = path_option(
-        None, "The reference, where it is not the model that training begins with.", min_length=1
+        None, "Model of the reference; by default the policy's initial model.", min_length=1
     )
 
     @model_validator(mode="after")
-    def _reference_is_one(self) -> Self:
+    def _check_one_reference(self) -> Self:
         if self.reference == "adapters" and self.reference_model is not None:
             raise ValueError(
-                "the policy without its adapters is no other model: remove `reference_model`, or `adapters`"
+                "with reference `adapters` the reference is the policy without its adapters: remove `reference_model`, "
+                "or set reference to `precomputed`"
             )
         if self.reference_model is not None and not self.method.uses_reference:
-            raise ValueError(f"{self.type} needs no reference: remove `reference_model`")
+            raise ValueError(f"{self.type} does not use a reference: remove reference_model")
         return self

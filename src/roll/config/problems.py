@@ -1,4 +1,4 @@
-"""Problems of a configuration, one line for each, in the words of the file that was written."""
+"""Messages about problems of a configuration, one line for each, with keys and values as the user wrote them."""
 
 from __future__ import annotations
 
@@ -14,11 +14,19 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from roll.config.base import Section
-from roll.config.document import Document, KeyPath, dotted, dump
-from roll.config.keys import Shape, all_keys, child, sections_of, shape_of, tag_key, type_words
-from roll.registry import close_names, count_edits, did_you_mean
+from roll.config.document import Document, KeyPath, dump, format_path
+from roll.config.keys import (
+    Shape,
+    describe_type,
+    find_children,
+    get_tag_key,
+    iterate_keys,
+    parse_annotation,
+    select_sections,
+)
+from roll.registry import count_edits, did_you_mean, find_similar_names
 
-__all__ = ["describe", "message", "show", "unknown_key"]
+__all__ = ["describe_errors", "describe_unknown_key", "format_problems", "format_value"]
 
 NAMES_ELSEWHERE = {
     "adv_estimator": "algorithm.type",
@@ -56,7 +64,7 @@ MAX_LINES = 20
 _DOTTED = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)+")
 
 
-def message(lines: Iterable[str]) -> str:
+def format_problems(lines: Iterable[str]) -> str:
     """Format lines as one message: a single line alone, or a heading and a list."""
     unique = list(dict.fromkeys(lines))
     if len(unique) == 1:
@@ -66,12 +74,12 @@ def message(lines: Iterable[str]) -> str:
     return "\n".join([f"{len(unique)} problems in the configuration:", *shown, *more])
 
 
-def describe(error: ValidationError, document: Document, model: type[Section]) -> list[str]:
+def describe_errors(error: ValidationError, document: Document, model: type[Section]) -> list[str]:
     """Return one line for each validation error."""
-    return [_line(detail, document, model) for detail in error.errors(include_url=False)]
+    return [_describe_error(detail, document, model) for detail in error.errors(include_url=False)]
 
 
-def show(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Return a value as a user would have written it, shortened."""
     if isinstance(value, str):
         text = f"'{value}'" if value.isprintable() else repr(value)
@@ -86,40 +94,40 @@ def show(value: Any) -> str:
     return text if len(text) <= 80 else text[:76] + " ..."
 
 
-def at(document: Document, path: KeyPath) -> str:
-    """Return ` (quickstart.yaml:9)`, or an empty string for a dictionary from Python."""
-    origin = document.origin(path)
+def format_location(document: Document, path: KeyPath) -> str:
+    """Return where a key was written, as in ` (quickstart.yaml:9)`; empty for a dictionary from Python."""
+    origin = document.find_origin(path)
     return f" ({origin})" if origin else ""
 
 
-def _line(detail: ErrorDetails, document: Document, model: type[Section]) -> str:
-    path, field, shape = _place(detail["loc"], model)
-    where, kind, value = at(document, path), detail["type"], detail["input"]
+def _describe_error(detail: ErrorDetails, document: Document, model: type[Section]) -> str:
+    path, field, shape = _locate_field(detail["loc"], model)
+    where, kind, value = format_location(document, path), detail["type"], detail["input"]
     if kind == "extra_forbidden":
-        return unknown_key(path, document, model)
+        return describe_unknown_key(path, document, model)
     if kind == "missing":
-        return f"missing key '{dotted(path)}'{where}: {_purpose(field, str(path[-1]))}"
+        return f"missing key '{format_path(path)}'{where}: {_describe_missing_key(field, str(path[-1]))}"
     if kind == "value_error":
-        return _value_error(str(detail.get("ctx", {}).get("error", detail["msg"])), path, document)
+        return _format_value_error(str(detail.get("ctx", {}).get("error", detail["msg"])), path, document)
     if shape.variants and (kind in {"union_tag_invalid", "union_tag_not_found"} or not isinstance(value, dict)):
-        return _unknown_tag(path, shape, value, document)
-    whole = field is not None and _is_whole(detail, field)
-    expected = type_words(field.annotation, field) if field is not None and whole else _expected(shape)
-    hint = _hint(shape, value) or _inside(path, shape, value)
-    return f"'{dotted(path)}'{where} must be {expected}, got {show(value)}.{hint}"
+        return _describe_unknown_tag(path, shape, value, document)
+    whole = field is not None and _concerns_whole_value(detail, field)
+    expected = describe_type(field.annotation, field) if field is not None and whole else _describe_expected(shape)
+    hint = _suggest_fix(shape, value) or _suggest_section(path, shape, value)
+    return f"'{format_path(path)}'{where} must be {expected}, got {format_value(value)}.{hint}"
 
 
-def _purpose(field: FieldInfo | None, name: str) -> str:
+def _describe_missing_key(field: FieldInfo | None, name: str) -> str:
     """Return what a missing key is for, and how to write it."""
     if field is None:
-        return "write it."
+        return "set it."
     example = dump({name: field.examples[0]}, flow=True).strip()[1:-1] if field.examples else ""
-    how = f"Write, for example, `{example}`" if example else f"Write {type_words(field.annotation, field)}"
+    how = f"Write, for example, `{example}`" if example else f"Write {describe_type(field.annotation, field)}"
     return f"{field.description or name} {how}."
 
 
-def _place(loc: tuple[str | int, ...], model: type[Section]) -> tuple[KeyPath, FieldInfo | None, Shape]:
-    """Return Pydantic's location without its union tags, with its field and its shape."""
+def _locate_field(loc: tuple[str | int, ...], model: type[Section]) -> tuple[KeyPath, FieldInfo | None, Shape]:
+    """Return the path of Pydantic's location `loc`, without union tags, and the field and the shape found there."""
     path: list[str | int] = []
     field: FieldInfo | None = None
     shape = Shape(section=model)
@@ -130,125 +138,127 @@ def _place(loc: tuple[str | int, ...], model: type[Section]) -> tuple[KeyPath, F
         if shape.alternatives or part == "[key]":
             break
         path.append(part)
-        found = child(shape, part)
+        found = find_children(shape, part)
         if found:
-            field, shape = found[0][0] or field, shape_of(found[0][1])
+            field, shape = found[0][0] or field, parse_annotation(found[0][1])
         elif not shape.is_dict:
             field, shape = None, Shape()
     return tuple(path), field, shape
 
 
-def _is_whole(detail: ErrorDetails, field: FieldInfo) -> bool:
-    """Return whether the problem is with the key's whole value and not with one entry of a list."""
-    return not (shape_of(field.annotation).is_list and isinstance(detail["loc"][-1], int))
+def _concerns_whole_value(detail: ErrorDetails, field: FieldInfo) -> bool:
+    """Return whether a validation error concerns the key's whole value, and not a single entry of a list."""
+    return not (parse_annotation(field.annotation).is_list and isinstance(detail["loc"][-1], int))
 
 
-def _expected(shape: Shape) -> str:
+def _describe_expected(shape: Shape) -> str:
     if shape.section or shape.variants:
         return "a section (keys and values)"
-    return type_words(shape.scalar) if shape.scalar is not None else "something else"
+    return describe_type(shape.scalar) if shape.scalar is not None else "something else"
 
 
-def _hint(shape: Shape, value: Any) -> str:
+def _suggest_fix(shape: Shape, value: Any) -> str:
     choices = [str(choice) for choice in get_args(shape.scalar)]
     if choices and isinstance(value, str):
         return did_you_mean(value, choices)
-    if isinstance(value, str) and shape.scalar in (int, float) and _number(value):
+    if isinstance(value, str) and shape.scalar in (int, float) and _is_number(value):
         return f" Write it without quotes: {value}."
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 and shape.scalar is int:
         return f" Write {int(value)}."
     if shape.scalar is str and isinstance(value, int | float | bool):
-        return f" Put it in quotes: '{show(value)}'."
+        return f" Put it in quotes: '{format_value(value)}'."
     if value is None and (shape.section or shape.variants):
-        return " Nothing is written below it: remove the key, or write {}."
+        return " The section is empty: remove the key, or write {}."
     if shape.scalar is bool and isinstance(value, str) and value.lower() in {"yes", "no", "on", "off"}:
         return f" Write {'true' if value.lower() in {'yes', 'on'} else 'false'}."
     return ""
 
 
-def _inside(path: KeyPath, shape: Shape, value: Any) -> str:
+def _suggest_section(path: KeyPath, shape: Shape, value: Any) -> str:
     """Return how to write a section if only the name of its kind was given; otherwise an empty string."""
     if shape.section is None or not isinstance(value, str):
         return ""
-    key = tag_key(shape.section)
+    key = get_tag_key(shape.section)
     field = shape.section.model_fields.get(key)
-    kinds = [str(kind) for kind in get_args(shape_of(field.annotation).scalar)] if field else []
-    close = close_names(value, kinds, cutoff=0.6)
+    kinds = [str(kind) for kind in get_args(parse_annotation(field.annotation).scalar)] if field else []
+    close = find_similar_names(value, kinds, cutoff=0.6)
     return (
-        f" Write `{dotted((*path, key))}={close[0]}`, or in a file `{path[-1]}: {{{key}: {close[0]}}}`."
+        f" Write `{format_path((*path, key))}={close[0]}`, or in a file `{path[-1]}: {{{key}: {close[0]}}}`."
         if close
         else ""
     )
 
 
-def _number(text: str) -> bool:
+def _is_number(text: str) -> bool:
     try:
         return math.isfinite(float(text))
     except ValueError:
         return False
 
 
-def _value_error(text: str, path: KeyPath, document: Document) -> str:
+def _format_value_error(text: str, path: KeyPath, document: Document) -> str:
     """Return a validator's message, with the key and where it was written."""
     if path:
-        return f"'{dotted(path)}'{at(document, path)}: {text}."
+        return f"'{format_path(path)}'{format_location(document, path)}: {text}."
     for name in _DOTTED.findall(text):
         key = tuple(name.split("."))
         if key in document.origins:
             return f"{text} ({document.origins[key]})."
-    return f"{text}{at(document, ())}."
+    return f"{text}{format_location(document, ())}."
 
 
-def _unknown_tag(path: KeyPath, shape: Shape, value: Any, document: Document) -> str:
+def _describe_unknown_tag(path: KeyPath, shape: Shape, value: Any, document: Document) -> str:
     known = dict(shape.variants)
-    key = tag_key(next(iter(known.values())))
-    where, names = at(document, (*path, key)), ", ".join(known)
+    key = get_tag_key(next(iter(known.values())))
+    where, names = format_location(document, (*path, key)), ", ".join(known)
     if not isinstance(value, dict):
         expected = f"a section with the key '{key}' (one of {names})"
-        return f"'{dotted(path)}'{where} must be {expected}, got {show(value)}."
+        return f"'{format_path(path)}'{where} must be {expected}, got {format_value(value)}."
     if key not in value:
         fields = {name for section in known.values() for name in section.model_fields}
         strange = [name for name in value if name not in fields]
-        hint = f" Is '{dotted((_closest(key, strange)[0],))}' meant for it?" if strange else ""
-        return f"missing key '{dotted((*path, key))}'{where}: write one of {names}.{hint}"
+        hint = (
+            f" Did you mean '{key}' instead of '{format_path((_find_closest(key, strange)[0],))}'?" if strange else ""
+        )
+        return f"missing key '{format_path((*path, key))}'{where}: write one of {names}.{hint}"
     tag = value[key]
     hint = did_you_mean(str(tag), list(known))
-    return f"'{dotted((*path, key))}'{where}: {show(tag)} is not known.{hint} Known: {names}."
+    return f"'{format_path((*path, key))}'{where}: {format_value(tag)} is not known.{hint} Known: {names}."
 
 
-def unknown_key(path: KeyPath, document: Document, model: type[Section]) -> str:
+def describe_unknown_key(path: KeyPath, document: Document, model: type[Section]) -> str:
     """Return the line for a key that does not exist, with the key that was probably meant."""
-    hint = _meant(str(path[-1]), _siblings(path, document, model), model)
-    return f"unknown key '{dotted(path)}'{at(document, path)}.{hint}"
+    hint = _suggest_key(str(path[-1]), _list_siblings(path, document, model), model)
+    return f"unknown key '{format_path(path)}'{format_location(document, path)}.{hint}"
 
 
-def _depth(key: str) -> int:
+def _count_parts(key: str) -> int:
     return sum(part != "N" for part in key.split("."))
 
 
-def _meant(name: str, siblings: list[str], model: type[Section]) -> str:
-    """Return a hint at the key that was probably meant.
+def _suggest_key(name: str, siblings: list[str], model: type[Section]) -> str:
+    """Return a hint that names the key that was probably meant, or lists the known keys; empty if there are none.
 
     Candidates in order: a close sibling or its twin, this name elsewhere, another library's name, the closest name
     anywhere.
     """
     places: dict[str, list[str]] = {}
-    for key in all_keys(model):
+    for key in iterate_keys(model):
         places.setdefault(key.path[-1], []).append(key.dotted)
-    sibling, likeness = _closest(name, siblings)
+    sibling, likeness = _find_closest(name, siblings)
     if likeness >= 0.85:
         return f" Did you mean '{sibling}'?"
     if (twin := _TWINS.get(name)) in siblings:
         return f" Did you mean '{twin}'?"
     if name in places:
-        depth = min(map(_depth, places[name]))  # most users mean the most general place
-        parents = {place.rpartition(".")[0] for place in places[name] if _depth(place) == depth}
+        depth = min(map(_count_parts, places[name]))  # most users mean the most general place
+        parents = {place.rpartition(".")[0] for place in places[name] if _count_parts(place) == depth}
         shown = sorted(f"'{parent}'" if parent else "the top level" for parent in parents)
         return f" '{name}' belongs under {' or '.join(shown)}." if len(shown) <= 3 else ""
     other = NAMES_ELSEWHERE.get(name, "")
     if other in places.get(other.rpartition(".")[2], ()):
         return f" Did you mean '{other}'?"
-    other, other_likeness = _closest(name, list(places))
+    other, other_likeness = _find_closest(name, list(places))
     if other_likeness >= 0.8 and other_likeness > likeness and len(set(places[other])) <= 3:
         shown = [f"'{place}'" for place in dict.fromkeys(places[other])]
         return f" Did you mean {' or '.join(shown)}?"
@@ -257,26 +267,26 @@ def _meant(name: str, siblings: list[str], model: type[Section]) -> str:
     return f" Known here: {', '.join(siblings)}." if siblings else ""
 
 
-def _closest(name: str, known: list[str]) -> tuple[str, float]:
+def _find_closest(name: str, known: list[str]) -> tuple[str, float]:
     """Return the known name most similar to `name`, and their similarity from 0 to 1."""
     likeness = {other: SequenceMatcher(None, other.lower(), name.lower()).ratio() for other in known}
     best = max(likeness, key=lambda other: (likeness[other], -count_edits(name, other)), default="")
     return best, likeness.get(best, 0.0)
 
 
-def _siblings(path: KeyPath, document: Document, model: type[Section]) -> list[str]:
+def _list_siblings(path: KeyPath, document: Document, model: type[Section]) -> list[str]:
     """Return the keys that exist next to `path`; the tag that was written selects the member of a union."""
     shape, value = Shape(section=model), document.tree
     for part in path[:-1]:
-        found = child(shape, part, value)
-        value = _at_path(value, part)
+        found = find_children(shape, part, value)
+        value = _get_item(value, part)
         if not found:
             return []
-        shape = shape_of(found[0][1])
-    return list(dict.fromkeys(name for section in sections_of(shape, value) for name in section.model_fields))
+        shape = parse_annotation(found[0][1])
+    return list(dict.fromkeys(name for section in select_sections(shape, value) for name in section.model_fields))
 
 
-def _at_path(value: Any, part: str | int) -> Any:
+def _get_item(value: Any, part: str | int) -> Any:
     try:
         return value[part]
     except (KeyError, IndexError, TypeError):

@@ -1,4 +1,4 @@
-"""Configuration that all runs with an `algorithm` have in common, and everything derived from it."""
+"""Common base of the configurations of runs with an `algorithm`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import model_validator
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.base import option
 from roll.config.cluster import RoleDevices
-from roll.config.engines import LOGPROBS, EngineNeed
+from roll.config.engines import LOGPROBS, EngineRequirement
 from roll.config.generating import GeneratingConfig
-from roll.config.truncation import truncation_problem
+from roll.config.truncation import find_truncation_problem
 
 __all__ = ["ReinforcingConfig"]
 
@@ -19,21 +19,22 @@ __all__ = ["ReinforcingConfig"]
 class ReinforcingConfig(GeneratingConfig):
     """Rollouts, rewards, and an algorithm that trains on them."""
 
-    algorithm: AlgorithmConfig = option(AlgorithmConfig(), "How rewards become updates.")
+    algorithm: AlgorithmConfig = option(AlgorithmConfig(), "RL algorithm.")
 
     @model_validator(mode="after")
-    def _algorithm_fits(self) -> Self:
+    def _check_algorithm(self) -> Self:
         self._check_groups()
         self._check_lengths()
         self._check_demonstrations()
-        problem = truncation_problem(self.algorithm, self.rollout)
+        problem = find_truncation_problem(self.algorithm, self.rollout)
         if problem:
             raise ValueError(problem)
         if self.num_snapshots and self.training.backend != "torch":
             raise ValueError(
-                f"training.backend {self.training.backend} keeps no snapshots of earlier policy versions, which "
-                "algorithm.correction.snapshots, correction.corrects mismatch or staleness, and ratio.against behavior "
-                "need with an async_ratio above 0: set training.backend to torch, or correction.corrects to both"
+                f"training.backend {self.training.backend} does not support snapshots of earlier policy versions, "
+                "which algorithm.correction.snapshots, correction.corrects mismatch or staleness, and "
+                "ratio.against behavior need with an async_ratio above 0: set training.backend to torch, or "
+                "correction.corrects to both"
             )
         return self
 
@@ -47,14 +48,14 @@ class ReinforcingConfig(GeneratingConfig):
         compared = {"group", "leave_one_out", "length_weighted"} & {advantage.mean, advantage.std}
         if size == 1 and compared and advantage.function is None:
             raise ValueError(
-                f"algorithm.advantage: {' and '.join(sorted(compared))} normalisation needs rollout.group_size >= 2, "
-                "got 1 (a group of one equals its own mean); raise it, or set advantage.mean and advantage.std to "
-                "batch or none"
+                f"algorithm.advantage: {' and '.join(sorted(compared))} normalization needs a rollout.group_size of at "
+                "least 2, not 1 (a group of one equals its own mean): raise group_size, or set advantage.mean and "
+                "advantage.std to batch or none"
             )
         if size == 1 and self.algorithm.filters.skip_zero_variance:
             raise ValueError(
-                "algorithm.filters.skip_zero_variance leaves out every group of one, since its rewards are all equal: "
-                "set it to false, or rollout.group_size to 2 or more, got 1"
+                "algorithm.filters.skip_zero_variance drops every group of one, since its rewards are all equal: set "
+                "skip_zero_variance to false, or rollout.group_size to 2 or more"
             )
         if (
             advantage.estimator == "anchor_state"
@@ -63,18 +64,18 @@ class ReinforcingConfig(GeneratingConfig):
         ):
             raise ValueError(
                 "algorithm.advantage.estimator anchor_state compares turns that began in the same state, but no source "
-                "under data has several turns: use one that has, such as guess_number, or set algorithm.type to grpo"
+                "under data has several turns: use a source such as guess_number, or set algorithm.type to grpo"
             )
         parts, prompts = self.algorithm.updates.num_minibatches, self.rollout.prompts_per_step
         if parts > prompts:
             raise ValueError(
                 f"algorithm.updates.num_minibatches {parts} exceeds rollout.prompts_per_step {prompts}, but a "
-                "mini-batch is made of whole groups: lower the one or raise the other"
+                "mini-batch has at least one whole group: lower num_minibatches, or raise prompts_per_step"
             )
         if self.algorithm.uses_critic and size < critic.num_critics:
             raise ValueError(
-                f"algorithm.critic.num_critics {critic.num_critics} critics share each group's rollouts, but "
-                f"rollout.group_size is {size}: raise the one or lower the other"
+                f"algorithm.critic.num_critics is {critic.num_critics}, and each critic learns from different rollouts "
+                f"of a group, but rollout.group_size is {size}: raise group_size, or lower num_critics"
             )
 
     def _check_lengths(self) -> None:
@@ -82,48 +83,50 @@ class ReinforcingConfig(GeneratingConfig):
         answer = self.rollout.max_new_tokens * min(entry.turns for entry in self.data)
         if buffer > answer:
             raise ValueError(
-                f"algorithm.reward.overlong_buffer {buffer} exceeds rollout.max_new_tokens {answer}, so that the "
-                "shortest answer is punished: lower the one or raise the other"
+                f"algorithm.reward.overlong_buffer {buffer} exceeds rollout.max_new_tokens {answer}, so even the "
+                "shortest answer would be penalized: lower overlong_buffer, or raise max_new_tokens"
             )
 
     def _check_demonstrations(self) -> None:
         imitation = self.algorithm.imitation
         if imitation != type(imitation)() and not self.has_demonstrations:
             raise ValueError(
-                "algorithm.imitation would change nothing, since no source under data has demonstrations: name their "
-                "column as expert_key (or, with the pipeline agentic, give anchors), or remove it"
+                "algorithm.imitation would change nothing, since no source under data has demonstrations: set "
+                "expert_key to the column with demonstrations (or, with the pipeline agentic, set anchors), or remove "
+                "algorithm.imitation"
             )
 
     @property
-    def engine_needs(self) -> list[EngineNeed]:
-        """See `GeneratingConfig.engine_needs`."""
-        return [*super().engine_needs, LOGPROBS]
+    def required_engine_capabilities(self) -> list[EngineRequirement]:
+        """Capabilities that the run needs of its engines, including log-probs of sampled tokens."""
+        return [*super().required_engine_capabilities, LOGPROBS]
 
     @property
     def has_demonstrations(self) -> bool:
         """Whether the data may have demonstrations to imitate."""
         return any(entry.has_demonstrations for entry in self.data)
 
-    def missing_role_message(self, role: str) -> str:
-        """See `RunConfig.missing_role_message`."""
+    def describe_missing_role(self, role: str) -> str:
+        """Describe why this run does not have a role that the device mapping names, and what to do."""
         algorithm = self.algorithm
         if role == "critic":
             if algorithm.shares_critic:
                 return (
-                    "the critic is a head on the policy's network: remove it, or set algorithm.critic.shared to false"
+                    "the critic is a head on the policy's network: remove the key, or set algorithm.critic.shared to "
+                    "false"
                 )
-            return "no critic is used: remove it, or set algorithm.advantage.estimator to gae"
+            return "no critic is used: remove the key, or set algorithm.advantage.estimator to gae"
         if role == "reference":
             if not algorithm.uses_reference:
-                return "no reference is used: remove it, or set algorithm.kl.coefficient"
+                return "no reference is used: remove the key, or set algorithm.kl.coefficient"
             if self.trainer_holds_reference:
-                return "with algorithm.kl.estimator full the trainer itself keeps the reference: remove it"
-            return "with model.lora the reference is the policy without its adapters: remove it"
-        return super().missing_role_message(role)
+                return "with algorithm.kl.estimator full the policy's trainer holds the reference: remove the key"
+            return "with model.lora the reference is the policy without its adapters: remove the key"
+        return super().describe_missing_role(role)
 
     @property
     def roles(self) -> dict[str, RoleDevices]:
-        """See `RunConfig.roles`."""
+        """The roles of this run by name, including critics and reference if they are separate roles."""
         mapping, roles = self.cluster.device_mapping, super().roles
         if self.algorithm.num_critic_models:
             roles["critic"] = RoleDevices(kind="trainer", devices=mapping.critic or mapping.actor_train)

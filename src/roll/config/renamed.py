@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from roll.config.document import Document, KeyPath, dotted
+from roll.config.document import Document, KeyPath, format_path
 
 __all__ = [
     "RENAMED_ALARMS",
@@ -41,6 +41,7 @@ RENAMED_KEYS: Mapping[str, str] = {
     "cluster.hand_over": "offload_colocated",
     "curriculum.least_share": "min_share",
     "distillation.num_top": "top_k",
+    "distillation.place": "mode",
     "paper.of": "variant",
     "paper.over": "baseline",
     "reward_model.centring": "centering",
@@ -48,6 +49,8 @@ RENAMED_KEYS: Mapping[str, str] = {
     "rollout.agent.when_it_fails": "on_failure",
     "rollout.scheduling.stop_doomed_groups": "early_stop_groups",  # vocabulary: a former name
     "sandbox.patience_s": "reconnect_timeout_s",
+    "teacher.place": "backend",
+    "tool_calls.form": "format",
     "tool_calls.reads_reasoning": "parse_reasoning",
     "training.close_heap": "malloc_trim",
     "training.mlp_slice_tokens": "tiled_mlp_tokens",
@@ -55,7 +58,7 @@ RENAMED_KEYS: Mapping[str, str] = {
 """New last part by old key."""
 
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
-    "distillation.place": {"kept": "precomputed"},
+    "distillation.mode": {"kept": "precomputed"},
     "preference.reference": {"kept": "precomputed"},
     "reward.verdict": {"likeliest": "most_likely"},  # vocabulary: a former value
     "rollout.agent.format_constraints": {"refuse": "reject", "tell": "prompt"},
@@ -80,7 +83,7 @@ _FREE_FORM = frozenset({"options", "env", "environment", "files", "json_schema"}
 
 @dataclass(kw_only=True, slots=True)
 class Renames:
-    """Result of `rename_tree`."""
+    """The names that `rename_tree` replaced, and the keys that have both names."""
 
     notes: list[str] = field(default_factory=list)
     """`old -> new` of each key and value that was renamed."""
@@ -92,19 +95,19 @@ def rename_path(path: KeyPath) -> KeyPath:
     """Return the path of a key with the current name of each part."""
     result: KeyPath = ()
     for part in path:
-        result = (*result, part if _is_free_form(result) else _new_key(result, part))
+        result = (*result, part if _is_free_form(result) else _rename_key(result, part))
     return result
 
 
 def rename_tree(document: Document) -> tuple[Document, Renames]:
-    """Return a configuration with current names of keys and values; lines of keys move with them."""
+    """Replace former names of keys and values by current ones; each key keeps the line where it was written."""
     renames, origins = Renames(), {rename_path(path): origin for path, origin in document.origins.items()}
     tree = _rename(document.tree, (), (), document, renames)
     return Document(name=document.name, tree=tree, origins=origins), renames
 
 
 def rename_config(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return configuration data with current names of keys and values."""
+    """Return configuration data with former names of keys and values replaced by current ones."""
     return rename_tree(Document(name="", tree=tree))[0].tree
 
 
@@ -112,7 +115,7 @@ def rename_setting(key: str, value: Any) -> tuple[str, Any]:
     """Return a dotted key and its value with current names."""
     old: KeyPath = tuple(key.split("."))
     new = rename_path(old)
-    return dotted(new), _rename(value, old, new, Document(name="", tree={}), Renames())
+    return format_path(new), _rename(value, old, new, Document(name="", tree={}), Renames())
 
 
 def rename_metric(name: str) -> str:
@@ -126,19 +129,27 @@ def rename_metric(name: str) -> str:
 
 
 def rename_metrics(row: Mapping[str, V]) -> dict[str, V]:
-    """Return metrics by their current names; a value under a current name is not replaced."""
+    """Return the metrics keyed by current names; if a metric has a value under both names, the current one wins."""
     # a resumed run writes new names; `null` under a former name must not replace them
     renamed = {rename_metric(name): value for name, value in row.items()}
     return renamed | {name: value for name, value in row.items() if name in renamed}
 
 
 def rename_alarms(counts: Mapping[str, V]) -> dict[str, V]:
-    """Return values by the current names of alarms."""
+    """Return counts of alarms keyed by the current names of the alarms."""
     return {RENAMED_ALARMS.get(name, name): value for name, value in counts.items()}
 
 
 def _rename(value: Any, old: KeyPath, new: KeyPath, document: Document, renames: Renames) -> Any:
-    """Return `value`, at the path `old` of the document, with current names; its new path is `new`."""
+    """Return `value` with current names, and add the changes to `renames`.
+
+    Args:
+        value: part of a configuration.
+        old: path of the part in the document.
+        new: path of the part with current names.
+        document: the document, for messages.
+        renames: collects changes and problems.
+    """
     if isinstance(value, list):
         return [_rename(entry, (*old, index), (*new, index), document, renames) for index, entry in enumerate(value)]
     if not isinstance(value, dict):
@@ -147,12 +158,12 @@ def _rename(value: Any, old: KeyPath, new: KeyPath, document: Document, renames:
         return value
     result: dict[Any, Any] = {}
     for key, entry in value.items():
-        name = _new_key(new, key)
+        name = _rename_key(new, key)
         if name != key and name in value:
-            renames.problems.append(_both(document, (*old, key), (*old, name)))
+            renames.problems.append(_describe_both_names(document, (*old, key), (*old, name)))
             continue
         if name != key:
-            renames.notes.append(f"{dotted((*old, key))} -> {dotted((*new, name))}")
+            renames.notes.append(f"{format_path((*old, key))} -> {format_path((*new, name))}")
         result[name] = _rename(entry, (*old, key), (*new, name), document, renames)
     return result
 
@@ -160,38 +171,41 @@ def _rename(value: Any, old: KeyPath, new: KeyPath, document: Document, renames:
 def _rename_value(value: Any, path: KeyPath, renames: Renames) -> Any:
     if not isinstance(value, str):
         return value
-    words = _words(path)
-    table = RENAMED_ALARMS if words[-2:] == ("alarms", "stop_on") else _find(RENAMED_VALUES, words) or {}
+    words = _get_names(path)
+    table = RENAMED_ALARMS if words[-2:] == ("alarms", "stop_on") else _find_entry(RENAMED_VALUES, words) or {}
     renamed = table.get(value, value)
     if renamed != value:
-        renames.notes.append(f"{dotted(path)}={value} -> {renamed}")
+        renames.notes.append(f"{format_path(path)}={value} -> {renamed}")
     return renamed
 
 
-def _both(document: Document, old: KeyPath, new: KeyPath) -> str:
-    def written(path: KeyPath) -> str:
+def _describe_both_names(document: Document, old: KeyPath, new: KeyPath) -> str:
+    def format_written(path: KeyPath) -> str:
         origin = document.origins.get(path, "")
-        return f"'{dotted(path)}'" + (f" ({origin})" if origin else "")
+        return f"'{format_path(path)}'" + (f" ({origin})" if origin else "")
 
-    return f"{written(old)} is the former name of {written(new)}, and both are given: remove the former."
+    old_key, new_key = format_written(old), format_written(new)
+    return f"{old_key} is the former name of {new_key}, and both are set: remove {old_key}."
 
 
-def _new_key(section: KeyPath, key: Any) -> Any:
+def _rename_key(section: KeyPath, key: Any) -> Any:
     """Return the current name of the key `key` of a section."""
     if not isinstance(key, str):
         return key
-    words = _words(section)
+    words = _get_names(section)
     if words[-1:] == ("alarms",) and key in RENAMED_ALARMS:
         return RENAMED_ALARMS[key]
-    return _find(RENAMED_KEYS, (*words, key)) or key
+    return _find_entry(RENAMED_KEYS, (*words, key)) or key
 
 
-def _find(table: Mapping[str, V], words: tuple[str, ...]) -> V | None:
-    """Return the entry of a table whose key is the end of the path; sections repeat at different depths."""
+def _find_entry(table: Mapping[str, V], words: tuple[str, ...]) -> V | None:
+    """Return the entry of a table whose key equals the last 2 or 3 parts of the path, since sections occur at different
+    depths.
+    """
     return next((table[key] for length in (2, 3) if (key := ".".join(words[-length:])) in table), None)
 
 
-def _words(path: Iterable[Any]) -> tuple[str, ...]:
+def _get_names(path: Iterable[Any]) -> tuple[str, ...]:
     return tuple(part for part in path if isinstance(part, str) and not part.isdecimal())
 
 
@@ -207,7 +221,7 @@ def warn_renamed(where: str, notes: Iterable[str]) -> None:
     """Log one warning with all former names that a configuration has, once per process.
 
     Args:
-        where: File of the configuration; may be empty.
+        where: file of the configuration; empty for a dictionary.
         notes: `old -> new` of each name.
     """
     listed = tuple(dict.fromkeys(notes))
@@ -215,4 +229,4 @@ def warn_renamed(where: str, notes: Iterable[str]) -> None:
         return
     _warned.add((where, *listed))
     source = f"'{where}'" if where else "the configuration"
-    logger.warning("%s has former names, which were replaced: %s. Write the new ones.", source, "; ".join(listed))
+    logger.warning("%s has former names, which were replaced: %s. Use the new names.", source, "; ".join(listed))

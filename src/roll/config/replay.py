@@ -12,29 +12,29 @@ __all__ = ["ReplayConfig"]
 
 
 class ReplayConfig(Section):
-    """What `roll replay` replays, and how; see docs/replay.md."""
+    """A replay of a recorded run by `roll replay`; see docs/replay.md."""
 
     run: str = path_option(
         ..., "Directory of the run, which was trained with `tracking.record_rollouts`.", examples=["runs/x"]
     )
     only: Literal["train", "rollout"] = option(
         "train",
-        "`train`: the recorded batches are trained on, and no engine is started. `rollout`: the recorded prompts are "
-        "answered and scored by the engines, and nothing is trained.",
+        "`train`: train on the recorded batches, without engines. `rollout`: generate and score "
+        "answers to the recorded prompts, without training.",
     )
     checkpoint: str | None = path_option(
         None,
-        "Checkpoint of the recorded run to start from, with the step after it. With `only: rollout`: any model, run or "
-        "checkpoint, whose weights then answer. By default `model.path`.",
+        "Checkpoint of the recorded run after which the replay starts. With `only: rollout`: any model, run or "
+        "checkpoint, whose weights generate the answers. By default `model.path`.",
     )
     lengths: Literal["recorded", "free"] = option(
         "recorded",
-        "With `only: rollout`. `recorded`: every answer gets the number of tokens and turns and the reward that it "
-        "had, so that engines and schedules are compared on equal work. `free`: as the model answers.",
+        "With `only: rollout`. `recorded`: every answer has the recorded number of tokens, turns and reward, so that "
+        "engines and schedules are compared on equal work. `free`: the model determines the lengths.",
     )
 
     @model_validator(mode="after")
-    def _consistent(self) -> ReplayConfig:
+    def _check_lengths(self) -> ReplayConfig:
         if self.only == "train" and self.lengths == "free":
-            raise ValueError("lengths free asks for new answers, but only is train: set only to rollout")
+            raise ValueError("`lengths: free` needs new answers, but `only: train` generates none: set only to rollout")
         return self

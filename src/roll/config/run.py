@@ -1,4 +1,4 @@
-"""Configuration that all runs have in common, for any pipeline."""
+"""The base of every pipeline's configuration."""
 
 from __future__ import annotations
 
@@ -21,114 +21,114 @@ S = TypeVar("S")
 
 
 class RunConfig(Section):
-    """The base of every pipeline's configuration, which adds its own sections."""
+    """The base of all pipelines' configurations; each pipeline adds sections of its own."""
 
     pipeline: str = option(
         ...,
-        "Which pipeline runs: a name, `path/to/file.py:Class`, `package.module:Class`, or a name that an installed "
-        "package gives (entry points `roll.pipelines`).",
+        "The pipeline: a name, `path/to/file.py:Class`, `package.module:Class`, or a name that an installed package "
+        "registers (entry points `roll.pipelines`).",
         pattern=EXTENSION,
     )
     name: str = option(
         ...,
-        "Name of the run and of its directory.",
+        "Name of the run and of the run directory.",
         examples=["my-run"],
         pattern=NAME,
     )
-    output_dir: str = path_option("runs", "Directory that holds the run directories.", min_length=1)
-    seed: int = option(0, "Seed of everything that is random.", ge=0, lt=2**64)
+    output_dir: str = path_option("runs", "Parent directory of the run directories.", min_length=1)
+    seed: int = option(0, "Random seed of the run.", ge=0, lt=2**64)
     model: ModelConfig = option(..., "The model to train.", examples=["smollm2-135m-instruct"])
     checkpoint: CheckpointConfig = option(CheckpointConfig(), "When checkpoints are saved, and which are kept.")
-    cluster: ClusterConfig = option(ClusterConfig(), "Where roles run.")
-    tracking: TrackingConfig = option(TrackingConfig(), "What is recorded.")
-    alarms: AlarmsConfig = option(AlarmsConfig(), "When a run warns or stops.")
+    cluster: ClusterConfig = option(ClusterConfig(), "Placement of the roles.")
+    tracking: TrackingConfig = option(TrackingConfig(), "Records of the run, and experiment trackers.")
+    alarms: AlarmsConfig = option(AlarmsConfig(), "Conditions under which the run warns or stops.")
 
     @model_validator(mode="after")
-    def _mapped_roles_fit(self) -> Self:
+    def _check_device_mapping(self) -> Self:
         mapping, roles, local = self.cluster.device_mapping, self.roles, self.cluster.type == "local"
         for name, field in type(mapping).model_fields.items():
             devices, role, usual = getattr(mapping, name), roles.get(name), field.get_default(call_default_factory=True)
             if role is None:
                 if devices != usual:
-                    raise ValueError(f"cluster.device_mapping.{name} is set but {self.missing_role_message(name)}")
+                    raise ValueError(f"cluster.device_mapping.{name} is set, but {self.describe_missing_role(name)}")
             elif devices and len(devices) % role.tensor_parallel:
                 raise ValueError(
-                    f"cluster.device_mapping.{name} has {len(devices)} devices, which {role.section}.tensor_parallel "
-                    f"{role.tensor_parallel} does not divide"
+                    f"cluster.device_mapping.{name} has {len(devices)} devices, but the number must be divisible by "
+                    f"{role.section}.tensor_parallel {role.tensor_parallel}"
                 )
-            elif role.kind == "trainer" and (misfit := self._layout_misfit(role)):
-                raise ValueError(f"cluster.device_mapping.{name}: {misfit}")
+            elif role.kind == "trainer" and (problem := self._find_layout_problem(role)):
+                raise ValueError(f"cluster.device_mapping.{name}: {problem}")
             elif local and devices and (role.count > 1 or (usual is None and devices != [0])):
                 what = "trainer ranks" if role.kind == "trainer" else "engines"
                 raise ValueError(
-                    f"cluster.device_mapping.{name} names devices {devices} for {role.count} {what}, but cluster.type "
-                    "local runs it on device 0 alone: set cluster.type=ray, or leave it out"
+                    f"cluster.device_mapping.{name} maps devices {devices} to {role.count} {what}, but cluster.type "
+                    f"local uses only device 0: set cluster.type=ray, or remove cluster.device_mapping.{name}"
                 )
-        if self.cluster.offload_colocated is True and not self.colocated_trainers("actor_infer"):
+        if self.cluster.offload_colocated is True and not self.find_colocated_trainers("actor_infer"):
             raise ValueError(
-                "cluster.offload_colocated is true, but no trainer shares a device with engines: set it to auto, or "
-                "map a trainer and engines to the same devices (cluster.device_mapping)"
+                "cluster.offload_colocated is true, but no trainer shares a device with engines: set "
+                "offload_colocated to auto, or map a trainer and engines to the same devices (cluster.device_mapping)"
             )
         return self
 
     @model_validator(mode="after")
-    def _replay_is_used(self) -> Self:
+    def _check_router_replay(self) -> Self:
         training = getattr(self, "training", None)
         if isinstance(training, TrainingConfig) and training.router_replay != "none" and not hasattr(self, "algorithm"):
             raise ValueError(
-                f"training.router_replay is '{training.router_replay}', but the pipeline {self.pipeline} compares no "
-                "policy with an older one: leave it out"
+                f"training.router_replay is '{training.router_replay}', but the pipeline {self.pipeline} uses no ratio "
+                "to an older policy: remove training.router_replay"
             )
         return self
 
     @model_validator(mode="after")
-    def _credit_sees_all_layers(self) -> Self:
+    def _check_credit_layers(self) -> Self:
         training, credit = getattr(self, "training", None), getattr(getattr(self, "algorithm", None), "credit", None)
         if isinstance(training, TrainingConfig) and training.parallel.pp > 1 and credit and credit.type != "none":
             raise ValueError(
-                f"algorithm.credit.type {credit.type} looks at layers that several stages have: set "
+                f"algorithm.credit.type {credit.type} needs the attention of layers that lie on several stages: set "
                 "training.parallel.pp to 1, or credit.type to none"
             )
         return self
 
     @model_validator(mode="after")
-    def _base_in_4_bits(self) -> Self:
+    def _check_4_bit_weights(self) -> Self:
         training, lora = getattr(self, "training", None), self.model.lora
         if not isinstance(training, TrainingConfig) or lora is None or lora.base == "as_is":
             return self
         if training.backend != "torch" or training.parallel.tp > 1 or training.parallel.pp > 1:
             raise ValueError(
-                f"model.lora.base is '{lora.base}', and weights in 4 bits are not divided: take the back-end torch and "
-                "training.parallel.tp and pp 1 (every rank then has all of them), or set it to as_is"
+                f"model.lora.base is '{lora.base}', but 4-bit weights cannot be sharded: use the back-end torch with "
+                "training.parallel.tp and pp 1 (every rank then holds all weights), or set model.lora.base to as_is"
             )
         return self
 
     @model_validator(mode="after")
-    def _in_8_bits(self) -> Self:
+    def _check_fp8(self) -> Self:
         training, lora = getattr(self, "training", None), self.model.lora
         if not isinstance(training, TrainingConfig) or training.fp8 == "none":
             return self
         if self.model.dtype != "bfloat16":
             raise ValueError(
-                f"training.fp8 is '{training.fp8}', and model.dtype is '{self.model.dtype}': set the one to none, or "
-                "the other to bfloat16"
+                f"training.fp8 is '{training.fp8}', but model.dtype is '{self.model.dtype}': set training.fp8 to none, "
+                "or model.dtype to bfloat16"
             )
         if lora is not None and lora.base == "nf4":
             raise ValueError(
-                f"training.fp8 is '{training.fp8}', and weights in 4 bits (model.lora.base) are read back to be "
-                "multiplied in bfloat16: set the one to none, or the other to as_is"
+                f"training.fp8 is '{training.fp8}', but 4-bit weights (model.lora.base) are dequantized and multiplied "
+                "in bfloat16: set training.fp8 to none, or model.lora.base to as_is"
             )
         return self
 
-    def _layout_misfit(self, role: RoleDevices) -> str | None:
-        """Return why the ranks of a role cannot be divided as `training.parallel` requires, and what to do."""
+    def _find_layout_problem(self, role: RoleDevices) -> str | None:
+        """Return why a role's number of ranks does not fit `training.parallel`, and what to do; `None` if it fits."""
         training = getattr(self, "training", None)
         if not isinstance(training, TrainingConfig) or not (
-            misfit := training.parallel.invalid_layout_reason(role.count)
+            problem := training.parallel.find_layout_problem(role.count)
         ):
             return None
         several = "" if self.cluster.type == "ray" else " (and set cluster.type=ray, which runs several)"
-        return f"{misfit}: map a multiple of {training.parallel.num_ranks} devices{several}, or change the sizes"
+        return f"{problem}: map a multiple of {training.parallel.num_ranks} devices{several}, or change the sizes"
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
@@ -150,21 +150,21 @@ class RunConfig(Section):
         """Whether the run has engines that generate."""
         return any(role.kind == "engine" for role in self.roles.values())
 
-    def colocated_trainers(self, role: str) -> list[str]:
+    def find_colocated_trainers(self, role: str) -> list[str]:
         """Return the trainer roles that share devices with this role; empty if the run does not have the role."""
         roles = self.roles
         devices = set(roles[role].devices) if role in roles else set()
         return [name for name, other in roles.items() if other.kind == "trainer" and devices & set(other.devices)]
 
-    def missing_role_message(self, role: str) -> str:
-        """Return why this run has no such role, which the device mapping names, and what to do."""
-        return f"the pipeline {self.pipeline} has no such role: remove it (here are {', '.join(self.roles)})"
+    def describe_missing_role(self, role: str) -> str:
+        """Describe why this run does not have a role that the device mapping names, and what to do."""
+        return f"the pipeline {self.pipeline} has no such role: remove the key (the roles are {', '.join(self.roles)})"
 
     def with_model(self, path: str) -> Self:
         """Return the same run with another model, for `roll eval` of a trained model."""
         return self.model_copy(update={"model": self.model.model_copy(update={"path": path})})
 
-    def section(self, name: str, kind: type[S]) -> S:
+    def get_section(self, name: str, kind: type[S]) -> S:
         """Return a section that only some pipelines have.
 
         Raises:
@@ -174,7 +174,8 @@ class RunConfig(Section):
         if isinstance(found, kind):
             return found
         raise ConfigError(
-            f"'{self.name}' runs the pipeline {self.pipeline} and has no section `{name}`, which this needs."
+            f"'{self.name}' runs the pipeline {self.pipeline}, which has no section `{name}`, "
+            "but this command needs it."
         )
 
     @property

@@ -1,4 +1,4 @@
-"""Where model-written programs run."""
+"""Sandboxes for model-written programs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,21 @@ __all__ = ["SandboxConfig"]
 
 
 class SandboxConfig(Section):
-    """Sandboxes for rewards that run programs; started only if a reward needs them."""
+    """Sandboxes in which programs of rewards, tools, agents and environments run; started only if needed."""
 
     runtime: Literal["bubblewrap", "docker", "subprocess"] = option(
         "bubblewrap",
-        "Isolation of programs. `subprocess` isolates nothing and needs `trust_programs`; it is for development.",
+        "Isolation of programs. `subprocess` does not isolate programs and needs `trust_programs`; use it only for "
+        "development.",
     )
     trust_programs: bool = option(
-        False, "Whether programs that the model writes may do all that you may; only for the runtime `subprocess`."
+        False,
+        "Whether programs that the model writes run with all permissions of the user; only for the runtime "
+        "`subprocess`.",
     )
     image: str | None = option(
         None,
-        "Image whose programs sandboxes have: of the Docker engine, or of `roll sandbox image`.",
+        "Image from which sandboxes are created: of the Docker engine, or of `roll sandbox image`.",
         examples=["python:3.11-slim"],
     )
     max_parallel: int | None = option(
@@ -33,18 +36,17 @@ class SandboxConfig(Section):
     warm: int | None = option(
         None, "Number of started sandboxes of each kind to keep ready; by default `max_parallel`.", ge=0
     )
-    memory_bytes: int = option(512 * 2**20, "Memory of one sandbox, its files included.", unit="bytes", ge=2**25)
-    disk_bytes: int = option(64 * 2**20, "All files of one program together.", unit="bytes", ge=2**20)
-    max_processes: int = option(64, "Processes and threads of one sandbox.", ge=8)
+    memory_bytes: int = option(512 * 2**20, "Memory limit of one sandbox, including its files.", unit="bytes", ge=2**25)
+    disk_bytes: int = option(64 * 2**20, "Limit on the total size of a program's files.", unit="bytes", ge=2**20)
+    max_processes: int = option(64, "Maximum number of processes and threads of one sandbox.", ge=8)
     preload: list[str] = option(
         ["bisect", "collections", "copy", "functools", "heapq", "itertools", "json", "math", "re", "string", "typing"],
         "Python modules that are imported before a program starts.",
     )
     packages: list[str] | None = option(
         None,
-        "Installed Python packages that programs may import with the standard library; by default "
-        "numpy, where "
-        "sandboxes have this machine's Python.",
+        "Installed Python packages that programs may import in addition to the standard library; by default numpy, if "
+        "sandboxes use this machine's Python.",
         examples=[["numpy", "sympy"]],
     )
 
@@ -55,7 +57,7 @@ class SandboxConfig(Section):
     )
     token_env: str = option(
         "ROLL_SANDBOX_TOKEN",
-        "Environment variable that holds the service's token; the token itself is never written down.",
+        "Environment variable with the service's token, which is never written to a file.",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
     )
     ca_file: str | None = path_option(
@@ -70,43 +72,47 @@ class SandboxConfig(Section):
 
     @property
     def program_packages(self) -> list[str]:
-        """Packages that programs may import: `packages`, or numpy if sandboxes are certain to have this Python."""
+        """Packages that programs may import: `packages`; by default numpy if sandboxes use this machine's Python, else
+        none.
+        """
         if self.packages is not None:
             return self.packages
         return ["numpy"] if self.runtime == "bubblewrap" and self.image is None and self.url is None else []
 
     @property
-    def own_tools(self) -> bool:
-        """Whether programs can use the tool chains of this machine."""
+    def can_use_local_tools(self) -> bool:
+        """Whether sandboxed programs can use compilers and interpreters that are installed on this machine."""
         return self.runtime != "docker" and self.url is None
 
     @field_validator("url")
     @classmethod
-    def _address(cls, value: str | None) -> str | None:
+    def _check_url(cls, value: str | None) -> str | None:
         if value is None:
             return None
         parts = urlsplit(value)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("it is not an address: write one such as 'http://127.0.0.1:8741'")
+            raise ValueError(f"'{value}' is not a URL: write one such as 'http://127.0.0.1:8741'")
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("only scheme, host, port and path belong into it: the token is taken from token_env")
+            raise ValueError("the URL must have only scheme, host, port and path: the token is read from token_env")
         return value.rstrip("/")
 
     @model_validator(mode="after")
-    def _consistent(self) -> SandboxConfig:
+    def _check_combinations(self) -> SandboxConfig:
         if self.url is not None and self.runtime != "bubblewrap":
-            raise ValueError(f"with a url the service decides what isolates: remove runtime: {self.runtime}")
+            raise ValueError(f"with a url, the service determines the runtime: remove `runtime: {self.runtime}`")
         if self.url is None and self.ca_file is not None:
-            raise ValueError("ca_file is for a service: set url, or remove it")
+            raise ValueError("ca_file applies only to a service: set url, or remove ca_file")
         if self.runtime == "subprocess" and not self.trust_programs:
             raise ValueError(
-                "the runtime subprocess isolates nothing: programs that the model writes could read and delete your "
-                "files. Use bubblewrap or docker, or set trust_programs to true"
+                "the runtime subprocess does not isolate programs: programs that the model writes could read and "
+                "delete your files. Use bubblewrap or docker, or set trust_programs to true"
             )
         if self.trust_programs and self.runtime != "subprocess":
-            raise ValueError(f"trust_programs is for the runtime subprocess, not for {self.runtime}: remove it")
+            raise ValueError(
+                f"trust_programs applies only to the runtime subprocess, not to {self.runtime}: remove trust_programs"
+            )
         if self.image is not None and self.runtime == "subprocess":
-            raise ValueError("the runtime subprocess has this machine's programs, and no image: remove image")
+            raise ValueError("the runtime subprocess uses this machine's programs and no image: remove image")
         if self.runtime == "subprocess" and self.packages:
-            raise ValueError("with the runtime subprocess programs import what this Python can: remove packages")
+            raise ValueError("the runtime subprocess lets programs import every installed package: remove packages")
         return self

@@ -9,10 +9,10 @@ from typing import Any
 
 from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 
-__all__ = ["json_schema"]
+__all__ = ["build_json_schema"]
 
 
-def json_schema(pipeline: str = DEFAULT_PIPELINE) -> dict[str, Any]:
+def build_json_schema(pipeline: str = DEFAULT_PIPELINE) -> dict[str, Any]:
     """Return the JSON schema (draft 2020-12) of a pipeline's configuration file, with short forms such as `model:
     NAME`.
 

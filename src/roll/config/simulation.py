@@ -1,4 +1,4 @@
-"""Input of `roll simulate` and `roll plan`: hardware and workload, and the run's own `rollout` section."""
+"""Input of `roll simulate` and `roll plan`: hardware, workload, and a run's `rollout` section."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.config.distributions import DistributionConfig, FixedDistribution, Uni
 from roll.config.document import Document, read
 from roll.config.inference import Quantization
 from roll.config.overrides import apply_overrides
-from roll.config.problems import describe, message
+from roll.config.problems import describe_errors, format_problems
 from roll.config.rollout import RolloutConfig
 from roll.errors import ConfigError
 
@@ -31,10 +31,10 @@ __all__ = [
 
 
 class SimulatedPlacement(Section):
-    """Devices of the roles."""
+    """Number of devices that generate and that train."""
 
-    generation: int = option(8, "Devices that generate.", ge=1)
-    training: int = option(0, "Devices that train; 0: those that generate, in turns.", ge=0)
+    generation: int = option(8, "Number of devices that generate.", ge=1)
+    training: int = option(0, "Number of devices that train; 0: colocated with generation, in turns.", ge=0)
 
     @property
     def colocated(self) -> bool:
@@ -42,7 +42,7 @@ class SimulatedPlacement(Section):
         return self.training == 0
 
     @property
-    def num_training(self) -> int:
+    def num_training_devices(self) -> int:
         """Number of devices that train."""
         return self.training or self.generation
 
@@ -53,176 +53,211 @@ class SimulatedPlacement(Section):
 
 
 class SimulatedEngineConfig(Section):
-    """One engine."""
+    """Size, limits and timing of one simulated engine."""
 
-    tensor_parallel: int = option(1, "Devices of one engine.", ge=1)
-    max_num_seqs: int = option(256, "Requests that one engine runs at once.", ge=1)
-    max_batched_tokens: int = option(8192, "Tokens of one step, decoded and prefilled.", ge=2)
-    memory_share: float = option(0.85, "Share of the device's memory for weights and cache.", gt=0, le=1)
-    kv_capacity: int | None = option(None, "Size of the cache; by default what the memory leaves.", unit="tokens", ge=1)
+    tensor_parallel: int = option(1, "Number of devices of one engine.", ge=1)
+    max_num_seqs: int = option(256, "Maximum number of requests that one engine runs at once.", ge=1)
+    max_batched_tokens: int = option(8192, "Maximum number of tokens of one step, decoded and prefilled.", ge=2)
+    memory_share: float = option(0.85, "Share of the device's memory for weights and KV cache.", gt=0, le=1)
+    kv_capacity: int | None = option(
+        None, "Size of the KV cache; by default all memory that the weights do not use.", unit="tokens", ge=1
+    )
     recompute_on_update: bool = option(
-        True, "Requests that were kept while weights changed are prefilled again, as ROLL's vLLM engine does."
+        True,
+        "Whether requests that are held during a weight update are prefilled again, as in ROLL's vLLM engine.",
     )
     prefix_block: int | None = option(
-        None, "Requests share whole blocks of so many prompt tokens, so that they are prefilled once.", ge=1
+        None,
+        "Number of tokens of a prefix cache block; requests with the same block prefill it only once. Null disables "
+        "the prefix cache.",
+        ge=1,
     )
     step_s: float | None = option(
-        None, "Every step takes this long, whatever it does, instead of the device's roofline.", unit="seconds", gt=0
+        None, "Constant duration of every engine step, instead of the device's roofline model.", unit="seconds", gt=0
     )
-    restart_s: float = option(60.0, "To replace an engine that died.", unit="seconds", ge=0)
+    restart_s: float = option(60.0, "Time to replace an engine that died.", unit="seconds", ge=0)
 
     @model_validator(mode="after")
-    def _room_to_prefill(self) -> SimulatedEngineConfig:
+    def _check_prefill_room(self) -> SimulatedEngineConfig:
         if self.max_num_seqs >= self.max_batched_tokens:
             raise ValueError(
-                f"max_num_seqs {self.max_num_seqs} leaves no room to prefill in a step of max_batched_tokens "
+                f"max_num_seqs {self.max_num_seqs} leaves no space to prefill in a step of max_batched_tokens "
                 f"{self.max_batched_tokens}: raise max_batched_tokens"
             )
         return self
 
 
 class SimulatedRewardConfig(Section):
-    """Scoring."""
+    """Scoring of simulated rollouts: its latency, and the share of correct rollouts."""
 
-    latency: DistributionConfig = option(FixedDistribution(value=0.0), "Of one rollout, in seconds.")
-    num_workers: int | None = option(None, "Rollouts that are scored at once; by default all.", ge=1)
+    latency: DistributionConfig = option(FixedDistribution(value=0.0), "Time to score one rollout, in seconds.")
+    num_workers: int | None = option(None, "Maximum number of rollouts that are scored at once; by default all.", ge=1)
     solve_rate: DistributionConfig = option(
-        UniformDistribution(low=0.0, high=1.0), "How likely a rollout of a prompt is right, over prompts."
+        UniformDistribution(low=0.0, high=1.0),
+        "Distribution, over prompts, of the probability that a rollout of the prompt is correct.",
     )
     filter_groups: bool = option(
-        False, "Groups whose rollouts are all right or all wrong are filtered, and replaced by others."
+        False, "Whether groups whose rollouts are all correct or all wrong are filtered and replaced."
     )
-    max_refills: int = option(20, "Groups that take others' places in a step, at most, in multiples of a batch.", ge=1)
+    max_refills: int = option(
+        20, "Maximum number of replacement groups in a step, as a multiple of the batch size.", ge=1
+    )
 
 
 class EnvironmentLatencyConfig(Section):
-    """Rollouts of several turns with an environment in between."""
+    """Rollouts of several turns, between which a simulated environment responds after a delay."""
 
-    num_turns: int = option(..., "Turns of every rollout.", ge=1)
-    latency: DistributionConfig = option(..., "Of the environment after each turn, in seconds.")
-    observation_tokens: int = option(32, "What it says.", unit="tokens", ge=1)
+    num_turns: int = option(..., "Number of turns of every rollout.", ge=1)
+    latency: DistributionConfig = option(..., "Latency of the environment after each turn, in seconds.")
+    observation_tokens: int = option(32, "Length of each observation.", unit="tokens", ge=1)
     lockstep: bool = option(
-        False, "Every turn of all rollouts of a step waits for the slowest environment: the baseline."
+        False, "Whether every turn of all rollouts of a step waits for the slowest environment (the baseline)."
     )
 
 
 class SimulatedTrainingConfig(Section):
-    """Updates and weight syncs."""
+    """Durations of simulated updates and weight syncs."""
 
     passes: float = option(
-        4.0, "Forward passes' worth of arithmetic per token: an update is 3, log-probs are 1 each.", ge=0
+        4.0,
+        "Compute per token in forward passes: 3 for an update, and 1 for each pass that computes log-probs.",
+        ge=0,
     )
     efficiency: float | None = option(
-        None, "Share of the device's peak that training reaches, instead of the device's own.", gt=0, le=1
+        None,
+        "Share of the device's peak FLOPs that training reaches; by default the device's `training_efficiency`.",
+        gt=0,
+        le=1,
     )
-    overhead_s: float = option(1.0, "Of every update.", unit="seconds", ge=0)
+    overhead_s: float = option(1.0, "Constant overhead of every update.", unit="seconds", ge=0)
     num_updates: int = option(
         1,
-        "Updates that a batch is split into, one after the other under the same rollouts. Times, samples and tokens "
-        "are then those of one update, and the last one's rollouts are this many policy versions old, less one.",
+        "Number N of sequential updates into which a batch is split. Times, samples and tokens are then reported per "
+        "update, and the rollouts of the last update are N - 1 policy versions old.",
         ge=1,
     )
-    duration: DistributionConfig | None = option(None, "Of an update in seconds, instead of the arithmetic.")
-    sync_s: float | None = option(
-        None, "Of a weight sync, instead of what weights and interconnect say.", unit="seconds", ge=0
+    duration: DistributionConfig | None = option(
+        None, "Duration of an update in seconds; by default it is computed from FLOPs."
     )
-    quantization: Quantization = option("none", "As `inference.quantization` of a run: what a weight sync sends.")
+    sync_s: float | None = option(
+        None,
+        "Duration of a weight sync; by default it is computed from the size of the weights and the interconnect.",
+        unit="seconds",
+        ge=0,
+    )
+    quantization: Quantization = option(
+        "none", "Number format in which a weight sync sends linear weights, as `inference.quantization` of a run."
+    )
     share_prefix: bool = option(
-        False, "As `training.share_prefix` of a run: a group's prompt is computed once for all its rollouts."
+        False, "Whether a group's prompt is computed once for all rollouts, as `training.share_prefix` of a run."
     )
     expert_parallel: int = option(
-        1, "As `training.parallel.ep` of a run: ranks that divide the experts. `roll plan` chooses it.", ge=1
+        1,
+        "Number of ranks over which the experts are sharded, as `training.parallel.ep` of a run. `roll plan` "
+        "chooses it.",
+        ge=1,
     )
 
 
 class FailureConfig(Section):
-    """A failure at a given time."""
+    """A failure of one engine at a given time."""
 
-    type: Literal["death", "stall"] = option("death", "`death`: the engine is gone. `stall`: it makes a pause.")
-    engine: int = option(0, "Which one, from 0.", ge=0)
-    at_s: float = option(..., "When.", unit="seconds", ge=0)
-    duration_s: float = option(60.0, "Of a stall.", unit="seconds", gt=0)
+    type: Literal["death", "stall"] = option(
+        "death", "`death`: the engine dies and is replaced. `stall`: the engine pauses."
+    )
+    engine: int = option(0, "Index of the engine, from 0.", ge=0)
+    at_s: float = option(..., "Time of the failure.", unit="seconds", ge=0)
+    duration_s: float = option(60.0, "Duration of a stall.", unit="seconds", gt=0)
 
 
 class PaperConfig(Section):
-    """A published figure that a workload should reproduce."""
+    """A published result that a workload should reproduce."""
 
-    source: str = option(..., "Where it was published.")
+    source: str = option(..., "Publication that reports the result.")
     ratio: float = option(..., "Step time of `baseline` divided by step time of `variant`.", gt=0)
-    variant: str = option(..., "The variant that is faster.")
-    baseline: str = option(..., "The variant that it was compared with.")
-    missing: str = option("", "Constants that the source does not give, and that this file had to choose.")
-    read: bool = option(True, "Whether the source itself was read; if not, what is known of it comes from notes.")
+    variant: str = option(..., "Name of the faster variant.")
+    baseline: str = option(..., "Name of the variant with which it was compared.")
+    missing: str = option("", "Constants that the source does not give and that this file chose.")
+    read: bool = option(
+        True, "Whether the ratio was read in the source itself; otherwise it comes from notes about the source."
+    )
 
 
 class SimulationConfig(Section):
     """A workload on some hardware, and variants of its scheduling."""
 
-    name: str = option(..., "Of the simulation; its results go to `<output_dir>/<name>`.", pattern=r"^[\w.-]+$")
-    output_dir: str = path_option("runs/simulations", "Where results go.")
-    seed: int = option(0, "The first seed.", ge=0)
-    num_seeds: int = option(1, "So many seeds are simulated, one after the other.", ge=1)
-    num_steps: int = option(5, "Training steps.", ge=1)
-    warmup_steps: int = option(0, "Steps at the beginning that do not count.", ge=0)
+    name: str = option(
+        ..., "Name of the simulation; results are written to `<output_dir>/<name>`.", pattern=r"^[\w.-]+$"
+    )
+    output_dir: str = path_option("runs/simulations", "Parent directory of the results.")
+    seed: int = option(0, "First seed.", ge=0)
+    num_seeds: int = option(1, "Number of consecutive seeds that are simulated.", ge=1)
+    num_steps: int = option(5, "Number of training steps.", ge=1)
+    warmup_steps: int = option(0, "Number of first steps that are not measured.", ge=0)
     model: str = path_option(
         ..., "A known model, a YAML file that describes one, a config.json, a model directory or a hub id."
     )
     device: str = path_option(..., "A known device, or a YAML file that describes one.")
     placement: SimulatedPlacement = option(SimulatedPlacement(), "Devices of the roles.")
     engine: SimulatedEngineConfig = option(SimulatedEngineConfig(), "One engine.")
-    rollout: RolloutConfig = option(RolloutConfig(), "As in the file of a run.")
+    rollout: RolloutConfig = option(RolloutConfig(), "The section `rollout` of a run.")
     recording: str | None = option(
         None,
-        "A run that was trained with `tracking.record_rollouts`: prompts, lengths, turns, verdicts and latencies are "
-        "its own, and `answer_tokens` may be left out.",
+        "A run that was trained with `tracking.record_rollouts`, from which prompts, lengths, turns, verdicts and "
+        "latencies are taken; `answer_tokens` may then be omitted.",
         examples=["runs/x"],
     )
     prompt_tokens: DistributionConfig = option(FixedDistribution(value=512.0), "Length of prompts.")
-    answer_tokens: DistributionConfig = option(..., "Length of answers, or of turns, if nothing cut them off.")
+    answer_tokens: DistributionConfig = option(..., "Length of answers, or of turns, before any length limit.")
     answer_correlation: float = option(
-        0.0, "Between the lengths of answers to one prompt (of the normal variables behind them).", ge=0, le=1
+        0.0,
+        "Correlation between the lengths of answers to one prompt (of the underlying normal variables).",
+        ge=0,
+        le=1,
     )
     reward: SimulatedRewardConfig = option(SimulatedRewardConfig(), "Scoring.")
-    environment: EnvironmentLatencyConfig | None = option(None, "For rollouts of several turns.")
+    environment: EnvironmentLatencyConfig | None = option(None, "Environment, for rollouts of several turns.")
     training: SimulatedTrainingConfig = option(SimulatedTrainingConfig(), "Updates and weight syncs.")
-    failures: list[FailureConfig] = option([], "What goes wrong.")
+    failures: list[FailureConfig] = option([], "Failures of engines.")
     variants: dict[str, Any] = option(
-        {}, "By name, changes to this file (dotted keys) that are simulated one by one; none: the file as it is."
+        {},
+        "Variants by name, each a mapping of dotted keys to new values; every variant is simulated. Without variants "
+        "the file itself is simulated.",
     )
-    paper: list[PaperConfig] = option([], "Published figures.")
+    paper: list[PaperConfig] = option([], "Published results to compare with.")
 
     @model_validator(mode="before")
     @classmethod
-    def _lengths_are_recorded(cls, value: Any) -> Any:
+    def _fill_answer_tokens(cls, value: Any) -> Any:
         if isinstance(value, dict) and value.get("recording") is not None:
             return {"answer_tokens": {"type": "fixed", "value": 1.0}, **value}
         return value
 
     @model_validator(mode="after")
-    def _consistent(self) -> SimulationConfig:
+    def _check_combinations(self) -> SimulationConfig:
         if self.recording is not None and self.environment is not None:
-            raise ValueError("recording has the turns of every rollout, so environment would say it twice: remove one")
+            raise ValueError("recording and environment both define the turns of rollouts: remove one of the two")
         if self.warmup_steps >= self.num_steps:
-            raise ValueError(f"warmup_steps {self.warmup_steps} leaves none of num_steps {self.num_steps} to measure")
+            raise ValueError(f"warmup_steps {self.warmup_steps} must be less than num_steps {self.num_steps}")
         width, generation = self.engine.tensor_parallel, self.placement.generation
         if generation % width:
             raise ValueError(
-                f"placement.generation {generation} is no multiple of engine.tensor_parallel {width}: engines have "
-                "that many devices each"
+                f"placement.generation {generation} must be a multiple of engine.tensor_parallel {width}, the number "
+                "of devices of each engine"
             )
         if self.rollout.scheduling.async_ratio > 0 and self.placement.colocated:
             raise ValueError(
-                f"rollout.scheduling.async_ratio is {self.rollout.scheduling.async_ratio:g}, but training shares the "
-                "devices of generation, so that they cannot overlap: set placement.training"
+                f"rollout.scheduling.async_ratio is {self.rollout.scheduling.async_ratio:g}, but training and "
+                "generation share devices and cannot overlap: set placement.training"
             )
         num_engines = generation // width
         for failure in self.failures:
             if failure.engine >= num_engines:
-                raise ValueError(f"failures name engine {failure.engine}, but there are {num_engines}, from 0")
+                raise ValueError(f"failures.engine {failure.engine} must be between 0 and {num_engines - 1}")
         for figure in self.paper:
             for variant in (figure.variant, figure.baseline):
                 if variant not in self.variants:
-                    raise ValueError(f"paper names the variant '{variant}', which variants does not have")
+                    raise ValueError(f"paper names the variant '{variant}', but `variants` has no such entry")
         return self
 
     @property
@@ -235,7 +270,7 @@ class SimulationConfig(Section):
         """Number of rollouts that a step trains."""
         return self.rollout.prompts_per_step * self.rollout.group_size
 
-    def variant(self, name: str) -> SimulationConfig:
+    def select_variant(self, name: str) -> SimulationConfig:
         """Return this configuration with one variant's changes.
 
         Raises:
@@ -243,7 +278,7 @@ class SimulationConfig(Section):
         """
         if name not in self.variants:
             raise ConfigError(f"'{self.name}' has no variant '{name}'. It has: {', '.join(self.variants) or 'none'}.")
-        return self.changed(self.variants[name] or {}, f"variant {name}")
+        return self.with_changes(self.variants[name] or {}, f"variant {name}")
 
     def with_overrides(self, overrides: Sequence[str]) -> SimulationConfig:
         """Return this configuration with `key=value` overrides.
@@ -253,7 +288,7 @@ class SimulationConfig(Section):
         """
         return _validate(Document(name="", tree=self.model_dump(mode="json")), overrides) if overrides else self
 
-    def changed(self, changes: Mapping[str, Any], name: str = "") -> SimulationConfig:
+    def with_changes(self, changes: Mapping[str, Any], name: str = "") -> SimulationConfig:
         """Return this configuration, without variants, with other values.
 
         Args:
@@ -276,12 +311,12 @@ def load_simulation(source: str | Path, overrides: Sequence[str] = ()) -> Simula
     document = read(source)
     if "data" in document.tree and "device" not in document.tree:
         raise ConfigError(
-            f"'{document.name}' describes a run, not a simulation: give it to `roll train` or `roll check`. Once it "
-            "was trained, `roll simulate --calibrate RUN` makes a simulation of it."
+            f"'{document.name}' describes a run, not a simulation: use it with `roll train` or `roll check`. After the "
+            "training, `roll simulate --calibrate RUN` derives a simulation from the run."
         )
     config = _validate(document, overrides)
     for name in config.variants:
-        config.variant(name)
+        config.select_variant(name)
     return config
 
 
@@ -292,7 +327,7 @@ def _validate(document: Document, overrides: Sequence[str] | Mapping[str, Any]) 
     try:
         config = SimulationConfig.model_validate(document.tree)
     except ValidationError as error:
-        raise ConfigError(message([*lines, *describe(error, document, SimulationConfig)])) from None
+        raise ConfigError(format_problems([*lines, *describe_errors(error, document, SimulationConfig)])) from None
     if lines:
-        raise ConfigError(message(lines))
+        raise ConfigError(format_problems(lines))
     return config

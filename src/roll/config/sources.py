@@ -10,58 +10,77 @@ from roll.config.base import FUNCTION, Section, option, path_option
 
 __all__ = [
     "ConversationColumns",
+    "DataEntryBase",
     "FileTable",
     "HuggingFaceTable",
     "PythonTable",
-    "Share",
     "SumsTask",
     "validate_unique_names",
 ]
 
 
-class Share(Section):
-    """What all entries of `data` have in common, and how their user messages are built."""
+class DataEntryBase(Section):
+    """Common keys of all entries of `data`, and the construction of user messages."""
 
-    domain: str = option("", "Name under which metrics and quotas are kept; the source's own name if empty.")
-    system_prompt: str | None = option(None, "System message put before every prompt.")
+    domain: str = option("", "Name of the source in metrics and quotas; by default the value of `source`.")
+    system_prompt: str | None = option(None, "System message at the beginning of every prompt.")
     prompt_template: str = option(
-        "{prompt}", "How the user message is built; `{prompt}` stands for the source's own text."
+        "{prompt}", "Template of the user message, in which `{prompt}` is replaced by the source's text."
     )
 
     @field_validator("prompt_template")
     @classmethod
-    def _template(cls, value: str) -> str:
+    def _check_prompt_template(cls, value: str) -> str:
         if "{prompt}" not in value:
-            raise ValueError(f"{value!r} does not contain '{{prompt}}': the prompt's text would be lost")
+            raise ValueError(
+                f"{value!r} does not contain {{prompt}}, so the prompt's text would be lost: add {{prompt}}"
+            )
         return value
 
 
-class ConversationColumns(Share):
+class ConversationColumns(DataEntryBase):
     """Optional columns of rows in addition to messages, and how unreadable rows are treated."""
 
     system_key: str | None = option(
         "system",
-        "Column with a row's own system message, which comes in the place of `system_prompt`; by default a column "
-        "`system_prompt` is read as well.",
+        "Column with a row's system message, which replaces `system_prompt`; by default a column `system_prompt` is "
+        "read as well.",
     )
     tools_key: str | None = option(
-        "tools", "Column with the tools that the chat template shows: a list of JSON schemas, or its text."
+        "tools", "Column with the tools for the chat template: a list of JSON schemas, or the list as text."
     )
     history_key: str | None = option(
-        "history", "Column with earlier turns, a list of `[question, answer]`: context of what is asked."
+        "history", "Column with earlier turns, a list of `[question, answer]`, which precede the prompt."
     )
     template_kwargs_key: str | None = option(
-        "chat_template_kwargs", "Column with further arguments of the chat template, such as `enable_thinking`."
+        "chat_template_kwargs", "Column with additional arguments of the chat template, such as `enable_thinking`."
+    )
+    images_key: str | None = option(
+        "images",
+        "Column with the images of the messages, for a vision-language model: paths (relative to the file), bytes or "
+        "base64. They replace `<image>` in the messages, or precede the first user message.",
+    )
+    audios_key: str | None = option(
+        "audios",
+        "Column with the audio of the messages, for an omni model: WAV files as paths (relative to the file), bytes or "
+        "base64, or objects with `array` and `sampling_rate`. They replace `<audio>` in the messages, or precede the "
+        "first user message.",
+    )
+    videos_key: str | None = option(
+        "videos",
+        "Column with the videos of the messages, for an omni model: objects with a list of `frames` and `fps`, or "
+        "animated images as paths, bytes or base64. They replace `<video>` in the messages, or precede the first user "
+        "message.",
     )
     ignored_fields: list[str] = option(
         [],
-        "Columns, and fields of messages and of content parts, that are left unread; any other that could change what "
-        "a row means is refused by its name.",
+        "Columns, and fields of messages and of content parts, that are ignored. Any other unknown field that could "
+        "change the meaning of a row is an error.",
         examples=[["images", "emotion"]],
     )
     on_bad_row: Literal["refuse", "skip"] = option(
         "refuse",
-        "What becomes of malformed rows: `refuse` names them and ends the run, `skip` leaves them out and counts them.",
+        "Handling of malformed rows: `refuse` reports them and ends the run, `skip` drops and counts them.",
     )
 
 
@@ -70,11 +89,11 @@ def validate_unique_names(entries: list[Any]) -> list[Any]:
     names = [entry.domain or entry.source for entry in entries]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"several sources are called {twice}: give each its own `domain`")
+        raise ValueError(f"several sources have the names {twice}: set a different `domain` for each")
     return entries
 
 
-class SumsTask(Share):
+class SumsTask(DataEntryBase):
     """Seeded sums such as `3 + 4`; training and held-out operand pairs are disjoint."""
 
     held_out: float = option(0.3, "Share of the operand pairs kept for evaluation.", ge=0, lt=1)
@@ -85,13 +104,13 @@ class SumsTask(Share):
 
     @field_validator("operations")
     @classmethod
-    def _different(cls, value: list[str]) -> list[str]:
+    def _check_operations(cls, value: list[str]) -> list[str]:
         if len(set(value)) < len(value):
             raise ValueError(f"{value} names an operation twice")
         return value
 
     @model_validator(mode="after")
-    def _range(self) -> Self:
+    def _check_operands(self) -> Self:
         if self.max_operand < self.min_operand:
             raise ValueError(f"max_operand {self.max_operand} is below min_operand {self.min_operand}")
         return self
@@ -102,17 +121,19 @@ class FileTable(Section):
 
     source: Literal["file"] = option(..., "Name of the source.")
     path: str = path_option(..., "The file, `.jsonl` or `.parquet`.", min_length=1, examples=["data/train.jsonl"])
-    held_out_path: str | None = path_option(None, "Another file for evaluation; then nothing is held out of `path`.")
+    held_out_path: str | None = path_option(None, "File for evaluation; if it is set, no rows of `path` are held out.")
 
 
 class HuggingFaceTable(Section):
     """A Hugging Face dataset: a directory or a hub id, through `datasets`."""
 
     source: Literal["huggingface"] = option(..., "Name of the source.")
-    path: str = path_option(..., "A directory (of `save_to_disk`, or data files) or a hub id.", min_length=1)
-    name: str | None = option(None, "Configuration of the dataset, where it has several.")
+    path: str = path_option(
+        ..., "Directory (written by `save_to_disk`, or with data files) or hub id of the dataset.", min_length=1
+    )
+    name: str | None = option(None, "Configuration of the dataset, if it has several.")
     split: str = option("train", "Split for training.")
-    held_out_split: str | None = option(None, "Split for evaluation; then nothing is held out of `split`.")
+    held_out_split: str | None = option(None, "Split for evaluation; if it is set, no rows of `split` are held out.")
 
 
 class PythonTable(Section):
@@ -121,9 +142,10 @@ class PythonTable(Section):
     source: Literal["python"] = option(..., "Name of the source.")
     function: str | None = path_option(
         None,
-        "Where it is: `package.module:name`, or a file: `path/to/file.py:name`. Called with `options`, it gives rows: "
-        "dictionaries, or texts, which are prompts without an answer, or plain texts to learn. Rows for evaluation "
-        "alone are its `held_out`, if it has that. `null` where rows are given as objects.",
+        "Import path of the function or class: `package.module:name`, or `path/to/file.py:name`. It is called "
+        "with `options` and returns rows: dictionaries, or strings, which are prompts without an answer or "
+        "plain text to train on. Rows for evaluation are the optional attribute `held_out`. `null` if rows are "
+        "passed as objects.",
         examples=["my_package.tasks:make", "tasks.py:Sums"],
         pattern=FUNCTION,
     )

@@ -1,4 +1,4 @@
-"""Configuration that all runs have in common that learn from given examples, without generating any."""
+"""Common base of the configurations of runs that train on given examples."""
 
 from __future__ import annotations
 
@@ -22,56 +22,57 @@ from roll.errors import ConfigError
 __all__ = ["AnswersConfig", "HeldOutConfig", "SupervisedConfig", "SupervisedTraining"]
 
 
-MOST_DRAWS = 2**53
-"""Maximum number of a run's draws: far more than any run needs, and still exact as a float."""
+MAX_DRAWS = 2**53
+"""Maximum number of examples that a run draws: far more than any run needs, and still exact as a float."""
 
 
 class SupervisedTraining(TrainingConfig):
-    """Optimization on examples; a run ends after its steps or its epochs, whichever come first."""
+    """Training on examples. A run ends after `num_steps` or `num_epochs`, whichever comes first."""
 
-    num_steps: int = option(0, "Steps of the run, at most; 0: as many as `num_epochs` needs.", ge=0, examples=[100])
+    num_steps: int = option(0, "Maximum number of steps; 0: the number that `num_epochs` needs.", ge=0, examples=[100])
     num_epochs: float | None = option(
         None,
-        "Passes over the data, at most; without it and without `num_steps` there is one.",
+        "Maximum number of passes over the data; by default one if `num_steps` is 0, otherwise unlimited.",
         gt=0,
         le=1_000_000,
         examples=[2],
     )
     learning_rate: float = option(1e-5, "Peak learning rate of AdamW.", gt=0)
-    examples_per_step: int = option(32, "Examples behind one optimiser step, over all ranks.", ge=1, le=1_000_000)
+    examples_per_step: int = option(32, "Number of examples of one optimizer step, over all ranks.", ge=1, le=1_000_000)
     max_example_tokens: int | None = option(
-        None, "Longest example; by default what the model was made for.", unit="tokens", ge=2
+        None, "Maximum length of an example; by default the model's context length.", unit="tokens", ge=2
     )
-    share_prefix: bool = option(True, "Compute what the two answers of a pair have in common once.")
+    share_prefix: bool = option(True, "Whether the common prefix of a pair's answers is computed only once.")
 
-    def most_draws(self, num_examples: int) -> int | None:
-        """Return the number of draws that complete the epochs; `None` if only the number of steps ends the run.
+    def compute_max_draws(self, num_examples: int) -> int | None:
+        """Return the number of examples to draw for all epochs; `None` if only the number of steps ends the run.
 
         Args:
             num_examples: number of examples in all sources together.
         """
         epochs = self.num_epochs if self.num_epochs or self.num_steps else 1.0
-        return None if epochs is None else max(round(min(epochs * num_examples, MOST_DRAWS)), 1)
+        return None if epochs is None else max(round(min(epochs * num_examples, MAX_DRAWS)), 1)
 
-    def within(self, num_examples: int, step: int = 0, num_drawn: int = 0) -> Self:
-        """Return the same section with the run's number of steps.
+    def with_num_steps(self, num_examples: int, step: int = 0, num_drawn: int = 0) -> Self:
+        """Return this section with the run's final number of steps.
 
         Args:
             num_examples: number of examples in all sources together.
             step: current step of the run. An epoch may have ended inside a step, and earlier steps may have had another
                 size, so the remaining steps are counted from here.
-            num_drawn: number of draws up to this step.
+            num_drawn: number of examples drawn up to this step.
 
         Raises:
             ConfigError: the warm-up is longer than the run.
         """
-        draws = self.most_draws(num_examples)
+        draws = self.compute_max_draws(num_examples)
         steps = [self.num_steps] if self.num_steps else []
         steps += [step - (num_drawn - draws) // self.examples_per_step] if draws is not None else []
         if self.warmup_steps > min(steps):
             raise ConfigError(
-                f"training.warmup_steps {self.warmup_steps} exceeds the {min(steps)} steps that {num_examples} "
-                f"examples and examples_per_step {self.examples_per_step} make: lower it, or raise num_epochs."
+                f"training.warmup_steps {self.warmup_steps} exceeds the run's {min(steps)} steps, which follow from "
+                f"{num_examples} examples and examples_per_step {self.examples_per_step}: lower warmup_steps, or raise "
+                "num_epochs."
             )
         return self.model_copy(update={"num_steps": min(steps)})
 
@@ -81,26 +82,26 @@ class AnswersConfig(Section):
 
     data: list[DataConfig] = option(
         ...,
-        "Prompt sources, of which the held-out prompts are used.",
+        "Prompt sources; their held-out prompts are used.",
         min_length=1,
         examples=[[{"source": "arithmetic", "reward": "math"}]],
     )
-    num_prompts: int = option(64, "Held-out prompts to use, at most.", ge=1)
-    samples_per_prompt: int = option(1, "Answers per prompt.", ge=1)
+    num_prompts: int = option(64, "Maximum number of held-out prompts.", ge=1)
+    samples_per_prompt: int = option(1, "Number of answers per prompt.", ge=1)
     temperature: float = option(0.0, "Sampling temperature; 0 means greedy.", ge=0)
-    max_new_tokens: int = option(512, "Longest answer.", unit="tokens", ge=1)
-    inference: InferenceConfig = option(InferenceConfig(), "The engines that answer.")
-    sandbox: SandboxConfig = option(SandboxConfig(), "Where programs that the model writes run.")
+    max_new_tokens: int = option(512, "Maximum length of an answer.", unit="tokens", ge=1)
+    inference: InferenceConfig = option(InferenceConfig(), "The engines that generate the answers.")
+    sandbox: SandboxConfig = option(SandboxConfig(), "Sandboxes in which programs that the model writes run.")
 
 
 class HeldOutConfig(Section):
-    """The loss on examples that are not trained on."""
+    """Evaluation of the loss on examples that are not trained on."""
 
     every_num_steps: int = option(50, "Measure every N steps; 0 means only before and after training.", ge=0)
-    num_examples: int = option(256, "Held-out examples to use, at most.", ge=1)
-    before_training: bool = option(True, "Also measure before the first step.")
+    num_examples: int = option(256, "Maximum number of held-out examples.", ge=1)
+    before_training: bool = option(True, "Whether to measure before the first step as well.")
     answers: AnswersConfig | None = option(
-        None, "Also let engines answer prompts, which says more than a loss; without it no engine is started."
+        None, "Evaluation of answers that engines generate, in addition to the loss; by default no engine is started."
     )
 
 
@@ -109,18 +110,19 @@ class SupervisedConfig(RunConfig):
 
     data: list[ExampleDataConfig] = option(
         ...,
-        "Sources of examples; several are mixed, each example once in an epoch unless they have weights.",
+        "Sources of examples; several are mixed so that each example is drawn once in an epoch, unless they have "
+        "weights.",
         min_length=1,
         examples=[[{"source": "file", "path": "data/chats.jsonl"}]],
     )
-    training: SupervisedTraining = option(SupervisedTraining(), "How the model is updated.")
-    evaluation: HeldOutConfig = option(HeldOutConfig(), "How the model is measured on held-out examples.")
+    training: SupervisedTraining = option(SupervisedTraining(), "Training of the model.")
+    evaluation: HeldOutConfig = option(HeldOutConfig(), "Evaluation on held-out examples.")
 
-    _domains = field_validator("data")(validate_unique_names)
+    _check_unique_names = field_validator("data")(validate_unique_names)
 
     @property
     def roles(self) -> dict[str, RoleDevices]:
-        """See `RunConfig.roles`."""
+        """The roles of this run by name: the trainer, and the engines of `evaluation.answers`."""
         roles, answers = super().roles, self.evaluation.answers
         if answers is not None:
             roles["actor_infer"] = RoleDevices(
@@ -132,7 +134,7 @@ class SupervisedConfig(RunConfig):
             )
         return roles
 
-    def answering(self) -> PromptedConfig | None:
+    def build_answering_config(self) -> PromptedConfig | None:
         """Return the configuration that opens the engines of `evaluation.answers`; `None` if it is not set."""
         answers = self.evaluation.answers
         if answers is None:

@@ -1,4 +1,4 @@
-"""The tools of a model in an environment, and how the model calls them."""
+"""The tools of a model in an environment, and the format and limits of tool calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
     "ToolList",
     "WorkspaceTool",
     "as_tool_list",
-    "tool_arguments",
+    "build_tool_arguments",
 ]
 
 OWN = "file.py:name"
@@ -36,60 +36,62 @@ class _Tool(Section):
 
 
 class CalculatorTool(_Tool):
-    """Arithmetic, exact with whole numbers: `calculator`."""
+    """Arithmetic, exact for integers: `calculator`."""
 
     tool: Literal["calculator"] = option(..., "Name of the tool.")
 
 
 class PythonTool(_Tool):
-    """Runs a program in a fresh sandbox, configured by the section `sandbox`, and returns its output: `python`."""
+    """A tool that runs a program in a new sandbox (section `sandbox`) and returns the output: `python`."""
 
     tool: Literal["python"] = option(..., "Name of the tool.")
-    time_limit_s: float = option(5.0, "Of one program.", unit="s", gt=0)
-    memory_bytes: int = option(512 * 2**20, "Of one program, its files included.", unit="bytes", ge=2**25)
-    only_last_error_line: bool = option(False, "Tell of an exception its last line alone, without the trace.")
+    time_limit_s: float = option(5.0, "Time limit of one program.", unit="s", gt=0)
+    memory_bytes: int = option(512 * 2**20, "Memory limit of one program, including its files.", unit="bytes", ge=2**25)
+    only_last_error_line: bool = option(
+        False, "Whether an exception is reported only by its last line, without the traceback."
+    )
 
 
 class WorkspaceTool(_Tool):
-    """`shell`, `read_file`, `write_file` and `edit_file` in a sandbox of the episode's own."""
+    """`shell`, `read_file`, `write_file` and `edit_file` in a separate sandbox for each episode."""
 
     tool: Literal["workspace"] = option(..., "Name of the tools.")
-    time_limit_s: float = option(10.0, "Of one command; a longer one is interrupted.", unit="s", gt=0)
+    time_limit_s: float = option(10.0, "Time limit of one command, after which it is interrupted.", unit="s", gt=0)
 
 
 class SearchTool(_Tool):
     """BM25 over the `.txt` and `.md` files of a folder: `search`."""
 
     tool: Literal["search"] = option(..., "Name of the tool.")
-    folder: str = path_option(..., "The folder, with the folders in it.", min_length=1, examples=["notes"])
-    num_results: int = option(3, "Passages that a search gives.", ge=1)
-    name: str = option("search", "What the model calls it.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    folder: str = path_option(..., "The folder, including subfolders.", min_length=1, examples=["notes"])
+    num_results: int = option(3, "Number of passages that a search returns.", ge=1)
+    name: str = option("search", "Name under which the model calls the tool.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
 
 
 class HttpSearchTool(_Tool):
-    """Queries a retrieval server like that of Search-R1 or GEM: `search`."""
+    """Search on a retrieval server with the API of Search-R1 or GEM: `search`."""
 
     tool: Literal["http_search"] = option(..., "Name of the tool.")
-    url: str = option(..., "Of the server.", pattern=r"^https?://", examples=["http://127.0.0.1:8000/retrieve"])
-    num_results: int = option(3, "Passages that a search gives.", ge=1)
-    name: str = option("search", "What the model calls it.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
-    timeout_s: float = option(30.0, "A longer search is a failure of ours.", unit="s", gt=0)
+    url: str = option(..., "URL of the server.", pattern=r"^https?://", examples=["http://127.0.0.1:8000/retrieve"])
+    num_results: int = option(3, "Number of passages that a search returns.", ge=1)
+    name: str = option("search", "Name under which the model calls the tool.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
+    timeout_s: float = option(30.0, "Time limit of a search; exceeding it is an infrastructure error.", unit="s", gt=0)
 
 
 class McpTool(_Tool):
     """All or some tools of a server with the Model Context Protocol; one connection per episode."""
 
     tool: Literal["mcp"] = option(..., "Name of this kind of tools.")
-    command: list[str] = option([], "A program and its arguments: a server that is started for every episode.")
-    url: str | None = option(None, "Of a server that runs already, instead of `command`.", pattern=r"^https?://")
+    command: list[str] = option([], "Program and arguments of a server that is started for every episode.")
+    url: str | None = option(None, "URL of a running server, instead of `command`.", pattern=r"^https?://")
     env: dict[str, str] = option({}, "Environment variables for the command.")
-    only: list[str] | None = option(None, "Names of the tools to offer; all without.", min_length=1)
-    connect_time_limit_s: float = option(30.0, "Connecting and listing the tools may take this long.", unit="s", gt=0)
+    only: list[str] | None = option(None, "Names of the tools to offer; by default all.", min_length=1)
+    connect_time_limit_s: float = option(30.0, "Time limit of connecting and listing the tools.", unit="s", gt=0)
 
     @model_validator(mode="after")
-    def _one_way(self) -> Self:
+    def _check_one_address(self) -> Self:
         if bool(self.command) == bool(self.url):
-            raise ValueError("a server is reached by its `command` or by its `url`: give one of them")
+            raise ValueError("an MCP server needs either `command` or `url`: set one of the two")
         return self
 
 
@@ -98,19 +100,21 @@ class OwnTool(_Tool):
 
     tool: str = path_option(
         ...,
-        "Where it is: `package.module:name`, or a file: `path/to/file.py:name`. A function's signature says which "
-        "arguments it takes, and its docstring what it does; docs/tools.md says what a class has.",
+        "Import path of the function or class: `package.module:name`, or `path/to/file.py:name`. The arguments and the "
+        "description of a function are its signature and its docstring; docs/tools.md describes classes.",
         pattern=FUNCTION,
     )
-    options: dict[str, Any] = option({}, "Arguments that the model does not give: of the class, or of the function.")
+    options: dict[str, Any] = option(
+        {}, "Arguments of the function or class that the configuration sets and the model does not."
+    )
 
     @property
     def entry(self) -> dict[str, Any]:
-        """See the base class."""
+        """The tool's entry for `roll.envs.tools.build_tools`, with its options."""
         return {**self.options, "tool": self.tool}
 
 
-def _kind(value: Any) -> str:
+def _get_kind(value: Any) -> str:
     name = value.get("tool") if isinstance(value, dict) else getattr(value, "tool", None)
     return OWN if ":" in str(name) else str(name)
 
@@ -123,16 +127,21 @@ ToolConfig = Annotated[
     | Annotated[HttpSearchTool, Tag("http_search")]
     | Annotated[McpTool, Tag("mcp")]
     | Annotated[OwnTool, Tag(OWN)],
-    Discriminator(_kind),
+    Discriminator(_get_kind),
 ]
 ToolList: TypeAlias = list[ToolConfig]
 
 
 def as_tool_list(value: Any) -> Any:
-    """Expand `calculator`, which is short for `{tool: calculator}`."""
+    """Expand tool names, such as `calculator`, which is short for `{tool: calculator}`."""
     return (
         [{"tool": entry} if isinstance(entry, str) else entry for entry in value] if isinstance(value, list) else value
     )
+
+
+ToolCallFormatName: TypeAlias = Literal[
+    "auto", "xml", "json", "hermes", "llama", "mistral", "harmony", "glm", "gemma4", "template"
+]
 
 
 class ToolRewardsConfig(Section):
@@ -141,36 +150,47 @@ class ToolRewardsConfig(Section):
     call: float = option(0.0, "Reward of each call, whether it works or not.")
     success: float = option(0.0, "Additional reward of each call that works.")
     error: float = option(0.0, "Additional reward of each call that fails: wrong arguments, or a program that fails.")
-    format: float = option(0.0, "Reward of each malformed call.")
+    format: float = option(0.0, "Reward of each malformed call; usually negative.")
 
 
 class ToolCallsConfig(Section):
-    """How tools are called. A response with calls is a separate turn, which their results answer."""
+    """Format and limits of tool calls. An answer with calls is a separate turn, whose observation has the results."""
 
-    form: Literal["auto", "xml", "json", "hermes", "llama", "mistral", "harmony", "glm", "gemma4", "template"] = option(
+    format: ToolCallFormatName = option(
         "auto",
-        "How calls are written, and explained to the model. `template`: as the model's own chat template has it, which "
-        "must show tools. `auto`: explained as `xml`, and any form is read.",
+        "Format of calls, which is also explained to the model. `template`: the format of the model's chat template, "
+        "which must support tools. `auto`: explained as `xml`, and all formats are parsed.",
     )
     parse_reasoning: bool = option(
-        False, "Whether calls inside of the model's reasoning (`<think>…</think>`, …) count; else only those behind it."
+        False,
+        "Whether calls inside the model's reasoning (`<think>…</think>`, …) count; otherwise only calls after it do.",
     )
-    max_uses: int = option(10, "Calls of one episode, malformed ones included; then replies are answers.", ge=1)
+    max_uses: int = option(
+        10,
+        "Maximum number of calls in one episode, including malformed ones; later calls are treated as answers.",
+        ge=1,
+    )
     explain: bool = option(
-        True, "Whether the first observation says which tools there are and how to call them; a `template` does it."
+        True,
+        "Whether the first observation lists the tools and explains how to call them; with `template`, the chat "
+        "template does this.",
     )
-    rewards: ToolRewardsConfig = option(ToolRewardsConfig(), "What calls are worth by themselves.")
-    max_result_chars: int = option(8_000, "A longer result loses its middle.", unit="characters", ge=1)
-    time_limit_s: float = option(120.0, "A call that takes longer is a failure of ours.", unit="s", gt=0)
+    rewards: ToolRewardsConfig = option(ToolRewardsConfig(), "Rewards of the calls themselves.")
+    max_result_chars: int = option(
+        8_000, "Maximum length of a result; the middle of a longer one is removed.", unit="characters", ge=1
+    )
+    time_limit_s: float = option(
+        120.0, "Time limit of a call; exceeding it is an infrastructure error.", unit="s", gt=0
+    )
 
 
-def tool_arguments(tools: Sequence[ToolConfig], calls: ToolCallsConfig) -> dict[str, Any]:
-    """Return the arguments of `roll.envs.tools.with_tools`; empty without tools."""
+def build_tool_arguments(tools: Sequence[ToolConfig], calls: ToolCallsConfig) -> dict[str, Any]:
+    """Return the arguments with which `roll.envs.equipping` adds tools to an environment; empty without tools."""
     if not tools:
         return {}
     return {
         "tools": [tool.entry for tool in tools],
-        "form": calls.form,
+        "tool_format": calls.format,
         **({"parse_reasoning": True} if calls.parse_reasoning else {}),
         "max_tool_uses": calls.max_uses,
         "rewards": calls.rewards.model_dump(),

@@ -17,7 +17,7 @@ from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["Access", "cookie_name", "is_loopback"]
+__all__ = ["Access", "build_cookie_name", "is_loopback"]
 
 _HEADERS = {
     "Content-Security-Policy": (
@@ -29,17 +29,17 @@ _HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-cache",
 }
 
 
-def cookie_name(token: str) -> str:
-    """Return a cookie name for this token: browsers share cookies between all ports of a machine."""
+def build_cookie_name(token: str) -> str:
+    """Return a cookie name that depends on the token: browsers share cookies between all ports of a machine."""
     return f"roll-dashboard-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
 
 def is_loopback(host: str) -> bool:
     """Return whether only this machine can reach `host`."""
+    # Other names are not resolved: their addresses may change.
     if host == "localhost":
         return True
     try:
@@ -49,7 +49,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Access:
-    """Middleware in front of the whole application.
+    """ASGI middleware that rejects requests for other hosts or without the token, and adds security headers.
 
     Args:
         app: the guarded application.
@@ -58,7 +58,7 @@ class Access:
     """
 
     def __init__(self, app: ASGIApp, host: str, token: str | None) -> None:
-        assert token is None or token, "an empty token is none"
+        assert token is None or token, "a token must not be empty"
         self._app = app
         self._host = host
         self._token = token
@@ -69,45 +69,53 @@ class Access:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close"})
         elif scope["type"] == "http":
-            refusal = self._refusal(scope)
+            refusal = self._find_rejection(scope)
 
             async def send_guarded(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     headers = MutableHeaders(scope=message)
                     for name, value in _HEADERS.items():
                         headers[name] = value
+                    headers.setdefault("Cache-Control", "no-cache")  # images by digest never change
                 await send(message)
 
             await (refusal or self._app)(scope, receive, send_guarded)
 
-    def _refusal(self, scope: Scope) -> Response | None:
+    def _find_rejection(self, scope: Scope) -> Response | None:
         headers = Headers(scope=scope)
         if scope["method"] not in ("GET", "HEAD"):
-            return _no(405, "only GET is answered here.")
-        if not self._is_ours(headers.get("host", "")):
-            return _no(403, "this server is not called that: open it by the address that `roll dashboard` printed.")
+            return _reject(405, "only GET is supported.")
+        if not self._is_own_host(headers.get("host", "")):
+            return _reject(403, "the Host header is not this server's: open the address that `roll dashboard` printed.")
         if self._token is None:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if any(key == "token" for key, _ in query):
             if not any(key == "token" and self._is_token(value) for key, value in query):
-                return _no(401, "that token is not this server's: `roll dashboard` printed it when it started.")
+                return _reject(
+                    401, "the token is not valid: open the address that `roll dashboard` printed at its start."
+                )
+            # Moves the token into a cookie, so that it does not stay in the address bar, history or links.
             rest = urlencode([(key, value) for key, value in query if key != "token"])
             answer = RedirectResponse(f"/{scope['path'].lstrip('/')}" + (f"?{rest}" if rest else ""), status_code=303)
-            answer.set_cookie(cookie_name(self._token), self._token, httponly=True, samesite="strict", path="/")
+            answer.set_cookie(build_cookie_name(self._token), self._token, httponly=True, samesite="strict", path="/")
             return answer
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if (scheme.lower() == "bearer" and self._is_token(given.strip())) or self._is_token(
-            _cookie(headers, cookie_name(self._token))
+            _read_cookie(headers, build_cookie_name(self._token))
         ):
             return None
-        return _no(401, "a token is needed: open the address that `roll dashboard` printed, with `?token=…`.")
+        return _reject(401, "a token is required: open the address that `roll dashboard` printed, with `?token=…`.")
 
     def _is_token(self, given: str) -> bool:
+        # Compares in constant time, so that response times do not reveal a prefix of the token.
         return hmac.compare_digest(given.encode("utf-8", "replace"), (self._token or "").encode())
 
-    def _is_ours(self, host: str) -> bool:
-        """Return whether a request's `Host` names this server; with a token, on all addresses, it may be any name."""
+    def _is_own_host(self, host: str) -> bool:
+        """Return whether a request's `Host` header names this server.
+
+        Any name is accepted if the server has a token and listens on all addresses.
+        """
         match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?", host)
         if match is None:
             return False
@@ -118,10 +126,10 @@ class Access:
         return (everywhere and self._token is not None) or name == self._host.lower().strip("[]")
 
 
-def _cookie(headers: Headers, name: str) -> str:
-    """Return a cookie, parsed as browsers write them; Python's own parser drops all cookies if one is malformed."""
+def _read_cookie(headers: Headers, name: str) -> str:
+    """Return the value of a cookie, or ""; unlike `http.cookies`, accept a header that also has malformed cookies."""
     return cookie_parser(headers.get("cookie", "")).get(name, "")
 
 
-def _no(status: int, reason: str) -> Response:
+def _reject(status: int, reason: str) -> Response:
     return JSONResponse({"error": reason}, status_code=status)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["RECENT_STEPS", "Answer", "link"]
+__all__ = ["RECENT_STEPS", "Answer", "build_link"]
 
 RECENT_STEPS = 5
-"""Number of steps at the beginning and at the end that are compared."""
+"""Number of first and of last steps that are compared with each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """One answer of the page."""
+    """What the page shows for a question about a run: the question, the answer in words, figures and links."""
 
     id: str
     question: str
@@ -25,6 +25,6 @@ class Answer:
     links: Sequence[dict[str, Any]] = field(default_factory=list)
 
 
-def link(text: str, view: str, **params: Any) -> dict[str, Any]:
-    """Return a link to a view of the page with its parameters."""
+def build_link(text: str, view: str, **params: Any) -> dict[str, Any]:
+    """Return a link with this text to a view of the page; `params` are the view's parameters."""
     return {"text": text, "view": view, "params": params}

@@ -1,4 +1,4 @@
-"""Common questions about a run, each answered in a sentence with its figures and links: for `/answers`.
+"""Answers to common questions about a run, each a sentence with figures and links: the response of `/answers`.
 
 Every answer is computed from the run's files, like the whole dashboard: missing data is reported, not guessed.
 """
@@ -11,33 +11,33 @@ from typing import Any
 
 import numpy as np
 
-from roll.dashboard.answer import RECENT_STEPS, Answer, link
+from roll.dashboard.answer import RECENT_STEPS, Answer, build_link
 from roll.dashboard.ending import explain_end
-from roll.dashboard.known import RunFacts
 from roll.dashboard.learning import explain_learning
 from roll.dashboard.rollouts import KINDS
+from roll.dashboard.run_facts import RunFacts
 
-__all__ = ["answers"]
+__all__ = ["answer_questions"]
 
 _MOST_STEPS = 60
 
 
-def answers(known: RunFacts) -> list[dict[str, Any]]:
-    """Return the answers to all questions, in order."""
-    asked = (
+def answer_questions(facts: RunFacts) -> list[dict[str, Any]]:
+    """Return the answers to all questions about a run, in the order of the page."""
+    explanations = (
         explain_learning,
-        _filtered,
-        _off_policy,
-        _weights,
-        _once,
+        _explain_filtering,
+        _explain_staleness,
+        _explain_weight_syncs,
+        _explain_draws,
         explain_end,
-        _time,
-        _pushed,
-        _differs,
-        _cost,
-        _cheated,
+        _explain_time,
+        _explain_token_updates,
+        _compare_configurations,
+        _estimate_cost,
+        _explain_reward_hacking,
     )
-    found = (ask(known) for ask in asked)
+    found = (ask(facts) for ask in explanations)
     return [
         {"id": a.id, "question": a.question, "answer": a.text, "tone": a.tone}
         | {"figures": [{"name": name, "value": value} for name, value in a.figures if value is not None]}
@@ -46,123 +46,129 @@ def answers(known: RunFacts) -> list[dict[str, Any]]:
     ]
 
 
-def _filtered(known: RunFacts) -> Answer:
+def _explain_filtering(facts: RunFacts) -> Answer:
     question = "Which answers were filtered, and why?"
-    left_out = known.mean("data/groups_filtered")
-    everything = link("all of them", "rollouts", trained="false", kind="train")
+    left_out = facts.compute_mean("data/groups_filtered")
+    everything = build_link("all of them", "rollouts", trained="false", kind="train")
     if left_out is None:
-        text = "This run filters nothing: it has no groups."
+        text = "This run has no groups, so nothing is filtered."
         return Answer(id="filtered", question=question, text=text)
-    rollouts = known.rollouts
-    mask = (rollouts.column("kind") == KINDS.index("train")) & np.isnan(rollouts.column("advantage"))
-    numbers = Counter(rollouts.column("step")[mask].tolist())
-    reasons = Counter(e.reason for e in known.ledger if e.fate == "filtered")
-    total, trained = (known.train.last(f"ledger/{fate}") for fate in ("filtered", "trained"))
+    rollouts = facts.rollouts
+    mask = (rollouts.get_column("kind") == KINDS.index("train")) & np.isnan(rollouts.get_column("advantage"))
+    numbers = Counter(rollouts.get_column("step")[mask].tolist())
+    reasons = Counter(e.reason for e in facts.ledger if e.fate == "filtered")
+    total, trained = (facts.train.get_last(f"ledger/{fate}") for fate in ("filtered", "trained"))
     text = f"{int(total or 0)} draws were filtered and {int(trained or 0)} trained."
     if reasons:
         reason, number = reasons.most_common(1)[0]
-        text += f" Most often: {reason} ({number} draws)."
+        text += f" Most frequent reason: {reason} ({number} draws)."
     steps = sorted(numbers, reverse=True)[:_MOST_STEPS]
     links = [everything] + [
-        link(f"step {step}: {numbers[step]} answers", "rollouts", trained="false", step_min=step, step_max=step)
+        build_link(f"step {step}: {numbers[step]} answers", "rollouts", trained="false", step_min=step, step_max=step)
         for step in steps
     ]
     return Answer(id="filtered", question=question, text=text, figures=reasons.most_common(4), links=links)
 
 
-def _off_policy(known: RunFacts) -> Answer:
+def _explain_staleness(facts: RunFacts) -> Answer:
     question = "Is it off-policy?"
-    most, mean = known.most("rollout/staleness_max"), known.mean("rollout/staleness_mean")
-    apart, share = known.mean("agreement/logprob_mean_abs"), known.mean("agreement/effective_sample_share")
+    most, mean = facts.find_maximum("rollout/staleness_max"), facts.compute_mean("rollout/staleness_mean")
+    apart, share = (
+        facts.compute_mean("agreement/logprob_mean_abs"),
+        facts.compute_mean("agreement/effective_sample_share"),
+    )
     figures = [
         ("staleness, largest", most),
         ("staleness, mean", mean),
-        ("async ratio", known.number("rollout.scheduling.async_ratio")),
-        ("engine–trainer difference, nats a token", apart),
-        ("effective share of the sample", share),
+        ("async ratio", facts.get_number("rollout.scheduling.async_ratio")),
+        ("engine–trainer difference, nats per token", apart),
+        ("effective sample share", share),
     ]
-    links = [link("engine against trainer", "overview", runs=known.run, q="agreement")]
+    links = [build_link("engine against trainer", "overview", runs=facts.run, q="agreement")]
     if most is None:
-        text = "Nothing is generated, so the question does not arise."
+        text = "This run generates nothing, so no sample is off-policy."
         return Answer(id="off_policy", question=question, text=text)
     if most == 0:
-        text = "No: every answer was written by the policy that was trained on it."
+        text = "No: every answer was sampled by the policy version that was trained on it."
         tone = "good"
     else:
-        bound = math.ceil(known.number("rollout.scheduling.async_ratio") or 0)
+        bound = math.ceil(facts.get_number("rollout.scheduling.async_ratio") or 0)
         text = (
-            f"By at most {most:.0f} update{'' if most == 1 else 's'}, {mean or 0:.2f} on average; the async ratio "
-            f"allows {bound}. Each token is weighted by the probability that its own policy reported for it."
+            f"Yes, by at most {most:.0f} update{'' if most == 1 else 's'}, {mean or 0:.2f} on average; the async ratio "
+            f"allows {bound}. The correction weights each token by the ratio to the policy that sampled it."
         )
         tone = "good" if most <= bound else "bad"
-        links.insert(0, link("stale answers", "rollouts", staleness_min=1, sort="staleness", desc=1))
+        links.insert(0, build_link("stale answers", "rollouts", staleness_min=1, sort="staleness", desc=1))
     if apart is not None:
-        text += f" Engine and trainer differ by {apart:.3f} nats a token" + (
-            f", and {share:.1%} of the sample counts." if share is not None else "."
+        text += f" The log-probs of engine and trainer differ by {apart:.3f} nats per token" + (
+            f", and the effective sample share is {share:.1%}." if share is not None else "."
         )
         tone = "bad" if apart > 0.1 else tone
     return Answer(id="off_policy", question=question, text=text, tone=tone, figures=figures, links=links)
 
 
-def _weights(known: RunFacts) -> Answer:
+def _explain_weight_syncs(facts: RunFacts) -> Answer:
     question = "Did my weights arrive?"
-    syncs = [value for value in known.train.columns.get("sync/tensors", ()) if math.isfinite(value)]
+    syncs = [value for value in facts.train.columns.get("sync/tensors", ()) if math.isfinite(value)]
     if not syncs:
-        text = "No step brought weights to an engine."
+        text = "No step has synced weights to an engine."
         return Answer(id="weights", question=question, text=text)
-    dead = sum(value for value in known.train.columns.get("sync/engines_dead", ()) if math.isfinite(value))
-    change, missed = known.mean("sync/probe_change"), known.mean("sync/probe_change_missed")
-    engines = known.train.last("sync/engines") or 0
+    dead = sum(value for value in facts.train.columns.get("sync/engines_dead", ()) if math.isfinite(value))
+    change, missed = facts.compute_mean("sync/probe_change"), facts.compute_mean("sync/probe_change_missed")
+    engines = facts.train.get_last("sync/engines") or 0
     text = (
-        f"Yes: {len(syncs)} syncs, each of {syncs[-1]:.0f} tensors, whose checksums {engines:.0f} "
-        f"{'engine' if engines == 1 else 'engines'} confirmed"
+        f"Yes: {engines:.0f} {'engine' if engines == 1 else 'engines'} confirmed the checksums of all {syncs[-1]:.0f} "
+        f"tensors in {len(syncs)} syncs"
     )
     text += f"; {dead:.0f} engines died and were replaced." if dead else "."
     if change is not None:
-        text += f" On the probe's text the trainer moved {change:.3f} nats a sync; it and the engine differ there by "
-        text += f"{known.mean('sync/probe_mean_abs') or 0:.3f}."
+        text += f" On the probe's text, the trainer's log-probs change by {change:.3f} nats per sync, and differ from "
+        text += f"the engine's by {facts.compute_mean('sync/probe_mean_abs') or 0:.3f} nats."
     figures = [
         ("tensors", syncs[-1]),
-        ("bytes", known.train.last("sync/bytes")),
-        ("seconds of a sync", known.mean("time/sync_s")),
-        ("probe: trainer moved, nats", change),
-        ("probe: missed by the engine, nats", missed),
-        ("probe: engine against trainer, nats", known.mean("sync/probe_mean_abs")),
+        ("bytes", facts.train.get_last("sync/bytes")),
+        ("seconds per sync", facts.compute_mean("time/sync_s")),
+        ("probe: change of the trainer, nats", change),
+        ("probe: change that the engine does not show, nats", missed),
+        ("probe: engine–trainer difference, nats", facts.compute_mean("sync/probe_mean_abs")),
     ]
-    links = [link("every sync", "health", show="Syncs"), link("their curves", "overview", runs=known.run, q="sync/")]
+    links = [
+        build_link("every sync", "health", show="Syncs"),
+        build_link("their curves", "overview", runs=facts.run, q="sync/"),
+    ]
     tone = "warn" if dead else "good"
     return Answer(id="weights", question=question, text=text, tone=tone, figures=figures, links=links)
 
 
-def _once(known: RunFacts) -> Answer:
+def _explain_draws(facts: RunFacts) -> Answer:
     question = "Was my data used exactly once?"
-    links = [link("the ledger", "health", show="Ledger")]
-    ids = [entry.draw_id for entry in known.ledger]
+    links = [build_link("the ledger", "health", show="Ledger")]
+    ids = [entry.draw_id for entry in facts.ledger]
     if not ids:
-        text = "There is no checkpoint with a ledger yet; the metrics' counts are on Health."
+        text = "There is no checkpoint with a ledger yet; Health shows the counts from the metrics."
         return Answer(id="once", question=question, text=text, links=links)
     whole = ids == list(range(len(ids)))
-    fates = Counter(entry.fate for entry in known.ledger)
-    prompts = Counter(str(entry.uid) for entry in known.ledger)
+    fates = Counter(entry.fate for entry in facts.ledger)
+    prompts = Counter(str(entry.uid) for entry in facts.ledger)
     most, least = max(prompts.values()), min(prompts.values())
     if not whole:
-        text = "The ledger of the newest checkpoint has gaps or repeats: it is not one that ROLL wrote."
+        text = "No: the ledger of the newest checkpoint has gaps or repeated draws, so ROLL did not write it."
         return Answer(id="once", question=question, text=text, tone="bad", links=links)
     times = f"{most} times" if most == least else f"{least} to {most} times"
     text = (
-        f"Every draw was: {len(ids)} draws, numbered 0 to {len(ids) - 1} without a gap, each with one fate. "
-        f"They are of {len(prompts)} prompts, each drawn {'once' if most == 1 else times}."
+        f"Yes: {len(ids)} draws, numbered 0 to {len(ids) - 1} without a gap, have one outcome each. "
+        f"They are draws of {len(prompts)} prompts; each prompt was drawn {'once' if most == 1 else times}."
     )
     figures = [(fate, number) for fate, number in fates.most_common()]
     return Answer(id="once", question=question, text=text, tone="good", figures=figures, links=links)
 
 
-def _time(known: RunFacts) -> Answer:
+def _explain_time(facts: RunFacts) -> Answer:
     question = "Where does the time go?"
-    links = [link("lanes and phases", "time"), link("curves of it", "overview", runs=known.run, q="time/")]
+    links = [build_link("lanes and phases", "time"), build_link("time curves", "overview", runs=facts.run, q="time/")]
     total: Counter[str] = Counter()
     held: Counter[str] = Counter()
-    steps = {step.step: step for step in known.steps}.values()  # an interrupted step was repeated
+    steps = {step.step: step for step in facts.steps}.values()  # an interrupted step was repeated
     for step in steps:
         total.update({name: seconds or 0.0 for name, seconds in step.phases.items()})
         held.update([step.held_back_by] if step.held_back_by else [])
@@ -172,111 +178,111 @@ def _time(known: RunFacts) -> Answer:
     seconds = sum(step.end_s - step.start_s for step in steps) / len(steps)
     name, number = held.most_common(1)[0] if held else (total.most_common(1)[0][0], 0)
     text = (
-        f"Mostly into {total.most_common(1)[0][0]}. A step takes {seconds:.1f} s; {number} of {len(steps)} were "
-        f"held back by {_PHASES.get(name, name)}."
+        f"Mostly to {total.most_common(1)[0][0]}. A step takes {seconds:.1f} s; in {number} of {len(steps)} steps the "
+        f"bottleneck was {_PHASES.get(name, name)}."
     )
-    figures = [(f"{name}, s a step", round(spent / len(steps), 3)) for name, spent in total.most_common(5)]
+    figures = [(f"{name}, s per step", round(spent / len(steps), 3)) for name, spent in total.most_common(5)]
     return Answer(id="time", question=question, text=text, figures=figures, links=links)
 
 
-_PHASES = {"wait": "waiting for rollouts", "generate": "generating"}
+_PHASES = {"wait": "waiting for rollouts", "generate": "generation"}
 
 
-def _pushed(known: RunFacts) -> Answer:
+def _explain_token_updates(facts: RunFacts) -> Answer:
     question = "Which tokens did the loss push?"
-    rollouts = known.rollouts
-    advantage = np.where(rollouts.column("kind") == KINDS.index("train"), rollouts.column("advantage"), np.nan)
+    rollouts = facts.rollouts
+    advantage = np.where(rollouts.get_column("kind") == KINDS.index("train"), rollouts.get_column("advantage"), np.nan)
     places = np.flatnonzero(np.isfinite(advantage))
     if not len(places):
-        text = "No answer has an advantage: nothing was trained yet."
-        if known.is_supervised:
-            text = "This run learns from given examples: no token has an advantage."
-        elif known.pipeline not in ("", "rlvr", "agentic"):
-            text = f"The pipeline {known.pipeline} has no advantages: all tokens that it learns from count alike."
-        if known.files_left:
-            text = f"{known.files_left} files of answers are still to be read."
+        text = "No answer has an advantage, because nothing has been trained yet."
+        if facts.is_supervised:
+            text = "This run learns from given examples, so no token has an advantage."
+        elif facts.pipeline_name not in ("", "rlvr", "agentic"):
+            text = f"The pipeline {facts.pipeline_name} has no advantages: all trained tokens have the same weight."
+        if facts.files_left:
+            text = f"{facts.files_left} rollout files have not been read yet."
         return Answer(id="pushed", question=question, text=text)
-    newest = places[rollouts.column("step")[places] == rollouts.column("step")[places].max()]
+    newest = places[rollouts.get_column("step")[places] == rollouts.get_column("step")[places].max()]
     down, up = newest[advantage[newest].argmin()], newest[advantage[newest].argmax()]
-    step = int(rollouts.column("step")[newest[0]])
-    last = f"the last one read so far ({known.files_left} files are left)" if known.files_left else "the last trained"
+    step = int(rollouts.get_column("step")[newest[0]])
+    last = f"the last step read so far ({facts.files_left} files are left)" if facts.files_left else "the last step"
     text = (
-        f"In step {step}, {last}, {len(newest)} answers: the advantages go from "
-        f"{advantage[down]:.2f} to {advantage[up]:.2f}. A token's push is its advantage times its ratio, 0 where it is "
-        "clipped."
+        f"In step {step} ({last}), the advantages of {len(newest)} answers are between {advantage[down]:.2f} and "
+        f"{advantage[up]:.2f}. A token is pushed by advantage times ratio, and not at all if the ratio is clipped."
     )
     links = [
-        link(name, "rollout", row=int(rollouts.column("row")[place]), tab="tokens", by="push")
+        build_link(name, "rollout", row=int(rollouts.get_column("row")[place]), tab="tokens", by="push")
         for name, place in (("tokens pushed down most", down), ("tokens pushed up most", up))
     ]
-    links.append(link("all that were trained", "rollouts", trained="true", sort="advantage", desc=0))
+    links.append(build_link("all that were trained", "rollouts", trained="true", sort="advantage", desc=0))
     return Answer(id="pushed", question=question, text=text, links=links)
 
 
-def _differs(known: RunFacts) -> Answer:
+def _compare_configurations(facts: RunFacts) -> Answer:
     question = "What differs between this run and another?"
-    if not known.others:
-        text = "There is no other run here: name several, as in `roll dashboard runs/a runs/b`."
+    if not facts.others:
+        text = "There is no other run: give several runs, as in `roll dashboard runs/a runs/b`."
         return Answer(id="differs", question=question, text=text)
-    nearest = min(known.others, key=lambda other: other[2])
-    text = f"{nearest[1]} is nearest: {nearest[2]} keys differ, its name included."
+    nearest = min(facts.others, key=lambda other: other[2])
+    text = f"The most similar run is {nearest[1]}: {nearest[2]} keys differ, including the name."
     links = [
-        link(f"compared with {name}: {number} keys", "overview", runs=f"{known.run},{other}", show="differences")
-        for other, name, number in known.others
+        build_link(f"compared with {name}: {number} keys", "overview", runs=f"{facts.run},{other}", show="differences")
+        for other, name, number in facts.others
     ]
     return Answer(id="differs", question=question, text=text, links=links)
 
 
-def _cost(known: RunFacts) -> Answer:
+def _estimate_cost(facts: RunFacts) -> Answer:
     question = "What would it cost on N GPUs?"
-    links = [link("plans and configuration", "plan")]
-    if not known.plans:
+    links = [build_link("plans and configuration", "plan")]
+    if not facts.plans:
         text = (
-            "This run has no plan. `roll plan` of its config.yaml, with --device and --devices, says what a step "
-            "takes; what it prints, kept as plan.txt in the run's directory, is shown here. `roll simulate "
-            "--calibrate` fits the simulator to this run."
+            "This run has no plan. `roll plan` with the run's config.yaml, --device and --devices estimates the time "
+            "of a step; save the output as plan.txt in the run directory to show it here. `roll simulate --calibrate` "
+            "fits the simulator to this run."
         )
         return Answer(id="cost", question=question, text=text, tone="warn", links=links)
-    names = ", ".join(str(plan["name"]) for plan in known.plans)
-    lines = [line.strip() for plan in known.plans for line in str(plan.get("text") or "").splitlines()]
+    names = ", ".join(str(plan["name"]) for plan in facts.plans)
+    lines = [line.strip() for plan in facts.plans for line in str(plan.get("text") or "").splitlines()]
     said = next((line for line in lines if "s per step" in line or "step takes" in line), "")
-    text = f"{said or 'It was planned or simulated'} ({names})."
+    text = f"{said or 'The run was planned or simulated'} ({names})."
     return Answer(id="cost", question=question, text=text, tone="good", links=links)
 
 
-def _cheated(known: RunFacts) -> Answer:
-    question = "Is the reward being fooled?"
+def _explain_reward_hacking(facts: RunFacts) -> Answer:
+    question = "Does the policy exploit the reward?"
     names = {
-        "hacking/length_reward_correlation": "length against reward",
-        "hacking/repeated_text_share": "answers given to other prompts too",
-        "hacking/self_repetition_share": "answers that repeat themselves",
-        "hacking/shared_ngram_share": "phrases common to half of the prompts",
+        "hacking/length_reward_correlation": "correlation of length and reward",
+        "hacking/repeated_text_share": "answers given to several prompts",
+        "hacking/self_repetition_share": "answers with mostly repetitions",
+        "hacking/shared_ngram_share": "8-grams shared by half of the prompts",
     }
-    found = {label: known.mean(name, slice(-RECENT_STEPS, None)) for name, label in names.items()}
+    found = {label: facts.compute_mean(name, slice(-RECENT_STEPS, None)) for name, label in names.items()}
     links = [
-        link("their curves", "overview", runs=known.run, q="hacking"),
-        link("answers", "rollouts", sort="reward", desc=1),
+        build_link("their curves", "overview", runs=facts.run, q="hacking"),
+        build_link("answers", "rollouts", sort="reward", desc=1),
     ]
     if all(value is None for value in found.values()):
         text = "The run recorded no reward hacking signals (hacking/…)."
-        if known.is_supervised:
-            text = "This run learns from given examples: it has no reward."
+        if facts.is_supervised:
+            text = "This run learns from given examples, so it has no reward."
         return Answer(id="fooled", question=question, text=text)
-    gone_off = [alarm for alarm in known.alarms if alarm.alarm in _FOOLED]
-    shares = [value for label, value in found.items() if label != "length against reward" and value is not None]
-    if gone_off:
-        text, tone = f"It seems so: {gone_off[-1].message}", "bad"
+    raised = [alarm for alarm in facts.alarms if alarm.alarm in _HACKING_ALARMS]
+    correlation = names["hacking/length_reward_correlation"]
+    shares = [value for label, value in found.items() if label != correlation and value is not None]
+    if raised:
+        text, tone = f"Probably: {raised[-1].message}", "bad"
     elif max(shares, default=0.0) > 0:
-        text, tone = f"In the last {RECENT_STEPS} steps, up to {max(shares):.0%} of answers repeat; read some.", "warn"
+        share = f"{max(shares):.0%}"
+        text = f"In the last {RECENT_STEPS} steps, up to {share} of the answers are repetitive; read some of them."
+        tone = "warn"
     else:
-        text, tone = (
-            f"No mark of it in the last {RECENT_STEPS} steps: answers repeat no others and not themselves.",
-            "good",
-        )
+        text = f"There is no sign of it in the last {RECENT_STEPS} steps: no answers are repeated or repetitive."
+        tone = "good"
     return Answer(id="fooled", question=question, text=text, tone=tone, figures=list(found.items()), links=links)
 
 
-_FOOLED = (
+_HACKING_ALARMS = (
     "length_drift_above",
     "repeated_text_above",
     "shared_ngrams_above",

@@ -1,4 +1,4 @@
-"""Growing NumPy columns."""
+"""NumPy columns to which rows can be appended."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Blocks", "Columns"]
+__all__ = ["ColumnBlocks", "Columns"]
 
 _BLOCK = 2**17
 
 
 class Columns:
-    """Arrays of equal length, by name.
+    """A table that grows: one NumPy array per column, all of equal length.
 
     Args:
         types: dtype of each column.
@@ -27,7 +27,7 @@ class Columns:
         return self._size
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return a view that is valid until the next change.
+        """Return the column `name` as a view, which is valid until the table changes.
 
         Raises:
             KeyError: the column does not exist.
@@ -35,7 +35,8 @@ class Columns:
         return self._arrays[name][: self._size]
 
     def reserve(self, num_rows: int) -> None:
-        """Reserve space for rows, so that appending them needs no copy; unused space costs nothing."""
+        """Reserve space for rows, so that appending them needs no copy."""
+        # Unused space costs nothing: the kernel allocates pages of `np.empty` on first write.
         for name, array in self._arrays.items():
             if num_rows > len(array):
                 grown = np.empty(num_rows, array.dtype)
@@ -43,7 +44,7 @@ class Columns:
                 self._arrays[name] = grown
 
     def extend(self, num_rows: int, values: Mapping[str, Any]) -> None:
-        """Append rows: for every column an array, a list, or one value for all of them."""
+        """Append rows; `values` has an array, a list, or one value for all rows, for every column."""
         end = self._size + num_rows
         if any(end > len(array) for array in self._arrays.values()):
             self.reserve(max(1024, end + end // 4))
@@ -51,14 +52,14 @@ class Columns:
             array[self._size : end] = values[name]
         self._size = end
 
-    def keep(self, mask: np.ndarray) -> None:
-        """Drop all rows except some."""
+    def filter_rows(self, mask: np.ndarray) -> None:
+        """Keep only the rows for which `mask` is true."""
         self._arrays = {name: self[name][mask] for name in self._arrays}
         self._size = int(mask.sum())
 
 
-class Blocks:
-    """Columns of very many rows, which are read a block at a time and never copied to grow.
+class ColumnBlocks:
+    """A table with very many rows, stored in blocks: appending rows never copies earlier rows.
 
     Args:
         types: dtype of each column.
@@ -75,7 +76,7 @@ class Blocks:
         return iter(self._blocks)
 
     def extend(self, num_rows: int, values: Mapping[str, np.ndarray]) -> None:
-        """Append rows."""
+        """Append rows; `values` has an array for every column."""
         at = 0
         while at < num_rows:
             if not self._blocks or len(self._blocks[-1]) == _BLOCK:

@@ -1,9 +1,9 @@
-"""Why a run stopped: from its summary; for older runs, from its alarms and its log."""
+"""Explains why a run stopped, from its summary; for older runs, from its alarms and log."""
 
 from __future__ import annotations
 
-from roll.dashboard.answer import Answer, link
-from roll.dashboard.known import RunFacts
+from roll.dashboard.answer import Answer, build_link
+from roll.dashboard.run_facts import RunFacts
 
 __all__ = ["explain_end"]
 
@@ -11,39 +11,39 @@ _LONGEST = 600
 _RESUME = " `roll resume` continues from the newest checkpoint."
 
 
-def explain_end(known: RunFacts) -> Answer:
-    """Explain why the run stopped."""
-    step = known.step
-    text, tone = _explain(known, step)
-    links = [link("log and alarms", "health", show="Alarms")]
-    if known.end_kind == "alarm" and step and known.has_rollouts:
-        links.append(link("answers of that step", "rollouts", step_min=step, step_max=step, kind="train"))
-    figures = [("last step", step), ("steps asked for", known.num_steps)]
+def explain_end(facts: RunFacts) -> Answer:
+    """Return the answer to the question why the run stopped."""
+    step = facts.last_step
+    text, tone = _explain_ending(facts, step)
+    links = [build_link("log and alarms", "health", show="Alarms")]
+    if facts.end_kind == "alarm" and step and facts.has_rollouts:
+        links.append(build_link("answers of that step", "rollouts", step_min=step, step_max=step, kind="train"))
+    figures = [("last step", step), ("configured steps", facts.num_steps)]
     return Answer(id="stopped", question="Why did it stop?", text=text, tone=tone, figures=figures, links=links)
 
 
-def _explain(known: RunFacts, step: int) -> tuple[str, str]:
-    asked = f" of {known.num_steps:.0f}" if known.num_steps else ""
-    after = f"after step {step}{asked}" if step else "before its first step"
-    message = _shorten(known.end_message)
-    if known.status == "running":
-        return f"It has not: it is at step {step}{asked}.", "good"
-    match known.end_kind:
-        case "finished" if known.num_trained_steps == 0:
-            return f"It made all {step} steps, but none of them trained anything.", "bad"
+def _explain_ending(facts: RunFacts, step: int) -> tuple[str, str]:
+    of_total = f" of {facts.num_steps:.0f}" if facts.num_steps else ""
+    after = f"after step {step}{of_total}" if step else "before its first step"
+    message = _shorten(facts.end_message)
+    if facts.status == "running":
+        return f"The run has not stopped: it is at step {step}{of_total}.", "good"
+    match facts.end_kind:
+        case "finished" if facts.num_trained_steps == 0:
+            return f"The run completed all {step} steps, but none of them updated the weights.", "bad"
         case "finished":
-            return f"It finished: all {step} steps were made.", "good"
+            return f"The run finished all {step} steps.", "good"
         case "alarm":
-            return f"An alarm stopped it {after}: {message}.{_RESUME}", "bad"
+            return f"An alarm stopped the run {after}: {message}.{_RESUME}", "bad"
         case "interrupted":
-            return f"It was interrupted {after} ({message}).{_RESUME}", "warn"
+            return f"The run was interrupted {after} ({message}).{_RESUME}", "warn"
         case "error":
-            return f"It failed {after}: {message}.{_RESUME}", "bad"
-    text = f"It ended {after}, and no summary says why"
-    wrong = [line for line in known.log if " ERROR " in line or " CRITICAL " in line]
-    last = wrong[-1] if wrong else (known.log[-1] if known.log else "")
+            return f"The run failed {after}: {message}.{_RESUME}", "bad"
+    text = f"The run ended {after}, and there is no summary with the cause"
+    wrong = [line for line in facts.log if " ERROR " in line or " CRITICAL " in line]
+    last = wrong[-1] if wrong else (facts.log[-1] if facts.log else "")
     text += f"; the last line of the log: {_shorten(last)}" if last else ""
-    return f"{text}. The process was killed, or its machine went away.{_RESUME}", "bad"
+    return f"{text}. The process was killed, or the machine failed.{_RESUME}", "bad"
 
 
 def _shorten(text: str) -> str:

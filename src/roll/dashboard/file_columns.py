@@ -1,4 +1,4 @@
-"""The indexed columns of one file of rollouts, and the beginnings of its texts.
+"""Reads the columns of a rollout file that the index needs, and the beginnings of its prompts and answers.
 
 Files of older versions have no `num_tokens`, `num_turns` and `oldest_version`, which are computed from their lists.
 """
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roll.tracking.reading.files import SafeDirectory
-from roll.tracking.reading.rollout_files import compute, distinct, open_rollout_table
+from roll.tracking.reading.rollout_files import factorize_texts, get_arrow_compute, open_rollout_file
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,46 +32,48 @@ NUMBERS: dict[str, Any] = {
 """Numeric columns and their dtypes; NaN if the file has none. `policy_version` is the oldest of a row."""
 LABELS = ("domain", "verdict", "status", "finish_reason", "engine_id")
 MOST_LABELS = 4096
-"""Maximum number of distinct texts of one kind of label; rows with further texts have no label."""
+"""Maximum number of distinct values of a label; rows with further values have no label."""
 PREVIEW = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileColumns:
-    """The indexed data of one file of R rows."""
+    """The columns of a rollout file that the index needs, for R rows."""
 
     num_rows: int
     numbers: dict[str, np.ndarray]
     """Each column of `NUMBERS`, shape [R]."""
     labels: dict[str, tuple[np.ndarray, list[str]]]
-    """Each column of `LABELS`: the index of each row's text, shape [R], and the texts."""
+    """Each column of `LABELS`: the code of each row's value, shape [R], and the values by code."""
 
 
 def read_columns(inside: SafeDirectory, name: str, keep: Callable[[list[tuple[str, str]]], None]) -> FileColumns:
-    """Read the columns that an index needs.
+    """Return the columns of a rollout file that the index needs.
 
     Args:
         inside: the run's directory.
         name: name of the file.
-        keep: receives the beginnings of prompt and text of the next rows.
+        keep: called repeatedly with the beginnings of prompt and answer of the next rows.
 
     Raises:
         RunDirectoryError: the file cannot be read, or was not written by a run.
     """
-    with open_rollout_table(inside, name) as file:
+    with open_rollout_file(inside, name) as file:
         wanted = {*NUMBERS, *LABELS, "prompt", "text"} - {"policy_version"}
         wanted |= {"oldest_version"} if "oldest_version" in file.names else {"policy_versions"}
         wanted |= set() if "num_tokens" in file.names else {"token_ids"}
         numbers = {column: [np.empty(0, dtype)] for column, dtype in NUMBERS.items()}
         codes = {label: [np.empty(0, np.int64)] for label in LABELS}
         known: dict[str, dict[str, int]] = {label: {"": 0} for label in LABELS}
-        for portion in file.portions(wanted):
+        for portion in file.iter_batches(wanted):
             columns = dict(zip(portion.schema.names, portion.columns, strict=True))
             for column, dtype in NUMBERS.items():
-                numbers[column].append(_numbers(_source(column, columns), dtype, portion.num_rows))
+                numbers[column].append(_convert_numbers(_read_source(column, columns), dtype, portion.num_rows))
             for label in LABELS:
-                codes[label].append(_labels(columns.get(label), portion.num_rows, known[label]))
-            keep(list(zip(*(_beginnings(columns.get(c), portion.num_rows) for c in ("prompt", "text")), strict=True)))
+                codes[label].append(_encode_labels(columns.get(label), portion.num_rows, known[label]))
+            keep(
+                list(zip(*(_get_beginnings(columns.get(c), portion.num_rows) for c in ("prompt", "text")), strict=True))
+            )
         return FileColumns(
             num_rows=file.num_rows,
             numbers={column: np.concatenate(parts) for column, parts in numbers.items()},
@@ -79,11 +81,11 @@ def read_columns(inside: SafeDirectory, name: str, keep: Callable[[list[tuple[st
         )
 
 
-def _source(column: str, columns: dict[str, pa.Array]) -> pa.Array | None:
-    """Return the numbers of `column`, computed from lists if the file is of an older version."""
+def _read_source(column: str, columns: dict[str, pa.Array]) -> pa.Array | None:
+    """Return the numeric `column`; in older files, computed from lists of tokens. `None` if the file has neither."""
     import pyarrow as pa
 
-    pc = compute()
+    pc = get_arrow_compute()
     if column == "num_tokens" and column not in columns and "token_ids" in columns:
         return pc.list_value_length(columns["token_ids"])
     if column in ("policy_version", "num_turns") and column not in columns:
@@ -92,21 +94,23 @@ def _source(column: str, columns: dict[str, pa.Array]) -> pa.Array | None:
         versions = columns.get("policy_versions")
         if versions is None or not pa.types.is_list(versions.type):
             return None
-        return pa.array((_oldest if column == "policy_version" else _turns)(versions), from_pandas=True)
+        return pa.array((_find_oldest if column == "policy_version" else _count_turns)(versions), from_pandas=True)
     return columns.get(column)
 
 
-def _oldest(versions: pa.ListArray) -> np.ndarray:
-    """Return the oldest policy version that generated a token of each row, shape [R]; NaN if none did."""
+def _find_oldest(versions: pa.ListArray) -> np.ndarray:
+    """Return for each row the oldest policy version of a token, shape [R]; NaN without generated tokens."""
     values = versions.values.to_numpy(zero_copy_only=False).astype(np.float64)
     values = np.append(np.where(values < 0, np.inf, values), np.inf)
     offsets = versions.offsets.to_numpy()
+    # `reduceat` returns the element at an offset for an empty slice, and rejects an offset after the end: hence the
+    # appended element, and the mask below.
     found = np.minimum.reduceat(values, np.minimum(offsets[:-1], len(values) - 1)) if len(offsets) > 1 else values[:0]
     return np.where((np.diff(offsets) > 0) & np.isfinite(found), found, np.nan)
 
 
-def _turns(versions: pa.ListArray) -> np.ndarray:
-    """Return the number of stretches of generated tokens in each row, shape [R]."""
+def _count_turns(versions: pa.ListArray) -> np.ndarray:
+    """Return the number of contiguous spans of generated tokens in each row, shape [R]."""
     made = versions.values.to_numpy(zero_copy_only=False) >= 0
     offsets = versions.offsets.to_numpy()
     begins = made.copy()
@@ -117,10 +121,10 @@ def _turns(versions: pa.ListArray) -> np.ndarray:
     return (total[offsets[1:]] - total[offsets[:-1]]).astype(np.float64)
 
 
-def _numbers(source: pa.Array | None, dtype: Any, num_rows: int) -> np.ndarray:
+def _convert_numbers(source: pa.Array | None, dtype: Any, num_rows: int) -> np.ndarray:
     import pyarrow as pa
 
-    pc = compute()
+    pc = get_arrow_compute()
     empty = -1 if np.issubdtype(dtype, np.integer) else np.nan
     if source is None:
         return np.full(num_rows, empty, dtype)
@@ -133,29 +137,32 @@ def _numbers(source: pa.Array | None, dtype: Any, num_rows: int) -> np.ndarray:
         return np.full(num_rows, empty, dtype)
 
 
-def _labels(source: pa.Array | None, num_rows: int, known: dict[str, int]) -> np.ndarray:
-    """Return the codes of the labels, shape [R], and add new labels to `known`."""
-    codes, texts = _cut(source, num_rows)
+def _encode_labels(source: pa.Array | None, num_rows: int, known: dict[str, int]) -> np.ndarray:
+    """Return the code of each row's label, shape [R], and add new labels to `known`.
+
+    The code is 0 for a row without a label, and for new labels once there are `MOST_LABELS`.
+    """
+    codes, texts = _factorize_beginnings(source, num_rows)
     for text in texts:
         if len(known) < MOST_LABELS:
             known.setdefault(text, len(known))
     return np.array([*(known.get(text, 0) for text in texts), 0], np.int64)[codes]
 
 
-def _beginnings(source: pa.Array | None, num_rows: int) -> list[str]:
-    codes, texts = _cut(source, num_rows)
+def _get_beginnings(source: pa.Array | None, num_rows: int) -> list[str]:
+    codes, texts = _factorize_beginnings(source, num_rows)
     texts.append("")
     return [texts[code] for code in codes.tolist()]
 
 
-def _cut(source: pa.Array | None, num_rows: int) -> tuple[np.ndarray, list[str]]:
-    """Return the index of each row's text, shape [R], -1 for none, and the first characters of each text."""
+def _factorize_beginnings(source: pa.Array | None, num_rows: int) -> tuple[np.ndarray, list[str]]:
+    """Return for each row an index into a list of truncated strings (shape [R], -1 for none), and the list."""
     import pyarrow as pa
 
     try:
         if source is not None:
-            codes, texts = distinct(source)
-            cut = compute().utf8_slice_codeunits(texts, 0, PREVIEW).to_pylist()
+            codes, texts = factorize_texts(source)
+            cut = get_arrow_compute().utf8_slice_codeunits(texts, 0, PREVIEW).to_pylist()
             return codes, [text or "" for text in cut]
     except (pa.ArrowException, UnicodeDecodeError):
         pass

@@ -1,4 +1,4 @@
-"""Problems of a run, the fates of its draws, and its machine's load: for `/health`."""
+"""Alarms and failures of a run, the outcomes of its draws, and its memory: the response of `/health`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from roll.dashboard.metrics import Metrics, nulls
-from roll.dashboard.rollouts import KINDS, Rollouts, file_of, step_of
+from roll.dashboard.metrics import Metrics, nan_to_none
+from roll.dashboard.rollouts import KINDS, Rollouts, decode_row, decode_step
 from roll.errors import RunDirectoryError
 from roll.records import read_record
-from roll.tracking.reading.files import SafeDirectory, from_json
-from roll.tracking.reading.rollout_files import open_rollout_table
+from roll.tracking.reading.files import SafeDirectory, parse_json
+from roll.tracking.reading.rollout_files import open_rollout_file
 
-__all__ = ["Alarm", "LedgerEntry", "alarms", "failures", "health", "log_of", "newest_ledger"]
+__all__ = ["Alarm", "LedgerEntry", "build_health", "count_causes", "find_alarms", "read_log", "read_newest_ledger"]
 
 _ALARM = re.compile(r"(\S+ \S+) WARNING \S+: (?=.*alarms\.(\w+)\))(.*)")
 _LARGEST_LOG = 4 * 2**20
@@ -28,12 +28,12 @@ _MOST_ROWS = 100
 _MOST_STEPS = 200
 _LONGEST_CAUSE = 500
 _FATES = ("trained", "filtered", "failed", "expired", "in_flight")
-_CULPRITS = {
+_LABELS = {
     "timeouts_above": ("verdict", "timeout"),
     "unfinished_above": ("finish_reason", "length"),
     "infra_errors_above": ("status", "infra_error"),
 }
-"""Rollouts of its step that an alarm concerns; other alarms concern all rollouts."""
+"""Column and label of the rollouts that an alarm concerns; other alarms concern all rollouts of the step."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Alarm:
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """A draw of the newest checkpoint's ledger."""
+    """What became of a draw, according to the ledger of the newest checkpoint."""
 
     fate: str
     why: Any = ""
@@ -61,12 +61,14 @@ class LedgerEntry:
 
     @property
     def reason(self) -> str:
-        """Reason for the draw's fate."""
-        return str(self.why) if self.why else "no reason given"
+        """Reason for the draw's outcome."""
+        return str(self.why) if self.why else "no reason recorded"
 
 
-def health(inside: SafeDirectory, metrics: Metrics, rollouts: Rollouts, patience: int) -> dict[str, Any]:
-    """Return alarms, ledger, weight syncs, memory, failures and the end of the log; missing parts are empty.
+def build_health(inside: SafeDirectory, metrics: Metrics, rollouts: Rollouts, patience: int) -> dict[str, Any]:
+    """Return the response of `/health`: alarms, ledger, weight syncs, memory, failures and the end of the log.
+
+    Parts that the run does not have are empty.
 
     Args:
         inside: the run's directory.
@@ -74,19 +76,19 @@ def health(inside: SafeDirectory, metrics: Metrics, rollouts: Rollouts, patience
         rollouts: index of the run's rollouts.
         patience: `alarms.patience` of the run.
     """
-    log = log_of(inside)
+    log = read_log(inside)
     return {
-        "alarms": alarms(metrics, rollouts, log, patience),
-        "ledger": _ledger(inside, metrics),
-        "syncs": _syncs(metrics),
-        "memory": _memory(metrics),
-        "failures": failures(inside, rollouts),
+        "alarms": find_alarms(metrics, rollouts, log, patience),
+        "ledger": _build_ledger(inside, metrics),
+        "syncs": _build_syncs(metrics),
+        "memory": _build_memory(metrics),
+        "failures": count_causes(inside, rollouts),
         "log_tail": log[-_TAIL_LINES:],
     }
 
 
-def log_of(inside: SafeDirectory) -> list[str]:
-    """Return the end of the controller's log."""
+def read_log(inside: SafeDirectory) -> list[str]:
+    """Return the last non-empty lines of the controller's log; empty if it cannot be read."""
     try:
         with inside.open("logs", "controller-0.log") as file:
             file.seek(0, 2)
@@ -96,11 +98,11 @@ def log_of(inside: SafeDirectory) -> list[str]:
         return []
 
 
-def alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: int) -> list[Alarm]:
-    """Return the alarms that were raised, with their messages in the log.
+def find_alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: int) -> list[Alarm]:
+    """Return the alarms that were raised, with their messages from the log.
 
-    The metrics `alarm/…` count consecutive steps, and at `patience` the alarm is raised; alarms that consider several
-    steps together are only in the log, without a step.
+    An alarm is raised when its metric `alarm/…`, which counts consecutive steps, reaches `patience`. Alarms about
+    several steps together are only in the log, and have no step.
     """
     said: dict[str, list[str]] = {}
     for line in log:
@@ -121,75 +123,85 @@ def alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: int) 
     of_steps = {each.alarm for each in found}
     found += [Alarm(None, alarm, text) for alarm, texts in said.items() if alarm not in of_steps for text in texts]
     for each in found:
-        each.rows = _rows(rollouts, each.step, each.alarm, patience)
+        each.rows = _find_alarm_rows(rollouts, each.step, each.alarm, patience)
     return sorted(found, key=lambda each: (each.step is None, each.step or 0, each.alarm))
 
 
-def _rows(rollouts: Rollouts, step: int | None, alarm: str, patience: int) -> list[int]:
-    """Return the rollouts of the steps that raised an alarm, newest first."""
-    mask = rollouts.column("kind") == KINDS.index("train")
+def _find_alarm_rows(rollouts: Rollouts, step: int | None, alarm: str, patience: int) -> list[int]:
+    """Return the rows of the rollouts that an alarm concerns, newest first.
+
+    They are in the `patience` steps up to `step`, or in all training steps if `step` is `None`.
+    """
+    mask = rollouts.get_column("kind") == KINDS.index("train")
     if step is not None:
-        mask &= (rollouts.column("step") > step - patience) & (rollouts.column("step") <= step)
-    elif alarm not in _CULPRITS:
+        mask &= (rollouts.get_column("step") > step - patience) & (rollouts.get_column("step") <= step)
+    elif alarm not in _LABELS:
         return []
-    if alarm in _CULPRITS:
-        label, text = _CULPRITS[alarm]
-        texts = rollouts.texts(label)
-        mask &= rollouts.column(label) == (texts.index(text) if text in texts else -1)
-    return np.sort(rollouts.column("row")[mask])[::-1][:_MOST_ROWS].tolist()
+    if alarm in _LABELS:
+        label, text = _LABELS[alarm]
+        texts = rollouts.get_label_values(label)
+        mask &= rollouts.get_column(label) == (texts.index(text) if text in texts else -1)
+    return np.sort(rollouts.get_column("row")[mask])[::-1][:_MOST_ROWS].tolist()
 
 
-def _ledger(inside: SafeDirectory, metrics: Metrics) -> dict[str, Any]:
+def _build_ledger(inside: SafeDirectory, metrics: Metrics) -> dict[str, Any]:
     table = metrics.tables["train"]
-    fates = {fate: table.last(f"ledger/{fate}") for fate in _FATES}
-    columns = {fate: _differences(table.columns.get(f"ledger/{fate}"), len(table.steps)) for fate in _FATES[:-1]}
+    fates = {fate: table.get_last(f"ledger/{fate}") for fate in _FATES}
+    columns = {
+        fate: _compute_differences(table.columns.get(f"ledger/{fate}"), len(table.steps)) for fate in _FATES[:-1]
+    }
     columns |= {"in_flight": np.array(table.columns.get("ledger/in_flight", [math.nan] * len(table.steps)))}
-    known = {fate: nulls(column) for fate, column in columns.items()}
+    known = {fate: nan_to_none(column) for fate, column in columns.items()}
     by_step = [{"step": step} | {fate: known[fate][place] for fate in _FATES} for place, step in enumerate(table.steps)]
-    shown = {fate: int(count) for fate, count in fates.items() if count is not None}
-    return {"fates": shown, "by_step": by_step if shown else [], "reasons": _reasons(newest_ledger(inside))}
+    counts = {fate: int(count) for fate, count in fates.items() if count is not None}
+    return {
+        "fates": counts,
+        "by_step": by_step if counts else [],
+        "reasons": _count_reasons(read_newest_ledger(inside)),
+    }
 
 
-def _differences(column: Any, length: int) -> np.ndarray:
-    """Return what each step added to a count of the whole run."""
+def _compute_differences(column: Any, length: int) -> np.ndarray:
+    """Return by how much a cumulative count grew in each step, shape [length]; NaN if `column` is `None`."""
     return np.diff(np.array(column), prepend=0.0) if column is not None else np.full(length, math.nan)
 
 
-def _reasons(entries: Sequence[LedgerEntry]) -> dict[str, int]:
-    """Return how many draws were not trained, by fate and reason."""
+def _count_reasons(entries: Sequence[LedgerEntry]) -> dict[str, int]:
+    """Count the draws that were not trained, by outcome and reason, most frequent first."""
     found = Counter(
         f"{entry.fate}: {entry.reason}"[:300] for entry in entries if entry.fate not in ("trained", "in_flight")
     )
     return dict(found.most_common(50))
 
 
-def newest_ledger(inside: SafeDirectory) -> list[LedgerEntry]:
-    """Return the entries of the newest readable ledger of a checkpoint, each with its `fate`."""
-    checkpoints = sorted(inside.stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
+def read_newest_ledger(inside: SafeDirectory) -> list[LedgerEntry]:
+    """Return the entries of the newest checkpoint's ledger; empty without a checkpoint or a readable ledger."""
+    # By length first: step-1000000 is newer than step-999999.
+    checkpoints = sorted(inside.list_stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
     for name in checkpoints[:1]:
         try:
             content = inside.read("checkpoints", name, "ledger.jsonl", limit=_LARGEST_LEDGER)
         except RunDirectoryError:
             continue
-        return list(_entries(content))
+        return list(_parse_entries(content))
     return []
 
 
-def _entries(content: bytes) -> Iterator[LedgerEntry]:
+def _parse_entries(content: bytes) -> Iterator[LedgerEntry]:
     for line in content.splitlines():
         try:
-            entry = from_json(line)
+            entry = parse_json(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and isinstance(entry.get("fate"), str):
             yield read_record(LedgerEntry, entry)
 
 
-def _syncs(metrics: Metrics) -> list[dict[str, Any]]:
+def _build_syncs(metrics: Metrics) -> list[dict[str, Any]]:
     table = metrics.tables["train"]
     names = [name for name in table.columns if name.startswith("sync/")]
-    columns = {name.removeprefix("sync/"): nulls(np.array(table.columns[name])) for name in names}
-    versions = nulls(np.array(table.columns["policy_version"])) if "policy_version" in table.columns else None
+    columns = {name.removeprefix("sync/"): nan_to_none(np.array(table.columns[name])) for name in names}
+    versions = nan_to_none(np.array(table.columns["policy_version"])) if "policy_version" in table.columns else None
     return [
         {"step": step, "version": None if versions is None else versions[place]}
         | {name: column[place] for name, column in columns.items()}
@@ -198,31 +210,34 @@ def _syncs(metrics: Metrics) -> list[dict[str, Any]]:
     ][-1000:]
 
 
-def _memory(metrics: Metrics) -> dict[str, Any]:
+def _build_memory(metrics: Metrics) -> dict[str, Any]:
     table = metrics.tables["train"]
     names = [name for name in table.columns if name.startswith("memory/") or name.endswith("_bytes")]
-    return {name: {"steps": list(table.steps), "bytes": nulls(np.array(table.columns[name]))} for name in names}
+    return {name: {"steps": list(table.steps), "bytes": nan_to_none(np.array(table.columns[name]))} for name in names}
 
 
-def failures(inside: SafeDirectory, rollouts: Rollouts) -> list[dict[str, Any]]:
-    """Return why answers got no reward, the most frequent cause first, from the newest rows of some files."""
-    texts = rollouts.texts("status")
+def count_causes(inside: SafeDirectory, rollouts: Rollouts) -> list[dict[str, Any]]:
+    """Return the causes of answers without a reward, with counts and steps, most frequent first.
+
+    Only the newest of these answers are read.
+    """
+    texts = rollouts.get_label_values("status")
     if "infra_error" not in texts:
         return []
-    rows = np.sort(rollouts.column("row")[rollouts.column("status") == texts.index("infra_error")])[::-1]
+    rows = np.sort(rollouts.get_column("row")[rollouts.get_column("status") == texts.index("infra_error")])[::-1]
     causes: dict[str, list[int]] = {}
     files: dict[str, list[tuple[int, int]]] = {}
     for row in rows[:2000].tolist():
-        name, place = file_of(row)
-        files.setdefault(name, []).append((place, step_of(row)))
+        name, place = decode_row(row)
+        files.setdefault(name, []).append((place, decode_step(row)))
     for name, places in list(files.items())[:50]:
         try:
-            with open_rollout_table(inside, name) as file:
-                found = file.beginnings([place for place, _ in places], "cause", _LONGEST_CAUSE)
+            with open_rollout_file(inside, name) as file:
+                found = file.read_beginnings([place for place, _ in places], "cause", _LONGEST_CAUSE)
         except RunDirectoryError:
             continue
         for cause, (_, step) in zip(found, places, strict=True):
-            causes.setdefault(cause or "no cause given", []).append(step)
+            causes.setdefault(cause or "no cause recorded", []).append(step)
     return [
         {"cause": cause, "count": len(steps), "first_step": min(steps), "last_step": max(steps)}
         for cause, steps in sorted(causes.items(), key=lambda item: -len(item[1]))

@@ -1,4 +1,4 @@
-"""`metrics.jsonl` as columns, updated by reading only appended lines."""
+"""Reads `metrics.jsonl` into columns; later reads process only appended lines."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import numpy as np
 
 from roll.config.renamed import rename_metrics
 from roll.errors import RunDirectoryError
-from roll.tracking.reading.files import SafeDirectory, Tail, from_json
+from roll.tracking.reading.files import SafeDirectory, Tail, parse_json
 
-__all__ = ["Metrics", "Table"]
+__all__ = ["MetricTable", "Metrics"]
 
 _MOST_NAMES = 5000
 _LONGEST_NAME = 500
@@ -24,20 +24,21 @@ _LONGEST_STEP_S = 1e9
 _MOST_POINTS = 2000
 _LARGEST_STEP = 2**31 - 1
 KINDS = {"train": "train", "evaluation": "eval"}
-"""The file's name of each kind of row, and the page's."""
+"""Kinds of rows: from the name in the file to the name on the page."""
 
 
-class Table:
-    """Rows of one kind: steps, seconds since the run's start, and a column for every name."""
+class MetricTable:
+    """The metrics of training steps or of evaluations: steps, seconds since the start, and a column per metric."""
 
     def __init__(self) -> None:
+        # `array` takes 8 bytes for a value and grows in place, unlike a list of floats or a NumPy array.
         self.steps = array("q")
         self.time_s = array("d")
         self.columns: dict[str, array[float]] = {}
 
     @property
     def is_full(self) -> bool:
-        """Whether no more rows are accepted: a few bytes of a file add a value to every column."""
+        """Whether the table has the maximum number of values, so that no more rows are accepted."""
         return (len(self.columns) + 1) * (len(self.steps) + 1) > _MOST_VALUES
 
     def add(self, step: int, time_s: float, row: dict[str, Any]) -> None:
@@ -50,15 +51,15 @@ class Table:
                 if len(self.columns) >= _MOST_NAMES or len(name) > _LONGEST_NAME or self.is_full:
                     continue
                 column = self.columns[name] = array("d", [math.nan]) * len(self.steps)
-            column.append(_number(value))
+            column.append(_to_number(value))
         self.steps.append(step)
         self.time_s.append(time_s)
         for column in self.columns.values():
             if len(column) < len(self.steps):
                 column.append(math.nan)
 
-    def last(self, name: str) -> float | None:
-        """Return the newest value of `name` that is a number."""
+    def get_last(self, name: str) -> float | None:
+        """Return the newest value of `name` that is a number; `None` if there is none."""
         return next((value for value in reversed(self.columns.get(name, ())) if not math.isnan(value)), None)
 
 
@@ -77,14 +78,14 @@ class Metrics:
         self._clear()
 
     def _clear(self) -> None:
-        self.tables: dict[str, Table] = {kind: Table() for kind in KINDS.values()}
+        self.tables: dict[str, MetricTable] = {kind: MetricTable() for kind in KINDS.values()}
         self._elapsed_s = 0.0
         self._malformed = self._left_out = 0
 
     def refresh(self) -> None:
         """Read new lines; `problem` describes a file that cannot be read."""
         try:
-            for restarted, lines in self._tail.chunks():
+            for restarted, lines in self._tail.read_chunks():
                 if restarted:
                     self._clear()
                 for line in lines.splitlines():
@@ -97,7 +98,7 @@ class Metrics:
 
     def _read(self, line: bytes) -> None:
         try:
-            row = from_json(line)
+            row = parse_json(line)
             kind, step = KINDS[row["kind"]], row["step"]
         except (ValueError, TypeError, KeyError, RecursionError):
             self._malformed += bool(line.strip())
@@ -108,12 +109,12 @@ class Metrics:
         if self.tables[kind].is_full:
             self._left_out += 1
             return
-        spent = _number(row.get("time/step_s" if kind == "train" else "time/evaluate_s"))
+        spent = _to_number(row.get("time/step_s" if kind == "train" else "time/evaluate_s"))
         if 0 < spent < _LONGEST_STEP_S and not (self.is_asynchronous and kind == "eval"):
             self._elapsed_s += spent
         self.tables[kind].add(step, self._elapsed_s, rename_metrics(row))
 
-    def version_before(self, step: int) -> float:
+    def get_version_before(self, step: int) -> float:
         """Return the trainer's policy version when step `step` began; NaN if it is unknown."""
         table = self.tables["train"]
         at = bisect.bisect_left(table.steps, step) - 1
@@ -122,24 +123,24 @@ class Metrics:
             return math.nan
         return column[at] if at >= 0 else 0.0
 
-    def names(self) -> dict[str, Any]:
-        """Return the response of `/metrics`."""
+    def build_overview(self) -> dict[str, Any]:
+        """Return the response of `/metrics`: the names of all metrics, and steps and times of both kinds of rows."""
         kinds = {
             kind: {"steps": list(table.steps), "time_s": list(table.time_s)} for kind, table in self.tables.items()
         }
         found = [{"name": name, "kind": kind} for kind, table in self.tables.items() for name in sorted(table.columns)]
         return {"names": found, "kinds": kinds}
 
-    def series(self, names: Sequence[str], kind: str, since: int | None, *, full: bool = False) -> dict[str, Any]:
-        """Return the response of `/series`: columns with shared steps; long ones are thinned to their minima and
-        maxima.
+    def build_series(self, names: Sequence[str], kind: str, since: int | None, *, full: bool = False) -> dict[str, Any]:
+        """Return the response of `/series`: the values of some metrics at the same steps.
+
+        Long series are downsampled: the minima and maxima of short intervals are kept.
 
         Args:
             names: names of metrics; unknown ones are ignored.
-            kind: kind of rows.
+            kind: `train` or `eval`.
             since: a step; only later steps are returned.
-            full: whether to return all rows; what is computed from a curve (a mean, a smoothed curve, a table) needs
-                them.
+            full: whether to return all rows instead, as for a mean, a smoothed curve or a table.
 
         Raises:
             KeyError: the kind does not exist.
@@ -148,20 +149,20 @@ class Metrics:
         first = 0 if since is None else bisect.bisect_right(table.steps, since)
         columns = {name: np.array(table.columns[name])[first:] for name in names if name in table.columns}
         num_rows = len(table.steps) - first
-        kept = np.arange(num_rows) if full else _thin(list(columns.values()), num_rows)
+        kept = np.arange(num_rows) if full else _downsample(list(columns.values()), num_rows)
         return {
             "steps": np.array(table.steps, dtype=np.int64)[first:][kept].tolist(),
             "time_s": np.array(table.time_s)[first:][kept].round(3).tolist(),
-            "series": {name: nulls(column[kept]) for name, column in columns.items()},
+            "series": {name: nan_to_none(column[kept]) for name, column in columns.items()},
         }
 
 
-def nulls(values: np.ndarray) -> list[float | None]:
-    """Return values for JSON, with `None` for NaN and infinities."""
+def nan_to_none(values: np.ndarray) -> list[float | None]:
+    """Return the values of an array as a list for JSON, with `None` for NaN and infinities."""
     return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _number(value: Any) -> float:
+def _to_number(value: Any) -> float:
     if isinstance(value, bool | int | float):
         try:
             number = float(value)
@@ -171,9 +172,10 @@ def _number(value: Any) -> float:
     return math.nan
 
 
-def _thin(columns: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
-    """Return the rows to show: all of up to a few thousand, otherwise each column's minimum and maximum in every
-    stretch.
+def _downsample(columns: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
+    """Return the indices of the rows to show: all if there are few.
+
+    Otherwise these are the rows with the minimum and the maximum of a column in an interval, for each column.
     """
     if num_rows <= _MOST_POINTS or not columns:
         return np.arange(num_rows)[: None if columns else _MOST_POINTS]

@@ -1,4 +1,4 @@
-"""One whole rollout: the conversation, turn by turn, and the data of every token."""
+"""The details of one rollout: the conversation turn by turn, and the data of every token."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from roll.dashboard.metrics import nulls
-from roll.dashboard.settings import usual_number
+from roll.dashboard.metrics import nan_to_none
+from roll.dashboard.settings import to_finite_number
 from roll.dashboard.vocabulary import Vocabulary
+from roll.media.stored import list_images
 from roll.records import read_record
+from roll.tracking.reading.files import SafeDirectory
 
-__all__ = ["DETAIL_COLUMNS", "TOKEN_COLUMNS", "details", "tokens"]
+__all__ = ["DETAIL_COLUMNS", "TOKEN_COLUMNS", "build_details", "build_token_columns"]
 
 DETAIL_COLUMNS = (
     "uid", "answer", "prompt", "text", "messages", "cause", "components", "reward_duration_s", "token_ids",
-    "policy_versions", "prompt_token_ids", "branches", "turns",
+    "policy_versions", "prompt_token_ids", "branches", "turns", "prompt_media", "media", "branch_media",
 )  # fmt: skip
 TOKEN_COLUMNS = (
     "token_ids", "logprobs", "policy_versions", "trainer_logprobs", "update_logprobs", "ref_logprobs",
@@ -39,8 +41,19 @@ class _Branch(NamedTuple):
     context: Sequence[int] = ()
 
 
+class _Message(NamedTuple):
+    content: str = ""
+
+
+class _Span(NamedTuple):
+    digest: str = ""
+    start: int = 0
+    end: int = 0
+    kind: str = ""
+
+
 class _Row(NamedTuple):
-    """A rollout as stored by any version; missing fields are empty."""
+    """A rollout as stored by any version of ROLL; missing fields have their defaults."""
 
     uid: str | None = None
     answer: Any = None
@@ -55,6 +68,9 @@ class _Row(NamedTuple):
     prompt_token_ids: Sequence[int] = ()
     branches: Sequence[Mapping[str, Any]] = ()
     turns: Sequence[Mapping[str, Any]] = ()
+    prompt_media: Sequence[Mapping[str, Any]] = ()
+    media: Sequence[Mapping[str, Any]] = ()
+    branch_media: Sequence[Sequence[Mapping[str, Any]]] = ()
     logprobs: Any = None
     trainer_logprobs: Any = None
     update_logprobs: Any = None
@@ -63,13 +79,21 @@ class _Row(NamedTuple):
     advantage: Any = None
 
 
-def details(found: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """Return the response of `/rollouts/{row}`: the table's data of the rollout that is not in the index."""
+def build_details(
+    found: Mapping[str, Any], vocabulary: Vocabulary | None, inside: SafeDirectory | None = None
+) -> dict[str, Any]:
+    """Return the response of `/rollouts/{row}`: what the page shows of a rollout beyond the columns of the index.
+
+    Args:
+        found: The rollout's `DETAIL_COLUMNS`.
+        vocabulary: Vocabulary of the run, if it exists.
+        inside: The run directory, in which the rollout's images are looked up.
+    """
     row = read_record(_Row, found)
     ids, rewards = row.token_ids, [read_record(_Turn, turn).reward for turn in row.turns]
     turns: list[dict[str, Any]] = [{"kind": "prompt", "text": row.prompt, "start": None, "end": None}]
-    for kind, start, end in _pieces(_spans(row), len(ids)):
-        text = _text(vocabulary, ids[start:end], row, whole=len(ids) == end - start)
+    for kind, start, end in _split_authors(_find_spans(row), len(ids)):
+        text = _decode_text(vocabulary, row, start, end)
         if kind != "model" and text is not None and text.lstrip().startswith(_TOOL):
             kind = "tool"
         turn = {"kind": kind, "text": text, "start": start, "end": end}
@@ -82,40 +106,52 @@ def details(found: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str
         "text": row.text or "",
         "messages": row.messages or [],
         "turns": turns,
-        "components": {name: _finite(value) for name, value in row.components},
+        "components": {name: _to_finite(value) for name, value in row.components},
         "cause": row.cause,
-        "reward_duration_s": _finite(row.reward_duration_s),
+        "reward_duration_s": _to_finite(row.reward_duration_s),
         "policy_versions": sorted({version for version in row.policy_versions if version >= 0}),
         "num_prompt_tokens": len(row.prompt_token_ids),
         "branches": [{"start": b.start, "context_tokens": len(b.context)} for b in branches],
+        "images": {} if inside is None else _list_images(inside, row, turns),
     }
 
 
-def tokens(found: Mapping[str, Any], settings: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """Return the response of `/rollouts/{row}/tokens`: columns aligned with the answer's tokens, and why some are
-    missing.
+def _list_images(inside: SafeDirectory, row: _Row, turns: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    messages = [read_record(_Message, message).content for message in row.messages if message]
+    spans = [*row.prompt_media, *row.media, *(span for spans in row.branch_media for span in spans or () if span)]
+    digests = [read_record(_Span, span).digest for span in spans]
+    return list_images(inside, [*messages, *(turn["text"] or "" for turn in turns)], digests)
+
+
+def build_token_columns(
+    found: Mapping[str, Any], settings: Mapping[str, Any], vocabulary: Vocabulary | None
+) -> dict[str, Any]:
+    """Return the response of `/rollouts/{row}/tokens`: columns aligned with the answer's tokens, and the reasons for
+    missing columns.
 
     Args:
         found: the rollout's `TOKEN_COLUMNS`.
-        settings: flat settings of the run; its `kind` tells whether the rollout was one of an evaluation.
+        settings: settings of the run by dotted key, and `kind`: whether the rollout is from training or an evaluation.
         vocabulary: vocabulary of the run, if it exists.
     """
     row = read_record(_Row, found)
     ids = row.token_ids
     engine, trainer, update, reference, advantages = (
-        _column(column, len(ids))
+        _read_column(column, len(ids))
         for column in (row.logprobs, row.trainer_logprobs, row.update_logprobs, row.ref_logprobs, row.token_advantages)
     )
     written = np.zeros(len(ids), bool)
-    for start, end in _spans(row):
+    for start, end in _find_spans(row):
         written[start:end] = True
     columns: dict[str, Any] = {"mask": (written if trainer is None else ~np.isnan(trainer)).astype(int).tolist()}
     if len(row.policy_versions) == len(ids):
         columns |= {"policy_version": [version if version >= 0 else None for version in row.policy_versions]}
-    if advantages is None and _finite(row.advantage) is not None:
+    if advantages is None and _to_finite(row.advantage) is not None:
         advantages = np.where(written, row.advantage, np.nan)
     current = trainer if update is None else update
-    ratio = _of_two(current, engine if _against_engine(settings) else trainer, lambda own, other: np.exp(own - other))
+    ratio = _combine(
+        current, engine if _is_ratio_against_engine(settings) else trainer, lambda own, other: np.exp(own - other)
+    )
     clip = push = None
     if ratio is not None and advantages is not None:
         clip = _is_clipped(ratio, advantages, settings)
@@ -124,45 +160,47 @@ def tokens(found: Mapping[str, Any], settings: Mapping[str, Any], vocabulary: Vo
         "logprob": None if engine is None else np.where(written, engine, np.nan),
         "trainer_logprob": trainer,
         "advantage": advantages,
-        "difference": _of_two(trainer, engine, lambda own, other: own - other),
-        "kl": _of_two(trainer, reference, lambda own, other: np.expm1(other - own) - (other - own)),
+        "difference": _combine(trainer, engine, lambda own, other: own - other),
+        "kl": _combine(trainer, reference, lambda own, other: np.expm1(other - own) - (other - own)),
         "ratio": ratio,
         "clip": clip,
         "push": push,
     }
-    columns |= {name: nulls(column) for name, column in computed.items() if column is not None}
-    missing = {name: _why(name, settings, trainer is not None) for name in _NAMES if name not in columns}
+    columns |= {name: nan_to_none(column) for name, column in computed.items() if column is not None}
+    missing = {name: _explain_missing(name, settings, trainer is not None) for name in _NAMES if name not in columns}
     missing |= {
-        "entropy": "no run records the entropy of single tokens: the trainer keeps its mean over a step "
+        "entropy": "runs do not record the entropy of single tokens, only the mean over a step "
         "(training/policy/entropy, or training/policy/entropy_estimate)"
     }
-    texts, problem = _token_texts(vocabulary, ids)
+    texts, problem = _decode_tokens(vocabulary, ids)
     return {"tokens": texts, "token_ids": ids, "columns": columns, "missing": missing, "problem": problem}
 
 
-def _against_engine(settings: Mapping[str, Any]) -> bool:
+def _is_ratio_against_engine(settings: Mapping[str, Any]) -> bool:
     return settings.get("algorithm.ratio.against") == "rollout"
 
 
-def _why(name: str, settings: Mapping[str, Any], seen: bool) -> str:
-    """Return why a column is missing."""
+def _explain_missing(name: str, settings: Mapping[str, Any], seen: bool) -> str:
+    """Return the reason why the column `name` is missing; `seen` is whether the trainer processed the rollout."""
     if name == "kl" and seen:
-        return "the run has no reference model: algorithm.kl.coefficient is 0"
+        return "the run has no reference model, because algorithm.kl.coefficient is 0"
     if name == "clip" and seen:
-        return f"the gate {settings.get('algorithm.gate.type', 'of this run')} clips no single token's ratio"
+        return (
+            f"the gate {settings.get('algorithm.gate.type', 'of this run')} does not clip the ratios of single tokens"
+        )
     if name in ("logprob", "policy_version"):
-        return "the file of rollouts does not hold it"
+        return "the rollout file does not have this column"
     if settings.get("kind") == "eval":
-        return "rollouts of evaluations are not trained on: the trainer never received this one"
+        return "the trainer does not process rollouts of evaluations"
     recorded = settings.get("tracking.token_columns")
     if recorded is None:
-        return "the run was made before tracking.token_columns"
+        return "the run is older than tracking.token_columns"
     if not recorded:
         return "the run has tracking.token_columns=false"
-    return "the trainer never saw this rollout (its group was filtered, it failed, or it was given up)"
+    return "the trainer did not process this rollout (its group was filtered, failed or expired)"
 
 
-def _of_two(
+def _combine(
     own: np.ndarray | None, other: np.ndarray | None, formula: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> np.ndarray | None:
     if own is None or other is None:
@@ -172,11 +210,11 @@ def _of_two(
 
 
 def _is_clipped(ratio: np.ndarray, advantages: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray | None:
-    """Return 1 for tokens whose ratio is clipped, so that they have no gradient; NaN for tokens that the loss ignores.
+    """Return for each token 1 if its ratio is clipped (so it has no gradient), else 0; NaN if the loss ignores it.
 
-    Only ratios of single tokens are considered; `None` for other losses.
+    Return `None` if the loss does not clip the ratios of single tokens.
     """
-    low, high = (usual_number(settings.get(f"algorithm.gate.{side}")) for side in ("low", "high"))
+    low, high = (to_finite_number(settings.get(f"algorithm.gate.{side}")) for side in ("low", "high"))
     by_token = settings.get("algorithm.ratio.level", "token") == "token"
     if (
         low is None
@@ -189,10 +227,11 @@ def _is_clipped(ratio: np.ndarray, advantages: np.ndarray, settings: Mapping[str
     return np.where(np.isnan(ratio), np.nan, outside)
 
 
-def _spans(row: _Row) -> list[tuple[int, int]]:
-    """Return the spans of generated tokens, from the recorded turns or from the policy versions.
+def _find_spans(row: _Row) -> list[tuple[int, int]]:
+    """Return start and end of each span of generated tokens.
 
-    Tokens of the environment have no policy version.
+    The spans are those of the recorded turns or, without turns, of contiguous tokens that have a policy version: tokens
+    of the environment have none.
     """
     num_tokens, versions = len(row.token_ids), row.policy_versions
     if row.turns:
@@ -206,8 +245,8 @@ def _spans(row: _Row) -> list[tuple[int, int]]:
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def _pieces(spans: Sequence[tuple[int, int]], num_tokens: int) -> list[tuple[str, int, int]]:
-    """Split a whole rollout into pieces, in order: author, start and end."""
+def _split_authors(spans: Sequence[tuple[int, int]], num_tokens: int) -> list[tuple[str, int, int]]:
+    """Split a rollout into pieces by author (`model` or `environment`): author, start and end of each, in order."""
     found, at = [], 0
     for start, end in spans:
         if start > at:
@@ -218,27 +257,33 @@ def _pieces(spans: Sequence[tuple[int, int]], num_tokens: int) -> list[tuple[str
     return [*found, ("environment", at, num_tokens)] if at < num_tokens else found
 
 
-def _text(vocabulary: Vocabulary | None, ids: Sequence[int], row: _Row, *, whole: bool) -> str | None:
-    if whole:
+def _decode_text(vocabulary: Vocabulary | None, row: _Row, start: int, end: int) -> str | None:
+    """Return the text of `token_ids[start:end]`, with `[image …]` instead of the tokens of each image."""
+    if end - start == len(row.token_ids):
         return row.text
     if vocabulary is None:
         return None
-    return vocabulary.text(ids)
+    pieces, at = [], start
+    for span in sorted((read_record(_Span, span) for span in row.media), key=lambda span: span.start):
+        if at <= span.start < span.end <= end:
+            pieces += [vocabulary.decode(row.token_ids[at : span.start]), f"[{span.kind} {span.digest[:12]}]"]
+            at = span.end
+    return "".join([*pieces, vocabulary.decode(row.token_ids[at:end])])
 
 
-def _token_texts(vocabulary: Vocabulary | None, ids: Sequence[int]) -> tuple[list[str], str | None]:
+def _decode_tokens(vocabulary: Vocabulary | None, ids: Sequence[int]) -> tuple[list[str], str | None]:
     if vocabulary is None:
-        return [f"⟨{token_id}⟩" for token_id in ids], "the run's tokenizer is not there yet, so tokens are numbers"
-    return vocabulary.texts(ids), None
+        return [f"⟨{token_id}⟩" for token_id in ids], "the run has no tokenizer.json yet, so only token ids are shown"
+    return vocabulary.decode_tokens(ids), None
 
 
-def _column(values: Any, length: int) -> np.ndarray | None:
-    """Return the values as an array if there is one for every token."""
+def _read_column(values: Any, length: int) -> np.ndarray | None:
+    """Return the values as an array; `None` if their number is not `length` or all are missing."""
     if not isinstance(values, list) or len(values) != length or not length:
         return None
     column = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
     return None if np.isnan(column).all() else column
 
 
-def _finite(value: Any) -> float | None:
+def _to_finite(value: Any) -> float | None:
     return value if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""Results of `roll plan` and `roll simulate` for a run: for `/plan`."""
+"""Results of `roll plan` and `roll simulate` for a run: the response of `/plan`."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from roll.errors import RunDirectoryError
-from roll.tracking.reading.files import SafeDirectory, from_json
+from roll.tracking.reading.files import SafeDirectory, parse_json
 
-__all__ = ["plans"]
+__all__ = ["read_plans"]
 
 _LARGEST = 2**20
 _MOST_FILES = 50
@@ -16,17 +16,20 @@ _MOST_FILES = 50
 _DIRECTORIES = ((), ("calibration",), ("simulation",), ("plan",))
 
 
-def plans(inside: SafeDirectory, path: str) -> dict[str, Any]:
-    """Return the results in the run's directory: `results.json` of a simulation, `plan.txt` of a plan, and
-    calibrations.
+def read_plans(inside: SafeDirectory, path: str) -> dict[str, Any]:
+    """Return the response of `/plans`: results of `roll plan` and `roll simulate` that are in the run's directory.
+
+    Without any, the response says how to create them; `path` is the run's path in this text.
     """
     items: list[dict[str, Any]] = []
     for parts in _DIRECTORIES:
-        names = inside.stamps(*parts)
+        names = inside.list_stamps(*parts)
         for name in sorted(names)[:_MOST_FILES]:
             try:
                 if name == "results.json":
-                    items += _simulations("/".join((*parts, name)), inside.read(*parts, name, limit=_LARGEST))
+                    items += _build_simulation_table(
+                        "/".join((*parts, name)), inside.read(*parts, name, limit=_LARGEST)
+                    )
                 elif name in ("plan.txt", "plan.md") or (parts == ("calibration",) and name.endswith(".yaml")):
                     text = inside.read(*parts, name, limit=_LARGEST).decode("utf-8", "replace")
                     kind = "plan" if name.startswith("plan") else "simulate"
@@ -36,16 +39,19 @@ def plans(inside: SafeDirectory, path: str) -> dict[str, Any]:
     if items:
         return {"items": items}
     return {
-        "problem": f"This run has no plan and no simulation. `roll simulate --calibrate {path}` fits the "
-        "simulator to it and writes calibration/workload.yaml; `roll simulate` of that with "
-        f"`output_dir={path} name=simulation`, or `roll plan … > {path}/plan.txt`, is then shown here."
+        "problem": f"This run has no plan and no simulation. `roll simulate --calibrate {path}` fits the simulator to "
+        "the run and writes calibration/workload.yaml. The results of `roll simulate` for this file with "
+        f"`output_dir={path} name=simulation`, or of `roll plan … > {path}/plan.txt`, are shown here."
     }
 
 
-def _simulations(name: str, content: bytes) -> list[dict[str, Any]]:
+def _build_simulation_table(name: str, content: bytes) -> list[dict[str, Any]]:
     try:
-        variants = from_json(content)["variants"]
-        rows = [[name, *_range(one.get("step_s")), *_range(one.get("speed_up"))] for name, one in variants.items()]
+        variants = parse_json(content)["variants"]
+        rows = [
+            [name, *_get_interval(one.get("step_s")), *_get_interval(one.get("speed_up"))]
+            for name, one in variants.items()
+        ]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []
     columns = ["variant", "step, s", "±", "times as fast", "±"]
@@ -53,7 +59,7 @@ def _simulations(name: str, content: bytes) -> list[dict[str, Any]]:
     return [{"name": name, "kind": "simulate", "table": {"columns": columns, "rows": rows}, "predicted": predicted}]
 
 
-def _range(values: Any) -> list[Any]:
-    """Return the mean and half of the confidence interval (`roll.simulation.report.Interval`)."""
+def _get_interval(values: Any) -> list[Any]:
+    """Return the mean and the half-width of a confidence interval from `results.json`; `None` for missing numbers."""
     found = values if isinstance(values, Mapping) else {}
     return [value if isinstance(value, int | float) else None for value in (found.get("mean"), found.get("half"))]

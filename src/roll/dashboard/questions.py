@@ -1,4 +1,4 @@
-"""Queries of an index of rollouts: filters, order, counts, and text search."""
+"""Queries on the index of rollouts: filters, sorting, counts, and text search."""
 
 from __future__ import annotations
 
@@ -10,12 +10,21 @@ from typing import Any
 import numpy as np
 
 from roll.dashboard.file_columns import LABELS
-from roll.dashboard.rollouts import KINDS, Rollouts, file_of
+from roll.dashboard.rollouts import KINDS, Rollouts, decode_row
 from roll.errors import RunDirectoryError
 from roll.tracking.reading.files import SafeDirectory
-from roll.tracking.reading.rollout_files import MOST_ROWS, holding, open_rollout_table
+from roll.tracking.reading.rollout_files import MOST_ROWS, contains_text, open_rollout_file
 
-__all__ = ["Filters", "facets", "group_of", "matching", "page", "search", "sort_positions", "table"]
+__all__ = [
+    "Filters",
+    "build_rows",
+    "count_facets",
+    "find_group",
+    "find_matching_rollouts",
+    "query_page",
+    "search_texts",
+    "sort_positions",
+]
 
 _SEARCH_S = 1.5
 _MOST_HITS = 500
@@ -34,44 +43,44 @@ class Filters:
     kind: str = ""
     correct: bool | None = None
     trained: bool | None = None
-    """Whether the rollout was used for an update: those of filtered, failed and expired groups have no advantage."""
+    """Whether the rollout was used for an update; rollouts of filtered, failed and expired groups were not."""
     draw_id: int | None = None
 
 
-def matching(rollouts: Rollouts, filters: Filters) -> np.ndarray:
-    """Return the positions of matching rollouts, in the order of the columns."""
+def find_matching_rollouts(rollouts: Rollouts, filters: Filters) -> np.ndarray:
+    """Return the positions in the index of the rollouts that match, in the order of the index."""
     mask = np.ones(len(rollouts), bool)
     for name, bound in filters.lowest.items():
-        mask &= rollouts.column(name) >= bound
+        mask &= rollouts.get_column(name) >= bound
     for name, bound in filters.highest.items():
-        mask &= rollouts.column(name) <= bound
+        mask &= rollouts.get_column(name) <= bound
     for label, text in filters.labels.items():
-        known = rollouts.texts(label)
-        mask &= rollouts.column(label) == (known.index(text) if text in known else -1)
+        known = rollouts.get_label_values(label)
+        mask &= rollouts.get_column(label) == (known.index(text) if text in known else -1)
     if filters.kind:
-        mask &= rollouts.column("kind") == (KINDS.index(filters.kind) if filters.kind in KINDS else -1)
+        mask &= rollouts.get_column("kind") == (KINDS.index(filters.kind) if filters.kind in KINDS else -1)
     if filters.correct is not None:
-        mask &= rollouts.column("correct") == filters.correct
+        mask &= rollouts.get_column("correct") == filters.correct
     if filters.trained is not None:
-        mask &= np.isfinite(rollouts.column("advantage")) == filters.trained
+        mask &= np.isfinite(rollouts.get_column("advantage")) == filters.trained
     if filters.draw_id is not None:
-        mask &= rollouts.column("draw_id") == filters.draw_id
+        mask &= rollouts.get_column("draw_id") == filters.draw_id
     return np.flatnonzero(mask)
 
 
 def sort_positions(
     rollouts: Rollouts, positions: np.ndarray, by: str, descending: bool, start: int, count: int
 ) -> np.ndarray:
-    """Return `positions[start : start + count]`, sorted by a column and then by row; rows without a value are last.
+    """Sort positions by a column, then by row, and return `count` of them from `start`; missing values are last.
 
     Raises:
         KeyError: the column does not exist.
     """
-    keys = _keys(rollouts, by)[positions].astype(np.float64)
+    keys = _compute_sort_keys(rollouts, by)[positions].astype(np.float64)
     if descending:
         keys = -keys
-    keys[np.isnan(keys)] = np.inf
-    rows = rollouts.column("row")[positions]
+    keys[np.isnan(keys)] = np.inf  # after the negation, so that rows without a value are last in both orders
+    rows = rollouts.get_column("row")[positions]
     end = start + count
     if end < len(keys) // 4:  # the rest need not be sorted
         bound = np.partition(keys, end)[end]
@@ -80,60 +89,65 @@ def sort_positions(
     return positions[np.lexsort((rows, keys))[start:end]]
 
 
-def _keys(rollouts: Rollouts, by: str) -> np.ndarray:
+def _compute_sort_keys(rollouts: Rollouts, by: str) -> np.ndarray:
     if by in LABELS:
-        texts = rollouts.texts(by)
+        texts = rollouts.get_label_values(by)
         ranks = np.empty(len(texts))
         ranks[np.array(sorted(range(len(texts)), key=texts.__getitem__))] = np.arange(len(texts))
-        return ranks[rollouts.column(by)]
-    return rollouts.column("row" if by in ("rollout_id", "prompt", "text") else by)
+        return ranks[rollouts.get_column(by)]
+    return rollouts.get_column("row" if by in ("rollout_id", "prompt", "text") else by)
 
 
-def table(rollouts: Rollouts, positions: np.ndarray) -> list[dict[str, Any]]:
-    """Return rows for the page."""
+def build_rows(rollouts: Rollouts, positions: np.ndarray) -> list[dict[str, Any]]:
+    """Return the rollouts at these positions of the index as rows for the page."""
 
-    def values(name: str) -> list[Any]:
-        return [_plain(value) for value in rollouts.column(name)[positions].tolist()]
+    def get_values(name: str) -> list[Any]:
+        return [_to_plain(value) for value in rollouts.get_column(name)[positions].tolist()]
 
     names = ("row", "step", "draw_id", "index", "reward", "num_tokens", "num_turns", "staleness", "advantage")
-    columns = {name: values(name) for name in (*names, "policy_version")}
-    columns["kind"] = [KINDS[code] for code in rollouts.column("kind")[positions].tolist()]
-    columns["correct"] = [None if value is None else value > 0 for value in values("correct")]
+    columns = {name: get_values(name) for name in (*names, "policy_version")}
+    columns["kind"] = [KINDS[code] for code in rollouts.get_column("kind")[positions].tolist()]
+    columns["correct"] = [None if value is None else value > 0 for value in get_values("correct")]
     for label in LABELS:
-        texts = rollouts.texts(label)
-        columns[label] = [texts[code] for code in rollouts.column(label)[positions].tolist()]
+        texts = rollouts.get_label_values(label)
+        columns[label] = [texts[code] for code in rollouts.get_column(label)[positions].tolist()]
     columns["rollout_id"] = [
         f"{draw}.{index}" for draw, index in zip(columns["draw_id"], columns["index"], strict=True)
     ]
-    previews = rollouts.previews(columns["row"])
+    previews = rollouts.read_previews(columns["row"])
     columns["prompt"], columns["text"] = [prompt for prompt, _ in previews], [text for _, text in previews]
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
-def page(
+def query_page(
     rollouts: Rollouts, filters: Filters, *, sort: str, descending: bool, offset: int, limit: int
 ) -> dict[str, Any]:
-    """Return the response of `/rollouts` without a text search.
+    """Return the response of `/rollouts` without a text search: rows `offset` to `offset + limit` of the matches.
 
     Raises:
         KeyError: the column does not exist.
     """
-    positions = matching(rollouts, filters)
-    shown = sort_positions(rollouts, positions, sort, descending, offset, limit)
-    return {"total": len(rollouts), "matching": len(positions), "rows": table(rollouts, shown)}
+    positions = find_matching_rollouts(rollouts, filters)
+    visible = sort_positions(rollouts, positions, sort, descending, offset, limit)
+    return {"total": len(rollouts), "matching": len(positions), "rows": build_rows(rollouts, visible)}
 
 
-def search(
+def search_texts(
     inside: SafeDirectory, rollouts: Rollouts, filters: Filters, wanted: str, cursor: str, seconds: float = _SEARCH_S
 ) -> dict[str, Any]:
-    """Return the response of `/rollouts` with a text search.
+    """Return the response of `/rollouts` with a text search: rows whose prompt or answer contains `wanted`.
 
-    Reads the files in the order of steps for a limited time, and returns a cursor to continue from.
+    The search reads files in the order of steps until the time is over; the response has a cursor to continue from.
 
     Args:
+        inside: the run's directory.
+        rollouts: index of the run's rollouts.
+        filters: further conditions.
+        wanted: the text.
         cursor: cursor of the last response; empty at the beginning.
+        seconds: maximum time of this search.
     """
-    rows = np.sort(rollouts.column("row")[matching(rollouts, filters)])
+    rows = np.sort(rollouts.get_column("row")[find_matching_rollouts(rollouts, filters)])
     first = int(cursor) if cursor.isdecimal() and len(cursor) < 17 else 0
     todo = rows[np.searchsorted(rows, first) :]
     ended, hits, num_hits = time.monotonic() + seconds, [], 0
@@ -142,7 +156,7 @@ def search(
         file = int(todo[at]) // MOST_ROWS
         end = int(np.searchsorted(todo, (file + 1) * MOST_ROWS))
         try:
-            places = _find_texts(inside, file_of(file * MOST_ROWS)[0], wanted)
+            places = _find_texts(inside, decode_row(file * MOST_ROWS)[0], wanted)
         except RunDirectoryError:  # the file was replaced: the index will report it
             places = np.empty(0, np.int64)
         found = np.intersect1d(todo[at:end], file * MOST_ROWS + places)[: _MOST_HITS - num_hits]
@@ -151,8 +165,8 @@ def search(
         at = end if num_hits < _MOST_HITS else int(np.searchsorted(todo, found[-1] + 1))
     complete = at >= len(todo)
     found = np.concatenate(hits) if hits else np.empty(0, np.int64)
-    order = np.argsort(rollouts.column("row"), kind="stable")
-    positions = order[np.searchsorted(rollouts.column("row")[order], found)]
+    order = np.argsort(rollouts.get_column("row"), kind="stable")
+    positions = order[np.searchsorted(rollouts.get_column("row")[order], found)]
     searched = len(rows) - len(todo) + at
     return {
         "total": len(rows),
@@ -160,52 +174,56 @@ def search(
         "searched": searched,
         "complete": complete,
         "cursor": None if complete else str(int(todo[at])),
-        "rows": table(rollouts, positions),
+        "rows": build_rows(rollouts, positions),
     }
 
 
 def _find_texts(inside: SafeDirectory, name: str, wanted: str) -> np.ndarray:
-    """Return the rows of a file whose prompt or text contains `wanted`, ignoring case."""
-    with open_rollout_table(inside, name) as file:
+    """Return the row numbers in a file whose prompt or text contains `wanted`, ignoring case."""
+    with open_rollout_file(inside, name) as file:
         hits = [np.empty(0, bool)]
-        for portion in file.portions(("prompt", "text")):
-            found = [holding(column, wanted) for column in portion.columns]
+        for portion in file.iter_batches(("prompt", "text")):
+            found = [contains_text(column, wanted) for column in portion.columns]
             hits.append(np.logical_or.reduce(found) if found else np.zeros(portion.num_rows, bool))
         return np.flatnonzero(np.concatenate(hits))
 
 
-def facets(rollouts: Rollouts) -> dict[str, Any]:
+def count_facets(rollouts: Rollouts) -> dict[str, Any]:
     """Return the response of `/facets`: the count of each label, most frequent first, and the range of each number."""
     found: dict[str, Any] = {}
     for label in LABELS:
-        texts = rollouts.texts(label)
-        counts = np.bincount(rollouts.column(label), minlength=len(texts))
+        texts = rollouts.get_label_values(label)
+        counts = np.bincount(rollouts.get_column(label), minlength=len(texts))
         chosen = [code for code in np.argsort(-counts, kind="stable")[:_MOST_VALUES].tolist() if counts[code]]
         found[label] = [{"value": texts[code], "count": int(counts[code])} for code in chosen]
     for name in ("step", "reward", "num_tokens", "num_turns", "staleness", "advantage"):
-        column = rollouts.column(name)
+        column = rollouts.get_column(name)
         known = column[np.isfinite(column)]
-        found[name] = {"min": _plain(known.min().item()), "max": _plain(known.max().item())} if len(known) else None
-    kinds = np.bincount(rollouts.column("kind"), minlength=len(KINDS))
+        found[name] = (
+            {"min": _to_plain(known.min().item()), "max": _to_plain(known.max().item())} if len(known) else None
+        )
+    kinds = np.bincount(rollouts.get_column("kind"), minlength=len(KINDS))
     found["kind"] = [{"value": kind, "count": int(count)} for kind, count in zip(KINDS, kinds, strict=True) if count]
     return found
 
 
-def _plain(value: float) -> float | int | None:
+def _to_plain(value: float) -> float | int | None:
     """Return a value for JSON: whole numbers as integers, `None` for values that are not finite."""
     if not math.isfinite(value):
         return None
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
-def group_of(rollouts: Rollouts, row: int) -> np.ndarray:
-    """Return the positions of the rollouts of the same draw, kind and step, in the order of their index, up to a limit.
+def find_group(rollouts: Rollouts, row: int) -> np.ndarray:
+    """Return the positions of the rollouts in the group of `row` (same draw, kind and step), by index in the group.
+
+    At most `_LARGEST_GROUP` positions are returned.
 
     Raises:
         KeyError: the row does not exist.
     """
-    at = rollouts.position(row)
-    same = rollouts.column("draw_id") == rollouts.column("draw_id")[at]
+    at = rollouts.find_position(row)
+    same = rollouts.get_column("draw_id") == rollouts.get_column("draw_id")[at]
     for name in ("kind", "step"):
-        same &= rollouts.column(name) == rollouts.column(name)[at]
-    return np.flatnonzero(same)[np.argsort(rollouts.column("index")[same], kind="stable")][:_LARGEST_GROUP]
+        same &= rollouts.get_column(name) == rollouts.get_column(name)[at]
+    return np.flatnonzero(same)[np.argsort(rollouts.get_column("index")[same], kind="stable")][:_LARGEST_GROUP]

@@ -1,8 +1,8 @@
-"""An index of all rollouts of a run: columns of numbers in memory, beginnings of texts in a temporary file.
+"""An index of all rollouts of a run: numeric columns in memory, beginnings of prompts and answers in a temporary file.
 
     rollouts/*.parquet ─ each file once ─► columns (about 60 bytes a rollout) ─ filter, sort ─► a page of rows
 
-A rollout's `row` encodes its place, so that a link to it stays valid: step, training or evaluation, place in the file.
+A rollout's `row` encodes step, kind (training or evaluation) and position in the file, so that links to it stay valid.
 """
 
 from __future__ import annotations
@@ -21,29 +21,29 @@ from roll.dashboard.columns import Columns
 from roll.dashboard.file_columns import LABELS, MOST_LABELS, NUMBERS, read_columns
 from roll.errors import RunDirectoryError
 from roll.tracking.reading.files import SafeDirectory, Stamp
-from roll.tracking.reading.rollout_files import MOST_ROWS, place_of
+from roll.tracking.reading.rollout_files import MOST_ROWS, parse_file_name
 
-__all__ = ["KINDS", "Rollouts", "file_of", "row_of", "step_of"]
+__all__ = ["KINDS", "Rollouts", "decode_row", "decode_step", "encode_row"]
 
 KINDS = ("train", "eval")
 _BLOCK = 64
-"""Number of rollouts whose beginnings of texts are compressed together."""
+"""Number of rollouts whose previews are compressed together."""
 
 
-def row_of(step: int, kind: str, place: int) -> int:
-    """Return the number of a rollout in its run; below 2⁵³, so that JavaScript represents it exactly."""
+def encode_row(step: int, kind: str, place: int) -> int:
+    """Encode step, kind and position in the file as one number, below 2⁵³ so that JavaScript represents it exactly."""
     return (step * len(KINDS) + KINDS.index(kind)) * MOST_ROWS + place
 
 
-def file_of(row: int) -> tuple[str, int]:
-    """Return the file that holds a rollout, and the rollout's place in it."""
+def decode_row(row: int) -> tuple[str, int]:
+    """Return the name of the file that contains the rollout `row`, and the position in this file."""
     rest, place = divmod(row, MOST_ROWS)
     step, kind = divmod(rest, len(KINDS))
     return f"{'eval-' if kind else ''}step-{step:06d}.parquet", place
 
 
-def step_of(row: int) -> int:
-    """Return the step of a rollout."""
+def decode_step(row: int) -> int:
+    """Return the step of the rollout `row`."""
     return row // MOST_ROWS // len(KINDS)
 
 
@@ -51,11 +51,11 @@ def step_of(row: int) -> int:
 class _File:
     stamp: Stamp
     blocks: list[tuple[int, int]]
-    """Offset and length of each block of beginnings in the temporary file."""
+    """Offset and length of each block of previews in the temporary file."""
 
 
 class Rollouts:
-    """The index of one run, updated file by file.
+    """The index of a run's rollouts: their numbers, labels and previews, read file by file.
 
     Args:
         inside: the run's directory.
@@ -80,59 +80,59 @@ class Rollouts:
         """Problems of files that could not be read."""
         return [problem for _, problem in self._failed.values()]
 
-    def column(self, name: str) -> np.ndarray:
-        """Return a column of all rollouts, shape [size], in an unspecified order."""
+    def get_column(self, name: str) -> np.ndarray:
+        """Return a column for all rollouts, shape [number of rollouts], in the order of the index."""
         return self._columns[name]
 
-    def texts(self, label: str) -> list[str]:
-        """Return the texts that the codes of a label represent."""
+    def get_label_values(self, label: str) -> list[str]:
+        """Return the values of a label, such as `domain`; the column has indices into this list."""
         return list(self._codes[label])
 
-    def pending(self) -> list[tuple[str, Stamp]]:
-        """Return the files to read, in the order of their steps, and drop files that were deleted or replaced."""
-        there = {name: stamp for name, stamp in self._inside.stamps("rollouts").items() if place_of(name)}
+    def list_pending(self) -> list[tuple[str, Stamp]]:
+        """Return the files that are not in the index yet, by step; remove deleted and replaced files from the index."""
+        there = {name: stamp for name, stamp in self._inside.list_stamps("rollouts").items() if parse_file_name(name)}
         gone = [name for name, file in self._files.items() if there.get(name) != file.stamp]
         if gone:
-            self._forget(gone)
+            self._remove_files(gone)
         self._failed = {name: entry for name, entry in self._failed.items() if there.get(name) == entry[0]}
         missing = (name for name in there if name not in self._files and name not in self._failed)
-        return [(name, there[name]) for name in sorted(missing, key=_order)]
+        return [(name, there[name]) for name in sorted(missing, key=_get_order)]
 
     def add(self, name: str, stamp: Stamp, expected: int = 0) -> None:
-        """Read a file; if that fails, it is added to the problems.
+        """Add the rollouts of a file to the index; if it cannot be read, record the problem.
 
         Args:
             name: name of the file.
-            stamp: stamp of the file, from `pending`.
-            expected: number of files that will be read, including this one.
+            stamp: stamp of the file, from `list_pending`.
+            expected: number of files still to be read, including this one; memory for as many rows is reserved.
         """
-        kept = _Kept(self._spool)
+        previews = _PreviewSpool(self._spool)
         try:
-            columns = read_columns(self._inside, name, kept.add)
+            columns = read_columns(self._inside, name, previews.add)
         except RunDirectoryError as error:
-            self._spool.truncate(kept.begin)
+            self._spool.truncate(previews.begin)
             self._failed[name] = (stamp, str(error))
             return
-        step, kind = _place(name)
+        step, kind = _parse_place(name)
         put: dict[str, Any] = {
-            "row": row_of(step, kind, 0) + np.arange(columns.num_rows),
+            "row": encode_row(step, kind, 0) + np.arange(columns.num_rows),
             "step": step,
             "kind": KINDS.index(kind),
         }
         version = self._version_before(step) if kind == "train" else math.nan
         put["staleness"] = version - columns.numbers["policy_version"]
-        put |= columns.numbers | {label: self._coded(label, *columns.labels[label]) for label in LABELS}
+        put |= columns.numbers | {label: self._encode_labels(label, *columns.labels[label]) for label in LABELS}
         if expected:
             self._columns.reserve(len(self) + expected * columns.num_rows)
         self._columns.extend(columns.num_rows, put)
-        self._files[name] = _File(stamp, kept.finished())
+        self._files[name] = _File(stamp, previews.finish())
 
-    def previews(self, rows: Sequence[int]) -> list[tuple[str, str]]:
-        """Return the beginnings of prompt and text of each row."""
+    def read_previews(self, rows: Sequence[int]) -> list[tuple[str, str]]:
+        """Return the beginnings of prompt and answer of each of these rows."""
         blocks: dict[tuple[str, int], list[list[str]]] = {}
         found = []
         for row in rows:
-            name, place = file_of(row)
+            name, place = decode_row(row)
             key = (name, place // _BLOCK)
             if key not in blocks:
                 offset, length = self._files[name].blocks[key[1]]
@@ -142,33 +142,33 @@ class Rollouts:
             found.append((prompt, text))
         return found
 
-    def position(self, row: int) -> int:
-        """Return the position of a row in the columns.
+    def find_position(self, row: int) -> int:
+        """Return the position of a row in the index.
 
         Raises:
             KeyError: the row does not exist.
         """
-        found = np.flatnonzero(self.column("row") == row)
+        found = np.flatnonzero(self.get_column("row") == row)
         if not len(found):
             raise KeyError(row)
         return int(found[0])
 
-    def _coded(self, label: str, codes: np.ndarray, texts: list[str]) -> np.ndarray:
+    def _encode_labels(self, label: str, codes: np.ndarray, texts: list[str]) -> np.ndarray:
         known = self._codes[label]
         for text in texts:
             if len(known) < MOST_LABELS:
                 known.setdefault(text, len(known))
         return np.array([known.get(text, 0) for text in texts], np.int16)[codes]
 
-    def _forget(self, names: Sequence[str]) -> None:
+    def _remove_files(self, names: Sequence[str]) -> None:
         for name in names:
             del self._files[name]
-        gone = np.array([row_of(*_place(name), 0) // MOST_ROWS for name in names])
-        self._columns.keep(~np.isin(self.column("row") // MOST_ROWS, gone))
+        gone = np.array([encode_row(*_parse_place(name), 0) // MOST_ROWS for name in names])
+        self._columns.filter_rows(~np.isin(self.get_column("row") // MOST_ROWS, gone))
 
 
-class _Kept:
-    """Beginnings of texts that will be written to the temporary file."""
+class _PreviewSpool:
+    """Writes the beginnings of one file's prompts and answers to a temporary file, in compressed blocks."""
 
     def __init__(self, spool: IO[bytes]) -> None:
         self._spool = spool
@@ -177,30 +177,30 @@ class _Kept:
         self.begin = spool.seek(0, 2)
 
     def add(self, previews: list[tuple[str, str]]) -> None:
-        """Add texts, and write all complete blocks to the file."""
+        """Add previews, and write all complete blocks to the file."""
         self._waiting += previews
         whole = len(self._waiting) // _BLOCK * _BLOCK
         for start in range(0, whole, _BLOCK):
-            self._put(self._waiting[start : start + _BLOCK])
+            self._write_block(self._waiting[start : start + _BLOCK])
         del self._waiting[:whole]
 
-    def finished(self) -> list[tuple[int, int]]:
+    def finish(self) -> list[tuple[int, int]]:
         """Write the last block, and return the offset and length of each block."""
         if self._waiting:
-            self._put(self._waiting)
+            self._write_block(self._waiting)
         return self._blocks
 
-    def _put(self, block: list[tuple[str, str]]) -> None:
+    def _write_block(self, block: list[tuple[str, str]]) -> None:
         packed = zlib.compress(json.dumps(block).encode(), 1)
         self._blocks.append((self._spool.tell(), len(packed)))
         self._spool.write(packed)
 
 
-def _place(name: str) -> tuple[int, str]:
-    place = place_of(name)
+def _parse_place(name: str) -> tuple[int, str]:
+    place = parse_file_name(name)
     assert place is not None, name
     return place
 
 
-def _order(name: str) -> tuple[int, str]:
-    return _place(name)
+def _get_order(name: str) -> tuple[int, str]:
+    return _parse_place(name)

@@ -1,4 +1,4 @@
-"""The run directories that the dashboard shows, found repeatedly below the given paths."""
+"""The run directories that the dashboard shows; the given paths are searched again when the page lists the runs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from typing import Any
 
 from roll.dashboard.metrics import Metrics
 from roll.dashboard.rollouts import Rollouts
-from roll.dashboard.settings import Settings, usual_number
+from roll.dashboard.settings import Settings, to_finite_number
 from roll.dashboard.trace import Trace
 from roll.dashboard.vocabulary import Vocabularies, Vocabulary
 from roll.errors import RunDirectoryError
-from roll.models.catalogue import CATALOGUE, cached_directory
-from roll.tracking.reading.files import SafeDirectory, from_json
+from roll.models.catalogue import CATALOGUE, get_cached_directory
+from roll.tracking.reading.files import SafeDirectory, parse_json
 
 __all__ = ["Run", "Runs"]
 
 _MARKS = ("config.yaml", "metrics.jsonl", "rollouts")
 _DEPTH = 3
-"""Levels of directories that are searched below a given one."""
+"""Maximum depth of the search below a given directory."""
 _MOST_RUNS = 1000
 _MOST_LOADED = 8
 """Maximum number of runs whose rollouts and traces are in memory."""
@@ -38,13 +38,13 @@ of it.
 
 
 class Run:
-    """One run directory: its basic data, and its readers."""
+    """One run directory, and the objects that read its files."""
 
     def __init__(self, path: Path, name: str, vocabularies: Vocabularies) -> None:
         self.path = path
         self.name = name
         self.id = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
-        self.lock = threading.RLock()
+        self.lock = threading.RLock()  # reentrant: `vocabulary` is also called inside `use_index`
         self.inside = SafeDirectory(path)
         self.settings = Settings(self.inside)
         self.metrics = Metrics(self.inside)
@@ -56,36 +56,37 @@ class Run:
 
     @property
     def shown_path(self) -> str:
-        """The path as printable text, whatever bytes it consists of."""
+        """The path as valid Unicode, even if its bytes are not UTF-8."""
         return str(self.path).encode("utf-8", "replace").decode()
 
-    def step(self) -> int:
-        """Return the newest step in the metrics."""
+    def get_newest_step(self) -> int:
+        """Read new metrics, and return the newest training step; 0 if there is none."""
         with self.lock:
             self.metrics.refresh()
             steps = self.metrics.tables["train"].steps
             return steps[-1] if steps else 0
 
     def refresh(self) -> None:
-        """Read changes of settings and metrics."""
+        """Read settings and metrics that changed."""
         self.settings.refresh()
-        self.metrics.is_asynchronous = bool(self.settings.number_of("rollout.scheduling.async_ratio"))
+        self.metrics.is_asynchronous = bool(self.settings.get_number("rollout.scheduling.async_ratio"))
         self.metrics.refresh()
 
     @contextlib.contextmanager
-    def indexed(self) -> Iterator[tuple[Rollouts, dict[str, Any]]]:
+    def use_index(self) -> Iterator[tuple[Rollouts, dict[str, Any]]]:
         """Hold the lock while the body uses the index of rollouts.
 
-        Yields the index and its progress, since reading all files may take several calls.
+        Yields the index and, as entries for the response, how many files are still to be read, and problems. Reading
+        all files may take several calls.
         """
         with self.lock:
             self.refresh()
             self.used_s = time.monotonic()
             if self._rollouts is None:
-                self._rollouts = Rollouts(self.inside, self.metrics.version_before)
+                self._rollouts = Rollouts(self.inside, self.metrics.get_version_before)
             index = self._rollouts
             ended = time.monotonic() + _INDEXING_S
-            pending = index.pending()
+            pending = index.list_pending()
             while pending and time.monotonic() < ended:
                 index.add(*pending[0], expected=len(pending))
                 del pending[0]
@@ -95,8 +96,11 @@ class Run:
             yield index, progress
 
     @contextlib.contextmanager
-    def traced(self) -> Iterator[tuple[Trace, dict[str, Any]]]:
-        """Hold the lock while the body uses the trace; yields it and its progress."""
+    def use_trace(self) -> Iterator[tuple[Trace, dict[str, Any]]]:
+        """Hold the lock while the body uses the trace.
+
+        Yields the trace and, as entries for the response, how much is still to be read, and problems.
+        """
         with self.lock:
             self.used_s = time.monotonic()
             self.trace.refresh(_INDEXING_S)
@@ -105,87 +109,90 @@ class Run:
                 progress["indexing"] = {"bytes_left": self.trace.bytes_left}
             yield self.trace, progress
 
-    def vocabulary(self) -> Vocabulary | None:
+    def load_vocabulary(self) -> Vocabulary | None:
         """Return the vocabulary of the run's tokenizer, or of its model in the catalog; `None` if neither is on this
         machine.
         """
         with self.lock:
-            found = self._vocabularies.of(self.inside)
-            name = self.settings.text_of("model.path")
+            found = self._vocabularies.find(self.inside)
+            name = self.settings.get_text("model.path")
             if found is None and name in CATALOGUE:
-                return self._vocabularies.of(SafeDirectory(cached_directory(CATALOGUE[name])))
+                return self._vocabularies.find(SafeDirectory(get_cached_directory(CATALOGUE[name])))
             return found
 
     def release(self) -> None:
-        """Free the memory of rollouts and trace; they are read again on the next access."""
+        """Free the memory of rollouts and trace; the next access reads their files again."""
         with self.lock:
             self._rollouts, self.trace, self.used_s = None, Trace(self.inside), 0.0
 
-    def stamps(self) -> dict[str, Any]:
-        """Return a stamp of each file that changes as the run proceeds, by the page's name for it; reads no file."""
+    def read_stamps(self) -> dict[str, Any]:
+        """Return the stamps of metrics, rollouts and trace, which show whether they changed; no file is read."""
         return {
-            "metrics": self.inside.stamp("metrics.jsonl"),
-            "rollouts": self.inside.stamp("rollouts"),
-            "trace": self.inside.stamp("trace.json"),
+            "metrics": self.inside.get_stamp("metrics.jsonl"),
+            "rollouts": self.inside.get_stamp("rollouts"),
+            "trace": self.inside.get_stamp("trace.json"),
         }
 
-    def summary(self) -> dict[str, Any]:
+    def read_summary(self) -> dict[str, Any]:
         """Return `summary.json`; empty if it cannot be read."""
         try:
-            found = from_json(self.inside.read("summary.json", limit=_LARGEST_SUMMARY))
+            found = parse_json(self.inside.read("summary.json", limit=_LARGEST_SUMMARY))
         except (RunDirectoryError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
-    def num_steps(self) -> float | None:
-        """Return the number of steps of the whole run; `None` if epochs determine it and no session has ended yet."""
-        asked = usual_number(self.summary().get("steps_asked"))
-        return asked if asked else self.settings.number_of("training.num_steps") or None
+    def read_num_steps(self) -> float | None:
+        """Return the number of steps of the whole run; `None` if it is given in epochs and no session has ended yet."""
+        configured = to_finite_number(self.read_summary().get("steps_asked"))
+        return configured if configured else self.settings.get_number("training.num_steps") or None
 
-    def overview(self) -> dict[str, Any]:
+    def build_overview(self) -> dict[str, Any]:
         """Return the run's entry in the response of `/runs`."""
         with self.lock:
             self.refresh()
             train, evaluation = self.metrics.tables["train"], self.metrics.tables["eval"]
             problem = " ".join(filter(None, (self.settings.problem, self.metrics.problem)))
-            stamps = [self.inside.stamp(name) for name in ("config.yaml", "metrics.jsonl", "trace.json", "rollouts")]
+            stamps = [
+                self.inside.get_stamp(name) for name in ("config.yaml", "metrics.jsonl", "trace.json", "rollouts")
+            ]
             written = [stamp.modified_s for stamp in stamps if stamp is not None]
-            num_steps = self.num_steps()
-            scores = (evaluation.last(name) for name in ("eval/score", "eval/accuracy", "eval/loss"))
+            num_steps = self.read_num_steps()
+            scores = (evaluation.get_last(name) for name in ("eval/score", "eval/accuracy", "eval/loss"))
             held_out = next((score for score in scores if score is not None), None)
             return {
                 "id": self.id,
                 "name": self.name,
                 "path": self.shown_path,
-                "pipeline": self.settings.text_of("pipeline"),
-                "status": self._status(max(written, default=0.0), num_steps),
+                "pipeline": self.settings.get_text("pipeline"),
+                "status": self._compute_status(max(written, default=0.0), num_steps),
                 "problem": problem or None,
                 "started_s": stamps[0].modified_s if stamps[0] else None,
                 "updated_s": max(written, default=None),
                 "step": train.steps[-1] if train.steps else 0,
                 "num_steps": num_steps,
-                "model": self.settings.text_of("model.path"),
-                "reward": train.last("reward/mean"),
+                "model": self.settings.get_text("model.path"),
+                "reward": train.get_last("reward/mean"),
                 "held_out": held_out,
             }
 
-    def _status(self, updated_s: float, num_steps: float | None) -> str:
+    def _compute_status(self, updated_s: float, num_steps: float | None) -> str:
         steps = self.metrics.tables["train"].steps
         if not steps and self.settings.problem:
             return "unreadable"
-        if self._is_written(updated_s):
+        if self._is_being_written(updated_s):
             return "running"
-        ending = self.summary().get("ending")
+        ending = self.read_summary().get("ending")
         if isinstance(ending, dict):
             return "finished" if ending.get("kind") == "finished" else "stopped"
         return "finished" if num_steps is not None and steps and steps[-1] >= num_steps else "stopped"
 
-    def _is_written(self, updated_s: float) -> bool:
-        """Return whether a process holds the run's lock or, if that is not visible, whether it wrote recently."""
-        stamp = self.inside.stamp(".lock")
+    def _is_being_written(self, updated_s: float) -> bool:
+        """Return whether a process holds the run's lock; if locks are not visible, whether files changed recently."""
+        stamp = self.inside.get_stamp(".lock")
         if stamp is None:
             return False
-        locks = _kernel_locks()
+        # Taking the lock to test it could make a starting run fail.
+        locks = _read_kernel_locks()
         if locks is not None and stamp.inode in locks:
             return True
         try:
@@ -194,13 +201,14 @@ class Run:
             return False
         if host == socket.gethostname() and locks is not None:
             return False
-        step_s = self.metrics.tables["train"].last("time/step_s") or 0.0
-        finished = self.inside.stamp("summary.json") is not None
+        # /proc/locks does not show locks of other machines on a shared file system, so recent writes decide.
+        step_s = self.metrics.tables["train"].get_last("time/step_s") or 0.0
+        finished = self.inside.get_stamp("summary.json") is not None
         return not finished and time.time() - updated_s < max(_QUIET_S, 3 * step_s)
 
 
-def _kernel_locks() -> frozenset[int] | None:
-    """Return the inodes of files that processes of this machine have locked (Linux); `None` if that is not visible."""
+def _read_kernel_locks() -> frozenset[int] | None:
+    """Return the inodes of the files that are locked on this machine; `None` if the system does not list them."""
     try:
         lines = Path("/proc/locks").read_text().splitlines()
         fields = (line.replace("-> ", "").split() for line in lines)
@@ -223,41 +231,41 @@ class Runs:
         self._lock = threading.Lock()
 
     def get(self, run_id: str) -> Run:
-        """Return a run by its id.
+        """Return a run by its id, and release those used least recently if too many are in memory.
 
         Raises:
             KeyError: the run does not exist.
         """
         if run_id not in self._runs:
-            self.all()
+            self.list_runs()
         found = self._runs[run_id]
         loaded = sorted((run for run in self._runs.values() if run.used_s and run is not found), key=lambda r: r.used_s)
         for run in loaded[: max(0, len(loaded) - _MOST_LOADED + 1)]:
             run.release()
         return found
 
-    def all(self) -> list[Run]:
+    def list_runs(self) -> list[Run]:
         """Return all current runs, newest first."""
         with self._lock:
             found: dict[str, Run] = {}
             for path in self._paths:
-                places = _places(path, _DEPTH) or [path]
+                places = _find_places(path, _DEPTH) or [path]
                 for place in places[: _MOST_RUNS - len(found)]:
-                    run = Run(place, _name(place, path), self._vocabularies)
+                    run = Run(place, _build_name(place, path), self._vocabularies)
                     found[run.id] = self._runs.get(run.id, run)
             self._runs = found
             return list(found.values())
 
 
-def _name(place: Path, given: Path) -> str:
+def _build_name(place: Path, given: Path) -> str:
     inner = place.relative_to(given)
     name = str(inner) if inner.parts else place.resolve().name or str(place)
     return name.encode("utf-8", "replace").decode()
 
 
-def _places(path: Path, depth: int) -> list[Path]:
-    """Return the run directories at and below `path`; no link is followed."""
-    entries = SafeDirectory(path).stamps()
+def _find_places(path: Path, depth: int) -> list[Path]:
+    """Return the run directories at and at most `depth` levels below `path`; links are not followed."""
+    entries = SafeDirectory(path).list_stamps()
     if any(mark in entries for mark in _MARKS):
         return [path]
     if depth == 0:
@@ -267,4 +275,4 @@ def _places(path: Path, depth: int) -> list[Path]:
             directories = sorted(entry.name for entry in below if entry.is_dir(follow_symlinks=False))
     except OSError:
         return []
-    return [place for name in directories if not name.startswith(".") for place in _places(path / name, depth - 1)]
+    return [place for name in directories if not name.startswith(".") for place in _find_places(path / name, depth - 1)]

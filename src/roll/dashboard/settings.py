@@ -1,4 +1,4 @@
-"""A run's resolved configuration, flat, and the differences between several runs."""
+"""A run's resolved configuration by dotted keys, and the differences between several runs."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roll.config.document import dotted, parse
+from roll.config.document import format_path, parse
 from roll.config.history import CONFIG, HISTORY
 from roll.config.renamed import rename_config, rename_setting
 from roll.errors import ConfigError, RunDirectoryError
 from roll.tracking.reading.files import SafeDirectory, Stamp
 
-__all__ = ["Settings", "difference", "usual_number"]
+__all__ = ["Settings", "find_differences", "to_finite_number"]
 
 _LARGEST = 2**20
 _MOST_KEYS = 20_000
@@ -33,55 +33,55 @@ class Settings:
 
     def refresh(self) -> None:
         """Read changed files; `problem` describes a file that cannot be read."""
-        stamps = self._inside.stamp(CONFIG), self._inside.stamp(HISTORY)
+        stamps = self._inside.get_stamp(CONFIG), self._inside.get_stamp(HISTORY)
         if stamps == self._stamps:
             return
         self._stamps, self.problem, self.text, self.values, self.history = stamps, "", "", {}, []
         try:
             self.text = self._inside.read(CONFIG, limit=_LARGEST).decode("utf-8", "replace")
-            tree = _plain(self.text, CONFIG)
+            tree = _parse_plain(self.text, CONFIG)
             if not isinstance(tree, dict):
-                raise RunDirectoryError(f"'{CONFIG}' holds no keys and values.")
+                raise RunDirectoryError(f"'{CONFIG}' is not a mapping of keys to values.")
             tree = rename_config(tree)
             _flatten(tree, (), self.values)
             if stamps[1] is not None:
-                history = _plain(self._inside.read(HISTORY, limit=_LARGEST).decode("utf-8", "replace"), HISTORY)
+                history = _parse_plain(self._inside.read(HISTORY, limit=_LARGEST).decode("utf-8", "replace"), HISTORY)
                 self.history = [_apply_renames(entry) for entry in history] if isinstance(history, list) else []
         except RunDirectoryError as error:
             self.problem = str(error)
 
-    def text_of(self, key: str) -> str:
+    def get_text(self, key: str) -> str:
         """Return the value of `key` as readable text; empty if it is not set."""
         value = self.values.get(key)
         return "" if value is None else str(value)[:500]
 
-    def number_of(self, key: str) -> float | None:
-        """Return the value of `key` if it is a finite number."""
-        return usual_number(self.values.get(key))
+    def get_number(self, key: str) -> float | None:
+        """Return the value of `key`; `None` if it is not a finite number."""
+        return to_finite_number(self.values.get(key))
 
 
 def _apply_renames(entry: Any) -> Any:
-    """Return an entry of the history with current names of its settings."""
+    """Return an entry of the configuration history in which older names of settings are replaced by current ones."""
     changed = entry.get("changed") if isinstance(entry, dict) else None
     if not isinstance(changed, dict):
         return entry
     return {**entry, "changed": {rename_setting(str(key), None)[0]: values for key, values in changed.items()}}
 
 
-def usual_number(value: Any) -> float | None:
+def to_finite_number(value: Any) -> float | None:
     """Return a value if it is a finite number that fits a float, otherwise `None`."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if number and abs(value) <= sys.float_info.max else None
 
 
-def difference(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the keys whose values differ between the runs, in order of first occurrence; missing values are `None`."""
+def find_differences(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the keys whose values differ between the runs, each with the value in every run; `None` if missing."""
     keys = dict.fromkeys(key for values in runs for key in values)
     found = ({"key": key, "values": [values.get(key) for values in runs]} for key in keys)
     return [entry for entry in found if len({json.dumps(value) for value in entry["values"]}) > 1]
 
 
-def _plain(text: str, name: str) -> Any:
+def _parse_plain(text: str, name: str) -> Any:
     try:
         return parse(text, name)[0]
     except (ConfigError, ValueError, RecursionError, OverflowError) as error:
@@ -90,7 +90,7 @@ def _plain(text: str, name: str) -> Any:
 
 def _flatten(value: Any, path: tuple[str | int, ...], into: dict[str, Any]) -> None:
     if len(into) > _MOST_KEYS:
-        raise RunDirectoryError(f"'{CONFIG}' has more than {_MOST_KEYS} values.")
+        raise RunDirectoryError(f"'{CONFIG}' has more than {_MOST_KEYS:,} values, too many to show.")
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             _flatten(inner, (*path, key), into)
@@ -98,4 +98,4 @@ def _flatten(value: Any, path: tuple[str | int, ...], into: dict[str, Any]) -> N
         for index, inner in enumerate(value):
             _flatten(inner, (*path, index), into)
     else:
-        into[dotted(path)] = value
+        into[format_path(path)] = value

@@ -1,9 +1,9 @@
-"""`trace.json` as lanes: the activity of controller, trainer, engines, rewards and every rollout over time.
+"""Reads `trace.json` into lanes: the activity of controller, trainer, engines, rewards and every rollout over time.
 
     trace.json ─ each event once ─► spans (24 bytes each) ─ a window, short ones merged ─► lanes for the page
 
-A rollout's states are spans between two events. Rollouts share lanes: each has a lane from its first event to its last,
-after which another rollout may use the lane.
+A rollout's states are spans between two events. A rollout has a lane from its first event to its last; then another
+rollout may use the lane.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from roll.dashboard.columns import Blocks, Columns
+from roll.dashboard.columns import ColumnBlocks, Columns
 from roll.errors import RunDirectoryError
 from roll.records import read_record
-from roll.tracking.reading.files import SafeDirectory, Tail, from_json
+from roll.tracking.reading.files import SafeDirectory, Tail, parse_json
 from roll.tracking.rollout_trace import ENGINES, JUDGE, ROLLOUTS
 
 __all__ = ["Trace", "TracedStep"]
@@ -31,7 +31,7 @@ _MOST_NAMES = 4096
 _MOST_LANES = 16_384
 _MOST_SPANS = 20_000_000
 _MOST_OPEN = 100_000
-"""Maximum number of open spans, and of rollouts that have not ended; the oldest are dropped."""
+"""Maximum number of open spans, and of unfinished rollouts; the oldest are dropped."""
 _LONGEST_NAME = 200
 _LONGEST_ARGS = 4096
 _FORWARD = ("old_logprobs", "reference", "values", "snapshots")
@@ -40,7 +40,7 @@ _KINDS = dict.fromkeys(_TRAINER, "trainer") | {"reward": "reward", "environment"
 
 
 class _Event(NamedTuple):
-    """A line of the file with a valid `ph`, `name` and `ts`."""
+    """An event of the trace: a line with a valid phase, name and time."""
 
     ph: str
     name: str
@@ -54,7 +54,7 @@ class _Event(NamedTuple):
 
 @dataclass(slots=True)
 class TracedStep:
-    """A step of the run, in seconds since the first event."""
+    """A step of the run; times are in seconds since the first event of the trace."""
 
     step: int
     start_s: float
@@ -66,7 +66,7 @@ class TracedStep:
 
 
 class Trace:
-    """The trace of one run, read in slices of limited time."""
+    """The trace of one run, which is read little by little: each `refresh` takes a limited time."""
 
     def __init__(self, inside: SafeDirectory) -> None:
         self._inside = inside
@@ -76,7 +76,7 @@ class Trace:
         self._clear()
 
     def _clear(self) -> None:
-        self._spans = Blocks(_TYPES)
+        self._spans = ColumnBlocks(_TYPES)
         self._names: dict[str, int] = {"…": 0}
         self._lanes: dict[tuple[str, int], int] = {}
         self._open: dict[tuple[str, str], float] = {}
@@ -87,21 +87,21 @@ class Trace:
 
     @property
     def is_reading(self) -> bool:
-        """Whether there is more to read."""
+        """Whether the last `refresh` ended before the end of the file."""
         return self._reading is not None
 
     @property
     def bytes_left(self) -> int:
         """Number of bytes that were not read yet."""
-        stamp = self._inside.stamp("trace.json")
+        stamp = self._inside.get_stamp("trace.json")
         return max(0, stamp.size - self._tail.offset - len(self._tail.rest)) if stamp is not None else 0
 
     def refresh(self, seconds: float) -> None:
         """Read new events for a limited time; `problem` describes a file that cannot be read."""
         ended = time.monotonic() + seconds
         try:
-            if self._reading is None and self._tail.grown():
-                self._reading = self._tail.chunks()
+            if self._reading is None and self._tail.has_changed():
+                self._reading = self._tail.read_chunks()
             while self._reading is not None and time.monotonic() < ended:
                 found = next(self._reading, None)
                 if found is None:
@@ -110,96 +110,112 @@ class Trace:
                     self._clear()
                 else:
                     self._add(found[1], self._tail.offset - len(found[1]))
-            self.problem = "" if len(self._spans) < _MOST_SPANS else f"Only the first {_MOST_SPANS:,} spans are shown."
+            is_full = len(self._spans) >= _MOST_SPANS
+            self.problem = f"Only the first {_MOST_SPANS:,} spans are shown." if is_full else ""
         except RunDirectoryError as error:
             self._reading, self.problem = None, str(error)
 
     def _add(self, lines: bytes, offset: int) -> None:
         rows: list[tuple[float, float, int, int, int]] = []
-        for line in lines.decode("latin-1").split("\n"):  # pure ASCII: a character is a byte
-            event = _event(line)
+        # Every byte is one character, so that `offset` stays a position in the file.
+        for line in lines.decode("latin-1").split("\n"):
+            event = _parse_event(line)
             if event is not None:
-                self._take(event, offset, rows)
+                self._add_event(event, offset, rows)
             offset += len(line) + 1
         if rows and len(self._spans) < _MOST_SPANS:
             columns = (np.array(column) for column in zip(*rows, strict=True))
             self._spans.extend(len(rows), dict(zip(_TYPES, columns, strict=True)))
 
-    def _take(self, event: _Event, offset: int, rows: list[tuple[float, float, int, int, int]]) -> None:
+    def _add_event(self, event: _Event, offset: int, rows: list[tuple[float, float, int, int, int]]) -> None:
         phase, name, at = event.ph, event.name[:_LONGEST_NAME], event.ts / 1e6
         self._first_us = min(self._first_us, event.ts)
         if phase == "X":
-            kind, number = _lane_of(event)
+            kind, number = _find_lane(event)
             lasted = event.dur / 1e6 if isinstance(event.dur, int | float) and 0 <= event.dur < 1e15 else 0.0
-            rows.append((at, lasted, self._lane(kind, number), self._name(name), offset))
+            rows.append((at, lasted, self._register_lane(kind, number), self._register_name(name), offset))
             return
         key = str("" if event.id is None else event.id)[:_LONGEST_NAME]
         if phase == "b":
             if key not in self._slots and event.pid == ROLLOUTS:
-                self._make_room(self._slots)
-                self._slots[key] = heapq.heappop(self._free) if self._free else self._new_slot()
-            self._make_room(self._open)
+                self._drop_oldest(self._slots)
+                self._slots[key] = heapq.heappop(self._free) if self._free else self._add_slot()
+            self._drop_oldest(self._open)
             self._open[key, name] = at
         elif phase == "e" and (key, name) in self._open:
             kind, number = ("rollout", self._slots.get(key, 0)) if event.pid == ROLLOUTS else ("judge", 0)
             start = self._open.pop((key, name))
-            rows.append((start, max(0.0, at - start), self._lane(kind, number), self._name(name), offset))
+            rows.append(
+                (start, max(0.0, at - start), self._register_lane(kind, number), self._register_name(name), offset)
+            )
         elif phase == "n" and key in self._slots:
             heapq.heappush(self._free, self._slots.pop(key))
 
-    def _make_room(self, among: dict[Any, Any]) -> None:
-        """Drop the oldest spans and rollouts that never ended, if there are too many."""
+    def _drop_oldest(self, among: dict[Any, Any]) -> None:
+        """Drop the oldest entry of `among`, the open spans or the unfinished rollouts, if there are too many."""
         if len(among) >= _MOST_OPEN:
             given_up = among.pop(next(iter(among)))
             if among is self._slots:
                 heapq.heappush(self._free, given_up)
 
-    def _new_slot(self) -> int:
+    def _add_slot(self) -> int:
         self._num_slots += 1
         return self._num_slots - 1
 
-    def _name(self, name: str) -> int:
+    def _register_name(self, name: str) -> int:
         if len(self._names) >= _MOST_NAMES:
             return self._names.get(name, 0)
         return self._names.setdefault(name, len(self._names))
 
-    def _lane(self, kind: str, number: int) -> int:
+    def _register_lane(self, kind: str, number: int) -> int:
         if len(self._lanes) >= _MOST_LANES:
             return self._lanes.get((kind, number), 0)
         return self._lanes.setdefault((kind, number), len(self._lanes))
 
-    def lanes(self, start_s: float | None, end_s: float | None, most: int) -> dict[str, Any]:
-        """Return the response of `/trace/lanes`, in seconds since the first event."""
+    def build_lanes(self, start_s: float | None, end_s: float | None, max_spans: int) -> dict[str, Any]:
+        """Return the response of `/trace/lanes`: the spans in a time window, at most `max_spans`, each with its lane.
+
+        If there are more, short spans are merged. Times are in seconds since the first event.
+
+        Args:
+            start_s: start of the window; by default the start of the trace.
+            end_s: end of the window; by default the end of the trace.
+            max_spans: maximum number of spans.
+        """
         if not len(self._spans):
             return {"lanes": [], "spans": [], "merged": False, "start_s": 0.0, "end_s": 0.0}
         origin = self._first_us / 1e6
         first = 0.0 if start_s is None else start_s
         ends = (float((block["start"] + block["duration"]).max()) - origin for block in self._spans)
         last = max(ends) if end_s is None else end_s
-        order = sorted(self._lanes, key=_lane_order)
+        order = sorted(self._lanes, key=_get_lane_order)
         place = np.empty(len(order), np.int64)
         place[[self._lanes[lane] for lane in order]] = np.arange(len(order))
-        chosen = [_touching(block, origin + first, origin + last) for block in self._spans]
-        merged = sum(map(len, chosen)) > most
+        chosen = [_select_overlapping(block, origin + first, origin + last) for block in self._spans]
+        merged = sum(map(len, chosen)) > max_spans
         width_s = max(last - first, 1e-6)
-        parts = (_Window.of(block, rows, origin, place) for block, rows in zip(self._spans, chosen, strict=True))
-        shown = _Window.concat([part.merge_short(width_s / 2000) for part in parts] if merged else list(parts))
+        parts = (
+            _Window.from_block(block, rows, origin, place) for block, rows in zip(self._spans, chosen, strict=True)
+        )
+        window = _Window.concat([part.merge_short(width_s / 2000) for part in parts] if merged else list(parts))
         if merged:
-            shown = shown.thin(width_s, most)
+            window = window.downsample(width_s, max_spans)
         texts = list(self._names)
         found = [
             {"lane": int(lane), "name": texts[name], "start_s": round(start, 6), "end_s": round(end, 6), "args": args}
-            for start, end, lane, name, args in shown.rows(self._args)
+            for start, end, lane, name, args in window.build_rows(self._read_args)
         ]
-        named = [{"name": _lane_name(lane), "kind": "reward" if lane[0] == "judge" else lane[0]} for lane in order]
+        named = [
+            {"name": _format_lane_name(lane), "kind": "reward" if lane[0] == "judge" else lane[0]} for lane in order
+        ]
         return {"lanes": named, "spans": found, "merged": merged, "start_s": first, "end_s": last}
 
-    def steps(self) -> list[TracedStep]:
-        """Return the response of `/trace/steps`: each step's phases, without nested ones, and the longest of them."""
+    def build_steps(self) -> list[TracedStep]:
+        """Return the response of `/trace/steps`: the phases of each step, without nested ones, and the longest."""
         texts = list(self._names)
         kinds = {number: lane[0] for lane, number in self._lanes.items()}
         own = np.array([kinds[n] in ("controller", "trainer", "reward", "environment") for n in range(len(kinds))])
-        parts = [_Window.of(b, np.flatnonzero(own[b["lane"]]), 0.0, np.arange(len(kinds))) for b in self._spans]
+        parts = [_Window.from_block(b, np.flatnonzero(own[b["lane"]]), 0.0, np.arange(len(kinds))) for b in self._spans]
         spans = _Window.concat(parts).sort_by_start()
         origin = self._first_us / 1e6
         found: list[TracedStep] = []
@@ -218,14 +234,14 @@ class Trace:
             step.start_s, step.end_s = round(step.start_s - origin, 6), round(step.end_s - origin, 6)
         return found
 
-    def _args(self, offsets: np.ndarray) -> list[dict[str, Any]]:
-        """Read the arguments of the events at these offsets of the file."""
+    def _read_args(self, offsets: np.ndarray) -> list[dict[str, Any]]:
+        """Read the arguments of the events at these offsets of the file; empty for an offset below 0."""
         found: list[dict[str, Any]] = []
         try:
             with self._inside.open("trace.json") as file:
                 for offset in offsets.tolist():
                     file.seek(max(offset, 0))
-                    event = _event(file.readline(_LONGEST_ARGS).decode("latin-1")) if offset >= 0 else None
+                    event = _parse_event(file.readline(_LONGEST_ARGS).decode("latin-1")) if offset >= 0 else None
                     key, args = (event.id, event.args) if event is not None else (None, None)
                     named = {"id": str(key)[:_LONGEST_NAME]} if key is not None else {}
                     found.append(named | (args if isinstance(args, dict) else {}))
@@ -234,8 +250,8 @@ class Trace:
         return found + [{}] * (len(offsets) - len(found))
 
 
-def _touching(block: Columns, first: float, last: float) -> np.ndarray:
-    """Return the spans of a block that overlap the interval."""
+def _select_overlapping(block: Columns, first: float, last: float) -> np.ndarray:
+    """Return the rows of the spans in a block that overlap the interval from `first` to `last`."""
     starts = block["start"]
     return np.flatnonzero((starts + block["duration"] >= first) & (starts <= last))
 
@@ -249,8 +265,8 @@ class _Window:
         self.starts, self.ends, self.lanes, self.names, self.offsets = starts, ends, lanes, names, offsets
 
     @classmethod
-    def of(cls, block: Columns, rows: np.ndarray, origin: float, place: np.ndarray) -> _Window:
-        """Build a window of some rows of a block; `place` maps each lane to its position on the page."""
+    def from_block(cls, block: Columns, rows: np.ndarray, origin: float, place: np.ndarray) -> _Window:
+        """Build a window from rows of a block; times are since `origin`, and `place` has the position of each lane."""
         starts = block["start"][rows] - origin
         ends = starts + block["duration"][rows]
         return cls(starts, ends, place[block["lane"][rows]], block["name"][rows], block["offset"][rows])
@@ -264,46 +280,50 @@ class _Window:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def sort_by_start(self) -> _Window:
-        """Sort by start; of spans with the same start the longest, which was written last, comes first."""
-        return self._taken(np.lexsort((-self.offsets, -self.ends, self.starts)))
+        """Return the spans sorted by start; of spans with the same start, the longest comes first."""
+        return self._select(np.lexsort((-self.offsets, -self.ends, self.starts)))
 
-    def thin(self, width_s: float, most: int) -> _Window:
-        """Return at most `most` spans; in each lane, spans that are short compared with the window are joined."""
+    def downsample(self, width_s: float, max_spans: int) -> _Window:
+        """Merge spans that are short compared with `width_s` until at most `max_spans` are left, and return them."""
         shortest = width_s / 2000
         window = self
-        while len(window.starts) > most and shortest < width_s:
+        while len(window.starts) > max_spans and shortest < width_s:
             window, shortest = window.merge_short(shortest), shortest * 2
-        kept = np.sort(np.argsort(window.starts - window.ends, kind="stable")[:most])
-        return window._taken(kept)
+        kept = np.sort(np.argsort(window.starts - window.ends, kind="stable")[:max_spans])
+        return window._select(kept)
 
     def merge_short(self, shortest: float) -> _Window:
-        """Join spans shorter than `shortest` within each stretch of a lane, named after the longest of them."""
+        """Merge the spans of a lane that are shorter than `shortest`, and start in the same interval of this length.
+
+        A merged span has the name of its longest part.
+        """
         short = (self.ends - self.starts) < shortest
+        # One number for each lane and time interval, so that a single sort groups the spans.
         cells = self.lanes[short] * 2**32 + np.clip(self.starts[short] // shortest, 0, 2**32 - 1).astype(np.int64)
         order = np.lexsort((self.starts[short] - self.ends[short], cells))
-        part = self._taken(np.flatnonzero(short)[order])
+        part = self._select(np.flatnonzero(short)[order])
         first = np.flatnonzero(np.diff(cells[order], prepend=-1))
         if not len(first):
             return self
-        joined = part._taken(first)
+        joined = part._select(first)
         joined.starts = np.minimum.reduceat(part.starts, first)
         joined.ends = np.maximum.reduceat(part.ends, first)
         joined.offsets = np.where(np.diff(first, append=len(order)) > 1, -1, joined.offsets)
-        return _Window.concat([self._taken(np.flatnonzero(~short)), joined])
+        return _Window.concat([self._select(np.flatnonzero(~short)), joined])
 
-    def _taken(self, places: np.ndarray) -> _Window:
+    def _select(self, places: np.ndarray) -> _Window:
         return _Window(*(a[places] for a in (self.starts, self.ends, self.lanes, self.names, self.offsets)))
 
-    def rows(self, args: Any) -> Any:
-        """Return plain values in order of start, with the arguments of each event."""
-        ordered = self._taken(np.argsort(self.starts, kind="stable"))
+    def build_rows(self, args: Any) -> Any:
+        """Return start, end, lane, name and arguments of each span, by start; `args` reads arguments by offset."""
+        ordered = self._select(np.argsort(self.starts, kind="stable"))
         columns = (ordered.starts.tolist(), ordered.ends.tolist(), ordered.lanes.tolist(), ordered.names.tolist())
         return zip(*columns, args(ordered.offsets), strict=True)
 
 
-def _event(line: str) -> _Event | None:
+def _parse_event(line: str) -> _Event | None:
     try:
-        found = from_json(line.rstrip(",\r\n]"))
+        found = parse_json(line.rstrip(",\r\n]"))
         event = read_record(_Event, found) if isinstance(found, dict) else None
     except (ValueError, RecursionError, TypeError):  # TypeError: a field is missing
         return None
@@ -312,7 +332,7 @@ def _event(line: str) -> _Event | None:
     return event if isinstance(event.ts, int | float) and 0 <= event.ts < 1e18 else None
 
 
-def _lane_of(event: _Event) -> tuple[str, int]:
+def _find_lane(event: _Event) -> tuple[str, int]:
     number = event.tid if isinstance(event.tid, int) and 0 <= event.tid < _MOST_LANES else 0
     if event.pid == ENGINES:
         return "engine", number
@@ -324,11 +344,11 @@ def _lane_of(event: _Event) -> tuple[str, int]:
 _ORDER = ("controller", "trainer", "engine", "reward", "judge", "environment", "rollout")
 
 
-def _lane_order(lane: tuple[str, int]) -> tuple[int, int]:
+def _get_lane_order(lane: tuple[str, int]) -> tuple[int, int]:
     return _ORDER.index(lane[0]), lane[1]
 
 
-def _lane_name(lane: tuple[str, int]) -> str:
+def _format_lane_name(lane: tuple[str, int]) -> str:
     kind, number = lane
     if kind == "engine":
         return f"engine-{max(number - 1, 0)}"

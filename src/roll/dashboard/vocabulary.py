@@ -1,4 +1,4 @@
-"""The texts of token ids, decoded by the run's own tokenizer."""
+"""Decodes token ids with the run's own tokenizer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TOKENIZER = "tokenizer.json"
 
 
 class Vocabulary:
-    """Decodes token ids.
+    """Decodes token ids to text.
 
     Args:
         tokenizer: a tokenizer of the library `tokenizers`.
@@ -32,34 +32,35 @@ class Vocabulary:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    def text(self, ids: Sequence[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         """Decode tokens to readable text without special tokens."""
-        return self._decoded(list(ids), skip_special_tokens=True)
+        return self._decode_ids(list(ids), skip_special_tokens=True)
 
-    def texts(self, ids: Sequence[int]) -> list[str]:
-        """Decode each token; special tokens by name, and partial characters as their bytes."""
+    def decode_tokens(self, ids: Sequence[int]) -> list[str]:
+        """Decode each token separately: special tokens to their names, partial characters to their bytes."""
         known: dict[int, str] = {}
         for token_id in ids:
             if token_id not in known:
-                known[token_id] = self._one(token_id)
+                known[token_id] = self._decode_token(token_id)
         return [known[token_id] for token_id in ids]
 
-    def _decoded(self, ids: list[int], *, skip_special_tokens: bool) -> str:
-        with _contain_panics("the tokenizer"):
+    def _decode_ids(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        with _convert_panics("the tokenizer"):
             return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def _one(self, token_id: int) -> str:
+    def _decode_token(self, token_id: int) -> str:
         name = self._tokenizer.id_to_token(token_id) if 0 <= token_id < 2**31 else None
         if name is None:
             return f"⟨{token_id}⟩"
-        text = self._decoded([token_id], skip_special_tokens=False)
-        if "\ufffd" in text or not text:
+        text = self._decode_ids([token_id], skip_special_tokens=False)
+        if "\ufffd" in text or not text:  # a part of a character: the name shows its bytes
             return name
+        # SentencePiece writes a leading space as `▁`, which decoding a single token drops.
         return f" {text}" if name.startswith("▁") and not text.startswith(" ") else text
 
 
 class Vocabularies:
-    """The vocabularies of all runs; equal ones are loaded once, and only the most recent few are kept."""
+    """Loads the vocabularies of all runs, each distinct one once; only the most recently used stay in memory."""
 
     def __init__(self) -> None:
         self._digests: dict[tuple[Path, tuple[str, ...], Stamp], str] = {}
@@ -67,9 +68,9 @@ class Vocabularies:
         self._broken: set[str] = set()
         self._lock = threading.Lock()
 
-    def of(self, inside: SafeDirectory) -> Vocabulary | None:
+    def find(self, inside: SafeDirectory) -> Vocabulary | None:
         """Return the vocabulary of the tokenizer in a directory; `None` if no readable one exists."""
-        where = _find(inside)
+        where = _find_tokenizer(inside)
         if where is None or where[1].size > _LARGEST:
             return None
         key = (inside.root, *where)
@@ -79,7 +80,7 @@ class Vocabularies:
                 if digest not in self._loaded and digest not in self._broken:
                     content = inside.read(*where[0], limit=_LARGEST)
                     digest = self._digests[key] = xxhash.xxh3_128_hexdigest(content)
-                    self._try(digest, content, "/".join(where[0]))
+                    self._load(digest, content, "/".join(where[0]))
                 if digest in self._broken:
                     return None
                 self._loaded.move_to_end(digest)
@@ -89,42 +90,42 @@ class Vocabularies:
         except RunDirectoryError:
             return None
 
-    def _try(self, digest: str, content: bytes, name: str) -> None:
-        """Load a tokenizer, unless an equal one is in memory."""
+    def _load(self, digest: str, content: bytes, name: str) -> None:
+        """Load a tokenizer and store it under its digest, or record that it is malformed; do this once per digest."""
         if digest in self._loaded or digest in self._broken:
             return
         try:
-            self._loaded[digest] = _load(content, name)
+            self._loaded[digest] = _load_tokenizer(content, name)
         except RunDirectoryError:
             self._broken.add(digest)
 
 
-def _find(inside: SafeDirectory) -> tuple[tuple[str, ...], Stamp] | None:
-    """Find the run's tokenizer: next to its configuration, or in its newest checkpoint."""
-    checkpoints = sorted(inside.stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
+def _find_tokenizer(inside: SafeDirectory) -> tuple[tuple[str, ...], Stamp] | None:
+    """Return path and stamp of a run's tokenizer: next to its configuration, or in its newest checkpoint with one."""
+    checkpoints = sorted(inside.list_stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
     for parts in ((TOKENIZER,), *(("checkpoints", name, "model", TOKENIZER) for name in checkpoints)):
-        stamp = inside.stamp(*parts)
+        stamp = inside.get_stamp(*parts)
         if stamp is not None:
             return parts, stamp
     return None
 
 
-def _load(content: bytes, name: str) -> Vocabulary:
+def _load_tokenizer(content: bytes, name: str) -> Vocabulary:
     from tokenizers import Tokenizer
 
-    with _contain_panics(f"'{name}'"):
+    with _convert_panics(f"'{name}'"):
         return Vocabulary(Tokenizer.from_str(content.decode("utf-8")))
 
 
 @contextlib.contextmanager
-def _contain_panics(what: str) -> Iterator[None]:
-    """Run the body, and convert a panic of the library, which is not an `Exception`, to a `RunDirectoryError`.
+def _convert_panics(what: str) -> Iterator[None]:
+    """Run the body, and convert any error of the tokenizer library to a `RunDirectoryError` that begins with `what`.
 
-    The library may have read untrusted files.
+    Panics of Rust code, which untrusted files may cause, are not an `Exception`.
     """
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        raise RunDirectoryError(f"{what} is of no use: {str(error)[:200]}") from None
+        raise RunDirectoryError(f"{what} cannot be used: {str(error)[:200]}") from None

@@ -1,4 +1,4 @@
-"""The web server: the readers as JSON, and the page's files."""
+"""The web server: responses of the readers as JSON, and the files of the page."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import anyio
+import anyio.to_thread
 import numpy as np
 from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,25 +19,30 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.staticfiles import StaticFiles
 
 from roll.dashboard.access import Access
-from roll.dashboard.answers import answers
-from roll.dashboard.changes import Pace, changes
-from roll.dashboard.health import alarms, failures, health, log_of, newest_ledger
-from roll.dashboard.known import RunFacts
-from roll.dashboard.one_rollout import DETAIL_COLUMNS, TOKEN_COLUMNS, details, tokens
-from roll.dashboard.plans import plans
-from roll.dashboard.questions import Filters, facets, group_of, page, search, table
-from roll.dashboard.rollouts import KINDS, Rollouts, file_of
+from roll.dashboard.answers import answer_questions
+from roll.dashboard.changes import CpuLimiter, stream_changes
+from roll.dashboard.health import build_health, count_causes, find_alarms, read_log, read_newest_ledger
+from roll.dashboard.images import ImageSize, Thumbnails, render_png
+from roll.dashboard.one_rollout import DETAIL_COLUMNS, TOKEN_COLUMNS, build_details, build_token_columns
+from roll.dashboard.plans import read_plans
+from roll.dashboard.questions import Filters, build_rows, count_facets, find_group, query_page, search_texts
+from roll.dashboard.rollouts import KINDS, Rollouts, decode_row
+from roll.dashboard.run_facts import RunFacts
 from roll.dashboard.runs import Run, Runs
-from roll.dashboard.settings import difference
+from roll.dashboard.settings import find_differences
 from roll.errors import RunDirectoryError
-from roll.tracking.reading.rollout_files import open_rollout_table
+from roll.media.stored import find_image
+from roll.tracking.reading.rollout_files import open_rollout_file
 
 __all__ = ["make_app"]
 
 _MOST_OTHERS = 20
 """Maximum number of runs to compare with."""
 _MOST_GROUP_CHARACTERS = 2**24
-"""Maximum total length of a group's texts: a page cannot show more, and each rollout can be shown in full by itself."""
+"""Maximum total length of a group's answers: a page cannot show more; single rollouts are shown in full."""
+_MOST_ARGUMENTS = 100
+_MOST_DECODING = 2
+"""Maximum number of images that are decoded at once."""
 _MOST_DIFFERENT = 100
 """Maximum number of runs whose settings are compared."""
 STATIC = Path(__file__).parent / "static"
@@ -47,7 +54,7 @@ class _Json(JSONResponse):
     def render(self, content: Any) -> bytes:
         try:
             return super().render(content)
-        except ValueError:
+        except ValueError:  # NaN, an infinity or a lone surrogate: rare, so most responses are encoded only once
             plain = json.loads(json.dumps(content), parse_constant=lambda _: None)
             return json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")
 
@@ -55,8 +62,13 @@ class _Json(JSONResponse):
 def make_app(
     paths: Sequence[Path], host: str, token: str | None, is_ending: Callable[[], bool] = lambda: False
 ) -> Access:
-    """Build the application for the runs at and below `paths`, which streams until `is_ending`; see `Access` for the
-    rest.
+    """Build the ASGI application of the dashboard.
+
+    Args:
+        paths: run directories, or directories that contain some.
+        host: address on which the server listens.
+        token: required for every request; `None` if all users of this machine may read.
+        is_ending: returns true when open event streams must end.
     """
     runs = Runs(paths)
     app = FastAPI(
@@ -65,95 +77,98 @@ def make_app(
         docs_url=None,
         redoc_url=None,
         default_response_class=_Json,
-        dependencies=[Depends(_once)],
+        dependencies=[Depends(_reject_repeated_arguments)],
     )
     app.state.runs = runs
     app.state.is_ending = is_ending
-    app.state.pace = Pace()
-    app.add_exception_handler(HTTPException, _refused)
-    app.add_exception_handler(RequestValidationError, _invalid)
-    app.add_exception_handler(RunDirectoryError, _unreadable)
-    app.add_exception_handler(Exception, _failed)
-    _add_runs(app, runs)
-    _add_rollouts(app)
-    _add_one_rollout(app)
-    _add_time(app)
-    _add_answers(app, runs)
-    _add_page(app)
+    app.state.cpu_limiter = CpuLimiter()
+    app.add_exception_handler(HTTPException, _handle_http_error)
+    app.add_exception_handler(RequestValidationError, _handle_invalid_request)
+    app.add_exception_handler(RunDirectoryError, _handle_unreadable_run)
+    app.add_exception_handler(Exception, _handle_error)
+    _add_run_routes(app, runs)
+    _add_rollout_routes(app)
+    _add_routes_of_one_rollout(app)
+    _add_image_routes(app)
+    _add_time_routes(app)
+    _add_answer_routes(app, runs)
+    _add_page_routes(app)
     for route in app.routes:
         if isinstance(route, APIRoute):
             route.methods.add("HEAD")  # the server sends the headers of the GET response
     return Access(app, host, token)
 
 
-def _once(request: Request) -> None:
-    """Reject a repeated argument, since only one of its values would be used."""
+def _reject_repeated_arguments(request: Request) -> None:
+    """Reject a request with repeated query arguments (only one value would be used) or with too many."""
     names = [name for name, _ in request.query_params.multi_items()]
-    twice = next((name for name in names if names.count(name) > 1), None) if len(names) < 100 else names[0]
+    if len(names) > _MOST_ARGUMENTS:
+        raise HTTPException(400, f"there are more than {_MOST_ARGUMENTS} arguments.")
+    twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise HTTPException(400, f"'{twice[:80]}' is given more than once, or with too many others: give it once.")
+        raise HTTPException(400, f"argument '{twice[:80]}' is repeated: give it once.")
 
 
-def _refused(_: Request, error: Exception) -> Response:
+def _handle_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return _Json({"error": str(error.detail)}, status_code=error.status_code)
 
 
-def _invalid(_: Request, error: Exception) -> Response:
+def _handle_invalid_request(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     said = "; ".join(f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors())
     return _Json({"error": said[:1000]}, status_code=400)
 
 
-def _unreadable(_: Request, error: Exception) -> Response:
+def _handle_unreadable_run(_: Request, error: Exception) -> Response:
     return _Json({"error": str(error)}, status_code=404)
 
 
-def _failed(_: Request, error: Exception) -> Response:
+def _handle_error(_: Request, error: Exception) -> Response:
     return _Json({"error": f"{type(error).__name__}: {str(error)[:300]}"}, status_code=500)
 
 
-def _run(run: str, request: Request) -> Run:
+def _find_run(run: str, request: Request) -> Run:
     try:
         return request.app.state.runs.get(run)
     except KeyError:
-        raise HTTPException(404, "there is no such run: it was moved or removed, or never here.") from None
+        raise HTTPException(404, "the run does not exist, or it was moved or removed.") from None
 
 
-OneRun = Annotated[Run, Depends(_run)]
+OneRun = Annotated[Run, Depends(_find_run)]
 
 
-def _add_runs(app: FastAPI, runs: Runs) -> None:
+def _add_run_routes(app: FastAPI, runs: Runs) -> None:
     @app.get("/api/runs")
     def list_runs() -> Any:
-        return [run.overview() for run in runs.all()]
+        return [run.build_overview() for run in runs.list_runs()]
 
     @app.get("/api/diff")
-    def diff(request: Request, runs: str) -> Any:
+    def get_differences(request: Request, runs: str) -> Any:
         wanted = [run for run in runs.split(",") if run]
         if len(wanted) > _MOST_DIFFERENT:
-            raise HTTPException(400, f"at most {_MOST_DIFFERENT} runs are compared at once, not {len(wanted)}.")
-        found = [_run(run, request) for run in wanted]
+            raise HTTPException(400, f"at most {_MOST_DIFFERENT} runs can be compared at once, got {len(wanted)}.")
+        found = [_find_run(run, request) for run in wanted]
         for run in found:
             run.settings.refresh()
-        return {"keys": difference([run.settings.values for run in found])}
+        return {"keys": find_differences([run.settings.values for run in found])}
 
     @app.get("/api/runs/{run}/metrics")
-    def metrics(run: OneRun) -> Any:
+    def get_metrics(run: OneRun) -> Any:
         with run.lock:
             run.refresh()
-            return run.metrics.names() | {"problem": run.metrics.problem or None}
+            return run.metrics.build_overview() | {"problem": run.metrics.problem or None}
 
     @app.get("/api/runs/{run}/series")
-    def series(run: OneRun, names: str, kind: str = "train", since: int | None = None, full: bool = False) -> Any:
+    def get_series(run: OneRun, names: str, kind: str = "train", since: int | None = None, full: bool = False) -> Any:
         with run.lock:
             run.refresh()
             if kind not in run.metrics.tables:
                 raise HTTPException(400, f"kind '{kind[:80]}' is not known: use {' or '.join(run.metrics.tables)}.")
-            return run.metrics.series([name for name in names.split(",") if name], kind, since, full=full)
+            return run.metrics.build_series([name for name in names.split(",") if name], kind, since, full=full)
 
     @app.get("/api/runs/{run}/config")
-    def config(run: OneRun) -> Any:
+    def get_config(run: OneRun) -> Any:
         with run.lock:
             settings = run.settings
             settings.refresh()
@@ -165,11 +180,11 @@ def _add_runs(app: FastAPI, runs: Runs) -> None:
             }
 
 
-def _add_rollouts(app: FastAPI) -> None:
+def _add_rollout_routes(app: FastAPI) -> None:
     @app.get("/api/runs/{run}/rollouts")
-    def rollouts(
+    def list_rollouts(
         run: OneRun,
-        filters: Annotated[Filters, Depends(_filters)],
+        filters: Annotated[Filters, Depends(_read_filters)],
         sort: str = "row",
         desc: bool = False,
         offset: Annotated[int, Query(ge=0, le=2**40)] = 0,
@@ -177,130 +192,156 @@ def _add_rollouts(app: FastAPI) -> None:
         q: Annotated[str, Query(max_length=1000)] = "",
         cursor: str = "",
     ) -> Any:
-        with run.indexed() as (index, progress):
+        with run.use_index() as (index, progress):
             if q:
-                return search(run.inside, index, filters, q, cursor) | progress
+                return search_texts(run.inside, index, filters, q, cursor) | progress
             try:
-                return page(index, filters, sort=sort, descending=desc, offset=offset, limit=limit) | progress
+                return query_page(index, filters, sort=sort, descending=desc, offset=offset, limit=limit) | progress
             except KeyError:
                 raise HTTPException(400, f"rollouts cannot be sorted by '{sort[:80]}'.") from None
 
     @app.get("/api/runs/{run}/facets")
-    def all_facets(run: OneRun) -> Any:
-        with run.indexed() as (index, progress):
-            return facets(index) | progress
+    def get_facets(run: OneRun) -> Any:
+        with run.use_index() as (index, progress):
+            return count_facets(index) | progress
 
 
-def _add_one_rollout(app: FastAPI) -> None:
+def _add_routes_of_one_rollout(app: FastAPI) -> None:
     @app.get("/api/runs/{run}/rollouts/{row}")
-    def one(run: OneRun, row: int) -> Any:
-        with run.indexed() as (index, _):
-            shown = table(index, np.array([_position(index, row)]))[0]
-            return shown | details(_read(run, row, DETAIL_COLUMNS), run.vocabulary())
+    def get_rollout(run: OneRun, row: int) -> Any:
+        with run.use_index() as (index, _):
+            found = build_rows(index, np.array([_find_position(index, row)]))[0]
+            return found | build_details(_read_row(run, row, DETAIL_COLUMNS), run.load_vocabulary(), run.inside)
 
     @app.get("/api/runs/{run}/rollouts/{row}/group")
-    def group(run: OneRun, row: int) -> Any:
-        with run.indexed() as (index, _):
-            _position(index, row)
-            rows = table(index, group_of(index, row))
-            name = file_of(row)[0]
-            places = [file_of(one["row"])[1] for one in rows]
-            with open_rollout_table(run.inside, name) as file:
-                cut = file.beginnings(places, "text", _MOST_GROUP_CHARACTERS // len(rows))
+    def get_group(run: OneRun, row: int) -> Any:
+        with run.use_index() as (index, _):
+            _find_position(index, row)
+            rows = build_rows(index, find_group(index, row))
+            name = decode_row(row)[0]
+            places = [decode_row(one["row"])[1] for one in rows]
+            with open_rollout_file(run.inside, name) as file:
+                cut = file.read_beginnings(places, "text", _MOST_GROUP_CHARACTERS // len(rows))
             return {"rows": [one | {"text": text} for one, text in zip(rows, cut, strict=True)]}
 
     @app.get("/api/runs/{run}/rollouts/{row}/tokens")
-    def token_columns(run: OneRun, row: int) -> Any:
-        with run.indexed() as (index, _):
-            place = _position(index, row)
-            kind = KINDS[int(index.column("kind")[place])]
-            found = _read(run, row, TOKEN_COLUMNS)
-            return tokens(found, run.settings.values | {"kind": kind}, run.vocabulary())
+    def get_token_columns(run: OneRun, row: int) -> Any:
+        with run.use_index() as (index, _):
+            place = _find_position(index, row)
+            kind = KINDS[int(index.get_column("kind")[place])]
+            found = _read_row(run, row, TOKEN_COLUMNS)
+            return build_token_columns(found, run.settings.values | {"kind": kind}, run.load_vocabulary())
 
 
-def _position(index: Rollouts, row: int) -> int:
+def _add_image_routes(app: FastAPI) -> None:
+    # Few at once: an image may take 200 MiB while it is decoded.
+    limiter, thumbnails = anyio.CapacityLimiter(_MOST_DECODING), Thumbnails()
+
+    @app.get("/api/runs/{run}/images/{digest}")
+    async def get_image(run: OneRun, digest: str, request: Request, size: ImageSize = "full") -> Response:
+        whole = (await anyio.to_thread.run_sync(find_image, run.inside, digest)).digest
+        # The same beginning may fit another image later; a whole digest never does.
+        lasting = "private, max-age=31536000, immutable" if whole == digest else "no-cache"
+        headers = {
+            "Cache-Control": lasting,
+            "ETag": f'"{whole}-{size}"',
+            "Content-Disposition": f'inline; filename="{whole[:12]}.png"',
+        }
+        if request.method == "HEAD":
+            return Response(media_type="image/png", headers=headers)
+        if request.headers.get("if-none-match") == headers["ETag"]:
+            return Response(status_code=304, headers=headers)
+        if size == "thumbnail":
+            content = await anyio.to_thread.run_sync(thumbnails.render, run.inside, whole, limiter=limiter)
+        else:
+            content = await anyio.to_thread.run_sync(render_png, run.inside, whole, size, limiter=limiter)
+        return Response(content, media_type="image/png", headers=headers)
+
+
+def _find_position(index: Rollouts, row: int) -> int:
     try:
-        return index.position(row)
+        return index.find_position(row)
     except KeyError:
-        raise HTTPException(404, f"there is no rollout {row} in this run (now).") from None
+        raise HTTPException(404, f"rollout {row} does not exist in this run, or was removed.") from None
 
 
-def _read(run: Run, row: int, columns: Sequence[str]) -> dict[str, Any]:
-    name, place = file_of(row)
-    with open_rollout_table(run.inside, name) as file:
-        return file.rows([place], columns)[0]
+def _read_row(run: Run, row: int, columns: Sequence[str]) -> dict[str, Any]:
+    name, place = decode_row(row)
+    with open_rollout_file(run.inside, name) as file:
+        return file.read_rows([place], columns)[0]
 
 
-def _add_time(app: FastAPI) -> None:
+def _add_time_routes(app: FastAPI) -> None:
     @app.get("/api/runs/{run}/trace/lanes")
-    def lanes(
+    def get_lanes(
         run: OneRun,
         from_s: float | None = None,
         to_s: float | None = None,
         max: Annotated[int, Query(ge=1, le=20_000)] = 4000,
     ) -> Any:
-        with run.traced() as (trace, progress):
-            return trace.lanes(from_s, to_s, max) | progress
+        with run.use_trace() as (trace, progress):
+            return trace.build_lanes(from_s, to_s, max) | progress
 
     @app.get("/api/runs/{run}/trace/steps")
-    def steps(run: OneRun) -> Any:
-        with run.traced() as (trace, _):
-            return trace.steps()
+    def get_steps(run: OneRun) -> Any:
+        with run.use_trace() as (trace, _):
+            return trace.build_steps()
 
     @app.get("/api/runs/{run}/health")
-    def all_health(run: OneRun) -> Any:
-        with run.indexed() as (index, progress):
-            patience = int(run.settings.number_of("alarms.patience") or 1)
-            return health(run.inside, run.metrics, index, patience) | progress
+    def get_health(run: OneRun) -> Any:
+        with run.use_index() as (index, progress):
+            patience = int(run.settings.get_number("alarms.patience") or 1)
+            return build_health(run.inside, run.metrics, index, patience) | progress
 
     @app.get("/api/runs/{run}/plan")
-    def plan(run: OneRun) -> Any:
-        return plans(run.inside, run.shown_path)
+    def get_plans(run: OneRun) -> Any:
+        return read_plans(run.inside, run.shown_path)
 
     @app.get("/api/runs/{run}/events")
-    async def events(run: OneRun, request: Request) -> Any:
+    async def stream_events(run: OneRun, request: Request) -> Any:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         state = request.app.state
-        return StreamingResponse(changes(run, state.pace, state.is_ending), media_type="text/event-stream")
+        events = stream_changes(run, state.cpu_limiter, state.is_ending)
+        return StreamingResponse(events, media_type="text/event-stream")
 
 
-def _add_answers(app: FastAPI, runs: Runs) -> None:
+def _add_answer_routes(app: FastAPI, runs: Runs) -> None:
     @app.get("/api/runs/{run}/answers")
-    def all_answers(run: OneRun) -> Any:
+    def get_answers(run: OneRun) -> Any:
         others = []
-        for other in (one for one in runs.all()[:_MOST_OTHERS] if one.id != run.id):
+        for other in (one for one in runs.list_runs()[:_MOST_OTHERS] if one.id != run.id):
             other.settings.refresh()
             run.settings.refresh()
-            others.append((other.id, other.name, len(difference([run.settings.values, other.settings.values]))))
-        with run.traced() as (trace, _):
-            steps = trace.steps()
-        status = run.overview()["status"]
-        with run.indexed() as (index, progress):
-            log = log_of(run.inside)
-            patience = int(run.settings.number_of("alarms.patience") or 1)
-            known = RunFacts(
+            others.append((other.id, other.name, len(find_differences([run.settings.values, other.settings.values]))))
+        with run.use_trace() as (trace, _):
+            steps = trace.build_steps()
+        status = run.build_overview()["status"]
+        with run.use_index() as (index, progress):
+            log = read_log(run.inside)
+            patience = int(run.settings.get_number("alarms.patience") or 1)
+            facts = RunFacts(
                 run=run.id,
                 status=status,
-                num_steps=run.num_steps(),
+                num_steps=run.read_num_steps(),
                 settings=run.settings.values,
                 train=run.metrics.tables["train"],
                 evaluation=run.metrics.tables["eval"],
                 rollouts=index,
-                ledger=newest_ledger(run.inside),
-                alarms=alarms(run.metrics, index, log, patience),
+                ledger=read_newest_ledger(run.inside),
+                alarms=find_alarms(run.metrics, index, log, patience),
                 log=log,
                 steps=steps,
-                plans=plans(run.inside, run.shown_path).get("items", []),
+                plans=read_plans(run.inside, run.shown_path).get("items", []),
                 others=others,
                 files_left=progress.get("indexing", {}).get("files_left", 0),
-                failures=failures(run.inside, index),
-                summary=run.summary(),
+                failures=count_causes(run.inside, index),
+                summary=run.read_summary(),
             )
-            return {"answers": answers(known)} | progress
+            return {"answers": answer_questions(facts)} | progress
 
 
-def _filters(
+def _read_filters(
     step_min: float | None = None,
     step_max: float | None = None,
     reward_min: float | None = None,
@@ -341,13 +382,13 @@ def _filters(
     )
 
 
-def _add_page(app: FastAPI) -> None:
+def _add_page_routes(app: FastAPI) -> None:
     @app.get("/")
-    def index() -> Response:
+    def get_page() -> Response:
         path = STATIC / "index.html"
         if path.is_file():
             return FileResponse(path)
-        return PlainTextResponse("The page was not built into this package; /api/runs answers.", status_code=404)
+        return PlainTextResponse("The page is not part of this package; /api/runs is available.", status_code=404)
 
     if STATIC.is_dir():
         app.mount("/static", StaticFiles(directory=STATIC))

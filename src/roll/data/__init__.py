@@ -1,6 +1,6 @@
 """Prompt sources, chat rendering, and training samples."""
 
-from roll.data.build import Data, build_data, held_out_draws
+from roll.data.build import Data, build_data, render_held_out
 from roll.data.chat import ChatRenderer
 from roll.data.samples import build_batch, build_samples
 from roll.data.stream import PromptStream, WeightedSource, WeightedStream
@@ -14,5 +14,5 @@ __all__ = [
     "build_batch",
     "build_data",
     "build_samples",
-    "held_out_draws",
+    "render_held_out",
 ]

@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roll.config.sources import SumsTask
-from roll.data.conversations import messages_of
+from roll.data.conversations import build_messages
 from roll.errors import DataError
 from roll.types import Prompt
 
-__all__ = ["ArithmeticPrompts", "arithmetic_prompts"]
+__all__ = ["ArithmeticPrompts", "build_arithmetic_prompts"]
 
 _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     "+": lambda a, b: a + b,
@@ -23,12 +23,13 @@ MAX_PAIRS = 5_000_000
 
 
 class ArithmeticPrompts:
-    """Some pairs of operands, each with every operation; a `Source`.
+    """A `Source` of arithmetic prompts: one for each pair of operands and each operation.
 
     Args:
-        config: The entry of the configuration.
+        config: The source's entry in the configuration.
         domain: The source's name.
-        pairs: Indices of pairs: `(a - min) · span + (b - min)`.
+        pairs: Pairs (a, b) of operands as integers: `(a - min) · span + (b - min)`, with `span` possible operands from
+            `min` on.
         seed: Seed of the order.
     """
 
@@ -42,16 +43,16 @@ class ArithmeticPrompts:
 
     def __getitem__(self, index: int) -> Prompt:
         config = self._config
-        a, operation, b = self.terms(index)
+        a, operation, b = self.get_terms(index)
         return Prompt(
             uid=f"{self._domain}/{a}{operation}{b}",
             domain=self._domain,
-            messages=messages_of(f"What is {a} {operation} {b}?", config.system_prompt, config.prompt_template),
+            messages=build_messages(f"What is {a} {operation} {b}?", config.system_prompt, config.prompt_template),
             answer=str(_OPERATIONS[operation](a, b)),
         )
 
-    def terms(self, index: int) -> tuple[int, str, int]:
-        """Return the terms of an item: `(3, "+", 4)`."""
+    def get_terms(self, index: int) -> tuple[int, str, int]:
+        """Return first operand, operator and second operand of the prompt at `index`, such as `(3, "+", 4)`."""
         config = self._config
         pair, which = divmod(index, len(config.operations))
         span = config.max_operand - config.min_operand + 1
@@ -59,20 +60,20 @@ class ArithmeticPrompts:
         return a, config.operations[which], b
 
 
-def arithmetic_prompts(config: SumsTask, domain: str, seed: int) -> tuple[ArithmeticPrompts, ArithmeticPrompts]:
+def build_arithmetic_prompts(config: SumsTask, domain: str, seed: int) -> tuple[ArithmeticPrompts, ArithmeticPrompts]:
     """Return training and held-out prompts, which share no ordered pair of operands.
 
     `(3, 4)` is held out for all operations or for none. Operands 1 … 9 make 81 pairs; with `held_out` 0.3, 57 pairs are
     trained on and 24 are held out.
 
     Raises:
-        DataError: There are too few pairs to hold any out or to keep any, or too many to list.
+        DataError: `held_out` leaves no pair for training or for evaluation, or there are too many pairs to list.
     """
     num_pairs = (config.max_operand - config.min_operand + 1) ** 2
     if num_pairs > MAX_PAIRS:
         raise DataError(
-            f"arithmetic with operands {config.min_operand} … {config.max_operand} has {num_pairs:,} pairs, at most "
-            f"{MAX_PAIRS:,} can be listed: lower max_operand."
+            f"arithmetic with operands {config.min_operand} … {config.max_operand} has {num_pairs:,} pairs, but at "
+            f"most {MAX_PAIRS:,} can be listed: lower max_operand."
         )
     num_held_out = round(num_pairs * config.held_out)
     if config.held_out and num_held_out in (0, num_pairs):

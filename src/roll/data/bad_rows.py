@@ -1,4 +1,4 @@
-"""Unusable rows of a source: counts by reason, and the place of the first rows of each."""
+"""Unusable rows of a source: counts by reason, and the first rows with each reason."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NUM_SHOWN = 3
 
 
 class BadRows:
-    """The unusable rows of one source: the number per reason, and the first ones."""
+    """Collects the unusable rows of one source: their number by reason, and the messages of the first rows."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
@@ -26,22 +26,22 @@ class BadRows:
         """Number of rows of the source, good and bad."""
 
     def add(self, reason: str, message: str) -> None:
-        """Record one row."""
+        """Record that a row is unusable; only the first `NUM_SHOWN` messages for each reason are kept."""
         self.counts[reason] += 1
         shown = self.first.setdefault(reason, [])
         if len(shown) < NUM_SHOWN:
             shown.append(message)
 
-    def refuse(self, error: DataError) -> None:
-        """Record one row by its error."""
+    def add_error(self, error: DataError) -> None:
+        """Record that a row is unusable, with the reason and the message of its error."""
         self.add(error.reason if isinstance(error, BadRow) else "unreadable", str(error))
 
-    def lines(self, domain: str, use: str = "learned from") -> Iterator[str]:
-        """Yield one line for each reason and for each row that is shown.
+    def format_lines(self, domain: str, use: str = "learned from") -> Iterator[str]:
+        """Yield the lines of a report: the number of unusable rows, then the reasons, each with its first messages.
 
         Args:
             domain: The source's name.
-            use: The use that the rows do not allow.
+            use: What the rows cannot be used for; it completes "rows … cannot be".
         """
         yield f"{self.counts.total():,} of {self.num_rows:,} rows of data source '{domain}' cannot be {use}:"
         for reason, count in self.counts.most_common(NUM_REASONS):

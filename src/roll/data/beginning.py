@@ -1,4 +1,4 @@
-"""The token that some tokenizers put in front of every text."""
+"""The BOS token, which some tokenizers put before every text."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["TextBeginning"]
+__all__ = ["BosDeduplicator"]
 
 
-class TextBeginning:
-    """Prevents a duplicate first token if a text already starts with it."""
+class BosDeduplicator:
+    """Removes the BOS token that a tokenizer adds to a text that already starts with one."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
 
-    def once(self, text: str, ids: Sequence[int]) -> list[int]:
-        """Return a text's token IDs with the tokenizer's first token only once.
+    def remove_duplicate(self, text: str, ids: Sequence[int]) -> list[int]:
+        """Return the token IDs of a text, without the second of two BOS tokens at the start.
 
         Args:
             text: The text.
-            ids: Its token IDs, with the tokenizer's own special tokens.
+            ids: The text's token IDs, with the special tokens that the tokenizer adds.
         """
         bos, name = self._tokenizer.bos_token_id, self._tokenizer.bos_token
         doubled = self._adds_bos and list(ids[:2]) == [bos, bos] and text.lstrip().startswith(str(name))
@@ -31,5 +31,6 @@ class TextBeginning:
 
     @cached_property
     def _adds_bos(self) -> bool:
+        # Tried instead of read from `add_bos_token`, which not every tokenizer has or obeys.
         bos = self._tokenizer.bos_token_id
         return bos is not None and list(self._tokenizer("a")["input_ids"][:1]) == [bos]

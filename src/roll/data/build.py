@@ -11,39 +11,42 @@ from roll.config.data import DataConfig, FileData, HuggingFaceData, PythonData
 from roll.data.bad_rows import BadRows
 from roll.data.cells import BadRow
 from roll.data.chat import ChatRenderer
-from roll.data.prompt_rendering import prompt_tokens
+from roll.data.media_text import MediaText
+from roll.data.prompt_rendering import tokenize_prompt
 from roll.data.rows import RowItems
-from roll.data.source import Interleaved, Source
-from roll.data.stream import PromptStream, WeightedSource, render_checked
-from roll.data.tables import warn_of_bad_rows
+from roll.data.source import InterleavedSource, Source
+from roll.data.stream import PromptStream, WeightedSource, render_and_check
+from roll.data.tables import report_bad_rows
 from roll.errors import DataError
+from roll.media import MediaStore
+from roll.models.multimodal import MediaInputs
 from roll.protocols import PromptSource
 from roll.registry import Registry
-from roll.types import IntArray, Prompt, PromptDraw
+from roll.types import EncodedText, Prompt, PromptDraw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["SOURCES", "Data", "build_data", "held_out_draws", "load_source"]
+__all__ = ["SOURCES", "Data", "build_data", "load_source", "render_held_out"]
 
 Loader: TypeAlias = Callable[..., tuple[Source[Prompt], Source[Prompt]]]
 
 SOURCES: Registry[Loader] = Registry(
     "prompt source",
     {
-        "arithmetic": "roll.data.arithmetic:arithmetic_prompts",
-        "environment": "roll.data.environment:environment_prompts",
-        "functions": "roll.data.functions:functions_prompts",
-        "guess_number": "roll.data.guess_number:guess_number_prompts",
-        "file": "roll.data.tables:table_prompts",
-        "huggingface": "roll.data.tables:table_prompts",
-        "python": "roll.data.tables:table_prompts",
-        "reasoning_gym": "roll.data.reasoning_gym:reasoning_gym_prompts",
+        "arithmetic": "roll.data.arithmetic:build_arithmetic_prompts",
+        "environment": "roll.data.environment:build_environment_prompts",
+        "functions": "roll.data.functions:build_functions_prompts",
+        "guess_number": "roll.data.guess_number:build_guess_number_prompts",
+        "file": "roll.data.tables:load_table_prompts",
+        "huggingface": "roll.data.tables:load_table_prompts",
+        "python": "roll.data.tables:load_table_prompts",
+        "reasoning_gym": "roll.data.reasoning_gym:build_reasoning_gym_prompts",
     },
 )
 
-REFUSED = "refused by the chat template"
-EAGER_CHECK = 20_000
+REFUSED = "rejected by the chat template"
+MAX_CHECKED_AT_START = 20_000
 """With at most this many prompts, all are rendered at the start, so a prompt that is too long is rejected before
 training."""
 
@@ -62,20 +65,25 @@ class Data:
     longest_prompt: int | None
     """Tokens of the longest training or held-out prompt; `None` if there are too many to render them all."""
 
-    def evaluation(self, num_prompts: int) -> list[PromptDraw]:
+    def get_evaluation_draws(self, num_prompts: int) -> list[PromptDraw]:
         """Return the first `num_prompts` held-out prompts (all, if there are fewer), always the same ones."""
         prompts = [self.held_out[i] for i in range(min(num_prompts, len(self.held_out)))]
-        return held_out_draws(prompts, self.renderer, self.max_prompt_tokens)
+        return render_held_out(prompts, self.renderer, self.max_prompt_tokens)
 
 
-def held_out_draws(
+def render_held_out(
     prompts: Sequence[Prompt], renderer: ChatRenderer, max_prompt_tokens: int | None = None
 ) -> list[PromptDraw]:
-    """Render prompts for evaluation; their draw IDs count from 0 and are not in the ledger."""
-    render = partial(prompt_tokens, renderer=renderer)
+    """Return rendered prompts as draws for evaluation; their draw IDs count from 0 and are not in the data ledger.
+
+    Raises:
+        DataError: A prompt is longer than `max_prompt_tokens` or cannot be rendered.
+    """
+    render = partial(tokenize_prompt, renderer=renderer)
     return [
-        PromptDraw(draw_id=i, prompt=p, token_ids=render_checked(p, render, max_prompt_tokens))
+        PromptDraw(draw_id=i, prompt=p, token_ids=encoded.token_ids, media=encoded.media)
         for i, p in enumerate(prompts)
+        for encoded in [render_and_check(p, render, max_prompt_tokens)]
     ]
 
 
@@ -86,25 +94,31 @@ def build_data(
     max_prompt_tokens: int | None = None,
     *,
     pipeline: str = "",
+    media: MediaInputs | None = None,
 ) -> Data:
-    """Read every source.
+    """Read the prompts of all sources.
 
     Args:
-        configs: The entries of the configuration.
+        configs: The sources' entries in the configuration.
         tokenizer: The model's tokenizer, with its chat template.
         seed: Seed of the order and of the held-out split.
         max_prompt_tokens: Longest prompt that fits the context.
         pipeline: The pipeline's name, for messages.
+        media: Store and processor of the run's images; `None` for a text-only model.
 
     Raises:
         DataError: A source cannot be read or is empty, or a prompt is too long.
     """
-    renderer = ChatRenderer(tokenizer)
+    renderer = ChatRenderer(tokenizer, None if media is None else MediaText(media))
+    store = None if media is None else media.store
     loaded = [
-        _Loaded(config, *load_source(config, config.domain or config.source, seed, pipeline)) for config in configs
+        _LoadedSource(config, *load_source(config, config.domain or config.source, seed, pipeline, store))
+        for config in configs
     ]
-    render = partial(prompt_tokens, renderer=renderer)
-    longest = _rendered(loaded, render, max_prompt_tokens)
+    render = partial(tokenize_prompt, renderer=renderer)
+    if media is not None:
+        render = partial(_check_then_render, render, _find_text_rewards(loaded))
+    longest = _render_all(loaded, render, max_prompt_tokens)
     return Data(
         train=PromptStream(
             [
@@ -120,7 +134,7 @@ def build_data(
             seed,
             max_prompt_tokens=max_prompt_tokens,
         ),
-        held_out=Interleaved([entry.held_out for entry in loaded]),
+        held_out=InterleavedSource([entry.held_out for entry in loaded]),
         held_out_fingerprints={entry.domain: entry.held_out.fingerprint for entry in loaded},
         renderer=renderer,
         max_prompt_tokens=max_prompt_tokens,
@@ -129,8 +143,8 @@ def build_data(
 
 
 @dataclass(slots=True)
-class _Loaded:
-    """One entry of the configuration, with its prompts."""
+class _LoadedSource:
+    """The prompts of one data source."""
 
     config: DataConfig
     training: Source[Prompt]
@@ -141,35 +155,55 @@ class _Loaded:
         return self.config.domain or self.config.source
 
 
+def _find_text_rewards(loaded: Sequence[_LoadedSource]) -> dict[str, str]:
+    """Return, by domain, the type of a reward that reads only text, for domains that have one."""
+    return {entry.domain: reward.type for entry in loaded for reward in entry.config.reward if reward.reads_prompt_text}
+
+
+def _check_then_render(
+    render: Callable[[Prompt], EncodedText], text_rewards: Mapping[str, str], prompt: Prompt
+) -> EncodedText:
+    """Render a prompt, unless it has images and a reward of its domain reads only text."""
+    reward = text_rewards.get(prompt.domain)
+    if reward is not None and any(message.media for message in prompt.messages):
+        raise DataError(
+            f"prompt '{prompt.uid}' has images, but the reward '{reward}' of domain '{prompt.domain}' reads only text: "
+            "choose another reward, or leave the images out."
+        )
+    return render(prompt)
+
+
 def load_source(
-    config: DataConfig, domain: str, seed: int, pipeline: str = ""
+    config: DataConfig, domain: str, seed: int, pipeline: str = "", media: MediaStore | None = None
 ) -> tuple[Source[Prompt], Source[Prompt]]:
-    """Return training and held-out prompts of one entry.
+    """Return the training and held-out prompts of the data source `domain`.
 
     Raises:
-        DataError: The source cannot be read, or leaves nothing to train on.
+        DataError: The source cannot be read, or has no prompt to train on.
     """
     load = SOURCES.get(config.source.partition(":")[0])
     is_table = isinstance(config, FileData | HuggingFaceData | PythonData)
-    training, held_out = load(config, domain, seed, *((pipeline,) if is_table else ()))
+    training, held_out = load(config, domain, seed, *((pipeline, media) if is_table else ()))
     _check_not_empty(training, config, domain)
     return training, held_out
 
 
-def _rendered(
-    loaded: Sequence[_Loaded], render: Callable[[Prompt], IntArray], max_prompt_tokens: int | None
+def _render_all(
+    loaded: Sequence[_LoadedSource], render: Callable[[Prompt], EncodedText], max_prompt_tokens: int | None
 ) -> int | None:
     """Render all prompts, unless there are too many; skip or reject prompts that cannot be rendered.
 
-    If a source skips bad rows, all of its prompts are rendered, however many there are.
+    If a source skips bad rows, all of its prompts are rendered, even if there are many.
 
     Returns:
         Tokens of the longest prompt; `None` if not all were rendered.
 
     Raises:
-        DataError: Prompts cannot be rendered or are too long; the message has the rows of those from tables.
+        DataError: Prompts cannot be rendered or are too long; the message names their rows if they come from a table.
     """
-    every = sum(len(entry.training) + len(entry.held_out) for entry in loaded) <= EAGER_CHECK
+    # Rendering more prompts than this would delay the start of the run; prompts that are too long are rejected when
+    # drawn.
+    every = sum(len(entry.training) + len(entry.held_out) for entry in loaded) <= MAX_CHECKED_AT_START
     longest = 0
     for entry in loaded:
         bad = BadRows()
@@ -177,30 +211,33 @@ def _rendered(
         sides: list[Source[Prompt]] = []
         for side in (entry.training, entry.held_out):
             out: list[int] = []
-            for index in range(len(side)) if every or _skips(entry.config) else ():
+            for index in range(len(side)) if every or _skips_bad_rows(entry.config) else ():
                 try:
-                    longest = max(longest, len(render_checked(side[index], render, max_prompt_tokens)))
+                    longest = max(longest, len(render_and_check(side[index], render, max_prompt_tokens).token_ids))
                 except DataError as error:
                     if not isinstance(side, RowItems):
                         raise
-                    bad.add(error.reason if isinstance(error, BadRow) else REFUSED, f"{side.where(index)}: {error}")
+                    bad.add(
+                        error.reason if isinstance(error, BadRow) else REFUSED,
+                        f"{side.describe_location(index)}: {error}",
+                    )
                     out.append(index)
-            sides.append(side.without(out) if isinstance(side, RowItems) and out else side)
+            sides.append(side.exclude(out) if isinstance(side, RowItems) and out else side)
         entry.training, entry.held_out = sides
         if isinstance(entry.config, FileData | HuggingFaceData | PythonData):
-            warn_of_bad_rows(bad, entry.config, entry.domain)
+            report_bad_rows(bad, entry.config, entry.domain)
         _check_not_empty(entry.training, entry.config, entry.domain)
     return longest if every else None
 
 
-def _skips(config: DataConfig) -> bool:
+def _skips_bad_rows(config: DataConfig) -> bool:
     return isinstance(config, FileData | HuggingFaceData | PythonData) and config.on_bad_row == "skip"
 
 
 def _check_not_empty(training: Source[Prompt], config: DataConfig, domain: str) -> None:
     if len(training):
         return
-    if _skips(config):
-        raise DataError(f"data source '{domain}' leaves no prompt for training: its rows are held out or left out.")
+    if _skips_bad_rows(config):
+        raise DataError(f"data source '{domain}' leaves no prompt for training: all rows are held out or skipped.")
     held_out = getattr(config, "held_out", 0)
     raise DataError(f"data source '{domain}' leaves no prompt for training: lower its held_out ({held_out}).")

@@ -10,43 +10,42 @@ from typing import Any
 
 from roll.types import Message
 
-__all__ = ["shows_arguments_as_python", "with_json_arguments"]
+__all__ = ["has_python_style_arguments", "with_json_arguments"]
 
 NUM_TRIED = 8
-"""Number of calls that are searched for in a rendering, so that the time is not quadratic in their number."""
+"""Maximum number of calls that are searched for in the rendered text, so that the time is not quadratic."""
 
 
 def with_json_arguments(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with the arguments of their calls as JSON text."""
     return [
-        replace(message, tool_calls=tuple(_with_text(call) for call in message.tool_calls))
+        replace(message, tool_calls=tuple(_with_text_arguments(call) for call in message.tool_calls))
         if message.tool_calls
         else message
         for message in messages
     ]
 
 
-def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
+def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
     function = call.get("function", {})
     arguments = function.get("arguments", {})
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     return {**call, "function": {**function, "arguments": text}}
 
 
-def shows_arguments_as_python(messages: Sequence[Message], text: str) -> bool:
-    """Return whether a rendering writes a call's arguments as Python does, which no model was trained on.
+def has_python_style_arguments(messages: Sequence[Message], text: str) -> bool:
+    """Return whether the template wrote the arguments of a call in Python syntax instead of JSON into the text."""
+    # A template that expects JSON text and gets an object prints Python's `repr`, with single quotes, without an error.
+    # Only some of the calls are searched for: a template writes all of them in the same way.
+    return any(python in text for python in islice(_format_as_python(messages), NUM_TRIED))
 
-    Only some of the calls are searched for: a template writes all of them alike.
-    """
-    return any(spelled in text for spelled in islice(_to_python(messages), NUM_TRIED))
 
-
-def _to_python(messages: Sequence[Message]) -> Iterator[str]:
-    """Yield the arguments of calls as Python writes them, if that is not JSON."""
+def _format_as_python(messages: Sequence[Message]) -> Iterator[str]:
+    """Yield the arguments of each tool call in Python syntax; skip calls for which it is the same as JSON."""
     for message in messages:
         for call in message.tool_calls:
             arguments = call.get("function", {}).get("arguments")
             if arguments and not isinstance(arguments, str):
-                spelled = str(arguments)
-                if spelled != json.dumps(arguments, ensure_ascii=False):
-                    yield spelled
+                python = str(arguments)
+                if python != json.dumps(arguments, ensure_ascii=False):
+                    yield python

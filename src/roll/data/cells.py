@@ -1,4 +1,4 @@
-"""Strict reading of one column of a row: an error names the place of a wrong value."""
+"""Strict reading of one column of a row: errors name the location of a wrong value."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from roll.errors import DataError, short
 from roll.registry import did_you_mean
 
-__all__ = ["ROLES", "ArrowRow", "BadRow", "Row", "as_list", "column", "is_null", "unicode_text"]
+__all__ = ["ROLES", "ArrowRow", "BadRow", "Row", "as_list", "check_unicode", "is_null", "read_column"]
 
 Row = Mapping[str, Any]
 
@@ -16,7 +16,10 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class ArrowRow(dict[str, Any]):
-    """A row of an Arrow table, in which the fields of other rows' objects are null."""
+    """A row of an Arrow table.
+
+    An Arrow struct has the fields of all rows, so fields that only other rows have are null in this row.
+    """
 
 
 class BadRow(DataError):
@@ -24,7 +27,7 @@ class BadRow(DataError):
 
     Args:
         reason: A few words, the same for all rows with the same problem.
-        message: The problem, its place, and the remedy.
+        message: The problem, its location, and the remedy.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -32,7 +35,7 @@ class BadRow(DataError):
         self.reason = reason
 
 
-def column(row: Row, name: str, where: str, option: str) -> Any:
+def read_column(row: Row, name: str, where: str, option: str) -> Any:
     """Return the row's value in the column that `option` names.
 
     Raises:
@@ -42,10 +45,8 @@ def column(row: Row, name: str, where: str, option: str) -> Any:
         columns = ", ".join(short(column) for column in list(row)[:20]) or "none"
         raise BadRow(
             "missing column",
-            f"{where}: there is no column "
-            f"'{name}'.{did_you_mean(name, [c for c in row if isinstance(c, str)])} It has: "
-            f"{columns}. "
-            f"Set `{option}` to the right one.",
+            f"{where}: there is no column '{name}'.{did_you_mean(name, [c for c in row if isinstance(c, str)])} "
+            f"The columns are: {columns}. Set `{option}` to the right column.",
         )
     return row[name]
 
@@ -58,12 +59,13 @@ def is_null(value: Any) -> bool:
 
 
 def as_list(value: Any) -> Any:
-    """Return an array, or a column of a data frame, as a list; any other value unchanged."""
+    """Convert an array, or a column of a data frame, to a list; return any other value unchanged."""
     return value.tolist() if hasattr(value, "tolist") and not isinstance(value, str) else value
 
 
-def unicode_text(value: str, what: str, where: str) -> str:
-    """Return the text, after checking that it is valid Unicode: unpaired surrogates, which JSON allows, have no tokens.
+def check_unicode(value: str, what: str, where: str) -> str:
+    """Return the string, after checking that it is valid Unicode: JSON allows unpaired surrogates, but they have no
+    tokens.
 
     Args:
         value: A cell, or a part of one.
@@ -71,7 +73,7 @@ def unicode_text(value: str, what: str, where: str) -> str:
         where: File and line.
 
     Raises:
-        BadRow: The text is not valid Unicode.
+        BadRow: The string is not valid Unicode.
     """
     try:
         value.encode()

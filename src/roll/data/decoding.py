@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roll.data.reasoning import ReasoningFormat, answer_of, begun_thought, reasoning_format
+from roll.data.reasoning import ReasoningFormat, detect_reasoning_format, extract_answer, find_reasoning_start
 from roll.data.turns import SpecialTokens
 from roll.types import IntArray
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["CONTEXT_SEEN", "Decoder", "backend"]
+__all__ = ["CONTEXT_SEEN", "Decoder", "get_rust_backend"]
 
 CONTEXT_SEEN = 24
-"""Number of tokens before an answer in which a template may begin the reasoning."""
+"""Number of tokens before an answer that are searched for the start of its reasoning."""
 _CALL_MARK = re.compile(r"tool|call|python_tag|constrain|ARGS|\|\"\|", re.IGNORECASE)
 _CALL_ENDS = ("<|call|>", "<|tool_response>")
 """Tokens with which models end a message that calls tools."""
@@ -36,7 +36,7 @@ class Decoder:
             template: The text of its chat template; empty without one.
         """
         self._tokenizer, self._special, self._template = tokenizer, special, template
-        self._backend = backend(tokenizer)
+        self._backend = get_rust_backend(tokenizer)
 
     def decode_raw(self, token_ids: IntArray) -> str:
         """Return the text with all special tokens, as the model wrote it."""
@@ -49,12 +49,13 @@ class Decoder:
         """
         if not self._marks:
             return self._decode(token_ids, skip_special=True)
-        ids = token_ids[~np.isin(token_ids, self._unmarked)]
-        while len(ids) and int(ids[-1]) in self._ends:
+        # The tokenizer can only skip all special tokens or none, so the unwanted ones are removed first.
+        ids = token_ids[~np.isin(token_ids, self._unmarked_ids)]
+        while len(ids) and int(ids[-1]) in self._end_ids:
             ids = ids[:-1]
         return self._decode(ids, skip_special=False)
 
-    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+    def decode_final_text(self, token_ids: IntArray, context: IntArray) -> str:
         """Return the part of an answer after the model's reasoning, as `decode` shows it; empty if the reasoning never
         ends.
 
@@ -62,14 +63,14 @@ class Decoder:
             token_ids: The answer's token IDs, shape [T].
             context: The token IDs before it, shape [C]: some templates begin the reasoning in the generation prompt.
         """
-        begun = bool(begun_thought(self.decode_raw(context[-CONTEXT_SEEN:]), self.reasoning))
-        return answer_of(self.decode(token_ids), self.reasoning, begun=begun) or ""
+        begun = bool(find_reasoning_start(self.decode_raw(context[-CONTEXT_SEEN:]), self.reasoning))
+        return extract_answer(self.decode(token_ids), self.reasoning, begun=begun) or ""
 
     @cached_property
     def reasoning(self) -> ReasoningFormat | None:
-        """The format of the model's reasoning, if its template or its tokenizer shows one."""
+        """The format of the model's reasoning, detected from its template or tokenizer; `None` if it is unknown."""
         added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
-        return reasoning_format(self._template, {str(token) for token in added})
+        return detect_reasoning_format(self._template, {str(token) for token in added})
 
     @cached_property
     def _marks(self) -> dict[int, str]:
@@ -78,13 +79,13 @@ class Decoder:
         return {i: name for i, name in self._special.by_id.items() if name in shown or _CALL_MARK.search(name)}
 
     @cached_property
-    def _unmarked(self) -> IntArray:
-        """IDs of the other special tokens."""
+    def _unmarked_ids(self) -> IntArray:
+        """IDs of the special tokens that do not mark reasoning or tool calls."""
         return np.array(sorted(self._special.by_id.keys() - self._marks.keys()), np.int32)
 
     @cached_property
-    def _ends(self) -> set[int]:
-        """IDs of those marks that end a message."""
+    def _end_ids(self) -> set[int]:
+        """IDs of the tokens that mark the end of reasoning or of a tool call and also end the message."""
         ends = self.reasoning.answer_ends if self.reasoning else ()
         return {i for i, name in self._marks.items() if name in ends or name in _CALL_ENDS}
 
@@ -96,8 +97,8 @@ class Decoder:
         return str(decoded)
 
 
-def backend(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return the backend of a tokenizer, if the tokenizer itself adds only overhead; else `None`."""
+def get_rust_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Return the Rust backend of a tokenizer if calling it directly gives the same result; else `None`."""
     from transformers import TokenizersBackend as Backend
 
     kind = type(tokenizer)
@@ -105,5 +106,5 @@ def backend(tokenizer: PreTrainedTokenizerBase) -> Any:
         return None
     if kind._decode is not Backend._decode:
         return None
-    tokenizer("")  # a call without options turns off truncation and padding
+    tokenizer("")  # the backend keeps truncation and padding of the last call; one without options turns them off
     return tokenizer.backend_tokenizer

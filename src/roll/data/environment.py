@@ -5,23 +5,23 @@ from __future__ import annotations
 import json
 
 from roll.config.data import EnvironmentData
-from roll.data.conversations import messages_of
+from roll.data.conversations import build_messages
 from roll.data.source import Fingerprint
 from roll.types import Prompt
 
-__all__ = ["EpisodeList", "environment_prompts"]
+__all__ = ["EpisodeList", "build_environment_prompts"]
 
 
 class EpisodeList:
-    """Episodes `first` to `first + count - 1`, whatever the run's seed."""
+    """Prompts for the episodes `first` to `first + count - 1`, independent of the run's seed; a `Source`."""
 
     def __init__(self, config: EnvironmentData, domain: str, first: int, count: int) -> None:
         self._config, self._domain, self._first, self._count = config, domain, first, count
         digest = Fingerprint()
-        what = (config.environment, config.options, config.wrappers, config.num_turns, config.settings(0).tools)
+        what = (config.environment, config.options, config.wrappers, config.num_turns, config.build_settings(0).tools)
         asked = (config.system_prompt, config.prompt_template, domain, first, count)
         digest.add([json.dumps([*what, *asked], sort_keys=True, default=repr)])
-        self.fingerprint = digest.text()
+        self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
         return self._count
@@ -33,14 +33,14 @@ class EpisodeList:
         return Prompt(
             uid=f"{self._domain}/{episode}",
             domain=self._domain,
-            messages=messages_of("", config.system_prompt, config.prompt_template),
-            environment=config.settings(episode),
+            messages=build_messages("", config.system_prompt, config.prompt_template),
+            environment=config.build_settings(episode),
             turns=config.turns,
         )
 
 
-def environment_prompts(config: EnvironmentData, domain: str, seed: int) -> tuple[EpisodeList, EpisodeList]:
-    """Return episodes 0, 1, … for training, and the episodes after them for evaluation."""
+def build_environment_prompts(config: EnvironmentData, domain: str, seed: int) -> tuple[EpisodeList, EpisodeList]:
+    """Return prompts for the first `num_episodes` episodes (training) and for the episodes after them (evaluation)."""
     del seed
     count = config.num_episodes
     return EpisodeList(config, domain, 0, count), EpisodeList(config, domain, count, config.num_held_out)

@@ -1,4 +1,4 @@
-"""Merge the expert IDs that engines chose in a rollout's requests into those of the trained sequences.
+"""Router replay: merge the expert IDs that engines chose in a rollout's requests into those of trained sequences.
 
     request 1   prompt, answer                          recorded: all but the answer's last token
     request 2   prompt, answer, next turn, answer       recorded again: the first three; the first record counts
@@ -17,11 +17,11 @@ import numpy as np
 
 from roll.types import IntArray, Rollout
 
-__all__ = ["experts_by_context", "first_known"]
+__all__ = ["merge_experts", "merge_records"]
 
 
-def first_known(records: Sequence[IntArray | None], length: int) -> IntArray | None:
-    """Merge several records of prefixes of one sequence; where they overlap, the earliest record counts.
+def merge_records(records: Sequence[IntArray | None], length: int) -> IntArray | None:
+    """Merge the expert IDs that several requests recorded for one sequence; the first known ID of a token counts.
 
     Args:
         records: Expert IDs of a prefix, each of shape [L, layers, k], -1 where unknown; `None` if nothing was recorded.
@@ -35,15 +35,15 @@ def first_known(records: Sequence[IntArray | None], length: int) -> IntArray | N
         return None
     if len(known) == 1 and len(known[0]) == length:
         return known[0]
-    found = np.full((length, *known[0].shape[1:]), -1, known[0].dtype)
+    merged = np.full((length, *known[0].shape[1:]), -1, known[0].dtype)
     for record in known:
-        own = found[: len(record)]
-        np.copyto(own, record, where=own < 0)
-    return found
+        prefix = merged[: len(record)]
+        np.copyto(prefix, record, where=prefix < 0)
+    return merged
 
 
-def experts_by_context(rollout: Rollout, records: Sequence[tuple[int, IntArray | None]]) -> tuple[IntArray, ...]:
-    """Compute `Rollout.experts` of a rollout that is otherwise complete.
+def merge_experts(rollout: Rollout, records: Sequence[tuple[int, IntArray | None]]) -> tuple[IntArray, ...]:
+    """Return the expert IDs of each context of a rollout (`Rollout.experts`); empty if nothing was recorded.
 
     Args:
         rollout: The rollout, with its branches.
@@ -53,10 +53,10 @@ def experts_by_context(rollout: Rollout, records: Sequence[tuple[int, IntArray |
         return ()
     shape, dtype = next((record.shape[1:], record.dtype) for _, record in records if record is not None)
     starts = [start for start, _ in rollout.contexts]
-    found = []
+    experts = []
     for (start, context), end in zip(rollout.contexts, [*starts[1:], len(rollout.token_ids)], strict=True):
         length = len(context) + end - start
-        own = [record for place, record in records if start <= place < end]
-        known = first_known(own, length)
-        found.append(np.full((length, *shape), -1, dtype) if known is None else known)
-    return tuple(found)
+        # Only requests of this context: another context has other positions, so its records do not align.
+        known = merge_records([record for place, record in records if start <= place < end], length)
+        experts.append(np.full((length, *shape), -1, dtype) if known is None else known)
+    return tuple(experts)

@@ -16,15 +16,15 @@ from roll.data.rows import Table
 from roll.errors import DataError, short
 from roll.registry import did_you_mean, search_directory_note
 
-__all__ = ["JsonlTable", "ParquetTable", "file_tables", "open_table"]
+__all__ = ["JsonlTable", "ParquetTable", "open_file_tables", "open_table"]
 
 _NO_ROW = (b"", b"[", b"]", b"\xef\xbb\xbf[")
 """Lines without a row: blank lines, and the brackets of a JSON array that is written one object per line."""
-LONGEST_LINE = 64 * 2**20
-"""Most bytes of a line; a longer line means that the file is not JSON Lines."""
+MAX_LINE_LENGTH = 64 * 2**20
+"""Length of a line in bytes from which the file is not considered to be JSON Lines."""
 
 
-def file_tables(config: FileTable) -> tuple[Table, Table | None]:
+def open_file_tables(config: FileTable) -> tuple[Table, Table | None]:
     """Return the file's table, and the held-out table if it is another file.
 
     Raises:
@@ -43,15 +43,15 @@ def open_table(path: Path) -> Table:
     """
     path = path.expanduser()
     if not path.is_file():
-        raise DataError(_missing(path))
+        raise DataError(_describe_missing_file(path))
     if path.suffix in (".jsonl", ".ndjson"):
         return JsonlTable(path)
     if path.suffix == ".parquet":
         return ParquetTable(path)
-    raise DataError(f"'{path}' is neither .jsonl nor .parquet: convert it, or rename it to what it is.")
+    raise DataError(f"'{path}' is neither .jsonl nor .parquet: convert it, or rename it to its actual type.")
 
 
-def _missing(path: Path) -> str:
+def _describe_missing_file(path: Path) -> str:
     if path.is_dir():
         return f"'{path}' is a directory: name a file in it, or use `source: huggingface` for a dataset's directory."
     if not path.parent.is_dir():
@@ -68,7 +68,7 @@ def _missing(path: Path) -> str:
 class JsonlTable:
     """One JSON object per line; lines of a JSON array are accepted too. Blank lines do not count.
 
-    Stores the start of each line, never its content.
+    Only the position of each line is kept in memory, not its content.
     """
 
     def __init__(self, path: Path) -> None:
@@ -79,69 +79,80 @@ class JsonlTable:
         self._identity = (0, 0)
 
     def scan(self, limit: int | None) -> Iterator[Row | DataError]:
-        """Read the file line by line; see `Table.scan`."""
+        """Yield the rows, at most `limit`, or the error in a line; see `Table.scan`."""
         try:
             with self._path.open("rb") as file:
-                self._identity = _identity(file.fileno())
+                self._identity = _get_size_and_time(file.fileno())
                 offset, number = 0, 0
-                while (limit is None or len(self._lines) < limit) and (line := file.readline(LONGEST_LINE)):
+                while (limit is None or len(self._lines) < limit) and (line := file.readline(MAX_LINE_LENGTH)):
                     number += 1
                     if line.strip() not in _NO_ROW:
                         self._offsets.append(offset)
                         self._lines.append(number)
-                        yield _object_or_error(line, self.where(len(self._lines) - 1))
+                        yield _parse_line_or_error(line, self.describe_location(len(self._lines) - 1))
                     offset += len(line)
         except OSError as error:
             raise DataError(f"'{self._path}' cannot be read: {error.strerror}.") from error
 
-    def row(self, index: int) -> Row:
-        """Read the line again; see `Table.row`."""
+    def read_row(self, index: int) -> Row:
+        """Read one line again, by its index."""
         try:
             with self._path.open("rb") as file:
-                if _identity(file.fileno()) != self._identity:
-                    raise DataError(f"'{self._path}' changed while the run was using it: start again with the new one.")
+                # In a changed file, the stored offsets would silently give other rows.
+                if _get_size_and_time(file.fileno()) != self._identity:
+                    raise DataError(
+                        f"'{self._path}' changed while the run was using it: start a new run with the changed file."
+                    )
                 file.seek(self._offsets[index])
-                return _object(file.readline(LONGEST_LINE), self.where(index))
+                return _parse_line(file.readline(MAX_LINE_LENGTH), self.describe_location(index))
         except OSError as error:
-            raise DataError(f"'{self._path}' cannot be read any more: {error.strerror}.") from error
+            raise DataError(f"'{self._path}' can no longer be read: {error.strerror}.") from error
 
-    def key(self, index: int) -> str:
-        """Return the number of the row's line, from 1, as text."""
+    def get_key(self, index: int) -> str:
+        """Return the number of the row's line, from 1, as a string."""
         return str(self._lines[index])
 
-    def where(self, index: int) -> str:
+    def describe_location(self, index: int) -> str:
         """Return the file and the line's number."""
         return f"'{self._path}', line {self._lines[index]}"
 
 
-def _identity(descriptor: int) -> tuple[int, int]:
+def _get_size_and_time(descriptor: int) -> tuple[int, int]:
     status = os.fstat(descriptor)
     return status.st_size, status.st_mtime_ns
 
 
-def _object_or_error(line: bytes, where: str) -> Row | DataError:
-    """Return the row, or the error in its line; a file without any line end is rejected as a whole."""
-    if len(line) >= LONGEST_LINE:
-        raise DataError(f"{where}: the line is longer than {LONGEST_LINE:,} bytes: is this a JSON Lines file?")
+def _parse_line_or_error(line: bytes, where: str) -> Row | DataError:
+    """Parse a line to a row; return a `BadRow` if the line is malformed.
+
+    Raises:
+        DataError: The line is so long that the file cannot be JSON Lines.
+    """
+    if len(line) >= MAX_LINE_LENGTH:
+        raise DataError(
+            f"{where}: the line has {MAX_LINE_LENGTH:,} bytes or more: check that this is a JSON Lines file."
+        )
     try:
-        return _object(line, where)
+        return _parse_line(line, where)
     except BadRow as error:
         return error
 
 
-def _object(line: bytes, where: str) -> Row:
+def _parse_line(line: bytes, where: str) -> Row:
     try:
         text = line.decode("utf-8-sig").strip()
-        # lines of a JSON array, one object each, end with commas
+        # Lines of a JSON array, one object each, end with commas.
         value = json.loads(text.removesuffix(",") if text.endswith("},") else text, object_pairs_hook=_as_dict)
     except _RepeatedKey as error:
-        raise BadRow("repeated key", f"{where}: the key {error} comes twice in one object: keep one.") from None
+        raise BadRow("repeated key", f"{where}: the key {error} occurs twice in one object: keep one.") from None
     except UnicodeDecodeError as error:
-        raise BadRow("not UTF-8 text", f"{where}: not UTF-8 text (byte {error.start}): {line[:40]!r}.") from None
+        raise BadRow(
+            "not UTF-8 text", f"{where}: the line is not UTF-8 text (byte {error.start}): {line[:40]!r}."
+        ) from None
     except (json.JSONDecodeError, RecursionError) as error:
-        raise BadRow("not JSON", f"{where}: not JSON ({error}): {line[:60]!r}.") from None
+        raise BadRow("not JSON", f"{where}: the line is not valid JSON ({error}): {line[:60]!r}.") from None
     except ValueError as error:  # an integer with too many digits for Python
-        raise BadRow("not JSON", f"{where}: {error}.") from None
+        raise BadRow("not JSON", f"{where}: the line has an integer with too many digits ({error}).") from None
     if not isinstance(value, dict):
         raise BadRow(
             "not an object", f"{where}: a row must be a JSON object, got {type(value).__name__}: {line[:60]!r}."
@@ -174,6 +185,7 @@ class ParquetTable:
         from pyarrow import parquet
 
         try:
+            # Rows stay in Arrow's form: as Python objects they would take several times the memory.
             table = parquet.read_table(self._path, memory_map=True)
             self._table = table if limit is None else table.slice(0, limit)
             for batch in self._table.to_batches(max_chunksize=1024):
@@ -182,14 +194,14 @@ class ParquetTable:
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(f"'{self._path}' is not a readable Parquet file: {first}") from error
 
-    def row(self, index: int) -> Row:
-        """See `Table.row`."""
+    def read_row(self, index: int) -> Row:
+        """Return one row, by its index."""
         return ArrowRow(self._table.slice(index, 1).to_pylist()[0])
 
-    def key(self, index: int) -> str:
+    def get_key(self, index: int) -> str:
         """Return the row's number from 1."""
         return str(index + 1)
 
-    def where(self, index: int) -> str:
+    def describe_location(self, index: int) -> str:
         """Return the file and the row's number from 1."""
         return f"'{self._path}', row {index + 1}"

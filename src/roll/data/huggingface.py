@@ -14,29 +14,25 @@ from roll.data.rows import Table
 from roll.errors import DataError
 from roll.registry import did_you_mean, search_directory_note
 
-__all__ = ["DatasetTable", "huggingface_tables"]
+__all__ = ["DatasetTable", "load_huggingface_tables"]
 
-MOST_LOOKED_AT = 64
-"""Most files that are checked before a row is read: about 0.1 ms."""
+MAX_CHECKED_FILES = 64
+"""Maximum number of files that are checked before a row is read, which takes about 0.1 ms."""
 
 
-def huggingface_tables(config: HuggingFaceTable) -> tuple[Table, Table | None]:
+def load_huggingface_tables(config: HuggingFaceTable) -> tuple[Table, Table | None]:
     """Return the split's table, and the held-out table if it is another split.
 
     Raises:
         DataError: The dataset or a split does not exist.
     """
-    splits = _load(config)
+    splits = _load_splits(config)
     table = DatasetTable(config, splits, config.split)
     return table, None if config.held_out_split is None else DatasetTable(config, splits, config.held_out_split)
 
 
 class DatasetTable:
-    """One split; its rows stay in the Arrow files that `datasets` maps into memory.
-
-    A file that is written to while it is mapped returns other rows, or crashes the process if it has become shorter. So
-    a row is read only if the files are unchanged.
-    """
+    """One split of a Hugging Face dataset; its rows stay in the Arrow files that `datasets` maps into memory."""
 
     def __init__(self, config: HuggingFaceTable, splits: Mapping[str, Any], split: str) -> None:
         if split not in splits:
@@ -46,50 +42,52 @@ class DatasetTable:
             )
         self.name = f"dataset '{config.path}', split '{split}'"
         self._rows = splits[split]
-        self._files = [(name, _identity(name)) for name in _mapped(self._rows)]
+        self._files = [(name, _get_identity(name)) for name in _list_mapped_files(self._rows)]
         self._next = 0
         """Index of the file that is checked next."""
 
     def scan(self, limit: int | None) -> Iterator[Row]:
-        """See `Table.scan`."""
+        """Yield the rows, at most `limit`; see `Table.scan`."""
         try:
             for number, row in enumerate(itertools.islice(self._rows, limit)):
                 if number % 1024 == 0:
-                    self._check()
+                    self._check_unchanged()
                 yield ArrowRow(row)
         except DataError:
             raise
         except Exception as error:  # decoders of features (images, audio) may raise anything
-            raise DataError(f"{self.name} cannot be read: {_first_line(error)}") from error
+            raise DataError(f"{self.name} cannot be read: {_get_first_line(error)}") from error
 
-    def row(self, index: int) -> Row:
-        """See `Table.row`."""
-        self._check()
+    def read_row(self, index: int) -> Row:
+        """Return one row, by its index."""
+        # A file that is written to while it is mapped returns other rows, or crashes the process if it has become
+        # shorter. So a row is read only if the files are unchanged.
+        self._check_unchanged()
         return ArrowRow(self._rows[index])
 
-    def _check(self) -> None:
-        """Check that the files are unchanged; of very many files, check the next ones.
+    def _check_unchanged(self) -> None:
+        """Check that the files are unchanged: at most `MAX_CHECKED_FILES` per call, in turn.
 
         Raises:
             DataError: A file has changed. (If a file was removed or replaced, the mapping keeps its old content.)
         """
-        for _ in range(min(len(self._files), MOST_LOOKED_AT)):
+        for _ in range(min(len(self._files), MAX_CHECKED_FILES)):
             name, before = self._files[self._next]
             self._next = (self._next + 1) % len(self._files)
-            now = _identity(name)
+            now = _get_identity(name)
             if now != before and now is not None and before is not None and now[0] == before[0]:
-                raise DataError(f"'{name}' changed while the run was using it: start again with the new one.")
+                raise DataError(f"'{name}' changed while the run was using it: start a new run with the changed file.")
 
-    def key(self, index: int) -> str:
+    def get_key(self, index: int) -> str:
         """Return the row's number from 1."""
         return str(index + 1)
 
-    def where(self, index: int) -> str:
+    def describe_location(self, index: int) -> str:
         """Return dataset, split, and the row's number from 1."""
         return f"{self.name}, row {index + 1}"
 
 
-def _load(config: HuggingFaceTable) -> Mapping[str, Any]:
+def _load_splits(config: HuggingFaceTable) -> Mapping[str, Any]:
     """Load the dataset's splits by name."""
     import datasets
 
@@ -98,14 +96,14 @@ def _load(config: HuggingFaceTable) -> Mapping[str, Any]:
     datasets.disable_progress_bars()  # they would overwrite the run's display
     try:
         path = Path(config.path).expanduser()
-        if _saved_to_disk(path):
+        if _is_saved_to_disk(path):
             loaded = datasets.load_from_disk(str(path))
         else:
             loaded = datasets.load_dataset(str(path) if path.is_dir() else config.path, name=config.name)
     except Exception as error:  # readers and the network may raise anything about the user's source
         raise DataError(
             f"dataset '{config.path}'{search_directory_note(config.path)} cannot be loaded: "
-            f"{_first_line(error)} Give a "
+            f"{_get_first_line(error)} Give a "
             "directory (of `save_to_disk`, or with data files) or a hub id that this machine can reach."
         ) from error
     finally:
@@ -117,12 +115,12 @@ def _load(config: HuggingFaceTable) -> Mapping[str, Any]:
     return {str(name): rows for name, rows in loaded.items()}
 
 
-def _mapped(rows: Any) -> list[str]:
+def _list_mapped_files(rows: Any) -> list[str]:
     return [str(file["filename"]) for file in getattr(rows, "cache_files", ())]
 
 
-def _identity(name: str) -> tuple[tuple[int, int], int, int] | None:
-    """Return the identity of a file, its size and its modification time; `None` if it does not exist."""
+def _get_identity(name: str) -> tuple[tuple[int, int], int, int] | None:
+    """Return a file's device and inode, its size, and its modification time; `None` if it does not exist."""
     try:
         status = os.stat(name)
     except OSError:
@@ -130,9 +128,9 @@ def _identity(name: str) -> tuple[tuple[int, int], int, int] | None:
     return (status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns
 
 
-def _saved_to_disk(path: Path) -> bool:
+def _is_saved_to_disk(path: Path) -> bool:
     return path.is_dir() and any((path / name).exists() for name in ("dataset_dict.json", "state.json"))
 
 
-def _first_line(error: Exception) -> str:
+def _get_first_line(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]

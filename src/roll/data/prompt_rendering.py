@@ -6,19 +6,19 @@ import re
 
 from roll.data.cells import BadRow
 from roll.data.chat import ChatRenderer
-from roll.data.source import texts_in, texts_of_tools
+from roll.data.source import get_message_texts, get_tool_texts
 from roll.data.templates import PROBE
-from roll.types import IntArray, Message, Prompt
+from roll.types import EncodedText, Message, Prompt
 
-__all__ = ["prompt_tokens"]
+__all__ = ["tokenize_prompt"]
 
 _OPENED_TAG = re.compile(r"<[^<>\s]+>\s*\Z")
 
 
-def prompt_tokens(prompt: Prompt, renderer: ChatRenderer) -> IntArray:
-    """Return the token IDs of a prompt, up to where the model's answer starts or continues, shape [P].
+def tokenize_prompt(prompt: Prompt, renderer: ChatRenderer) -> EncodedText:
+    """Return the tokens of a prompt, up to where the model's answer starts or continues.
 
-    A text that is already rendered is not rendered again. If the last message is the assistant's, its text follows the
+    Text that is already rendered is not rendered again. If the last message is the assistant's, its text follows the
     generation prompt, and the model continues it.
 
     Args:
@@ -26,51 +26,52 @@ def prompt_tokens(prompt: Prompt, renderer: ChatRenderer) -> IntArray:
         renderer: The model's renderer.
 
     Raises:
-        BadRow: A message contains a special token, which the model would take for the template's.
+        BadRow: A message contains a special token, which the model would read as the template's.
         DataError: The template rejects the conversation, or leaves out a part of it.
     """
     if prompt.environment is not None:
-        return renderer.render(prompt.messages, prompt.tools)
+        return renderer.encode(renderer.render_text(prompt.messages, prompt.tools))
     if prompt.text is not None and _is_rendered(prompt.text, renderer):
-        return renderer.piece(prompt.text, first=True)
+        return EncodedText(renderer.tokenize(prompt.text, first=True))
     if renderer.has_template:
-        _check_special(prompt, renderer)
-    renderer.check_shown(prompt.asked, prompt.tools, prompt.template_kwargs)
-    text = renderer.text(prompt.asked, prompt.tools, prompt.template_kwargs)
-    return renderer.tokens(_continued(text, prompt.prefill))
+        _check_special_tokens(prompt, renderer)
+    renderer.check_fully_rendered(prompt.input_messages, prompt.tools, prompt.template_kwargs)
+    text = renderer.render_text(prompt.input_messages, prompt.tools, prompt.template_kwargs)
+    return renderer.encode(_append_prefill(text, prompt.prefill))
 
 
 def _is_rendered(text: str, renderer: ChatRenderer) -> bool:
     """Return whether a text starts with a special token, and has the template's text between question and answer."""
     if not renderer.has_template:
         return True
-    found = renderer.special_in(text)
+    found = renderer.find_special_token(text)
     if found is None or not text.lstrip().startswith(found):
         return False
-    _, _, between = renderer.text([Message(role="user", content=PROBE)]).partition(PROBE)
+    _, _, between = renderer.render_text([Message(role="user", content=PROBE)]).partition(PROBE)
     return between.strip() in text
 
 
-def _check_special(prompt: Prompt, renderer: ChatRenderer) -> None:
-    texts = [text for message in prompt.asked for text in texts_in(message)]
-    found = next(filter(None, map(renderer.special_in, [*texts, *texts_of_tools(prompt.tools)])), None)
+def _check_special_tokens(prompt: Prompt, renderer: ChatRenderer) -> None:
+    texts = [text for message in prompt.input_messages for text in get_message_texts(message)]
+    found = next(filter(None, map(renderer.find_special_token, [*texts, *get_tool_texts(prompt.tools)])), None)
     if found is None and renderer.escape_special_tokens(prompt.prefill) != prompt.prefill:
-        found = renderer.special_in(prompt.prefill) or prompt.prefill[:60]
+        found = renderer.find_special_token(prompt.prefill) or prompt.prefill[:60]
     if found is not None:
         raise BadRow(
             "special token in a message",
-            f"prompt '{prompt.uid}' contains {found!r}, which the model would take for the token that its template "
+            f"prompt '{prompt.uid}' contains {found!r}, which the model would read as the token that its template "
             "puts between messages: remove it, or write the whole prompt with the template, up to where the answer "
             "begins.",
         )
 
 
-def _continued(head: str, prefill: str) -> str:
+def _append_prefill(head: str, prefill: str) -> str:
     r"""Return a rendered prompt with the start of the answer; a tag such as `<think>` that both have is kept once.
 
-    >>> _continued("<|im_start|>assistant\n<think>\n", "<think>Let me")
+    >>> _append_prefill("<|im_start|>assistant\n<think>\n", "<think>Let me")
     '<|im_start|>assistant\n<think>Let me'
     """
+    # Templates of reasoning models end the generation prompt with `<think>`, which a row's prefill may begin with too.
     found = _OPENED_TAG.search(head)
     if found and prefill.lstrip().startswith(found[0].strip()):
         return head[: found.start()] + prefill.lstrip()

@@ -11,24 +11,26 @@ import numpy as np
 
 from roll.config.data import FileData, HuggingFaceData, PythonData
 from roll.data.bad_rows import BadRows
-from roll.data.cells import BadRow, Row, column, unicode_text
+from roll.data.cells import BadRow, Row, check_unicode, read_column
 from roll.data.conversations import (
     MessageReader,
     RowContext,
     RowView,
+    build_messages,
     check_media,
     check_order,
-    messages_of,
-    prompt_of_text,
+    parse_prompt_text,
     read_context,
+    read_media,
     with_prompt_template,
     with_system,
 )
-from roll.data.conversations.fields import UnconsumedMedia
+from roll.data.conversations.fields import UnsupportedMedia
 from roll.data.conversations.messages import check_text
-from roll.data.source import content_of_prompt
+from roll.data.media import MediaReader, place_media
+from roll.data.source import get_prompt_content
 from roll.errors import DataError, short
-from roll.types import Message, Prompt, content_key
+from roll.types import Message, Prompt, get_content_key
 
 __all__ = ["PromptReader"]
 
@@ -40,47 +42,58 @@ class PromptReader:
     """Reads rows as prompts; a `RowReader`.
 
     Args:
-        config: The entry of the configuration.
+        config: The source's entry in the configuration.
         domain: The source's name.
         bad: Receives the bad rows.
         pipeline: The pipeline's name, for messages.
+        media: Reads images, audio and video; `None` rejects them.
     """
 
-    def __init__(self, config: TableConfig, domain: str, bad: BadRows, pipeline: str = "") -> None:
+    def __init__(
+        self,
+        config: TableConfig,
+        domain: str,
+        bad: BadRows,
+        pipeline: str = "",
+        media: MediaReader | None = None,
+    ) -> None:
         self._config, self._domain, self._bad, self._pipeline = config, domain, bad, pipeline
+        self._media = media
         self.held_out, self.limit = config.held_out, config.limit
 
     def read(self, row: Row, key: str, where: str) -> Prompt:
-        """See `RowReader.read`."""
+        """Read one row as a prompt; see `RowReader.read`."""
         try:
-            return self._prompt(RowView(row), row, key, where)
-        except UnconsumedMedia as error:
-            raise error.by(self._pipeline) from None
+            return self._read_prompt(RowView(row, media=self._media), row, key, where)
+        except UnsupportedMedia as error:
+            raise error.with_pipeline(self._pipeline) from None
         except DataError:
             raise
         except Exception as error:  # rows from Python may be of classes that raise anything
-            raise BadRow("unreadable", f"{where}: cannot be read: {type(error).__name__}: {error}") from error
+            raise BadRow("unreadable", f"{where}: the row cannot be read: {type(error).__name__}: {error}") from error
 
-    def refuse(self, error: DataError, where: str) -> None:
+    def handle_error(self, error: DataError, where: str) -> None:
         """Record the error; all errors are reported at once."""
-        self._bad.refuse(error)
+        self._bad.add_error(error)
 
-    def asked(self, item: Prompt) -> Iterable[str]:
-        """Return the contents of the messages."""
-        return (content_key(message.content) for message in item.messages)
+    def get_question(self, item: Prompt) -> Iterable[str]:
+        """Return the contents of the prompt's messages."""
+        return (get_content_key(message.content) for message in item.messages)
 
-    def content(self, item: Prompt) -> Iterable[str]:
-        """See `content_of_prompt`."""
-        return content_of_prompt(item)
+    def get_content(self, item: Prompt) -> Iterable[str]:
+        """Return all content that distinguishes the prompt from others."""
+        return get_prompt_content(item)
 
-    def _prompt(self, row: RowView, raw: Row, key: str, where: str) -> Prompt:
+    def _read_prompt(self, row: RowView, raw: Row, key: str, where: str) -> Prompt:
         """Return one row as a prompt; columns other than prompt, answer and demonstration become its metadata."""
         config = self._config
         view = RowView(raw, config.ignored_fields)
-        content = column(row, config.prompt_key, where, "prompt_key")
+        content = read_column(row, config.prompt_key, where, "prompt_key")
         context = read_context(view, config, where)
-        messages, text = _messages(content, context, row.drop_nulls, config, where)
-        answer, expert = _answer(row, config, where), _expert(row, config, where)
+        messages, text = _read_messages(content, context, row, config, where)
+        messages = place_media(messages, read_media(row, config, where), where)
+        text = text if not any(message.media for message in messages) else None
+        answer, expert = _read_answer(row, config, where), _read_demonstration(row, config, where)
         view.read |= row.read
         check_media(view, where)
         return Prompt(
@@ -96,41 +109,41 @@ class PromptReader:
         )
 
 
-def _messages(
-    content: Any, context: RowContext, drop_nulls: bool, config: TableConfig, where: str
+def _read_messages(
+    content: Any, context: RowContext, row: RowView, config: TableConfig, where: str
 ) -> tuple[tuple[Message, ...], str | None]:
-    """Return the messages of a prompt, and its text if the row has only a text."""
+    """Return the messages of a prompt, and its text if it is only a plain string; else `None` instead of the text."""
     key, text, messages = config.prompt_key, None, None
     if isinstance(content, str):
         check_text(content, key, where)
-        found = prompt_of_text(content)
+        found = parse_prompt_text(content)
         messages = found.messages if found else None
         content = found.listed if found and found.listed else content
     if isinstance(content, str) and messages is None:
         if not content.strip():
             raise BadRow(
                 "empty prompt",
-                f"{where}: column '{key}' must be text or a list of chat messages, and is empty: fill it in, or leave "
+                f"{where}: column '{key}' must be text or a list of chat messages, but is empty: fill it in, or leave "
                 "the row out.",
             )
-        messages = messages_of(content, None, config.prompt_template)
+        messages = build_messages(content, None, config.prompt_template)
         plain = context.is_empty and config.system_prompt is None and config.prompt_template == "{prompt}"
         text = content if plain else None
     else:
         if messages is None:
-            reader = MessageReader(ignored=frozenset(config.ignored_fields), drop_nulls=drop_nulls)
+            reader = MessageReader(ignored=frozenset(config.ignored_fields), drop_nulls=row.drop_nulls, media=row.media)
             messages = reader.read(content, key, where).as_context(where)
         messages = with_prompt_template(messages, config.prompt_template, where)
-    own = messages[:1] if messages[0].role == "system" else ()
-    messages = with_system((*own, *context.history, *messages[len(own) :]), context, config, where)
+    system = messages[:1] if messages[0].role == "system" else ()
+    messages = with_system((*system, *context.history, *messages[len(system) :]), context, config, where)
     check_order(messages, where, answered=False)
     return messages, text
 
 
-def _answer(row: RowView, config: TableConfig, where: str) -> str:
+def _read_answer(row: RowView, config: TableConfig, where: str) -> str:
     if config.answer_key is None:
         return ""
-    value = column(row, config.answer_key, where, "answer_key")
+    value = read_column(row, config.answer_key, where, "answer_key")
     value = value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, str | int | float) and not hasattr(value, "as_tuple"):  # a Decimal has `as_tuple`
         raise BadRow(
@@ -144,38 +157,39 @@ def _answer(row: RowView, config: TableConfig, where: str) -> str:
         text = str(value)
     except ValueError:  # an integer of more than 4,300 digits
         raise BadRow(
-            "wrong type", f"{where}: column '{config.answer_key}' is too long a number: give it as text."
+            "wrong type", f"{where}: column '{config.answer_key}' has a number that is too long: give it as text."
         ) from None
-    text = unicode_text(text, f"column '{config.answer_key}'", where)
+    text = check_unicode(text, f"column '{config.answer_key}'", where)
     if config.answer_pattern is not None:
         found = re.search(config.answer_pattern, text)
         if found is None:
             raise BadRow(
                 "answer_pattern not found",
-                f"{where}: answer_pattern {config.answer_pattern!r} is not found in {short(text)}.",
+                f"{where}: answer_pattern {config.answer_pattern!r} does not match {short(text)}: correct the pattern, "
+                "or leave the row out.",
             )
         text = ((found.group(1) if found.re.groups else found.group(0)) or "").strip()
     comparing = [reward.type for reward in config.reward if reward.needs_answer]
     if comparing and not text.strip():
         raise BadRow(
             "empty answer",
-            f"{where}: the answer is empty, but the reward '{comparing[0]}' compares with it: fill it in, "
+            f"{where}: the answer is empty, but the reward '{comparing[0]}' needs a reference answer: fill it in, "
             "or choose a reward that needs none.",
         )
     return text
 
 
-def _expert(row: RowView, config: TableConfig, where: str) -> tuple[str, ...]:
+def _read_demonstration(row: RowView, config: TableConfig, where: str) -> tuple[str, ...]:
     """Return the demonstration; empty if the row has none."""
     if config.expert_key is None:
         return ()
-    value = column(row, config.expert_key, where, "expert_key")
+    value = read_column(row, config.expert_key, where, "expert_key")
     if value is None or value == "":
         return ()
     if not isinstance(value, str):
         raise BadRow(
             "wrong type",
-            f"{where}: column '{config.expert_key}' must be the text of an answer, or null where there is none, got "
+            f"{where}: column '{config.expert_key}' must be the text of an answer, or null for no answer, got "
             f"{short(value)}.",
         )
-    return (unicode_text(value, f"column '{config.expert_key}'", where),)
+    return (check_unicode(value, f"column '{config.expert_key}'", where),)

@@ -12,13 +12,15 @@ from roll.data.rows import Table
 from roll.errors import DataError, UserError
 from roll.user_code import load_function
 
-__all__ = ["ObjectTable", "python_tables"]
+__all__ = ["ObjectTable", "build_python_tables"]
 
-_GIVE = "a list of dictionaries, such as [{'prompt': 'What is 3 + 4?', 'answer': '7'}]"
+_EXAMPLE = "{'prompt': 'What is 3 + 4?', 'answer': '7'}"
 
 
-def python_tables(config: PythonTable, domain: str, text_key: str | None) -> tuple[Table, Table | None]:
-    """Return the table of the rows, and the held-out table if it has other rows; a text becomes a row with one column.
+def build_python_tables(config: PythonTable, domain: str, text_key: str | None) -> tuple[Table, Table | None]:
+    """Return the table of the rows, and the held-out table if there is one.
+
+    A row that is a string becomes a row with the column `text_key`.
 
     Raises:
         DataError: There are no rows, or they are malformed.
@@ -26,17 +28,17 @@ def python_tables(config: PythonTable, domain: str, text_key: str | None) -> tup
     """
     rows, held_out = config.given
     if rows is None:
-        rows, held_out = _made(config, domain)
+        rows, held_out = _call_data_function(config, domain)
     table = ObjectTable(f"data of '{domain}'", rows, text_key)
     return table, None if held_out is None else ObjectTable(f"held-out data of '{domain}'", held_out, text_key)
 
 
-def _made(config: PythonTable, domain: str) -> tuple[Any, Any]:
+def _call_data_function(config: PythonTable, domain: str) -> tuple[Any, Any]:
     """Return the result of the user's function or class, and its `held_out` attribute, if any."""
     if config.function is None:
         raise DataError(
-            f"the rows of '{domain}' are Python objects, which no file keeps: give them again, as "
-            "`roll.train(config, data=rows)` or `roll.resume(run, data=rows)`; or name what makes them: "
+            f"the rows of '{domain}' are Python objects, which are not stored in files: pass them again, as "
+            "`roll.train(config, data=rows)` or `roll.resume(run, data=rows)`; or name the function that returns them: "
             "`function: tasks.py:make`."
         )
     try:
@@ -49,7 +51,7 @@ def _made(config: PythonTable, domain: str) -> tuple[Any, Any]:
 
 
 class ObjectTable:
-    """Rows in memory: dictionaries, or texts.
+    """Rows in memory: dictionaries, or strings.
 
     An object with an index and a length (a list, a `datasets.Dataset`) is read in place; any other iterable is read
     once.
@@ -59,7 +61,9 @@ class ObjectTable:
         self.name = name
         self._text_key = text_key
         if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
-            raise DataError(f"{name} is of type {type(rows).__name__}: give {_GIVE}.")
+            raise DataError(
+                f"{name} is of type {type(rows).__name__}: give a list of dictionaries, such as [{_EXAMPLE}]."
+            )
         if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
             raise DataError(f"{name} is a data frame: give its rows, as `frame.to_dict('records')`.")
         in_place = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
@@ -69,30 +73,35 @@ class ObjectTable:
             raise DataError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
 
     def scan(self, limit: int | None) -> Iterator[Row | DataError]:
-        """See `Table.scan`."""
+        """Yield the rows, at most `limit`, or the error of a row; see `Table.scan`."""
         for index in itertools.islice(range(len(self._rows)), limit):
             try:
-                row: Row | DataError = self.row(index)
+                row: Row | DataError = self.read_row(index)
             except DataError as error:
                 row = error
             yield row
 
-    def row(self, index: int) -> Row:
-        """See `Table.row`."""
+    def read_row(self, index: int) -> Row:
+        """Return one row, by its index."""
         try:
             row = self._rows[index]
         except Exception as error:  # a user's rows may raise anything
-            raise DataError(f"{self.where(index)} cannot be read: {type(error).__name__}: {error}") from error
+            raise DataError(
+                f"{self.describe_location(index)} cannot be read: {type(error).__name__}: {error}"
+            ) from error
         if isinstance(row, str) and self._text_key is not None:
             return {self._text_key: row}
         if not isinstance(row, Mapping):
-            raise DataError(f"{self.where(index)} is of type {type(row).__name__}: give {_GIVE}.")
+            raise DataError(
+                f"{self.describe_location(index)} is of type {type(row).__name__}, but must be a dictionary, such as "
+                f"{_EXAMPLE}."
+            )
         return row
 
-    def key(self, index: int) -> str:
-        """Return the row's number from 0, as Python counts."""
+    def get_key(self, index: int) -> str:
+        """Return the row's zero-based index."""
         return str(index)
 
-    def where(self, index: int) -> str:
-        """Return the row's number from 0."""
+    def describe_location(self, index: int) -> str:
+        """Return the table's name and the row's zero-based index, for messages."""
         return f"{self.name}, row {index}"

@@ -6,7 +6,7 @@
     "<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>Four."  ──► "Four."
 
 The format comes from the model's chat template or tokenizer. If neither has one, or they are unknown, the marks in the
-text itself decide. All functions take arbitrary text, in time that grows with its length.
+text itself decide. All functions accept arbitrary text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,14 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
-__all__ = ["CHANNELS", "ReasoningFormat", "answer_of", "begun_thought", "reasoning_format", "split_reasoning"]
+__all__ = [
+    "CHANNELS",
+    "ReasoningFormat",
+    "detect_reasoning_format",
+    "extract_answer",
+    "find_reasoning_start",
+    "split_reasoning",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,20 +30,20 @@ class ReasoningFormat:
     """The marks of the reasoning of a model family."""
 
     begins: tuple[str, ...]
-    """Texts that begin the reasoning."""
+    """Strings that begin the reasoning."""
     ends: tuple[str, ...]
-    """Texts that end the reasoning: the answer follows the last of them."""
+    """Strings that end the reasoning: the answer follows the last one."""
     answer_ends: tuple[str, ...] = ()
-    """Texts that end the answer."""
+    """Strings that end the answer."""
     messages: re.Pattern[str] | None = None
-    """Finds the messages of the reasoning, if it consists of messages."""
+    """Matches one message of the reasoning, if it consists of messages."""
     bare: tuple[str, str] = ("", "")
-    """Start of a text, and end of its reasoning, if its special tokens are lost."""
+    """Start of the text and end of its reasoning, in text whose special tokens were removed."""
 
     def split(self, text: str, *, begun: bool = False) -> tuple[str, str | None]:
         """Return the reasoning and the answer; the answer is `None` if the reasoning never ends.
 
-        Reasoning that begins behind the answer, and never ends, is not a part of the answer.
+        Reasoning that begins after the answer and never ends is not part of the answer.
 
         Args:
             text: The model's text.
@@ -47,27 +54,28 @@ class ReasoningFormat:
             thought, _, answer = text.rpartition(self.bare[1])
             return thought.removeprefix(self.bare[0]), answer
         if closed[0] < 0 and begun:
-            return self._inside(text), None
+            return self._remove_marks(text), None
         thought, answer = (text[: closed[0]], text[closed[1] :]) if closed[0] >= 0 else ("", text)
         again = min((place for begin in self.begins if (place := answer.find(begin)) >= 0), default=None)
         if again is not None:
             thought, answer = thought + answer[again:], answer[:again]
             if not answer.strip():
-                return self._inside(thought), None
+                return self._remove_marks(thought), None
+        # Text after the end of the answer is another message, which the model was not asked for.
         cut = min((place for end in self.answer_ends if (place := answer.find(end)) >= 0), default=len(answer))
-        return self._inside(thought), answer[:cut]
+        return self._remove_marks(thought), answer[:cut]
 
-    def marks(self, text: str) -> bool:
+    def has_marks(self, text: str) -> bool:
         """Return whether a text has the marks of this family."""
         bare = bool(self.bare[0]) and text.startswith(self.bare[0]) and self.bare[1] in text
         return bare or any(mark in text for mark in (*self.ends, *self.begins))
 
     @property
     def all_marks(self) -> tuple[str, ...]:
-        """All texts that mark reasoning and answers."""
+        """All strings that mark reasoning and answers."""
         return (*self.begins, *self.ends, *self.answer_ends)
 
-    def _inside(self, thought: str) -> str:
+    def _remove_marks(self, thought: str) -> str:
         """Return the reasoning without the marks around it."""
         if self.messages is not None:
             return "\n".join(self.messages.findall(thought)).strip()
@@ -77,7 +85,7 @@ class ReasoningFormat:
         return thought.strip()
 
 
-def _tags(name: str) -> ReasoningFormat:
+def _build_tag_format(name: str) -> ReasoningFormat:
     return ReasoningFormat(begins=(f"<{name}>",), ends=(f"</{name}>",))
 
 
@@ -89,7 +97,7 @@ CHANNELS = ReasoningFormat(
     bare=("analysis", "assistantfinal"),
 )
 """Harmony: gpt-oss."""
-_THINK = _tags("think")
+_THINK = _build_tag_format("think")
 _KNOWN = (
     CHANNELS,
     ReasoningFormat(begins=("<|channel>thought", "<|channel>"), ends=("<channel|>",)),  # Gemma 4
@@ -101,70 +109,72 @@ _KNOWN = (
     ReasoningFormat(begins=("[THINK]",), ends=("[/THINK]",)),  # Magistral
     ReasoningFormat(begins=("<|START_THINKING|>",), ends=("<|END_THINKING|>",)),  # Command A
     ReasoningFormat(begins=("\u25c1think\u25b7",), ends=("\u25c1/think\u25b7",)),  # Kimi
-    _tags("seed:think"),
-    _tags("mm:think"),
+    _build_tag_format("seed:think"),
+    _build_tag_format("mm:think"),
     _THINK,
 )
 """Formats with unambiguous marks: they are recognized in any text."""
 _GRANITE = ReasoningFormat(begins=("Here is my thought process:",), ends=("Here is my response:",))
-_LONGEST_BEGINNING = 64
+_MAX_BEGINNING_LENGTH = 64
 _HEADER = re.compile(r"(?:thought|<\|message\|>)?\s*")
 """Text that belongs to the mark at the start of the reasoning."""
 _TAG = re.compile(r"</([\w:|.-]{0,20}(?:think|thought|reason)[\w:|.-]{0,20})>")
 
 
-def reasoning_format(template: str, tokens: Collection[str] = ()) -> ReasoningFormat | None:
-    """Return the reasoning format that a chat template shows, or that a tokenizer has tokens for; `None` without
-    either.
+def detect_reasoning_format(template: str, tokens: Collection[str] = ()) -> ReasoningFormat | None:
+    """Detect the reasoning format from a chat template, or from the tokenizer's tokens; `None` if neither shows one.
 
     Args:
         template: The chat template's text.
         tokens: Added tokens of the tokenizer.
     """
-    for form in _KNOWN[:-1]:
-        if any(mark in template for mark in (*form.begins, *form.ends)):
-            return form
+    for known in _KNOWN[:-1]:
+        if any(mark in template for mark in (*known.begins, *known.ends)):
+            return known
     if all(mark in template for mark in (*_GRANITE.begins, *_GRANITE.ends)):
         return _GRANITE
     if names := dict.fromkeys(_TAG.findall(template)):
         return ReasoningFormat(begins=tuple(f"<{name}>" for name in names), ends=tuple(f"</{name}>" for name in names))
-    return next((form for form in _KNOWN if all(mark in tokens for mark in (*form.begins, *form.ends))), None)
+    return next((known for known in _KNOWN if all(mark in tokens for mark in (*known.begins, *known.ends))), None)
 
 
-def split_reasoning(text: str, form: ReasoningFormat | None = None, *, begun: bool = False) -> tuple[str, str | None]:
+def split_reasoning(
+    text: str, reasoning_format: ReasoningFormat | None = None, *, begun: bool = False
+) -> tuple[str, str | None]:
     """Return the reasoning in a text, and the answer; the answer is `None` if the reasoning never ends.
 
     Args:
         text: A model's text, with the special tokens that mark its reasoning.
-        form: The model's format; `None` if it has none, or is unknown: the marks in the text decide.
+        reasoning_format: The model's format. If it is `None`, because it is unknown, the marks in the text decide.
         begun: Whether the prompt began the reasoning.
     """
-    if form is None:
-        form = next((known for known in _KNOWN if known.marks(text)), _THINK)
-    return form.split(text, begun=begun)
+    # An unknown model may still write a known format, for example after fine-tuning on another model's reasoning.
+    if reasoning_format is None:
+        reasoning_format = next((known for known in _KNOWN if known.has_marks(text)), _THINK)
+    return reasoning_format.split(text, begun=begun)
 
 
-def answer_of(text: str, form: ReasoningFormat | None = None, *, begun: bool = False) -> str | None:
+def extract_answer(text: str, reasoning_format: ReasoningFormat | None = None, *, begun: bool = False) -> str | None:
     """Return the part of a text after its reasoning; `None` if the reasoning never ends. See `split_reasoning`.
 
-    >>> answer_of("<think>Two and two.</think>Four.")
+    >>> extract_answer("<think>Two and two.</think>Four.")
     'Four.'
     """
-    return split_reasoning(text, form, begun=begun)[1]
+    return split_reasoning(text, reasoning_format, begun=begun)[1]
 
 
-def begun_thought(prompt: str, form: ReasoningFormat | None = None) -> str:
-    r"""Return the mark with which the end of a prompt begins the reasoning; empty if it does not.
+def find_reasoning_start(prompt: str, reasoning_format: ReasoningFormat | None = None) -> str:
+    r"""Return the mark at the end of a prompt that begins the reasoning; empty if there is none.
 
     Args:
         prompt: The prompt's text, or its end.
-        form: The model's format; `None`: any.
+        reasoning_format: The model's format; `None` for any known format.
 
-    >>> begun_thought("<|im_start|>assistant\n<think>\n")
+    >>> find_reasoning_start("<|im_start|>assistant\n<think>\n")
     '<think>'
     """
-    end = prompt[-_LONGEST_BEGINNING:]
-    for known in _KNOWN if form is None else (form,):
+    end = prompt[-_MAX_BEGINNING_LENGTH:]
+    for known in _KNOWN if reasoning_format is None else (reasoning_format,):
         for begin in known.begins:
             _, found, after = end.rpartition(begin)
             if found and _HEADER.fullmatch(after) and not any(mark in after for mark in known.ends):

@@ -6,20 +6,20 @@ import random
 from typing import Any
 
 from roll.config.data import ReasoningGymData
-from roll.data.conversations import messages_of
+from roll.data.conversations import build_messages
 from roll.data.source import PromptList
 from roll.errors import DataError
 from roll.registry import did_you_mean
 from roll.types import Prompt
 
-__all__ = ["load_task", "reasoning_gym_prompts"]
+__all__ = ["build_reasoning_gym_prompts", "load_task"]
 
 HELD_OUT_SEED_OFFSET = 1_000_003
 """Held-out tasks are generated from another seed; those that also occur in training are removed."""
 
 
 def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
-    """Load a reasoning-gym dataset.
+    """Return reasoning-gym's dataset for the task `name`, with `size` items generated from `seed`.
 
     Raises:
         DataError: The task does not exist, or rejects the options.
@@ -47,46 +47,47 @@ def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
         return reasoning_gym.create_dataset(name, size=size, seed=seed, **options)
     except Exception as error:  # tasks may raise anything for invalid options
         problem = str(error) or type(error).__name__
-        raise DataError(f"reasoning-gym task '{name}' refuses its options {options}: {problem}") from error
+        raise DataError(f"reasoning-gym task '{name}' rejects its options {options}: {problem}") from error
 
 
-def reasoning_gym_prompts(config: ReasoningGymData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
+def build_reasoning_gym_prompts(config: ReasoningGymData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
     """Return training prompts, and held-out prompts that do not occur among them.
 
     Raises:
         DataError: The task does not exist, rejects the options, or has too few different questions to hold any out.
     """
     num_held_out = round(config.size * config.held_out)
-    training = _prompts(config, domain, seed, config.size, "")
+    training = _build_prompts(config, domain, seed, config.size, "")
     if not num_held_out:
         return PromptList(training), PromptList([])
     seen = {prompt.messages[-1].text for prompt in training}
-    other = _prompts(config, domain, seed + HELD_OUT_SEED_OFFSET, num_held_out, "held_out/")
+    other = _build_prompts(config, domain, seed + HELD_OUT_SEED_OFFSET, num_held_out, "held_out/")
     held_out = [prompt for prompt in other if prompt.messages[-1].text not in seen]
     if not held_out:
         raise DataError(
-            f"reasoning-gym task '{config.task}' has so few different questions that {config.size} for training leave "
-            "none to hold out: lower `size`, make the task larger with `options`, or set held_out: 0."
+            f"reasoning-gym task '{config.task}' has so few different questions that, with {config.size} for training, "
+            "none is left to hold out: lower `size`, make the task larger with `options`, or set held_out: 0."
         )
     return PromptList(training), PromptList(held_out)
 
 
-def _prompts(config: ReasoningGymData, domain: str, seed: int, size: int, prefix: str) -> list[Prompt]:
+def _build_prompts(config: ReasoningGymData, domain: str, seed: int, size: int, prefix: str) -> list[Prompt]:
     task = load_task(config.task, size, seed, config.options)
     return [
         Prompt(
             uid=f"{domain}/{prefix}{index}",
             domain=domain,
-            messages=messages_of(entry["question"], config.system_prompt, config.prompt_template),
+            messages=build_messages(entry["question"], config.system_prompt, config.prompt_template),
             answer=str(entry["answer"]),
             metadata={"reasoning_gym": {"task": config.task, "options": config.options, "entry": entry}},
         )
-        for index, entry in enumerate(_entry(task, config.task, seed, i) for i in range(size))
+        for index, entry in enumerate(_generate_entry(task, config.task, seed, i) for i in range(size))
     ]
 
 
-def _entry(task: Any, name: str, seed: int, index: int) -> dict[str, Any]:
-    """Return one item, drawn with the process-wide generator seeded, as some tasks draw from it too."""
+def _generate_entry(task: Any, name: str, seed: int, index: int) -> dict[str, Any]:
+    """Generate one item of a task, which depends only on the seed and the index."""
+    # Some tasks draw from the process-wide generator instead of their own, so it is seeded, and restored afterwards.
     before = random.getstate()
     random.seed(f"{name}/{seed}/{index}")
     try:

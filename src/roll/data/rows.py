@@ -4,7 +4,7 @@
                                                                          │
                                       a row is read again when it is drawn ◄┘
 
-So a source costs a few bytes of memory per row, and a malformed row is rejected before training.
+Thus a source needs only a few bytes of memory per row, and malformed rows are rejected before training.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roll.data.cells import Row
-from roll.data.source import Fingerprint, content_hash
+from roll.data.source import Fingerprint, hash_question
 from roll.errors import DataError
 
 __all__ = ["RowItems", "RowReader", "Table", "split_rows"]
@@ -29,28 +29,28 @@ T = TypeVar("T")
 
 
 class Table(Protocol):
-    """Rows on disk, numbered from 0."""
+    """Rows of a file, a dataset or a Python object, numbered from 0."""
 
     name: str
     """Name for messages: the file, or the dataset and its split."""
 
     def scan(self, limit: int | None) -> Iterator[Row | DataError]:
-        """Read all rows from the first on, at most `limit`; called before any `row`.
+        """Yield the rows from the first one on, at most `limit`; called before `read_row`.
 
-        A row that cannot be read is replaced by its error, if other rows can be read.
+        Instead of a row that cannot be read, its error is yielded; if no row can be read, an error is raised.
         """
         ...
 
-    def row(self, index: int) -> Row:
+    def read_row(self, index: int) -> Row:
         """Read one row again, by its number."""
         ...
 
-    def key(self, index: int) -> str:
+    def get_key(self, index: int) -> str:
         """Return the end of the row's UID: its number (or line) from 1."""
         ...
 
-    def where(self, index: int) -> str:
-        """Return the row's place, for messages."""
+    def describe_location(self, index: int) -> str:
+        """Return the row's location, for error messages."""
         ...
 
 
@@ -68,15 +68,15 @@ class RowReader(Protocol[T]):
         """
         ...
 
-    def refuse(self, error: DataError, where: str) -> None:
-        """Handle a row that cannot be read: raise, or skip it."""
+    def handle_error(self, error: DataError, where: str) -> None:
+        """Handle the error of a row that cannot be read: raise it, or record it and skip the row."""
         ...
 
-    def asked(self, item: T) -> Iterable[str]:
-        """Return the question in the item: items with the same question are on the same side of the held-out split."""
+    def get_question(self, item: T) -> Iterable[str]:
+        """Return the item's question. Items with the same question end up on the same side of the held-out split."""
         ...
 
-    def content(self, item: T) -> Iterable[str]:
+    def get_content(self, item: T) -> Iterable[str]:
         """Return all content of the item."""
         ...
 
@@ -95,31 +95,34 @@ class RowItems(Generic[T]):
 
     def __getitem__(self, index: int) -> T:
         row = int(self._rows[index])
-        return self._reader.read(self._table.row(row), self._prefix + self._table.key(row), self.where(index))
+        return self._reader.read(
+            self._table.read_row(row), self._prefix + self._table.get_key(row), self.describe_location(index)
+        )
 
-    def where(self, index: int) -> str:
-        """Return the place of the item's row, for messages."""
-        return self._table.where(int(self._rows[index]))
+    def describe_location(self, index: int) -> str:
+        """Return the location of the item's row, for messages."""
+        return self._table.describe_location(int(self._rows[index]))
 
-    def without(self, indices: Collection[int]) -> RowItems[T]:
-        """Return the items without those at `indices`."""
+    def exclude(self, indices: Collection[int]) -> RowItems[T]:
+        """Return a source without the items at `indices`."""
         return RowItems(
             self._reader, self._table, np.delete(self._rows, sorted(indices)), self.fingerprint, self._prefix
         )
 
 
 def split_rows(reader: RowReader[T], tables: tuple[Table, Table | None], seed: int) -> tuple[RowItems[T], RowItems[T]]:
-    """Return the training items and the held-out items: a share of the first table, or the second table.
+    """Return the training items and the held-out items, which are a share of the first table, or the second table.
 
     Raises:
-        DataError: A table cannot be read, is empty, or a row is malformed; or all rows are in both tables.
+        DataError: A table cannot be read, is empty, or a row is malformed; or all questions of the first table are also
+            in the second.
     """
     table, held_out = tables
-    return _by_share(reader, table, seed) if held_out is None else _by_table(reader, table, held_out, seed)
+    return _split_by_share(reader, table, seed) if held_out is None else _split_by_table(reader, table, held_out, seed)
 
 
-def _scan(reader: RowReader[T], table: Table, prefix: str) -> Iterator[tuple[int, T]]:
-    """Yield every row's number and item, checked.
+def _read_rows(reader: RowReader[T], table: Table, prefix: str) -> Iterator[tuple[int, T]]:
+    """Yield the number and the item of each valid row; pass the errors of all other rows to `handle_error`.
 
     Raises:
         DataError: There is no row, or a row is malformed.
@@ -129,64 +132,65 @@ def _scan(reader: RowReader[T], table: Table, prefix: str) -> Iterator[tuple[int
         try:
             if isinstance(row, DataError):
                 raise row
-            item = reader.read(row, prefix + table.key(number), table.where(number))
+            item = reader.read(row, prefix + table.get_key(number), table.describe_location(number))
         except DataError as error:
-            reader.refuse(error, table.where(number))
+            reader.handle_error(error, table.describe_location(number))
         else:
             yield number, item
     if number < 0:
-        raise DataError(f"{table.name} holds no rows: give one with at least one.")
+        raise DataError(f"{table.name} has no rows: at least one row is needed.")
 
 
-def _numbers(rows: array[int]) -> NDArray[np.int64]:
+def _to_array(rows: array[int]) -> NDArray[np.int64]:
     return np.array(rows, np.int64)
 
 
 def _shuffle(rows: array[int], seed: int) -> NDArray[np.int64]:
-    """Shuffle by the seed, so that the first few held-out items are a fair sample of a sorted table."""
-    return _numbers(rows)[np.random.default_rng([seed, 0x0E1D]).permutation(len(rows))]
+    """Shuffle held-out row numbers by the seed, so that the first few are a fair sample even of a sorted table."""
+    return _to_array(rows)[np.random.default_rng([seed, 0x0E1D]).permutation(len(rows))]
 
 
-def _by_share(reader: RowReader[T], table: Table, seed: int) -> tuple[RowItems[T], RowItems[T]]:
-    """Hold out a share of one table.
-
-    The side of an item depends on its question and the seed, not on its neighbors: a question that occurs twice never
-    leaks, and adding rows moves none.
-    """
+def _split_by_share(reader: RowReader[T], table: Table, seed: int) -> tuple[RowItems[T], RowItems[T]]:
+    """Split one table into training items and a held-out share."""
+    # The side of an item depends on its question and the seed, not on its neighbors: a question that occurs twice never
+    # leaks, and adding rows moves none.
     sides = (array("q"), array("q"))
     digests = (Fingerprint(), Fingerprint())
-    for number, item in _scan(reader, table, ""):
-        side = content_hash(reader.asked(item), seed) / 2**64 < reader.held_out
+    for number, item in _read_rows(reader, table, ""):
+        side = hash_question(reader.get_question(item), seed) / 2**64 < reader.held_out
         sides[side].append(number)
-        digests[side].add(reader.content(item))
+        digests[side].add(reader.get_content(item))
     return (
-        RowItems(reader, table, _numbers(sides[0]), digests[0].text()),
-        RowItems(reader, table, _shuffle(sides[1], seed), digests[1].text()),
+        RowItems(reader, table, _to_array(sides[0]), digests[0].hexdigest()),
+        RowItems(reader, table, _shuffle(sides[1], seed), digests[1].hexdigest()),
     )
 
 
-def _by_table(reader: RowReader[T], table: Table, held_out: Table, seed: int) -> tuple[RowItems[T], RowItems[T]]:
-    """Hold out another table. A question that is in both is not trained on."""
+def _split_by_table(reader: RowReader[T], table: Table, held_out: Table, seed: int) -> tuple[RowItems[T], RowItems[T]]:
+    """Return the items of the first table for training, and those of the second, which are held out.
+
+    Items of the first table whose question is also in the second are left out.
+    """
     kept, evaluation = array("q"), array("q")
     digests = (Fingerprint(), Fingerprint())
     seen: set[int] = set()
-    for number, item in _scan(reader, held_out, "held_out/"):
+    for number, item in _read_rows(reader, held_out, "held_out/"):
         evaluation.append(number)
-        digests[1].add(reader.content(item))
-        seen.add(content_hash(reader.asked(item)))
+        digests[1].add(reader.get_content(item))
+        seen.add(hash_question(reader.get_question(item)))
     num_shared = 0
-    for number, item in _scan(reader, table, ""):
-        if content_hash(reader.asked(item)) in seen:
+    for number, item in _read_rows(reader, table, ""):
+        if hash_question(reader.get_question(item)) in seen:
             num_shared += 1
         else:
             kept.append(number)
-            digests[0].add(reader.content(item))
+            digests[0].add(reader.get_content(item))
     if num_shared:
         message = f"{num_shared} prompts of {table.name} also occur in {held_out.name}"
         if not kept:
-            raise DataError(f"{message}, so none is left to train on: evaluate on other data.")
+            raise DataError(f"{message}, so no row is left to train on: evaluate on other data.")
         logger.warning("%s: they are held out, not trained on", message)
     return (
-        RowItems(reader, table, _numbers(kept), digests[0].text()),
-        RowItems(reader, held_out, _shuffle(evaluation, seed), digests[1].text(), "held_out/"),
+        RowItems(reader, table, _to_array(kept), digests[0].hexdigest()),
+        RowItems(reader, held_out, _shuffle(evaluation, seed), digests[1].hexdigest(), "held_out/"),
     )

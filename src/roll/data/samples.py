@@ -1,4 +1,4 @@
-"""Convert scored rollouts to the trainer's input: flat token sequences with everything aligned to them."""
+"""Convert scored rollouts to training samples: flat token sequences, with masks and log-probs aligned to them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.types import IntArray, MediaSpan, Rollout, TrainingBatch, TrainingSample, sliced_media
+from roll.types import IntArray, MediaSpan, Rollout, TrainingBatch, TrainingSample, slice_media
 
 __all__ = ["build_batch", "build_samples"]
 
@@ -20,7 +20,7 @@ def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[Trainin
     >>> # prompt of 3 tokens, answer of 2:                     loss_mask [F F F T T]
     >>> # then a context of 4 in their place, answer of 1:     loss_mask [F F F F T]
 
-    The tokens behind the contexts are together the rollout's tokens, in order. The first sample has the rollout's ID;
+    Together, the tokens after the contexts are the rollout's tokens, in order. The first sample has the rollout's ID;
     the others have that ID with their number appended.
 
     Args:
@@ -34,11 +34,13 @@ def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[Trainin
         written[turn.start : turn.end] = True
         chunks[turn.start : turn.end] = index
 
+    # Where the template rewrote earlier turns, the engine saw another context. Each context becomes one sample, so that
+    # every token is trained after the tokens that it was sampled after.
     cuts = rollout.contexts
     ends = [start for start, _ in cuts[1:]] + [num_tokens]
 
-    def sample(number: int, context: IntArray, media: Sequence[MediaSpan], own: slice) -> TrainingSample:
-        def behind(values: NDArray[Any], before: Any) -> NDArray[Any]:
+    def build_sample(number: int, context: IntArray, media: Sequence[MediaSpan], own: slice) -> TrainingSample:
+        def prepend_context(values: NDArray[Any], before: Any) -> NDArray[Any]:
             return np.concatenate([np.full(len(context), before, values.dtype), values[own]])
 
         logprobs = np.where(written, rollout.logprobs, 0.0).astype(np.float32)
@@ -49,19 +51,19 @@ def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[Trainin
             sequence=str(rollout.rollout_id) if len(cuts) > 1 else "",
             prefix_length=len(context),
             token_ids=np.concatenate([context, rollout.token_ids[own]]).astype(np.int32, copy=False),
-            loss_mask=behind(written, False),
-            media=(*media, *sliced_media(rollout.media, own.start, own.stop, len(context))),
+            loss_mask=prepend_context(written, False),
+            media=(*media, *slice_media(rollout.media, own.start, own.stop, len(context))),
             advantages=np.zeros(len(context) + own.stop - own.start, np.float32),
-            rollout_logprobs=behind(logprobs, 0.0),
-            policy_versions=behind(rollout.policy_versions.astype(np.int32), -1),
-            chunk_ids=behind(chunks, -1) if rollout.turns else None,
+            rollout_logprobs=prepend_context(logprobs, 0.0),
+            policy_versions=prepend_context(rollout.policy_versions.astype(np.int32), -1),
+            chunk_ids=prepend_context(chunks, -1) if rollout.turns else None,
             max_length=max_new_tokens * rollout.prompt.turns,
             expert=rollout.expert,
             experts=experts if experts is not None and len(experts) == len(context) + own.stop - own.start else None,
         )
 
     return tuple(
-        sample(number, context, media, slice(start, end))
+        build_sample(number, context, media, slice(start, end))
         for number, ((start, context), media, end) in enumerate(zip(cuts, rollout.context_media, ends, strict=True))
     )
 

@@ -10,19 +10,19 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from roll.protocols import Items
-from roll.types import Message, Prompt, content_key, texts_of
+from roll.types import Message, Prompt, get_content_key, iter_texts
 
 __all__ = [
     "Fingerprint",
-    "Interleaved",
+    "InterleavedSource",
     "PromptList",
     "Source",
-    "content_hash",
-    "content_of_message",
-    "content_of_prompt",
-    "content_of_rest",
-    "texts_in",
-    "texts_of_tools",
+    "get_message_content",
+    "get_message_texts",
+    "get_prompt_content",
+    "get_template_inputs",
+    "get_tool_texts",
+    "hash_question",
 ]
 
 T = TypeVar("T")
@@ -33,7 +33,7 @@ class Source(Items[Item_co], Protocol[Item_co]):
     """Prompts or examples with a fingerprint of their content."""
 
     fingerprint: str
-    """Equal for equal content in equal order; a resumed run compares it."""
+    """Equal for equal content in equal order; checked when a run is resumed."""
 
 
 class Fingerprint:
@@ -43,23 +43,23 @@ class Fingerprint:
         self._digest = hashlib.blake2b(digest_size=8)
 
     def add(self, content: Iterable[str]) -> None:
-        """Add the next item, by its texts."""
+        """Add the next item, given as strings."""
         self._digest.update("\x01".join(content).encode("utf-8", "surrogatepass") + b"\x02")
 
-    def text(self) -> str:
+    def hexdigest(self) -> str:
         """Return the digest so far, in hexadecimal."""
         return self._digest.hexdigest()
 
 
 class PromptList:
-    """A source in memory."""
+    """Prompts in memory; a `Source`."""
 
     def __init__(self, prompts: Iterable[Prompt]) -> None:
         self._prompts = list(prompts)
         digest = Fingerprint()
         for prompt in self._prompts:
-            digest.add(content_of_prompt(prompt))
-        self.fingerprint = digest.text()
+            digest.add(get_prompt_content(prompt))
+        self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
         return len(self._prompts)
@@ -68,8 +68,8 @@ class PromptList:
         return self._prompts[index]
 
 
-class Interleaved(Generic[T]):
-    """One item of each part in turn, so that any prefix covers every part; read on demand."""
+class InterleavedSource(Generic[T]):
+    """Items of several sources in turn, read on demand, so that any prefix covers every source."""
 
     def __init__(self, parts: Sequence[Items[T]]) -> None:
         self._parts = list(parts)
@@ -86,60 +86,60 @@ class Interleaved(Generic[T]):
         return self._parts[int(self._which[index])][int(self._index[index])]
 
 
-def content_of_prompt(prompt: Prompt) -> list[str]:
+def get_prompt_content(prompt: Prompt) -> list[str]:
     """Return all content that distinguishes the prompt from others."""
-    chat = map(content_of_message, prompt.messages)
-    rest = content_of_rest(prompt.tools, prompt.template_kwargs)
+    chat = map(get_message_content, prompt.messages)
+    rest = get_template_inputs(prompt.tools, prompt.template_kwargs)
     return [prompt.uid, prompt.answer, *chat, *prompt.expert, *rest]
 
 
-def content_of_message(message: Message) -> str:
+def get_message_content(message: Message) -> str:
     """Return all content that distinguishes the message from others."""
-    content = f"{message.role}\x00{content_key(message.content)}"
+    content = f"{message.role}\x00{get_content_key(message.content)}"
     if message.is_plain:
         return content
     more = {name: value for name, value in message.to_dict().items() if name not in ("role", "content")}
-    return f"{content}\x00{_as_json(more)}"
+    return f"{content}\x00{_to_json(more)}"
 
 
-def content_of_rest(tools: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the inputs of a chat template other than messages, if any."""
+def get_template_inputs(tools: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the tools and the template variables as JSON, each only if it is not empty."""
     if tools:
-        yield _as_json(list(map(dict, tools)))
+        yield _to_json(list(map(dict, tools)))
     if template_kwargs:
-        yield _as_json(dict(template_kwargs))
+        yield _to_json(dict(template_kwargs))
 
 
-def _as_json(value: Any) -> str:
+def _to_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, default=str)
 
 
-def texts_in(message: Message) -> Iterator[str]:
-    """Yield every text of a message: its content, its reasoning, and the parts of its tool calls."""
-    yield from texts_of(message.content)
+def get_message_texts(message: Message) -> Iterator[str]:
+    """Yield every string in a message: its content, its reasoning, and the parts of its tool calls."""
+    yield from iter_texts(message.content)
     yield from filter(None, (message.reasoning, message.name, message.tool_call_id))
-    yield from _texts(message.tool_calls)
+    yield from _collect_texts(message.tool_calls)
 
 
-def texts_of_tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield every text of tools' schemas."""
-    yield from _texts(tools)
+def get_tool_texts(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield every string in the schemas of tools."""
+    yield from _collect_texts(tools)
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _collect_texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             yield name
-            yield from _texts(inner)
+            yield from _collect_texts(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            yield from _texts(inner)
+            yield from _collect_texts(inner)
 
 
-def content_hash(asked: Iterable[str], seed: int = 0) -> int:
-    """Return a 64-bit hash of the question, which is the same wherever the question occurs."""
-    content = "\x00".join(asked)
+def hash_question(question: Iterable[str], seed: int = 0) -> int:
+    """Return a 64-bit hash of the question, which depends only on its content and the seed."""
+    content = "\x00".join(question)
     digest = hashlib.blake2b(f"{seed}/{content}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big")

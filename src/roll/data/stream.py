@@ -1,5 +1,4 @@
-"""Streams of prompts or examples: several sources mixed by weight, each sampled without replacement, resumable
-anywhere.
+"""Data mixing: resumable streams of prompts or examples from several sources, each sampled without replacement.
 
     source A ── shuffled per epoch ──┐
     source B ── shuffled per epoch ──┼── shares by weight, exact in the long run ──► draw 0, 1, 2, …
@@ -22,7 +21,7 @@ import numpy as np
 from roll.data.cells import BadRow
 from roll.errors import CheckpointError
 from roll.protocols import Items
-from roll.types import IntArray, Prompt, PromptDraw
+from roll.types import EncodedText, IntArray, Prompt, PromptDraw
 
 __all__ = ["PromptStream", "WeightedSource", "WeightedStream"]
 
@@ -33,7 +32,7 @@ D = TypeVar("D")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightedSource(Generic[T]):
-    """A source, its name, and its share."""
+    """A source, with its domain and its weight in the mix."""
 
     domain: str
     items: Items[T]
@@ -43,7 +42,7 @@ class WeightedSource(Generic[T]):
 
 
 class WeightedStream(ABC, Generic[T, D]):
-    """Draws items for training; a subclass defines the type of a draw (`D`, of an item `T`).
+    """Draws items of type `T` for training; a subclass converts each to a draw of type `D`.
 
     Args:
         sources: At least one source, each with an item; names differ.
@@ -51,7 +50,7 @@ class WeightedStream(ABC, Generic[T, D]):
     """
 
     size_name: ClassVar[str]
-    """Name of the number of a source's items in the state."""
+    """Key of a source's number of items in the state."""
 
     def __init__(self, sources: Sequence[WeightedSource[T]], seed: int) -> None:
         assert sources, "a stream needs a source"
@@ -78,25 +77,25 @@ class WeightedStream(ABC, Generic[T, D]):
     @property
     def next_domain(self) -> str:
         """Domain of the next draw, unless the caller requests another."""
-        return self._sources[self._most_behind()].domain
+        return self._sources[self._find_most_underdrawn()].domain
 
     def peek(self, count: int) -> list[T]:
-        """Return the first `count` items of the first source, in the source's own order; draws nothing."""
+        """Return the first `count` items of the first source, in the source's own order; they do not count as drawn."""
         items = self._sources[0].items
         return [items[i] for i in range(min(count, len(items)))]
 
-    def first_of_each(self) -> dict[str, T]:
-        """Return the first item of every source by its domain; draws nothing."""
+    def get_first_by_domain(self) -> dict[str, T]:
+        """Return the first item of every source by its domain; the items do not count as drawn."""
         return {source.domain: source.items[0] for source in self._sources}
 
-    def some_of_each(self, count: int) -> dict[str, list[T]]:
-        """Return at most `count` items of every source, evenly spread over it, by its domain; draws nothing."""
-        found: dict[str, list[T]] = {}
+    def sample_by_domain(self, count: int) -> dict[str, list[T]]:
+        """Return by domain at most `count` items, evenly spread over the source; they do not count as drawn."""
+        items: dict[str, list[T]] = {}
         for source in self._sources:
             size = len(source.items)
             chosen = range(size) if size <= count else [place * size // count for place in range(count)]
-            found[source.domain] = [source.items[index] for index in chosen]
-        return found
+            items[source.domain] = [source.items[index] for index in chosen]
+        return items
 
     def draw(self, count: int, domain: str | None = None) -> list[D]:
         """Return the next `count` draws; only from `domain`, if it is given.
@@ -104,80 +103,87 @@ class WeightedStream(ABC, Generic[T, D]):
         Raises:
             DataError: An item cannot be used.
         """
-        return [self._next(domain) for _ in range(count)]
+        return [self._draw_next(domain) for _ in range(count)]
 
     def redraw(self, draw_id: int, domain: str, position: int) -> D:
-        """Return an item that was drawn before, by the domain and position of its draw.
+        """Return the draw that was made before at a position of a domain's stream, with its `draw_id`.
 
         Raises:
             CheckpointError: No source has this domain.
         """
-        which = self._which(domain)
+        which = self._find_source_index(domain)
         if which is None:
-            raise CheckpointError(_changed(f"draw {draw_id} was of the domain '{domain}', which no source has now"))
-        return self._at(draw_id, which, position)
+            raise CheckpointError(
+                _describe_change(f"draw {draw_id} came from domain '{domain}', but no source has this domain now")
+            )
+        return self._draw_at(draw_id, which, position)
 
     def repeat(self, domain: str, position: int) -> D:
-        """Return the next draw with an item that was drawn before; no source advances.
+        """Draw an item again, by its domain and position, under the next draw ID; no source advances.
 
         Raises:
             CheckpointError: No source has this domain.
         """
         draw = self.redraw(self.num_drawn, domain, position)
-        self._num_repeated[self._index(domain)] += 1
+        self._num_repeated[self._get_source_index(domain)] += 1
         return draw
 
-    def position_of(self, domain: str, item: int) -> int:
-        """Return the position of a source's item in its first epoch, from its index in the source."""
-        which = self._index(domain)
-        return int(np.flatnonzero(self._order(which, 0) == item)[0])
+    def find_position(self, domain: str, item: int) -> int:
+        """Return the position at which the item with index `item` of a domain's source is drawn in the first epoch."""
+        which = self._get_source_index(domain)
+        return int(np.flatnonzero(self._get_order(which, 0) == item)[0])
 
-    def _index(self, domain: str) -> int:
-        which = self._which(domain)
+    def _get_source_index(self, domain: str) -> int:
+        which = self._find_source_index(domain)
         assert which is not None, f"no source has the domain {domain}"
         return which
 
-    def _next(self, domain: str | None) -> D:
-        which = self._most_behind() if domain is None else self._index(domain)
-        draw = self._at(self.num_drawn, which, self._num_drawn[which])
+    def _draw_next(self, domain: str | None) -> D:
+        which = self._find_most_underdrawn() if domain is None else self._get_source_index(domain)
+        draw = self._draw_at(self.num_drawn, which, self._num_drawn[which])
         self._num_drawn[which] += 1
         return draw
 
-    def _which(self, domain: str) -> int | None:
+    def _find_source_index(self, domain: str) -> int | None:
         return next((i for i, source in enumerate(self._sources) if source.domain == domain), None)
 
-    def _at(self, draw_id: int, which: int, position: int) -> D:
-        source = self._sources[which]
+    def _draw_at(self, draw_id: int, source_index: int, position: int) -> D:
+        source = self._sources[source_index]
         epoch, offset = divmod(position, len(source.items))
-        return self._draw(draw_id, source.items[int(self._order(which, epoch)[offset])], position)
+        return self._draw(draw_id, source.items[int(self._get_order(source_index, epoch)[offset])], position)
 
-    def _most_behind(self) -> int:
-        """Return the index of the source that is furthest below its share of the next total (the first, on a tie)."""
+    def _find_most_underdrawn(self) -> int:
+        """Return the index of the source that must be drawn from next: the one furthest below its share of all draws.
+
+        Ties go to the first source.
+        """
         total = sum(source.weight for source in self._sources)
         due = self.num_drawn + 1
         counts = zip(self._sources, self._num_drawn, self._num_repeated, strict=True)
+        # Exact shares instead of random choices: the mix of a short run does not depend on chance.
         lag = [source.weight / total * due - drawn - repeated for source, drawn, repeated in counts]
         return max(range(len(lag)), key=lambda i: (round(lag[i], 9), -i))
 
-    def _order(self, which: int, epoch: int) -> IntArray:
+    def _get_order(self, source_index: int, epoch: int) -> IntArray:
         """Return the source's shuffled order in this epoch; cached for the current epoch."""
-        kept = self._orders.get(which)
+        kept = self._orders.get(source_index)
         if kept is None or kept[0] != epoch:
-            source = self._sources[which]
+            source = self._sources[source_index]
+            # Seeded by the domain's name, so that adding or removing another source does not change this one's order.
             digest = hashlib.blake2b(f"{self._seed}/{source.domain}/{epoch}".encode(), digest_size=8).digest()
             order = np.random.default_rng(int.from_bytes(digest, "big")).permutation(len(source.items))
-            self._orders[which] = (epoch, order.astype(np.int32))
-        return self._orders[which][1]
+            self._orders[source_index] = (epoch, order.astype(np.int32))
+        return self._orders[source_index][1]
 
     def state(self) -> dict[str, Any]:
         """Return the stream's position as plain data, a few values per source."""
         return {
-            source.domain: {"num_drawn": drawn, "num_repeated": repeated, **self._settings(source)}
+            source.domain: {"num_drawn": drawn, "num_repeated": repeated, **self._get_settings(source)}
             for source, drawn, repeated in zip(self._sources, self._num_drawn, self._num_repeated, strict=True)
         }
 
-    def _settings(self, source: WeightedSource[T]) -> dict[str, Any]:
-        """Return the settings that determine the item at a position."""
+    def _get_settings(self, source: WeightedSource[T]) -> dict[str, Any]:
+        """Return the settings of a source that must not change when a run is resumed, by name."""
         return {
             self.size_name: len(source.items),
             "weight": source.weight,
@@ -189,16 +195,20 @@ class WeightedStream(ABC, Generic[T, D]):
         """Continue from a state that `state` returned.
 
         Raises:
-            CheckpointError: The sources, their content, their weights, or the seed differ from the state's.
+            CheckpointError: The sources, their content, their weights, or the seed differ from the checkpoint.
         """
-        here = {source.domain: self._settings(source) for source in self._sources}
+        here = {source.domain: self._get_settings(source) for source in self._sources}
         if set(here) != set(state):
-            raise CheckpointError(_changed(f"it had the sources {_names(state)}, now there are {_names(here)}"))
+            raise CheckpointError(
+                _describe_change(f"it had the sources {_format_names(state)}, now there are {_format_names(here)}")
+            )
         for domain, settings in here.items():
             for name, value in settings.items():
                 if state[domain].get(name) != value:
                     before = state[domain].get(name)
-                    raise CheckpointError(_changed(f"{name} of source '{domain}' was {before!r} and is {value!r}"))
+                    raise CheckpointError(
+                        _describe_change(f"{name} of source '{domain}' was {before!r} and is {value!r}")
+                    )
         self._num_drawn = [int(state[source.domain]["num_drawn"]) for source in self._sources]
         self._num_repeated = [int(state[source.domain].get("num_repeated", 0)) for source in self._sources]
 
@@ -218,7 +228,7 @@ class PromptStream(WeightedStream[Prompt, PromptDraw]):
     def __init__(
         self,
         sources: Sequence[WeightedSource[Prompt]],
-        render: Callable[[Prompt], IntArray],
+        render: Callable[[Prompt], EncodedText],
         seed: int,
         *,
         max_prompt_tokens: int | None = None,
@@ -228,32 +238,37 @@ class PromptStream(WeightedStream[Prompt, PromptDraw]):
         self._max_prompt_tokens = max_prompt_tokens
 
     def _draw(self, draw_id: int, item: Prompt, position: int) -> PromptDraw:
-        token_ids = render_checked(item, self._render, self._max_prompt_tokens)
-        return PromptDraw(draw_id=draw_id, prompt=item, token_ids=token_ids, position=position)
+        encoded = render_and_check(item, self._render, self._max_prompt_tokens)
+        return PromptDraw(
+            draw_id=draw_id, prompt=item, token_ids=encoded.token_ids, media=encoded.media, position=position
+        )
 
 
-def _names(sources: dict[str, Any]) -> str:
+def _format_names(sources: dict[str, Any]) -> str:
     return ", ".join(f"'{name}'" for name in sources)
 
 
-def _changed(what: str) -> str:
+def _describe_change(what: str) -> str:
     return (
         f"the data changed since the checkpoint: {what}. Resume with the data as it was, or start a new run from the "
         "checkpoint's model."
     )
 
 
-def render_checked(prompt: Prompt, render: Callable[[Prompt], IntArray], max_prompt_tokens: int | None) -> IntArray:
-    """Render a prompt and check its length.
+def render_and_check(
+    prompt: Prompt, render: Callable[[Prompt], EncodedText], max_prompt_tokens: int | None
+) -> EncodedText:
+    """Return the rendered prompt, after checking its length.
 
     Raises:
         DataError: The prompt is longer than `max_prompt_tokens`.
     """
-    token_ids = render(prompt)
-    if max_prompt_tokens is not None and len(token_ids) > max_prompt_tokens:
+    encoded = render(prompt)
+    num_tokens = len(encoded.token_ids)
+    if max_prompt_tokens is not None and num_tokens > max_prompt_tokens:
         raise BadRow(
             "too long",
-            f"prompt '{prompt.uid}' has {len(token_ids)} tokens, but the context leaves {max_prompt_tokens} for prompts"
+            f"prompt '{prompt.uid}' has {num_tokens} tokens, but the context leaves {max_prompt_tokens} for prompts"
             ": shorten or remove it, lower rollout.max_new_tokens, or raise inference.max_context.",
         )
-    return token_ids
+    return encoded

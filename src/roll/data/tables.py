@@ -8,36 +8,43 @@ from typing import assert_never
 from roll.config.data import FileData, HuggingFaceData, PythonData
 from roll.config.sources import FileTable, HuggingFaceTable, PythonTable
 from roll.data.bad_rows import BadRows
-from roll.data.files import file_tables
-from roll.data.huggingface import huggingface_tables
+from roll.data.files import open_file_tables
+from roll.data.huggingface import load_huggingface_tables
+from roll.data.media import build_media_reader
 from roll.data.prompts import PromptReader
-from roll.data.python import python_tables
+from roll.data.python import build_python_tables
 from roll.data.rows import RowItems, Table, split_rows
 from roll.errors import DataError
+from roll.media import MediaStore
 from roll.types import Prompt
 
-__all__ = ["table_prompts", "tables_of", "warn_of_bad_rows"]
+__all__ = ["load_table_prompts", "open_tables", "report_bad_rows"]
 
 logger = logging.getLogger(__name__)
 
 
-def table_prompts(
-    config: FileData | HuggingFaceData | PythonData, domain: str, seed: int, pipeline: str = ""
+def load_table_prompts(
+    config: FileData | HuggingFaceData | PythonData,
+    domain: str,
+    seed: int,
+    pipeline: str = "",
+    media: MediaStore | None = None,
 ) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
-    """Return training and held-out prompts, from one table or from a table each.
+    """Return training and held-out prompts, from one table or from two.
 
     Raises:
-        DataError: A table is missing, malformed (with the row's place), or empty.
+        DataError: A table is missing, malformed (the message names the row), or empty.
         ConfigError: The user's function, which returns the rows, cannot be imported.
     """
     bad = BadRows()
-    sides = split_rows(PromptReader(config, domain, bad, pipeline), tables_of(config, domain, config.prompt_key), seed)
+    reader = PromptReader(config, domain, bad, pipeline, build_media_reader(config, media))
+    sides = split_rows(reader, open_tables(config, domain, config.prompt_key), seed)
     bad.num_rows = len(sides[0]) + len(sides[1]) + bad.counts.total()
-    warn_of_bad_rows(bad, config, domain)
+    report_bad_rows(bad, config, domain)
     return sides
 
 
-def warn_of_bad_rows(bad: BadRows, config: FileData | HuggingFaceData | PythonData, domain: str) -> None:
+def report_bad_rows(bad: BadRows, config: FileData | HuggingFaceData | PythonData, domain: str) -> None:
     """Report the rows that cannot be used, if any.
 
     Raises:
@@ -45,21 +52,21 @@ def warn_of_bad_rows(bad: BadRows, config: FileData | HuggingFaceData | PythonDa
     """
     if not bad.counts:
         return
-    lines = list(bad.lines(domain, "used"))
+    lines = list(bad.format_lines(domain, "used"))
     if config.on_bad_row == "refuse":
-        raise DataError("\n".join([*lines, "Correct them, or leave them out with `on_bad_row: skip`."]))
-    logger.warning("%s", "\n".join([*lines, "  They are left out."]))
+        raise DataError("\n".join([*lines, "Correct these rows, or skip all bad rows with `on_bad_row: skip`."]))
+    logger.warning("%s", "\n".join([*lines, "  They are skipped."]))
 
 
-def tables_of(
+def open_tables(
     config: FileTable | HuggingFaceTable | PythonTable, domain: str, text_key: str | None
 ) -> tuple[Table, Table | None]:
-    """Return the table, and the held-out table if it is another one; nothing is read yet.
+    """Return the table, and the held-out table if there is a separate one; nothing is read yet.
 
     Args:
-        config: The source.
+        config: The source's entry in the configuration.
         domain: The source's name, for messages.
-        text_key: The column for rows that are a text alone.
+        text_key: Name of the column for rows that are plain strings.
 
     Raises:
         DataError: A table does not exist, or is of an unsupported type.
@@ -67,10 +74,10 @@ def tables_of(
     """
     match config:
         case FileTable():
-            return file_tables(config)
+            return open_file_tables(config)
         case HuggingFaceTable():
-            return huggingface_tables(config)
+            return load_huggingface_tables(config)
         case PythonTable():
-            return python_tables(config, domain, text_key)
+            return build_python_tables(config, domain, text_key)
         case _:
             assert_never(config)

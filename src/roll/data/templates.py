@@ -3,37 +3,39 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from roll.data.call_arguments import shows_arguments_as_python, with_json_arguments
+from roll.data.call_arguments import has_python_style_arguments, with_json_arguments
 from roll.errors import DataError
-from roll.types import Message, TextPart
+from roll.types import Message, TextPart, map_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["PROBE", "TODAY", "ChatTemplate", "Tool", "refusals"]
+__all__ = ["PROBE", "TODAY", "ChatTemplate", "Tool", "supports_late_system", "translate_errors"]
 
 Tool: TypeAlias = Mapping[str, Any]
 """A function's JSON schema, in the form of chat templates."""
 TODAY = datetime(2025, 1, 1)
 """The date for templates that write it: fixed, so that it is the same past midnight and in a resumed run."""
 PROBE = "7321640958"
-"""A text that no template contains or changes."""
+"""A string that no template contains or changes."""
 _REASONING = ("reasoning", "thinking")
-"""Names for `reasoning_content` in published templates."""
+"""Other names of `reasoning_content` in published templates."""
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class ChatTemplate:
-    """A tokenizer's chat template, with its further inputs."""
+    """A tokenizer's chat template, with the other inputs that it reads."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, escape: Callable[[str], str] | None = None) -> None:
         self._tokenizer = tokenizer
+        self._escape = escape
+        """Escapes the special tokens of images in text; `None` for a text-only model."""
         self.source = str(getattr(tokenizer, "chat_template", None) or "")
         """The template's text; empty if the tokenizer has none."""
         self._asks_date = "strftime_now" in self.source
@@ -60,9 +62,9 @@ class ChatTemplate:
         """
         if not messages:
             return ""
-        return self._with_read_arguments(messages, generation_prompt, tools, switches)[1]
+        return self._render_with_arguments(messages, generation_prompt, tools, switches)[1]
 
-    def render_marked(
+    def find_generated_spans(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), **switches: Any
     ) -> list[tuple[int, int]] | None:
         """Return the spans that the template marks as generated in the conversation's text; `None` if it has no marks.
@@ -74,10 +76,10 @@ class ChatTemplate:
             return None
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        messages, _ = self._with_read_arguments(messages, False, tools, switches)
-        chat: Any = [self._as_read(messages, self._takes_parts)]
+        messages, _ = self._render_with_arguments(messages, False, tools, switches)
+        chat: Any = [self._to_template_messages(messages, self._requires_parts)]
         settings: Any = dict(self._tokenizer.special_tokens_map) | self._date | switches
-        with refusals(messages):
+        with translate_errors(messages):
             rendered: Any = render_jinja_template(
                 chat,
                 tools=[dict(tool) for tool in tools] or None,
@@ -88,12 +90,16 @@ class ChatTemplate:
         _, spans = rendered
         return spans[0]
 
-    def _with_read_arguments(
+    def _render_with_arguments(
         self, messages: Sequence[Message], generation_prompt: bool, tools: Sequence[Tool], switches: Mapping[str, Any]
     ) -> tuple[Sequence[Message], str]:
-        """Return the messages, with the arguments of calls in the form that the template reads, and their text."""
-        given = generation_prompt, tools, switches, self._takes_parts
+        """Render messages; return them with call arguments in the form that the template reads, and their text.
+
+        Arguments are passed as objects first, and as JSON text if the template does not support objects.
+        """
+        given = generation_prompt, tools, switches, self._requires_parts
         has_calls = any(message.tool_calls for message in messages)
+        # Templates disagree on whether arguments are an object or JSON text, and none says which it reads.
         try:
             text = self._render(messages, *given)
         except DataError:
@@ -102,7 +108,7 @@ class ChatTemplate:
                     other = with_json_arguments(messages)
                     return other, self._render(other, *given)
             raise
-        if has_calls and shows_arguments_as_python(messages, text):
+        if has_calls and has_python_style_arguments(messages, text):
             messages = with_json_arguments(messages)
             text = self._render(messages, *given)
         return messages, text
@@ -121,19 +127,19 @@ class ChatTemplate:
 
     @cached_property
     def drops_system(self) -> bool:
-        """Whether the template leaves out a system message without an error."""
-        told = [Message(role="system", content=PROBE), Message(role="user", content="a")]
+        """Whether the template silently drops system messages."""
+        messages = [Message(role="system", content=PROBE), Message(role="user", content="a")]
         try:
-            return PROBE not in self.render(told)
+            return PROBE not in self.render(messages)
         except DataError:
             return False
 
     @cached_property
-    def drops_tools(self) -> bool:
-        """Whether the template drops a tool's result without an error; without a template, nothing is dropped."""
-        said = [Message(role="user", content="a"), Message(role="assistant", content="b")]
+    def drops_tool_results(self) -> bool:
+        """Whether the template silently drops tool results; without a template, nothing is dropped."""
+        messages = [Message(role="user", content="a"), Message(role="assistant", content="b")]
         try:
-            return bool(self.source) and PROBE not in self.render([*said, Message(role="tool", content=PROBE)])
+            return bool(self.source) and PROBE not in self.render([*messages, Message(role="tool", content=PROBE)])
         except DataError:
             return False
 
@@ -142,8 +148,8 @@ class ChatTemplate:
         return {"strftime_now": TODAY.strftime} if self._asks_date else {}
 
     @cached_property
-    def _takes_parts(self) -> bool:
-        """Whether the template reads content as a list of parts only, as those of some vision models do."""
+    def _requires_parts(self) -> bool:
+        """Whether the template accepts content only as a list of parts, as templates of some vision models do."""
         asked = [Message(role="user", content=PROBE)]
         for parts in (False, True):
             try:
@@ -162,9 +168,9 @@ class ChatTemplate:
         parts: bool,
     ) -> str:
         apply: Any = self._tokenizer.apply_chat_template
-        with refusals(messages):
+        with translate_errors(messages):
             return apply(
-                self._as_read(messages, parts),
+                self._to_template_messages(messages, parts),
                 tools=[dict(tool) for tool in tools] or None,
                 add_generation_prompt=generation_prompt,
                 tokenize=False,
@@ -172,20 +178,42 @@ class ChatTemplate:
                 **switches,
             )
 
-    def _as_read(self, messages: Sequence[Message], parts: bool) -> list[dict[str, Any]]:
+    def _to_template_messages(self, messages: Sequence[Message], parts: bool) -> list[dict[str, Any]]:
         """Return the messages in the form that the template reads."""
         read: list[dict[str, Any]] = []
         for message in messages:
-            text = message.text  # raises for media, which would be lost here
-            fields = message.to_dict() | {"content": [TextPart(text=text).to_dict()] if parts else text}
+            if self._escape is None:
+                text = message.text  # raises for media, which would be lost here
+                content: Any = [TextPart(text=text).to_dict()] if parts else text
+            else:
+                content = map_text(message.content, self._escape)
+                if not isinstance(content, str):
+                    content = [part.to_dict() for part in content]
+                elif parts:
+                    content = [TextPart(text=content).to_dict()]
+            fields = message.to_dict() | {"content": content}
             if message.reasoning is not None:
                 fields |= dict.fromkeys(self._reasoning_fields, message.reasoning)
             read.append(fields)
         return read
 
 
+def supports_late_system(render: Callable[[Sequence[Message]], str]) -> bool:
+    """Return whether a template accepts system messages that are not the first message, and renders them in place."""
+    asked, answer = Message(role="user", content="a"), PROBE[::-1]
+    late = Message(role="system", content=PROBE)
+    for messages in ([asked, late], [asked, Message(role="assistant", content=answer), late, asked]):
+        try:
+            text = render(messages)
+        except DataError:
+            return False
+        if text.count(PROBE) != 1 or text.find(answer) > text.find(PROBE):
+            return False
+    return True
+
+
 @contextmanager
-def refusals(messages: Sequence[Message]) -> Iterator[None]:
+def translate_errors(messages: Sequence[Message]) -> Iterator[None]:
     """Raise a template's own errors as `DataError`."""
     from jinja2 import TemplateError
 
@@ -197,6 +225,6 @@ def refusals(messages: Sequence[Message]) -> Iterator[None]:
         roles = ", ".join(message.role for message in messages[:8])
         name = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
         raise DataError(
-            f"the model's chat template refuses a conversation of {roles}: {name}{error}. Change the prompts "
-            "(without `system_prompt`, for instance), or choose a model that takes them."
+            f"the model's chat template rejects a conversation of {roles}: {name}{error}. Change the prompts "
+            "(without `system_prompt`, for instance), or choose a model whose template accepts them."
         ) from error

@@ -1,12 +1,10 @@
 """Find the turns of a long conversation in linear time, by rendering short pieces of it.
 
-    messages:  lead │ piece │ piece │ piece │ …         each piece is rendered behind the lead, as a conversation
+    messages:  lead │ piece │ piece │ piece │ …         each piece is rendered after the lead, as a conversation
     text:      lead │ piece │ piece │ piece │ …         the same text, shifted?   ──► its turns, shifted
 
 The prompt of every answer has all messages before it, so rendering each prompt takes quadratic time. Almost all
-templates render a message independently of distant messages. That is not assumed, but checked: behind the same first
-messages, the pieces, which overlap by a question, must give the text of the whole conversation without a gap. If they
-do not, or if a turn in the middle or at the end differs when rendered with its whole prompt, pieces are not used.
+templates render a message independently of distant messages, and `find_turns_in_pieces` checks that.
 """
 
 from __future__ import annotations
@@ -17,24 +15,24 @@ from typing import TypeAlias
 
 from roll.data.templates import PROBE
 from roll.errors import DataError
-from roll.types import Message
+from roll.types import Message, get_content_key
 
-__all__ = ["SHORTEST", "common_length", "find_turns_in_chunks"]
+__all__ = ["MIN_LENGTH", "compute_common_length", "find_turns_in_pieces"]
 
 Span: TypeAlias = tuple[int, int]
 RenderText: TypeAlias = Callable[[Sequence[Message]], str]
 """Renders messages to text, without a generation prompt."""
 FindTurns: TypeAlias = Callable[[Sequence[Message], Sequence[int], str], dict[int, Span]]
-"""Finds the turns of a conversation at some of its indices, given its text, by rendering every prompt."""
+"""Finds the turns at some message indices of a conversation, given its text, by rendering every prompt."""
 
-SHORTEST = 64
-"""Fewest messages of a conversation that is split into pieces."""
+MIN_LENGTH = 64
+"""Minimum number of messages of a conversation that is split into pieces."""
 _PIECE = 16
-"""Fewest messages of a piece."""
+"""Minimum number of messages of a piece."""
 
 
-def common_length(one: str, other: str) -> int:
-    """Return the length of the common prefix of two texts, in characters."""
+def compute_common_length(one: str, other: str) -> int:
+    """Return the length of the common prefix of two strings, in characters."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -45,15 +43,15 @@ def common_length(one: str, other: str) -> int:
     return low
 
 
-def find_turns_in_chunks(
+def find_turns_in_pieces(
     messages: Sequence[Message],
     places: Sequence[int],
     text: str,
     render: RenderText,
     find: FindTurns,
-    without_end: Callable[[str], str],
+    strip_extra_ends: Callable[[str], str],
 ) -> dict[int, Span] | None:
-    """Return the turns at these indices; `None` if only rendering every prompt can find them.
+    """Return the span of the turn at each index in `places`; `None` if the conversation cannot be split into pieces.
 
     Args:
         messages: The conversation.
@@ -61,21 +59,25 @@ def find_turns_in_chunks(
         text: The whole conversation's text.
         render: Renders messages.
         find: Finds turns by rendering every prompt.
-        without_end: Removes from a text the tokens that end a conversation, not its last message.
+        strip_extra_ends: Removes the tokens at the end of a text that end the conversation, but do not belong to its
+            last message.
     """
-    cuts, overlap = _cuts(messages)
-    if len(messages) < SHORTEST or len(cuts) < 3 or not places:
+    cuts, overlap = _find_cuts(messages)
+    if len(messages) < MIN_LENGTH or len(cuts) < 3 or not places:
         return None
     found: dict[int, Span] = {}
+    # Independence is not assumed, but checked: after the same first messages, the pieces, which overlap by a question,
+    # must give the text of the whole conversation without a gap. If they do not, or if a turn in the middle or at the
+    # end differs when rendered with its whole prompt, pieces are not used.
     try:
         lead = messages[: cuts[0]]
-        head = _head_length(lead, messages[cuts[0]], render)
+        head = _measure_head(lead, messages[cuts[0]], render)
         shift = 0
         for begin, end in pairwise((*cuts, len(messages))):
             is_last = end == len(messages)
             piece = (*lead, *messages[begin : end if is_last else end + overlap])
             own = render(piece)
-            shown = own if is_last else without_end(own)
+            shown = own if is_last else strip_extra_ends(own)
             if own[:head] != text[:head] or not text.startswith(shown[head:], head + shift):
                 return None
             moved = len(lead) - begin
@@ -98,18 +100,19 @@ def find_turns_in_chunks(
     return found if whole == {place: found[place] for place in checked if place in found} else None
 
 
-def _cuts(messages: Sequence[Message]) -> tuple[list[int], int]:
-    """Return the starts of pieces, which render alike behind the lead and in place, and the overlap of pieces.
+def _find_cuts(messages: Sequence[Message]) -> tuple[list[int], int]:
+    """Return the message indices at which pieces start, and by how many messages consecutive pieces overlap.
 
-    Pieces start with a question; if there is only one question, with an answer behind a tool's result.
+    A piece must render to the same text after the lead as in the conversation. So pieces start with a question; if
+    there is only one question, with an answer after a tool result.
     """
     roles = [message.role for message in messages]
     questions = [
         place
         for place in range(1, len(messages))
         if roles[place - 1 : place + 1] == ["assistant", "user"]
-        # a text that begins with a tag is a tool's result to some templates
-        and not messages[place].text.lstrip().startswith("<")
+        # Some templates treat a text that begins with a tag as a tool result.
+        and not get_content_key(messages[place].content).lstrip().startswith("<")
     ]
     calls = [p for p in range(1, len(roles) - 2) if roles[p - 1 : p + 2] == ["tool", "assistant", "tool"]]
     chosen, overlap = (questions, 1) if len(questions) > 2 or not calls else (calls, 2)
@@ -120,9 +123,9 @@ def _cuts(messages: Sequence[Message]) -> tuple[list[int], int]:
     return cuts, overlap
 
 
-def _head_length(lead: Sequence[Message], following: Message, render: RenderText) -> int:
-    """Return the length of the lead and the header of the message after it, whatever its content."""
+def _measure_head(lead: Sequence[Message], following: Message, render: RenderText) -> int:
+    """Return the length of the rendered text up to the content of `following`, the message after the lead."""
     if following.role == "assistant":
         return len(render(lead))
-    texts = [render((*lead, Message(role="user", content=said))) for said in (PROBE, f"q{PROBE}")]
-    return common_length(*texts)
+    texts = [render((*lead, Message(role="user", content=content))) for content in (PROBE, f"q{PROBE}")]
+    return compute_common_length(*texts)

@@ -1,4 +1,4 @@
-"""Find the loss mask of a conversation: the tokens that its assistant would have generated.
+"""Loss mask of a conversation: the tokens that its assistant would have generated.
 
 Other libraries call it the assistant mask (`assistant_masks`, `assistant_only_loss`).
 
@@ -23,14 +23,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from roll.data.templates import PROBE
-from roll.data.turn_pieces import common_length, find_turns_in_chunks
+from roll.data.turn_pieces import compute_common_length, find_turns_in_pieces
 from roll.errors import DataError
 from roll.types import BoolArray, IntArray, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Render", "SpecialTokens", "ends_only_last", "find_turns", "thinking_modes", "tokenize"]
+__all__ = ["RenderFn", "SpecialTokens", "count_extra_ends", "find_turns", "list_thinking_modes", "tokenize"]
 
 Span = tuple[int, int]
 """Index of the first character, and the index after the last one."""
@@ -39,7 +39,7 @@ _THINKING = ("enable_thinking", "thinking")
 
 
 class SpecialTokens:
-    """The model's special tokens as texts."""
+    """The model's special tokens as strings."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -48,33 +48,33 @@ class SpecialTokens:
         self.by_id |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
         self._names = {name for name in self.by_id.values() if name}
         self._lengths = sorted({len(name) for name in self._names}, reverse=True)
-        # some tokenizers have thousands, which one expression for all would try at every `<`
+        # Some tokenizers have thousands of special tokens, and one expression for all would try each at every `<`.
         self._beginnings = re.compile("|".join({re.escape(name[:3]) for name in self._names}) or r"(?!)")
 
-    def first(self, text: str) -> str | None:
+    def find_first(self, text: str) -> str | None:
         """Return the first special token in the text; `None` if it has none."""
-        return next((text[begin:end] for begin, end in self._found(text, 0)), None)
+        return next((text[begin:end] for begin, end in self._iterate_spans(text, 0)), None)
 
-    def has(self, text: str) -> bool:
+    def is_special_token(self, text: str) -> bool:
         """Return whether the text is a special token."""
         return text in self._names
 
-    def beginning(self, text: str) -> str | None:
+    def find_at_start(self, text: str) -> str | None:
         """Return the longest special token with which the text starts, or `None`."""
         return next((text[:length] for length in self._lengths if text[:length] in self._names), None)
 
-    def extended(self, text: str, span: Span) -> Span:
+    def extend_span(self, text: str, span: Span) -> Span:
         """Return the span with the special tokens that directly follow it in the text; an empty span unchanged."""
         begin, end = span
-        while end > begin and (name := self.beginning(text[end : end + self._lengths[0]])) is not None:
+        while end > begin and (name := self.find_at_start(text[end : end + self._lengths[0]])) is not None:
             end += len(name)
         return begin, end
 
-    def spans(self, text: str, begin: int = 0) -> list[Span]:
+    def find_spans(self, text: str, begin: int = 0) -> list[Span]:
         """Return the spans of the special tokens that start at `begin` or later."""
-        return list(self._found(text, begin))
+        return list(self._iterate_spans(text, begin))
 
-    def _found(self, text: str, begin: int) -> Iterator[Span]:
+    def _iterate_spans(self, text: str, begin: int) -> Iterator[Span]:
         """Yield the span of each special token; the longest, if several start at one position."""
         while (found := self._beginnings.search(text, begin)) is not None:
             start = found.start()
@@ -85,11 +85,11 @@ class SpecialTokens:
             begin = start + max(length, 1)
 
 
-class Render(Protocol):
+class RenderFn(Protocol):
     """Renders a conversation to text."""
 
     def __call__(self, messages: Sequence[Message], generation_prompt: bool, **switches: Any) -> str:
-        """Return the text.
+        """Return the rendered text of the messages.
 
         Args:
             messages: The conversation.
@@ -98,18 +98,18 @@ class Render(Protocol):
         """
 
 
-def thinking_modes(template: str) -> tuple[Mapping[str, bool], ...]:
+def list_thinking_modes(template: str) -> tuple[Mapping[str, bool], ...]:
     """Return the variables with which the template opens or closes the reasoning in the generation prompt, default
     first.
 
-    >>> thinking_modes("{% if enable_thinking %}<think>{% endif %}")
+    >>> list_thinking_modes("{% if enable_thinking %}<think>{% endif %}")
     ({}, {'enable_thinking': True}, {'enable_thinking': False})
     """
     names = [name for name in _THINKING if re.search(rf"\b{name}\b", template)]
     return ({}, *({name: value} for name in names for value in (True, False)))
 
 
-def ends_only_last(render: Render, special: SpecialTokens) -> int:
+def count_extra_ends(render: RenderFn, special: SpecialTokens) -> int:
     """Count the special tokens at a conversation's end that end the conversation, not its last message.
 
     Phi's template, for instance, ends an answer with `<|end|>` and a conversation that ends there with `<|endoftext|>`.
@@ -122,7 +122,7 @@ def ends_only_last(render: Render, special: SpecialTokens) -> int:
         ]
     except DataError:
         return 0
-    last, continued = ([tail[begin:end] for begin, end in special.spans(tail)] for tail in tails)
+    last, continued = ([tail[begin:end] for begin, end in special.find_spans(tail)] for tail in tails)
     shared = next((i for i, (a, b) in enumerate(zip(last, continued, strict=False)) if a != b), len(last))
     return len(last) - min(shared, len(continued)) if shared and continued else 0
 
@@ -130,11 +130,11 @@ def ends_only_last(render: Render, special: SpecialTokens) -> int:
 def find_turns(
     messages: Sequence[Message],
     places: Sequence[int],
-    render: Render,
+    render: RenderFn,
     special: SpecialTokens,
     *,
     modes: Sequence[Mapping[str, bool]] = ({},),
-    extra_ends: int = 0,
+    num_extra_ends: int = 0,
 ) -> tuple[str, list[Span]]:
     """Return the conversation's text, and the turns to train on.
 
@@ -143,8 +143,9 @@ def find_turns(
         places: Indices of the assistant's messages to train on.
         render: Renders through the chat template.
         special: The model's special tokens.
-        modes: Variables of the template, one of which gives the generation prompt that an answer continues.
-        extra_ends: Number of special tokens at the end of the text that do not belong to the last message.
+        modes: Alternative template variables; with one of them, the template writes the generation prompt of the
+            answer.
+        num_extra_ends: Number of special tokens at the end of the text that do not belong to the last message.
 
     Raises:
         DataError: The last turn is not what the model would generate.
@@ -154,26 +155,26 @@ def find_turns(
         found: dict[int, Span] = {}
         for i in wanted:
             so_far = text if i == len(chat) - 1 else render(chat[: i + 1], False)
-            head = _head(chat[:i], so_far, render, modes)
-            turn = _turn(text, so_far, head, chat[i], special, extra_ends)
-            if head.generated and turn is not None:
+            head = _find_head(chat[:i], so_far, render, modes)
+            turn = _find_turn(text, so_far, head, chat[i], special, num_extra_ends)
+            if head.matches_prompt and turn is not None:
                 found[i] = turn
-            elif not head.generated and chat is messages and i == places[-1]:
-                raise DataError(_why_it_differs(head, so_far, chat[i]))
+            elif not head.matches_prompt and chat is messages and i == places[-1]:
+                raise DataError(_describe_mismatch(head, so_far, chat[i]))
         return found
 
-    def without_end(text: str) -> str:
-        return text[: special.spans(text)[-extra_ends][0]] if extra_ends else text
+    def strip_extra_ends(text: str) -> str:
+        return text[: special.find_spans(text)[-num_extra_ends][0]] if num_extra_ends else text
 
     text = render(messages, False)
-    turns = find_turns_in_chunks(messages, places, text, lambda chat: render(chat, False), find, without_end)
+    turns = find_turns_in_pieces(messages, places, text, lambda chat: render(chat, False), find, strip_extra_ends)
     turns = find(messages, places, text) if turns is None else turns
     return text, [turns[i] for i in sorted(turns)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Head:
-    """The text before an assistant's message."""
+    """The rendered text before an assistant's message, and whether it is the model's prompt."""
 
     prompt: str
     """The model's prompt for writing the message."""
@@ -181,14 +182,19 @@ class _Head:
     """The common prefix of `prompt` and the conversation."""
 
     @property
-    def generated(self) -> bool:
-        """Whether the model would continue the prompt with the message."""
+    def matches_prompt(self) -> bool:
+        """Whether the conversation begins with the model's whole prompt, so that the model could write the message."""
         return self.prompt == self.text
 
 
-def _head(messages: Sequence[Message], so_far: str, render: Render, modes: Sequence[Mapping[str, bool]]) -> _Head:
-    """Return the text before the message that ends `so_far`, in the first mode in which the model would write the
-    message.
+def _find_head(
+    messages: Sequence[Message], so_far: str, render: RenderFn, modes: Sequence[Mapping[str, bool]]
+) -> _Head:
+    """Return the rendered text before an assistant's message, up to where that message starts.
+
+    `messages` are the messages before it; `so_far` is the text of the conversation up to and including it. The first of
+    `modes` is used whose generation prompt is the beginning of `so_far`. If there is none, the head ends where the
+    default prompt and `so_far` start to differ.
     """
     for mode in modes:
         try:
@@ -200,13 +206,13 @@ def _head(messages: Sequence[Message], so_far: str, render: Render, modes: Seque
         if so_far.startswith(prompt):
             return _Head(prompt=prompt, text=prompt)
     prompt = render(messages, True)
-    return _Head(prompt=prompt, text=prompt[: common_length(prompt, so_far)])
+    return _Head(prompt=prompt, text=prompt[: compute_common_length(prompt, so_far)])
 
 
-def _turn(
-    text: str, so_far: str, head: _Head, message: Message, special: SpecialTokens, extra_ends: int
+def _find_turn(
+    text: str, so_far: str, head: _Head, message: Message, special: SpecialTokens, num_extra_ends: int
 ) -> Span | None:
-    """Return the turn's span in the whole text; `None` if the whole text has another rendering of it.
+    """Return the turn's span in the whole text; `None` if the whole text renders the turn differently.
 
     Args:
         text: The whole conversation.
@@ -214,63 +220,63 @@ def _turn(
         head: The text before the message.
         message: The assistant's message.
         special: The model's special tokens.
-        extra_ends: Number of special tokens at the end of `so_far` that do not belong to the message.
+        num_extra_ends: Number of special tokens at the end of `so_far` that do not belong to the message.
 
     Raises:
         DataError: The template leaves out a part of the message, or writes no special token after it.
     """
     begin = len(head.text)
-    closing = special.spans(so_far, begin)
-    closing = closing[: len(closing) - extra_ends]
+    closing = special.find_spans(so_far, begin)
+    closing = closing[: len(closing) - num_extra_ends]
     start, end = closing[-1] if closing else (begin, len(so_far))
     # Some templates begin the reasoning in the generation prompt, and the message repeats it.
-    written = _squeeze("".join(head.text.split()[-1:]) + so_far[begin:end])
-    for what, part in _parts(message):
-        if _squeeze(part) not in written:
-            raise DataError(_why(f"leaves out {what}, or ends it without a special token", message))
-    if not closing and head.generated:
-        raise DataError(
-            _why("leaves out what ends an assistant's message, or ends it without a special token", message)
-        )
+    written = _remove_whitespace("".join(head.text.split()[-1:]) + so_far[begin:end])
+    for what, part in _list_parts(message):
+        if _remove_whitespace(part) not in written:
+            raise DataError(
+                _describe_untrainable_turn(f"leaves out {what}, or ends it without a special token", message)
+            )
+    if not closing and head.matches_prompt:
+        raise DataError(_describe_untrainable_turn("does not end an assistant's message with a special token", message))
     if text.startswith(so_far[:end]):
         return begin, end
-    # Some templates end a message differently once the conversation continues: all before that end is as generated.
-    same = start > begin and text.startswith(so_far[:start]) and special.beginning(text[start:]) is not None
+    # Some templates end a message differently once the conversation continues: the text before that end is unchanged.
+    same = start > begin and text.startswith(so_far[:start]) and special.find_at_start(text[start:]) is not None
     return (begin, start) if same else None
 
 
-def _parts(message: Message) -> Iterator[tuple[str, str]]:
-    """Yield the parts that a rendering of the message must contain: their name, and their text."""
+def _list_parts(message: Message) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each part that the rendered message must contain."""
     yield "a part of the assistant's text", message.text
     if message.reasoning is not None:
         yield "the reasoning", message.reasoning
     for call in message.tool_calls:
         name = call.get("function", call).get("name")
         if isinstance(name, str):
-            yield f"the call of the tool {name!r}", name
+            yield f"the call to tool {name!r}", name
 
 
-def _squeeze(text: str) -> str:
-    """Return the text without spaces, which templates add and remove."""
+def _remove_whitespace(text: str) -> str:
+    """Return the text without whitespace, which templates add and remove."""
     return "".join(text.split())
 
 
-def _why_it_differs(head: _Head, so_far: str, message: Message) -> str:
-    """Return why a turn that does not continue its prompt cannot be trained on."""
+def _describe_mismatch(head: _Head, so_far: str, message: Message) -> str:
+    """Return the error message for a turn whose rendered start differs from the generation prompt."""
     other = so_far[len(head.text) :][:30]
-    return _why(
-        "begins an assistant's message differently once there is one (the generation prompt ends with "
+    return _describe_untrainable_turn(
+        "renders the start of an assistant's message differently from its generation prompt (which ends with "
         f"{head.prompt[-30:]!r}, but the message continues {head.text[-20:]!r} with {other!r})",
         message,
     )
 
 
-def _why(what: str, message: Message) -> str:
-    """Return why a turn cannot be trained on."""
+def _describe_untrainable_turn(what: str, message: Message) -> str:
+    """Return the error message for a turn that cannot be trained on because the template does `what`."""
     beginning = repr(message.text[:60])
     return (
-        f"the model's chat template {what}, so the tokens that the model would write cannot be told: leave such "
-        f"conversations out, or choose a model whose template keeps them (the answer was {beginning})."
+        f"the model's chat template {what}, so the tokens that the model would write cannot be determined: leave such "
+        f"conversations out, or choose a model whose template renders answers unchanged (the answer was {beginning})."
     )
 
 
@@ -288,24 +294,27 @@ def tokenize(
         marked: Spans that the template marks as generated; only tokens that start in them are trained on. `None`
             without marks.
     """
+    # The text is tokenized once: turns tokenized separately could differ from the conversation's tokens at each border.
     borders = sorted({border for span in turns for border in span if 0 < border < len(text)})
-    ids, starts = _pieces(tokenizer, text, borders)
-    mask = _in_spans(starts, turns)
+    ids, starts = _tokenize_pieces(tokenizer, text, borders)
+    mask = _mark_spans(starts, turns)
     if marked is not None:
-        mask &= _in_spans(starts, marked)
-    mask[:1] = False
+        mask &= _mark_spans(starts, marked)
+    mask[:1] = False  # no token precedes the first one, so its log-prob does not exist
     return np.asarray(ids, np.int32), mask
 
 
-def _in_spans(starts: Sequence[int], spans: Sequence[Span]) -> BoolArray:
-    """Return whether each token starts in one of the spans, shape [L]."""
+def _mark_spans(starts: Sequence[int], spans: Sequence[Span]) -> BoolArray:
+    """Return a mask [L] of the tokens that start in one of the spans."""
     mask = np.zeros(len(starts), np.bool_)
     for begin, end in spans:
         mask[bisect_left(starts, begin) : bisect_left(starts, end)] = True
     return mask
 
 
-def _pieces(tokenizer: PreTrainedTokenizerBase, text: str, borders: Sequence[int]) -> tuple[list[int], list[int]]:
+def _tokenize_pieces(
+    tokenizer: PreTrainedTokenizerBase, text: str, borders: Sequence[int]
+) -> tuple[list[int], list[int]]:
     """Return token IDs, and the start of each token's text; no token crosses a border."""
     encoded = _encode(tokenizer, text)
     starts = [start for start, _ in encoded["offset_mapping"]]
@@ -329,7 +338,7 @@ def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Any:
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     if "offset_mapping" not in encoded:
         raise DataError(
-            "the model's tokenizer, which is written in Python, cannot say where its tokens stand in a text: choose a "
-            "model that has a tokenizer.json."
+            "the model's tokenizer, which is written in Python, cannot report the positions of its tokens in a text: "
+            "choose a model that has a tokenizer.json."
         )
     return encoded

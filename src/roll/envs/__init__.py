@@ -1,6 +1,6 @@
 """Environments: a model acts in them over several turns."""
 
-from roll.envs.base import Env, EnvWrapper, shown
+from roll.envs.base import Env, EnvWrapper, format_observation
 from roll.envs.registration import ENVS, EnvSpec, make, make_vec, register
 from roll.envs.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
@@ -12,8 +12,8 @@ __all__ = [
     "EnvWrapper",
     "SyncVectorEnv",
     "VectorEnv",
+    "format_observation",
     "make",
     "make_vec",
     "register",
-    "shown",
 ]

@@ -1,10 +1,10 @@
-"""The environment protocol, which is GEM's (arXiv 2510.01051), and wrappers.
+"""The environment protocol, the same as GEM's (arXiv 2510.01051), and the base class of wrappers.
 
     reset(seed) -> observation, info                        begin an episode
     step(action) -> observation, reward, terminated, truncated, info
 
-An action is a text; an observation is a text, or a tuple of parts (`roll.types.Content`) with media. Both methods may
-be `async def`. An environment knows nothing about lengths or tokens: the caller manages the context.
+An action is a string; an observation is a string, or a tuple of parts (`roll.types.Content`) with media. Both methods
+may be `async def`. An environment does not handle lengths or tokens: the caller manages the context.
 """
 
 from __future__ import annotations
@@ -15,80 +15,89 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
-from roll.types import Content, Part, joined_content
+from roll.types import Content, Part, join_content
 
-__all__ = ["Env", "EnvWrapper", "Started", "Stepped", "as_json", "awaited", "shown", "then"]
+__all__ = [
+    "Env",
+    "EnvWrapper",
+    "ResetResult",
+    "StepResult",
+    "await_if_needed",
+    "encode_json",
+    "format_observation",
+    "map_result",
+]
 
-Started: TypeAlias = tuple[Content, dict[str, Any]]
-"""The result of `reset`: the first observation, and information."""
+ResetResult: TypeAlias = tuple[Content, dict[str, Any]]
+"""The result of `reset`: the first observation, and `info`."""
 
-Stepped: TypeAlias = tuple[Content, float, bool, bool, dict[str, Any]]
-"""The result of `step`: observation, reward, terminated, truncated, information."""
+StepResult: TypeAlias = tuple[Content, float, bool, bool, dict[str, Any]]
+"""The result of `step`: observation, reward, terminated, truncated, `info`."""
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 
 class Env(Protocol):
-    """One episode after another; equal seeds give equal episodes.
+    """An environment: plays one episode after another; equal seeds give equal episodes.
 
     An environment may also have these methods; a caller reports clearly if a required one is missing:
 
     - `sample_random_action() -> str`: a random well-formed action, for trying out the environment.
     - `spawn(same_state=False, **overrides) -> Env`: another environment with the same settings, changed by `overrides`;
-      with `same_state`, in the middle of the same episode.
+      with `same_state`, at the same point of the same episode.
     - `close()`: release resources.
     - `unwrapped`: the environment inside all wrappers.
 
-    Keys of the information with a fixed meaning:
+    Keys of `info` with a fixed meaning:
 
-    - `info["state"]`: names the state, for methods that compare actions taken in the same state (GiGPO).
-    - `info["prefix"]`, `info["suffix"]`: GEM's texts around the newest observation only: see `shown`.
+    - `info["state"]`: a string that identifies the state, for methods that compare actions in the same state (GiGPO).
+    - `info["prefix"]`, `info["suffix"]`: GEM's text before and after the newest observation: see `format_observation`.
     """
 
-    def reset(self, seed: int | None = None) -> Started | Awaitable[Started]:
-        """Begin an episode; without a seed, derive one from the episodes before."""
+    def reset(self, seed: int | None = None) -> ResetResult | Awaitable[ResetResult]:
+        """Begin an episode; without a seed, derive one from the previous episodes."""
         ...
 
-    def step(self, action: str) -> Stepped | Awaitable[Stepped]:
+    def step(self, action: str) -> StepResult | Awaitable[StepResult]:
         """Take an action. After an episode's end, `reset` must be called first."""
         ...
 
 
-def shown(observation: Content, info: dict[str, Any]) -> Content:
+def format_observation(observation: Content, info: dict[str, Any]) -> Content:
     """Return the observation as the player sees it, with the prefix and suffix of `info`.
 
     ROLL's own environments put everything into the observation. Many of GEM's environments return the board as a
     suffix, which belongs to the newest observation only.
     """
-    before, behind = (str(info.get(name, "")) for name in ("prefix", "suffix"))
+    before, after = (str(info.get(name, "")) for name in ("prefix", "suffix"))
     if isinstance(observation, str):
-        return f"{before}{observation}{behind}"
-    return joined_content([part for part in (before, observation, behind) if part], between="")
+        return f"{before}{observation}{after}"
+    return join_content([part for part in (before, observation, after) if part], between="")
 
 
-def as_json(value: Any) -> str:
-    """Encode an environment's output for another process: content parts as `to_dict` writes them, NumPy values as
-    Python values, and values that JSON lacks as text.
+def encode_json(value: Any) -> str:
+    """Encode an environment's output for another process: content parts by `to_dict`, NumPy values as Python values,
+    and other values that JSON cannot represent as strings.
 
     Raises:
-        TypeError: The key of a mapping is neither text nor a number.
+        TypeError: A key of a mapping is neither a string nor a number.
         ValueError: A value contains itself.
     """
-    return json.dumps(value, default=_plain)
+    return json.dumps(value, default=_encode_object)
 
 
-def _plain(value: Any) -> Any:
+def _encode_object(value: Any) -> Any:
     if isinstance(value, Part):
         return value.to_dict()
     return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 class EnvWrapper:
-    """An environment that changes another one, stored as `env`; all other attributes are the inner environment's.
+    """Base class of wrappers around an environment, `env`. All other attributes are looked up in `env`.
 
-    A wrapper overrides `on_reset`, `on_action` or `on_step`, whether the inner environment is asynchronous or not; or
-    it overrides `reset` and `step`, as GEM's wrappers do.
+    A wrapper overrides `on_reset`, `on_action` or `on_step`, which also work if the inner environment is asynchronous;
+    or it overrides `reset` and `step`, as GEM's wrappers do.
     """
 
     not_copied: ClassVar[tuple[str, ...]] = ()
@@ -97,23 +106,26 @@ class EnvWrapper:
     def __init__(self, env: Any) -> None:
         self.env = env
 
-    def on_reset(self, observation: Content, info: dict[str, Any]) -> Started:
-        """Change the first observation and information of an episode."""
+    def on_reset(self, observation: Content, info: dict[str, Any]) -> ResetResult:
+        """Return the first observation and `info` of an episode, changed by this wrapper."""
         return observation, info
 
     def on_action(self, action: str) -> str:
-        """Change the action for the inner environment."""
+        """Return the action that the inner environment gets for the player's action."""
         return action
 
-    def on_step(self, action: str, stepped: Stepped) -> Stepped:
-        """Change the inner environment's result for `action`, which is as the player wrote it."""
+    def on_step(self, action: str, stepped: StepResult) -> StepResult:
+        """Return the inner environment's step result, changed by this wrapper.
+
+        `action` is the player's action, before `on_action` changed it.
+        """
         return stepped
 
     def reset(self, seed: int | None = None) -> Any:
-        return then(self.env.reset(seed=seed), lambda started: self.on_reset(*started))
+        return map_result(self.env.reset(seed=seed), lambda started: self.on_reset(*started))
 
     def step(self, action: str) -> Any:
-        return then(self.env.step(self.on_action(action)), lambda stepped: self.on_step(action, stepped))
+        return map_result(self.env.step(self.on_action(action)), lambda stepped: self.on_step(action, stepped))
 
     @property
     def unwrapped(self) -> Any:
@@ -121,10 +133,12 @@ class EnvWrapper:
         return getattr(self.env, "unwrapped", self.env)
 
     def spawn(self, same_state: bool = False, **overrides: Any) -> Any:
-        """Spawn another inner environment (see `Env`), in a copy of this wrapper."""
+        """Return a copy of this wrapper around the environment that the inner one's `spawn` returns: see `Env`."""
         shared: dict[int, Any] = {id(self.env): self.env.spawn(same_state=same_state, **overrides)}
         for name in self.not_copied:
             shared[id(getattr(self, name))] = getattr(self, name)
+        # With these entries as its memo, `deepcopy` inserts the spawned environment and the shared objects instead
+        # of copies.
         return copy.deepcopy(self, shared)
 
     def __getattr__(self, name: str) -> Any:
@@ -133,18 +147,18 @@ class EnvWrapper:
         return getattr(self.env, name)
 
 
-def then(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return `change(value)`, or a coroutine of it if `value` is awaitable."""
+def map_result(value: Any, change: Callable[[Any], Any]) -> Any:
+    """Return `change(value)`; if `value` is awaitable, return a coroutine that awaits it first."""
     if not inspect.isawaitable(value):
         return change(value)
 
-    async def later() -> Any:
+    async def change_later() -> Any:
         changed = change(await value)
         return await changed if inspect.isawaitable(changed) else changed
 
-    return later()
+    return change_later()
 
 
-async def awaited(value: Any) -> Any:
+async def await_if_needed(value: Any) -> Any:
     """Return the value, awaited if it is awaitable."""
     return await value if inspect.isawaitable(value) else value

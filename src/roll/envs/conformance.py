@@ -21,15 +21,15 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from roll.envs.base import Started, Stepped, shown
-from roll.envs.protocol import RESET_RULE, STEP_RULE, ProtocolError, brief, checked_start, checked_step
+from roll.envs.base import ResetResult, StepResult, format_observation
+from roll.envs.protocol import RESET_RULE, STEP_RULE, ProtocolError, check_reset_result, check_step_result, shorten_repr
 from roll.envs.registration import make
-from roll.errors import UserError, raised_at
+from roll.errors import UserError, find_raise_location
 from roll.running import run_to_end
 
 __all__ = ["Finding", "check", "check_object"]
 
-_MOST_TURNS = 100
+_MAX_TURNS = 100
 _ODD = ("", "\\boxed{}", "\x00\u202e\ud800", "\u0661\u00b2", "-1", "1e999")
 _REPEATED = ("x", "9", " ", "{", "\\boxed{", "<tool_call>", "a b ")
 _LENGTHS = (200, 2_000, 20_000, 200_000)
@@ -43,8 +43,8 @@ class Finding:
 
     Args:
         rule: The rule, which holds for every environment.
-        found: What this environment did.
-        remedy: How to fix it.
+        found: The behavior of this environment that breaks the rule.
+        remedy: How to fix the environment.
         fatal: Whether training would fail or learn from wrong data; otherwise only a useful feature is missing.
     """
 
@@ -59,16 +59,16 @@ class Finding:
         )
 
 
-class _HangsError(ProtocolError):
-    """The environment hangs on any input."""
+class _HangError(ProtocolError):
+    """The environment hangs even on a short input, so that the remaining checks would hang too."""
 
 
-class _TooLongError(BaseException):
-    """Not an `Exception`, which an environment might catch."""
+class _TimeoutError(BaseException):
+    """A call took too long. Not an `Exception`, since the environment might catch it."""
 
 
 def check(id: str, options: Mapping[str, Any] | None = None, *, num_seeds: int = 3) -> list[Finding]:
-    """Check an environment, by its name, `file.py:Class` or `package.module:Class`.
+    """Check an environment, given by its name, `file.py:Class` or `package.module:Class`, and return broken rules.
 
     Raises:
         UserError: The environment cannot be built at all; the message has the reason.
@@ -86,106 +86,119 @@ def check(id: str, options: Mapping[str, Any] | None = None, *, num_seeds: int =
 
 
 def check_object(build: Callable[[], Any], *, num_seeds: int = 3) -> list[Finding]:
-    """Check the environment that `build` returns, with a new one for every rule.
+    """Return the rules that an environment breaks; every rule is checked on a new instance.
 
     Args:
         build: Returns a new environment on each call.
         num_seeds: Number of episodes for each rule about episodes.
     """
     findings = []
-    for rule in (_starts_and_steps, _equal_seeds, _other_seeds, _odd_texts, _ends, _copies, _leaves_the_loop):
+    for rule in (
+        _check_interface,
+        _check_equal_seeds,
+        _check_different_seeds,
+        _check_odd_actions,
+        _check_end,
+        _check_copies,
+        _check_event_loop,
+    ):
         try:
-            findings += run_to_end(_collected(rule, build, num_seeds))
+            findings += run_to_end(_collect_findings(rule, build, num_seeds))
         except ProtocolError as broken:
             findings.append(Finding(rule=broken.rule, found=broken.found, remedy=broken.remedy))
-            if isinstance(broken, _HangsError):  # the other rules would hang too, each until its timeout
+            if isinstance(broken, _HangError):  # the other rules would hang too, each until its timeout
                 break
+    # One defect often fails several checks, but is reported once.
     return list({(finding.rule, finding.remedy): finding for finding in findings}.values())
 
 
-async def _collected(rule: Any, build: Callable[[], Any], num_seeds: int) -> list[Finding]:
+async def _collect_findings(rule: Any, build: Callable[[], Any], num_seeds: int) -> list[Finding]:
     return [finding async for finding in rule(build, num_seeds)]
 
 
-async def _starts_and_steps(build: Callable[[], Any], num_seeds: int) -> Any:
+async def _check_interface(build: Callable[[], Any], num_seeds: int) -> Any:
     for seed in range(num_seeds):
         env = build()
         await _reset(env, seed)
-        await _step(env, _action(env))
+        await _step(env, _sample_action(env))
     if not callable(getattr(build(), "sample_random_action", None)):
         yield Finding(
-            rule="`sample_random_action()` gives a well-formed action",
+            rule="`sample_random_action()` returns a well-formed action",
             found="there is no such method",
-            remedy="add one: the command, this check and tests then reach further than the first turn",
+            remedy="add one, so that `roll env play`, this check and your tests get further than the first turn",
             fatal=False,
         )
     _, info = await _reset(build(), 0)
     if "state" not in info:
         yield Finding(
             rule='`info["state"]` names the state',
-            found="it is missing from what `reset` gives",
-            remedy="add a text that is equal for equal states, if you want to train with GiGPO; no other method needs "
-            "it",
+            found='the `info` that `reset` returns has no `"state"`',
+            remedy="add a string that is equal for equal states, if you want to train with GiGPO; no other method "
+            "needs it",
             fatal=False,
         )
 
 
-async def _equal_seeds(build: Callable[[], Any], num_seeds: int) -> Any:
+async def _check_equal_seeds(build: Callable[[], Any], num_seeds: int) -> Any:
     for seed in range(num_seeds):
-        actions = await _some_episode(build(), seed)
+        actions = await _play_episode(build(), seed)
         one, two = build(), build()
-        await _reset(two, seed + 1000)  # the episodes before must not matter
-        started = [shown(*await _reset(env, seed)) for env in (one, two)]
+        await _reset(two, seed + 1000)  # earlier episodes must not matter
+        started = [format_observation(*await _reset(env, seed)) for env in (one, two)]
         if started[0] != started[1]:
-            yield _unequal(f"seed {seed} began with two texts, {brief(started[0])} and {brief(started[1])}")
+            yield _make_unequal_finding(
+                f"seed {seed} gives two first observations: {shorten_repr(started[0])}, {shorten_repr(started[1])}"
+            )
             return
         for turn, action in enumerate(actions, 1):
             first, second = [await _step(env, action) for env in (one, two)]
             if first[:4] != second[:4]:
-                yield _unequal(f"seed {seed}, turn {turn}: {brief(first[:4])} and {brief(second[:4])}")
+                yield _make_unequal_finding(
+                    f"seed {seed}, turn {turn}: {shorten_repr(first[:4])} and {shorten_repr(second[:4])}"
+                )
                 return
             if first[2] or first[3]:
                 break
 
 
-async def _some_episode(env: Any, seed: int) -> list[str]:
-    """Play an episode, at most `_MOST_TURNS` turns long, and return its actions."""
+async def _play_episode(env: Any, seed: int) -> list[str]:
+    """Play an episode, at most `_MAX_TURNS` turns long, and return its actions."""
     await _reset(env, seed)
     actions: list[str] = []
     over = False
-    while not over and len(actions) < _MOST_TURNS:
-        actions.append(_action(env))
+    while not over and len(actions) < _MAX_TURNS:
+        actions.append(_sample_action(env))
         stepped = await _step(env, actions[-1])
         over = stepped[2] or stepped[3]
     return actions
 
 
-def _unequal(found: str) -> Finding:
+def _make_unequal_finding(found: str) -> Finding:
     return Finding(
         rule="equal seeds and actions give equal episodes",
         found=found,
-        remedy="draw everything from one generator of the environment's own, made anew in `reset`: `self._rng = "
-        "random.Random(seed)`; use no global one, no time, and no order of a set",
+        remedy="draw everything from a generator that belongs to the environment and is created in `reset`: "
+        "`self._rng = random.Random(seed)`; do not use a global generator, the time, or the order of a set",
     )
 
 
-async def _other_seeds(build: Callable[[], Any], num_seeds: int) -> Any:
+async def _check_different_seeds(build: Callable[[], Any], num_seeds: int) -> Any:
     seen = set()
     for seed in range(20):
         env = build()
-        text = shown(*await _reset(env, seed))
+        text = format_observation(*await _reset(env, seed))
         stepped = await _step(env, "\\boxed{1}")
         seen.add((text, stepped[0], stepped[1]))
     if len(seen) == 1:
         yield Finding(
-            rule="other seeds give other episodes",
-            found="20 seeds began alike, and answered the same action alike",
-            remedy="pass the seed on to what draws the task; if there is just one task, nothing is wrong",
+            rule="different seeds give different episodes",
+            found="20 seeds give the same first observation and the same result of an action",
+            remedy="draw the task from the seed; if there is only one task, ignore this advice",
             fatal=False,
         )
 
 
-async def _odd_texts(build: Callable[[], Any], num_seeds: int) -> Any:
+async def _check_odd_actions(build: Callable[[], Any], num_seeds: int) -> Any:
     env = build()
     for text in _ODD:
         await _reset(env, 0)
@@ -193,14 +206,17 @@ async def _odd_texts(build: Callable[[], Any], num_seeds: int) -> Any:
     for part in _REPEATED:
         for length in _LENGTHS:  # increasing, so that superlinear time is found before it takes forever
             text = part * (length // len(part))
-            took = await _seconds(partial(_step, env, text), before=partial(_reset, env, 0))
+            took = await _measure_seconds(partial(_step, env, text), before=partial(_reset, env, 0))
             if took > _SLOW_S:
-                yield _slow(text, f"took {took:.1f} s")
+                yield _make_slow_finding(text, f"took {took:.1f} s")
                 break
 
 
-async def _seconds(call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
-    """Measure the duration of a call in seconds; a slow call is repeated once, since the machine may have paused."""
+async def _measure_seconds(call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
+    """Measure how many seconds `call` takes, after awaiting `before`, if given.
+
+    A slow call is repeated once, since the machine may have paused; the shorter time is returned.
+    """
     took = math.inf
     for _ in range(2):
         if before is not None:
@@ -213,29 +229,28 @@ async def _seconds(call: Callable[[], Any], before: Callable[[], Any] | None = N
     return took
 
 
-def _slow(text: str, found: str) -> Finding:
+def _make_slow_finding(text: str, found: str) -> Finding:
     return Finding(
-        rule="a step takes time that grows with the action's length at most",
-        found=f"an action of {len(text)} characters, {brief(text)}, {found}",
-        remedy="read actions without nested quantifiers in regular expressions, without `int` of long texts, and "
-        "without "
-        "recursion; cut them to a length that a move can have",
+        rule="the time of a step grows at most linearly with the length of the action",
+        found=f"an action of {len(text)} characters, {shorten_repr(text)}, {found}",
+        remedy="parse actions without nested quantifiers in regular expressions, without calling `int` on long "
+        "strings, and without recursion; truncate actions to the length of the longest move",
     )
 
 
-async def _ends(build: Callable[[], Any], num_seeds: int) -> Any:
+async def _check_end(build: Callable[[], Any], num_seeds: int) -> Any:
     env = build()  # one environment plays all episodes in turn
-    longest = max([len(await _some_episode(env, seed)) for seed in range(num_seeds)])
-    if longest == _MOST_TURNS:
+    longest = max([len(await _play_episode(env, seed)) for seed in range(num_seeds)])
+    if longest == _MAX_TURNS:
         yield Finding(
             rule="episodes end",
-            found=f"an episode of random actions went on for {_MOST_TURNS} turns",
-            remedy="end it after some turns, or always give `num_turns` where it is used",
+            found=f"an episode of random actions went on for {_MAX_TURNS} turns",
+            remedy="end an episode after some turns, or always set `num_turns` in the configuration",
             fatal=False,
         )
 
 
-async def _copies(build: Callable[[], Any], num_seeds: int) -> Any:
+async def _check_copies(build: Callable[[], Any], num_seeds: int) -> Any:
     env = build()
     await _reset(env, 0)
     spawn = getattr(env, "spawn", None)
@@ -245,18 +260,19 @@ async def _copies(build: Callable[[], Any], num_seeds: int) -> Any:
         except Exception as error:
             if not isinstance(error, NotImplementedError):
                 yield Finding(
-                    rule="`spawn(same_state=True)` gives a copy in the same state",
+                    rule="`spawn(same_state=True)` returns a copy in the same state",
                     found=_describe_error(error),
                     remedy="return `copy.deepcopy(self)`, or raise NotImplementedError",
                 )
             return
-        action = _action(copy.deepcopy(env) if _copyable(env) else build())
+        # Sampling an action may change the environment's state, so a copy samples it.
+        action = _sample_action(copy.deepcopy(env) if _is_copyable(env) else build())
         first, second = await _step(env, action), await _step(twin, action)
         if first[:4] != second[:4]:
             yield Finding(
-                rule="`spawn(same_state=True)` gives a copy in the same state",
-                found=f"the copy answered {brief(second[:4])} where the environment answered {brief(first[:4])}",
-                remedy="copy the generator of random numbers as well, as `copy.deepcopy(self)` does",
+                rule="`spawn(same_state=True)` returns a copy in the same state",
+                found=f"the copy returned {shorten_repr(second[:4])}, the environment {shorten_repr(first[:4])}",
+                remedy="copy the random number generator too, as `copy.deepcopy(self)` does",
             )
     try:
         pickle.dumps(build())
@@ -264,79 +280,83 @@ async def _copies(build: Callable[[], Any], num_seeds: int) -> Any:
         yield Finding(
             rule="an environment can be sent to another process",
             found=_describe_error(error),
-            remedy="open files, connections and locks in `reset`, not in `__init__`; needed only to run it in the pool",
+            remedy="open files, connections and locks in `reset`, not in `__init__`, so that the environment "
+            "can run in the pool",
             fatal=False,
         )
 
 
-async def _leaves_the_loop(build: Callable[[], Any], num_seeds: int) -> Any:
+async def _check_event_loop(build: Callable[[], Any], num_seeds: int) -> Any:
     env = build()
 
     async def play() -> None:
         await _reset(env, 0)
-        await _step(env, _action(env))
+        await _step(env, _sample_action(env))
 
-    took = await _seconds(play)
+    took = await _measure_seconds(play)
     if took > _SLOW_S and not inspect.iscoroutinefunction(env.step):
         yield Finding(
-            rule="a step in the loop takes microseconds",
+            rule="a step on the event loop takes microseconds",
             found=f"reset and a step took {took:.1f} s",
-            remedy="run it with `host: pool`, or write `async def step`: everything else waits for it otherwise",
+            remedy="run the environment with `host: pool`, or write `async def step`, so that the run "
+            "does not wait for each step",
             fatal=False,
         )
 
 
-async def _reset(env: Any, seed: int) -> Started:
-    return checked_start(await _called(RESET_RULE, env.reset, seed=seed))
+async def _reset(env: Any, seed: int) -> ResetResult:
+    return check_reset_result(await _call(RESET_RULE, env.reset, seed=seed))
 
 
-async def _step(env: Any, action: str) -> Stepped:
-    return checked_step(await _called(STEP_RULE, env.step, action))
+async def _step(env: Any, action: str) -> StepResult:
+    return check_step_result(await _call(STEP_RULE, env.step, action))
 
 
-async def _called(rule: str, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
+async def _call(rule: str, call: Callable[..., Any], *arguments: Any, **keywords: Any) -> Any:
     given = arguments[0] if arguments else keywords
     try:
-        with _time_limit():
+        with _interrupt_after_limit():
             value = call(*arguments, **keywords)
         return await asyncio.wait_for(value, _TIME_LIMIT_S) if inspect.isawaitable(value) else value
-    except (_TooLongError, TimeoutError) as error:
+    except (_TimeoutError, TimeoutError) as error:
         found = f"did not end within {_TIME_LIMIT_S:g} s"
         if isinstance(given, str) and len(given) >= _LENGTHS[0]:
-            slow = _slow(given, found)
+            slow = _make_slow_finding(given, found)
             raise ProtocolError(slow.rule, slow.found, slow.remedy) from error
-        raise _HangsError(rule, f"{found}, given {brief(given)}", "look for a loop that does not end") from error
+        raise _HangError(
+            rule, f"{found}, given {shorten_repr(given)}", "check the environment for an endless loop"
+        ) from error
     except (Exception, SystemExit) as error:
         raise ProtocolError(
-            rule, f"{_describe_error(error)}, given {brief(given)}", _remedy_for(call, error)
+            rule, f"{_describe_error(error)}, given {shorten_repr(given)}", _suggest_remedy(call, error)
         ) from error
 
 
-def _remedy_for(call: Callable[..., Any], error: BaseException) -> str:
-    """Return how to fix an exception: a wrong signature, or a failure inside the environment."""
-    if isinstance(error, TypeError) and raised_at(error).rpartition(":")[0] == __file__:
+def _suggest_remedy(call: Callable[..., Any], error: BaseException) -> str:
+    """Suggest how to fix the exception that `call` raised: accept an argument, or return a result for any text."""
+    if isinstance(error, TypeError) and find_raise_location(error).rpartition(":")[0] == __file__:
         name = "seed=None" if call.__name__ == "reset" else "action"
-        return f"take `{name}` as its argument"
+        return f"accept the argument `{name}`"
     return (
-        "an exception is a failure of the environment, for which the rollout is repeated: answer what a player may "
-        "write, whatever it is, with an observation and a reward"
+        "an exception is a failure of the environment, and the rollout is repeated: return an observation and a "
+        "reward for any text that a model may write"
     )
 
 
 @contextlib.contextmanager
-def _time_limit() -> Iterator[None]:
+def _interrupt_after_limit() -> Iterator[None]:
     """Run the body with a timeout, which also interrupts regular expressions.
 
-    It has no effect outside the main thread, which alone receives signals.
+    It has no effect outside the main thread, since only the main thread receives signals.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
 
-    def ring(*_: object) -> None:
-        raise _TooLongError
+    def raise_timeout(*_: object) -> None:
+        raise _TimeoutError
 
-    previous = signal.signal(signal.SIGALRM, ring)
+    previous = signal.signal(signal.SIGALRM, raise_timeout)
     signal.setitimer(signal.ITIMER_REAL, _TIME_LIMIT_S)
     try:
         yield
@@ -345,7 +365,7 @@ def _time_limit() -> Iterator[None]:
         signal.signal(signal.SIGALRM, previous)
 
 
-def _action(env: Any) -> str:
+def _sample_action(env: Any) -> str:
     sample = getattr(env, "sample_random_action", None)
     try:
         return sample() if callable(sample) else "\\boxed{1}"
@@ -353,7 +373,7 @@ def _action(env: Any) -> str:
         return "\\boxed{1}"
 
 
-def _copyable(env: Any) -> bool:
+def _is_copyable(env: Any) -> bool:
     try:
         copy.deepcopy(env)
     except Exception:
@@ -363,4 +383,4 @@ def _copyable(env: Any) -> bool:
 
 def _describe_error(error: BaseException) -> str:
     """Describe an exception, with the line of the environment that raised it."""
-    return f"{type(error).__name__}: {brief(str(error))} ({raised_at(error)})"
+    return f"{type(error).__name__}: {shorten_repr(str(error))} ({find_raise_location(error)})"

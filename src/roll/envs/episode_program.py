@@ -1,4 +1,4 @@
-"""An environment behind a pipe: one episode after the other, as lines of JSON. Runs in a sandbox.
+"""Program that serves an environment over a pipe, as lines of JSON. Runs in a sandbox.
 
     {"call": "start", "name": …, "options": …, "wrappers": …}
     {"call": "reset", "seed": …}
@@ -17,7 +17,8 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from roll.envs.base import as_json
+from roll.envs.base import encode_json
+from roll.envs.images import encode_images
 
 __all__ = ["serve"]
 
@@ -34,26 +35,29 @@ class _Episode:
         self._env = build(EnvironmentSettings(name=name, options=options, wrappers=tuple(map(tuple, wrappers))))  # type: ignore[arg-type]
 
     def reset(self, seed: int | None) -> Any:
-        return self._awaited(self._env.reset(seed))
+        return self._encode(self._await_result(self._env.reset(seed)))
 
     def step(self, action: str) -> Any:
-        return self._awaited(self._env.step(action))
+        return self._encode(self._await_result(self._env.step(action)))
 
-    def _awaited(self, value: Any) -> Any:
+    def _encode(self, result: Any) -> Any:
+        return (encode_images(result[0]), *result[1:]) if isinstance(result, tuple) and result else result
+
+    def _await_result(self, value: Any) -> Any:
         return self._loop.run_until_complete(value) if inspect.isawaitable(value) else value
 
 
 def serve(lines: Iterable[str], write: Callable[[str], object]) -> None:
-    """Answer calls until they end."""
+    """Run each call in `lines` (JSON), and pass its result or error to `write` as JSON, until the input ends."""
     episode = _Episode()
     for line in lines:
         given = json.loads(line)
         try:
             found = {"value": getattr(episode, given.pop("call"))(**given)}
-            said = as_json(found)
+            reply = encode_json(found)
         except Exception as error:
-            said = json.dumps({"error": f"{type(error).__name__}: {error}"})
-        write(said)
+            reply = json.dumps({"error": f"{type(error).__name__}: {error}"})
+        write(reply)
 
 
 def main() -> None:

@@ -7,12 +7,12 @@ import re
 from random import Random
 from typing import Any
 
-from roll.data.guess_number import question
+from roll.data.guess_number import build_question
 
 __all__ = ["GuessNumber"]
 
 _NUMBER = re.compile(r"\d+")
-_MOST_DIGITS = 9
+_MAX_DIGITS = 9
 
 
 class GuessNumber:
@@ -29,9 +29,11 @@ class GuessNumber:
 
     def __init__(self, max_number: int = 5, num_turns: int = 2, secret: int | None = None) -> None:
         if max_number < 2 or num_turns < 1:
-            raise ValueError(f"max_number is at least 2 and num_turns at least 1, got {max_number} and {num_turns}")
+            raise ValueError(
+                f"max_number must be at least 2 and num_turns at least 1, got {max_number} and {num_turns}"
+            )
         if secret is not None and not 1 <= secret <= max_number:
-            raise ValueError(f"secret {secret} is not from 1 to {max_number}")
+            raise ValueError(f"secret must be from 1 to {max_number}, got {secret}")
         self._max_number, self._num_turns, self._given = max_number, num_turns, secret
         self._secret = secret or 1
         self._history: list[str] = []
@@ -39,21 +41,21 @@ class GuessNumber:
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         self._secret = self._given or Random(seed).randint(1, self._max_number)
         self._history = []
-        return question(self._max_number), {"state": "start"}
+        return build_question(self._max_number), {"state": "start"}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         numbers = _NUMBER.findall(action)
-        guess = int(numbers[-1]) if numbers and len(numbers[-1]) <= _MOST_DIGITS else None
+        guess = int(numbers[-1]) if numbers and len(numbers[-1]) <= _MAX_DIGITS else None
         if guess == self._secret:
             return "Right!", 1.0, True, False, {"state": "won"}
         if guess is None:
-            hint, remembered = "That is no number.", "?"
+            hint, remembered = "That is not a number.", "?"
         else:
             direction = "higher" if guess < self._secret else "lower"
-            hint, remembered = _hint(direction, guess), f"{guess} {direction}"
+            hint, remembered = _format_hint(direction, guess), f"{guess} {direction}"
         self._history.append(remembered)
         over = len(self._history) >= self._num_turns
-        return f"{hint} {question(self._max_number)}", 0.0, over, False, {"state": ", ".join(self._history)}
+        return f"{hint} {build_question(self._max_number)}", 0.0, over, False, {"state": ", ".join(self._history)}
 
     def sample_random_action(self) -> str:
         return str(Random().randint(1, self._max_number))
@@ -66,5 +68,5 @@ class GuessNumber:
         return GuessNumber(**{**given, **overrides})
 
 
-def _hint(direction: str, guess: int) -> str:
+def _format_hint(direction: str, guess: int) -> str:
     return f"No, my number is {direction} than {guess}."

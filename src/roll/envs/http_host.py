@@ -1,14 +1,14 @@
-"""Environments on a server, one episode each: see `roll.envs.server` for requests and answers."""
+"""Environments on a server, one per episode: see `roll.envs.server` for requests and responses."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from roll.envs.base import Started, Stepped
+from roll.envs.base import ResetResult, StepResult
 from roll.envs.hosting import HostedEnv
 from roll.errors import DataError, InfraError
-from roll.proxies import proxy_for, proxy_note
+from roll.proxies import describe_proxy, find_proxy
 from roll.types import EnvironmentSettings
 
 if TYPE_CHECKING:
@@ -18,7 +18,10 @@ __all__ = ["HttpHost"]
 
 
 class HttpHost:
-    """See `Host`. Timeouts are those of the episodes; a server that cannot be reached is an infrastructure failure."""
+    """Runs environments on HTTP servers; a server that cannot be reached is an infrastructure failure.
+
+    Requests have no timeouts of their own: the timeouts of the episodes apply.
+    """
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
@@ -29,17 +32,18 @@ class HttpHost:
         import aiohttp
 
         if self._session is None:
+            # No limits here: the episodes have their own timeouts, and the scheduler bounds their number.
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None)
             )
-        env = _Remote(self, settings.url.rstrip("/"))
+        env = _RemoteEnv(self, settings.url.rstrip("/"))
         wrappers = [list(pair) for pair in settings.wrappers]
-        asked = {"environment": settings.name, "options": dict(settings.options), "wrappers": wrappers}
-        env.episode = str((await self.ask("POST", f"{env.url}/episodes", asked))["episode"])
+        request = {"environment": settings.name, "options": dict(settings.options), "wrappers": wrappers}
+        env.episode = str((await self.request("POST", f"{env.url}/episodes", request))["episode"])
         return env
 
-    async def ask(self, method: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Send a request to a server and return its answer.
+    async def request(self, method: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Send a request to a server and return the JSON object of its response.
 
         Raises:
             DataError: The server rejects the request.
@@ -49,30 +53,30 @@ class HttpHost:
 
         assert self._session is not None
         try:
-            async with self._session.request(method, url, json=body, proxy=proxy_for(url)) as response:
-                said = await response.json(content_type=None)
+            async with self._session.request(method, url, json=body, proxy=find_proxy(url)) as response:
+                reply = await response.json(content_type=None)
                 status = response.status
         except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
-            what = f"does not answer: {type(error).__name__}: {error}{proxy_note(url)}"
-            raise InfraError(f"the server at {url} {what}") from error
-        if not isinstance(said, dict):
-            raise InfraError(f"the server at {url} answers with no object")
+            what = f"{type(error).__name__}: {error}".removesuffix(": ")
+            raise InfraError(f"the server at {url} sent no readable response: {what}{describe_proxy(url)}") from error
+        if not isinstance(reply, dict):
+            raise InfraError(f"the server at {url} did not return a JSON object")
         if status == 400:
-            raise DataError(f"the server at {url} refuses: {str(said.get('error'))[:1000]}")
+            raise DataError(f"the server at {url} rejects the request: {str(reply.get('error'))[:1000]}")
         if status >= 300:
-            raise InfraError(f"the server at {url} answers with status {status}: {str(said.get('error'))[:1000]}")
-        return said
+            raise InfraError(f"the server at {url} returned status {status}: {str(reply.get('error'))[:1000]}")
+        return reply
 
-    def forget(self, url: str) -> None:
-        """Notify a server that an episode is over, without waiting for the answer."""
-        task = asyncio.ensure_future(self._end(url))
+    def end_episode(self, url: str) -> None:
+        """Notify a server that an episode is over, without waiting for the response."""
+        task = asyncio.ensure_future(self._send_end(url))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 
-    async def _end(self, url: str) -> None:
+    async def _send_end(self, url: str) -> None:
         try:
             async with asyncio.timeout(5.0):
-                await self.ask("DELETE", url)
+                await self.request("DELETE", url)
         except (InfraError, DataError, TimeoutError):
             pass  # the server closes an idle episode by itself
 
@@ -84,19 +88,19 @@ class HttpHost:
             await session.close()
 
 
-class _Remote:
+class _RemoteEnv:
     def __init__(self, host: HttpHost, url: str) -> None:
         self._host, self.url = host, url
         self.episode = ""
 
-    async def reset(self, seed: int | None = None) -> Started:
-        said = await self._host.ask("POST", f"{self.url}/episodes/{self.episode}/reset", {"seed": seed})
-        return said.get("observation"), said.get("info")  # type: ignore[return-value]
+    async def reset(self, seed: int | None = None) -> ResetResult:
+        reply = await self._host.request("POST", f"{self.url}/episodes/{self.episode}/reset", {"seed": seed})
+        return reply.get("observation"), reply.get("info")  # type: ignore[return-value]
 
-    async def step(self, action: str) -> Stepped:
-        said = await self._host.ask("POST", f"{self.url}/episodes/{self.episode}/step", {"action": action})
+    async def step(self, action: str) -> StepResult:
+        reply = await self._host.request("POST", f"{self.url}/episodes/{self.episode}/step", {"action": action})
         names = ("observation", "reward", "terminated", "truncated", "info")
-        return tuple(said.get(name) for name in names)  # type: ignore[return-value]
+        return tuple(reply.get(name) for name in names)  # type: ignore[return-value]
 
     async def close(self) -> None:
-        self._host.forget(f"{self.url}/episodes/{self.episode}")
+        self._host.end_episode(f"{self.url}/episodes/{self.episode}")

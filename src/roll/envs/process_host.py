@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll.envs.base import Started, Stepped
+from roll.envs.base import ResetResult, StepResult
 from roll.envs.hosting import HostedEnv, build
 from roll.envs.registration import find
 from roll.protocols import ActorHandle, WorkerPool
@@ -14,31 +14,33 @@ __all__ = ["PoolHost"]
 
 
 class PoolHost:
-    """See `Host`.
+    """Runs each environment in its own process of the worker pool.
 
     Args:
-        pool: The pool, whose memory limit holds for every environment; the owner of the pool closes it.
+        pool: The pool. Its memory limit applies to each environment; its owner closes it.
     """
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
 
     async def start(self, settings: EnvironmentSettings) -> HostedEnv:
-        """See `Host`; the environment's class is imported once, and shared by all instances."""
-        return _InProcess(await self._pool.create_actor(build, settings, prepare=(find, (settings.name,))))
+        """Start a new instance of the environment in its own process; its class is imported once for all instances."""
+        # Environments in one process would share crashes, hangs and leaks. `prepare` runs once, in the process that
+        # is forked for each episode, so a start takes milliseconds and imported modules are shared memory.
+        return _ProcessEnv(await self._pool.create_actor(build, settings, prepare=(find, (settings.name,))))
 
     async def close(self) -> None:
-        """See `Host`: the pool's owner closes the pool."""
+        """Do nothing: the owner of the pool closes it."""
 
 
-class _InProcess:
+class _ProcessEnv:
     def __init__(self, kept: ActorHandle) -> None:
         self._kept = kept
 
-    async def reset(self, seed: int | None = None) -> Started:
+    async def reset(self, seed: int | None = None) -> ResetResult:
         return await self._kept.call("reset", seed)
 
-    async def step(self, action: str) -> Stepped:
+    async def step(self, action: str) -> StepResult:
         found: Any = await self._kept.call("step", action)
         return found
 

@@ -1,4 +1,4 @@
-"""The protocol's rules for the results of `reset` and `step`, the same for checks, play and training."""
+"""Checks of the results of `reset` and `step`, the same for `roll env check`, playing and training."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from roll.envs.base import Started, Stepped
-from roll.errors import InfraError
-from roll.types import Content, content_of
+from roll.envs.base import ResetResult, StepResult
+from roll.envs.images import encode_images
+from roll.errors import DataError, InfraError
+from roll.types import Content, parse_content
 
-__all__ = ["RESET_RULE", "STEP_RULE", "ProtocolError", "brief", "checked_start", "checked_step"]
+__all__ = ["RESET_RULE", "STEP_RULE", "ProtocolError", "check_reset_result", "check_step_result", "shorten_repr"]
 
-RESET_RULE = "`reset(seed)` gives an observation and information: `(str, dict)`"
-STEP_RULE = "`step(action)` gives `(observation, reward, terminated, truncated, info)`"
+RESET_RULE = "`reset(seed)` returns an observation and information: `(str, dict)`"
+STEP_RULE = "`step(action)` returns `(observation, reward, terminated, truncated, info)`"
 
 
 class ProtocolError(InfraError):
@@ -21,8 +22,8 @@ class ProtocolError(InfraError):
 
     Args:
         rule: The rule, which holds for every environment.
-        found: What this environment did.
-        remedy: How to fix it.
+        found: The behavior of this environment that breaks the rule.
+        remedy: How to fix the environment.
     """
 
     def __init__(self, rule: str, found: str, remedy: str) -> None:
@@ -33,54 +34,60 @@ class ProtocolError(InfraError):
         return f"{self.rule}. Found: {self.found}. Fix: {self.remedy}"
 
 
-def checked_start(found: Any) -> Started:
+def check_reset_result(result: Any) -> ResetResult:
     """Return the result of `reset`, checked.
 
     Raises:
         ProtocolError: The result breaks a rule.
     """
-    if not (isinstance(found, tuple) and len(found) == 2):
-        raise ProtocolError(RESET_RULE, brief(found), "return `observation, info`")
-    observation, info = found
-    for problem in _problems(RESET_RULE, info):
+    if not (isinstance(result, tuple) and len(result) == 2):
+        raise ProtocolError(RESET_RULE, shorten_repr(result), "return `observation, info`")
+    observation, info = result
+    for problem in _find_problems(RESET_RULE, info):
         raise problem
-    return _seen(RESET_RULE, observation), info
+    return _check_observation(RESET_RULE, observation), info
 
 
-def checked_step(found: Any) -> Stepped:
-    """Return the result of `step`, checked, with Python's own numbers; 0 and 1 are accepted as flags.
+def check_step_result(result: Any) -> StepResult:
+    """Return the result of `step`, checked and converted to Python's `float` and `bool`; flags may also be 0 or 1.
 
     Raises:
         ProtocolError: The result breaks a rule.
     """
-    if not (isinstance(found, tuple) and len(found) == 5):
-        remedy = "return five values: an old interface's `done` becomes `terminated`, and False for `truncated`"
-        raise ProtocolError(STEP_RULE, brief(found), remedy)
-    observation, reward, terminated, truncated, info = found
-    observation = _seen(STEP_RULE, observation)
-    for problem in _problems(STEP_RULE, info):
+    if not (isinstance(result, tuple) and len(result) == 5):
+        remedy = "return five values: with an old interface, `done` as `terminated`, and False as `truncated`"
+        raise ProtocolError(STEP_RULE, shorten_repr(result), remedy)
+    observation, reward, terminated, truncated, info = result
+    observation = _check_observation(STEP_RULE, observation)
+    for problem in _find_problems(STEP_RULE, info):
         raise problem
     if not _is_finite(reward):
-        raise ProtocolError("a reward is a finite number", f"the reward {_typed(reward)}", "return a float")
+        raise ProtocolError(
+            "a reward must be a finite number", f"the reward {_describe_value(reward)}", "return a float"
+        )
     for name, value in (("terminated", terminated), ("truncated", truncated)):
         if type(value).__name__ not in ("bool", "bool_", "int") or value not in (0, 1):  # NumPy's types, too
-            raise ProtocolError(f"`{name}` is True or False", _typed(value), f"return `bool({name})`")
+            raise ProtocolError(f"`{name}` must be True or False", _describe_value(value), f"return `bool({name})`")
     return observation, float(reward), bool(terminated), bool(truncated), info
 
 
-def _seen(rule: str, observation: Any) -> Content:
-    """Return an observation: a text, or parts, which other processes send as `to_dict` writes them."""
+def _check_observation(rule: str, observation: Any) -> Content:
+    """Convert an observation to content: a string or parts, which may be in the form of `to_dict`.
+
+    Raises:
+        ProtocolError: The observation is anything else; the error names `rule`.
+    """
     try:
-        return content_of(observation)
-    except ValueError as error:
-        remedy = "describe what is seen as text, or give a tuple of parts (`roll.types.TextPart`, `ImagePart`, …)"
-        why = f" ({error})" if isinstance(observation, list | tuple) else ""
-        raise ProtocolError(rule, f"the observation {_typed(observation)}{why}", remedy) from None
+        return parse_content(encode_images(observation))
+    except (ValueError, DataError) as error:
+        remedy = "return a string, an image (Pillow or a uint8 array), or a tuple of strings and images"
+        why = f" ({error})" if isinstance(error, DataError) or isinstance(observation, list | tuple) else ""
+        raise ProtocolError(rule, f"the observation {_describe_value(observation)}{why}", remedy) from None
 
 
-def _problems(rule: str, info: Any) -> Iterator[ProtocolError]:
+def _find_problems(rule: str, info: Any) -> Iterator[ProtocolError]:
     if not isinstance(info, dict):
-        yield ProtocolError(rule, f"the information {_typed(info)}", "return `{}` if there is none")
+        yield ProtocolError(rule, f"the information {_describe_value(info)}", "return `{}` if there is none")
 
 
 def _is_finite(value: Any) -> bool:
@@ -90,11 +97,11 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
-def _typed(value: Any) -> str:
-    return f"{brief(value)} of type {type(value).__name__}"
+def _describe_value(value: Any) -> str:
+    return f"{shorten_repr(value)} of type {type(value).__name__}"
 
 
-def brief(value: Any) -> str:
+def shorten_repr(value: Any) -> str:
     """Return the start of a value's `repr`, for messages about environments."""
     try:
         text = repr(value)

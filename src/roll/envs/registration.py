@@ -1,4 +1,4 @@
-"""Environments by name: shipped ones, registered ones, and any class by its path.
+"""Find environments by name: shipped ones, registered ones, and any class by its path.
 
 make("game:Sudoku-v0-easy")        make("mazes.py:Maze", size=5)        make("my_package.mazes:Maze", size=5)
 """
@@ -17,17 +17,17 @@ from roll.envs.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from roll.envs.worlds import WORLDS
 from roll.errors import ConfigError, DataError, UserError
 from roll.extensions import ExtensibleRegistry
-from roll.registry import close_names, did_you_mean, import_object
+from roll.registry import did_you_mean, find_similar_names, import_object
 from roll.user_code import load_function
 
-__all__ = ["ENVS", "FAMILIES", "INSTALLED_ENVS", "EnvSpec", "find", "is_own", "make", "make_vec", "register"]
+__all__ = ["ENVS", "FAMILIES", "INSTALLED_ENVS", "EnvSpec", "find", "is_user_class", "make", "make_vec", "register"]
 
 EntryPoint = str | Callable[..., Any]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
-    """The environment behind a name.
+    """The specification of a registered environment.
 
     Args:
         id: The name.
@@ -45,10 +45,10 @@ class EnvSpec:
         Raises:
             ConfigError: The class or function cannot be imported.
         """
-        found = import_object(self.entry_point) if isinstance(self.entry_point, str) else self.entry_point
-        if not callable(found):
+        builder = import_object(self.entry_point) if isinstance(self.entry_point, str) else self.entry_point
+        if not callable(builder):
             raise ConfigError(f"environment '{self.id}': '{self.entry_point}' is neither a class nor a function.")
-        return found
+        return builder
 
 
 ENVS: dict[str, EnvSpec] = {
@@ -58,13 +58,14 @@ ENVS: dict[str, EnvSpec] = {
 ENVS["guess_number"] = EnvSpec(id="guess_number", entry_point="roll.envs.guess_number:GuessNumber", options={})
 
 FAMILIES: dict[str, str] = dict(ADAPTERS)
-"""Functions that build the environments of other libraries, as `package.module:function`, by the prefix in front of the
-colon. They are called with the name behind the colon and the options."""
+"""Functions that build the environments of other libraries, as `package.module:function`, by the prefix before the
+colon. They are called with the name after the colon and the options.
+"""
 
 INSTALLED_ENVS: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry(
     "environment", {}, group="roll.environments"
 )
-"""Environments that installed packages register as entry points. They run in processes of their own, as user code."""
+"""Environments that installed packages register as entry points. They run in separate processes, as user code."""
 
 
 def register(id: str, entry_point: EntryPoint, **kwargs: Any) -> None:
@@ -90,7 +91,7 @@ def find(id: str) -> EnvSpec:
     """Return the specification for a name.
 
     Args:
-        id: A registered name, also one that an installed package registers, `family:name`, `file.py:Class`, or
+        id: A registered name (including those registered by installed packages), `family:name`, `file.py:Class`, or
             `package.module:Class`.
 
     Raises:
@@ -100,19 +101,21 @@ def find(id: str) -> EnvSpec:
         return ENVS[id]
     family, colon, rest = id.partition(":")
     if family in FAMILIES and rest:
-        return EnvSpec(id=id, entry_point=_Member(FAMILIES[family], rest), options={})
+        return EnvSpec(id=id, entry_point=_FamilyMember(FAMILIES[family], rest), options={})
     if colon and family not in {known.partition(":")[0] for known in ENVS if ":" in known}:
         return EnvSpec(id=id, entry_point=load_function(id, "environment"), options={})
     if not colon and id in INSTALLED_ENVS:
         return EnvSpec(id=id, entry_point=INSTALLED_ENVS.get(id), options={})
     if id.endswith(".py"):
-        raise ConfigError(f"environment '{id}' is a file: name the class in it, as in {id}:Maze.")
-    close = close_names(id, [*ENVS, *INSTALLED_ENVS], limit=3, cutoff=0.5)
+        raise ConfigError(f"environment '{id}' is a file: give the class in the file, for example {id}:Maze.")
+    close = find_similar_names(id, [*ENVS, *INSTALLED_ENVS], limit=3, cutoff=0.5)
     meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
-    raise ConfigError(f"unknown environment '{id}'.{meant} `roll env list` shows all; your own: file.py:Class.")
+    raise ConfigError(
+        f"unknown environment '{id}'.{meant} `roll env list` shows all environments; write your own as file.py:Class."
+    )
 
 
-def is_own(id: str) -> bool:
+def is_user_class(id: str) -> bool:
     """Return whether a name is the path of a user's own class: neither registered nor from another library."""
     return id not in ENVS and id.partition(":")[0] not in FAMILIES
 
@@ -138,13 +141,13 @@ def make(id: str, options: Mapping[str, Any] | None = None, /, **overrides: Any)
             "`step(action)`, as docs/environments.md shows."
         )
     arguments = {**spec.options, **(options or {}), **overrides}
-    _refuse_unknown(id, kind, arguments)
+    _reject_unknown_arguments(id, kind, arguments)
     try:
         env = kind(**arguments)
-    except UserError:  # its message already says what to correct
+    except UserError:  # its message already names the mistake
         raise
     except (TypeError, ValueError) as error:
-        raise DataError(f"environment '{id}' refuses its options {arguments}: {error}") from error
+        raise DataError(f"environment '{id}' rejects its options {arguments}: {error}") from error
     with contextlib.suppress(AttributeError):  # GEM's code may read it; with `__slots__` it cannot be set
         env.env_id = id
     return env
@@ -188,8 +191,8 @@ def make_vec(
 
 
 @dataclass(frozen=True)
-class _Member:
-    """Builds one environment of a family."""
+class _FamilyMember:
+    """Builds an environment of another library; `name` is the part of the ID after the prefix, such as `gym:`."""
 
     path: str
     name: str
@@ -199,7 +202,7 @@ class _Member:
         return build(self.name, **options)
 
 
-def _refuse_unknown(id: str, kind: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+def _reject_unknown_arguments(id: str, kind: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     """Reject misspelled arguments, even if the environment would accept them silently through a `**_` parameter."""
     try:
         parameters = inspect.signature(kind).parameters.values()

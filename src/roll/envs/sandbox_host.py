@@ -1,9 +1,9 @@
-"""Environments in sandboxes, one each: a process that has no access to this machine or to other episodes.
+"""Environments in sandboxes, one per episode: processes without access to this machine or to other episodes.
 
     call ─► line of JSON ─► standard input ─► `episode_program` ─► file descriptor 3 ─► line of JSON ─► value
 
-The output is untrusted: a line's length is bounded, and its values are checked like any environment's. The sandbox has
-the packages of this Python, and for a class in a file only that file.
+The output is untrusted: the length of a line is bounded, and its values are checked as for any environment. The sandbox
+contains the packages of this Python and, for a class in a file, only that file.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 import roll_sandbox
 from roll.config.sandbox import SandboxConfig
-from roll.envs.base import Started, Stepped
+from roll.envs.base import ResetResult, StepResult
 from roll.envs.hosting import HostedEnv
 from roll.errors import InfraError
 from roll.sandbox_errors import sandbox_errors
-from roll.sandboxes import configured_manager
+from roll.sandboxes import build_manager
 from roll.types import EnvironmentSettings
 from roll_sandbox import Job, Limits, Mount, PythonCode, SandboxManager, SandboxSpec
 
@@ -30,12 +30,12 @@ __all__ = ["SandboxHost"]
 _LIBRARY = "/opt/roll"
 _MODULE = "roll.envs.episode_program"
 EPISODE_S = 86_400.0
-"""Longest episode in seconds; its own limits end an episode long before."""
+"""Maximum duration of an episode in seconds; an episode's own limits end it long before."""
 LINE_BYTES = 2**24
 
 
 class SandboxHost:
-    """See `Host`. Sandboxes are started with the first environment.
+    """Runs each environment in its own sandbox. The first environment starts the sandbox manager.
 
     Args:
         config: Isolation and limits of the sandboxes.
@@ -48,43 +48,45 @@ class SandboxHost:
 
     async def start(self, settings: EnvironmentSettings) -> HostedEnv:
         """See `Host`."""
+        # Concurrent episodes must not start two managers.
         async with self._starting:
             if self._manager is None:
-                manager = configured_manager(self._config, spec=self._spec(), warm=0)
+                manager = build_manager(self._config, spec=self._build_spec(), warm=0)
                 with sandbox_errors():
                     await manager.start()
                 self._manager = manager
         place, _, kind = settings.name.rpartition(":")
-        own = Path(place).expanduser().resolve() if place.endswith(".py") else None
+        file = Path(place).expanduser().resolve() if place.endswith(".py") else None
         files, name = {}, settings.name
-        if own is not None:
-            files, name = {own.name: await asyncio.to_thread(own.read_bytes)}, f"{own.name}:{kind}"
+        if file is not None:
+            files, name = {file.name: await asyncio.to_thread(file.read_bytes)}, f"{file.name}:{kind}"
         source = f"from {_MODULE} import main; main()"
         program = PythonCode(source=source, files=files, interactive=True, result=True)
         stack = AsyncExitStack()
         with sandbox_errors():
-            job = await stack.enter_async_context(self._manager.running(program, spec=self._spec()))
-        env = _InSandbox(job, stack)
+            job = await stack.enter_async_context(self._manager.running(program, spec=self._build_spec()))
+        env = _SandboxEnv(job, stack)
         try:
             options, wrappers = dict(settings.options), [list(pair) for pair in settings.wrappers]
             await env.call("start", name=name, options=options, wrappers=wrappers)
+        # The sandbox must be closed even if this start is canceled.
         except BaseException:
             await env.close()
             raise
         return env
 
     @property
-    def _unsafe(self) -> bool:
-        """Whether the runtime has no file system of its own."""
+    def _is_unisolated(self) -> bool:
+        """Whether the runtime does not isolate the file system."""
         return self._config.runtime == "subprocess"
 
-    def _spec(self) -> SandboxSpec:
+    def _build_spec(self) -> SandboxSpec:
         config, packages = self._config, sysconfig.get_paths()["purelib"]
         library, sandbox = str(Path(__file__).parents[2]), str(Path(roll_sandbox.__file__).parents[1])
         places = {
             library: "source",
             packages: "site",
-            **({} if sandbox in (library, packages) else {sandbox: "sandbox"}),
+            **({} if sandbox in (library, packages) else {sandbox: "sandbox"}),  # no directory is mounted twice
         }
         limits = Limits(
             wall_s=EPISODE_S,
@@ -94,7 +96,7 @@ class SandboxHost:
             file_size_bytes=config.disk_bytes,
             output_bytes=2**30,
         )
-        if self._unsafe:
+        if self._is_unisolated:
             return SandboxSpec(limits=limits, trust="trusted", python_path=tuple(places))
         mounts = [Mount(source=place, target=f"{_LIBRARY}/{name}") for place, name in places.items()]
         return SandboxSpec(
@@ -113,19 +115,19 @@ class SandboxHost:
             await self._manager.close()
 
 
-class _InSandbox:
+class _SandboxEnv:
     def __init__(self, job: Job, stack: AsyncExitStack) -> None:
         self._job, self._stack = job, stack
         self._chunks = job.stream()
         self._held = bytearray()
 
-    async def reset(self, seed: int | None = None) -> Started:
-        found = await self.call("reset", seed=seed)
-        return tuple(found) if isinstance(found, list) else found
+    async def reset(self, seed: int | None = None) -> ResetResult:
+        result = await self.call("reset", seed=seed)
+        return tuple(result) if isinstance(result, list) else result
 
-    async def step(self, action: str) -> Stepped:
-        found = await self.call("step", action=action)
-        return tuple(found) if isinstance(found, list) else found
+    async def step(self, action: str) -> StepResult:
+        result = await self.call("step", action=action)
+        return tuple(result) if isinstance(result, list) else result
 
     async def call(self, what: str, **given: Any) -> Any:
         """Call a method of the environment and return its result.
@@ -135,17 +137,19 @@ class _InSandbox:
         """
         self._job.write(json.dumps({"call": what, **given}).encode() + b"\n")
         try:
-            said = json.loads(await self._line())
+            reply = json.loads(await self._read_line())
         except (ValueError, RecursionError) as error:
-            raise InfraError(f"it answered with what is no JSON: {error}") from error
-        if isinstance(said, dict) and "value" in said:
-            return said["value"]
-        raise InfraError(str(said.get("error"))[:1000] if isinstance(said, dict) else "it answered with no object")
+            raise InfraError(f"its answer is not JSON: {error}") from error
+        if isinstance(reply, dict) and "value" in reply:
+            return reply["value"]
+        raise InfraError(
+            str(reply.get("error"))[:1000] if isinstance(reply, dict) else "its answer is not a JSON object"
+        )
 
-    async def _line(self) -> bytes:
+    async def _read_line(self) -> bytes:
         while (end := self._held.find(b"\n")) < 0:
             if len(self._held) > LINE_BYTES:
-                raise InfraError(f"it answered with more than {LINE_BYTES} bytes")
+                raise InfraError(f"its answer has more than {LINE_BYTES} bytes")
             with sandbox_errors():
                 chunk = await anext(self._chunks, None)
             if chunk is None:

@@ -1,6 +1,7 @@
 """Convert an environment's output to plain values, so that nothing in it can fail later in an episode.
 
-Text can be encoded, rewards are finite numbers, and the entries of `info` that an episode reads have their types.
+In the result, text can be encoded, rewards are finite numbers, and the entries of `info` that an episode reads have the
+right types.
 """
 
 from __future__ import annotations
@@ -9,97 +10,112 @@ import hashlib
 from collections.abc import Mapping
 from typing import Any
 
-from roll.envs.base import Started, Stepped, shown
-from roll.envs.protocol import ProtocolError, brief, checked_start, checked_step
+from roll.envs.base import ResetResult, StepResult, format_observation
+from roll.envs.images import encode_images
+from roll.envs.protocol import ProtocolError, check_reset_result, check_step_result, shorten_repr
 from roll.errors import DataError
-from roll.types import Content, content_of, media_in, with_texts
+from roll.types import Content, list_media, map_text, parse_content
 
-__all__ = ["check_consumed", "plain", "sanitize_reset", "sanitize_step"]
+__all__ = ["check_media_kinds", "replace_surrogates", "sanitize_reset", "sanitize_step"]
 
-LONGEST_STATE = 4_096
-"""Most characters of a state's name. A longer one is replaced by its start and a digest, since every turn stores it."""
+MAX_STATE_LENGTH = 4_096
+"""Maximum length of `info["state"]`. A longer one is replaced by its start and a digest, since every turn stores it."""
 
 
-def plain(text: str) -> str:
+def replace_surrogates(text: str) -> str:
     """Return the text with `?` for unpaired surrogates, which tokenizers, files and pipes reject."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
-def check_consumed(content: Content, environment: str, pipeline: str = "") -> None:
-    """Check that an observation is text, the only kind that pipelines support.
+def check_media_kinds(content: Content, environment: str, *, reads_images: bool) -> None:
+    """Check that the model can read an observation.
 
     Args:
         content: The observation, or a tool's result.
         environment: The environment's name.
-        pipeline: The pipeline that uses the environment, if known.
+        reads_images: Whether the model reads images.
 
     Raises:
-        DataError: The observation has an image, audio or video.
+        DataError: The observation has audio or video, or an image that the model cannot read.
     """
-    for part in media_in(content):
-        by = f"pipeline '{pipeline}'" if pipeline else "episodes"
-        raise DataError(
-            f"environment '{environment}' shows a part of kind '{part.kind}': pictures, sound and films are not "
-            f"consumed by {by} yet. Describe what is seen as text."
-        )
+    for part in list_media(content):
+        if part.kind != "image" or not reads_images:
+            readable = "text and images" if reads_images else "text"
+            raise DataError(
+                f"environment '{environment}' returned a part of kind '{part.kind}', but this model reads only "
+                f"{readable}: describe the observation as text, or choose another model."
+            )
 
 
-def sanitize_reset(found: Any) -> Started:
-    """Return the first observation and information as plain values.
+def sanitize_reset(result: Any) -> ResetResult:
+    """Return the first observation and `info` as plain values.
 
     Raises:
         ProtocolError: The environment broke a rule.
         Exception: Any exception that the environment's values raise when they are read.
     """
-    observation, info = checked_start(found)
-    return with_texts(shown(observation, info), plain), _told(info)
+    observation, info = check_reset_result(result)
+    return map_text(format_observation(observation, info), replace_surrogates), _sanitize_info(info)
 
 
-def sanitize_step(found: Any) -> Stepped:
+def sanitize_step(result: Any) -> StepResult:
     """Return the result of a step as plain values.
 
     Raises:
         ProtocolError: See `sanitize_reset`.
         Exception: See `sanitize_reset`.
     """
-    observation, reward, ended, cut_off, info = checked_step(found)
-    return with_texts(shown(observation, info), plain), reward, ended, cut_off, _told(info)
+    observation, reward, ended, cut_off, info = check_step_result(result)
+    return (
+        map_text(format_observation(observation, info), replace_surrogates),
+        reward,
+        ended,
+        cut_off,
+        _sanitize_info(info),
+    )
 
 
-def _told(info: Mapping[str, Any]) -> dict[str, Any]:
-    told = dict(info)
-    if "state" in told:
-        told["state"] = _named(str(told["state"]))
-    if "use_tool" in told:
-        told["use_tool"] = bool(told["use_tool"])
+def _sanitize_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    sanitized = dict(info)
+    if "state" in sanitized:
+        sanitized["state"] = _shorten_state(str(sanitized["state"]))
+    if "use_tool" in sanitized:
+        sanitized["use_tool"] = bool(sanitized["use_tool"])
     for name in ("tools", "tool_calls", "tool_results"):
-        entries = told.get(name) or ()
+        entries = sanitized.get(name) or ()
         if not isinstance(entries, (list, tuple)) or not all(isinstance(entry, dict) for entry in entries):
-            raise ProtocolError(f"`info['{name}']` is a list of objects", brief(entries), "return a list of `{…}`")
-        if name in told:
-            told[name] = list(entries)
-    if results := told.get("tool_results"):
+            raise ProtocolError(
+                f"`info['{name}']` is a list of objects", shorten_repr(entries), "return a list of `{…}`"
+            )
+        if name in sanitized:
+            sanitized[name] = list(entries)
+    if results := sanitized.get("tool_results"):
         names = ("tool_call_id", "name")
-        said = all("content" in one and all(isinstance(one.get(name), str | None) for name in names) for one in results)
-        if not said:
-            rule = "each of `info['tool_results']` has a content, and texts as `tool_call_id` and `name`, if any"
-            raise ProtocolError(rule, brief(results), "return a list of `{'content': …}`")
-        told["tool_results"] = [
-            {"content": _content(one["content"]), **{name: plain(one[name]) for name in names if one.get(name)}}
+        are_valid = all(
+            "content" in one and all(isinstance(one.get(name), str | None) for name in names) for one in results
+        )
+        if not are_valid:
+            rule = "each of `info['tool_results']` has `content`; `tool_call_id` and `name`, if given, are strings"
+            raise ProtocolError(rule, shorten_repr(results), "return a list of `{'content': …}`")
+        sanitized["tool_results"] = [
+            {
+                "content": _sanitize_content(one["content"]),
+                **{name: replace_surrogates(one[name]) for name in names if one.get(name)},
+            }
             for one in results
         ]
-    return told
+    return sanitized
 
 
-def _content(value: Any) -> Content:
-    """Return a tool's result; a value that is neither text nor parts is converted to text."""
+def _sanitize_content(value: Any) -> Content:
+    """Return a tool's result as content; a value that is neither a string nor parts is converted to a string."""
     try:
-        return with_texts(content_of(value), plain)
+        return map_text(parse_content(encode_images(value)), replace_surrogates)
     except ValueError:
-        return plain(str(value))
+        return replace_surrogates(str(value))
 
 
-def _named(state: str) -> str:
-    if len(state) > LONGEST_STATE:
+def _shorten_state(state: str) -> str:
+    if len(state) > MAX_STATE_LENGTH:
         state = f"{state[:64]}… {hashlib.blake2b(state.encode(errors='replace'), digest_size=16).hexdigest()}"
-    return plain(state)
+    return replace_surrogates(state)

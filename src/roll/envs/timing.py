@@ -1,4 +1,4 @@
-"""Report when environments act, to measure a run."""
+"""Report when environments act, to measure the time that a run spends in them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import contextlib
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 
-__all__ = ["acting", "watched"]
+__all__ = ["report_activity", "watch_activity"]
 
 
 _watcher: ContextVar[Callable[[int], None]] = ContextVar("environment_watcher", default=lambda _: None)
 
 
 @contextlib.contextmanager
-def watched(watcher: Callable[[int], None]) -> Iterator[None]:
+def watch_activity(watcher: Callable[[int], None]) -> Iterator[None]:
     """Run the body with `watcher`, which is called with 1 when an environment begins to act, and with -1 when it stops.
 
     Tasks that the body starts use the watcher too.
@@ -26,7 +26,7 @@ def watched(watcher: Callable[[int], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def acting() -> Iterator[None]:
+def report_activity() -> Iterator[None]:
     """Notify the watcher that an environment acts while the body runs."""
     watcher = _watcher.get()
     watcher(1)

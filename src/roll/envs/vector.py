@@ -1,8 +1,8 @@
-"""Several environments that are stepped together, or any subset of them.
+"""Vectorized environments: several environments, all or some of which are stepped together.
 
     step({2: action, 5: action}) ─► each of these environments ─► observations [2], rewards [2], ..., infos [2]
 
-Invariants: results have the order of the actions; no observation is lost: if `step` returns the first observation of
+Invariants: results are in the order of the actions; no observation is lost: if `step` returns the first observation of
 the next episode, the info has the last observation of the old episode.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from roll.envs.base import Stepped, awaited
+from roll.envs.base import StepResult, await_if_needed
 from roll.errors import DataError, InfraError
 from roll.running import wait_for_future
 
@@ -38,15 +38,15 @@ LAST_TASKS_S = 5.0
 
 
 class VectorEnv:
-    """Parallel environments; `SyncVectorEnv` steps one after the other, `AsyncVectorEnv` all at once.
+    """Several environments that are stepped together: one after the other, or concurrently in `AsyncVectorEnv`.
 
     Args:
         envs: The environments.
-        env_ids: Their names, for messages.
+        env_ids: Names of the environments, for messages.
         autoreset: The behavior at an episode's end. `same_step`: the same call begins the next episode and returns its
-            first observation; `info["final_observation"]` and `info["final_info"]` have the last ones of the old
-            episode. `next_step`: the next call begins the next episode, ignoring its action, with reward 0. `disabled`:
-            only `reset` begins it, and a step before that is an error.
+            first observation; `info["final_observation"]` and `info["final_info"]` are from the last step of the old
+            episode. `next_step`: the next call ignores its action and begins the next episode, with reward 0.
+            `disabled`: only `reset` begins the next episode, and a step before that is an error.
         seed: Seed of environment 0's first episode, if `reset` gets none; environment i has `seed + i`.
     """
 
@@ -58,7 +58,7 @@ class VectorEnv:
         seed: int | None = None,
     ) -> None:
         if autoreset not in get_args(Autoreset):
-            raise DataError(f"autoreset is '{autoreset}': choose one of {', '.join(get_args(Autoreset))}.")
+            raise DataError(f"autoreset is '{autoreset}', but must be one of {', '.join(get_args(Autoreset))}.")
         self.envs = list(envs)
         self.env_ids = list(env_ids) if env_ids is not None else [type(env).__name__ for env in self.envs]
         self.autoreset: Autoreset = autoreset
@@ -85,27 +85,26 @@ class VectorEnv:
             DataError: A seed is missing, or an index is invalid.
             InfraError: An environment failed; the message names it.
         """
-        chosen = list(range(self.num_envs)) if indices is None else [self._checked(index) for index in indices]
+        chosen = list(range(self.num_envs)) if indices is None else [self._check_index(index) for index in indices]
         if isinstance(seed, Sequence):
             if len(seed) != len(chosen):
                 raise DataError(f"{len(seed)} seeds were given for {len(chosen)} environments: give one each.")
             seeds = dict(zip(chosen, seed, strict=True))
         else:
-            seeds = {index: self._seed_of(index) if seed is None else seed + index for index in chosen}
+            seeds = {index: self._get_seed(index) if seed is None else seed + index for index in chosen}
         results = self._run({index: partial(_reset, self.envs[index], seeds[index]) for index in chosen})
         for index, result in results.items():
             if not isinstance(result, Exception):
                 self._over[index], self._started[index] = False, True
-        started = self._succeeded(results)
+        started = self._raise_failures(results)
         return [started[index][0] for index in chosen], [started[index][1] for index in chosen]
 
     def step(self, actions: Sequence[str] | Mapping[int, str]) -> VectorStep:
         """Take an action in every environment (a sequence), or in some: `{index: action}`.
 
         Raises:
-            DataError: The number of actions is not the number of environments, an index is invalid, or an episode is
-                over.
-            InfraError: An environment failed; the message names it. The others have acted.
+            DataError: A sequence does not have one action per environment, an index is invalid, or an episode is over.
+            InfraError: An environment failed; the message names it. The other environments have taken their actions.
         """
         if not isinstance(actions, Mapping):
             if isinstance(actions, str) or len(actions) != self.num_envs:
@@ -114,14 +113,14 @@ class VectorEnv:
             actions = dict(enumerate(actions))
         work: dict[int, _Work] = {}
         for index, action in actions.items():
-            env = self.envs[self._checked(index)]
+            env = self.envs[self._check_index(index)]
             if not self._over[index]:
                 work[index] = partial(_step, env, action, self.autoreset == "same_step")
             elif self.autoreset == "next_step" and self._started[index]:
                 work[index] = partial(_restart, env)
             else:
                 raise DataError(
-                    f"environment {index} ({self.env_ids[index]}) has no episode that goes on: call reset() first, or "
+                    f"environment {index} ({self.env_ids[index]}) has no running episode: call reset() first, or "
                     f"reset(indices=[{index}])."
                 )
         results = self._run(work)
@@ -129,7 +128,7 @@ class VectorEnv:
             if not isinstance(result, Exception):
                 ended = result[2] or result[3]
                 self._over[index] = bool(ended) and self.autoreset != "same_step"
-        succeeded = self._succeeded(results)
+        succeeded = self._raise_failures(results)
         stepped = [succeeded[index] for index in actions]
         return (
             [step[0] for step in stepped],
@@ -144,27 +143,31 @@ class VectorEnv:
         closing = {i: partial(_close, env) for i, env in enumerate(self.envs) if callable(getattr(env, "close", None))}
         results = self._run(closing)  # an exception is raised once all are closed
         self._loop.close()
-        self._succeeded(results)
+        self._raise_failures(results)
 
     def _run(self, work: Mapping[int, _Work]) -> dict[int, Any]:
-        """Run the work of each environment; an exception is returned as its result."""
+        """Run one function per environment and return the results by index.
+
+        An exception that a function raises is returned as its result.
+        """
         raise NotImplementedError
 
-    def _caught(self, task: _Work) -> Any:
+    def _run_and_catch(self, task: _Work) -> Any:
         try:
-            return task(self._loop.finished)
+            # An exception is returned, so that the other environments still act before it is raised.
+            return task(self._loop.wait_for)
         except Exception as error:
             return error
 
-    def _checked(self, index: int) -> int:
+    def _check_index(self, index: int) -> int:
         if not 0 <= index < self.num_envs:
-            raise DataError(f"there is no environment {index}: they are 0 to {self.num_envs - 1}.")
+            raise DataError(f"environment {index} does not exist: the indices are 0 to {self.num_envs - 1}.")
         return index
 
-    def _seed_of(self, index: int) -> int | None:
+    def _get_seed(self, index: int) -> int | None:
         return None if self._started[index] or self._seed is None else self._seed + index
 
-    def _succeeded(self, results: dict[int, Any]) -> dict[int, Any]:
+    def _raise_failures(self, results: dict[int, Any]) -> dict[int, Any]:
         failed = {index: result for index, result in results.items() if isinstance(result, Exception)}
         for index in failed:
             self._over[index] = True
@@ -179,18 +182,18 @@ class SyncVectorEnv(VectorEnv):
     """Environments that act one after the other."""
 
     def _run(self, work: Mapping[int, _Work]) -> dict[int, Any]:
-        return {index: self._caught(task) for index, task in work.items()}
+        return {index: self._run_and_catch(task) for index, task in work.items()}
 
 
 class AsyncVectorEnv(VectorEnv):
-    """Environments that act concurrently: each in a thread, coroutines on one event loop in a thread of its own."""
+    """Environments that act concurrently: each in its own thread, coroutines on one event loop in another thread."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._pool = ThreadPoolExecutor(max_workers=max(1, self.num_envs), thread_name_prefix="environment")
 
     def _run(self, work: Mapping[int, _Work]) -> dict[int, Any]:
-        futures = {index: self._pool.submit(self._caught, task) for index, task in work.items()}
+        futures = {index: self._pool.submit(self._run_and_catch, task) for index, task in work.items()}
         return {index: wait_for_future(future) for index, future in futures.items()}
 
     def close(self) -> None:
@@ -201,22 +204,22 @@ class AsyncVectorEnv(VectorEnv):
 
 
 class _Loop:
-    """An event loop in a thread of its own, started on first use."""
+    """An event loop in a separate thread, which is started on first use."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = threading.Lock()
 
-    def finished(self, value: Any) -> Any:
+    def wait_for(self, value: Any) -> Any:
         """Return the value, awaited if it is awaitable."""
         if not inspect.isawaitable(value):
             return value
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=_served, args=(self._loop,), name="environments", daemon=True)
+                self._thread = threading.Thread(target=_run_loop, args=(self._loop,), name="environments", daemon=True)
                 self._thread.start()
-        return wait_for_future(asyncio.run_coroutine_threadsafe(awaited(value), self._loop))
+        return wait_for_future(asyncio.run_coroutine_threadsafe(await_if_needed(value), self._loop))
 
     def close(self) -> None:
         loop, self._loop = self._loop, None
@@ -225,7 +228,7 @@ class _Loop:
             self._thread.join(timeout=LAST_TASKS_S)
 
 
-def _served(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     """Run a loop until it is stopped, then end the tasks that environments left on it."""
     loop.run_forever()
     left = asyncio.all_tasks(loop)
@@ -240,7 +243,7 @@ def _reset(env: Any, seed: int | None, finished: _Finished) -> tuple[str, dict[s
     return finished(env.reset(seed=seed))
 
 
-def _step(env: Any, action: str, again: bool, finished: _Finished) -> Stepped:
+def _step(env: Any, action: str, again: bool, finished: _Finished) -> StepResult:
     observation, reward, terminated, truncated, info = finished(env.step(action))
     if not (again and (terminated or truncated)):
         return observation, reward, terminated, truncated, info
@@ -249,7 +252,7 @@ def _step(env: Any, action: str, again: bool, finished: _Finished) -> Stepped:
     return observation, reward, terminated, truncated, {**info, **final}
 
 
-def _restart(env: Any, finished: _Finished) -> Stepped:
+def _restart(env: Any, finished: _Finished) -> StepResult:
     observation, info = finished(env.reset())
     return observation, 0.0, False, False, info
 

@@ -1,11 +1,11 @@
 """Inference engines behind one protocol (`roll.protocols.InferenceEngine`).
 
 `spec` describes an engine and builds it. `hf` (with `hf_*`) decodes a `transformers` model in this process, `vllm/`
-drives vLLM's processes, and `own_engine` wraps an engine of the user's own. `roll.config.engines` has their names and
+drives vLLM's processes, and `own_engine` wraps a user-defined engine. `roll.config.engines` has their names and
 capabilities.
 """
 
-from roll.config.engines import ENGINES, EngineCapabilities, LazyEngine, engine_capabilities, resolve_engine_kind
+from roll.config.engines import ENGINES, EngineCapabilities, LazyEngine, get_engine_capabilities, resolve_engine_kind
 from roll.inference.spec import EngineSpec, build_engine, prestart_engine
 
 __all__ = [
@@ -14,7 +14,7 @@ __all__ = [
     "EngineSpec",
     "LazyEngine",
     "build_engine",
-    "engine_capabilities",
+    "get_engine_capabilities",
     "prestart_engine",
     "resolve_engine_kind",
 ]

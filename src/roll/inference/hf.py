@@ -1,28 +1,28 @@
-"""The `hf` engine: any `transformers` causal language model, decoded in this process, deterministically.
+"""The `hf` engine: `transformers` models decoded in this process, with deterministic or continuous batching.
 
 Data flow
 
-    generate ─► arrivals ─(settle)─► wave ─(fits)─► rows of the decoder ─ step, step, … ─► future of `generate`
+    generate ─► arrivals ─(wait for more)─► wave ─(fits)─► rows of the decoder ─ step, step, … ─► result of `generate`
                                                          ▲
          abort, pause, update_weights, logprobs, sleep ──(device lock: between two steps)
 
-The asyncio loop owns all state here. The computation runs in one worker thread, one call at a time, under the device
-lock. So everything else happens between two steps, and the loop is free during a step. When idle, both wait and use no
-CPU.
+The asyncio event loop owns all state of this module. The computation runs in one worker thread, one call at a time,
+under the device lock. So everything else happens between two steps, and the event loop is free during a step. When the
+engine is idle, loop and thread wait and use no CPU.
 
 Invariants
 
-- The rows that share a step depend only on the order of requests, never on their time of arrival. Requests are taken
-  in *waves*: when no row runs, the engine yields to the loop until no request has arrived for `SETTLE_TURNS` turns.
-  All waiting requests then form a wave, sorted by priority and arrival. They join in this order, as soon as there is
-  room; requests that arrive in the meantime are for the next wave. So requests issued by tasks that were created
-  together form the same batches in every process. (`options: {admission: continuous}` lets requests join at once:
-  faster if they arrive one by one. With the CPU kernels that we measured, a row's bits do not depend on the other
-  rows of its batch, so tokens stay the same there too; waves do not rely on it.)
-- A request's tokens depend on the weights, its prompt, its seed, and that batch.
-- Each token has the policy version of the weights that generated it; `pause("keep")`, `update_weights`, `resume`
-  change weights between two tokens of a request and keep its cache.
-- A failure in the worker thread ends the engine: all waiting and later requests get `EngineDiedError`.
+- Which rows share a step depends only on the order of requests, never on their time of arrival. Requests are admitted
+  in *waves*: when no row runs, the engine waits until no request has arrived for `SETTLE_TURNS` iterations of the event
+  loop. All waiting requests then form a wave, sorted by priority and arrival. They join in this order, as soon as there
+  is room; requests that arrive in the meantime belong to the next wave. So requests from tasks that were created
+  together form the same batches in every process. (`options: {admission: continuous}` lets requests join at once, which
+  is faster if they arrive one by one. With the CPU kernels that we measured, a row's result does not depend on the
+  other rows of its batch, so its tokens stay the same there too; waves do not rely on this.)
+- A request's tokens depend on the weights, its prompt, its seed, and the other rows of its batch.
+- Each token has the policy version of the weights that generated it. `pause("keep")`, `update_weights` and `resume`
+  change the weights between two tokens of a request, and keep its cache.
+- An error in the worker thread ends the engine: all waiting and later requests raise `EngineDiedError`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from roll.errors import EngineDiedError, RollError, UserError, WeightSyncError
-from roll.inference.hf_requests import RequestQueue, Row, check_options, check_request, new_row
+from roll.inference.hf_requests import RequestQueue, Row, check_options, check_request, create_row
 from roll.inference.hf_thread import WorkerThread
 from roll.inference.spec import EngineSpec
 from roll.protocols import PauseMode
-from roll.running import run_detached
+from roll.running import run_detached, run_in_thread
 from roll.types import (
     EngineLoad,
     FloatArray,
@@ -56,23 +56,23 @@ from roll.types import (
 if TYPE_CHECKING:
     from roll.inference.hf_decoder import Decoder
 
-__all__ = ["HFEngine", "partial_tokens"]
+__all__ = ["HFEngine", "get_partial_tokens"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLOSE_LIMIT_S = 30.0
-"""Timeout of the current step when the engine is closed."""
-LEFT_BEHIND = (
-    "Engine %s hangs in a computation: its thread goes on and its memory stays taken until this process ends. "
-    "An engine with processes of its own (inference.engine=vllm, or Ray) can be ended."
+"""Time that the current step has to end when the engine is closed."""
+HANG_MESSAGE = (
+    "Engine %s hangs in a computation. A thread cannot be killed, so its memory is not freed until this process ends. "
+    "Engines in other processes (inference.engine=vllm, or Ray) can be killed."
 )
 SETTLE_TURNS = 3
-"""Number of loop turns without a new request after which a wave begins."""
+"""Number of event loop iterations without a new request after which a wave begins."""
 
 
 class HFEngine:
-    """The `hf` engine. See `roll.protocols.InferenceEngine`; the module's docstring has the guarantees."""
+    """The `hf` engine; implements `InferenceEngine`. The module's docstring lists its guarantees."""
 
     def __init__(self, spec: EngineSpec) -> None:
         """Store the spec; nothing is loaded until `start`.
@@ -93,17 +93,15 @@ class HFEngine:
         self._num_requests = self._num_steps = 0
         self._paused = self._draining = False
         self._unsynced = ""
-        """The reason why the weights must not be used; empty if they may be."""
+        """Why the weights must not be used; empty if they may be used."""
         self._death = ""
         self._log_handler: logging.Handler | None = None
 
-    # ---- life
-
     async def start(self) -> None:
-        """Load the model in the worker thread, which is abandoned if this call is canceled.
+        """Load the model in the worker thread. If this call is canceled, the thread is abandoned.
 
         Raises:
-            ModelError: the model cannot be loaded, or cannot be decoded by this engine.
+            ModelError: the model cannot be loaded, or this engine cannot decode it.
         """
         if self._spec.log_path is not None:
             self._spec.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -123,9 +121,9 @@ class HFEngine:
         self._server = asyncio.create_task(self._serve(), name=f"serve {self.engine_id}")
 
     async def close(self) -> None:
-        """Stop the engine; waiting requests get `EngineDiedError`.
+        """Stop the engine; waiting requests raise `EngineDiedError`.
 
-        A step that does not end within `CLOSE_LIMIT_S` is abandoned with its memory: a thread cannot be killed.
+        A thread cannot be killed, so a step that does not end within `CLOSE_LIMIT_S` is abandoned and keeps its memory.
         """
         if not self._death:
             self._end("it was closed")
@@ -141,8 +139,8 @@ class HFEngine:
             self._device.release()
             self._decoder = None
         except TimeoutError:
-            logger.error(LEFT_BEHIND, self.engine_id)
-        finally:  # also if this is canceled: close is not called again
+            logger.error(HANG_MESSAGE, self.engine_id)
+        finally:  # even if this call is canceled: close is not called again
             executor.shutdown(wait=False)
             self._close_log()
 
@@ -160,18 +158,21 @@ class HFEngine:
     # ---- requests
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Run one request to its end; see the protocol.
+        """Run one request to its end; see `InferenceEngine.generate`.
 
         Raises:
+            UnsupportedError: the request names an adapter or has media.
             UserError: the request is empty or too long, has tokens outside the vocabulary, or its id is in use.
             EngineDiedError: the engine has died.
             WeightSyncError: no weights have arrived since the engine woke up or a sync failed.
         """
-        decoder = self._ready()
+        decoder = self._get_decoder()
         check_request(request, self._spec.max_context, decoder.vocab_size)
+        if request.media:
+            await run_in_thread(decoder.check_media, request)
         if request.request_id in self._futures:
-            raise UserError(f"request id {request.request_id} is in use: give every request its own.")
-        row = new_row(request, self._num_requests, self._spec.seed)
+            raise UserError(f"request id {request.request_id} is in use: choose a unique id for every request.")
+        row = create_row(request, self._num_requests, self._spec.seed)
         self._num_requests += 1
         future = asyncio.get_running_loop().create_future()
         self._futures[request.request_id] = future
@@ -180,18 +181,18 @@ class HFEngine:
         try:
             return await future
         except asyncio.CancelledError:
-            with contextlib.suppress(EngineDiedError):
+            with contextlib.suppress(EngineDiedError):  # shielded: otherwise the row would keep decoding
                 await asyncio.shield(self.abort([request.request_id]))
             raise
 
     async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
-        """Score each sequence separately under the current weights; see the protocol."""
-        self._ready()
+        """Compute the log-probs of each sequence separately, with the current weights."""
+        self._get_decoder()
         async with self._device:
-            return await self._compute(self._ready().logprobs, sequences, media)
+            return await self._compute(self._get_decoder().logprobs, sequences, media)
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        """End requests after the current step, with the tokens they have."""
+        """End requests after the current step; they return their tokens so far."""
         if any(name in self._futures for name in request_ids):
             async with self._device:
                 await self._abort(set(request_ids))
@@ -199,8 +200,8 @@ class HFEngine:
     # ---- control
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding. `drain` finishes all earlier requests, `abort` ends them; later requests wait."""
-        self._ready(synced=mode == "drain")
+        """Stop decoding. `drain` finishes earlier requests, `abort` ends them, `keep` freezes them; later ones wait."""
+        self._get_decoder(synced=mode == "drain")
         if mode == "drain":
             self._queue.begin_wave()
             self._paused, self._draining = False, True
@@ -216,7 +217,7 @@ class HFEngine:
 
     async def resume(self) -> None:
         """Resume decoding."""
-        self._ready()
+        self._get_decoder()
         self._paused = self._draining = False
         self._changed.set()
 
@@ -224,14 +225,15 @@ class HFEngine:
         """Fetch and apply new weights between two steps; see `hf_weights.apply_update`.
 
         Raises:
-            WeightSyncError: names the tensor; the engine rejects requests until a later update succeeds.
+            WeightSyncError: the update failed. The engine rejects requests until a later update succeeds.
         """
-        self._ready(synced=False)
+        self._get_decoder(synced=False)
         started = time.perf_counter()
         async with self._device:
-            decoder = self._ready(synced=False)
+            decoder = self._get_decoder(synced=False)
             if decoder.is_released:
-                raise WeightSyncError(f"engine {self.engine_id} sleeps: call wake() before update_weights().")
+                raise WeightSyncError(f"engine '{self.engine_id}' sleeps: call wake() before update_weights().")
+            # Set before the update and cleared after it, so that it stays set if the update fails or is canceled.
             self._unsynced = f"the sync of policy version {update.policy_version} failed"
             checksums = await self._compute(decoder.update_weights, update, ends_engine=False)
             self._unsynced = ""
@@ -244,58 +246,58 @@ class HFEngine:
         )
 
     async def sleep(self) -> None:
-        """Free weights and cache. Running requests continue after the next sync, with their cache recomputed."""
-        self._ready(synced=False)
+        """Free weights and cache. Running requests recompute their cache and continue after the next sync."""
+        self._get_decoder(synced=False)
         async with self._device:
-            decoder = self._ready(synced=False)
+            decoder = self._get_decoder(synced=False)
             if not decoder.is_released:
                 self._unsynced = "it was asleep"
                 self._queue.put_back(await self._compute(decoder.release))
 
     async def wake(self) -> None:
         """Allocate the memory again; `update_weights` must follow."""
-        self._ready(synced=False)
+        self._get_decoder(synced=False)
         async with self._device:
-            await self._compute(self._ready(synced=False).reclaim)
+            await self._compute(self._get_decoder(synced=False).reclaim)
 
     # ---- the loop
 
     async def _serve(self) -> None:
         try:
             while True:
-                if not self._runnable():
+                if not self._can_run():
                     self._changed.clear()
                     await self._changed.wait()
                     continue
-                if not (self._ready().rows or self._queue.in_wave):
-                    await self._settle()
+                if not (self._get_decoder().rows or self._queue.num_in_wave):
+                    await self._wait_until_arrivals_stop()
                 async with self._device:
-                    if self._runnable():
-                        await self._turn()
+                    if self._can_run():  # checked again: the engine may have been paused while it waited for the lock
+                        await self._run_step()
         except asyncio.CancelledError:
             raise
         except Exception as error:
             logger.exception("Engine %s died.", self.engine_id)
             self._end(f"{type(error).__name__}: {error}")
 
-    def _runnable(self) -> bool:
+    def _can_run(self) -> bool:
         if self._paused or self._unsynced or self._death:
             return False
-        decoder = self._ready()
-        return bool(decoder.rows or self._queue.in_wave or (len(self._queue) and not self._draining))
+        decoder = self._get_decoder()
+        return bool(decoder.rows or self._queue.num_in_wave or (len(self._queue) and not self._draining))
 
-    async def _settle(self) -> None:
-        """Wait until no request has arrived for some turns of the loop."""
+    async def _wait_until_arrivals_stop(self) -> None:
+        """Wait until no request has arrived for `SETTLE_TURNS` iterations of the event loop."""
         seen, quiet = -1, 0
         while quiet < SETTLE_TURNS:
             quiet = quiet + 1 if seen == self._num_requests else 0
             seen = self._num_requests
             await asyncio.sleep(0)
 
-    async def _turn(self) -> None:
-        """Admit rows, generate one token for each row, and answer the rows that ended."""
-        decoder = self._ready()
-        if not self._draining and (self._continuous or not (decoder.rows or self._queue.in_wave)):
+    async def _run_step(self) -> None:
+        """Admit waiting rows, generate one token for each row, and answer the requests whose rows ended."""
+        decoder = self._get_decoder()
+        if not self._draining and (self._continuous or not (decoder.rows or self._queue.num_in_wave)):
             self._queue.begin_wave()
         joining = self._queue.take(decoder.can_join)
         if joining:
@@ -311,7 +313,7 @@ class HFEngine:
     async def _compute(self, function: Callable[..., T], *args: Any, ends_engine: bool = True) -> T:
         """Run a function in the worker thread. The caller must hold the device lock.
 
-        With `ends_engine`, an unexpected exception ends the engine, whichever request caused it.
+        With `ends_engine`, an unexpected exception ends the engine, even if a single request caused it.
         """
         if self._executor is None:
             raise EngineDiedError(self.engine_id, self._death or "it was not started")
@@ -329,19 +331,19 @@ class HFEngine:
                 raise EngineDiedError(self.engine_id, self._death) from error
             raise
 
-    async def _abort(self, names: set[str]) -> None:
-        """Remove rows from decoder and queue, under the device lock, and answer with the tokens they have."""
-        decoder = self._ready(synced=False)
-        running = [row for row in decoder.rows if row.request.request_id in names]
+    async def _abort(self, request_ids: set[str]) -> None:
+        """Remove requests, and answer them with their tokens so far. The caller must hold the device lock."""
+        decoder = self._get_decoder(synced=False)
+        running = [row for row in decoder.rows if row.request.request_id in request_ids]
         if running:
             await self._compute(decoder.remove, running)
-        self._answer([*running, *self._queue.remove(names)], aborted=True)
+        self._answer([*running, *self._queue.remove(request_ids)], aborted=True)
 
     def _answer(self, rows: Iterable[Row], aborted: bool = False) -> None:
         for row in rows:
             future = self._futures.pop(row.request.request_id)
             if not future.done():
-                future.set_result(row.result(self.engine_id, aborted))
+                future.set_result(row.build_result(self.engine_id, aborted))
 
     def _end(self, cause: str) -> None:
         """Mark the engine as dead and fail all waiting requests."""
@@ -350,7 +352,7 @@ class HFEngine:
         for future in futures.values():
             if not future.done():
                 future.set_exception(EngineDiedError(self.engine_id, self._death))
-                future.exception()  # mark it as retrieved: the caller may be gone already
+                future.exception()  # mark it as retrieved: its caller may have been canceled
         self._queue = RequestQueue()
 
     # ---- checks
@@ -361,18 +363,18 @@ class HFEngine:
             logging.getLogger("roll.inference").removeHandler(handler)
             handler.close()
 
-    def _ready(self, synced: bool = True) -> Decoder:
+    def _get_decoder(self, synced: bool = True) -> Decoder:
         if self._death or self._decoder is None:
             raise EngineDiedError(self.engine_id, self._death or "it was not started")
         if synced and self._unsynced:
             raise WeightSyncError(
-                f"engine {self.engine_id} has no usable weights ({self._unsynced}): update_weights() must come first."
+                f"engine '{self.engine_id}' has no usable weights ({self._unsynced}): call update_weights() first."
             )
         return self._decoder
 
 
 def _build_decoder(spec: EngineSpec) -> Decoder:
-    """Build the decoder. It runs in the worker thread, so that a thread count set here applies there."""
+    """Set the thread count and build the decoder; torch's thread count applies only to the calling thread."""
     import torch
 
     from roll.inference.hf_decoder import Decoder
@@ -385,12 +387,12 @@ def _build_decoder(spec: EngineSpec) -> Decoder:
 
 
 async def _wait_settled(future: asyncio.Future[Generation]) -> None:
-    """Wait for a future, however it ends."""
+    """Wait for a future without raising its error."""
     await asyncio.wait([future])
 
 
-def partial_tokens(engine: HFEngine, request_id: str) -> IntArray:
-    """Return the tokens [T] generated so far for a request, for streaming; empty before its first step."""
+def get_partial_tokens(engine: HFEngine, request_id: str) -> IntArray:
+    """Return the tokens [T] that were generated so far for a request, for streaming; empty before its first step."""
     rows = engine._decoder.rows if engine._decoder else ()
-    made = [row.tokens[row.prompt_length : row.length] for row in rows if row.request.request_id == request_id]
-    return (made[0] if made else np.empty(0)).astype(np.int32)
+    tokens = [row.tokens[row.prompt_length : row.length] for row in rows if row.request.request_id == request_id]
+    return (tokens[0] if tokens else np.empty(0)).astype(np.int32)

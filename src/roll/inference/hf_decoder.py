@@ -1,20 +1,22 @@
 """The computation of the `hf` engine: a model, its KV cache, and the rows that are being decoded.
 
-All code here is synchronous and runs in the engine's one worker thread; it does not depend on asyncio, time or order of
-arrival. A row's state is its tokens: the cache holds all of them but the last, which the next step processes.
+All code here is synchronous and runs in the engine's worker thread; it does not depend on asyncio, time or the order of
+arrival. A row's state is its tokens: the cache holds all tokens except the last, which the next step processes.
 
-    admit     rows join; a prompt that several of them share is computed once
-    step      one token for every row; rows that ended are removed, and the last row takes the place of each
+    admit     add rows; a prompt that several rows share is computed once
+    step      generate one token for every row; remove rows that ended, and move the last row into each gap
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from roll.errors import ModelError
@@ -24,18 +26,19 @@ from roll.inference.hf_attention import (
     CausalPass,
     DecodePass,
     KVCache,
-    mix_in_passes,
+    patch_mixers,
     register_attention,
     round_up,
 )
-from roll.inference.hf_requests import Row, prefill_key
-from roll.inference.hf_routing import RoutingRecord, reuse_first_pass
+from roll.inference.hf_requests import Row, build_prefill_key
+from roll.inference.hf_routing import RoutingRecorder, reuse_first_pass
 from roll.inference.hf_sampling import Sampler
 from roll.inference.hf_weights import apply_update
 from roll.inference.spec import EngineSpec, refuse_media
-from roll.models import describe_model, find_mixers, load_causal_lm
+from roll.models import describe_model, find_mixers, get_decoder, load_causal_lm, set_attention
+from roll.models.multimodal import ModelMedia, check_media, has_media_tower
 from roll.openmp import start_spin_control
-from roll.types import FloatArray, IntArray, SequenceMedia, WeightUpdate
+from roll.types import FloatArray, GenerationRequest, IntArray, MediaSpan, SequenceMedia, WeightUpdate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,21 +48,22 @@ __all__ = ["Decoder"]
 logger = logging.getLogger(__name__)
 
 ROW_MULTIPLE = 8
-"""Rows of a step are rounded up to this, so that the CPU's matrix kernels compute the same bits for a row in any
-batch."""
+"""The number of rows of a step is rounded up to a multiple of this, so that the CPU's matrix kernels compute the same
+bits for a row in any batch."""
 CPU_CACHE_BYTES = 256 * 2**20
 LOGITS_CHUNK = 256
 """Number of positions whose float32 log-probs are computed at a time."""
 
 
 class Decoder:
-    """A loaded model with its running rows."""
+    """A loaded model, its KV cache, and its running rows."""
 
     def __init__(self, spec: EngineSpec, device: torch.device) -> None:
         """Load the model and check that decoding agrees with the model's own attention.
 
         Raises:
-            ModelError: the model cannot be loaded or decoded here, or the cache cannot hold one request.
+            ModelError: the model cannot be loaded, cannot be decoded by this engine, or the cache is too small for one
+                request.
         """
         start_spin_control()
         register_attention()
@@ -78,70 +82,104 @@ class Decoder:
         self._sampler = Sampler()
         self._max_rows = spec.max_num_seqs
         self.capacity_tokens = self._plan_cache(spec)
-        self._mix()
-        self._routing = RoutingRecord(self.model, spec) if spec.records_experts else None
-        check_decoding(self.model, self._logits)
+        self._patch_mixers()
+        self._routing = RoutingRecorder(self.model, spec) if spec.records_experts else None
+        self._media = self._load_media(spec)
+        check_decoding(self.model, self._compute_logits)
+        if self._media is not None:
+            self._sampler = Sampler(self._media.inputs.processor.replaced_tokens)
+            check_media(self.model, self._media, ATTENTION_NAME, self._compute_hidden_states)
 
-    def _mix(self) -> None:
-        """Prepare recurrent modules, which carry a state from token to token."""
+    def _patch_mixers(self) -> None:
+        """Make the model's recurrent modules, which carry a state from token to token, use the engine's cache."""
         text, attention = torch.arange(4, 12, device=self.device), CausalPass()
         try:
-            found = find_mixers(
+            mixers = find_mixers(
                 self.model,
                 lambda: self._forward(self._body, text, torch.arange(len(text)), attention),
                 lambda: attention.num_calls,
             )
         except (TypeError, ValueError, AttributeError, RuntimeError):
-            return  # the model cannot run here; `check_decoding` raises the error
-        if found:
-            mix_in_passes(self.model, found)
+            return  # this engine cannot run the model; `check_decoding` raises the error
+        if mixers:
+            patch_mixers(self.model, mixers)
+
+    def check_media(self, request: GenerationRequest) -> None:
+        """Read the media of a request in advance, so that an unreadable image fails only this request.
+
+        Raises:
+            DataError: A medium cannot be read, or the tokens of its span are wrong.
+            UnsupportedError: The engine does not read media.
+        """
+        if self._media is None:
+            refuse_media("hf", request.media)
+        else:
+            self._media.check(request.token_ids, request.media, f"request {request.request_id}")
+
+    def _load_media(self, spec: EngineSpec) -> ModelMedia | None:
+        """Return the model's media inputs; `None` if the model does not read media or the run has no media store."""
+        if not has_media_tower(self.model):
+            return None
+        inputs = spec.open_media()
+        return None if inputs is None else ModelMedia(self.model, inputs)
 
     def _plan_cache(self, spec: EngineSpec) -> int:
-        """Return the number of positions that the cache may hold over all rows."""
+        """Return the number of tokens that the cache may hold over all rows.
+
+        Raises:
+            ModelError: one request of maximum length does not fit.
+        """
         element_bytes = torch.finfo(self.model.dtype).bits // 8
-        token_bytes = describe_model(spec.model_path).kv_bytes_per_token(element_bytes)
-        budget = spec.kv_cache_bytes or _default_cache_bytes(self.device)
+        token_bytes = describe_model(spec.model_path).compute_kv_bytes_per_token(element_bytes)
+        budget = spec.kv_cache_bytes or _get_default_cache_bytes(self.device)
         needed = round_up(spec.max_context, WIDTH_MULTIPLE) * token_bytes
         if needed > budget:
             raise ModelError(
-                f"one request of max_context={spec.max_context} tokens needs {needed} bytes of key-value cache, "
-                f"there are {budget}: raise inference.kv_cache_bytes or lower inference.max_context."
+                f"one request of max_context={spec.max_context} tokens needs {needed} bytes of KV cache, but the cache "
+                f"has {budget}: raise inference.kv_cache_bytes or lower inference.max_context."
             )
         return budget // token_bytes
 
     def can_join(self, row: Row, joining: Sequence[Row] = ()) -> bool:
-        """Return whether the row can join the running and the joining rows."""
-        company = [*self.rows, *joining, row]
-        widest, rows = max(other.capacity for other in company), len(company)
+        """Return whether the cache has room for `row` in addition to the running rows and the rows in `joining`."""
+        candidates = [*self.rows, *joining, row]
+        widest, rows = max(other.capacity for other in candidates), len(candidates)
+        # The cache is one rectangle per layer, so every row is as wide as the longest request.
         return rows <= self._max_rows and rows * round_up(widest, WIDTH_MULTIPLE) <= self.capacity_tokens
 
     @property
     def used_share(self) -> float:
-        """The share of the cache that running rows have reserved."""
+        """The share of the cache that running rows have reserved, from 0 to 1."""
         return sum(round_up(row.capacity, WIDTH_MULTIPLE) for row in self.rows) / self.capacity_tokens
 
     @torch.inference_mode()
     def admit(self, rows: Sequence[Row]) -> None:
-        """Add rows, which must fit: store the keys and values of all their tokens but the last."""
+        """Add rows, for which there must be room: compute keys and values of all their tokens except the last."""
         width = round_up(max(row.capacity for row in [*self.rows, *rows]), WIDTH_MULTIPLE)
+        # Growing the cache copies it, so it gets the maximum number of rows for this width at once.
         count = max(len(self.rows) + len(rows), min(self._max_rows, self.capacity_tokens // width))
         self._cache.reserve(count, width, len(self.rows))
         computed: dict[bytes, int] = {}
         for row in rows:
-            slot, past = len(self.rows), row.tokens[: row.length - 1]
+            # In some models all tokens of an image attend to its last token, so the last token is prefilled too; the
+            # next step computes it again.
+            ends_with_image = self._ends_with_image(row)
+            slot, past = len(self.rows), row.tokens[: row.length - (not ends_with_image)]
             self.rows.append(row)
             if len(past) == 0:
                 continue
-            source = computed.setdefault(prefill_key(row), slot)
+            # The rollouts of a group share their prompt, so all except the first copy its keys and values.
+            source = computed.setdefault(build_prefill_key(row, len(past)), slot)
             if source != slot:
                 self._cache.copy_row(source, slot, len(past))
+                row.position_offset = self.rows[source].position_offset
                 known = self.rows[source].experts
                 row.store_experts(0, None if known is None else known[: len(past)])
                 continue
-            ids = torch.from_numpy(past).to(self.device)
-            self._forward(self._body, ids, torch.arange(len(past)), CausalPass(self._cache, slot))
+            media = row.request.media
+            row.position_offset = self._run(self._body, past, media, CausalPass, self._cache, slot)[1]
             if self._routing is not None:
-                row.store_experts(0, self._routing.chosen())
+                row.store_experts(0, self._routing.get_chosen())
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
@@ -152,11 +190,12 @@ class Decoder:
         for slot, row in enumerate(self.rows):
             ids[slot], positions[slot] = int(row.tokens[row.length - 1]), row.length - 1
         attention = DecodePass(self._cache, positions[:count].to(self.device))
-        logits = self._logits(ids.to(self.device), positions, attention)
+        with self._embed_last_images():
+            logits = self._compute_logits(ids.to(self.device), self._build_rotary_ids(positions), attention)
         if self._routing is not None:
-            for row, chosen in zip(self.rows, self._routing.chosen(), strict=False):
+            for row, chosen in zip(self.rows, self._routing.get_chosen(), strict=False):  # padding comes last
                 row.store_experts(row.length - 1, chosen[None])
-        uniforms = np.array([row.uniforms[row.generated] for row in self.rows])
+        uniforms = np.array([row.uniforms[row.num_generated] for row in self.rows])
         draw = self._sampler.sample(logits, [row.request.sampling for row in self.rows], uniforms)
         ended = [
             row
@@ -169,6 +208,7 @@ class Decoder:
     @torch.inference_mode()
     def remove(self, rows: Sequence[Row]) -> None:
         """Remove rows; the last row moves into each gap."""
+        # Running rows must be the first rows of the cache, because `DecodePass` reads them as one slice.
         for row in rows:
             slot, last = self.rows.index(row), self.rows.pop()
             if last is not row:
@@ -178,13 +218,12 @@ class Decoder:
     @torch.inference_mode()
     def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
         """Return the log-probs [L] of each sequence's tokens given their prefix, at temperature 1; entry 0 is 0."""
-        refuse_media("hf", *media)
         results = []
-        for sequence in sequences:
+        for sequence, spans in zip(sequences, media or [()] * len(sequences), strict=True):
             ids = torch.from_numpy(np.asarray(sequence, np.int64)).to(self.device)
             result = torch.zeros(len(ids))
             if len(ids) > 1:
-                logits = self._logits(ids[:-1], torch.arange(len(ids) - 1), CausalPass())
+                logits = self._run(self.model, np.asarray(sequence), spans, CausalPass)[0].logits[0, :-1]
                 for start in range(0, len(logits), LOGITS_CHUNK):
                     chunk = logits[start : start + LOGITS_CHUNK].float()
                     chosen = ids[1 + start : 1 + start + len(chunk), None]
@@ -193,7 +232,7 @@ class Decoder:
         return results
 
     def update_weights(self, update: WeightUpdate) -> Mapping[str, int]:
-        """Apply new weights; running rows keep their cache and continue under the new version. See `apply_update`."""
+        """Apply new weights; running rows keep their cache and continue with the new version. See `apply_update`."""
         checksums = apply_update(self.model, update)
         self.policy_version = update.policy_version
         return checksums
@@ -207,7 +246,8 @@ class Decoder:
         """Free weights and cache; return the running rows, which must be admitted again later."""
         rows, self.rows = self.rows, []
         self._cache.clear()
-        self._sampler = Sampler()
+        self._sampler.release()
+        # Only the storage of parameters is freed, not the parameters, so that weights are still tied after `reclaim`.
         self._shapes = [(parameter, parameter.shape) for parameter in self.model.parameters()]
         for parameter, _ in self._shapes:
             parameter.data = parameter.data.new_empty(0)
@@ -216,42 +256,95 @@ class Decoder:
         return rows
 
     def reclaim(self) -> None:
-        """Allocate the weights again; their values are undefined until the next update."""
+        """Allocate memory for the weights again; their values are undefined until the next update."""
         for parameter, shape in self._shapes:
             parameter.data = parameter.data.new_zeros(shape)
         self._shapes = []
 
-    def _logits(self, ids: Tensor, positions: Tensor, attention: CausalPass | DecodePass) -> Tensor:
+    def _run(
+        self, module: Any, token_ids: NDArray[Any], media: Sequence[MediaSpan], attention: Any, *cache: Any
+    ) -> tuple[Any, float]:
+        """Run a module on a whole sequence. Return the output, and the offset of the tokens that follow the sequence.
+
+        The offset, a token's position minus its index, is not 0 after media that have fewer positions than tokens.
+        """
+        ids, positions = torch.from_numpy(np.asarray(token_ids, np.int64)).to(self.device), None
+        if not media:
+            return self._forward(module, ids, torch.arange(len(ids)), attention(*cache)), 0
+        if self._media is None:
+            refuse_media("hf", media)
+        assert self._media is not None
+        positions = self._media.compute_positions(token_ids, media)
+        rotary = torch.arange(len(ids)) if positions is None else torch.from_numpy(positions)
+        images = self._media.find_bidirectional_images(token_ids, media)
+        how = attention(*cache, images=None if images is None else torch.from_numpy(images).to(self.device))
+        with self._media.insert_features(token_ids, media, self.device, self.model.dtype):
+            output = self._forward(module, ids, rotary, how)
+        return output, rotary.max().item() + 1 - len(ids)
+
+    def _ends_with_image(self, row: Row) -> bool:
+        return self._media is not None and self._media.ends_with_feature(row.tokens[: row.length], row.request.media)
+
+    def _embed_last_images(self) -> AbstractContextManager[None]:
+        """Return a context in which the new tokens that end an image are embedded as the last feature of that image."""
+        slots = [slot for slot, row in enumerate(self.rows) if self._ends_with_image(row)]
+        if not slots or self._media is None:
+            return nullcontext()
+        ended = [self.rows[slot].request.media[-1] for slot in slots]
+        count = round_up(len(self.rows), ROW_MULTIPLE)
+        return self._media.insert_last_features(slots, ended, count, self.device, self.model.dtype)
+
+    def _build_rotary_ids(self, positions: Tensor) -> Tensor:
+        """Return the rotary positions, [B] or [3, B], of new tokens at indices `positions` [B]."""
+        offsets = torch.tensor([row.position_offset for row in self.rows])
+        if not offsets.any():
+            return positions
+        found = positions.to(torch.promote_types(positions.dtype, offsets.dtype), copy=True)
+        found[: len(offsets)] += offsets
+        ended = {slot: row for slot, row in enumerate(self.rows) if self._ends_with_image(row)}
+        if ended and self._media is not None:
+            found = found.expand(3, -1).clone()
+            for slot, row in ended.items():
+                own = self._media.compute_positions(row.tokens[: row.length], row.request.media)
+                found[:, slot] = torch.from_numpy(own[:, -1]) if own is not None else found[:, slot]
+        return found
+
+    def _compute_hidden_states(self, token_ids: IntArray, media: Sequence[MediaSpan]) -> Tensor:
+        """Return the hidden states [L - 1, H] after the last norm for all tokens of a sequence except the last."""
+        return self._run(get_decoder(self.model), token_ids, media, CausalPass)[0].last_hidden_state[0, :-1]
+
+    def _compute_logits(self, ids: Tensor, positions: Tensor, attention: CausalPass | DecodePass) -> Tensor:
         """Return the logits [N, V] of a flat input [N]."""
         return self._forward(self.model, ids, positions, attention).logits[0]
 
     def _forward(self, module: Any, ids: Tensor, positions: Tensor, attention: CausalPass | DecodePass) -> Any:
         return module(
             input_ids=ids[None],
-            position_ids=positions.to(self.device)[None],
+            position_ids=positions.to(self.device).unsqueeze(-2),  # [1, N] or [3, 1, N]
             use_cache=False,
             attention_pass=attention,
         )
 
 
 def check_decoding(model: PreTrainedModel, logits: Callable[..., Tensor]) -> None:
-    """Compare prefill and decoding with the model's own attention on a few tokens.
+    """Compare the logits of prefill and decoding with those of the model's own attention, on a few tokens.
 
     This rejects models whose attention has features that this engine does not support, instead of sampling from wrong
-    distributions. Routers choose experts only once: in bfloat16 correct passes sometimes differ in a choice, which
-    changes logits as much as a mistake does.
+    distributions.
 
     Raises:
-        ModelError: the results differ, or the model cannot run this way.
+        ModelError: the logits differ, or the model cannot run in this engine.
     """
     device = model.device
     ids = (torch.arange(11, device=device) * 7919 + 13) % min(model.config.get_text_config().vocab_size, 250)
     positions = torch.arange(len(ids))
     try:
+        # Routers choose experts only in the first pass: in bfloat16, correct passes sometimes choose different experts,
+        # which changes the logits as much as a real error.
         with torch.inference_mode(), reuse_first_pass(model):
-            model.set_attn_implementation("eager")  # the model's own formula; its sdpa ignores soft caps
+            set_attention(model, "eager")  # the model's own formula; its sdpa ignores soft caps
             expected = model(input_ids=ids[None], position_ids=positions.to(device)[None], use_cache=False).logits[0]
-            model.set_attn_implementation(ATTENTION_NAME)
+            set_attention(model, ATTENTION_NAME)
             cache = KVCache()
             cache.reserve(1, 32, 0)
             logits(ids[:-1], positions[:-1], CausalPass(cache, 0))
@@ -268,7 +361,7 @@ def check_decoding(model: PreTrainedModel, logits: Callable[..., Tensor]) -> Non
         )
 
 
-def _default_cache_bytes(device: torch.device) -> int:
+def _get_default_cache_bytes(device: torch.device) -> int:
     """Return the default cache size: 256 MiB on a CPU, a third of the free memory elsewhere."""
     if device.type == "cpu":
         return CPU_CACHE_BYTES

@@ -1,4 +1,4 @@
-"""The description of the `hf` engine: its capabilities. Imports nothing of it."""
+"""The capabilities of the `hf` engine. Does not import the engine."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ HF = LazyEngine(
         restricts_choices=True,
         records_experts=True,
         can_sleep=True,
-        trickling_options={"admission": "continuous"},
+        sequential_options={"admission": "continuous"},
     ),
 )

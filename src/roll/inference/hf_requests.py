@@ -1,4 +1,4 @@
-"""Requests of the `hf` engine: their checks, their state, and the order in which they run. Does not import torch."""
+"""Requests of the `hf` engine: checks, state, and the order in which they run. Does not import torch."""
 
 from __future__ import annotations
 
@@ -8,50 +8,52 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 
 from roll.errors import ConfigError, UserError
-from roll.inference.spec import EngineSpec, refuse_adapter, refuse_media
+from roll.inference.spec import EngineSpec, refuse_adapter
 from roll.registry import did_you_mean
-from roll.types import FinishReason, Generation, GenerationRequest, sequence_key
+from roll.types import FinishReason, Generation, GenerationRequest, build_sequence_key
 
-__all__ = ["RequestQueue", "Row", "check_options", "check_request", "new_row", "prefill_key", "row_uniforms"]
+__all__ = ["RequestQueue", "Row", "build_prefill_key", "check_options", "check_request", "create_row", "draw_uniforms"]
 
 OPTIONS: dict[str, tuple[str, ...] | None] = {"admission": ("wave", "continuous"), "device": None}
-"""Supported keys of `inference.options`, with their possible values."""
+"""Supported keys of `inference.options`, with their possible values; `None`: any value."""
 
 
-def prefill_key(row: Row) -> bytes:
-    """Return a key of the tokens and media that a row sends through the network before its next token."""
-    return sequence_key(row.tokens[: row.length - 1], row.request.media).tobytes()
+def build_prefill_key(row: Row, count: int) -> bytes:
+    """Return a key that identifies the first `count` tokens of a row, including their media."""
+    return build_sequence_key(row.tokens[: row.length], row.request.media)[:count].tobytes()
 
 
 class Row:
-    """A request in progress: its tokens so far, and its random numbers."""
+    """A request in progress: its tokens so far and its random numbers."""
 
     def __init__(self, request: GenerationRequest, order: int, seed: int) -> None:
         sampling = request.sampling
         self.request = request
         self.order = order
-        """The number of the request in the order of arrival."""
+        """The index of the request in the order of arrival."""
         self.prompt_length = len(request.token_ids)
         self.capacity = self.prompt_length + sampling.max_new_tokens
         self.tokens = np.zeros(self.capacity, np.int64)
         self.tokens[: self.prompt_length] = request.token_ids
         self.length = self.prompt_length
-        self.uniforms = row_uniforms(seed, sampling.max_new_tokens)
+        self.uniforms = draw_uniforms(seed, sampling.max_new_tokens)
         self.logprobs = np.zeros(sampling.max_new_tokens, np.float32)
         self.versions = np.zeros(sampling.max_new_tokens, np.int32)
         self.stop = frozenset(sampling.stop_token_ids)
         self.choice_logprobs = np.zeros((sampling.max_new_tokens if sampling.choices else 0, len(sampling.choices)))
+        self.position_offset: float = 0
+        """The position of a generated token minus its index: with M-RoPE, an image has fewer positions than tokens."""
         self.experts: np.ndarray | None = None
-        """The experts that routers chose for each token [capacity, layers, k], -1 until it went through the network."""
+        """The experts that routers chose for each token [capacity, layers, k]; -1 where not computed yet."""
 
     @property
-    def generated(self) -> int:
+    def num_generated(self) -> int:
         """The number of tokens generated so far."""
         return self.length - self.prompt_length
 
     def append(self, token: int, logprob: float, version: int, choices: np.ndarray | None = None) -> bool:
-        """Append the next token; return whether it ends the row."""
-        index = self.generated
+        """Append the next token; return whether it ends the request."""
+        index = self.num_generated
         if choices is not None:
             self.choice_logprobs[index] = choices
         self.tokens[self.length], self.logprobs[index], self.versions[index] = token, logprob, version
@@ -59,33 +61,34 @@ class Row:
         return token in self.stop or self.length == self.capacity
 
     def store_experts(self, start: int, chosen: np.ndarray | None) -> None:
-        """Store the experts [N, layers, k] chosen for the tokens from `start` on; entries already known stay."""
+        """Store the experts [N, layers, k] chosen for N tokens from index `start`; stored entries are not changed."""
         if chosen is None:
             return
         if self.experts is None:
             self.experts = np.full((self.capacity, *chosen.shape[1:]), -1, chosen.dtype)
-        own = self.experts[start : start + len(chosen)]
-        np.copyto(own, chosen, where=own < 0)
+        # A token keeps the experts of the pass that first computed it, even if its keys and values are recomputed.
+        known = self.experts[start : start + len(chosen)]
+        np.copyto(known, chosen, where=known < 0)
 
-    def result(self, engine_id: str, aborted: bool = False) -> Generation:
-        """Return the generation in its current state."""
-        made = self.generated
-        stopped = made > 0 and int(self.tokens[self.length - 1]) in self.stop
+    def build_result(self, engine_id: str, aborted: bool = False) -> Generation:
+        """Return the request's result with its tokens so far."""
+        count = self.num_generated
+        stopped = count > 0 and int(self.tokens[self.length - 1]) in self.stop
         reason: FinishReason = "abort" if aborted else "stop" if stopped else "length"
         return Generation(
             request_id=self.request.request_id,
             token_ids=self.tokens[self.prompt_length : self.length].astype(np.int32),
-            logprobs=self.logprobs[:made].copy(),
-            policy_versions=self.versions[:made].copy(),
+            logprobs=self.logprobs[:count].copy(),
+            policy_versions=self.versions[:count].copy(),
             finish_reason=reason,
             engine_id=engine_id,
-            choice_logprobs=self.choice_logprobs[:made].astype(np.float32) if self.request.sampling.choices else None,
+            choice_logprobs=self.choice_logprobs[:count].astype(np.float32) if self.request.sampling.choices else None,
             experts=None if self.experts is None else self.experts[: self.length].copy(),
         )
 
 
 class RequestQueue:
-    """Waiting requests: the current *wave*, and the arrivals since it began."""
+    """The waiting requests: the *wave*, whose requests may join the decoder, and later arrivals."""
 
     def __init__(self) -> None:
         self._arrivals: list[Row] = []
@@ -95,8 +98,8 @@ class RequestQueue:
         return len(self._arrivals) + len(self._wave)
 
     @property
-    def in_wave(self) -> int:
-        """The number of requests of the wave that have not joined yet."""
+    def num_in_wave(self) -> int:
+        """The number of the wave's requests that have not joined the decoder yet."""
         return len(self._wave)
 
     def add(self, row: Row) -> None:
@@ -104,48 +107,41 @@ class RequestQueue:
         self._arrivals.append(row)
 
     def begin_wave(self) -> None:
-        """Move all arrivals into the wave, ordered by priority, then arrival."""
+        """Move all arrivals into the wave, and sort the wave by priority, then by order of arrival."""
         order = sorted([*self._wave, *self._arrivals], key=lambda row: (row.request.priority, row.order))
         self._wave, self._arrivals = deque(order), []
 
     def put_back(self, rows: Iterable[Row]) -> None:
-        """Put requests that have run already before all others.
-
-        The experts of a request without new tokens are dropped: its prompt is computed again, perhaps with other
-        weights.
-        """
+        """Put requests that have already run at the front of the wave again."""
         rows = list(rows)
         for row in rows:
-            if not row.generated:
+            # A request without new tokens starts over, perhaps with other weights, which may choose other experts.
+            if not row.num_generated:
                 row.experts = None
         self._wave.extendleft(reversed(rows))
 
     def take(self, fits: Callable[[Row, list[Row]], bool]) -> list[Row]:
-        """Remove and return rows from the front of the wave, as long as `fits(row, taken so far)`."""
+        """Remove and return rows from the front of the wave, as long as `fits(row, rows taken so far)` is true."""
         taken: list[Row] = []
         while self._wave and fits(self._wave[0], taken):
             taken.append(self._wave.popleft())
         return taken
 
-    def remove(self, names: Collection[str]) -> list[Row]:
-        """Remove and return the requests of these ids."""
-        removed = [row for row in (*self._wave, *self._arrivals) if row.request.request_id in names]
-        self._wave = deque(row for row in self._wave if row.request.request_id not in names)
-        self._arrivals = [row for row in self._arrivals if row.request.request_id not in names]
+    def remove(self, request_ids: Collection[str]) -> list[Row]:
+        """Remove and return the waiting requests with the ids `request_ids`; ignore unknown ids."""
+        removed = [row for row in (*self._wave, *self._arrivals) if row.request.request_id in request_ids]
+        self._wave = deque(row for row in self._wave if row.request.request_id not in request_ids)
+        self._arrivals = [row for row in self._arrivals if row.request.request_id not in request_ids]
         return removed
 
 
-def row_uniforms(seed: int, count: int) -> np.ndarray:
-    """Return the random numbers of one request, float64 in [0, 1), shape [count]. A longer series extends a shorter
-    one.
-    """
+def draw_uniforms(seed: int, count: int) -> np.ndarray:
+    """Return the first `count` random numbers of a seed, float64 in [0, 1); they do not depend on `count`."""
     return np.random.Generator(np.random.PCG64(seed % 2**64)).random(count)
 
 
-def new_row(request: GenerationRequest, order: int, engine_seed: int) -> Row:
-    """Create the row of a request. Without a seed of its own it gets one from the engine's seed and its arrival
-    number.
-    """
+def create_row(request: GenerationRequest, order: int, engine_seed: int) -> Row:
+    """Create the row of a request. If it has no seed, one is derived from the engine's seed and `order`."""
     seed = request.sampling.seed
     if seed is None:
         seed = int(np.random.SeedSequence([engine_seed % 2**64, order]).generate_state(1, np.uint64)[0])
@@ -156,14 +152,13 @@ def check_request(request: GenerationRequest, max_context: int, vocab_size: int)
     """Reject a request that cannot be served.
 
     Raises:
-        UnsupportedError: the request names an adapter or has media.
+        UnsupportedError: the request names an adapter.
         UserError: the request is empty or too long, or has tokens outside the vocabulary.
     """
     refuse_adapter("hf", request.adapter)
-    refuse_media("hf", request.media)
     name, prompt, new = request.request_id, len(request.token_ids), request.sampling.max_new_tokens
     if prompt < 1 or new < 1:
-        raise UserError(f"request {name} has {prompt} prompt tokens and max_new_tokens={new}; both must be 1 or more.")
+        raise UserError(f"request {name} has {prompt} prompt tokens and max_new_tokens={new}; both must be at least 1.")
     if prompt + new > max_context:
         raise UserError(
             f"request {name} needs {prompt} + {new} tokens, more than the engine's context of {max_context}: "
@@ -174,15 +169,15 @@ def check_request(request: GenerationRequest, max_context: int, vocab_size: int)
     if lowest < 0 or highest >= vocab_size:
         raise UserError(
             f"request {name} has token {lowest if lowest < 0 else highest}, outside the model's vocabulary of "
-            f"{vocab_size}: was it made by another model's tokenizer?"
+            f"{vocab_size}: use the model's own tokenizer."
         )
 
 
 def check_options(spec: EngineSpec) -> None:
-    """Reject options that this engine does not support.
+    """Reject settings that this engine does not support.
 
     Raises:
-        ConfigError: names the option and the possible values.
+        ConfigError: an option is unknown or its value is not allowed, or `tensor_parallel` is not 1.
     """
     for key, value in spec.options.items():
         if key not in OPTIONS:
@@ -192,8 +187,9 @@ def check_options(spec: EngineSpec) -> None:
             )
         choices = OPTIONS[key]
         if choices is not None and value not in choices:
-            raise ConfigError(f"inference.options.{key} is '{value}', must be one of: {', '.join(choices)}.")
+            raise ConfigError(f"inference.options.{key} is '{value}', but must be one of: {', '.join(choices)}.")
     if spec.tensor_parallel != 1:
         raise ConfigError(
-            f"inference.tensor_parallel is {spec.tensor_parallel}; the hf engine runs on one device: use engine=vllm."
+            f"inference.tensor_parallel is {spec.tensor_parallel}, but the hf engine runs on one device: set it "
+            "to 1, or use inference.engine=vllm."
         )

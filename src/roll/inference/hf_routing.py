@@ -1,4 +1,4 @@
-"""A record of the experts that a mixture's routers choose while the `hf` engine computes."""
+"""Router replay: records the experts that the routers of an MoE model choose in the `hf` engine."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 
 from roll.errors import ModelError
-from roll.inference.spec import EngineSpec, expert_dtype
-from roll.models import chosen_experts, find_routers
+from roll.inference.spec import EngineSpec, get_expert_dtype
+from roll.models import find_routers, read_router_output
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["RoutingRecord", "reuse_first_pass"]
+__all__ = ["RoutingRecorder", "reuse_first_pass"]
 
 
-class RoutingRecord:
-    """Stores the experts that the routers of a model chose in the latest forward pass.
+class RoutingRecorder:
+    """Records the experts that the routers of a model chose in the latest forward pass.
 
     Args:
         model: The model.
@@ -35,16 +35,16 @@ class RoutingRecord:
         routers = find_routers(model)
         if not routers:
             raise ModelError(
-                f"training.router_replay is 'engine', and '{spec.model_path}' has no router that chooses experts: set "
-                "it to none"
+                f"training.router_replay is 'engine', but '{spec.model_path}' has no router that chooses experts: set "
+                "training.router_replay to none"
             )
-        self._dtype = expert_dtype(int(routers[0].num_experts))
+        self._dtype = get_expert_dtype(int(routers[0].num_experts))
         self._latest: list[Tensor | None] = [None] * len(routers)
         for i, router in enumerate(routers):
             router.register_forward_hook(self._remember(i))
 
-    def chosen(self) -> np.ndarray:
-        """Return the experts [N, layers, k] chosen in the latest forward pass, including those of padding."""
+    def get_chosen(self) -> np.ndarray:
+        """Return the experts [N, layers, k] chosen in the latest forward pass; N includes padding."""
         layers = [layer for layer in self._latest if layer is not None]
         assert len(layers) == len(self._latest), "a forward pass left a router out"
         self._latest = [None] * len(layers)
@@ -52,7 +52,7 @@ class RoutingRecord:
 
     def _remember(self, i: int) -> Any:
         def hook(router: Any, args: Any, output: Any) -> None:
-            chosen = chosen_experts(router, output)[1]
+            chosen = read_router_output(router, output)[1]
             self._latest[i] = chosen.reshape(-1, chosen.shape[-1])
 
         return hook
@@ -60,10 +60,10 @@ class RoutingRecord:
 
 @contextmanager
 def reuse_first_pass(model: PreTrainedModel) -> Generator[None]:
-    """Reuse the routers' outputs of the body's first pass, over a text, in its later passes over the text's parts in
-    order.
+    """Reuse the routers' outputs of the first forward pass in the body for the later passes.
 
-    So passes whose numbers differ in their last digits choose the same experts.
+    The first pass must compute a whole sequence, and later passes its parts, in order. So all passes use the same
+    experts, even if rounding would change a choice.
     """
     rest: dict[Any, tuple[Tensor, ...]] = {}
 
@@ -72,8 +72,8 @@ def reuse_first_pass(model: PreTrainedModel) -> Generator[None]:
             rest[router] = output
             return None
         count = len(output[0])
-        own, rest[router] = (tuple(x[part] for x in rest[router]) for part in (slice(count), slice(count, None)))
-        return own
+        part, rest[router] = (tuple(x[rows] for x in rest[router]) for rows in (slice(count), slice(count, None)))
+        return part
 
     hooks = [router.register_forward_hook(hook) for router in find_routers(model)]
     try:

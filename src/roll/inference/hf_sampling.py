@@ -1,7 +1,7 @@
-"""Sampling of the next tokens of many rows at once, each row with its own settings and its own random numbers.
+"""Temperature, top-k and top-p sampling for many rows at once; each row has its own settings and random numbers.
 
-A token is drawn by inverting the cumulative distribution at one uniform number. So a row needs one random number per
-token, and its k-th token depends only on its seed, k, and its own logits.
+A token is sampled by inverting the cumulative distribution at a uniform random number. So a row needs one random number
+per token, and its k-th token depends only on its seed, on k, and on its logits.
 """
 
 from __future__ import annotations
@@ -13,54 +13,67 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.inference.inversion import BLOCK, invert, running_totals
+from roll.inference.inversion import BLOCK, compute_running_totals, sample_by_inversion
 from roll.types import SamplingParams
 
-__all__ = ["Draw", "Sampler"]
+__all__ = ["SampledTokens", "Sampler"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Draw:
-    """The next token of every row; the arrays have shape [rows]."""
+class SampledTokens:
+    """The sampled token of every row; arrays have shape [rows]."""
 
     tokens: np.ndarray
     logprobs: np.ndarray
-    """The float32 log-probs under the distribution that was sampled from; at temperature 1 for a greedy row."""
+    """Log-probs under the distribution that was sampled from, float32; at temperature 1 for a greedy row."""
     choices: dict[int, np.ndarray] = field(default_factory=dict)
-    """The float32 log-prob of each choice, by row, for rows restricted to a few tokens."""
+    """For rows that are restricted to a few tokens: by row, the log-prob of each of these tokens, float32."""
 
 
 class Sampler:
-    """Samples tokens, with work buffers that are reused from step to step."""
+    """Samples tokens; its work buffers are reused in every step.
 
-    def __init__(self) -> None:
+    Args:
+        excluded: Tokens that are never sampled.
+    """
+
+    def __init__(self, excluded: Sequence[int] = ()) -> None:
+        self._excluded = list(excluded)
+        self.release()
+
+    def release(self) -> None:
+        """Free the work buffers."""
         self._scaled = torch.empty(0)
         self._weights = torch.empty(0)
 
-    def sample(self, logits: Tensor, params: Sequence[SamplingParams], uniforms: np.ndarray) -> Draw:
-        """Draw one token per row.
+    def sample(self, logits: Tensor, params: Sequence[SamplingParams], uniforms: np.ndarray) -> SampledTokens:
+        """Sample one token per row.
 
         Args:
-            logits: [R, V] with R ≥ len(params); rows beyond are padding and are computed, but not returned.
-            params: of each row.
-            uniforms: [len(params)] float64 in [0, 1).
+            logits: Logits [R, V]. Rows beyond `len(params)` are padding: they are computed, but not returned.
+            params: Sampling parameters of each row.
+            uniforms: Random numbers, float64 [len(params)] in [0, 1).
 
         Raises:
             FloatingPointError: the logits of a row are not finite.
         """
         rows = len(params)
         scaled = self._scale(logits, params)
+        if self._excluded:
+            scaled[:, self._excluded] = float("-inf")
         for row, param in enumerate(params):
             if param.choices:
                 _keep_only(scaled[row], param.choices)
             if param.temperature > 0 and (param.top_k > 0 or param.top_p < 1):
                 _keep_likely(scaled[row, : logits.shape[1]], param.top_k, param.top_p)
         highest = scaled.amax(-1, keepdim=True)
+        # Weights are not normalized: instead of dividing [R, V] numbers, `sample_by_inversion` multiplies the uniform
+        # by the total.
         weights = torch.sub(scaled, highest, out=self._weights[: len(logits)]).exp_()
-        totals = running_totals(weights)
+        totals = compute_running_totals(weights)
         if not torch.isfinite(totals[:rows, -1]).all():
             raise FloatingPointError("the model's logits are not finite (NaN or infinite)")
-        tokens = invert(weights[:rows], totals[:rows], torch.from_numpy(uniforms).to(logits.device))
+        tokens = sample_by_inversion(weights[:rows], totals[:rows], torch.from_numpy(uniforms).to(logits.device))
         greedy = [row for row, param in enumerate(params) if param.temperature <= 0]
         if greedy:
             tokens[greedy] = scaled[greedy].argmax(-1)
@@ -71,16 +84,17 @@ class Sampler:
             for row, param in enumerate(params)
             if param.choices
         }
-        return Draw(
+        return SampledTokens(
             tokens=tokens.cpu().numpy(),
             logprobs=logprobs.float().cpu().numpy(),
             choices={row: weights.float().cpu().numpy() for row, weights in choices.items()},
         )
 
     def _scale(self, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-        """Return logits over temperature in float32, [R, V rounded up to whole blocks], padded with -inf."""
+        """Return logits divided by temperature, float32 [R, W], where W is V rounded up to blocks, padded with -inf."""
         rows, vocab = logits.shape
         padded = -(-vocab // BLOCK) * BLOCK
+        # The buffers are reused, because allocating [R, V] numbers in every step costs more than the arithmetic.
         if self._scaled.shape[0] < rows or self._scaled.shape[1:] != (padded,):
             self._scaled = torch.full((rows, padded), float("-inf"), device=logits.device)
             self._weights = torch.empty_like(self._scaled)
@@ -94,7 +108,7 @@ class Sampler:
 
 
 def _keep_only(scaled: Tensor, choices: Sequence[int]) -> None:
-    """Set all but the given tokens of one row [V] to -inf, in place."""
+    """Set all tokens of one row [V] except `choices` to -inf, in place."""
     kept = scaled[list(choices)]
     scaled.fill_(float("-inf"))
     scaled[list(choices)] = kept
@@ -103,8 +117,8 @@ def _keep_only(scaled: Tensor, choices: Sequence[int]) -> None:
 def _keep_likely(scaled: Tensor, top_k: int, top_p: float) -> None:
     """Apply top-k and top-p to one row [V], in place: all other tokens are set to -inf.
 
-    First the `top_k` highest stay, including ties with the last of them. Of those, the smallest set of most likely
-    tokens whose probability reaches `top_p` stays, at least one token.
+    First the `top_k` most likely tokens are kept, including ties with the last of them. Of these, the smallest set of
+    most likely tokens whose probability reaches `top_p` is kept, which has at least one token.
     """
     if 0 < top_k < len(scaled):
         scaled.masked_fill_(scaled < scaled.topk(top_k).values[-1], float("-inf"))
@@ -112,6 +126,7 @@ def _keep_likely(scaled: Tensor, top_k: int, top_p: float) -> None:
         ordered, order = scaled.sort(descending=True, stable=True)
         probabilities = ordered.double().softmax(-1)
         before = probabilities.cumsum(-1) - probabilities
+        # A token is kept if the more likely tokens have not reached `top_p`, so the token that reaches it is kept too.
         outside = before >= top_p
         outside[0] = False
         scaled[order[outside]] = float("-inf")

@@ -1,4 +1,4 @@
-"""A single worker thread that does not prevent the process from exiting."""
+"""A worker thread that does not prevent the process from exiting."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 class WorkerThread(Executor):
     """An executor that runs functions in order on one daemon thread.
 
-    Python's own pool joins its threads when the process exits. A thread that hangs in a computation would block the
-    exit forever, and a thread cannot be killed.
+    `ThreadPoolExecutor` joins its threads when the process exits, so a thread that hangs in a computation would block
+    the exit forever: a thread cannot be killed.
 
     Args:
         name: The name of the thread.
@@ -35,7 +35,7 @@ class WorkerThread(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the thread after its queued work; with `wait`, return when it has ended."""
+        """End the thread after its queued work; with `wait`, wait until it has ended."""
         self._work.put(None)
         if wait:
             self._thread.join()
@@ -47,5 +47,5 @@ class WorkerThread(Executor):
                 continue
             try:
                 future.set_result(function(*args))
-            except BaseException as error:
+            except BaseException as error:  # SystemExit in a model's remote code must not end the thread silently
                 future.set_exception(error)

@@ -1,4 +1,4 @@
-"""New weights for a live `transformers` model, in place, and checksums of what it then holds."""
+"""Weight sync into a loaded `transformers` model, in place; the applied tensors are verified by checksum."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from roll.errors import WeightSyncError
 from roll.inference.spec import refuse_adapter
-from roll.models import changes_names, to_checkpoint_tensors
+from roll.models import has_renamed_weights, to_checkpoint_tensors
 from roll.types import TensorSpec, WeightUpdate
-from roll.weights import open_update, tensor_checksum
-from roll.weights.plan import dtype_of
+from roll.weights import compute_checksum, open_update
+from roll.weights.plan import get_dtype
 from roll.weights.quantization import dequantize_stream, without_scales
 
 if TYPE_CHECKING:
@@ -23,24 +23,24 @@ __all__ = ["apply_update"]
 
 
 def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, int]:
-    """Fetch the weights, copy them into the model, read every tensor back from the model and compare its bytes.
+    """Receive the weights, copy them into the model, then read every tensor back and compare its bytes.
 
-    The update must contain every weight, and at least one of tied ones. A tensor of another dtype is cast, a quantized
-    one is dequantized: the model then holds exactly the product of codes and scales.
+    The update must contain every weight; of tied weights, one is enough. Tensors are cast to the model's dtype.
+    Quantized weights are dequantized: the model holds exactly the product of codes and scales.
 
     Returns:
-        The checksum of the received bytes, by name.
+        The checksum of the received bytes, by tensor name.
 
     Raises:
-        UnsupportedError: the weights are an adapter's.
-        WeightSyncError: names a tensor that is missing, unknown, of another shape, or was not applied. The model is
-            unchanged only if the manifest itself was wrong.
+        UnsupportedError: the update is for an adapter.
+        WeightSyncError: a tensor is missing, unknown, has the wrong shape, or was not applied; the message names it.
+            The model is unchanged only if the manifest itself is wrong.
     """
     refuse_adapter("hf", update.adapter)
-    live = _live_tensors(model)
+    live = _list_live_tensors(model)
     weights = without_scales(update.manifest)
     _check_manifest(weights, live)
-    sent_as = {spec.name: dtype_of(spec) for spec in weights}
+    sent_as = {spec.name: get_dtype(spec) for spec in weights}
     applied: dict[str, int] = {}
     device = next(iter(live.values())).device
     with torch.no_grad(), open_update(update, device=device) as receiver:
@@ -48,30 +48,34 @@ def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, i
             target = live[name]
             target.copy_(tensor)
             same = sent_as[name] == target.dtype
-            applied[name] = receiver.checksums[name] if same else tensor_checksum(tensor.to(target.dtype))
-    held = _live_tensors(model)  # looked up again: the tensors in use, not those that were written
+            applied[name] = receiver.checksums[name] if same else compute_checksum(tensor.to(target.dtype))
+    # The tensors are looked up again: the check must read the tensors in use, not those that were written.
+    live = _list_live_tensors(model)
     for name, checksum in applied.items():
-        if tensor_checksum(held[name]) != checksum:
+        if compute_checksum(live[name]) != checksum:
             raise WeightSyncError(
-                f"tensor '{name}' of policy version {update.policy_version} arrived, but the model does not hold it."
+                f"tensor '{name}' of policy version {update.policy_version} was received, but the model holds other "
+                "values."
             )
     return dict(receiver.checksums)
 
 
-def _live_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return weights and persistent buffers, or views of them, by checkpoint name; tied ones appear under each name."""
-    held = dict(model.state_dict(keep_vars=True))
-    if not changes_names(model):
-        return held
-    found: dict[str, Tensor] = {}
-    for name, tensor in held.items():
+def _list_live_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return weights and persistent buffers, or views of them, by checkpoint name; tied weights have several names."""
+    state = dict(model.state_dict(keep_vars=True))
+    if not has_renamed_weights(model):
+        return state
+    live: dict[str, Tensor] = {}
+    for name, tensor in state.items():
         parts = to_checkpoint_tensors(model, name, tensor)
+        # If a part were a copy, writing to it would not change the model.
         if any(part.untyped_storage().data_ptr() != tensor.untyped_storage().data_ptr() for part in parts.values()):
             raise WeightSyncError(
-                f"tensor '{name}' cannot be written in its checkpoint's form: use inference.engine=vllm."
+                f"tensor '{name}' cannot be updated in place, because its checkpoint format differs from the model's: "
+                "use inference.engine=vllm."
             )
-        found |= parts
-    return found
+        live |= parts
+    return live
 
 
 def _check_manifest(manifest: tuple[TensorSpec, ...], live: Mapping[str, Tensor]) -> None:
@@ -81,8 +85,9 @@ def _check_manifest(manifest: tuple[TensorSpec, ...], live: Mapping[str, Tensor]
         shape = tuple(live[spec.name].shape)
         if spec.shape != shape:
             raise WeightSyncError(f"tensor '{spec.name}' has shape {spec.shape}; the engine's model needs {shape}.")
-    brought = {live[spec.name].data_ptr() for spec in manifest}
-    missing = [name for name, tensor in live.items() if tensor.data_ptr() not in brought]
+    # Compared by address instead of name, because one of two tied weights is enough.
+    updated = {live[spec.name].data_ptr() for spec in manifest}
+    missing = [name for name, tensor in live.items() if tensor.data_ptr() not in updated]
     if missing:
         more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
-        raise WeightSyncError(f"tensor '{missing[0]}'{more} missing from the weights that the trainer offered.")
+        raise WeightSyncError(f"tensor '{missing[0]}'{more} missing from the trainer's weights.")

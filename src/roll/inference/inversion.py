@@ -1,6 +1,6 @@
-"""Drawing of tokens by inverting the cumulative distribution at one uniform number, used by both engines on a CPU.
+"""Samples tokens by inverting the cumulative distribution; used by both engines on a CPU.
 
-It needs one random number per token; the largest of noisy logits (Gumbel) needs one for every vocabulary entry.
+This needs one uniform random number per token. The Gumbel-max trick needs one per vocabulary entry.
 """
 
 from __future__ import annotations
@@ -8,36 +8,41 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-__all__ = ["BLOCK", "invert", "running_totals"]
+__all__ = ["BLOCK", "compute_running_totals", "sample_by_inversion"]
 
 BLOCK = 256
-"""Weights are summed in blocks of this size; a draw finds the block first, then the token inside it."""
+"""Weights are summed in blocks of this size. Sampling first finds the block, then the token in the block, so the
+cumulative sum in float64 runs over blocks instead of the vocabulary.
+"""
 
 
-def running_totals(weights: Tensor) -> Tensor:
-    """Return cumulative sums over blocks, float64 [R, blocks], of weights [R, blocks × BLOCK]."""
+def compute_running_totals(weights: Tensor) -> Tensor:
+    """Return the cumulative sums of blocks, float64 [R, blocks], for weights [R, blocks × BLOCK]."""
     return weights.view(len(weights), -1, BLOCK).sum(-1).double().cumsum(-1)
 
 
-def invert(weights: Tensor, totals: Tensor, uniforms: Tensor) -> Tensor:
-    """Return the first token whose cumulative weight exceeds uniform × total, int64 [R]; never a token of weight 0.
+def sample_by_inversion(weights: Tensor, totals: Tensor, uniforms: Tensor) -> Tensor:
+    """Return per row the first token whose cumulative weight exceeds uniform × total, int64 [R]; its weight is not 0.
 
     Args:
         weights: The non-negative weights [R, blocks × BLOCK].
-        totals: The result of `running_totals`, float64 [R, blocks].
+        totals: The result of `compute_running_totals`, float64 [R, blocks].
         uniforms: The random numbers, float64 in [0, 1), shape [R].
     """
     target = uniforms[:, None] * totals[:, -1:]
     block = torch.searchsorted(totals, target, right=True)
     occupied = torch.diff(totals, dim=-1, prepend=torch.zeros_like(totals[:, :1])) > 0
-    block = torch.minimum(block, _last_true(occupied))
+    # Rounding may make the target equal to the total, beyond all blocks: then the last block with any weight is used.
+    block = torch.minimum(block, _find_last_true(occupied))
     below = torch.where(block > 0, totals.gather(-1, (block - 1).clamp_min(0)), 0.0)
     inside = weights.view(len(weights), -1, BLOCK)[torch.arange(len(weights), device=weights.device), block[:, 0]]
     place = torch.searchsorted(inside.double().cumsum(-1), target - below, right=True)
-    place = torch.minimum(place, _last_true(inside > 0))  # a block's sum may round differently from its cumulative sum
+    place = torch.minimum(
+        place, _find_last_true(inside > 0)
+    )  # a block's sum may round differently from its cumulative sum
     return (block * BLOCK + place)[:, 0]
 
 
-def _last_true(mask: Tensor) -> Tensor:
-    """Return the last column that is true, shape [R, 1]."""
+def _find_last_true(mask: Tensor) -> Tensor:
+    """Return the index of the last true column in each row, [R, 1]."""
     return mask.shape[-1] - 1 - mask.flip(-1).int().argmax(-1, keepdim=True)

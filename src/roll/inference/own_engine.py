@@ -1,11 +1,11 @@
-"""A wrapper for a user's own engine, whose error messages name the engine and the line that failed."""
+"""A wrapper for user-defined engines; its error messages name the engine and the line that failed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from roll.errors import ConfigError, EngineError, RollError, one_line_error, raised_at
+from roll.errors import ConfigError, EngineError, RollError, find_raise_location, one_line_error
 from roll.protocols import InferenceEngine, PauseMode, SupportsReadback
 from roll.types import (
     EngineLoad,
@@ -18,24 +18,24 @@ from roll.types import (
     WeightUpdate,
 )
 
-__all__ = ["OwnEngine"]
+__all__ = ["UserEngine"]
 
 _METHODS = [name for name, value in vars(InferenceEngine).items() if not name.startswith("_") and callable(value)]
 
 
-class OwnEngine:
-    """Forwards every call to the user's engine; implements `InferenceEngine` and `SupportsReadback`."""
+class UserEngine:
+    """Forwards every call to the user's engine, and checks the results; implements `SupportsReadback` too."""
 
     def __init__(self, kind: str, engine_id: str, build: Callable[[], Any]) -> None:
         """Build the user's engine.
 
         Args:
             kind: The engine's name or import path, for messages.
-            engine_id: The id from its spec.
+            engine_id: The id of the engine.
             build: A function that builds the engine.
 
         Raises:
-            ConfigError: `build` fails, or its result lacks a method.
+            ConfigError: `build` fails, or the engine lacks a method.
         """
         self.engine_id = engine_id
         self._kind = kind
@@ -44,8 +44,8 @@ class OwnEngine:
         except RollError:
             raise
         except Exception as error:
-            place, what = raised_at(error), one_line_error(error)
-            raise ConfigError(f"engine '{kind}' cannot be built with an EngineSpec ({place}): {what}") from error
+            place, cause = find_raise_location(error), one_line_error(error)
+            raise ConfigError(f"engine '{kind}' cannot be built with an EngineSpec ({place}): {cause}") from error
         missing = [name for name in _METHODS if not callable(getattr(self._engine, name, None))]
         if missing:
             raise ConfigError(
@@ -57,22 +57,27 @@ class OwnEngine:
         await self._call("start")
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        made = self._check_result("generate", await self._call("generate", request), Generation)
-        arrays = (made.token_ids, made.logprobs, made.policy_versions)
+        generation = self._check_result("generate", await self._call("generate", request), Generation)
+        arrays = (generation.token_ids, generation.logprobs, generation.policy_versions)
+        # Checked here, because a wrong length would otherwise cause an error much later, in the trainer's batch.
         shapes = [getattr(array, "shape", None) for array in arrays]
-        if shapes != [(len(made.token_ids),)] * 3:
-            raise self._error(
-                "generate must return token_ids, logprobs and policy_versions as arrays of one length, and returned "
+        if shapes != [(len(generation.token_ids),)] * 3:
+            raise self._build_error(
+                "generate must return token_ids, logprobs and policy_versions as arrays of one length, but returned "
                 f"shapes {shapes}"
             )
-        return made
+        return generation
 
     async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
-        found = await self._call("logprobs", sequences, media)
-        asked = [len(sequence) for sequence in sequences]
-        if not isinstance(found, list) or [getattr(array, "shape", None) for array in found] != [(n,) for n in asked]:
-            raise self._error(f"logprobs must return a list of arrays, of the sequences' lengths {asked}")
-        return found
+        logprobs = await self._call("logprobs", sequences, media)
+        lengths = [len(sequence) for sequence in sequences]
+        shapes = [getattr(array, "shape", None) for array in logprobs] if isinstance(logprobs, list) else None
+        if shapes != [(length,) for length in lengths]:
+            returned = type(logprobs).__name__ if shapes is None else f"arrays of shapes {shapes}"
+            raise self._build_error(
+                f"logprobs must return a list of arrays with the sequences' lengths {lengths}, but returned {returned}"
+            )
+        return logprobs
 
     async def abort(self, request_ids: Collection[str]) -> None:
         await self._call("abort", request_ids)
@@ -102,25 +107,27 @@ class OwnEngine:
         await self._call("close")
 
     async def _call(self, name: str, *arguments: Any) -> Any:
-        """Await a method of the user's engine.
+        """Call a method of the user's engine and await its result.
 
         Raises:
-            EngineError: the method raises an error that is not one of ROLL's, or is not a coroutine.
+            EngineError: the method is not a coroutine function, or raises an error that ROLL does not define.
         """
         try:
             answer = getattr(self._engine, name)(*arguments)
             if not hasattr(answer, "__await__"):
-                raise self._error(f"{name} is no coroutine: write `async def {name}`")
+                raise self._build_error(f"{name} is not a coroutine function: write `async def {name}`")
             return await answer
         except RollError:
             raise
         except Exception as error:
-            raise self._error(f"{name} failed at {raised_at(error)}: {one_line_error(error)}") from error
+            raise self._build_error(
+                f"{name} failed at {find_raise_location(error)}: {one_line_error(error)}"
+            ) from error
 
     def _check_result(self, name: str, answer: Any, kind: type[Any]) -> Any:
         if not isinstance(answer, kind):
-            raise self._error(f"{name} returned {type(answer).__name__}, not {kind.__name__}")
+            raise self._build_error(f"{name} returned {type(answer).__name__}, not {kind.__name__}")
         return answer
 
-    def _error(self, what: str) -> EngineError:
-        return EngineError(f"engine '{self._kind}': {what}.")
+    def _build_error(self, message: str) -> EngineError:
+        return EngineError(f"engine '{self._kind}': {message}.")

@@ -1,4 +1,4 @@
-"""The description of an engine, and how it is built. Imports no engine until one is built."""
+"""Describes an engine and builds it. No engine is imported until one is built."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ import numpy as np
 
 from roll.config.engines import ENGINES, LazyEngine, resolve_engine_kind
 from roll.errors import ConfigError, UnsupportedError
-from roll.inference.own_engine import OwnEngine
+from roll.inference.own_engine import UserEngine
+from roll.models.multimodal import MediaInputs, has_media_config, open_media
 from roll.protocols import InferenceEngine
 from roll.types import MediaSpan
 
-__all__ = ["EngineSpec", "build_engine", "expert_dtype", "prestart_engine", "refuse_adapter", "refuse_media"]
+__all__ = ["EngineSpec", "build_engine", "get_expert_dtype", "prestart_engine", "refuse_adapter", "refuse_media"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSpec:
-    """The complete description of one engine; plain data, so it can be sent to the process that runs the engine."""
+    """The complete description of one engine. It is plain data, so it can be sent to the engine's process."""
 
     engine_id: str
     kind: str
@@ -31,71 +32,86 @@ class EngineSpec:
     """A Hugging Face model directory."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     max_context: int
-    """The longest prompt plus answer, in tokens. Longer requests are rejected."""
+    """The maximum length of prompt plus answer, in tokens. Longer requests are rejected."""
     max_num_seqs: int = 64
-    """The largest number of concurrent requests; more requests wait."""
+    """The maximum number of concurrent requests; further requests wait."""
     kv_cache_bytes: int | None = None
-    """The size of the KV cache; `None`: 256 MiB on CPU, the engine's own share of the device elsewhere."""
+    """The size of the KV cache; `None`: 256 MiB on a CPU, elsewhere a share of the device that the engine chooses."""
     tensor_parallel: int = 1
     seed: int = 0
-    """The seed for requests without a seed."""
+    """The seed of requests without their own seed."""
     num_threads: int | None = None
-    """The number of CPU threads; `None` leaves the process's setting."""
+    """The number of CPU threads; `None` keeps the setting of the process."""
     sleeps: bool = False
-    """Whether the engine will `sleep` while trainers use its device."""
+    """Whether the engine must support `sleep`, because trainers use its device in the meantime."""
     records_experts: bool = False
-    """Whether every `Generation` must contain the experts that routers chose."""
+    """Whether every `Generation` must contain the experts that the routers chose."""
     trust_remote_code: bool = False
+    media_dir: Path | None = None
+    """The directory of the run's media store (`roll.media.MediaStore`); `None` if requests have no images."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the engine itself, passed on unchanged; they override ROLL's."""
+    """Further arguments of the engine itself, which are passed on unchanged and override ROLL's."""
     log_path: Path | None = None
-    """The file of the engine's own messages; `None` sends them to the process's logging."""
+    """The log file of the engine; `None` sends its messages to the logging of the process."""
+
+    @property
+    def reads_media(self) -> bool:
+        """Whether requests may have images."""
+        return self.media_dir is not None and has_media_config(self.model_path)
+
+    def open_media(self) -> MediaInputs | None:
+        """Open the run's images for this model; return `None` if requests cannot have images."""
+        if self.media_dir is None:
+            return None
+        return open_media(self.model_path, self.media_dir, trust_remote_code=self.trust_remote_code)
 
 
 def refuse_adapter(kind: str, adapter: str | None) -> None:
-    """Reject a request, or weights, that name an adapter, for a kind of engine without the capability `lora`.
+    """Reject an adapter that a request or a weight update names, for engines without the capability `lora`.
 
     Raises:
-        UnsupportedError: an adapter is named.
+        UnsupportedError: `adapter` is not `None`.
     """
     if adapter is not None:
         raise UnsupportedError(
-            f"the {kind} engine cannot answer with adapters (lora), and was asked for '{adapter}': send the policy's "
-            "weights with the adapter merged, or use an engine that can."
+            f"the {kind} engine does not support LoRA adapters, but adapter '{adapter}' is named: sync the policy's "
+            "weights with the adapter merged, or use an engine with the capability `lora`."
         )
 
 
 def refuse_media(kind: str, *media: Iterable[MediaSpan]) -> None:
-    """Reject sequences with media, for a kind of engine without the capability `supports_images`.
+    """Reject sequences with media, for engines without the capability `supports_images`.
 
     Raises:
         UnsupportedError: a sequence has media.
     """
     for span in (span for spans in media for span in spans):
         raise UnsupportedError(
-            f"the {kind} engine consumes texts alone, and was sent a part of kind '{span.kind}': leave it out, or use "
-            "an engine that consumes it."
+            f"the {kind} engine supports text only, but a sequence has a part of kind '{span.kind}': remove the part, "
+            "or use an engine that supports it."
         )
 
 
-def expert_dtype(num_experts: int) -> np.dtype[np.signedinteger]:
-    """Return the smallest dtype that holds every expert's number and -1 for unknown: one byte up to 128 experts."""
+def get_expert_dtype(num_experts: int) -> np.dtype[np.signedinteger]:
+    """Return the smallest dtype that holds every expert index and -1 (unknown): int8 for up to 128 experts."""
     return np.dtype(np.int8 if num_experts <= 128 else np.int16)
 
 
 def prestart_engine(kind: str, num_threads: int | None) -> AbstractContextManager[None]:
-    """Start the work that every engine of this kind needs before its model is known; undo unused work after the body.
+    """Prepare the start of an engine of this kind during the body, before its model is known.
+
+    Preparations that no engine has used are discarded after the body.
 
     Args:
-        kind: See `EngineSpec.kind`. An unusable kind is ignored here and rejected when the engine is built.
+        kind: See `EngineSpec.kind`. An invalid kind is ignored here, and rejected when the engine is built.
         num_threads: See `EngineSpec.num_threads`.
     """
     try:
         factory = ENGINES.get(resolve_engine_kind(kind))
     except ConfigError:
         return nullcontext()
-    begun = factory.prestart(num_threads) if isinstance(factory, LazyEngine) else None
-    return nullcontext() if begun is None else begun
+    context = factory.prestart(num_threads) if isinstance(factory, LazyEngine) else None
+    return nullcontext() if context is None else context
 
 
 def build_engine(spec: EngineSpec) -> InferenceEngine:
@@ -107,4 +123,4 @@ def build_engine(spec: EngineSpec) -> InferenceEngine:
     factory = ENGINES.get(resolve_engine_kind(spec.kind))
     if isinstance(factory, LazyEngine):
         return factory(spec)
-    return OwnEngine(spec.kind, spec.engine_id, partial(factory, spec))
+    return UserEngine(spec.kind, spec.engine_id, partial(factory, spec))

@@ -1,7 +1,7 @@
 """A log of an engine's steps and their durations, to which a simulated engine is fitted.
 
-Consecutive steps that only decode, for the same number of requests, form one stretch; a step that also prefills is a
-stretch of its own. So there are about two stretches per request, whatever its number of tokens.
+Consecutive steps that only decode, for the same number of requests, are merged into one span; a step that also prefills
+is a separate span. So there are about two spans per request, and their number does not depend on its tokens.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from roll.types import EngineStepSpan
 
 __all__ = ["StepLog"]
 
-KEPT = 100_000
-"""Largest number of stretches kept between two calls of `take`; then the oldest are dropped."""
+MAX_SPANS = 100_000
+"""Maximum number of spans that are kept between two calls to `take`; then the oldest are dropped."""
 
 
 class StepLog:
-    """Collects an engine's stretches.
+    """Records when an engine's steps ran and what they computed; similar steps in a row form one span.
 
     Args:
         clock: A monotonic clock, in seconds.
@@ -33,19 +33,21 @@ class StepLog:
         self._epoch = wall() - clock()
         self._since: float | None = None
         self._num_silent = 0
-        self._stretches: deque[EngineStepSpan] = deque(maxlen=KEPT)
+        self._spans: deque[EngineStepSpan] = deque(maxlen=MAX_SPANS)
 
     def begin(self) -> None:
-        """Start timing a step of an engine that was idle or paused."""
+        """Start timing the first step of an engine that was idle or paused."""
         self._since = self._clock()
 
-    def step(self, *, num_decoding: int, num_started: int, num_prefilled: int, context_tokens: float) -> None:
+    def record_step(self, *, num_decoding: int, num_started: int, num_prefilled: int, context_tokens: float) -> None:
         """Record the step that just ended; the next one starts now."""
         now = self._clock()
         since, self._since = self._since, now
         if since is None or self._num_silent or not num_decoding + num_started:
             return
-        fresh = EngineStepSpan(
+        # `perf_counter` starts at an arbitrary moment. The epoch converts its values to wall-clock times, which are
+        # comparable between the traces of several processes.
+        span = EngineStepSpan(
             began_s=self._epoch + since,
             duration_s=now - since,
             num_steps=1,
@@ -54,21 +56,21 @@ class StepLog:
             num_prefilled=num_prefilled,
             context_tokens=context_tokens,
         )
-        last = self._stretches[-1] if self._stretches else None
-        if last is not None and _can_merge(last, fresh):
+        last = self._spans[-1] if self._spans else None
+        if last is not None and _can_merge(last, span):
             steps = last.num_steps + 1
-            self._stretches[-1] = replace(
+            self._spans[-1] = replace(
                 last,
-                duration_s=last.duration_s + fresh.duration_s,
+                duration_s=last.duration_s + span.duration_s,
                 num_steps=steps,
                 context_tokens=last.context_tokens + (context_tokens - last.context_tokens) / steps,
             )
         else:
-            self._stretches.append(fresh)
+            self._spans.append(span)
 
     @contextmanager
     def pause_recording(self) -> Generator[None]:
-        """Leave out steps that end in the body, because they do more than generate."""
+        """Do not record steps that end during the body, because they do more than generate."""
         self._num_silent += 1
         try:
             yield
@@ -76,15 +78,14 @@ class StepLog:
             self._num_silent -= 1
 
     def take(self) -> list[EngineStepSpan]:
-        """Return the stretches collected since the last call."""
-        taken = list(self._stretches)
-        self._stretches.clear()
+        """Return the spans collected since the last call."""
+        taken = list(self._spans)
+        self._spans.clear()
         return taken
 
 
-def _can_merge(last: EngineStepSpan, fresh: EngineStepSpan) -> bool:
-    """Return whether two stretches can be merged: both only decode, for equally many requests, without a pause in
-    between.
-    """
-    same = last.num_decoding == fresh.num_decoding and not last.num_started and not fresh.num_started
-    return same and abs(last.began_s + last.duration_s - fresh.began_s) < 1e-4
+def _can_merge(last: EngineStepSpan, span: EngineStepSpan) -> bool:
+    """Return whether two spans can be merged: both only decode, for the same number of requests, without a pause."""
+    same = last.num_decoding == span.num_decoding and not last.num_started and not span.num_started
+    # Floats represent times since 1970 to about 2e-7 s, so a tolerance distinguishes rounding errors from a pause.
+    return same and abs(last.began_s + last.duration_s - span.began_s) < 1e-4

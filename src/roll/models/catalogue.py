@@ -1,13 +1,13 @@
-"""Models registered by name, which ROLL can load from an installed Python package, without a model hub.
+"""Models that ROLL can load by name from an installed Python package, without a model hub.
 
 A package contains the model as a quantized GGUF file. It is converted once to a Hugging Face directory (bfloat16
 safetensors, tokenizer, chat template) in the cache, `$ROLL_CACHE/models` or `~/.cache/roll/models`.
 
 Why bfloat16: the models were published in it, its rounding errors are far below those of the quantization, the file is
-half as large, and float32 master weights that start from it equal the engines' bfloat16 weights exactly.
+half as large as in float32, and float32 master weights loaded from it equal the engines' bfloat16 weights exactly.
 
-Invariants: the cached directory appears in one rename, so it is complete or absent; its name contains the hash of its
-source file, so it is never stale; any number of processes may prepare the same model at once.
+Invariants: the cached directory is created by a single rename, so it is complete or absent; its name contains the hash
+of the source file, so it is never stale; several processes may prepare the same model at once.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from pathlib import Path
 from roll.errors import ModelError
 from roll.models.quiet import silence_transformers
 
-__all__ = ["CATALOGUE", "CatalogueEntry", "cache_root", "cached_directory", "prepare"]
+__all__ = ["CATALOGUE", "CatalogueEntry", "get_cached_directory", "get_models_cache", "prepare"]
 
 logger = logging.getLogger(__name__)
 
 CONVERSION_REVISION = 1
-"""Increased when the result of `_convert` changes, so that older directories are not used."""
+"""Increase this when the result of `_convert` changes, so that cached directories of older revisions are not used."""
 STALE_AFTER_S = 3600.0
-"""Age from which an unfinished directory is attributed to a dead process."""
+"""Age in seconds after which an unfinished directory counts as left by a killed process, and is removed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,13 +50,13 @@ class CatalogueEntry:
     sha256: str
     """The hash of the file."""
     num_parameters: int
-    """The number of parameters, tied weights once."""
+    """The number of parameters; tied weights are counted once."""
     config: dict[str, object]
     """The part of `config.json` that `describe_model` reads, so that a model can be described before it is prepared."""
 
     @property
     def cache_name(self) -> str:
-        """The directory name in the cache: the name and a hash of the file and of the conversion's revision."""
+        """The directory name in the cache: the model's name and a key of its file's hash and `CONVERSION_REVISION`."""
         key = hashlib.sha256(f"{self.sha256}/{CONVERSION_REVISION}".encode()).hexdigest()
         return f"{self.name}-{key[:12]}"
 
@@ -90,31 +90,31 @@ CATALOGUE: dict[str, CatalogueEntry] = {
 }
 
 
-def cache_root() -> Path:
+def get_models_cache() -> Path:
     """Return the directory of prepared models: `$ROLL_CACHE/models`, else `~/.cache/roll/models`."""
     root = os.environ.get("ROLL_CACHE")
     return (Path(root).expanduser() if root else Path.home() / ".cache" / "roll") / "models"
 
 
-def cached_directory(entry: CatalogueEntry) -> Path:
+def get_cached_directory(entry: CatalogueEntry) -> Path:
     """Return the directory of the prepared model, which may not exist yet."""
-    return cache_root() / entry.cache_name
+    return get_models_cache() / entry.cache_name
 
 
 def prepare(entry: CatalogueEntry) -> Path:
-    """Return the model's Hugging Face directory; convert it first if this machine has not done so yet.
+    """Return the model's Hugging Face directory; convert the model first if it is not in the cache.
 
     Raises:
-        ModelError: the package is missing or of another version, or the cache cannot be written.
+        ModelError: the package is missing or has the wrong version, or the cache cannot be written.
     """
-    target = cached_directory(entry)
+    target = get_cached_directory(entry)
     if (target / "config.json").is_file():
         return target
-    source = _package_file(entry)
+    source = _find_package_file(entry)
     started = time.monotonic()
     logger.info("Preparing model %s in %s; this happens once and takes about 20 s.", entry.name, target)
     try:
-        with _directory_in_one_rename(target) as directory:
+        with _create_directory_atomically(target) as directory:
             _convert(source, directory)
     except OSError as error:
         raise ModelError(
@@ -125,10 +125,10 @@ def prepare(entry: CatalogueEntry) -> Path:
     return target
 
 
-def _package_file(entry: CatalogueEntry) -> Path:
-    """Return the GGUF file of the installed package after checking its hash.
+def _find_package_file(entry: CatalogueEntry) -> Path:
+    """Return the path of the GGUF file in the installed package, after checking its hash.
 
-    The package is not imported, because that would need llama.cpp.
+    The package is not imported, because importing it needs llama.cpp.
     """
     spec = importlib.util.find_spec(entry.module)
     places = list(spec.submodule_search_locations or ()) if spec else []
@@ -148,7 +148,7 @@ def _package_file(entry: CatalogueEntry) -> Path:
 
 
 def _convert(source: Path, directory: Path) -> None:
-    """Read a GGUF file and write it as a plain bfloat16 Hugging Face directory."""
+    """Convert a GGUF file to an unquantized bfloat16 Hugging Face directory."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
@@ -169,10 +169,10 @@ def _convert(source: Path, directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _directory_in_one_rename(target: Path) -> Iterator[Path]:
+def _create_directory_atomically(target: Path) -> Iterator[Path]:
     """Yield a directory to fill; it is renamed to `target` if the body succeeds and removed if it fails."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(target.parent)
+    _remove_stale_directories(target.parent)
     directory = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         yield directory
@@ -189,8 +189,8 @@ def _directory_in_one_rename(target: Path) -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _remove_stale(root: Path) -> None:
-    """Remove unfinished directories of processes that were killed."""
+def _remove_stale_directories(root: Path) -> None:
+    """Remove unfinished directories that killed processes left."""
     for directory in root.glob(".*-*"):
         with contextlib.suppress(OSError):
             if time.time() - directory.stat().st_mtime > STALE_AFTER_S:

@@ -11,18 +11,18 @@ from roll.models.describe import DTYPE_NAMES, ModelDescription, WeightCounts, ma
 from roll.models.hub_fetch import FetchError, fetch_config
 from roll.models.quiet import silence_transformers
 from roll.models.resolve import find_model_directory
-from roll.models.sizes import read_config, text_part
+from roll.models.sizes import get_text_part, read_config
 from roll.registry import did_you_mean, search_directory_note
 
-__all__ = ["describe_config", "find_config", "kv_numbers_per_token"]
+__all__ = ["count_kv_numbers_per_token", "describe_config", "find_config"]
 
 
 def find_config(name: str) -> Path:
-    """Return the directory that holds the config.json of a model; only that file is downloaded.
+    """Return the directory with the config.json of a model; of a hub model, only that file is downloaded.
 
     Args:
-        name: A config.json, a model directory, a run or checkpoint, or a hub id (owner/name), which is first looked up
-            in the hub's cache on this machine.
+        name: A config.json, a model directory, a run or checkpoint, or a hub id (owner/name); a hub id is first looked
+            up in the hub's cache on this machine.
 
     Raises:
         ModelError: the model does not exist, or the hub cannot be reached.
@@ -34,40 +34,41 @@ def find_config(name: str) -> Path:
         directory = find_model_directory(path) or path
         if (directory / "config.json").is_file():
             return directory
-        raise ModelError(f"'{name}' has no config.json: give a config.json, a model directory or a hub id.")
+        raise ModelError(f"'{name}' has no config.json: use a config.json, a model directory or a hub id.")
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         raise ModelError(
-            f"model '{name}' was not found: it is not a catalogue name, a directory or a hub ID "
+            f"model '{name}' was not found: it is not a catalog name, a directory or a hub ID "
             f"(owner/name){search_directory_note(name)}."
             f"{did_you_mean(path.name.lower(), list(CATALOGUE))}"
         )
-    return _fetch_config(name)
+    return _fetch_config_directory(name)
 
 
 def describe_config(directory: Path, name: str) -> ModelDescription:
-    """Return the sizes of the model that a config.json describes; the weights need not exist.
+    """Describe a model from its config.json; the weights need not exist.
 
     Args:
         directory: The directory of the config.json.
         name: The name of the model, for messages.
 
     Raises:
-        ModelError: config.json has an impossible size, or transformers cannot build this kind of model.
+        ModelError: config.json has an invalid size, or transformers cannot build this type of model.
     """
     config = read_config(directory)
     return make_description(config, _count_parameters(directory, config, name), name)
 
 
-def kv_numbers_per_token(directory: Path, description: ModelDescription) -> int:
-    """Return the numbers per token that an inference engine stores for attention, over all layers.
+def count_kv_numbers_per_token(directory: Path, description: ModelDescription) -> int:
+    """Return how many numbers per token the KV cache of an inference engine holds, over all layers.
 
     Multi-head latent attention stores one compressed vector and the rotated part of the key (DeepSeek-V2, arXiv
-    2405.04434, section 2.1); layers of linear attention store none. Sliding windows count as full attention.
+    2405.04434, section 2.1); linear attention layers store nothing per token. Sliding windows count as full attention.
     """
-    text = text_part(read_config(directory))
+    text = get_text_part(read_config(directory))
     kinds = text.get("layer_types")
     layers = description.num_layers
     if isinstance(kinds, list) and len(kinds) == layers:
+        # Linear attention and state-space layers have a state of constant size instead of keys and values.
         layers = sum("linear" not in str(kind) and "mamba" not in str(kind) for kind in kinds) or layers
     latent, rotated = text.get("kv_lora_rank"), text.get("qk_rope_head_dim")
     if isinstance(latent, int) and isinstance(rotated, int):
@@ -75,7 +76,7 @@ def kv_numbers_per_token(directory: Path, description: ModelDescription) -> int:
     return 2 * layers * description.num_kv_heads * description.head_dim
 
 
-def _fetch_config(name: str) -> Path:
+def _fetch_config_directory(name: str) -> Path:
     from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -115,13 +116,13 @@ def _count_parameters(directory: Path, config: dict[str, Any], name: str) -> Wei
     try:
         with silence_transformers(), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
-    except Exception as error:  # transformers raises arbitrary errors for configurations that it does not support
+    except Exception as error:  # transformers raises various errors for configurations that it does not support
         kind = config.get("model_type", "without a model_type")
         raise ModelError(
             f"transformers cannot build a causal language model from the config.json of '{name}' ({short(kind)}): "
             f"{short(str(error))}"
         ) from None
-    parameters = dict(model.named_parameters())  # tied weights once
+    parameters = dict(model.named_parameters())  # lists tied weights once
     norms = {n.split(".")[-2]: p.numel() for n, p in parameters.items() if ".layers.0." in n and "norm.weight" in n}
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     return WeightCounts(

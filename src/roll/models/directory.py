@@ -1,8 +1,8 @@
-"""The checks of a model directory before it is used: all reasons for rejection in one place. Never imports torch.
+"""Checks of a model directory before it is used; the only place where directories are rejected. Never imports torch.
 
-    which files    model.safetensors, or the files that an index lists; never both, no adapter, no Git LFS pointer
-    their headers  complete, each tensor once, no weight in a quantized format
-    tied weights   a projection that is stored next to tied embeddings has the same numbers (`roll.models.tied_weights`)
+    files          model.safetensors, or the files that an index lists, but not both; no adapter, no Git LFS pointer
+    headers        complete, each tensor once, no weight in a quantized format
+    tied weights   a projection that is stored next to tied embeddings has the same values (`roll.models.tied_weights`)
 
 `find_model` and `resolve_model` call these checks, so `roll check`, trainers, engines and teachers reject the same
 directories.
@@ -17,12 +17,27 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from roll.errors import ModelError, short
-from roll.models.tied_weights import check_tied
+from roll.models.tied_weights import check_tied_weights
 
-__all__ = ["MissingFileError", "StoredTensor", "check_directory", "read_json", "stored_tensors", "weight_files"]
+__all__ = [
+    "PROCESSOR_FILES",
+    "MissingFileError",
+    "StoredTensor",
+    "check_directory",
+    "list_weight_files",
+    "read_json",
+    "read_tensor_headers",
+]
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
+PROCESSOR_FILES = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "chat_template.json",
+)
+"""Files of the processor of a vision-language model."""
 SETTINGS_FILES = ("generation_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 TEMPLATE_FILE, ADAPTER_FILE = "chat_template.jinja", "adapter_config.json"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
@@ -39,9 +54,9 @@ METHOD_OF_SUFFIX = {
     ".SCB": "bitsandbytes, 8 bits",
     "_proj_blocks": "MXFP4",
 }
-"""Name suffixes that only quantized weights have, for checkpoints whose config.json does not declare it."""
+"""Name suffixes that only quantized weights have, for checkpoints whose config.json does not name a quantization."""
 UNQUANTIZED = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "U64", "BOOL")
-"""Dtypes of unquantized matrices, which `transformers` converts. Packed numbers have other dtypes."""
+"""Dtypes of unquantized weights, which `transformers` converts; packed quantized weights have other dtypes."""
 
 
 class MissingFileError(ModelError):
@@ -58,7 +73,7 @@ class StoredTensor(NamedTuple):
 
 
 def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
-    """Reject a directory whose model would be loaded wrongly, not at all, or as another model than its user expects.
+    """Reject a directory whose model cannot be loaded, or would be loaded wrongly without an error.
 
     Args:
         directory: The directory of a Hugging Face model.
@@ -66,7 +81,7 @@ def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
 
     Raises:
         MissingFileError: a file is missing.
-        ModelError: the directory cannot be used for another reason; the message names the file and what to do.
+        ModelError: the directory cannot be used; the message names the file and a remedy.
     """
     for name in (*TOKENIZER_FILES, *SETTINGS_FILES, TEMPLATE_FILE, ADAPTER_FILE):
         _reject_non_file(directory / name)
@@ -76,14 +91,16 @@ def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
             raise MissingFileError(
                 f"run '{directory}' has no checkpoint yet, so it has no model: wait until it has saved one."
             )
-        raise MissingFileError(f"model directory '{directory}' has no config.json: give the directory that holds it.")
+        raise MissingFileError(
+            f"model directory '{directory}' has no config.json: choose the directory that contains it."
+        )
     config = read_json(directory / "config.json")
-    if not allow_quantized and (method := _quantization(config)):
+    if not allow_quantized and (method := _read_quantization(config)):
         _reject_quantized(directory, method)
-    files = weight_files(directory)
+    files = list_weight_files(directory)
     if not any((directory / name).is_file() for name in TOKENIZER_FILES):
         raise MissingFileError(
-            f"model directory '{directory}' has no tokenizer: copy tokenizer.json and tokenizer_config.json."
+            f"model directory '{directory}' has no tokenizer: copy tokenizer.json and tokenizer_config.json there."
         )
     for name in (*TOKENIZER_FILES, *SETTINGS_FILES, TEMPLATE_FILE):
         _reject_lfs_pointer(directory / name)
@@ -93,7 +110,7 @@ def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
             f"'{directory / 'config.json'}' has transformers_weights: {short(chosen)}, but the weights of "
             f"the directory are in '{files[0].name}': remove the key, or the other files."
         )
-    tensors = stored_tensors(files)
+    tensors = read_tensor_headers(files)
     if not allow_quantized:
         for name, tensor in tensors.items():
             suffix = next((suffix for suffix in METHOD_OF_SUFFIX if name.endswith(suffix)), None)
@@ -101,48 +118,49 @@ def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
                 _reject_quantized(directory, METHOD_OF_SUFFIX[suffix], name)
             if name.endswith(".weight") and len(tensor.shape) == 2 and tensor.dtype not in UNQUANTIZED:
                 _reject_quantized(directory, f"integers ({tensor.dtype})", name)
-    check_tied(directory, config, tensors)
+    check_tied_weights(directory, config, tensors)
 
 
-def weight_files(directory: Path) -> list[Path]:
-    """Return the safetensors files of a model directory: `model.safetensors`, or those that its index lists.
+def list_weight_files(directory: Path) -> list[Path]:
+    """Return the safetensors files of a model directory: `model.safetensors`, or the files that its index lists.
 
-    `transformers` reads the same files. Other files in the directory, of adapters or in another format, do not belong
-    to the model.
+    `transformers` reads the same files. Other weight files in the directory, such as adapters or older formats, do not
+    belong to the model.
 
     Raises:
         MissingFileError: the directory has no weights, or a file that the index lists is missing.
-        ModelError: the directory has both, the index is damaged, or a file is a Git LFS pointer.
+        ModelError: the directory has both model.safetensors and an index, the index is damaged, or a file is a Git LFS
+            pointer.
     """
     index = directory / INDEX
-    files = _listed_files(directory) if index.is_file() else [directory / SINGLE]
+    files = _read_listed_files(directory) if index.is_file() else [directory / SINGLE]
     single = (directory / SINGLE).is_file()
     if not index.is_file() and not single:
         raise MissingFileError(
-            f"model directory '{directory}' has no weights: the file '{SINGLE}' is missing.{_hint(directory)}"
+            f"model directory '{directory}' has no weights: the file '{SINGLE}' is missing.{_format_hint(directory)}"
         )
     missing = [file.name for file in files if not os.path.isfile(file)]  # a name may be too long for the file system
     if single and files != [directory / SINGLE]:
         absent = f" ({len(missing)} of them missing)" if missing else ""
         raise ModelError(
             f"model directory '{directory}' has both '{SINGLE}', which transformers loads, and '{INDEX}', which lists "
-            f"{len(files)} files{absent} and which vLLM follows. Remove the index and its files, or '{SINGLE}'."
+            f"{len(files)} files{absent} and which vLLM uses. Remove the index and its files, or '{SINGLE}'."
         )
     if missing:
         raise MissingFileError(
-            f"model directory '{directory}' lacks {len(missing)} of {len(files)} weight files, first "
-            f"{short(missing[0])}: copy or download it again."
+            f"model directory '{directory}' lacks {len(missing)} of {len(files)} weight files, "
+            f"for example {short(missing[0])}: copy or download the model again."
         )
     for file in files:
         _reject_lfs_pointer(file)
     return files
 
 
-def stored_tensors(files: list[Path]) -> dict[str, StoredTensor]:
-    """Return the tensors that the headers of safetensors files list, by name.
+def read_tensor_headers(files: list[Path]) -> dict[str, StoredTensor]:
+    """Read the headers of safetensors files. Return their tensors by name.
 
     Raises:
-        ModelError: a file is damaged or incomplete, or two files have a tensor of the same name.
+        ModelError: a file is damaged or incomplete, or two files have a tensor with the same name.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -150,7 +168,7 @@ def stored_tensors(files: list[Path]) -> dict[str, StoredTensor]:
     for file in files:
         try:
             with safe_open(file, framework="numpy") as tensors:
-                for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
+                for name in tensors.keys():  # noqa: SIM118  (`safe_open` is not a mapping)
                     part = tensors.get_slice(name)
                     if name in found:
                         raise ModelError(
@@ -168,10 +186,10 @@ def stored_tensors(files: list[Path]) -> dict[str, StoredTensor]:
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Return a JSON object from a model directory.
+    """Read a JSON object from a file of a model directory.
 
     Raises:
-        ModelError: the file cannot be read, is a Git LFS pointer, or is not an object.
+        ModelError: the file cannot be read, is a Git LFS pointer, or does not contain a JSON object.
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -185,7 +203,7 @@ def read_json(file: Path) -> dict[str, Any]:
     return value
 
 
-def _listed_files(directory: Path) -> list[Path]:
+def _read_listed_files(directory: Path) -> list[Path]:
     index = directory / INDEX
     listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):
@@ -196,7 +214,7 @@ def _listed_files(directory: Path) -> list[Path]:
     return [directory / name for name in sorted(set(listed.values()))]
 
 
-def _hint(directory: Path) -> str:
+def _format_hint(directory: Path) -> str:
     if any(directory.glob("*.bin")):
         return (
             " It has weights in an older format (.bin): convert them to safetensors, with `save_pretrained` of "
@@ -205,11 +223,14 @@ def _hint(directory: Path) -> str:
     other = sorted(file.name for file in directory.glob("*.safetensors") if file.is_file())
     if not other:
         return ""
-    return f" It has '{other[0]}': rename it to '{SINGLE}' if it holds the whole model, else copy '{INDEX}' as well."
+    return (
+        f" It has '{other[0]}': rename it to '{SINGLE}' if it contains the whole model; otherwise copy '{INDEX}' as "
+        "well."
+    )
 
 
 def _reject_non_file(file: Path) -> None:
-    """Reject a path that exists but is not a file: without its settings, the model would be used differently."""
+    """Reject a path that exists but is not a file: ignoring it would silently change how the model is used."""
     if os.path.lexists(file) and not file.is_file():
         raise MissingFileError(f"'{file}' is not a file, or is a broken link: copy the model again.")
 
@@ -228,7 +249,7 @@ def _reject_lfs_pointer(file: Path) -> None:
 
 
 def _check_adapter(directory: Path) -> None:
-    """Reject a directory with a PEFT adapter, which `transformers` would load silently, freezing the model."""
+    """Reject a directory with a PEFT adapter: `transformers` would silently load it and freeze the model."""
     file = directory / ADAPTER_FILE
     if not file.is_file():
         return
@@ -244,9 +265,10 @@ def _check_adapter(directory: Path) -> None:
     raise ModelError(f"'{directory}' is a PEFT adapter{named}, not a full model: {merge}.")
 
 
-def _quantization(config: Mapping[str, Any]) -> str | None:
-    """Return the quantization that config.json names, or `None`."""
+def _read_quantization(config: Mapping[str, Any]) -> str | None:
+    """Return the quantization method that config.json names; `None` if it names none."""
     text = config.get("text_config")
+    # The config.json of a multimodal model may name the quantization in the part of the language model only.
     for part in (config, text if isinstance(text, Mapping) else {}):
         settings = part.get("quantization_config") or part.get("compression_config")
         if not settings:

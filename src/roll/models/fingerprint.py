@@ -1,4 +1,4 @@
-"""Fingerprints that identify a model without reading its files completely."""
+"""Fingerprints of models and tokenizers, computed without reading whole weight files."""
 
 from __future__ import annotations
 
@@ -11,17 +11,25 @@ import xxhash
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["model_fingerprint", "tokenizer_fingerprint"]
+__all__ = ["compute_model_fingerprint", "compute_tokenizer_fingerprint"]
 
 _END_BYTES = 1 << 20
 _NUM_BLOCKS, _BLOCK_BYTES = 128, 1 << 12
-"""Blocks spread over a file, because training may change only some matrices in its middle."""
+"""Blocks spread over a file are hashed too, because training may change only some matrices in its middle."""
 _WEIGHTS = (".safetensors", ".bin")
+_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""Settings that change the inputs of a vision tower."""
 
 
-def model_fingerprint(directory: Path) -> str:
-    """Return a hash of `config.json` and of every weight file: its name, its size, both ends, and blocks in between."""
+def compute_model_fingerprint(directory: Path) -> str:
+    """Return a hash of `config.json`, of the settings of an image processor, and of the weight files.
+
+    Of a weight file, the name, the size, both ends and blocks in between are hashed.
+    """
     digest = xxhash.xxh3_128((directory / "config.json").read_bytes())
+    for path in (directory / name for name in _PROCESSORS):
+        if path.exists():
+            digest.update(path.read_bytes())
     for path in sorted(p for p in directory.iterdir() if p.suffix in _WEIGHTS):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
@@ -35,7 +43,7 @@ def model_fingerprint(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a hash of vocabulary, special tokens and chat template."""
+def compute_tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a hash of a tokenizer's vocabulary, special tokens and chat template."""
     what = [sorted(tokenizer.get_vocab().items()), sorted(tokenizer.all_special_ids), tokenizer.chat_template]
     return xxhash.xxh3_128_hexdigest(json.dumps(what, ensure_ascii=True).encode())

@@ -1,4 +1,4 @@
-"""Rejection of weights that are NaN or infinite, in loaded models and in files."""
+"""Rejects NaN and infinite weights, in loaded models and in files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roll.errors import ModelError, short
-from roll.models.directory import weight_files
+from roll.models.directory import list_weight_files
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,52 +18,52 @@ if TYPE_CHECKING:
 __all__ = ["check_finite", "check_stored_finite", "check_tensor_finite"]
 
 MAX_STORED_BYTES = 4 << 30
-"""Largest size of a model whose files are read for a check, within a few seconds. Larger ones are checked when they
-are loaded."""
+"""Maximum size of a model whose files are read for the check, which takes a few seconds. The weights of larger models
+are checked when they are loaded."""
 CHUNK_BYTES = 1 << 20
-"""Number of bytes compared at a time, chosen to fit in the processor's cache."""
+"""Number of bytes compared at a time; small enough for the CPU cache."""
 EXPONENTS = {"F64": (np.uint64, 0x7FF0 << 48), "F32": (np.uint32, 0x7F80 << 16), "F16": (np.uint16, 0x7C00)}
 EXPONENTS |= {"BF16": (np.uint16, 0x7F80)}
-"""Integer type and exponent bits by dtype of safetensors; all exponent bits are set only in NaN and infinity."""
+"""Integer type and exponent bit mask, by safetensors dtype; only NaN and infinity have all exponent bits set."""
 
 
 def check_finite(model: Any, path: str) -> None:
     """Reject a loaded model that has NaN or infinite parameters.
 
     Raises:
-        ModelError: names the first such parameter.
+        ModelError: a parameter is not finite; the message names the first one.
     """
     for name, parameter in model.named_parameters():
         check_tensor_finite(parameter.detach(), name, path)
 
 
 def check_tensor_finite(weight: Tensor, name: str, path: str) -> None:
-    """Reject a weight, or a part of one, that has NaN or infinite values.
+    """Reject a weight, or a shard of a weight, that has NaN or infinite values.
 
     Raises:
-        ModelError: names the weight.
+        ModelError: a value is not finite; the message names the weight.
     """
     import torch
 
     if not weight.is_floating_point() or weight.is_meta or weight.element_size() == 1:
         return
-    # A sum is one pass without temporary memory; single values are checked only if it is not finite.
+    # The sum takes one pass without temporary memory; the values are checked one by one only if it is not finite.
     total = weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32))
     if not torch.isfinite(total) and not torch.isfinite(weight).all():
-        raise _non_finite_error(name, path)
+        raise _build_non_finite_error(name, path)
 
 
 def check_stored_finite(directory: Path, most_bytes: int = MAX_STORED_BYTES) -> None:
-    """Reject a model whose files hold NaN or infinite values; files above a size limit are not read.
+    """Reject a model whose files contain NaN or infinite values. The check is skipped for models above a size limit.
 
     Args:
         directory: The directory of a model that `check_directory` accepts.
-        most_bytes: The largest total size of files that are read.
+        most_bytes: The maximum total size of the files; larger models are not checked.
 
     Raises:
-        ModelError: names the first such weight.
+        ModelError: a weight is not finite; the message names the first one.
     """
-    files = weight_files(directory)
+    files = list_weight_files(directory)
     if sum(file.stat().st_size for file in files) > most_bytes:
         return
     for file in files:
@@ -76,21 +76,22 @@ def check_stored_finite(directory: Path, most_bytes: int = MAX_STORED_BYTES) -> 
                 continue
             first, end = tensor["data_offsets"]
             if _has_non_finite(stored[first:end], *EXPONENTS[tensor["dtype"]]):
-                raise _non_finite_error(name, str(directory))
+                raise _build_non_finite_error(name, str(directory))
 
 
 def _has_non_finite(stored: np.ndarray, width: type[np.unsignedinteger[Any]], exponent: int) -> bool:
     size, bits = np.dtype(width).itemsize, width(exponent)
     for first in range(0, len(stored), CHUNK_BYTES):
         numbers = stored[first : first + CHUNK_BYTES]
-        if numbers.ctypes.data % size:  # a file may store tensors at any offset
+        if numbers.ctypes.data % size:  # tensors may be stored at any offset
             numbers = numbers.copy()
+        # The exponent bits are compared as integers, because NumPy has no bfloat16.
         if (numbers.view(width) & bits).max() == bits:
             return True
     return False
 
 
-def _non_finite_error(name: str, path: str) -> ModelError:
+def _build_non_finite_error(name: str, path: str) -> ModelError:
     return ModelError(
         f"weight {short(name)} of model '{path}' has NaN or infinite values, so the model cannot be used: "
         "copy the model again, or use another checkpoint."

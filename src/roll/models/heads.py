@@ -1,40 +1,39 @@
-"""The check that a model predicts the next token and is not one that scores texts, from its files."""
+"""Checks from a model's files that it is a language model, not a reward model or another classifier."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from roll.errors import ModelError
-from roll.models.directory import stored_tensors, weight_files
+from roll.models.directory import list_weight_files, read_tensor_headers
 from roll.models.sizes import read_config
 
-__all__ = ["check_generates"]
+__all__ = ["check_can_generate"]
 
 _SCORERS = ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "RewardModel")
 
 
-def check_generates(directory: Path, name: str) -> None:
-    """Reject a reward model or another classifier where text is to be generated.
+def check_can_generate(directory: Path, name: str) -> None:
+    """Reject a reward model or another classifier, which cannot generate text.
 
-    With tied embeddings `transformers` silently loads such a model as a language model, which then generates text that
-    it was not trained for.
+    If its embeddings are tied, `transformers` silently loads it as a language model, whose text is then meaningless.
 
     Args:
         directory: The directory of the model.
-        name: The name of the model, as its user wrote it.
+        name: The name of the model as the user wrote it, for messages.
 
     Raises:
-        ModelError: the model scores texts.
+        ModelError: the model is a reward model or another classifier.
     """
     architectures = read_config(directory).get("architectures")
     kind = architectures[0] if isinstance(architectures, list) and architectures else None
     if isinstance(kind, str) and kind.endswith(_SCORERS):
-        found = f"its config.json names {kind}"
-    elif "score.weight" in stored_tensors(weight_files(directory)):
-        found = "its files hold score.weight"
+        reason = f"its config.json names {kind}"
+    elif "score.weight" in read_tensor_headers(list_weight_files(directory)):
+        reason = "its files contain score.weight"
     else:
         return
     raise ModelError(
-        f"'{name}' is a reward model ({found}): it scores texts but cannot generate them. Use a language model here; a "
-        "reward of type reward_model can score answers with this model."
+        f"'{name}' is a reward model ({reason}): it scores text but cannot generate it. Use a language model; a reward "
+        "of type reward_model can score answers with this model."
     )

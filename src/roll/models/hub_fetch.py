@@ -1,7 +1,7 @@
-"""Download of a hub model's config.json with a timeout, in a process of its own: the hub's client cannot be
-interrupted.
+"""Downloads a hub model's config.json with a timeout.
 
-Without a network, the client retries for half a minute and prints each attempt.
+It runs in a separate process, because the hub's client cannot be interrupted: without a network, it retries for half a
+minute and prints each attempt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pathlib import Path
 __all__ = ["FetchError", "fetch_config"]
 
 TIMEOUT_S = 8.0
-"""Timeout of the hub's answer, in seconds."""
+"""Timeout for the hub's answer, in seconds."""
 
 
 class FetchError(Exception):
@@ -28,17 +28,17 @@ def fetch_config(name: str, cache: str) -> Path:
         cache: The directory of the hub's cache.
 
     Raises:
-        FetchError: the hub does not answer in time, or has no such file.
+        FetchError: the hub does not answer in time, or does not have the file.
     """
     command = [sys.executable, "-P", __file__, name, cache]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise FetchError(f"the hub did not answer within {TIMEOUT_S:g} s") from None
-    said = done.stdout.strip()
-    if done.returncode != 0 or not said:
-        raise FetchError(said or done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
-    return Path(said)
+    output = done.stdout.strip()
+    if done.returncode != 0 or not output:
+        raise FetchError(output or done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
+    return Path(output)
 
 
 def _main(name: str, cache: str) -> None:
@@ -46,7 +46,7 @@ def _main(name: str, cache: str) -> None:
 
     try:
         print(hf_hub_download(name, "config.json", cache_dir=cache))
-    except Exception as error:  # the calling process reports any error of the hub's client
+    except Exception as error:  # printed, so that the calling process reports any error of the hub's client
         print(next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__))
         sys.exit(1)
 

@@ -1,10 +1,10 @@
-"""Loading of a model's tokenizer, weights and stop tokens through `transformers`, which is imported at first use."""
+"""Loads a model's tokenizer, weights and stop tokens with `transformers`, which is imported at first use."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,11 +13,12 @@ from roll.errors import ModelError, short
 from roll.models.describe import check_files
 from roll.models.directory import read_json
 from roll.models.finite_check import check_finite
+from roll.models.omni import SPEECH_PREFIXES, has_speech_parts, mark_thinker
 from roll.models.quiet import silence_transformers
 from roll.models.resolve import resolve_model
-from roll.models.sizes import read_config
-from roll.models.tied_weights import tied_weights_error
-from roll.models.weight_reader import WeightReader, weights_left_in_files
+from roll.models.sizes import get_thinker_part, read_config
+from roll.models.tied_weights import build_tied_weights_error
+from roll.models.weight_reader import WeightReader, leave_weights_in_files
 
 if TYPE_CHECKING:
     import torch
@@ -26,17 +27,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _loading = threading.Lock()
-"""Serializes loading, which patches modules of torch: two concurrent loads, in a trainer's and an engine's thread,
-would leave tied or fresh weights wrong."""
+"""Serializes loading, because `transformers` patches torch modules while it loads: if a trainer's and an engine's
+thread loaded at once, tied or newly initialized weights could be wrong."""
 
 _MAX_TOKEN_ID = 2**31 - 1
-"""The largest token id: arrays of tokens have 32 bits."""
+"""The largest token ID: token arrays are int32."""
 _MAX_ERROR_CHARS = 600
-"""Largest number of characters quoted from libraries' messages, which quote files with arbitrary content."""
+"""Maximum number of characters quoted from a library's error message, which may itself quote a file."""
 _LINE_BYTES = 64
-"""The size of a cache line, at which torch's own memory is aligned."""
+"""The size of a cache line; torch aligns its memory to it."""
 
-__all__ = ["load_causal_lm", "load_scorer", "load_tokenizer", "pad_token", "stop_token_ids", "tie"]
+__all__ = [
+    "choose_pad_token",
+    "find_stop_token_ids",
+    "load_causal_lm",
+    "load_scorer",
+    "load_tokenizer",
+    "set_attention",
+    "tie_weights",
+]
 
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -46,13 +55,13 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
         ModelError: the model cannot be found, or its tokenizer cannot be loaded.
     """
     directory = resolve_model(path, allow_quantized=True)
-    read_config(directory)  # checks the sizes, because `transformers` accepts any
+    read_config(directory)  # checks the sizes: `transformers` accepts any values
     from transformers import AutoTokenizer
 
     try:
         with silence_transformers():
             tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
-    except Exception as error:  # `tokenizers` raises plain exceptions for damaged files
+    except Exception as error:  # `tokenizers` raises plain `Exception` for damaged files
         raise ModelError(f"tokenizer of model '{path}' cannot be loaded: {_shorten_error(error)}") from error
     if tokenizer is None:
         raise ModelError(f"model '{path}' has no tokenizer: copy tokenizer.json and tokenizer_config.json there.")
@@ -70,7 +79,7 @@ def load_causal_lm(
     *,
     attention: str = "sdpa",
     trust_remote_code: bool = False,
-    left: Callable[[Any, WeightReader], object] | None = None,
+    meta_init: Callable[[Any, WeightReader], object] | None = None,
 ) -> PreTrainedModel:
     """Load a model's weights onto the CPU, in evaluation mode.
 
@@ -79,18 +88,28 @@ def load_causal_lm(
         dtype: `bfloat16`, `float32`, … or a torch dtype; weights are cast to it.
         attention: The name of an attention implementation of `transformers`, including registered ones.
         trust_remote_code: Whether the model's repository may run its own Python code.
-        left: A function that is called with the model and its files. If given, weights stay in their files, and the
-            model on the meta device.
+        meta_init: If given, the model is built on the meta device, its weights are not read, and this function is
+            called with the model and the reader of its weight files.
 
     Raises:
         ModelError: the model cannot be found or loaded.
     """
-    from transformers import AutoModelForCausalLM
-
-    model, missing = _load(AutoModelForCausalLM, path, dtype, attention, trust_remote_code, left)
+    model, missing = _load(_get_language_model_class(path), path, dtype, attention, trust_remote_code, meta_init)
+    if has_speech_parts(resolve_model(path)):
+        mark_thinker(model)
     if missing:  # `transformers` would use random numbers instead
-        raise ModelError(f"model '{path}' lacks {len(missing)} of its weights, first '{missing[0]}': copy it again.")
+        raise ModelError(
+            f"model '{path}' lacks {len(missing)} of its weights, for example '{missing[0]}': copy the model again."
+        )
     return model
+
+
+def _get_language_model_class(path: str | Path) -> Any:
+    """Return the auto class for a model: the image-text-to-text class if it has a vision tower, else causal LM."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    config = get_thinker_part(read_config(resolve_model(path)))
+    return AutoModelForImageTextToText if isinstance(config.get("vision_config"), Mapping) else AutoModelForCausalLM
 
 
 def load_scorer(
@@ -99,26 +118,29 @@ def load_scorer(
     *,
     attention: str = "sdpa",
     trust_remote_code: bool = False,
-    left: Callable[[Any, WeightReader], object] | None = None,
+    meta_init: Callable[[Any, WeightReader], object] | None = None,
 ) -> PreTrainedModel:
-    """Load a reward model, or a language model with a new head whose scores are all 0; otherwise like `load_causal_lm`.
+    """Load a reward model, or a language model with a new score head of zeros. For the arguments see `load_causal_lm`.
 
     Raises:
-        ModelError: the model cannot be found or loaded, or models of its kind do not read a score from a text's last
-            state.
+        ModelError: the model cannot be found or loaded, or its type has no linear head for scores.
     """
     from torch import nn
     from transformers import AutoModelForSequenceClassification
 
     kind = AutoModelForSequenceClassification
-    model, missing = _load(kind, path, dtype, attention, trust_remote_code, left, num_labels=1)
+    model, missing = _load(kind, path, dtype, attention, trust_remote_code, meta_init, num_labels=1)
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear) or head.bias is not None:
-        raise ModelError(f"model '{path}' cannot score texts: {type(model).__name__} has no linear head `score`.")
+        raise ModelError(
+            f"model '{path}' cannot score text: {type(model).__name__} has no linear head `score`: use another model."
+        )
     if missing == ["score.weight"]:
         nn.init.zeros_(head.weight)
     elif missing:
-        raise ModelError(f"model '{path}' lacks {len(missing)} of its weights, first '{missing[0]}': copy it again.")
+        raise ModelError(
+            f"model '{path}' lacks {len(missing)} of its weights, for example '{missing[0]}': copy the model again."
+        )
     return model
 
 
@@ -128,64 +150,93 @@ def _load(
     dtype: str | torch.dtype,
     attention: str,
     trust_remote_code: bool,
-    left: Callable[[Any, WeightReader], object] | None,
+    meta_init: Callable[[Any, WeightReader], object] | None,
     **settings: Any,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """Load a model, and return it with the names of weights that its files lack."""
+    """Load a model. Return it and the names of the weights that are missing from its files."""
     directory = resolve_model(path)
     check_files(directory)
     import torch
 
     wanted = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(wanted, torch.dtype):
-        raise ModelError(f"model '{path}': dtype '{dtype}' is not a number format; write 'bfloat16' or 'float32'.")
+        raise ModelError(f"model '{path}': '{dtype}' is not a torch dtype; use 'bfloat16' or 'float32'.")
     try:
-        leaving = weights_left_in_files() if left is not None else nullcontext([])
+        leaving = leave_weights_in_files() if meta_init is not None else nullcontext([])
         with _loading, silence_transformers(), leaving as files:
             model, report = kind.from_pretrained(
                 directory,
                 dtype=wanted,
-                attn_implementation=attention,
+                attn_implementation=_choose_attention(directory, attention),
+                **_load_thinker_config(directory, trust_remote_code),
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # its own error does not name the weight
+                ignore_mismatched_sizes=True,  # checked below: the error of `transformers` does not name the weight
                 **settings,
             )
-    except Exception as error:  # safetensors, JSON and model code of arbitrary files each fail in their own way
+    except Exception as error:  # safetensors, JSON and model code raise various errors for damaged files
         raise ModelError(f"model '{path}' cannot be loaded: {_shorten_error(error)}") from error
     if wrong := sorted(report["mismatched_keys"]):
         name, found, expected = wrong[0]
         if settings:
             raise ModelError(
-                f"model '{path}' cannot score texts: the shape of '{name}' is {tuple(found)}; a model with one score "
-                f"needs {tuple(expected)}."
+                f"model '{path}' cannot score text: the shape of '{name}' is {tuple(found)}, but a model with a single "
+                f"score needs {tuple(expected)}."
             )
         raise ModelError(
-            f"model '{path}' has {len(wrong)} weights whose shape does not match config.json, first '{name}': "
+            f"model '{path}' has {len(wrong)} weights whose shape does not match config.json, for example '{name}': "
             f"got {tuple(found)}, expected {tuple(expected)}. Copy the model again."
         )
-    if left is None:
-        tie(model, str(path))
+    if meta_init is None:
+        tie_weights(model, str(path))
         check_finite(model, str(path))
-        _align(model)
+        _align_weights(model)
     else:
         files[0].path = str(path)
-        files[0].note_dtypes()
-        tie(model, str(path), files[0])
-        left(model, files[0])
-    unused = sorted(set(report["unexpected_keys"]) - ({"lm_head.weight"} if settings else set()))
+        files[0].store_dtypes()
+        # A model on the meta device has no values, so `tie_weights` compares the values in the files.
+        tie_weights(model, str(path), files[0])
+        meta_init(model, files[0])
+    # A scorer (`settings`) that starts from a language model does not use its vocabulary projection.
+    left = set(report["unexpected_keys"]) - ({"lm_head.weight"} if settings else set())
+    unused = sorted(name for name in left if not name.startswith(SPEECH_PREFIXES))
     if unused:
-        logger.warning(
-            "Model %s has %d weights that are not used, first %s.", path, len(unused), unused[0][:_MAX_ERROR_CHARS]
-        )
+        example = unused[0][:_MAX_ERROR_CHARS]
+        logger.warning("Model %s has %d unused weights, for example %s.", path, len(unused), example)
     return model.eval(), sorted(report["missing_keys"])
 
 
-def _align(model: PreTrainedModel) -> None:
+def set_attention(model: Any, attention: str) -> None:
+    """Set the attention implementation of a model's language model; a vision tower keeps its own."""
+    parts = [name for name in ("text_config",) if hasattr(model.config, name)]
+    model.set_attn_implementation({"": attention, **dict.fromkeys(parts, attention)} if parts else attention)
+
+
+def _choose_attention(directory: Path, attention: str) -> str | dict[str, str]:
+    """Return the attention implementation for `from_pretrained`, by part of the model; a vision tower gets `sdpa`.
+
+    The patches of an image attend to each other in both directions, which packed attention does not support.
+    """
+    config = get_thinker_part(read_config(directory))
+    towers = [name for name, part in config.items() if name.endswith("_config") and isinstance(part, Mapping)]
+    towers = [name for name in towers if name not in ("text_config", "quantization_config")]
+    return attention if not towers else {"": attention, "text_config": attention, **dict.fromkeys(towers, "sdpa")}
+
+
+def _load_thinker_config(directory: Path, trust_remote_code: bool) -> dict[str, Any]:
+    """Return the argument `config` of `from_pretrained` for an omni model, of which only the thinker is loaded."""
+    if not has_speech_parts(directory):
+        return {}
+    from transformers import AutoConfig
+
+    return {"config": AutoConfig.from_pretrained(directory, trust_remote_code=trust_remote_code).thinker_config}
+
+
+def _align_weights(model: PreTrainedModel) -> None:
     """Move float32 weights to memory that is aligned to cache lines.
 
-    Files put them at any address, and a CPU rounds the product of a single row with a matrix depending on the
-    alignment.
+    Weights mapped from files may have any alignment, and the rounding of a vector-matrix product on a CPU depends on
+    the alignment.
     """
     import torch
 
@@ -194,32 +245,34 @@ def _align(model: PreTrainedModel) -> None:
             parameter.data = parameter.data.clone()
 
 
-def pad_token(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a padding token that never ends a text: `transformers` reads a text's score at the last token before
-    padding.
+def choose_pad_token(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a padding token that never ends a sequence.
+
+    `transformers` reads a sequence's score at the last token before the padding.
 
     Raises:
-        ModelError: every special token may end a text.
+        ModelError: every special token may end a sequence.
     """
-    ends = {tokenizer.eos_token_id, _turn_end(tokenizer)}
+    ends = {tokenizer.eos_token_id, _find_turn_end(tokenizer)}
     likely = [tokenizer.pad_token, tokenizer.unk_token, tokenizer.bos_token, *tokenizer.all_special_tokens]
     added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
     for token in (*likely, *added):
         if token is not None and tokenizer.convert_tokens_to_ids(token) not in ends:
             return str(token)
     raise ModelError(
-        "the model's tokenizer needs a padding token: all of its special tokens end a text. Add another one."
+        "the model's tokenizer has no token for padding, because each of its special tokens may end a sequence: add a "
+        "padding token."
     )
 
 
-def stop_token_ids(path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> tuple[int, ...]:
-    """Return the tokens that end an answer, ascending: those that the model's files name, and the one that ends a chat
-    turn.
+def find_stop_token_ids(path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> tuple[int, ...]:
+    """Return the IDs of the tokens that end an answer, ascending.
 
-    The last matters for base models, whose files often name only the end of a document.
+    These are the tokens that the model's files name, and the token that ends a turn of the chat template. Files of base
+    models often name only the token that ends a document.
 
     Raises:
-        ModelError: the files name values that are not tokens.
+        ModelError: an `eos_token_id` in the files is not a token ID or a list of token IDs.
     """
     directory = resolve_model(path, allow_quantized=True)
     tokenizer = tokenizer or load_tokenizer(directory)
@@ -232,13 +285,13 @@ def stop_token_ids(path: str | Path, tokenizer: PreTrainedTokenizerBase | None =
                 f"'{directory / name}' has eos_token_id: {short(named)}, but it must be a token ID or a list of "
                 "token IDs."
             )
-        ids.update(token for token in tokens if token >= 0)  # some files use -1 for none
-    ids.update(token for token in (tokenizer.eos_token_id, _turn_end(tokenizer)) if token is not None)
+        ids.update(token for token in tokens if token >= 0)  # in some files, -1 means none
+    ids.update(token for token in (tokenizer.eos_token_id, _find_turn_end(tokenizer)) if token is not None)
     return tuple(sorted(int(token) for token in ids))
 
 
-def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """Return the special token that the chat template writes after an assistant message, if any."""
+def _find_turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """Return the ID of the special token that the chat template writes after an answer; `None` if there is none."""
     if not tokenizer.chat_template:
         return None
     marker = "roll-answer"
@@ -248,7 +301,7 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
     ]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
-    except Exception:  # a template is arbitrary code: it may reject these messages in any way
+    except Exception:  # a template is arbitrary code and may raise any error
         return None
     after = str(text).rpartition(marker)[2].strip()
     ids = tokenizer(after, add_special_tokens=False)["input_ids"][:1] if after else []
@@ -263,13 +316,13 @@ def _shorten_error(error: Exception) -> str:
     return " ".join(lines[:2])[:_MAX_ERROR_CHARS] or type(error).__name__
 
 
-def tie(model: Any, path: str, files: WeightReader | None = None) -> None:
-    """Tie the weights that a loaded model's configuration ties, even where its files contain both.
+def tie_weights(model: Any, path: str, files: WeightReader | None = None) -> None:
+    """Tie the weights that the model's configuration ties, even if its files contain both copies.
 
     Args:
         model: A model of `transformers`.
         path: The path of the model, for messages.
-        files: The files that still hold the weights; by default the model holds them.
+        files: The reader of the weight files if the model is on the meta device; `None` if its weights are loaded.
 
     Raises:
         ModelError: two tied weights have different values.
@@ -277,14 +330,14 @@ def tie(model: Any, path: str, files: WeightReader | None = None) -> None:
     import torch
 
     for name, other in model.get_expanded_tied_weights_keys(all_submodels=True).items():
-        own, shared = model.get_parameter_or_buffer(name), model.get_parameter_or_buffer(other)
-        if own is shared:
+        weight, shared = model.get_parameter_or_buffer(name), model.get_parameter_or_buffer(other)
+        if weight is shared:
             continue
         if files is not None and name in files and other in files:
-            a, b = (files.read(n, [(0, size) for size in p.shape]) for n, p in ((name, own), (other, shared)))
+            a, b = (files.read(n, [(0, size) for size in p.shape]) for n, p in ((name, weight), (other, shared)))
         else:
-            a, b = own, shared
+            a, b = weight, shared
         if a.shape != b.shape or not torch.equal(a, b):
-            raise tied_weights_error(path, name, other)
+            raise build_tied_weights_error(path, name, other)
         parent, _, last = name.rpartition(".")
         setattr(model.get_submodule(parent), last, shared)

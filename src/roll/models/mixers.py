@@ -1,7 +1,8 @@
-"""Detection of decoder parts that pass information from token to token without calling the registered attention.
+"""Finds decoder modules that mix tokens without calling the registered attention.
 
-Linear attention, state-space models and short convolutions have a state of their own. They are recognized by their
-behavior: a child of a decoder layer whose later outputs change with its first input, although it called no attention.
+Linear attention, state-space layers and short convolutions carry their own state from token to token. They are
+recognized by their behavior: a child of a decoder layer that calls no attention, but whose later outputs change if its
+first input changes.
 """
 
 from __future__ import annotations
@@ -13,25 +14,25 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = ["decoder_of", "find_mixers", "first_tensor"]
+__all__ = ["find_mixers", "get_decoder", "get_hidden_states"]
 
 _known: dict[tuple[str, str], tuple[str, ...]] = {}
-"""The names found before, by class and configuration."""
+"""Cached results of `find_mixers`, by class and configuration of the model."""
 
 
-def decoder_of(model: Any) -> Any:
+def get_decoder(model: Any) -> Any:
     """Return the backbone of an HF causal language model."""
     decoder = model.get_decoder()
     return model.model if decoder is model and hasattr(model, "model") else decoder
 
 
 def find_mixers(model: Any, run: Callable[[], Any], num_calls: Callable[[], int]) -> dict[str, nn.Module]:
-    """Return the modules of a model, by name, that mix tokens without attention.
+    """Return the modules of a model that mix tokens without attention, by name.
 
     Args:
         model: An HF causal language model, in evaluation mode.
-        run: A function that runs one forward pass over a text of a few tokens.
-        num_calls: A function that returns the number of calls of the registered attention so far.
+        run: A function that runs one forward pass over a few tokens.
+        num_calls: A function that returns how many times the registered attention has been called.
     """
     key = type(model).__name__, model.config.to_json_string(use_diff=False)
     if key not in _known:
@@ -42,7 +43,7 @@ def find_mixers(model: Any, run: Callable[[], Any], num_calls: Callable[[], int]
 def _probe(model: Any, run: Callable[[], Any], num_calls: Callable[[], int]) -> tuple[str, ...]:
     import torch
 
-    layers = getattr(decoder_of(model), "layers", None)
+    layers = getattr(get_decoder(model), "layers", None)
     if not isinstance(layers, torch.nn.ModuleList):
         return ()
     names = {module: name for name, module in model.named_modules()}
@@ -53,6 +54,7 @@ def _probe(model: Any, run: Callable[[], Any], num_calls: Callable[[], int]) -> 
         seen[module] = args, kwargs, num_calls()
 
     def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        # A child that calls attention needs no further check: packed attention keeps sequences apart.
         if seen[module][2] == num_calls():
             silent[module] = args, kwargs, output
 
@@ -66,28 +68,31 @@ def _probe(model: Any, run: Callable[[], Any], num_calls: Callable[[], int]) -> 
         for hook in hooks:
             hook.remove()
     with torch.no_grad():
-        return tuple(names[m] for m in children if m in silent and _mixes(m, *silent[m]))
+        return tuple(names[m] for m in children if m in silent and _is_mixing(m, *silent[m]))
 
 
-def _mixes(module: Any, args: Any, kwargs: Any, output: Any) -> bool:
-    """Return whether a different first token changes the outputs of the second and later ones."""
+def _is_mixing(module: Any, args: Any, kwargs: Any, output: Any) -> bool:
+    """Return whether changing the first token changes a module's outputs for later tokens."""
     import torch
 
-    hidden = first_tensor(args, kwargs)
+    hidden = get_hidden_states(args, kwargs)
     out = output[0] if isinstance(output, tuple) else output
     if hidden is None or hidden.ndim != 3 or not isinstance(out, torch.Tensor) or out.shape[:2] != hidden.shape[:2]:
         return False
     other = hidden.clone()
+    # Only the first token differs, so later outputs change only if the module carries a state from token to token.
     other[:, 0] = other[:, 0].flip(-1) * 2 + 1
     if args:
         args = (other, *args[1:])
     else:
         kwargs = kwargs | {"hidden_states": other}
-    found, expected = ((x[0] if isinstance(x, tuple) else x)[:, 1:].float() for x in (module(*args, **kwargs), output))
+    changed, expected = (
+        (x[0] if isinstance(x, tuple) else x)[:, 1:].float() for x in (module(*args, **kwargs), output)
+    )
     largest = float(expected.abs().max())
-    return math.isfinite(largest) and not torch.allclose(found, expected, rtol=1e-3, atol=1e-3 * largest)
+    return math.isfinite(largest) and not torch.allclose(changed, expected, rtol=1e-3, atol=1e-3 * largest)
 
 
-def first_tensor(args: Any, kwargs: Any) -> Any:
-    """Return the hidden states among a module's arguments, or `None`."""
+def get_hidden_states(args: Any, kwargs: Any) -> Any:
+    """Return a module's hidden states: its first argument, or `hidden_states`; `None` if it has neither."""
     return args[0] if args else kwargs.get("hidden_states")

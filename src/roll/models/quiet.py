@@ -1,4 +1,4 @@
-"""Suppression of `transformers`' progress bars and messages, which would break a live display."""
+"""Silences the progress bars and messages of `transformers`, which would break a live display."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ __all__ = ["silence_transformers"]
 
 @contextlib.contextmanager
 def silence_transformers() -> Iterator[None]:
-    """Run the body without progress bars and with only errors from `transformers`: other output would break a live
-    display.
-    """
+    """Run the body without progress bars and warnings of `transformers`; only errors are shown."""
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""Resolution of a user's model name to a Hugging Face directory on this machine. Does not import torch itself."""
+"""Resolves a model name to a Hugging Face directory on this machine. Does not import torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import logging
 from pathlib import Path
 from typing import NoReturn
 
-from roll.config.base import expanded
+from roll.config.base import expand_path
 from roll.errors import ModelError
-from roll.models.catalogue import CATALOGUE, cached_directory, prepare
+from roll.models.catalogue import CATALOGUE, get_cached_directory, prepare
 from roll.models.directory import MissingFileError, check_directory
 from roll.registry import did_you_mean, search_directory_note
 
@@ -23,68 +23,70 @@ def resolve_model(path: str | Path, *, allow_quantized: bool = False) -> Path:
     """Return the Hugging Face directory of a model.
 
     Args:
-        path: A catalogue name (prepared once, then cached), a local directory (checked), a run or a checkpoint of one
-            (its newest model), or a hub id (downloaded once).
+        path: A catalogue name (prepared once, then cached), a local directory, a run (the model of its newest
+            checkpoint), a checkpoint, or a hub id (downloaded once).
         allow_quantized: See `roll.models.directory.check_directory`.
 
     Raises:
-        ModelError: the model does not exist, is rejected (`roll.models.directory`), or cannot be fetched.
+        ModelError: the model does not exist, is rejected by `check_directory`, or cannot be downloaded.
     """
     name = str(path)
     if name in CATALOGUE:
         return prepare(CATALOGUE[name])
-    found = find_model(path, allow_quantized=allow_quantized)
-    return found if found is not None else _download(name, allow_quantized)
+    directory = find_model(path, allow_quantized=allow_quantized)
+    return directory if directory is not None else _download(name, allow_quantized)
 
 
 def find_model(path: str | Path, *, allow_quantized: bool = False) -> Path | None:
-    """Return the directory of `resolve_model` without preparing or downloading; `None` if the model must still be
-    fetched.
+    """Return the directory of a model without preparing or downloading it; `None` if it must be prepared or downloaded.
 
     Raises:
-        ModelError: a directory is missing or rejected, or the name can only be a misspelling.
+        ModelError: a directory is missing or rejected, or the name is not a known model.
     """
     try:
-        name = expanded(str(path))
+        name = expand_path(str(path))
     except ValueError as error:
         raise ModelError(f"model {error}.") from None
     if name in CATALOGUE:
-        directory = cached_directory(CATALOGUE[name])
+        directory = get_cached_directory(CATALOGUE[name])
         return directory if (directory / "config.json").is_file() else None
     local = Path(name)
     if local.is_dir():
         local = find_model_directory(local) or local
         check_directory(local, allow_quantized=allow_quantized)
         return local.resolve()
-    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1 or local.exists() or bool(_sibling_runs(name))
+    looks_local = (
+        name.startswith((".", "/", "~")) or name.count("/") > 1 or local.exists() or bool(_list_sibling_runs(name))
+    )
     if looks_local or "/" not in name:
         kind = "is a file, not a model directory" if local.is_file() else "is not a directory on this machine"
         _raise_not_found(
             name,
             kind if looks_local else "is neither in the catalogue nor a directory, nor a hub id (owner/name)",
         )
-    return _in_hub_cache(name, allow_quantized)
+    return _find_in_hub_cache(name, allow_quantized)
 
 
 def find_model_directory(source: Path) -> Path | None:
-    """Return the model inside a run (of its newest checkpoint) or a checkpoint; `None` if `source` is neither."""
+    """Return the model directory in a checkpoint, or in the newest checkpoint of a run; `None` if there is none."""
     saved = [path for path in source.glob("checkpoints/step-*") if path.is_dir()]
+    # Step numbers are padded to six digits, so the names of later steps may be longer.
     newest = max(saved, key=lambda path: (len(path.name), path.name), default=source)
     model = newest / "model"
     return model if (model / "config.json").is_file() else None
 
 
-def _sibling_runs(name: str) -> list[str]:
-    """Return the names of the runs in the parent directory of `name`; empty if `name` has no directory."""
+def _list_sibling_runs(name: str) -> list[str]:
+    """Return the names of the runs in the parent directory of `name`; empty if `name` is not a path."""
     parent = Path(name).expanduser().parent
     return sorted(file.parent.name for file in parent.glob("*/config.yaml")) if "/" in name else []
 
 
-def _in_hub_cache(name: str, allow_quantized: bool) -> Path | None:
-    """Return the snapshot of a hub model that was downloaded before and is complete, or `None`.
+def _find_in_hub_cache(name: str, allow_quantized: bool) -> Path | None:
+    """Return the cached snapshot of a hub model; `None` if there is none, or it is incomplete.
 
     Raises:
-        ModelError: the snapshot is complete and rejected.
+        ModelError: the snapshot is complete but rejected by `check_directory`.
     """
     from huggingface_hub import snapshot_download
 
@@ -94,7 +96,7 @@ def _in_hub_cache(name: str, allow_quantized: bool) -> Path | None:
         return None
     try:
         check_directory(directory, allow_quantized=allow_quantized)
-    except MissingFileError:  # an interrupted download is continued
+    except MissingFileError:  # the caller continues an interrupted download
         return None
     return directory
 
@@ -110,7 +112,9 @@ def _download(name: str, allow_quantized: bool) -> Path:
         _raise_not_found(name, f"is not a valid hub id: {error}")
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-        _raise_not_found(name, f"is no directory on this machine, and could not be fetched from the hub ({first_line})")
+        _raise_not_found(
+            name, f"is not a directory on this machine and could not be fetched from the hub ({first_line})"
+        )
     check_directory(directory, allow_quantized=allow_quantized)
     return directory
 
@@ -118,13 +122,15 @@ def _download(name: str, allow_quantized: bool) -> Path:
 def _raise_not_found(name: str, why: str) -> NoReturn:
     """Raise the error for a model that does not exist."""
     local = Path(name).expanduser()
-    runs = [run for run in _sibling_runs(name) if find_model_directory(local.parent / run)]  # others have no model yet
+    runs = [
+        run for run in _list_sibling_runs(name) if find_model_directory(local.parent / run)
+    ]  # runs without a checkpoint have no model yet
     hint = did_you_mean(local.name.lower(), [*CATALOGUE, *runs])
     if runs:
         listed = ", ".join(runs[:10]) + (f" and {len(runs) - 10} more" if len(runs) > 10 else "")
         hint += f" Runs in '{local.parent}': {listed}."
     raise ModelError(
-        f"model '{name}' {why}{search_directory_note(name)}.{hint} Give a catalogue name "
+        f"model '{name}' {why}{search_directory_note(name)}.{hint} Use a catalog name "
         f"({', '.join(CATALOGUE)}), a run, a "
         "local Hugging Face directory, or, with network access, a hub id."
     )

@@ -1,20 +1,20 @@
-"""The routers of a mixture of experts, and the experts that they chose."""
+"""Finds the routers of a mixture of experts, and reads the experts that they chose."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from roll.models.mixers import decoder_of
+from roll.models.mixers import get_decoder
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["chosen_experts", "find_routers"]
+__all__ = ["find_routers", "read_router_output"]
 
 
 def find_routers(model: Any) -> list[Any]:
-    """Return the routers of an HF model that report their choices, first layer first; empty if there are none."""
-    return [module for module in decoder_of(model).modules() if _is_router(module)]
+    """Return the routers of an HF model that output the chosen experts, in layer order; empty if there are none."""
+    return [module for module in get_decoder(model).modules() if _is_router(module)]
 
 
 def _is_router(module: Any) -> bool:
@@ -25,11 +25,11 @@ def _is_router(module: Any) -> bool:
     return len(weight) == numbers[1]
 
 
-def chosen_experts(router: Any, output: Any) -> tuple[Tensor, Tensor]:
-    """Return the logits [N, E] and the chosen experts [N, k] from a router's output.
+def read_router_output(router: Any, output: Any) -> tuple[Tensor, Tensor]:
+    """Return (logits [N, E], chosen experts [N, k]) from a router's output.
 
-    Most routers return logits, weights and experts. Llama 4's return scores, which are 0 except for the chosen experts,
-    and logits.
+    Most routers return logits, weights and experts. The routers of Llama 4 return scores, which are 0 except for the
+    chosen experts, and logits.
     """
     if len(output) == 2:
         scores, logits = output

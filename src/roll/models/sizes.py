@@ -1,7 +1,7 @@
-"""Check of the sizes that a model's config.json states.
+"""Checks the sizes in a model's config.json.
 
-The file may come from any source, and its sizes are multiplied, looped over and allocated: without a limit, any number
-of layers would be built.
+The file may come from an untrusted source, and its sizes determine loops and allocations: without a limit, a huge
+number of layers could be built.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from roll.errors import ModelError, short
 from roll.models.directory import read_json
 
-__all__ = ["check_sizes", "read_config", "text_part"]
+__all__ = ["check_sizes", "get_text_part", "get_thinker_part", "read_config"]
 
 _MAX_SIZE = 2**31 - 1
 _BOUNDS = {
@@ -27,45 +27,52 @@ _BOUNDS = {
     **dict.fromkeys(("intermediate_size", "n_inner"), (1, _MAX_SIZE)),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), (0, _MAX_SIZE)),
 }
-"""The smallest and the largest value by key; lists, which some families use, are checked by `transformers`."""
+"""The allowed range by key, inclusive. Lists, which some model families use, are checked by `transformers`."""
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read a model's config.json and check that its sizes are possible.
+    """Read a model's config.json and check its sizes.
 
     Raises:
-        ModelError: the file cannot be read, or states an impossible size.
+        ModelError: the file cannot be read, or a size is out of range.
     """
     config = read_json(directory / "config.json")
     check_sizes(config, f"'{directory / 'config.json'}'")
     return config
 
 
-def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the part of a configuration that describes the language model: all of it, or its `text_config`."""
+def get_thinker_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of an omni model's thinker, which reads media and writes text; else `config` itself."""
+    thinker = config.get("thinker_config")
+    return thinker if isinstance(thinker, Mapping) and thinker else config
+
+
+def get_text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the settings of the language model: the `text_config` of a multimodal model, else `config` itself."""
+    config = get_thinker_part(config)
     text = config.get("text_config")
     return text if isinstance(text, Mapping) and text else config
 
 
 def check_sizes(config: Mapping[str, Any], where: str) -> None:
-    """Reject impossible sizes.
+    """Reject sizes that are out of range.
 
     Args:
         config: The content of config.json.
         where: The file, for messages.
 
     Raises:
-        ModelError: names the key and its value.
+        ModelError: a size is out of range; the message names the key and its value.
     """
-    text = text_part(config)
+    text = get_text_part(config)
     for key, (least, most) in _BOUNDS.items():
         value = text.get(key, config.get(key))
         if value is None or isinstance(value, list | dict):
             continue
         if type(value) is not int or not least <= value <= most:
             raise ModelError(
-                f"{where} has {key}: {short(value)}, but it must be an integer from {least} to {most:,}: copy the "
-                "file again."
+                f"{where} has {key}: {short(value)}, but it must be an integer from {least} to {most:,}: "
+                "restore the model's original config.json."
             )
     chosen = text.get("num_experts_per_tok")
     counts = [text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
@@ -73,5 +80,5 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
     if isinstance(chosen, int) and experts and experts > 1 and not 1 <= chosen <= experts:
         raise ModelError(
             f"{where} has num_experts_per_tok: {chosen}, but it must be from 1 to the number of experts, {experts}: "
-            "copy the file again."
+            "restore the model's original config.json."
         )

@@ -1,7 +1,7 @@
-"""The rule for tied embeddings: a stored projection must equal the embeddings, otherwise the model is rejected.
+"""Checks tied embeddings: if the files also contain the output projection, it must equal the embeddings.
 
-Files often contain both, although config.json ties them. The loaded weights would then depend on the reader and, in
-`transformers`, on whether weights are read at once.
+Files often contain both, although config.json ties them. If they differed, the loaded weights would depend on the
+library and, in `transformers`, on whether all weights are read at once.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from typing import Any
 
 from roll.errors import ModelError
 
-__all__ = ["check_tied", "tied_copy", "tied_weights_error"]
+__all__ = ["build_tied_weights_error", "check_tied_weights", "find_tied_copy"]
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight", "embedding.weight")
 PROJECTIONS = ("lm_head.weight", "embed_out.weight")
 
 
-def check_tied(directory: Path, config: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
-    """Reject a model whose config.json ties the projection to the embeddings while its files hold different ones.
+def check_tied_weights(directory: Path, config: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
+    """Reject a model whose config.json ties projection and embeddings, but whose files contain different values.
 
     Args:
         directory: The directory of the model.
@@ -27,41 +27,40 @@ def check_tied(directory: Path, config: Mapping[str, Any], tensors: Mapping[str,
         tensors: The tensors in its files, by name: each has `file`, `dtype` and `shape`.
 
     Raises:
-        ModelError: the two differ.
+        ModelError: projection and embeddings differ.
     """
-    if (pair := tied_copy(config, tensors)) is None:
+    if (pair := find_tied_copy(config, tensors)) is None:
         return
     a, b = (tensors[name] for name in pair)
-    if a.shape != b.shape or not _equal(a.file, pair[0], b.file, pair[1]):
-        raise tied_weights_error(str(directory), *pair)
+    if a.shape != b.shape or not _are_equal(a.file, pair[0], b.file, pair[1]):
+        raise build_tied_weights_error(str(directory), *pair)
 
 
-def tied_copy(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, str] | None:
-    """Return the names of a stored projection and of the embeddings that it is tied to; `None` if there is no such
-    pair.
+def find_tied_copy(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, str] | None:
+    """Return the names of a stored projection and of the embeddings that it is tied to; `None` if there is none.
 
-    If parts of a configuration disagree, the model's class decides when it is loaded: the result is `None` then too.
+    Also `None` if only some parts of the configuration tie weights: the model's class then decides during loading.
     """
     projections, embeddings = ([n for n in tensors if n.endswith(ends)] for ends in (PROJECTIONS, EMBEDDINGS))
-    if len(projections) != 1 or len(embeddings) != 1 or not all(_ties(config)):
+    if len(projections) != 1 or len(embeddings) != 1 or not all(_iter_tie_settings(config)):
         return None
     return projections[0], embeddings[0]
 
 
-def _ties(config: Mapping[str, Any]) -> Iterator[bool]:
-    """Yield whether each part of a configuration ties, from its setting or its class's default."""
+def _iter_tie_settings(config: Mapping[str, Any]) -> Iterator[bool]:
+    """Yield, for each part of a configuration, whether the part ties embeddings, by its setting or class default."""
     text = config.get("text_config")
     for part in (config, text) if isinstance(text, Mapping) else (config,):
-        said = part.get("tie_word_embeddings")
-        if said is None:
+        setting = part.get("tie_word_embeddings")
+        if setting is None:
             from transformers import CONFIG_MAPPING
 
             kind = str(part.get("model_type"))
-            said = kind in CONFIG_MAPPING and getattr(CONFIG_MAPPING[kind], "tie_word_embeddings", False)
-        yield bool(said)
+            setting = kind in CONFIG_MAPPING and getattr(CONFIG_MAPPING[kind], "tie_word_embeddings", False)
+        yield bool(setting)
 
 
-def _equal(file: Path, name: str, other_file: Path, other: str) -> bool:
+def _are_equal(file: Path, name: str, other_file: Path, other: str) -> bool:
     from safetensors import safe_open
     from torch import equal, promote_types
 
@@ -71,10 +70,10 @@ def _equal(file: Path, name: str, other_file: Path, other: str) -> bool:
         return equal(a.to(wider), b.to(wider))
 
 
-def tied_weights_error(path: str, name: str, other: str) -> ModelError:
+def build_tied_weights_error(path: str, name: str, other: str) -> ModelError:
     """Return the error for two tied weights with different values."""
     return ModelError(
-        f"model '{path}' ties its weights '{name}' and '{other}' (tie_word_embeddings), but its files hold different "
-        f"values for them. To train them separately, set tie_word_embeddings to false in its config.json; if '{name}' "
-        "is a leftover, remove it from the files."
+        f"model '{path}' ties its weights '{name}' and '{other}' (tie_word_embeddings), but its files contain "
+        f"different values for them. To train them separately, set tie_word_embeddings to false in its config.json; "
+        f"if '{name}' is a leftover, remove it from the files."
     )

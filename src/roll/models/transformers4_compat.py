@@ -1,9 +1,9 @@
-"""Settings of a model directory as transformers 4 spells them, in addition to transformers 5's own.
+"""Adds the settings' names in transformers 4 to a model directory that transformers 5 wrote.
 
 Version 5 moved `rope_theta` and `rope_scaling` into `rope_parameters`, and renamed the class of fast tokenizers and the
-list of further special tokens. Version 4, and programs that read the files themselves, ignore unknown keys: they would
-silently compute with a base of 10,000 and without scaling. Version 5 reads both spellings together in the same way,
-which is verified each time.
+list of further special tokens. Version 4, and programs that parse the files themselves, ignore unknown keys: they would
+silently use a RoPE base of 10,000 and no scaling. Each time the keys are added, it is verified that version 5 still
+reads the file in the same way.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ __all__ = ["add_older_config_keys", "add_older_tokenizer_keys", "write_transform
 logger = logging.getLogger(__name__)
 
 NEWER_CLASSES = ("TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")
-"""Tokenizer classes of transformers 5 without a specific model; their tokenizer.json is complete."""
+"""Tokenizer classes of transformers 5 for no specific model; their tokenizer.json is complete."""
 MACHINE_SPECIFIC_KEYS = ("is_local", "local_files_only")
-"""Keys with which transformers 5 records how a tokenizer was loaded."""
+"""Keys in which transformers 5 records how the tokenizer was loaded on this machine."""
 
 
 def write_transformers4_settings(directory: Path) -> None:
-    """Add transformers 4's spellings to `config.json` and `tokenizer_config.json` of a model directory.
+    """Add the keys of transformers 4 to `config.json` and `tokenizer_config.json` of a model directory.
 
-    Files that have them already stay as they are. If this version of transformers would read a config.json differently
-    with them, the file is left unchanged, with a warning.
+    Files that already have them are unchanged. If this version of transformers would read config.json differently with
+    the added keys, the file stays unchanged and a warning is logged.
 
     Raises:
         ModelError: a file cannot be read.
@@ -39,7 +39,7 @@ def write_transformers4_settings(directory: Path) -> None:
     config = read_json(directory / "config.json")
     older = add_older_config_keys(config)
     if older != config:
-        if not config.get("rope_parameters") or _reads_same_rope(config, older):
+        if not config.get("rope_parameters") or _has_same_rope(config, older):
             _write(directory / "config.json", older)
         else:
             logger.warning(
@@ -56,11 +56,10 @@ def write_transformers4_settings(directory: Path) -> None:
 
 
 def add_older_config_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config.json with `rope_theta`, `rope_scaling` and `torch_dtype` in addition to the keys that replaced
-    them.
+    """Return config.json with transformers 4's keys, such as `rope_theta` and `torch_dtype`, next to the newer ones.
 
     Args:
-        config: The configuration as transformers 5 writes it; keys that it has already are kept.
+        config: The configuration as transformers 5 writes it; existing keys are not changed.
     """
     older = dict(config)
     if isinstance(text := config.get("text_config"), Mapping):
@@ -71,13 +70,13 @@ def add_older_config_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         older.setdefault("num_experts", config["num_local_experts"])  # version 4's default is 128
     rope = config.get("rope_parameters")
     if isinstance(rope, Mapping) and rope:
-        for key, value in _older_rope(rope, config.get("model_type")).items():
+        for key, value in _build_older_rope(rope, config.get("model_type")).items():
             older.setdefault(key, value)
     return older
 
 
 def add_older_tokenizer_keys(settings: Mapping[str, Any], *, is_fast: bool) -> dict[str, Any]:
-    """Return a tokenizer_config.json with a class and special tokens that transformers 4 supports.
+    """Return tokenizer_config.json with a tokenizer class and special tokens that transformers 4 supports.
 
     Args:
         settings: The settings as transformers 5 writes them.
@@ -92,16 +91,16 @@ def add_older_tokenizer_keys(settings: Mapping[str, Any], *, is_fast: bool) -> d
 
 
 class _Rope(NamedTuple):
-    """Rotary parameters of one kind of layer."""
+    """Rotary parameters of one type of layers."""
 
     rope_type: str = "default"
     rope_theta: Any = None
     partial_rotary_factor: Any = None
 
 
-def _older_rope(rope: Mapping[str, Any], model_type: Any) -> dict[str, Any]:
-    """Return the top-level keys for rotary parameters; empty if version 4 cannot express them."""
-    if any(isinstance(part, Mapping) for part in rope.values()):  # parameters by kind of layer
+def _build_older_rope(rope: Mapping[str, Any], model_type: Any) -> dict[str, Any]:
+    """Return version 4's top-level keys for rotary parameters; empty if version 4 cannot express them."""
+    if any(isinstance(part, Mapping) for part in rope.values()):  # parameters by type of layers
         match rope:
             case {"full_attention": Mapping() as full, "sliding_attention": Mapping() as inner}:
                 sliding = read_record(_Rope, inner)
@@ -109,25 +108,26 @@ def _older_rope(rope: Mapping[str, Any], model_type: Any) -> dict[str, Any]:
                 return {}
         if sliding.rope_type != "default":
             return {}
-        keys = _older_rope(full, model_type)
+        keys = _build_older_rope(full, model_type)
+        # In transformers 4, only Gemma 3 has a separate base for layers with sliding windows.
         if str(model_type).startswith("gemma3"):
             return keys | {"rope_local_base_freq": sliding.rope_theta}
         return keys if sliding.rope_theta == read_record(_Rope, full).rope_theta else {}
-    own = read_record(_Rope, rope)
+    record = read_record(_Rope, rope)
     if model_type == "gpt_neox":
-        keys = {"rotary_emb_base": own.rope_theta, "rotary_pct": own.partial_rotary_factor}
+        keys = {"rotary_emb_base": record.rope_theta, "rotary_pct": record.partial_rotary_factor}
     else:
-        keys = {"rope_theta": own.rope_theta, "partial_rotary_factor": own.partial_rotary_factor}
-    if own.rope_type != "default":
+        keys = {"rope_theta": record.rope_theta, "partial_rotary_factor": record.partial_rotary_factor}
+    if record.rope_type != "default":
         rest = {k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor")}
         if str(model_type).startswith("phi3"):  # version 4 requires these three
-            rest = {"type": own.rope_type, **{k: rope.get(k) for k in ("short_factor", "long_factor")}}
+            rest = {"type": record.rope_type, **{k: rope.get(k) for k in ("short_factor", "long_factor")}}
         keys |= {"rope_scaling": rest}
     return {key: value for key, value in keys.items() if value is not None}
 
 
-def _reads_same_rope(config: dict[str, Any], older: dict[str, Any]) -> bool:
-    """Return whether this version of transformers reads the same rotary parameters from both."""
+def _has_same_rope(config: dict[str, Any], older: dict[str, Any]) -> bool:
+    """Return whether this version of transformers reads the same rotary parameters from both configurations."""
     from transformers import CONFIG_MAPPING
 
     kind = config.get("model_type")
@@ -135,13 +135,13 @@ def _reads_same_rope(config: dict[str, Any], older: dict[str, Any]) -> bool:
         return False
     try:
         one, other = (CONFIG_MAPPING[kind].from_dict(_copy(each)).get_text_config() for each in (config, older))
-    except (ValueError, TypeError, KeyError, AttributeError):  # classes reject keys in their own ways
+    except (ValueError, TypeError, KeyError, AttributeError):  # configuration classes raise various errors
         return False
     return _without_type(one.rope_parameters) == _without_type(other.rope_parameters)
 
 
 def _without_type(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rotary parameters without the older name of `rope_type`."""
+    """Return rotary parameters without `type`, the older name of `rope_type`."""
     return {key: value for key, value in rope.items() if key != "type"}
 
 

@@ -1,11 +1,11 @@
-"""Reading of any part of a model's weights from its files, so that no process needs to hold whole weights.
+"""Reads any shard of a model's weights from its safetensors files, so that no process holds all weights.
 
     files ─ names and shapes ─► model on the meta device, as `transformers` would have loaded it
-          ─ name, box        ─► that part of one weight: its slice of one tensor of the files, or, if `transformers`
-                                makes a weight from several tensors, the result from those that the box needs
+          ─ name, box        ─► that part of one weight: a slice of one tensor in the files or, if `transformers` builds
+                                the weight from several tensors, the result for the tensors that the box needs
 
-Invariants: a part equals the same part of the completely loaded weight, bit for bit. At most one weight is in memory; a
-weight that is one tensor of the files in the model's dtype is not copied but mapped.
+Invariants: a part equals the same part of the completely loaded weight, bit for bit. At most one weight is in memory. A
+weight that is stored as one tensor in the model's dtype is mapped instead of copied.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-__all__ = ["Box", "WeightReader", "weights_left_in_files"]
+__all__ = ["Box", "WeightReader", "leave_weights_in_files"]
 
 Box: TypeAlias = Sequence[tuple[int, int]]
-"""The first index and the size, by dimension."""
+"""A part of a tensor: for each dimension, the first index and the size."""
 
 
 class WeightReader:
-    """The files of a model's weights, from which any part can be read.
+    """Reads parts of a model's weights from its files.
 
     Args:
         model: An HF model before its weights are loaded.
-        tensors: The slices of safetensors, by name in the checkpoint.
-        transforms: `transformers`' renamings and conversions of this checkpoint.
+        tensors: The safetensors slices (`get_slice`), by checkpoint name.
+        transforms: The renamings and conversions that `transformers` applies to this checkpoint.
     """
 
     def __init__(self, model: Any, tensors: Mapping[str, Any], transforms: Sequence[Any]) -> None:
@@ -50,9 +50,9 @@ class WeightReader:
         self._model = model
         self._tensors = dict(tensors)
         self._source: dict[str, str] = {}
-        """The tensor of the files that is the weight, by weight."""
+        """For each weight that is stored as one tensor, the tensor's checkpoint name."""
         self._conversions: dict[str, _Conversion] = {}
-        """The conversion that makes the weight, by weight."""
+        """For each other weight, the conversion that builds it."""
         expected, prefix = model.state_dict(), model.base_model_prefix
         self._dtypes: dict[str, torch.dtype] = {}
         renamings = [deepcopy(t) for t in transforms if isinstance(t, WeightRenaming)]
@@ -61,6 +61,7 @@ class WeightReader:
         made: dict[str, _Conversion] = {}
         for key in sorted(tensors, key=dot_natural_key):
             name, pattern = rename_source_key(key, renamings, converters, prefix, expected)
+            # As in `convert_and_load_state_dict_in_model` of `transformers`: a key that the model has is not renamed.
             if name not in expected and key in expected:
                 name, pattern = rename_source_key(key, [], [], prefix, expected)
             if name in expected and pattern is None:
@@ -69,21 +70,22 @@ class WeightReader:
                 made.setdefault(name, _Conversion(name, by_pattern[pattern])).sources.append((pattern, key))
         for making in made.values():
             shapes = {key: _Shape(self._tensors[key]) for _, key in making.sources}
+            # The weights that a conversion builds are known only after running it, here without data.
             for name in making.convert(model, lambda key, shapes=shapes: shapes[key].to()):
                 self._conversions[name] = making
 
-    def note_dtypes(self) -> None:
-        """Store the dtypes of the weights from the loaded model."""
+    def store_dtypes(self) -> None:
+        """Store the dtypes of the loaded model: `transformers` always loads some modules in float32."""
         self._dtypes = {name: tensor.dtype for name, tensor in self._model.state_dict().items()}
 
     def __contains__(self, name: str) -> bool:
         return name in self._source or name in self._conversions
 
     def read(self, name: str, box: Box) -> Tensor:
-        """Return a part of a weight, in the dtype that the model was loaded in; it may share the file's pages.
+        """Return the part `box` of a weight, in the dtype of the loaded model; it may share memory with the file.
 
         Raises:
-            ModelError: the files do not have the weight, or it has NaN or infinite values.
+            ModelError: the weight is not in the files, or it has NaN or infinite values.
         """
         part = self._read(name, box)
         check_tensor_finite(part, name, self.path)
@@ -97,28 +99,29 @@ class WeightReader:
         if name in self._source:
             return _read_box(self._tensors[self._source[name]], box).to(self._dtypes[name])
         if name not in self._conversions:
-            raise ModelError(f"the model's files do not contain weight '{name}'")
+            raise ModelError(f"the files of model '{self.path}' do not contain weight '{name}': copy the model again")
         making = self._conversions[name]
-        first, size = making.needed_range(box)
+        first, size = making.compute_needed_range(box)
         dtype = self._dtypes[making.name]
-        found = making.convert(self._model, lambda key: self._tensors[key][...].to(dtype), first, size)
-        part = found[name]
+        converted = making.convert(self._model, lambda key: self._tensors[key][...].to(dtype), first, size)
+        part = converted[name]
         return _read_box(part, [(0, part.shape[0]), *box[1:]] if size is not None else box)
 
 
 class _Conversion:
-    """A conversion with which `transformers` makes weights from tensors of the checkpoint."""
+    """A conversion by which `transformers` builds weights from several tensors of the checkpoint."""
 
     def __init__(self, name: str, converter: Any) -> None:
         self.name = name
-        """The name of the weight, or of the first of several."""
+        """The name of the weight; the first name if the conversion builds several."""
         self.sources: list[tuple[str, str]] = []
-        """Patterns and names in the checkpoint, in their order."""
+        """Pattern and checkpoint name of each source tensor, in order."""
         self._converter = converter
 
-    def needed_range(self, box: Box) -> tuple[int, int | None]:
-        """Return the first and the number of the stacked tensors that a box needs, for every pattern; `None`: all of
-        them.
+    def compute_needed_range(self, box: Box) -> tuple[int, int | None]:
+        """Return which source tensors of each pattern are needed for `box`, as (first index, count).
+
+        A count of `None` means all.
         """
         from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose
 
@@ -129,17 +132,21 @@ class _Conversion:
             or (isinstance(op, Transpose) and min(op.dim0, op.dim1) > 0 and not op.check_dims)
             for op in others
         )
+        # If the later operations keep dimension 0, a range of experts needs only the tensors of these experts.
         return box[0] if stacks and keeps else (0, None)
 
     def convert(self, model: Any, read: Any, first: int = 0, size: int | None = None) -> dict[str, Tensor]:
-        """Return the weights by name, made from the sources or from a range of those of every pattern."""
+        """Build weights from source tensors, and return them by name.
+
+        With `size`, only `size` source tensors of each pattern are read, beginning with index `first`.
+        """
         converter, seen = deepcopy(self._converter), dict.fromkeys((pattern for pattern, _ in self.sources), 0)
         for pattern, key in self.sources:
             number, seen[pattern] = seen[pattern], seen[pattern] + 1
             if size is None or first <= number < first + size:
                 converter.add_tensor(self.name, key, pattern, read(key))
-        found = converter.convert(self.name, model=model, config=model.config)
-        return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in found.items()}
+        converted = converter.convert(self.name, model=model, config=model.config)
+        return {name: tensor[0] if isinstance(tensor, list) else tensor for name, tensor in converted.items()}
 
 
 def _read_box(source: Any, box: Box) -> Tensor:
@@ -147,7 +154,7 @@ def _read_box(source: Any, box: Box) -> Tensor:
 
 
 class _Shape:
-    """A stand-in for a tensor of the files: its shape, on the meta device."""
+    """Stands in for a tensor of the files where only the shape is needed, on the meta device."""
 
     def __init__(self, source: Any) -> None:
         self._shape = list(source.shape) if hasattr(source, "shape") else source.get_shape()
@@ -156,20 +163,21 @@ class _Shape:
         return self
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Return an empty tensor of this shape."""
+        """Return a tensor of this shape on the meta device; `device` is ignored."""
         import torch
 
         return torch.empty(self._shape, dtype=dtype, device="meta")
 
 
 @contextmanager
-def weights_left_in_files() -> Iterator[list[WeightReader]]:
-    """Make `from_pretrained` leave weights in their files, on the meta device; yield the list of these files.
+def leave_weights_in_files() -> Iterator[list[WeightReader]]:
+    """Make `from_pretrained` build models on the meta device in the body; yield the list of the models' weight readers.
 
-    Tensors that the files lack, and buffers that are not stored, are created as usual. Not thread-safe.
+    Weights that are missing from the files, and buffers that are not stored, are created as usual. Not thread-safe.
     """
     from transformers import modeling_utils
 
+    # `from_pretrained` has no public option for this, so its private loading function is replaced.
     plain, found = modeling_utils.convert_and_load_state_dict_in_model, []
 
     def load(model: Any, state_dict: Any, load_config: Any, *rest: Any, **more: Any) -> Any:

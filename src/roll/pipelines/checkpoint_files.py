@@ -19,10 +19,10 @@ from roll.rollout.ledger import DataLedger
 
 __all__ = [
     "SavedRun",
-    "checkpoints",
-    "critic_directory",
     "find_checkpoint",
     "find_model_directory",
+    "get_critic_directory",
+    "list_checkpoints",
     "read_checkpoint",
     "remove_unfinished",
 ]
@@ -45,20 +45,20 @@ class SavedRun(Generic[S]):
 
     @property
     def trainer_path(self) -> Path:
-        """Path that `TrainerGroup.load` reads."""
+        """Directory of the policy's trainer state, which `TrainerGroup.load` reads."""
         return self.path / "trainer"
 
-    def critic_path(self, index: int) -> Path:
-        """Return the path that a critic's `TrainerGroup.load` reads.
+    def get_critic_path(self, index: int) -> Path:
+        """Return the directory of a critic's trainer state, which `TrainerGroup.load` reads.
 
         Raises:
             CheckpointError: The checkpoint has no such critic.
         """
-        path = self.path / critic_directory(index)
+        path = self.path / get_critic_directory(index)
         if not path.is_dir():
             raise CheckpointError(
-                f"checkpoint '{self.path}' holds no '{path.name}': the run that wrote it had fewer critics. Resume it "
-                "with the algorithm that it began with."
+                f"checkpoint '{self.path}' has no '{path.name}': the run that wrote it had fewer critics. Resume the "
+                "run with its original algorithm."
             )
         return path
 
@@ -68,7 +68,7 @@ class SavedRun(Generic[S]):
         Raises:
             CheckpointError: A trainer's part is missing, or cannot be read.
         """
-        paths = [self.trainer_path, *map(self.critic_path, range(len(critics)))]
+        paths = [self.trainer_path, *map(self.get_critic_path, range(len(critics)))]
         with _with_advice(self.path):
             for trainer, path in zip((policy, *critics), paths, strict=True):
                 await trainer.load(path)
@@ -76,25 +76,25 @@ class SavedRun(Generic[S]):
 
 @contextmanager
 def _with_advice(path: Path) -> Iterator[None]:
-    """Run the body with advice appended to the message of a `CheckpointError`."""
+    """Run the body; if it raises a `CheckpointError`, append advice on continuing without the checkpoint `path`."""
     try:
         yield
     except CheckpointError as error:
-        names = [other.name for other in checkpoints(path.parent).values()]
+        names = [other.name for other in list_checkpoints(path.parent).values()]
         before = names[: names.index(path.name)] if path.name in names else []
         if before:
-            advice = f"If files are damaged, move '{path}' away: `roll resume` then goes on from '{before[-1]}'."
+            advice = f"If files are damaged, move '{path}' away: `roll resume` then continues from '{before[-1]}'."
         else:
             advice = "No checkpoint is older: if files are damaged, begin a new run."
         raise CheckpointError(f"{str(error).rstrip('.')}. {advice}") from error
 
 
-def critic_directory(index: int) -> str:
+def get_critic_directory(index: int) -> str:
     """Return the name of a critic's directory inside a checkpoint."""
     return f"critic-{index}"
 
 
-def checkpoints(directory: Path) -> dict[int, Path]:
+def list_checkpoints(directory: Path) -> dict[int, Path]:
     """Return the complete checkpoints by step, ascending."""
     if not directory.is_dir():
         return {}
@@ -104,7 +104,7 @@ def checkpoints(directory: Path) -> dict[int, Path]:
 
 def find_checkpoint(directory: Path) -> Path | None:
     """Return the newest complete checkpoint, or `None` if there is no checkpoint."""
-    return next(reversed(checkpoints(directory).values()), None)
+    return next(reversed(list_checkpoints(directory).values()), None)
 
 
 def read_checkpoint(path: Path, kind: type[S]) -> SavedRun[S]:
@@ -112,10 +112,10 @@ def read_checkpoint(path: Path, kind: type[S]) -> SavedRun[S]:
 
     Args:
         path: Directory of the checkpoint.
-        kind: Class of its state.
+        kind: Class of the run's state in the checkpoint.
 
     Raises:
-        CheckpointVersionError: Another version of ROLL wrote it, and this version cannot read it.
+        CheckpointVersionError: Another version of ROLL wrote the checkpoint, and this version cannot read it.
         CheckpointError: A file is missing or malformed.
     """
     try:
@@ -130,7 +130,7 @@ def read_checkpoint(path: Path, kind: type[S]) -> SavedRun[S]:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove the remains of a crash during saving or pruning."""
+    """Remove the unfinished checkpoints in `directory`, which a crash during saving or pruning left there."""
     if directory.is_dir():
         for path in directory.iterdir():
             if path.name.startswith(UNFINISHED):

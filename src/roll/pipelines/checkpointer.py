@@ -1,4 +1,4 @@
-"""Writing checkpoints: atomic, and pruned.
+"""Writes checkpoints atomically, and removes old ones.
 
     checkpoints/step-000020/   model/ (HF safetensors)   trainer/ (optimizer, schedule, RNG of every rank)
                                critic-0/ … (as trainer/)   state.json   ledger.jsonl
@@ -27,9 +27,9 @@ from roll.config.operations import CheckpointConfig
 from roll.errors import CheckpointError, InfraError, RunDirectoryError
 from roll.pipelines.checkpoint_files import (
     UNFINISHED,
-    checkpoints,
-    critic_directory,
     find_checkpoint,
+    get_critic_directory,
+    list_checkpoints,
     remove_unfinished,
 )
 from roll.pipelines.state import RunState
@@ -68,7 +68,7 @@ class Checkpointer:
     run: RunDirectory
     """Directory of the run."""
     config: CheckpointConfig
-    """Which checkpoints are written and kept."""
+    """Checkpoint schedule and retention."""
     trainer: TrainerGroup
     """Trainer of the policy."""
     critics: Sequence[TrainerGroup] = ()
@@ -87,8 +87,8 @@ class Checkpointer:
         self._saved_at = self.clock()
 
     def is_due(self, state: RunState) -> bool:
-        """Return whether a checkpoint of this step is due: by step number, by time since the last one, or as the best
-        one.
+        """Return whether to save a checkpoint now: because of the step's number, the time since the last checkpoint, or
+        the best score so far.
         """
         every, longest = self.config.every_num_steps, self.config.every_s
         best = self.config.keep_best and state.best_step == state.step > 0
@@ -96,8 +96,11 @@ class Checkpointer:
         return best or late or bool(every and state.step % every == 0)
 
     async def save(self, state: RunState, ledger: DataLedger) -> Path:
-        """Write a checkpoint of this step, or start an asynchronous write; an existing one is not changed."""
-        final = self.run.checkpoint_path(state.step)
+        """Write the checkpoint of the state's step, or start to write it asynchronously, and return its directory.
+
+        An existing checkpoint of the step is left unchanged.
+        """
+        final = self.run.get_checkpoint_path(state.step)
         # Copied now: in an asynchronous run, rollouts continue while this writes.
         new = _Pending(
             step=state.step,
@@ -107,21 +110,21 @@ class Checkpointer:
             state_json=state.to_json(),
         )
         try:
-            await self.settle(wait=True)
+            await self.publish_pending(wait=True)
         except (RunDirectoryError, CheckpointError) as error:  # the new checkpoint replaces it, or fails as well
             logger.warning("%s", error)
         if final.is_dir():
             return final
         async with self._with_advice(final, new.temporary):
             await asyncio.to_thread(remove_unfinished, self.run.checkpoints_dir)
-            await self._begin(new.temporary)
+            await self._start_writing(new.temporary)
         self._pending, self._saved_at = new, self.clock()
         if not self.config.asynchronous:
-            await self.settle(wait=True)
+            await self.publish_pending(wait=True)
         return final
 
-    async def settle(self, *, wait: bool) -> None:
-        """Publish the pending checkpoint if it is complete; with `wait`, wait until it is.
+    async def publish_pending(self, *, wait: bool) -> None:
+        """Publish the pending checkpoint if all of its files are written; with `wait`, wait until they are.
 
         Raises:
             RunDirectoryError: The disk is full or not writable.
@@ -143,14 +146,14 @@ class Checkpointer:
         if self.on_saved is not None:
             self.on_saved(pending.step, pending.final)
 
-    async def _begin(self, temporary: Path) -> None:
+    async def _start_writing(self, temporary: Path) -> None:
         if self.before_writing is not None:
             await self.before_writing()
         temporary.mkdir(parents=True)
         how = {"background": True} if self.config.asynchronous else {}
         await self.trainer.save(temporary / "trainer", **how)
         for index, critic in enumerate(self.critics):
-            await critic.save(temporary / critic_directory(index), **how)
+            await critic.save(temporary / get_critic_directory(index), **how)
         await self.trainer.export(temporary / "model")
 
     def _publish(self, pending: _Pending) -> None:
@@ -159,7 +162,7 @@ class Checkpointer:
         atomic.replace_directory(pending.temporary, pending.final)
 
     def _prune(self, best_step: int | None) -> None:
-        saved = checkpoints(self.run.checkpoints_dir)
+        saved = list_checkpoints(self.run.checkpoints_dir)
         keep = set(list(saved)[-self.config.keep_last :])
         if self.config.keep_best and best_step is not None:
             keep.add(best_step)
@@ -170,7 +173,7 @@ class Checkpointer:
                     path.rename(discard)
                     shutil.rmtree(discard)
                 except OSError as error:  # the next save tries again
-                    logger.warning("checkpoint '%s', which is not kept, could not be removed: %s", path, error)
+                    logger.warning("the old checkpoint '%s' could not be removed: %s", path, error)
 
     @property
     def _trainers(self) -> list[TrainerGroup]:
@@ -178,7 +181,7 @@ class Checkpointer:
 
     @contextlib.asynccontextmanager
     async def _with_advice(self, final: Path, temporary: Path) -> AsyncIterator[None]:
-        """Run the body with any error of writing a checkpoint raised as one message that says what to do.
+        """Run the body, which writes the checkpoint `final`; convert an error to one with advice.
 
         The unfinished checkpoint is removed once no trainer writes to it any more.
 
@@ -193,17 +196,17 @@ class Checkpointer:
         except Exception as error:
             if self.config.asynchronous:  # report the same failure of other trainers once
                 await asyncio.gather(*(t.is_save_written(wait=True) for t in self._trainers), return_exceptions=True)
-            raise _failed(final, temporary, error) from error
+            raise _build_save_error(final, temporary, error) from error
 
 
-def _failed(final: Path, temporary: Path, error: Exception) -> CheckpointError | RunDirectoryError:
+def _build_save_error(final: Path, temporary: Path, error: Exception) -> CheckpointError | RunDirectoryError:
     """Build the error of a checkpoint that could not be written, and remove the unfinished checkpoint."""
     place = temporary if temporary.is_dir() else final.parents[1]
     free = shutil.disk_usage(place).free
     shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the room
     newest = find_checkpoint(final.parent)
-    before = f"The last one, '{newest.name}', is whole" if newest else "There is none before it"
-    reason = _os_reason(error) or ("No space left on device" if free < FULL_BELOW_BYTES else None)
+    before = f"The previous checkpoint, '{newest.name}', is complete" if newest else "The run has no earlier checkpoint"
+    reason = _get_os_reason(error) or ("No space left on device" if free < FULL_BELOW_BYTES else None)
     what = f"the checkpoint '{final}' could not be written: {reason or error}. {before}."
     if reason is None:
         return CheckpointError(what)
@@ -211,7 +214,7 @@ def _failed(final: Path, temporary: Path, error: Exception) -> CheckpointError |
     return RunDirectoryError(f"{what} {advice}")
 
 
-def _os_reason(error: BaseException | None) -> str | None:
+def _get_os_reason(error: BaseException | None) -> str | None:
     """Return the message of the first `OSError` in the chain of causes; `None` if there is none."""
     while error is not None:
         if isinstance(error, OSError) and error.strerror:

@@ -5,7 +5,7 @@
     engines sleep: no weights,    │ engines wake, and get all     │ trainers' states are in host memory
     no KV cache                   │ weights from the policy       │
 
-`SharedDevices` holds the current phase; `LivePolicy` decides when it ends.
+`SharedDevices` holds the current phase; `ServedPolicy` decides when it ends.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ from contextlib import asynccontextmanager
 from typing import Literal, Protocol, TypeAlias
 
 from roll.config.generating import GeneratingConfig
-from roll.inference import engine_capabilities
+from roll.inference import get_engine_capabilities
 from roll.protocols import StateKind, TrainerGroup
 
-__all__ = ["EVERYTHING", "SharedDevices", "offloads_colocated"]
+__all__ = ["EVERYTHING", "SharedDevices", "should_offload_colocated"]
 
 Phase: TypeAlias = Literal["generation", "training"]
 EVERYTHING: tuple[StateKind, ...] = ("parameters", "optimizer")
 
 
-def offloads_colocated(config: GeneratingConfig, *, accelerated: bool) -> bool:
-    """Return whether engines and the trainers on their devices hand memory over to each other.
+def should_offload_colocated(config: GeneratingConfig, *, accelerated: bool) -> bool:
+    """Return whether engines and trainers on the same devices take turns: one sleeps or offloads while the other runs.
 
     Args:
         config: Configuration of the run.
-        accelerated: Whether its devices are accelerators.
+        accelerated: Whether the run's devices are accelerators.
 
     Raises:
         ConfigError: The configured engine is unknown.
     """
-    asked = config.cluster.offload_colocated
-    if asked != "auto":
-        return asked
-    can, ahead = engine_capabilities(config.inference.engine).can_sleep, config.rollout.scheduling.async_ratio > 0
-    return can and accelerated and not ahead and bool(config.colocated_trainers("actor_infer"))
+    setting = config.cluster.offload_colocated
+    if setting != "auto":
+        return setting
+    can, ahead = get_engine_capabilities(config.inference.engine).can_sleep, config.rollout.scheduling.async_ratio > 0
+    return can and accelerated and not ahead and bool(config.find_colocated_trainers("actor_infer"))
 
 
 class SleepingEngines(Protocol):
-    """Engines on shared devices; `LLMProxy` has these methods."""
+    """Interface of the engines that `SharedDevices` puts to sleep and wakes; `LLMProxy` implements it."""
 
     async def sleep(self) -> None: ...
 
@@ -51,7 +51,7 @@ class SleepingEngines(Protocol):
 
 
 class SharedDevices:
-    """The devices that engines and trainers share, and the current phase; it makes all transitions between phases.
+    """Devices that engines and trainers share: knows the current phase, and makes all transitions between phases.
 
     Invariants:
         - in the phase `training` engines sleep, and all states of trainers are on their devices;
@@ -59,8 +59,8 @@ class SharedDevices:
           failed is repeated from its beginning.
 
     Args:
-        policy: Trainer whose weights engines get.
-        trainers: Trainers on the devices, with or without the policy's.
+        policy: Trainer whose weights are synced to the engines.
+        trainers: Trainers on the devices; the policy's trainer may be among them.
     """
 
     def __init__(self, policy: TrainerGroup, trainers: Sequence[TrainerGroup]) -> None:
@@ -69,28 +69,30 @@ class SharedDevices:
         self._trainers = trainers
         self._engines: SleepingEngines | None = None
 
-    def join(self, engines: SleepingEngines) -> None:
+    def attach_engines(self, engines: SleepingEngines) -> None:
         """Set the engines that run on these devices."""
         self._engines = engines
 
-    async def to_training(self) -> None:
+    async def switch_to_training(self) -> None:
         """Put engines to sleep, then onload trainers, for training or a checkpoint."""
-        assert self._engines is not None, "engines have joined"
+        assert self._engines is not None, "engines must be attached first"
+        # In this order: trainers need the memory that engines release.
         await self._engines.sleep()
         await asyncio.gather(*(trainer.onload(EVERYTHING) for trainer in self._trainers))
         self.phase = "training"
 
-    async def to_generation(self) -> None:
+    async def switch_to_generation(self) -> None:
         """Offload all states of trainers that a weight sync does not need, then wake the engines."""
-        assert self._engines is not None, "engines have joined"
+        assert self._engines is not None, "engines must be attached first"
         self.phase = "generation"
+        # The policy's weights stay: the weight sync that follows reads them.
         offloaded = ((each, ("optimizer",) if each is self._policy else EVERYTHING) for each in self._trainers)
         await asyncio.gather(*(trainer.offload(states) for trainer, states in offloaded))
         await self._engines.wake()
 
     @asynccontextmanager
     async def syncing(self) -> AsyncIterator[None]:
-        """Run the body, a weight sync, with the policy's weights on their device; engines answer afterwards."""
+        """Run the body, a weight sync, with the policy's weights on their device; offload them afterwards."""
         if self._policy not in self._trainers:
             yield
             return

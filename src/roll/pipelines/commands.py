@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.callbacks import Callbacks
-from roll.config.history import as_override, differences, read_config, read_origin, user_edits, value_at
+from roll.config.history import find_differences, find_user_edits, format_override, get_value, read_config, read_origin
 from roll.config.load import dump_config
 from roll.config.run import RunConfig
 from roll.errors import CallbackError, ConfigError, InfraError, UserError
@@ -32,7 +32,7 @@ from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.running import run_to_end
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
 from roll.tracking.logs import redirect_logs
-from roll.tracking.run_directory import writing
+from roll.tracking.run_directory import convert_write_errors
 from roll.tracking.sinks import check_packages
 from roll.tracking.summary import summarize
 
@@ -42,11 +42,11 @@ logger = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, callbacks: Callbacks | None = None) -> Summary:
-    """Run a configuration from its first step to its last, in a new run directory."""
+    """Run a configuration from its first step to its last in a new run directory, and return a summary."""
     check_packages(config.tracking)
     with RunDirectory.create(config.run_dir, dump_config(config)) as run:
         try:
-            return run_to_end(_train(config, run, None, callbacks=callbacks))
+            return run_to_end(_run_training(config, run, None, callbacks=callbacks))
         except UserError:
             if not read_metrics(run.metrics_path):  # nothing to keep: the corrected configuration may reuse the name
                 shutil.rmtree(run.path)
@@ -56,9 +56,9 @@ def train(config: RunConfig, callbacks: Callbacks | None = None) -> Summary:
 def resume(
     run_path: Path, config: RunConfig, overrides: Sequence[str] = (), callbacks: Callbacks | None = None
 ) -> Summary:
-    """Continue a run from its newest checkpoint, or from the beginning if it has none.
+    """Continue a run from its newest checkpoint, or from the beginning if it has none; return a summary.
 
-    A finished run is not changed. Records of a run without a checkpoint are moved to another directory.
+    A finished run is not changed. If the run has no checkpoint, its earlier records are moved to another directory.
 
     Args:
         run_path: Run directory.
@@ -67,43 +67,45 @@ def resume(
         callbacks: Callbacks of the user.
 
     Raises:
-        ConfigError: The run has finished all its steps, and changes would have no effect; or it has no checkpoint.
+        ConfigError: The run has finished, and `config` changes it (which would have no effect) or its checkpoint is
+            gone; or the checkpoint is beyond the configured number of steps.
     """
     with RunDirectory.open(run_path, lock=True) as run:
         remove_unfinished(run.checkpoints_dir)
         path, pipeline = find_checkpoint(run.checkpoints_dir), PIPELINES.get(config.pipeline)
         saved = read_checkpoint(path, pipeline.state) if path else None
-        edited = [as_override(key, value_at(dump_config(config), key)) for key, _, _ in user_edits(run_path)]
+        edited = [format_override(key, get_value(dump_config(config), key)) for key, _, _ in find_user_edits(run_path)]
         num_steps = pipeline.facts(config, saved.state if saved else RunState()).num_steps
-        if _has_finished(run, saved, num_steps, _changes(run, config)):
+        if _has_finished(run, saved, num_steps, _list_changes(run, config)):
             return summarize(run.name, run.path, run.metrics_path)
         notes = []
         if edited:
-            notes.append(f"config.yaml is not as ROLL wrote it: the run goes on with {', '.join(edited)}")
-        if saved is None and (kept := run.move_existing()) is not None:
-            notes.append(f"there is no checkpoint, so the run begins again; what it recorded is kept in '{kept}'")
-        return run_to_end(_train(config, run, saved, [*edited, *overrides], callbacks, notes))
+            notes.append(f"config.yaml was edited: the run continues with {', '.join(edited)}")
+        if saved is None and (kept := run.move_earlier_files()) is not None:
+            notes.append(f"there is no checkpoint, so the run starts again; the earlier records are kept in '{kept}'")
+        return run_to_end(_run_training(config, run, saved, [*edited, *overrides], callbacks, notes))
 
 
-def _changes(run: RunDirectory, config: RunConfig) -> list[str]:
-    """Return the changes of a configuration against that of the run, as overrides; the section `cluster` may differ."""
+def _list_changes(run: RunDirectory, config: RunConfig) -> list[str]:
+    """Return the changes to a run's configuration as overrides; changes to the section `cluster` are ignored."""
     origin, now = read_origin(run.path), dump_config(config)
     before = read_config(run.path) if origin is None else origin.config
-    changed = (key for key, _, _ in differences(before, now, ""))
-    return [as_override(key, value_at(now, key)) for key in changed if not key.startswith("cluster.")]
+    changed = (key for key, _, _ in find_differences(before, now, ""))
+    return [format_override(key, get_value(now, key)) for key in changed if not key.startswith("cluster.")]
 
 
 def _has_finished(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int, changes: Sequence[str]) -> bool:
-    """Return whether a run has finished all its steps, and log it.
+    """Return whether a run has finished all its steps; if so, log a warning that says how to continue.
 
     Args:
         run: Run directory.
         saved: Newest checkpoint of the run.
         num_steps: Configured number of steps.
-        changes: Changes to its configuration, which would have no effect.
+        changes: Changes to the configuration, which would have no effect on a finished run.
 
     Raises:
-        ConfigError: The run has more steps, its checkpoints are gone, or there are changes.
+        ConfigError: The checkpoint is beyond `num_steps`; or the run has finished, and has no checkpoint or would be
+            changed.
     """
     more = "raise training.num_steps, and training.num_epochs where it has epochs"
     recorded = sum(row["kind"] == "train" for row in read_metrics(run.metrics_path))
@@ -113,14 +115,14 @@ def _has_finished(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int
             f"the configuration ends the run with step {num_steps}, but '{run.path}' is at step {step}: {more}, or "
             "export the model as it is."
         )
-    if step < num_steps or not _is_summed_up(run, saved, step):
+    if step < num_steps or not _has_summary(run, saved, step):
         return False
     if saved is None:
         raise ConfigError(
-            f"'{run.path}' has ended with step {recorded}, and it has no checkpoint to go on from: start a new run."
+            f"'{run.path}' finished with step {recorded}, but has no checkpoint to continue from: start a new run."
         )
     what = (
-        f"'{run.path}' has ended: all its {num_steps} steps are trained. To go on, {more}, as in `roll resume "
+        f"'{run.path}' is finished: all {num_steps} steps are trained. To continue, {more}, as in `roll resume "
         f"{run.path} training.num_steps={2 * num_steps}`; `roll export {run.path} DIR` writes its model"
     )
     if changes:
@@ -129,8 +131,8 @@ def _has_finished(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int
     return True
 
 
-def _is_summed_up(run: RunDirectory, saved: SavedRun[Any] | None, step: int) -> bool:
-    """Return whether the run finished with this step and wrote its summary."""
+def _has_summary(run: RunDirectory, saved: SavedRun[Any] | None, step: int) -> bool:
+    """Return whether the run wrote the summary of a run that finished with step `step`."""
     try:
         summary = json.loads(run.summary_path.read_text(encoding="utf-8"))
         ending = summary.get("ending")
@@ -141,7 +143,7 @@ def _is_summed_up(run: RunDirectory, saved: SavedRun[Any] | None, step: int) -> 
         return False
 
 
-async def _train(
+async def _run_training(
     config: RunConfig,
     run: RunDirectory,
     saved: SavedRun[Any] | None,
@@ -154,7 +156,7 @@ async def _train(
     facts = asdict(pipeline.facts(config, saved.state if saved else RunState()))
     tracker = Tracker(run, config, **facts, resumed_at=step if saved else None, callbacks=callbacks)
     stop = StopRequest(tracker.note)
-    with writing(run.path):
+    with convert_write_errors(run.path):
         truncate_recording(run.recording_dir, step if saved else -1)
     with tracker, stop_on_signals(stop), prestart_first_engine(config):
         for note in notes:
@@ -164,7 +166,7 @@ async def _train(
                 session = Session(directory=run, tracker=tracker, stop=stop, saved=saved)
                 with stop.cancel_on_stop():
                     work = await stack.enter_async_context(pipeline.open(config, session))
-                run.adopt(dump_config(config), step, overrides)
+                run.record_resume(dump_config(config), step, overrides)
                 await work()
         except (InfraError, CallbackError) as error:
             hit = isinstance(error, InfraError) or isinstance(error.__cause__, KeyboardInterrupt)
@@ -175,7 +177,7 @@ async def _train(
 
 
 def evaluate(config: RunConfig, model: str | None = None) -> dict[str, float]:
-    """Measure a model on the held-out prompts, without training: see `evaluation_metrics`. Prints nothing.
+    """Return the metrics of a model on held-out data, without training. Prints nothing.
 
     Args:
         config: Configuration of the run.

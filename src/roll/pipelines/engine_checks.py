@@ -1,4 +1,4 @@
-"""A check before anything starts: the engines that a configuration names can do what its run needs."""
+"""Checks before a run starts that its engines have the capabilities that it needs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def check_engines(config: GeneratingConfig) -> None:
         ConfigError: An engine is unknown or not installed, or lacks a capability; the message names the capability and
             the engines that have it.
     """
-    check_engine(config.inference.engine, config.engine_needs)
+    check_engine(config.inference.engine, config.required_engine_capabilities)
     if config.judge is not None:
-        check_engine(config.judge.engine, config.judge.engine_needs, "judge.engine")
+        check_engine(config.judge.engine, config.judge.required_engine_capabilities, "judge.engine")

@@ -1,4 +1,4 @@
-"""Measuring the policy on held-out prompts; every evaluation of a run uses the same prompts and the same seeds."""
+"""Evaluates the policy on held-out prompts; every evaluation of a run uses the same prompts and the same seeds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from roll.cluster.base import open_cluster
@@ -16,8 +17,8 @@ from roll.config.rollout import EvaluationConfig
 from roll.errors import AlarmError, DataError
 from roll.pipelines import measures
 from roll.pipelines.generation import open_generation, start_roles
-from roll.pipelines.learning.failures import check_failures, count_failures, describe
-from roll.pipelines.preparation import prepare, sampling_plans
+from roll.pipelines.learning.failures import check_failures, count_failures, describe_failures
+from roll.pipelines.preparation import Prepared, build_sampling_plans, open_media_dir, prepare
 from roll.pipelines.run import Run
 from roll.pipelines.served_policy import ServedPolicy
 from roll.rollout import SamplingPlan
@@ -39,9 +40,9 @@ class Evaluator:
     held_out: Sequence[PromptDraw]
     """Prompts of every evaluation."""
     plan: SamplingPlan
-    """How answers are sampled."""
+    """Sampling settings of answers."""
     config: EvaluationConfig
-    """When to evaluate."""
+    """Evaluation schedule."""
     alarms: AlarmsConfig
     """Thresholds of alarms."""
 
@@ -54,7 +55,7 @@ class Evaluator:
         return due and state.evaluated_at != state.step and bool(self.held_out)
 
     async def evaluate_if_due(self) -> bool:
-        """Evaluate now if it is due, while nothing else runs; return whether it was due."""
+        """Evaluate the policy if an evaluation is due, while nothing else runs; return whether one was due."""
         if not self.is_due:
             return False
         await self.live.wake()
@@ -63,7 +64,7 @@ class Evaluator:
         return True
 
     def begin_if_due(self) -> None:
-        """Start an evaluation of the engines' current policy in the background; the next weight sync waits for it."""
+        """If an evaluation is due, start it in the background; the next weight sync waits until it ends."""
         if self.is_due:
             before = self.live.evaluation
 
@@ -75,7 +76,7 @@ class Evaluator:
 
             self.live.evaluation = asyncio.create_task(work(), name="evaluate")
 
-    def check_last(self) -> None:
+    def raise_last_error(self) -> None:
         """Raise the error of a background evaluation that failed."""
         if self.live.evaluation is not None and self.live.evaluation.done():
             self.live.evaluation.result()
@@ -84,13 +85,13 @@ class Evaluator:
         """Evaluate on the held-out prompts, record the metrics, and store the score in the run's state.
 
         Raises:
-            AlarmError: Before the first step, every answer failed for infrastructure errors, so training would too.
+            AlarmError: Before the first step, every answer had an infrastructure error, so training would fail as well.
         """
         run, step = self.run, self.run.state.step
         metrics, groups = await self.measure()
         run.state.evaluated_at = step
         if "eval/score" in metrics:
-            run.state.note_score(step, metrics["eval/score"])
+            run.state.record_score(step, metrics["eval/score"])
         run.tracker.log_evaluation(step, metrics, groups)
         self.check(groups)
         return metrics
@@ -98,16 +99,16 @@ class Evaluator:
     async def measure(self) -> tuple[dict[str, float], list[Group]]:
         """Evaluate on the held-out prompts, and return metrics and answers."""
         groups = await self.live.generation.scheduler.collect(self.held_out, self.plan)
-        return measures.evaluation_metrics(groups), groups
+        return measures.compute_evaluation_metrics(groups), groups
 
     def check(self, groups: Sequence[Group]) -> None:
-        """Log the infrastructure failures of an evaluation.
+        """Check an evaluation's answers for infrastructure failures, and log a warning if there are any.
 
         Raises:
-            AlarmError: Before the first step, every answer failed, so training would too.
+            AlarmError: Before the first step, every answer had an infrastructure error, so training would fail as well.
         """
         step, failures = self.run.state.step, count_failures(groups)
-        if text := describe(failures):
+        if text := describe_failures(failures):
             logger.warning("evaluation after step %d: %s", step, text)
         alarms = check_failures(self.alarms, [failures.counts], failures, first=True) if step == 0 else []
         if stopping := [alarm.message for alarm in alarms if alarm.stops]:
@@ -115,22 +116,29 @@ class Evaluator:
 
 
 async def measure(config: GeneratingConfig) -> dict[str, float]:
-    """Evaluate the configuration's model on the held-out prompts: see `evaluation_metrics`.
+    """Evaluate the configuration's model on the held-out prompts, and return the metrics.
 
     Raises:
         DataError: No source has held-out prompts.
     """
-    prepared = prepare(config)
-    draws = prepared.data.evaluation(config.evaluation.num_prompts)
-    if not draws:
-        raise DataError("no source holds prompts out: set `held_out`, a held-out file, or a held-out split.")
     async with AsyncExitStack() as stack:
-        cluster = open_cluster(config.cluster, config.roles)
-        stack.push_async_callback(cluster.close)
-        roles, _ = await start_roles(config, cluster, prepared, stack)
-        generation = await open_generation(config, roles, prepared.data.renderer, stack)
-        plan = sampling_plans(config, prepared.stop_token_ids)[1]
-        groups = await generation.scheduler.collect(draws, plan)
-        if text := describe(count_failures(groups)):
-            logger.warning("%s", text)
-        return measures.evaluation_metrics(groups)
+        media_dir = stack.enter_context(open_media_dir(config))
+        return await _measure_with_media(config, prepare(config, media_dir), media_dir, stack)
+
+
+async def _measure_with_media(
+    config: GeneratingConfig, prepared: Prepared, media_dir: Path, stack: AsyncExitStack
+) -> dict[str, float]:
+    draws = prepared.data.get_evaluation_draws(config.evaluation.num_prompts)
+    if not draws:
+        raise DataError("no source has held-out prompts: set `held_out`, a held-out file, or a held-out split.")
+    cluster = open_cluster(config.cluster, config.roles)
+    stack.push_async_callback(cluster.close)
+    cluster.media_dir = media_dir
+    roles, _ = await start_roles(config, cluster, prepared, stack)
+    generation = await open_generation(config, roles, prepared.data.renderer, stack)
+    plan = build_sampling_plans(config, prepared.stop_token_ids)[1]
+    groups = await generation.scheduler.collect(draws, plan)
+    if text := describe_failures(count_failures(groups)):
+        logger.warning("%s", text)
+    return measures.compute_evaluation_metrics(groups)

@@ -11,12 +11,15 @@ from typing import NoReturn
 
 from roll.errors import HubError, RunDirectoryError
 from roll.models import write_transformers4_settings
-from roll.models.directory import check_directory, stored_tensors
-from roll.pipelines.checkpoint_files import checkpoints, find_checkpoint, find_model_directory
-from roll.pipelines.model_card import model_card
+from roll.models.directory import check_directory, read_tensor_headers
+from roll.pipelines.checkpoint_files import find_checkpoint, find_model_directory, list_checkpoints
+from roll.pipelines.model_card import build_model_card
 from roll.registry import search_directory_note
 
 __all__ = ["check_hub", "export", "upload"]
+
+DENOISER = "diffusion_pytorch_model"
+"""Beginning of the names of the files with the weights of a diffusion model."""
 
 
 def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
@@ -33,7 +36,7 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
     """
     model = find_model_directory(source)
     if model is None:
-        saved = ", ".join(path.name for path in checkpoints(source).values())
+        saved = ", ".join(path.name for path in list_checkpoints(source).values())
         raise RunDirectoryError(
             f"'{source}' is neither a run with a checkpoint nor a checkpoint{search_directory_note(source)}. "
             + (f"Its checkpoints: {saved}." if saved else "Give a run directory or `RUN/checkpoints/step-N`.")
@@ -44,7 +47,9 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
             raise RunDirectoryError(
                 f"'{source}' has no adapter: it was trained without `model.lora`. Export the whole model instead."
             )
-        stored_tensors([model / "adapter_model.safetensors"])
+        read_tensor_headers([model / "adapter_model.safetensors"])
+    elif weights := sorted(model.glob(f"{DENOISER}*.safetensors")):
+        read_tensor_headers(weights)
     else:
         check_directory(model)
     if target.exists():
@@ -52,11 +57,11 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
     temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(model, temporary)
-    if not adapter:
+    if not adapter and (temporary / "tokenizer_config.json").is_file():
         write_transformers4_settings(temporary)  # runs of earlier versions have only those of transformers 5
     checkpoint = find_checkpoint(source / "checkpoints") if (source / "checkpoints").is_dir() else source
     assert checkpoint is not None, "its model was found"
-    (temporary / "README.md").write_text(model_card(checkpoint, target.name, adapter=adapter), encoding="utf-8")
+    (temporary / "README.md").write_text(build_model_card(checkpoint, target.name, adapter=adapter), encoding="utf-8")
     temporary.rename(target)
     return target
 
@@ -78,9 +83,7 @@ def check_hub(repository: str) -> None:
     if not named:
         raise HubError(f"'{repository}' is not the name of a repository on the hub: write owner/name.")
     if constants.HF_HUB_OFFLINE:
-        raise HubError(
-            "HF_HUB_OFFLINE is set, so that nothing reaches the hub: unset it to upload. Nothing was written."
-        )
+        raise HubError("HF_HUB_OFFLINE is set, so nothing can be uploaded: unset it to upload. Nothing was written.")
     if get_token() is None:
         raise HubError(
             "no user is signed in to the Hugging Face hub: run `hf auth login`, or set HF_TOKEN to a token that may "
@@ -95,7 +98,7 @@ def upload(directory: Path, repository: str, *, public: bool = False) -> str:
         The URL of the commit.
 
     Raises:
-        HubError: The hub refuses the upload, or cannot be reached; the directory is kept.
+        HubError: The hub refuses the upload or cannot be reached, or a file cannot be read; the directory is kept.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
@@ -108,21 +111,23 @@ def upload(directory: Path, repository: str, *, public: bool = False) -> str:
         status = error.response.status_code if error.response is not None else None
         reasons = {
             401: "the token is not valid: run `hf auth login` again, or set another HF_TOKEN",
-            403: f"the token may not write to '{repository}': take one with the right to write, or another owner",
-            404: f"there is no owner of '{repository}', or the token may not see it",
+            403: f"the token may not write to '{repository}': use a token that may write, or another owner",
+            404: f"the owner of '{repository}' does not exist, or the token has no access to it",
         }
-        _fail(directory, repository, reasons.get(status or 0, _first_line(error)), error)
+        _raise_upload_error(directory, repository, reasons.get(status or 0, _format_error(error)), error)
     except Exception as error:  # each library raises its own network errors
-        _fail(directory, repository, f"{api.endpoint} does not answer ({_first_line(error)})", error)
+        _raise_upload_error(
+            directory, repository, f"the upload to {api.endpoint} failed ({_format_error(error)})", error
+        )
     return str(commit.commit_url)
 
 
-def _first_line(error: Exception) -> str:
+def _format_error(error: Exception) -> str:
     return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
 
 
-def _fail(directory: Path, repository: str, reason: str, error: Exception) -> NoReturn:
+def _raise_upload_error(directory: Path, repository: str, reason: str, error: Exception) -> NoReturn:
     raise HubError(
-        f"'{directory}' was written, but not uploaded: {reason}. Once that is fixed: "
+        f"'{directory}' was written, but not uploaded: {reason}. Once that is fixed, run "
         f"`hf upload {repository} {directory}`."
     ) from error

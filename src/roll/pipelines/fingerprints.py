@@ -13,30 +13,34 @@ from roll.config.base import EXTENSION, FUNCTION
 from roll.config.run import RunConfig
 from roll.config.sources import PythonTable
 from roll.errors import CheckpointError
-from roll.user_code import code_fingerprint
+from roll.user_code import compute_code_fingerprint
 
-__all__ = ["check_unchanged", "fingerprints"]
+__all__ = ["check_unchanged", "compute_fingerprints"]
 
 
-def fingerprints(config: RunConfig, held_out: Mapping[str, str]) -> dict[str, str]:
-    """Return digests of held-out rows and user code, by description.
+def compute_fingerprints(config: RunConfig, held_out: Mapping[str, str]) -> dict[str, str]:
+    """Return digests of held-out rows and user code, keyed by what they cover, as in "the code of 'rewards.py:f'".
 
     Args:
         config: Configuration of the run.
         held_out: Fingerprints of the held-out rows by domain.
     """
     found = {f"the held-out rows of '{domain}'": digest for domain, digest in held_out.items()}
-    found |= {f"the code of '{path}'": digest for path, digest in code_fingerprint(_functions(config)).items()}
+    found |= {
+        f"the code of '{path}'": digest for path, digest in compute_code_fingerprint(_list_functions(config)).items()
+    }
     for entry in getattr(config, "data", ()):
         for reward in getattr(entry, "reward", ()):
             given = getattr(reward, "given", None)
-            if given is not None and (digest := _of_object(given)):
+            if given is not None and (digest := _hash_function(given)):
                 found[f"the code of the reward '{getattr(given, '__name__', type(given).__name__)}'"] = digest
     return found
 
 
 def check_unchanged(before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Compare the digests of a checkpoint with the current ones; entries that only one of them has are ignored.
+    """Check that the digests of a checkpoint, `before`, equal the current ones, `now`.
+
+    Keys that only one of the mappings has are ignored.
 
     Raises:
         CheckpointError: A digest differs.
@@ -44,14 +48,15 @@ def check_unchanged(before: Mapping[str, str], now: Mapping[str, str]) -> None:
     changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
     if changed:
         raise CheckpointError(
-            f"{' and '.join(changed)} changed since the checkpoint, so that steps before and after it would not be "
-            "comparable. Resume with what the run began with, or start a new run from the checkpoint's model."
+            f"{' and '.join(changed)} changed since the checkpoint, so steps before and after it would not be "
+            "comparable. Resume with the original rows and code, or start a new run from the checkpoint's model."
         )
 
 
-def _functions(section: BaseModel) -> Iterator[str]:
-    """Yield every function that a configuration names, and environments by their file; sources are compared by their
-    rows.
+def _list_functions(section: BaseModel) -> Iterator[str]:
+    """Yield the import path of every function that a configuration names, and of every environment in a file.
+
+    Data sources are skipped, since their rows are compared instead.
     """
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
@@ -66,11 +71,11 @@ def _functions(section: BaseModel) -> Iterator[str]:
         )
         for entry in entries:
             if isinstance(entry, BaseModel):
-                yield from _functions(entry)
+                yield from _list_functions(entry)
 
 
-def _of_object(function: Callable[..., Any]) -> str:
-    """Return the digest of the source of a function passed as an object; empty if it has no source."""
+def _hash_function(function: Callable[..., Any]) -> str:
+    """Return the digest of a function's source code; an empty string if the source is not available."""
     try:
         source = inspect.getsource(inspect.unwrap(function))
     except (OSError, TypeError, ValueError):

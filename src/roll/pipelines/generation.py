@@ -13,34 +13,35 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roll.agents.agent_loop import open_agents
-from roll.cluster.base import Cluster, start_together
+from roll.cluster.base import Cluster, start_concurrently
 from roll.config.generating import GeneratingConfig
 from roll.data import ChatRenderer
-from roll.envs.places import open_hosts
-from roll.envs.timing import watched
+from roll.envs.image_storage import ImageStorage
+from roll.envs.run_hosts import open_hosts
+from roll.envs.timing import watch_activity
 from roll.inference import resolve_engine_kind
 from roll.pipelines.judge import JudgeRole, start_judge
-from roll.pipelines.learning.failures import Retries
-from roll.pipelines.preparation import Prepared, engine_specs
-from roll.pipelines.start_notes import StartNotes
+from roll.pipelines.learning.failures import RetryCounter
+from roll.pipelines.preparation import Prepared, build_engine_specs
+from roll.pipelines.start_notes import StartProgress
 from roll.protocols import InferenceEngine, Reward, WorkerPool
 from roll.rewards.compose import WeightedReward
 from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, RolloutScheduler, Router
 from roll.rollout.engine_group import EngineGroup
-from roll.rollout.episode import EpisodePlan
+from roll.rollout.episode_start import EpisodePlan
 from roll.rollout.lifecycle import FINAL
-from roll.rollout.loops import RolloutLoop, load_own_loop
+from roll.rollout.loops import RolloutLoop, load_user_loop
 from roll.tracking import RunDirectory, Spans, Tracker
 from roll.tracking.rollout_trace import RolloutTrace
 from roll.tracking.wait_phases import WaitPhases
 
-__all__ = ["Generation", "Roles", "episode_plan", "open_generation", "start_roles"]
+__all__ = ["GenerationParts", "StartedRoles", "build_episode_plan", "open_generation", "start_roles"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Roles:
-    """The started roles that answer and score."""
+class StartedRoles:
+    """The started roles that generate answers and score them: engines, reward workers, judge."""
 
     engines: EngineGroup
     pool: WorkerPool
@@ -58,8 +59,8 @@ async def start_roles(
     run: RunDirectory | None = None,
     tracker: Tracker | None = None,
     trainers: Sequence[tuple[str, Awaitable[Any]]] = (),
-    hand_over: bool = False,
-) -> tuple[Roles, list[Any]]:
+    offload_colocated: bool = False,
+) -> tuple[StartedRoles, list[Any]]:
     """Start engines, reward workers, the judge and trainers concurrently.
 
     Args:
@@ -69,38 +70,38 @@ async def start_roles(
         stack: Exit stack that closes everything that started.
         run: Run directory for the engines' logs.
         tracker: Tracker that shows the roles that are still starting.
-        trainers: Roles and start coroutines of trainers.
-        hand_over: Whether engines sleep while trainers compute. Engines reserve a share of the free memory, so
-            they then start after the trainers have started and offloaded.
+        trainers: Name and start coroutine of each trainer.
+        offload_colocated: Whether engines sleep while trainers compute. If so, engines start after the trainers have
+            started and offloaded, since engines reserve a share of the free memory.
 
     Returns:
-        The roles that answer and score; the trainers, in order.
+        The engines, reward workers and judge; and the started trainers, in the order of `trainers`.
     """
-    progress = StartNotes(tracker.note if tracker else _say_nothing)
-    emit = tracker.spans.event if tracker else _say_nothing
+    progress = StartProgress(tracker.note if tracker else _ignore)
+    emit = tracker.spans.add_event if tracker else _ignore
     kind = resolve_engine_kind(config.inference.engine)
-    training = [progress.of(f"trainer ({role})", start) for role, start in trainers]
-    before = await start_together(stack, *training) if hand_over else []
-    specs = engine_specs(config, prepared, run, sleeps=hand_over)
+    training = [progress.await_start(f"trainer ({role})", start) for role, start in trainers]
+    before = await start_concurrently(stack, *training) if offload_colocated else []
+    specs = build_engine_specs(config, prepared, run, sleeps=offload_colocated)
     starting = [
-        progress.of(f"engines ({kind})", cluster.start_engines(specs, "actor_infer")),
+        progress.await_start(f"engines ({kind})", cluster.start_engines(specs, "actor_infer")),
         cluster.start_pool(config.rollout.reward_workers),
-        *([] if hand_over else training),
+        *([] if offload_colocated else training),
     ]
     if config.judge is not None:
-        starting.append(progress.of("judge", start_judge(config, cluster, run, emit)))
-    engines, pool, *others = await start_together(stack, *starting)
+        starting.append(progress.await_start("judge", start_judge(config, cluster, run, emit)))
+    engines, pool, *others = await start_concurrently(stack, *starting)
     judge = others.pop() if config.judge is not None else None
-    return Roles(engines=engines, pool=pool, judge=judge, max_context=prepared.max_context), before or others
+    return StartedRoles(engines=engines, pool=pool, judge=judge, max_context=prepared.max_context), before or others
 
 
-def _say_nothing(*_: object, **__: object) -> None:
-    """Ignore all messages; used for work outside a run."""
+def _ignore(*_: object, **__: object) -> None:
+    """Accept all arguments and do nothing; replaces the tracker's functions outside a run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Generation:
-    """The components that answer prompts and score the answers."""
+class GenerationParts:
+    """The components that generate and score rollouts: proxy, scheduler, rewards, judge."""
 
     proxy: LLMProxy
     scheduler: RolloutScheduler
@@ -110,22 +111,22 @@ class Generation:
     """The run's own judge, if rewards use one."""
     renderer: ChatRenderer
     wait_phases: WaitPhases
-    retries: Retries = field(default_factory=Retries)
+    retries: RetryCounter = field(default_factory=RetryCounter)
 
     def metrics(self) -> dict[str, float]:
-        """Return metrics since the last call: retries, environments, and the judge."""
-        figures = self.retries.metrics() | self.scheduler.hosts.metrics()
+        """Return the metrics of retries, environments and judge since the last call."""
+        figures = self.retries.metrics() | self.scheduler.hosts.collect_metrics()
         return figures | (self.judge.metrics() if self.judge else {})
 
     def restore(self, verifiers: Mapping[str, Any]) -> None:
-        """Restore the state of rewards, by domain: see `LivePolicy.verifiers`."""
+        """Restore the rewards of each domain from the states that `ServedPolicy.get_verifier_states` returned."""
         for domain, reward in self.rewards.items():
             reward.restore(verifiers.get(domain, {}))
 
 
 async def open_generation(
     config: GeneratingConfig,
-    roles: Roles,
+    roles: StartedRoles,
     renderer: ChatRenderer,
     stack: AsyncExitStack,
     *,
@@ -133,9 +134,9 @@ async def open_generation(
     proxy_type: type[LLMProxy] = LLMProxy,
     bring_up: Callable[[InferenceEngine], Awaitable[object]] | None = None,
     loop: RolloutLoop | None = None,
-    scored_by: Callable[[Reward], Reward] = lambda reward: reward,
-) -> Generation:
-    """Connect started roles to proxy, rewards and scheduler.
+    wrap_reward: Callable[[Reward], Reward] = lambda reward: reward,
+) -> GenerationParts:
+    """Build proxy, rewards and scheduler on the started roles.
 
     Args:
         config: Configuration of the run.
@@ -146,30 +147,32 @@ async def open_generation(
         proxy_type: Class of the proxy.
         bring_up: Syncs the current weights to a fresh engine; by default an engine keeps the weights that it loaded.
         loop: Rollout loop that replaces the configured one.
-        scored_by: Wrapper of each domain's reward.
+        wrap_reward: Wrapper of each domain's reward.
 
     Raises:
         ConfigError: `rollout.loop` cannot be imported.
     """
     rollout, scheduling = config.rollout, config.rollout.scheduling
-    proxy = _proxy(config, roles, proxy_type, bring_up)
+    proxy = _build_proxy(config, roles, proxy_type, bring_up)
     stack.push_async_callback(proxy.close)
     judge = roles.judge.model if roles.judge else None
     rewards = await stack.enter_async_context(open_rewards(config.data, config.sandbox, roles.pool, judge))
+    inputs = renderer.media_inputs
+    images = None if inputs is None else ImageStorage(inputs, roles.pool)
     scheduler = RolloutScheduler(
         proxy,
-        {domain: scored_by(reward) for domain, reward in rewards.items()},
+        {domain: wrap_reward(reward) for domain, reward in rewards.items()},
         renderer,
         seed=config.seed,
         max_attempts=rollout.max_attempts,
         retry_wait_s=rollout.retry_wait_s,
         replicate=scheduling.replicate_prompts and scheduling.type != "batch",
-        loop=await _loop(config, roles, stack) if loop is None else loop,
-        episodes=episode_plan(config, roles.max_context),
-        hosts=await stack.enter_async_context(open_hosts(roles.pool, config.sandbox)),
-        on_rollout=tracker.on_rollout if tracker else _say_nothing,
+        loop=await _build_loop(config, roles, stack, images) if loop is None else loop,
+        episodes=build_episode_plan(config, roles.max_context),
+        hosts=await stack.enter_async_context(open_hosts(roles.pool, config.sandbox, images)),
+        on_rollout=tracker.on_rollout if tracker else _ignore,
     )
-    generation = Generation(
+    generation = GenerationParts(
         proxy=proxy,
         scheduler=scheduler,
         rewards=rewards,
@@ -178,13 +181,13 @@ async def open_generation(
         wait_phases=WaitPhases(tracker.spans if tracker else Spans()),
     )
     if tracker is not None:
-        _listen(generation, tracker, stack, traced=config.tracking.trace_rollouts)
+        _register_listeners(generation, tracker, stack, traced=config.tracking.trace_rollouts)
     return generation
 
 
-def _proxy(
+def _build_proxy(
     config: GeneratingConfig,
-    roles: Roles,
+    roles: StartedRoles,
     proxy_type: type[LLMProxy],
     bring_up: Callable[[InferenceEngine], Awaitable[object]] | None,
 ) -> LLMProxy:
@@ -199,7 +202,7 @@ def _proxy(
     )
 
 
-def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
+def build_episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
     """Return the settings of episodes for contexts of `max_context` tokens."""
     episodes = config.rollout.episodes
     return EpisodePlan(
@@ -210,19 +213,26 @@ def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
     )
 
 
-async def _loop(config: GeneratingConfig, roles: Roles, stack: AsyncExitStack) -> RolloutLoop | None:
-    """Return the configured rollout loop, or `None` for ROLL's own; `stack` closes the resources of an agent."""
+async def _build_loop(
+    config: GeneratingConfig, roles: StartedRoles, stack: AsyncExitStack, images: ImageStorage | None
+) -> RolloutLoop | None:
+    """Return the loop of `rollout.agent` or `rollout.loop`, or `None` for ROLL's own; `stack` closes the agent."""
     agent = config.rollout.agent
     if agent is None:
-        return load_own_loop(config.rollout.loop)
-    return await stack.enter_async_context(open_agents(agent, config.sandbox, max_context=roles.max_context))
+        return load_user_loop(config.rollout.loop)
+    return await stack.enter_async_context(
+        open_agents(agent, config.sandbox, max_context=roles.max_context, images=images)
+    )
 
 
-def _listen(generation: Generation, tracker: Tracker, stack: AsyncExitStack, *, traced: bool) -> None:
-    """Register observers of the life cycle, and of environments until `stack` is closed."""
+def _register_listeners(generation: GenerationParts, tracker: Tracker, stack: AsyncExitStack, *, traced: bool) -> None:
+    """Register listeners of rollouts and environments; with `traced`, rollouts are also written to the trace.
+
+    Closing `stack` removes the listener of environments.
+    """
     listeners = [generation.retries.on_transition, generation.wait_phases.on_transition]
     if traced:
-        listeners.append(RolloutTrace(tracker.spans.event, FINAL).on_transition)
+        listeners.append(RolloutTrace(tracker.spans.add_event, FINAL).on_transition)
     for listener in listeners:
-        generation.scheduler.life.listen(listener)
-    stack.enter_context(watched(generation.wait_phases.environment))
+        generation.scheduler.life.add_listener(listener)
+    stack.enter_context(watch_activity(generation.wait_phases.record_environment_activity))

@@ -1,4 +1,4 @@
-"""Checks before any role starts: they take seconds, where the run itself would take minutes to fail."""
+"""Checks of a few seconds before any role starts; without them, the run would fail only after minutes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from roll.config.data import DataConfig
-from roll.config.estimate import disk_use, num_trained
+from roll.config.estimate import count_trained_parameters, estimate_disk_use
 from roll.config.run import RunConfig
 from roll.config.sandbox import SandboxConfig
 from roll.config.training import TrainingConfig
@@ -24,61 +24,62 @@ __all__ = ["check_disk", "check_own_references", "check_own_rewards"]
 
 logger = logging.getLogger(__name__)
 
-MOST_REFERENCES = 2_000
-"""Largest number of references of one source; scoring them takes a second or two, and no time for plain numbers."""
+MAX_REFERENCES = 2_000
+"""Maximum number of references per source that are scored, which takes a second or two."""
 
 
 def check_disk(
     config: RunConfig, training: TrainingConfig, model_path: Path, session: Session, others: Iterable[TrainerSpec] = ()
 ) -> None:
-    """Check that the checkpoints which the run is sure to write will fit on its disk.
+    """Check that the disk has room for the checkpoints that the run will certainly write.
 
     Args:
         config: Configuration of the run.
         training: Training configuration with the number of steps.
         model_path: Path of the policy's model.
-        session: Session whose directory is written to.
-        others: Other trainers, of which critics are saved.
+        session: Session with the run directory, and the checkpoint from which the run resumes.
+        others: Other trainers; only critics among them are saved.
 
     Raises:
         RunDirectoryError: The checkpoints will not fit.
     """
     step = session.saved.state.step if session.saved else 0
     critics = [describe_model(spec.model_path) for spec in others if spec.role == "critic"]
-    use = disk_use(
+    use = estimate_disk_use(
         config,
         training,
         describe_model(model_path),
         max(0, training.num_steps - step),
-        num_further=sum(num_trained(config.model, sizes) for sizes in critics),
+        num_further=sum(count_trained_parameters(config.model, sizes) for sizes in critics),
     )
     path = session.directory.path
     free = shutil.disk_usage(path).free
-    if problem := use.problem(free):
+    if problem := use.find_problem(free):
         raise RunDirectoryError(f"run directory '{path}': {problem}")
     if use.num_checkpoints * use.checkpoint_bytes > free:
         logger.warning(
-            "checkpoints take up to %.1f GiB, and the disk of '%s' has %.1f GiB free",
+            "checkpoints may take up to %.1f GiB, but the disk of '%s' has only %.1f GiB free: free space, or save "
+            "less often (section checkpoint)",
             use.num_checkpoints * use.checkpoint_bytes / 2**30,
             path,
             free / 2**30,
         )
 
 
-async def check_own_rewards(data: Sequence[DataConfig], sandbox: SandboxConfig, read: Data) -> None:
-    """Try the rewards that may not work here, on one prompt of every source: see `check_rewards`.
+async def check_own_rewards(entries: Sequence[DataConfig], sandbox: SandboxConfig, data: Data) -> None:
+    """Score one prompt of every source with the rewards that may not work on this machine.
 
     Raises:
         UserError: A reward does not work.
     """
-    first = read.train.first_of_each()
-    await check_rewards(sandbox, [(entry, first[entry.domain or entry.source]) for entry in data])
+    first = data.train.get_first_by_domain()
+    await check_rewards(sandbox, [(entry, first[entry.domain or entry.source]) for entry in entries])
 
 
-async def check_own_references(data: Sequence[DataConfig], read: Data) -> None:
-    """Score references against themselves, of at most `MOST_REFERENCES` prompts of every source.
+async def check_own_references(entries: Sequence[DataConfig], data: Data) -> None:
+    """Check that reference answers score as correct, for at most `MAX_REFERENCES` prompts of every source.
 
     Raises:
         DataError: More than a tenth of a source's references are scored as wrong.
     """
-    await check_references(data, read.train.some_of_each(MOST_REFERENCES))
+    await check_references(entries, data.train.sample_by_domain(MAX_REFERENCES))

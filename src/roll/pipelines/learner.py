@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from roll.algorithms.minibatches import minibatches
+from roll.algorithms.minibatches import split_into_minibatches
 from roll.config.algorithm_parts import UpdateConfig
 from roll.errors import HalfUpdatedError, InfraError
 from roll.pipelines.checkpoint_files import SavedRun
@@ -15,17 +15,17 @@ from roll.pipelines.snapshots import PolicySnapshots
 from roll.protocols import LossFn, Scorer, TrainerGroup
 from roll.types import ForwardOptions, Output, Outputs, StepResult, TrainingBatch
 
-__all__ = ["Learner", "WithoutAdapters", "train_policy", "update"]
+__all__ = ["BaseModelScorer", "Learner", "train_policy", "update"]
 
 
-class WithoutAdapters:
+class BaseModelScorer:
     """A policy with its LoRA adapters disabled; implements `Scorer`."""
 
     def __init__(self, policy: TrainerGroup) -> None:
         self._policy = policy
 
     async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[Output, list[Any]]:
-        """See `Scorer.forward`."""
+        """Compute outputs of the policy without its adapters, as `Scorer.forward` specifies."""
         return await self._policy.forward(batch, outputs, ForwardOptions(adapter=False))
 
 
@@ -53,9 +53,9 @@ class Learner:
 
 
 async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn) -> StepResult:
-    """Run one optimizer step, and track whether the step's boundary can still be saved if it fails.
+    """Run one optimizer step, and set `run.mid_update`: the last boundary can then no longer be saved.
 
-    If the first optimizer step of a step fails before it changes a weight, the last boundary is still valid.
+    `run.mid_update` is reset if the first step since the boundary fails, on a single rank, before it changes a weight.
     """
     is_first, run.mid_update = not run.mid_update, True
     try:
@@ -72,11 +72,9 @@ async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, los
 async def train_policy(
     run: Run[Any], policy: TrainerGroup, batch: TrainingBatch, loss: LossFn, updates: UpdateConfig
 ) -> list[StepResult]:
-    """Run the optimizer steps of a step, one per mini-batch and epoch; the split is deterministic in run seed and
-    step.
-    """
+    """Run one optimizer step per mini-batch and epoch; seed and step of the run determine the mini-batches."""
     results = []
     for epoch in range(updates.num_epochs):
-        for part in minibatches(batch, updates.num_minibatches, (run.seed, run.state.step, 0, epoch)):
+        for part in split_into_minibatches(batch, updates.num_minibatches, (run.seed, run.state.step, 0, epoch)):
             results.append(await update(run, policy, part, loss))
     return results

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+import tempfile
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,28 +12,37 @@ from typing import Any
 from roll.agents.programs import check_agent
 from roll.config.generating import GeneratingConfig
 from roll.config.run import RunConfig
-from roll.data import Data, build_data, held_out_draws
+from roll.data import Data, build_data, render_held_out
 from roll.errors import ConfigError
 from roll.inference import EngineSpec, prestart_engine, resolve_engine_kind
 from roll.models import (
     check_experts,
-    check_linear,
+    check_quantizable,
     check_rope_scaling,
-    context_length,
+    find_stop_token_ids,
     load_tokenizer,
+    read_context_length,
     resolve_model,
-    stop_token_ids,
 )
-from roll.pipelines.environments import first_observations
+from roll.models.multimodal import open_media
+from roll.pipelines.environments import collect_first_observations
 from roll.rewards.python import check_reward_functions
 from roll.rewards.reward_model import check_reward_models
 from roll.rollout import SamplingPlan
-from roll.rollout.loops import load_own_loop
+from roll.rollout.loops import load_user_loop
 from roll.running import run_to_end
 from roll.tracking import RunDirectory
-from roll.types import IntArray, SamplingParams
+from roll.types import PromptDraw, SamplingParams
 
-__all__ = ["Prepared", "engine_specs", "prepare", "prestart_first_engine", "probe_sequences", "sampling_plans"]
+__all__ = [
+    "Prepared",
+    "build_engine_specs",
+    "build_sampling_plans",
+    "open_media_dir",
+    "prepare",
+    "prestart_first_engine",
+    "select_probe_draws",
+]
 
 NUM_PROBES = 4
 
@@ -49,11 +60,26 @@ class Prepared:
     """Longest context plus answer, in tokens: the context length of engines and the limit of episodes."""
 
 
-def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
+@contextmanager
+def open_media_dir(config: RunConfig) -> Iterator[Path]:
+    """Yield a temporary media store for an evaluation, which has no run directory; it is deleted at the end.
+
+    All nodes of a Ray cluster share it, as they share the directory of the runs.
+    """
+    place = None
+    if config.cluster.type != "local":
+        place = Path(config.output_dir)
+        place.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".media-", dir=place) as directory:
+        yield Path(directory).absolute()
+
+
+def prepare(config: GeneratingConfig, media_dir: Path | None = None, *, scores: bool = True) -> Prepared:
     """Resolve the model and read the data.
 
     Args:
         config: Configuration of the run.
+        media_dir: The run's media store; `None` keeps images in memory, for a check.
         scores: Whether answers will be scored, in which case rewards are checked.
 
     Raises:
@@ -63,18 +89,20 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
         check_reward_functions(config.data)
         check_reward_models(config.data)
     check_agent(config.rollout.agent)
-    load_own_loop(config.rollout.loop)
-    run_to_end(first_observations(config.data, config.sandbox, config.pipeline))
+    load_user_loop(config.rollout.loop)
     model_path = resolve_model(config.model.path)
+    media = open_media(model_path, media_dir, trust_remote_code=config.model.trust_remote_code)
+    run_to_end(collect_first_observations(config.data, config.sandbox, media))
     check_experts(model_path, config.training.parallel.ep)
     if config.inference.quantization != "none":
-        check_linear(model_path)
+        check_quantizable(model_path)
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
-    max_context = config.inference.max_context or context_length(model_path)
+    max_context = config.inference.max_context or read_context_length(model_path)
     if max_context <= config.rollout.max_new_tokens:
         raise ConfigError(
             f"a context of {max_context} tokens leaves no room for prompts next to rollout.max_new_tokens "
-            f"{config.rollout.max_new_tokens}: lower it, or raise inference.max_context (where the model allows it)."
+            f"{config.rollout.max_new_tokens}: lower rollout.max_new_tokens, or raise inference.max_context "
+            "(if the model allows it)."
         )
     data = build_data(
         config.data,
@@ -82,6 +110,7 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
         config.seed,
         max_context - config.rollout.max_new_tokens,
         pipeline=config.pipeline,
+        media=media,
     )
     clear = config.rollout.agent is None  # the context length of an agent does not follow from the prompts
     if clear and config.inference.max_context is None and data.longest_prompt is not None:
@@ -90,7 +119,7 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
     return Prepared(
         model_path=model_path,
         tokenizer=tokenizer,
-        stop_token_ids=stop_token_ids(model_path),
+        stop_token_ids=find_stop_token_ids(model_path),
         data=data,
         max_context=max_context,
     )
@@ -103,7 +132,7 @@ def prestart_first_engine(config: RunConfig) -> AbstractContextManager[None]:
     return prestart_engine(config.inference.engine, config.training.num_threads)
 
 
-def sampling_plans(config: GeneratingConfig, stop_ids: tuple[int, ...]) -> tuple[SamplingPlan, SamplingPlan]:
+def build_sampling_plans(config: GeneratingConfig, stop_ids: tuple[int, ...]) -> tuple[SamplingPlan, SamplingPlan]:
     """Return the sampling plans of training and evaluation."""
     rollout, evaluation = config.rollout, config.evaluation
     sampling = SamplingParams(
@@ -123,10 +152,12 @@ def sampling_plans(config: GeneratingConfig, stop_ids: tuple[int, ...]) -> tuple
     )
 
 
-def engine_specs(
+def build_engine_specs(
     config: GeneratingConfig, prepared: Prepared, run: RunDirectory | None, *, sleeps: bool = False
 ) -> list[EngineSpec]:
-    """Return one spec per engine of the device mapping; `sleeps` if the engines hand memory over to trainers."""
+    """Return one spec per engine of the device mapping; with `sleeps`, engines free their memory while trainers
+    compute.
+    """
     return [
         EngineSpec(
             engine_id=f"engine-{index}",
@@ -143,15 +174,12 @@ def engine_specs(
             records_experts=config.training.router_replay == "engine",
             trust_remote_code=config.model.trust_remote_code,
             options=config.inference.options,
-            log_path=run.log_path("engine", index) if run else None,
+            log_path=run.get_log_path("engine", index) if run else None,
         )
         for index in range(config.num_engines)
     ]
 
 
-def probe_sequences(data: Data) -> list[IntArray]:
-    """Return the token sequences that trainer and engines score after a sync: a few prompts, the same for the whole
-    run.
-    """
-    draws = data.evaluation(NUM_PROBES) or held_out_draws(data.train.peek(NUM_PROBES), data.renderer)
-    return [draw.token_ids for draw in draws]
+def select_probe_draws(data: Data) -> list[PromptDraw]:
+    """Return the few prompts that trainer and engines score after each sync; they are the same for the whole run."""
+    return data.get_evaluation_draws(NUM_PROBES) or render_held_out(data.train.peek(NUM_PROBES), data.renderer)

@@ -32,7 +32,7 @@ class RunFacts:
     """Short description of engines, trainer and machine."""
     num_steps: int
     rollouts_per_step: int | None = None
-    """`None` for a run without generation."""
+    """Number of rollouts that a step generates; `None` for a run without generation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any, Generic
 from roll.config.operations import CheckpointConfig
 from roll.config.run import RunConfig
 from roll.data import WeightedStream
-from roll.errors import AlarmError
+from roll.errors import AlarmError, one_line_error
 from roll.pipelines.checkpoint_files import S, SavedRun
 from roll.pipelines.checkpointer import Checkpointer
 from roll.pipelines.fingerprints import check_unchanged
@@ -29,17 +29,17 @@ from roll.protocols import TrainerGroup
 from roll.rollout import DataLedger
 from roll.tracking import RunDirectory, Spans, Tracker
 
-__all__ = ["Run", "Session", "restore_state", "run_session", "take_steps"]
+__all__ = ["Run", "Session", "restore_state", "run_session", "run_steps"]
 
 logger = logging.getLogger(__name__)
 
-LONGEST_LAST_SAVE_S = 1800.0
+MAX_LAST_SAVE_S = 1800.0
 """Timeout of the save of a failed run: a rank that hangs must not hide the error from the user forever."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """The objects with which a process works on a run."""
+    """The objects that a process uses to work on a run."""
 
     directory: RunDirectory
     """Run directory, locked by this process."""
@@ -56,13 +56,13 @@ def restore_state(
     kind: type[S] = RunState,
     unchanging: Mapping[str, str] | None = None,
 ) -> S:
-    """Return the state with which a session begins, and restore the stream to it.
+    """Return the initial state of a session, and restore the stream to it.
 
     Args:
         saved: Checkpoint from which the session resumes.
         stream: Stream of the training data.
         kind: Class of the state.
-        unchanging: See `roll.pipelines.fingerprints.fingerprints`; not compared if omitted.
+        unchanging: Digests of `roll.pipelines.fingerprints.compute_fingerprints`; not compared if omitted.
 
     Raises:
         CheckpointError: Data or code have changed since the checkpoint.
@@ -77,7 +77,7 @@ def restore_state(
 
 @dataclass(kw_only=True, slots=True)
 class Run(Generic[S]):
-    """The parts of a run that every pipeline has."""
+    """The objects of a run that every pipeline uses."""
 
     seed: int
     num_steps: int
@@ -108,7 +108,7 @@ class Run(Generic[S]):
         policy: TrainerGroup,
         critics: Sequence[TrainerGroup] = (),
     ) -> Run[S]:
-        """Build the run of a session, from its initial state: see `beginning`."""
+        """Build the run of a session from the state that `restore_state` returned."""
         tracker, checkpoint = session.tracker, config.checkpoint
         return cls(
             seed=config.seed,
@@ -117,7 +117,9 @@ class Run(Generic[S]):
             state=state,
             stream=stream,
             ledger=session.saved.ledger if session.saved else DataLedger(),
-            checkpointer=Checkpointer(session.directory, checkpoint, policy, critics, on_saved=tracker.callbacks.saved),
+            checkpointer=Checkpointer(
+                session.directory, checkpoint, policy, critics, on_saved=tracker.callbacks.notify_saved
+            ),
             tracker=tracker,
             stop=session.stop,
             began_at=state.step,
@@ -134,45 +136,54 @@ class Run(Generic[S]):
         with self.spans.phase("checkpoint"):
             path = await self.checkpointer.save(self.state, self.ledger)
             if wait:
-                await self.checkpointer.settle(wait=True)
+                await self.checkpointer.publish_pending(wait=True)
             return path
 
-    async def save_at_the_end(self) -> None:
+    async def save_at_end(self) -> None:
         """Save a checkpoint, unless nothing was trained."""
         if self.has_trained:
             await self.save()
             return
-        await self.checkpointer.settle(wait=True)
+        await self.checkpointer.publish_pending(wait=True)
         logger.warning("nothing was trained, so no checkpoint is saved")
 
     async def save_boundary(self) -> Path:
-        """Discard the draws since the last boundary, which will be repeated, and save a checkpoint of the boundary."""
+        """Save a checkpoint of the last boundary; draws since then are discarded, and repeated by the resumed run."""
         self.stream.restore(self.state.data)
-        self.ledger.forget_from(self.state.num_draws)
+        self.ledger.drop_from(self.state.num_draws)
         return await self.save()
 
-    async def save_before_the_end(self, error: Exception, close: Callable[[], Awaitable[None]]) -> None:
+    async def save_after_error(self, error: Exception, close: Callable[[], Awaitable[None]]) -> None:
         """Save the last boundary, if possible, before the run ends because of an error.
 
         Args:
             error: The error that ends the run.
-            close: Ends the tasks that still draw.
+            close: Ends the background tasks that still use the stream of draws.
         """
         try:
-            async with asyncio.timeout(LONGEST_LAST_SAVE_S):
+            # The error may have broken a role that saving waits for, so the last save has a time limit.
+            async with asyncio.timeout(MAX_LAST_SAVE_S):
+                # Without a new consistent boundary, only a checkpoint that is still being written can be completed.
                 if self.state.step == self.began_at or self.mid_update or not self.has_trained:
-                    await self.checkpointer.settle(wait=True)
+                    await self.checkpointer.publish_pending(wait=True)
                     return
                 await close()
                 path = await self.save_boundary()
         except Exception as failure:  # the cause of the first error may break this too
             if str(failure) != str(error):
-                logger.warning("the training progress since the last checkpoint could not be saved: %s", failure)
+                logger.warning(
+                    "the training progress since the last checkpoint could not be saved: %s", one_line_error(failure)
+                )
         else:
-            logger.warning("the run ends early (%s); up to step %d it is saved in %s", error, self.state.step, path)
+            logger.warning(
+                "the run ends early (%s): the checkpoint of step %d is saved in '%s'",
+                one_line_error(error),
+                self.state.step,
+                path,
+            )
 
 
-async def take_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) -> None:
+async def run_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) -> None:
     """Run the remaining steps: the common loop of every pipeline that trains.
 
     Existing objects are frozen, so that the garbage collector skips them: scanning all objects of torch takes a quarter
@@ -192,9 +203,10 @@ async def take_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) ->
         while run.state.step < run.num_steps:
             with run.spans.step(run.state.step + 1):
                 alarms = await step()
-                await run.checkpointer.settle(wait=False)
+                # Errors of an asynchronous save surface at the next boundary, before another save begins.
+                await run.checkpointer.publish_pending(wait=False)
                 if alarms:
-                    await run.save_at_the_end()
+                    await run.save_at_end()
                 elif run.checkpointer.is_due(run.state):
                     await run.save(wait=False)
                 if alarms:
@@ -204,17 +216,17 @@ async def take_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) ->
             gc.unfreeze()
 
 
-async def _nothing_to_close() -> None:
+async def _close_nothing() -> None:
     """Do nothing; used for a run without background tasks."""
 
 
 @asynccontextmanager
-async def run_session(run: Run[Any], close: Callable[[], Awaitable[None]] = _nothing_to_close) -> AsyncIterator[None]:
-    """Run the body, a whole session, and save what can be saved however it ends.
+async def run_session(run: Run[Any], close: Callable[[], Awaitable[None]] = _close_nothing) -> AsyncIterator[None]:
+    """Run the body, a whole session, and save a checkpoint when it ends, if possible also after an error.
 
     Args:
         run: The run to save.
-        close: Ends the background tasks; may be called twice.
+        close: Ends the background tasks. Calling it twice is safe.
     """
     try:
         yield
@@ -226,8 +238,8 @@ async def run_session(run: Run[Any], close: Callable[[], Awaitable[None]] = _not
     except AlarmError:
         raise
     except Exception as error:
-        await run.save_before_the_end(error, close)
+        await run.save_after_error(error, close)
         raise
     finally:
         await close()
-    await (run.save_at_the_end() if run.checkpoint.at_end else run.checkpointer.settle(wait=True))
+    await (run.save_at_end() if run.checkpoint.at_end else run.checkpointer.publish_pending(wait=True))

@@ -1,7 +1,7 @@
-"""A policy that answers while it is trained: its rollouts in batches, its weights on their way to the engines.
+"""Engines that serve the policy while it is trained: they generate rollouts, and get the new weights.
 
-If engines hand memory over to trainers (`hand_over`), they sleep and lose their weights when trainers start to compute,
-and `sync` restores all weights: engines are not called before that.
+If engines hand memory over to trainers (`offload_colocated`), they sleep and lose their weights when trainers
+start to compute, and `sync` restores all weights: engines are not called before that.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.pipelines.colocation import SharedDevices
-from roll.pipelines.generation import Generation
+from roll.pipelines.generation import GenerationParts
 from roll.pipelines.run import Run, run_session
 from roll.rollout import AsyncController, SamplingPlan
 from roll.rollout.watchdog import Watchdog
@@ -25,7 +25,7 @@ __all__ = ["ServedPolicy"]
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 1.0
+POLL_INTERVAL_S = 1.0
 """Interval of checks of the engines while a weight sync waits for an evaluation."""
 
 
@@ -35,35 +35,36 @@ class ServedPolicy:
 
     run: Run[Any]
     """Run of the trainer."""
-    generation: Generation
+    generation: GenerationParts
     controller: AsyncController | None = None
-    """Assembles rollouts to batches; `None` if the policy is only evaluated."""
+    """Assembles rollouts into batches; `None` if the policy is only evaluated."""
     weights: WeightSync
     plan: SamplingPlan
-    """How rollouts are sampled."""
+    """Sampling settings of rollouts."""
     devices: SharedDevices | None = None
-    """Devices that engines and trainers hand over to each other."""
+    """Devices that engines and trainers use alternately."""
     evaluation: asyncio.Task[None] | None = None
     """Background evaluation of an asynchronous run."""
 
     def __post_init__(self) -> None:
-        """Connect the engines to the shared devices, and let single engines go to sleep only between weight syncs."""
+        """Attach the engines to the shared devices; let individual engines go to sleep only between weight syncs."""
         self.generation.proxy.transitions.between_syncs = self.weights.pause_pushes
         if self.devices is not None:
-            self.devices.join(self.generation.proxy)
+            self.devices.attach_engines(self.generation.proxy)
 
     @asynccontextmanager
     async def running(self, stall_s: float) -> AsyncIterator[None]:
-        """Run the body, all steps, with synced engines and a watchdog, and save what can be saved however it ends.
+        """Run the body, all steps, with synced engines and a watchdog; save a checkpoint when it ends, if possible also
+        after an error.
 
         Args:
             stall_s: Seconds without progress of any rollout after which a warning is logged.
         """
-        dog = Watchdog(self.generation.scheduler.life, stall_s, logger.warning, self.run.spans.under_way)
+        dog = Watchdog(self.generation.scheduler.life, stall_s, logger.warning, self.run.spans.get_open_phases)
         watchdog = asyncio.create_task(dog.watch(), name="watchdog")
         try:
             async with run_session(self.run, self.close):
-                self.run.tracker.note("bringing the weights to the engines")
+                self.run.tracker.note("syncing the weights to the engines")
                 await self.sync()
                 yield
         finally:
@@ -71,67 +72,67 @@ class ServedPolicy:
 
     @asynccontextmanager
     async def learning(self) -> AsyncIterator[None]:
-        """Run the body with the shared devices given to trainers, which may compute and change weights."""
-        await self.hand_to_trainers()
-        async with self.weights.changing():
+        """Give the shared devices to trainers, and run the body, in which trainers may compute and change weights."""
+        await self.release_devices()
+        async with self.weights.updating_weights():
             yield
 
-    async def hand_to_trainers(self) -> None:
+    async def release_devices(self) -> None:
         """Give the shared devices to trainers; the engines sleep until the next `sync`."""
         if self.devices is not None and self.devices.phase == "generation":
             with self.run.spans.phase("offload"):
-                await self.devices.to_training()
+                await self.devices.switch_to_training()
 
     async def wake(self) -> None:
-        """Make sure that engines can answer: engines that slept since the last sync get the weights again."""
+        """Make sure that engines can answer; engines that have slept since the last sync get the weights again."""
         if self.devices is not None and self.devices.phase == "training":
             await self.sync()
 
     async def sync(self) -> SyncReport:
         """Sync the weights to every engine while engines are paused; an engine that died is replaced and synced too.
 
-        An evaluation is of one policy version, so this waits for an evaluation in progress; if that failed, the run
-        ends at the boundary. The evaluation is given up if no engine with its weights is left to finish it.
+        An evaluation in progress is completed first, since it evaluates one policy version; if it fails, the run ends
+        at the boundary. It is canceled if every engine with the evaluated weights has died.
         """
         while self.evaluation is not None and not self.evaluation.done():
-            if not self.generation.proxy.num_serving:  # fresh engines get weights only in this sync
-                logger.warning("an evaluation is given up, since all engines died that had the weights it is of")
+            if not self.generation.proxy.num_serving_engines:  # fresh engines get weights only in this sync
+                logger.warning("an evaluation is canceled, since all engines that had the evaluated weights died")
                 await self._end_evaluation()
             else:
-                await asyncio.wait({self.evaluation}, timeout=LOOK_S)
+                await asyncio.wait({self.evaluation}, timeout=POLL_INTERVAL_S)
         if self.devices is not None and self.devices.phase == "training":
             with self.run.spans.phase("offload"):
-                await self.devices.to_generation()
-        still = self.controller.updating() if self.controller else nullcontext()
+                await self.devices.switch_to_generation()
+        still = self.controller.pause_for_update() if self.controller else nullcontext()
         with self.run.spans.phase("sync"):
             return await self.weights.push(
-                self.run.state.policy_version, pause_generation=still, on_dead=self.generation.proxy.restore
+                self.run.state.policy_version, pause_generation=still, on_dead=self.generation.proxy.start_replacing
             )
 
     async def push(self) -> dict[str, float]:
-        """Sync the new weights to every engine, and return metrics: see `sync`."""
+        """Sync the new weights to every engine, and return the metrics of the sync."""
         return (await self.sync()).metrics()
 
     def waiting(self, name: str) -> AbstractContextManager[None]:
-        """Return the context of a wait for rollouts; while the model generates it is a phase called `name`."""
-        return self.generation.wait_phases.waiting(name)
+        """Return a context that measures a wait for rollouts as phases; generation by the model is the phase `name`."""
+        return self.generation.wait_phases.measure_wait(name)
 
     def counts(self) -> Mapping[str, int]:
-        """Return the counts of engines and requests: see `LLMProxy.counts`."""
+        """Return the counts of replaced engines and reissued requests."""
         return self.generation.proxy.counts()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of a step's generation."""
         return self.generation.metrics()
 
-    def verifiers(self) -> dict[str, Any]:
-        """Return by domain the state of rewards that later judgments depend on."""
+    def get_verifier_states(self) -> dict[str, Any]:
+        """Return the rewards' states on which later scores depend, by domain."""
         states = {domain: reward.state() for domain, reward in self.generation.rewards.items()}
         return {domain: state for domain, state in states.items() if state}
 
     def trace(self) -> None:
-        """Write the engines' steps to the trace."""
-        trace_engine_steps(self.generation.proxy.engines, self.run.spans.event)
+        """Write to the trace which steps the engines have run since the last call."""
+        trace_engine_steps(self.generation.proxy.engines, self.run.spans.add_event)
 
     async def wait_for_evaluation(self) -> None:
         """Wait for the evaluation in progress, if any."""
@@ -139,7 +140,7 @@ class ServedPolicy:
             await self.evaluation
 
     async def close(self) -> None:
-        """Stop background tasks; may be called twice."""
+        """Stop background tasks. Calling it twice is safe."""
         await self._end_evaluation()
         if self.controller is not None:
             await self.controller.close()

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from roll.protocols import TrainerGroup
 from roll.types import BoolArray, FloatArray, ForwardOptions, StepResult, TrainingBatch, TrainingSample
 
-__all__ = ["PolicySnapshots", "train_inference"]
+__all__ = ["PolicySnapshots", "compute_train_inference_metrics"]
 
 logger = logging.getLogger(__name__)
 Float64Array = NDArray[np.float64]
@@ -31,7 +31,7 @@ class PolicySnapshots:
 
     Args:
         policy: The trainer.
-        num: Number of versions, apart from the current one, that tokens of a batch may have.
+        num: Number of earlier policy versions that are kept, that is the maximum age of a token in a batch.
     """
 
     def __init__(self, policy: TrainerGroup, num: int) -> None:
@@ -40,38 +40,44 @@ class PolicySnapshots:
         self.versions: tuple[int, ...] = ()
         """Versions of the snapshots, ascending."""
 
-    async def keep(self, version: int) -> None:
-        """Keep the current weights as `version`, which the coming update makes stale."""
+    async def store_weights(self, version: int) -> None:
+        """Store the current weights as `version` before the update that makes them stale."""
         if self._num == 0:
             return
         wanted = tuple(v for v in sorted({*self.versions, version}) if version - self._num < v <= version)
         await self._policy.keep_snapshot(version, wanted)
         self.versions = wanted
 
-    async def logprobs(self, batch: TrainingBatch, version: int) -> list[FloatArray | None]:
-        """Return `TrainingSample.behavior_logprobs` of every sample of a batch.
+    async def compute_logprobs(self, batch: TrainingBatch, version: int) -> list[FloatArray | None]:
+        """Compute each token's log-prob under the snapshot of the policy version that sampled it.
 
         Args:
             batch: Batch with the policy versions of its tokens.
             version: Version of the current weights.
+
+        Returns:
+            An array [L] for each sample, NaN for tokens of the current version or without a snapshot; `None` if this
+            holds for all tokens of the sample.
         """
         found: list[FloatArray | None] = [None] * len(batch.samples)
-        stale = [_stale(sample, version) for sample in batch.samples]
-        versions = {int(v) for s, old in zip(batch.samples, stale, strict=True) for v in np.unique(_versions(s)[old])}
+        stale = [_mask_stale(sample, version) for sample in batch.samples]
+        versions = {
+            int(v) for s, old in zip(batch.samples, stale, strict=True) for v in np.unique(_get_versions(s)[old])
+        }
         missing = sorted(versions - set(self.versions))
         if missing:
             logger.warning(
-                "no snapshot of policy versions %s is kept (a resumed run or a replay begins without any): their "
-                "tokens count as if the current version %d had sampled them, see train_inference/known_share",
+                "no snapshot of policy versions %s is kept (a resumed run or a replay begins without any): tokens "
+                "of these versions count as sampled by the current version %d, see train_inference/known_share",
                 missing,
                 version,
             )
         for each in sorted(versions & set(self.versions)):
-            own = [old & (_versions(s) == each) for s, old in zip(batch.samples, stale, strict=True)]
+            own = [old & (_get_versions(s) == each) for s, old in zip(batch.samples, stale, strict=True)]
             places = [i for i, mask in enumerate(own) if mask.any()]
             part = replace(batch, samples=tuple(batch.samples[i] for i in places))
-            said = (await self._policy.forward(part, ["logprobs"], ForwardOptions(version=each)))["logprobs"]
-            for i, logprobs in zip(places, said, strict=True):
+            outputs = (await self._policy.forward(part, ["logprobs"], ForwardOptions(version=each)))["logprobs"]
+            for i, logprobs in zip(places, outputs, strict=True):
                 before = found[i]
                 column = np.full(len(own[i]), np.nan, np.float32) if before is None else before
                 column[own[i]] = logprobs[own[i]]
@@ -79,13 +85,15 @@ class PolicySnapshots:
         return found
 
 
-def train_inference(batch: TrainingBatch, results: Sequence[StepResult], version: int) -> dict[str, float]:
+def compute_train_inference_metrics(
+    batch: TrainingBatch, results: Sequence[StepResult], version: int
+) -> dict[str, float]:
     """Compute metrics of mismatch (engine against trainer) and staleness (policy against the version that sampled).
 
-    Both are over the policy's trained tokens with a known log-prob under the version that sampled them: tokens of the
-    current version, and with snapshots those of older versions. Staleness is absent if there are tokens of older
-    versions and none of their log-probs is known. Divergences are `k3` estimates, of the sampling distribution from the
-    other one, in nats per token.
+    Both are computed over the trained tokens whose log-prob under the version that sampled the token is known: tokens
+    of the current version, and with snapshots tokens of older versions. Staleness is absent if there are tokens of
+    older versions and none of their log-probs is known. Divergences are `k3` estimates in nats per token: for mismatch
+    KL(engine || trainer), for staleness KL(sampling version || policy).
 
     Args:
         batch: The batch as it was trained.
@@ -98,9 +106,9 @@ def train_inference(batch: TrainingBatch, results: Sequence[StepResult], version
     for sample, old in zip(batch.samples, trainer, strict=bool(trainer)):
         if old is None or sample.rollout_logprobs is None or sample.expert:
             continue
-        stale, said = _stale(sample, version), sample.behavior_logprobs
-        known = ~stale if said is None else ~stale | ~np.isnan(said)
-        behavior = old if said is None else np.where(np.isnan(said), old, said)
+        stale, recorded = _mask_stale(sample, version), sample.behavior_logprobs
+        known = ~stale if recorded is None else ~stale | ~np.isnan(recorded)
+        behavior = old if recorded is None else np.where(np.isnan(recorded), old, recorded)
         columns = np.stack([behavior - sample.rollout_logprobs, old - behavior, stale, known], axis=1, dtype=np.float64)
         rows.append(columns[sample.loss_mask])
     together = np.concatenate(rows) if rows else np.zeros((0, 4))
@@ -109,13 +117,13 @@ def train_inference(batch: TrainingBatch, results: Sequence[StepResult], version
     stale, known = together[:, 2] > 0, together[:, 3] > 0
     found = {"stale_share": float(stale.mean()), "known_share": float(known.mean())}
     if known.any():
-        found |= _figures("mismatch", together[known, 0])
+        found |= _compute_log_ratio_metrics("mismatch", together[known, 0])
         if (stale & known).any() or not stale.any():
-            found |= _figures("staleness", together[known, 1])
+            found |= _compute_log_ratio_metrics("staleness", together[known, 1])
     return {f"train_inference/{name}": value for name, value in found.items()}
 
 
-def _figures(name: str, log_ratios: Float64Array) -> dict[str, float]:
+def _compute_log_ratio_metrics(name: str, log_ratios: Float64Array) -> dict[str, float]:
     limited = np.clip(log_ratios, -20.0, 20.0)
     return {
         f"{name}/log_ratio_mean": float(log_ratios.mean()),
@@ -125,14 +133,14 @@ def _figures(name: str, log_ratios: Float64Array) -> dict[str, float]:
     }
 
 
-def _versions(sample: TrainingSample) -> NDArray[Any]:
+def _get_versions(sample: TrainingSample) -> NDArray[Any]:
     """Return the policy version of every token, shape [L]; -1 for tokens that were not sampled."""
     return np.full(len(sample), -1, np.int32) if sample.policy_versions is None else sample.policy_versions
 
 
-def _stale(sample: TrainingSample, version: int) -> BoolArray:
+def _mask_stale(sample: TrainingSample, version: int) -> BoolArray:
     """Return a mask [L] of the tokens that an older version than `version` sampled."""
     if sample.expert:
         return np.zeros(len(sample), np.bool_)
-    versions = _versions(sample)
+    versions = _get_versions(sample)
     return sample.loss_mask & (versions >= 0) & (versions < version)

@@ -6,34 +6,34 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-__all__ = ["StartNotes"]
+__all__ = ["StartProgress"]
 
 T = TypeVar("T")
 
 
-class StartNotes:
-    """Reports the roles that are still starting, whenever they change.
+class StartProgress:
+    """Reports which roles are still starting, whenever this changes.
 
     Args:
-        say: Called with the text.
+        report: Called with each note.
         clock: Monotonic clock, in seconds.
     """
 
-    def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._say = say
+    def __init__(self, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._say = report
         self._clock = clock
         self._began = clock()
         self._waiting: list[str] = []
 
-    async def of(self, what: str, work: Awaitable[T]) -> T:
-        """Await `work`, which starts `what`, and report the progress."""
-        self._waiting.append(what)
+    async def await_start(self, name: str, work: Awaitable[T]) -> T:
+        """Await `work`, which starts the role `name`, and report the progress."""
+        self._waiting.append(name)
         self._say(f"starting {', '.join(self._waiting)}")
         try:
             started = await work
         finally:
-            self._waiting.remove(what)
+            self._waiting.remove(name)
         if self._waiting:
             seconds = self._clock() - self._began
-            self._say(f"starting {', '.join(self._waiting)} ({what}: {seconds:.0f} s)")
+            self._say(f"starting {', '.join(self._waiting)} ({name}: {seconds:.0f} s)")
         return started

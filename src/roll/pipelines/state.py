@@ -39,13 +39,13 @@ class RunState:
     scores: dict[str, float] = field(default_factory=dict)
     """`eval/score` of evaluations with answers, by step."""
     best_step: int | None = None
-    """Step after the first update with the best evaluation score; ties go to the earliest step."""
+    """Step with the best evaluation score, except step 0; ties go to the earliest step."""
     alarms: dict[str, int] = field(default_factory=dict)
     """Number of steps in a row for each alarm."""
     unchanging: dict[str, str] = field(default_factory=dict)
     """Digests of held-out rows and of the user's code (`roll.pipelines.fingerprints`)."""
 
-    def note_score(self, step: int, score: float) -> None:
+    def record_score(self, step: int, score: float) -> None:
         """Store an evaluation's score; higher is better.
 
         The model before training is not a candidate for the best step, so that the best trained model is kept even if
@@ -64,7 +64,7 @@ class RunState:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """Build the state from the data that `to_json` returned, also of a class with more fields.
+        """Build the state from the data that `to_json` of this class or of a subclass returned.
 
         Raises:
             CheckpointVersionError: Another version of ROLL wrote the data, and this version cannot read it.
@@ -74,7 +74,7 @@ class RunState:
         if not isinstance(found, int) or not OLDEST <= found <= FORMAT:
             raise CheckpointVersionError(
                 f"it has format {found!r} ({writer} wrote it), and ROLL {__version__} reads formats {OLDEST} to "
-                f"{FORMAT}. {_way_out(found, by)}"
+                f"{FORMAT}. {_format_recovery_advice(found, by)}"
             )
         if found == 4 and "accuracies" in value:
             value = {**value, "scores": value["accuracies"]}
@@ -85,12 +85,12 @@ class RunState:
         if lacks:
             raise CheckpointVersionError(
                 f"its state.json lacks {', '.join(map(repr, lacks))}, which ROLL {__version__} needs ({writer} wrote "
-                f"it). {_way_out(None, by)}"
+                f"it). {_format_recovery_advice(None, by)}"
             )
         return cls(**{each.name: value[each.name] for each in fields(cls)})
 
 
-def _way_out(found: Any, by: str) -> str:
+def _format_recovery_advice(found: Any, by: str) -> str:
     if isinstance(found, int) and found > FORMAT:
         return f"Upgrade: pip install '{DISTRIBUTION}{f'>={by}' if by else ''}' --upgrade."
     install = f"pip install '{DISTRIBUTION}=={by}'" if by else "install the version that wrote it"

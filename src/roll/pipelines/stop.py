@@ -18,7 +18,7 @@ __all__ = ["Interrupted", "StopRequest", "stop_on_signals"]
 
 T = TypeVar("T")
 
-ONE_SIGNAL_S = 1.0
+DUPLICATE_SIGNAL_S = 1.0
 """Time within which a repeated signal counts as the first one."""
 
 
@@ -31,10 +31,10 @@ class Interrupted(RollError):
 
 
 class StopRequest:
-    """A stop request, set by a signal; work that may be discarded runs inside `unless`.
+    """A stop request, set by a signal; work that may be discarded runs inside `run_unless_stopped`.
 
     Args:
-        say: Called once with a message that the run stops, since work that cannot be canceled may take a while.
+        say: Called once, on the first signal, with a message that the run stops.
     """
 
     def __init__(self, say: Callable[[str], object] = lambda text: None) -> None:
@@ -49,7 +49,7 @@ class StopRequest:
         self._event.set()
         if not self.signal_name:
             self.signal_name = signal_name
-            self._say(f"{signal_name}: the run ends, its last whole step saved; a second signal ends it at once")
+            self._say(f"{signal_name}: the run ends and saves its last complete step; a second signal ends it at once")
 
     async def run_unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work`, and cancel it if a stop is requested.
@@ -70,13 +70,13 @@ class StopRequest:
         if self._event.is_set() and (task.cancelled() or task.exception() is None):
             raise Interrupted(self.signal_name)
         if task.cancelled():
-            raise InfraError("what the run waited for was cancelled, and no signal asked for it: resume the run")
+            raise InfraError("the work that the run waited for was canceled without a signal: resume the run")
         return task.result()
 
     @contextlib.contextmanager
     def cancel_on_stop(self) -> Iterator[None]:
-        """Run the body so that a stop request cancels its task; unlike with `unless`, context variables that it sets
-        stay set.
+        """Run the body so that a stop request cancels its task; unlike with `run_unless_stopped`, context variables
+        that it sets stay set.
 
         Raises:
             Interrupted: A stop was requested; the body has ended.
@@ -97,12 +97,13 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals(stop: StopRequest, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Run the body with SIGINT, SIGTERM and SIGHUP (a closed terminal) setting `stop`; a second one ends the process.
+    """Run the body with SIGINT, SIGTERM and SIGHUP (a closed terminal) setting `stop`; a second signal ends the
+    process.
 
-    The same signal within `ONE_SIGNAL_S` does not count as a second one: `timeout`, and Slurm, send it to a process and
-    again to its process group. SIGHUP stays ignored if it is ignored already (`nohup`). Outside the main thread (a
-    notebook cell that runs in a helper thread) signal handlers are not changed, and an interrupt of the thread that
-    waits for the helper thread sets `stop`.
+    The same signal within `DUPLICATE_SIGNAL_S` does not count as a second signal: `timeout`, and Slurm, send it to a
+    process and again to its process group. SIGHUP stays ignored if it is ignored already (`nohup`). Outside the main
+    thread (a notebook cell that runs in a helper thread) signal handlers are not changed, and an interrupt of the
+    thread that waits for the helper thread sets `stop`.
 
     Args:
         stop: The stop request to set.
@@ -121,7 +122,7 @@ def stop_on_signals(stop: StopRequest, clock: Callable[[], float] = time.monoton
     def on_signal(number: int, frame: FrameType | None) -> None:
         if not first:
             first.append((number, clock()))
-        elif number != first[0][0] or clock() - first[0][1] > ONE_SIGNAL_S:
+        elif number != first[0][0] or clock() - first[0][1] > DUPLICATE_SIGNAL_S:
             if number == signal.SIGINT:
                 signal.default_int_handler(number, frame)
             signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""Resolution of teacher models, and comparison with the student, before anything starts."""
+"""Resolves teacher models and compares their tokenizers with the student's, before anything starts."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from roll.config.model import ModelConfig
 from roll.errors import ModelError
 from roll.models import load_tokenizer, resolve_model
 
-__all__ = ["teacher_paths"]
+__all__ = ["resolve_teachers"]
 
 
-def teacher_paths(teachers: Sequence[TeacherConfig], model: ModelConfig, model_path: Path) -> list[Path]:
+def resolve_teachers(teachers: Sequence[TeacherConfig], model: ModelConfig, model_path: Path) -> list[Path]:
     """Return the model paths of all teachers.
 
     Args:
@@ -22,7 +22,7 @@ def teacher_paths(teachers: Sequence[TeacherConfig], model: ModelConfig, model_p
         model_path: Path of the student's model.
 
     Raises:
-        ModelError: A teacher cannot be found, or has another tokenizer than the student.
+        ModelError: A teacher cannot be found, or its tokenizer differs from the student's.
     """
     tokenizer = load_tokenizer(model_path, trust_remote_code=model.trust_remote_code)
     vocabulary, found = tokenizer.get_vocab(), []
@@ -32,9 +32,9 @@ def teacher_paths(teachers: Sequence[TeacherConfig], model: ModelConfig, model_p
         if other != vocabulary:
             differing = sum(other.get(token) != number for token, number in vocabulary.items())
             raise ModelError(
-                f"teacher.model '{teacher.model}' has another tokenizer than model.path '{model.path}' "
+                f"the tokenizer of teacher.model '{teacher.model}' differs from that of model.path '{model.path}' "
                 f"({len(other):,} and {len(vocabulary):,} tokens; {differing:,} of the student's differ): a teacher "
-                "scores the student's tokens, so take a model of the same family."
+                "scores the student's tokens, so use a model of the same family."
             )
         found.append(path)
     return found

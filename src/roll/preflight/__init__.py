@@ -1,4 +1,4 @@
-"""Checks of a run before it starts: the report, and the checks that pipelines share."""
+"""Checks before a run starts: the report, and the checks that pipelines share."""
 
 from roll.preflight.report import Report, RewardTrial
 

@@ -1,4 +1,4 @@
-"""Sizes of a model whose weights are not on this machine, from its config.json alone.
+"""Computes the sizes of a model from its config.json, without its weights.
 
 Computed in a separate process: the network is built on the meta device, which needs torch, and `roll check` does not
 load it.
@@ -15,38 +15,41 @@ from pathlib import Path
 from roll.errors import ModelError, UserError
 from roll.models import ModelDescription, describe_config, find_config
 
-__all__ = ["cached_config", "sizes_from_config"]
+__all__ = ["find_cached_config", "read_model_sizes"]
 
 BUILD_LIMIT_S = 90.0
 """Timeout for building the network, nearly all of it for importing torch."""
 
 
-def sizes_from_config(name: str) -> ModelDescription:
-    """Return the sizes of a hub model; only its config.json is downloaded, unless it is in the hub's cache.
+def read_model_sizes(name: str) -> ModelDescription:
+    """Return the sizes of a hub model; only config.json is downloaded, if it is not in the hub's cache.
 
     Raises:
-        ModelError: the file cannot be found or downloaded, or describes no model that transformers can build.
+        ModelError: the file cannot be found or downloaded, or transformers cannot build the model that it describes.
     """
-    if cached_config(name) is None:
+    if find_cached_config(name) is None:
         find_config(name)
+    # -P: a file of the working directory, such as types.py, must not replace a module of the standard library.
     command = [sys.executable, "-P", "-m", __name__, name]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise ModelError(f"the sizes of '{name}' were not to be had within {BUILD_LIMIT_S:g} s") from None
+        raise ModelError(
+            f"the sizes of '{name}' could not be computed from its config.json within {BUILD_LIMIT_S:g} s"
+        ) from None
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
         last = done.stderr.strip().rpartition("\n")[2]
         problem = f"exit code {done.returncode}{last and ': '}{last}"
         raise ModelError(f"the config.json of '{name}' could not be read: {problem}")
-    found = json.loads(lines[-1])
+    found = json.loads(lines[-1])  # libraries may print before it
     if isinstance(found, str):
         raise ModelError(found)
     return ModelDescription(**found)
 
 
-def cached_config(name: str) -> Path | None:
-    """Return the directory of a hub model's config.json, if it is in the hub's cache; other files may be missing."""
+def find_cached_config(name: str) -> Path | None:
+    """Return the directory in the hub's cache that has a model's config.json, perhaps only this file; else `None`."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

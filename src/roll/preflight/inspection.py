@@ -1,4 +1,4 @@
-"""Checks of any run before it starts: placement of its roles, its model, its files.
+"""Checks that all pipelines share: placement of roles, model, memory, and disk.
 
 A pipeline adds its own checks (such as `roll.pipelines.rlvr.check`). Problems are collected, so that one report shows
 all of them.
@@ -14,53 +14,53 @@ from typing import TYPE_CHECKING, TypeVar
 from roll.config.run import RunConfig
 from roll.config.training import TrainingConfig, check_back_end
 from roll.errors import ModelError, RunDirectoryError, UserError
-from roll.preflight.machine import free_disk
+from roll.preflight.machine import measure_free_disk
 from roll.preflight.report import Report
 
 if TYPE_CHECKING:
     from roll.models import ModelDescription
 
-__all__ = ["check_disk", "check_roles", "compare_memory", "describe_role", "run_checks"]
+__all__ = ["check_backend_and_placement", "check_disk", "check_memory", "inspect_model", "run_checks"]
 
 C = TypeVar("C", bound=RunConfig)
 
 
 def run_checks(report: Report, config: C, *checks: Callable[[Report, C], None]) -> Report:
-    """Run checks in turn, and add their problems to the report."""
-    for take in checks:
+    """Run checks one after another, and return the report; a `UserError` of a check becomes a problem in the report."""
+    for check in checks:
         try:
-            take(report, config)
+            check(report, config)
         except UserError as error:
-            if str(error) not in report.problems:
+            if str(error) not in report.problems:  # several checks may need the same missing model
                 report.problems.append(str(error))
     return report
 
 
-def check_roles(report: Report, config: RunConfig) -> None:
-    """Check a train back-end of the user's own; add the placement of roles, unless all are in one process."""
+def check_backend_and_placement(report: Report, config: RunConfig) -> None:
+    """Check the training backend, if it is the user's own; with Ray, add the placement of roles to the report."""
     if isinstance(training := getattr(config, "training", None), TrainingConfig):
         check_back_end(training.backend)
     if config.cluster.type == "ray":
-        from roll.cluster.devices import place
+        from roll.cluster.devices import resolve_placement
 
         per_node = config.cluster.devices_per_node or report.machine.devices
-        report.placement = place(config.cluster, config.roles, per_node)
+        report.placement = resolve_placement(config.cluster, config.roles, per_node)
 
 
-def describe_role(
+def inspect_model(
     report: Report, path: str, whose: str, *, allow_quantized: bool = False, needs_sizes: bool = True
 ) -> ModelDescription | None:
-    """Return a model's sizes; add a note if the run has to download it first.
+    """Check a model on this machine, and return its sizes; add a note if the run has to download it first.
 
-    The sizes of a hub model that is not downloaded come from its config.json; the note says so, and why there are no
-    sizes if that file is not available.
+    The sizes of a hub model that is not downloaded are read from its config.json. Return `None` if that file cannot be
+    read (the note has the reason), or if the sizes are not needed.
 
     Args:
         report: report of the check.
         path: path of the model, as the user gave it.
         whose: name of the model in messages.
-        allow_quantized: whether the model is only served, not trained.
-        needs_sizes: whether the report has the model's sizes; otherwise no config.json is downloaded.
+        allow_quantized: whether to accept quantized weights; for models that are only served.
+        needs_sizes: whether to download config.json if that is needed to know the sizes.
 
     Raises:
         ModelError: the model is on this machine and cannot be used; see `roll.models.directory`.
@@ -71,78 +71,84 @@ def describe_role(
     if here is not None:
         check_stored_finite(here)
         return describe_model(path)
-    note = f"{whose} '{path}' is not here yet:"
+    note = f"{whose} '{path}' is not on this machine yet:"
     if path in CATALOGUE:
-        report.notes.append(f"{note} the run will prepare it (about 20 s) first.")
+        report.notes.append(f"{note} the run will first prepare the model (about 20 s).")
         return describe_model(path)
-    from roll.preflight.config_sizes import sizes_from_config
+    from roll.preflight.config_sizes import read_model_sizes
 
-    note += " train it if it is a run, else it is downloaded first."
+    note += " the run will first download the model. If it is a run of ROLL, train that run first."
     if not needs_sizes:
         report.notes.append(note)
         return None
     try:
-        sizes = sizes_from_config(path)
+        sizes = read_model_sizes(path)
     except ModelError as error:
-        report.notes.append(f"{note} Its sizes, and the memory of roles, are not known: {error}")
+        report.notes.append(f"{note} The model's sizes, and the memory of roles, are not known: {error}")
         return None
     report.notes.append(
-        f"{note} Its sizes are those of its config.json; without its tokenizer the lengths of prompts and examples are "
-        "not known, and memory is estimated without them."
+        f"{note} The model's sizes are from config.json; without the tokenizer, the lengths of prompts and examples "
+        "are not known, and memory is estimated without them."
     )
     return sizes
 
 
-def compare_memory(report: Report) -> None:
-    """Add a note for memory that does not suffice: of each accelerator, or host memory for everything together."""
+def check_memory(report: Report) -> None:
+    """Add a note for each accelerator with too little free memory; without accelerators, check the host's memory."""
     accelerators = report.machine.accelerator_bytes
     if not accelerators:
         needed = sum(role.bytes_total for role in report.memory)
         if needed > report.machine.memory_bytes:
-            report.notes.append(_too_little("this machine", needed, report.machine.memory_bytes))
+            report.notes.append(_describe_shortage("this machine", needed, report.machine.memory_bytes))
         return
-    for device, needed in _bytes_by_device(report).items():
+    for device, needed in _sum_bytes_by_device(report).items():
         free = accelerators[device % len(accelerators)]
         if needed > free:
-            report.notes.append(_too_little(f"device {device}", needed, free))
+            report.notes.append(_describe_shortage(f"device {device}", needed, free))
 
 
-def _bytes_by_device(report: Report) -> dict[int, int]:
-    """Return the bytes that each device holds at once; of roles that take turns, the larger ones."""
+def _sum_bytes_by_device(report: Report) -> dict[int, int]:
+    """Return the peak bytes of each device; of a trainer and an engine that take turns, only the larger counts."""
     training, answering, always = (Counter[int](), Counter[int](), Counter[int]())
     for role in report.memory:
         sits = report.config.roles[role.role]
         turn = training if sits.kind == "trainer" else answering if role.role == "actor_infer" else always
-        for device in sits.devices:  # critics share devices, an engine's devices share its memory
+        for device in sits.devices:  # the bytes of a role are those of all its devices together
             turn[device] += role.bytes_total // len(sits.devices)
     if report.hands_over:
-        return always + (training | answering)
+        return always + (training | answering)  # `|` of counters is the maximum of each device
     return always + training + answering
 
 
-def _too_little(where: str, needed: int, free: int) -> str:
+def _describe_shortage(where: str, needed: int, free: int) -> str:
     return (
-        f"{where} has {free / 2**30:.1f} GiB free and the run needs up to {needed / 2**30:.1f} GiB: lower "
+        f"{where} has {free / 2**30:.1f} GiB free, but the run needs up to {needed / 2**30:.1f} GiB: lower "
         "training.max_tokens_per_micro_batch, set training.activation_checkpointing=true, or train adapters "
         "(model.lora)."
     )
 
 
 def check_disk(report: Report, config: RunConfig) -> None:
-    """Check that the run directory is unused, and that the disk has enough space."""
+    """Check that the run directory is unused, and that the disk can hold the run.
+
+    A run that is there already is a problem in the report. Too little space is only a note if the run can start.
+
+    Raises:
+        RunDirectoryError: the directory has other files, or the disk cannot hold the checkpoints of the run.
+    """
     run_dir = config.run_dir
     if (run_dir / "config.yaml").exists():
         report.problems.append(
-            f"run directory '{run_dir}' holds a run already: continue it with `roll resume {run_dir}`, or give this "
+            f"run directory '{run_dir}' already has a run: continue it with `roll resume {run_dir}`, or give this "
             "run another name (`name=…`)."
         )
     elif run_dir.is_dir() and any(run_dir.iterdir()):
         raise RunDirectoryError(f"run directory '{run_dir}' is not empty: give this run another name (`name=…`).")
-    report.free_disk_bytes = free_disk(Path(run_dir))
-    if report.disk is not None and (problem := report.disk.problem(report.free_disk_bytes)):
+    report.free_disk_bytes = measure_free_disk(Path(run_dir))
+    if report.disk is not None and (problem := report.disk.find_problem(report.free_disk_bytes)):
         raise RunDirectoryError(f"run directory '{run_dir}': {problem}")
     if report.disk is not None and report.disk.peak_bytes > report.free_disk_bytes:
         report.notes.append(
-            f"the run writes up to {report.disk.peak_bytes / 2**30:.1f} GiB and the disk has "
+            f"the run writes up to {report.disk.peak_bytes / 2**30:.1f} GiB, but the disk has only "
             f"{report.free_disk_bytes / 2**30:.1f} GiB free: lower checkpoint.keep_last, or choose another output_dir."
         )

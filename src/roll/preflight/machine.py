@@ -14,7 +14,7 @@ from pathlib import Path
 
 from roll.errors import RunDirectoryError
 
-__all__ = ["Machine", "free_disk", "inspect_machine", "nearest_directory"]
+__all__ = ["Machine", "find_nearest_directory", "inspect_machine", "measure_free_disk"]
 
 _ASK_TORCH = """
 import json, torch
@@ -37,30 +37,30 @@ class Machine:
 
     @property
     def has_accelerators(self) -> bool:
-        """Whether the device mapping refers to accelerators."""
+        """Whether the machine has accelerators; if not, `device_mapping` refers to CPU cores."""
         return bool(self.accelerator_bytes)
 
     @property
     def devices(self) -> int:
-        """Devices to which the device mapping refers: accelerators, or cores without accelerators."""
+        """Number of devices that `device_mapping` can refer to: accelerators or, without any, CPU cores."""
         return len(self.accelerator_bytes) or self.num_cores
 
 
 def inspect_machine() -> Machine:
-    """Inspect this machine. If torch supports accelerators, it is queried in a separate process (about 3 s)."""
+    """Return this machine's resources; accelerators are queried in a separate process, which takes about 3 s."""
     import psutil
 
     available = int(psutil.virtual_memory().available)
-    limit = _container_memory()
+    limit = _read_container_memory()
     return Machine(
         num_cores=os.cpu_count() or 1,
         memory_bytes=available if limit is None else min(available, limit),
-        accelerator_bytes=_accelerators(),
+        accelerator_bytes=_query_accelerators(),
     )
 
 
-def _container_memory() -> int | None:
-    """Return the memory that the cgroup leaves, or `None` if it sets no limit."""
+def _read_container_memory() -> int | None:
+    """Return the bytes of memory that are free within the limit of the container's cgroup; `None` without a limit."""
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -72,13 +72,15 @@ def _container_memory() -> int | None:
     return None
 
 
-def _accelerators() -> tuple[int, ...]:
+def _query_accelerators() -> tuple[int, ...]:
     try:
+        # The version decides without importing torch, which takes seconds.
         if importlib.metadata.version("torch").endswith("+cpu"):
             return ()
     except importlib.metadata.PackageNotFoundError:
         return ()
     try:
+        # In a separate process: initializing CUDA here would prevent forks, and keep memory on every device.
         answer = subprocess.run(
             [sys.executable, "-c", _ASK_TORCH], capture_output=True, timeout=ASK_TIMEOUT_S, check=True, text=True
         )
@@ -87,8 +89,8 @@ def _accelerators() -> tuple[int, ...]:
         return ()
 
 
-def nearest_directory(path: Path) -> Path:
-    """Return `path`, or its closest parent directory that exists.
+def find_nearest_directory(path: Path) -> Path:
+    """Return `path` if it exists, otherwise the closest parent directory that does.
 
     Raises:
         RunDirectoryError: a part of the path is a file.
@@ -98,22 +100,22 @@ def nearest_directory(path: Path) -> Path:
             return candidate
         if candidate.exists():
             raise RunDirectoryError(
-                f"'{candidate}' is a file, so '{path}' cannot be made: choose another `output_dir`."
+                f"'{candidate}' is a file, so '{path}' cannot be created: choose another `output_dir`."
             )
     return Path("/")
 
 
-def free_disk(path: Path) -> int:
-    """Return the bytes that can still be written where `path` will be.
+def measure_free_disk(path: Path) -> int:
+    """Return the free bytes of the disk on which `path` is, or will be created.
 
     Raises:
         RunDirectoryError: the directory is not writable.
     """
-    directory = nearest_directory(path)
+    directory = find_nearest_directory(path)
     try:
         with tempfile.TemporaryDirectory(dir=directory, prefix=".roll-check-"):
             return shutil.disk_usage(directory).free
     except OSError as error:
         raise RunDirectoryError(
-            f"cannot write in '{directory}': {error.strerror or error}. Choose another place with `output_dir=…`."
+            f"cannot write to '{directory}': {error.strerror or error}. Choose another directory with `output_dir=…`."
         ) from None

@@ -1,4 +1,7 @@
-"""Scores the references of a run's prompts against themselves, before the run starts."""
+"""Scores the reference answers of a run's prompts as if they were answers, before the run starts.
+
+A reference that does not score as correct makes every answer to the prompt wrong.
+"""
 
 from __future__ import annotations
 
@@ -9,53 +12,53 @@ from contextlib import AsyncExitStack
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.data import DataConfig
 from roll.errors import DataError
-from roll.rewards.own_references import BadReference, bad_references
+from roll.rewards.reference_checks import InvalidReference, find_invalid_references
 from roll.types import Prompt
 
-__all__ = ["ReferenceCheck", "check_references", "references_of_sources"]
+__all__ = ["ReferenceCheck", "check_references", "find_bad_references"]
 
 logger = logging.getLogger(__name__)
 
-MOST_SHOWN = 5
-MOST_BAD = 0.1
-"""Share of a source's bad references above which the run is rejected, since the reward cannot read the column."""
+MAX_SHOWN = 5
+MAX_BAD = 0.1
+"""Share of wrong references in a source above which the run is rejected: the column probably has another format."""
 
 
 class ReferenceCheck:
-    """The result for the references of one source.
+    """The result of checking the reference answers of one data source.
 
     Args:
-        domain: the source.
+        domain: domain of the source.
         num_checked: number of checked prompts.
-        bad: prompts whose references are not correct when scored against themselves.
+        bad: the prompts whose reference answer is wrong when it is scored as an answer.
     """
 
-    def __init__(self, domain: str, num_checked: int, bad: Sequence[BadReference]) -> None:
+    def __init__(self, domain: str, num_checked: int, bad: Sequence[InvalidReference]) -> None:
         self.domain, self.num_checked, self.bad = domain, num_checked, bad
 
     @property
-    def is_refused(self) -> bool:
-        """Whether too many references are bad for training to make sense."""
-        return len(self.bad) > MOST_BAD * self.num_checked
+    def is_rejected(self) -> bool:
+        """Whether the share of bad references is so high that the run is rejected."""
+        return len(self.bad) > MAX_BAD * self.num_checked
 
     def __str__(self) -> str:
-        shown = "; ".join(f"'{each.uid}': {each.problem}" for each in self.bad[:MOST_SHOWN])
-        more = f"; and {len(self.bad) - MOST_SHOWN} more" if len(self.bad) > MOST_SHOWN else ""
+        examples = "; ".join(f"'{each.uid}': {each.problem}" for each in self.bad[:MAX_SHOWN])
+        more = f"; and {len(self.bad) - MAX_SHOWN} more" if len(self.bad) > MAX_SHOWN else ""
         return (
-            f"the references of {len(self.bad)} of {self.num_checked} prompts of '{self.domain}' are not right against "
-            f"themselves, so every answer to them is wrong: {shown}{more}. Change or leave out these rows, or take the "
-            "answer from the column by answer_key and answer_pattern."
+            f"the reference answers of {len(self.bad)} of {self.num_checked} prompts of '{self.domain}' are wrong when "
+            f"they are scored as answers, so every answer to these prompts is wrong: {examples}{more}. Correct or "
+            "remove these rows, or extract the answer from the column with answer_key and answer_pattern."
         )
 
 
-async def references_of_sources(
+async def find_bad_references(
     data: Sequence[DataConfig], prompts: Mapping[str, Iterable[Prompt]]
 ) -> list[ReferenceCheck]:
-    """Return the result for each source that has bad references.
+    """Score the reference answers of prompts as answers, and return the sources with references that are wrong.
 
     Args:
-        data: the sources.
-        prompts: the prompts of each domain to check.
+        data: the data sources.
+        prompts: for each domain, the prompts to check.
     """
     found: list[ReferenceCheck] = []
     async with AsyncExitStack() as stack:
@@ -63,22 +66,22 @@ async def references_of_sources(
         stack.push_async_callback(pool.close)
         for entry in data:
             domain = entry.domain or entry.source
-            asked = [prompt for prompt in prompts.get(domain, ()) if prompt.environment is None]
-            bad = await bad_references(pool, [(entry.reward, prompt) for prompt in asked])
+            checked = [prompt for prompt in prompts.get(domain, ()) if prompt.environment is None]
+            bad = await find_invalid_references(pool, [(entry.reward, prompt) for prompt in checked])
             if bad:
-                found.append(ReferenceCheck(domain, len(asked), bad))
+                found.append(ReferenceCheck(domain, len(checked), bad))
     return found
 
 
 async def check_references(data: Sequence[DataConfig], prompts: Mapping[str, Iterable[Prompt]]) -> None:
-    """Warn of references that are not correct when scored against themselves.
+    """Warn of reference answers that are wrong when they are scored as answers.
 
     Raises:
-        DataError: more than a tenth of a source's references are bad.
+        DataError: more than a tenth of the checked references of a source are wrong.
     """
-    found = await references_of_sources(data, prompts)
+    found = await find_bad_references(data, prompts)
     for check in found:
-        if not check.is_refused:
+        if not check.is_rejected:
             logger.warning("%s", check)
-    if refused := [str(check) for check in found if check.is_refused]:
-        raise DataError(" ".join(refused))
+    if rejected := [str(check) for check in found if check.is_rejected]:
+        raise DataError(" ".join(rejected))

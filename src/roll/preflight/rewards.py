@@ -1,6 +1,6 @@
-"""Tries a run's rewards before it starts: does the correct answer score higher than a wrong one?
+"""Tests a run's rewards before it starts: the correct answer must score higher than a wrong one.
 
-Also the tests of programs: which are unusable, and which could no answer pass?
+Also finds test cases of code rewards that are unusable, or that no answer can pass.
 """
 
 from __future__ import annotations
@@ -17,30 +17,33 @@ from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
 from roll.data.build import load_source
 from roll.errors import ConfigError, InfraError, UnscorableError
+from roll.media import MediaStore
 from roll.preflight.report import RewardTrial
-from roll.rewards.base import answered
-from roll.rewards.code.judgeable import importable, why_not
+from roll.rewards.base import make_rollout
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.tasks import MalformedTestsError
+from roll.rewards.code.unsupported_tests import describe_unsupported, find_importable_modules
 from roll.rewards.code.verifier import CodeVerifier
 from roll.rewards.opening import open_reward_lists
 from roll.types import Prompt
 
-__all__ = ["check_rewards", "notes_on_tests", "try_rewards"]
+__all__ = ["check_rewards", "describe_bad_tests", "try_rewards"]
 
-LONGEST_TRIAL_S = 20.0
-"""Timeout of a trial: a reward that needs longer is not checked before the run."""
+MAX_TRIAL_S = 20.0
+"""Timeout of a trial; a slower reward is not checked before the run."""
 
 
 async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig, Prompt]]) -> list[RewardTrial]:
-    """Score a correct and a wrong answer to each prompt, in a worker process as in a run.
+    """Score a correct and a wrong answer to each prompt in a worker process, as in a run, and return both rewards.
+
+    Prompts of code rewards without a reference answer are scored, but not returned.
 
     Args:
-        sandbox: where programs run.
+        sandbox: settings of the sandboxes in which programs run.
         prompts: one prompt of each domain, with its source.
 
     Raises:
-        ConfigError: a reward cannot score at all.
+        ConfigError: a reward fails.
         UserError: a reward cannot be opened.
     """
     trials: list[RewardTrial] = []
@@ -51,13 +54,13 @@ async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig
         rewards = await stack.enter_async_context(open_reward_lists(lists, sandbox, pool))
         for entry, prompt in prompts:
             reward = rewards[prompt.domain]
-            right, wrong = _answers(entry, prompt)
+            right, wrong = _build_answers(entry, prompt)
             try:
-                values = [(await reward(answered(prompt, text))).value for text in (right, wrong)]
+                values = [(await reward(make_rollout(prompt, text))).value for text in (right, wrong)]
             except InfraError as error:
                 raise ConfigError(f"the reward of '{prompt.domain}' does not work: {error}") from None
             if not prompt.answer and any(reward.needs_sandbox for reward in entry.reward):
-                continue  # programs ran, but no correct one is known
+                continue  # no correct program is known, so the two values cannot be compared
             trials.append(
                 RewardTrial(
                     domain=prompt.domain, right=right, right_value=values[0], wrong=wrong, wrong_value=values[1]
@@ -67,34 +70,34 @@ async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig
 
 
 async def check_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig, Prompt]]) -> None:
-    """Check the external parts of a run's rewards: the user's own functions, sandboxes, and judges.
+    """Check that rewards with external parts work: the user's own functions, sandboxes, and external judges.
 
-    A reward that takes longer than `LONGEST_TRIAL_S` is not checked.
+    The check ends without an error after `MAX_TRIAL_S`.
 
     Args:
-        sandbox: where programs run.
+        sandbox: settings of the sandboxes in which programs run.
         prompts: one prompt of each domain, with its source.
 
     Raises:
-        ConfigError: a reward raises for every answer.
+        ConfigError: a reward fails for every answer.
         UserError: a reward cannot be opened.
     """
-    tried = [(entry, prompt, parts) for entry, prompt in prompts if (parts := _that_may_fail(entry, prompt))]
+    tried = [(entry, prompt, parts) for entry, prompt in prompts if (parts := _list_external_rewards(entry, prompt))]
     if not tried:
         return
     with contextlib.suppress(TimeoutError):
-        async with AsyncExitStack() as stack, asyncio.timeout(LONGEST_TRIAL_S):
+        async with AsyncExitStack() as stack, asyncio.timeout(MAX_TRIAL_S):
             pool = LocalWorkerPool(1)
             stack.push_async_callback(pool.close)
             lists = {prompt.domain: parts for _, prompt, parts in tried}
             rewards = await stack.enter_async_context(open_reward_lists(lists, sandbox, pool))
             for entry, prompt, _ in tried:
                 failure: InfraError | None = None
-                for text in _answers(entry, prompt):
+                for text in _build_answers(entry, prompt):
                     try:
-                        await rewards[prompt.domain](answered(prompt, text))
+                        await rewards[prompt.domain](make_rollout(prompt, text))
                         break
-                    except UnscorableError:  # this prompt cannot be scored: the run drops such prompts
+                    except UnscorableError:  # the reward works; the run drops prompts that cannot be scored
                         break
                     except InfraError as error:
                         failure = error
@@ -102,16 +105,16 @@ async def check_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConf
                     raise ConfigError(f"the reward of '{prompt.domain}' does not work: {failure}")
 
 
-def _that_may_fail(entry: DataConfig, prompt: Prompt) -> list[RewardConfig]:
-    """Return the rewards of a source that depend on more than this library and can be tried without engines."""
+def _list_external_rewards(entry: DataConfig, prompt: Prompt) -> list[RewardConfig]:
+    """Return the rewards of a source that depend on external parts, without those that need the run's engines."""
     if prompt.environment is not None:  # the reward of an environment needs an episode
         return []
     kinds = (PythonReward, JudgeReward)
     return [r for r in entry.reward if (isinstance(r, kinds) or r.needs_sandbox) and not r.asks_own_judge]
 
 
-def _answers(entry: DataConfig, prompt: Prompt) -> tuple[str, str]:
-    """Return the reference answer, boxed if the reward looks for a box, and an answer that is certainly wrong."""
+def _build_answers(entry: DataConfig, prompt: Prompt) -> tuple[str, str]:
+    """Return the reference answer and a wrong answer to a prompt, in `\\boxed{}` if a reward expects that."""
     answer = prompt.answer
     wrong = str(int(answer) + 1) if answer.lstrip("-").isdecimal() else "no idea"
     boxed = any(getattr(config, "extract", "") == "boxed" for config in entry.reward)
@@ -122,8 +125,16 @@ MAX_PROMPTS = 20_000
 """Maximum number of prompts of one source; reading a task takes well under a millisecond."""
 
 
-def notes_on_tests(data: Sequence[DataConfig], sandbox: SandboxConfig, seed: int) -> Iterator[str]:
-    """Yield, for each source with a code reward, how many prompts have tests that fail every answer, and the first.
+def describe_bad_tests(
+    data: Sequence[DataConfig], sandbox: SandboxConfig, seed: int, media: MediaStore | None = None
+) -> Iterator[str]:
+    """Yield a message for each source with code rewards that has prompts whose tests fail every answer.
+
+    Args:
+        data: The sources.
+        sandbox: The sandboxes of the run.
+        seed: The seed of the run.
+        media: A store for the media of rows; `None` for a text-only model.
 
     Raises:
         ConfigError: a package of `sandbox.packages` is not installed.
@@ -132,19 +143,21 @@ def notes_on_tests(data: Sequence[DataConfig], sandbox: SandboxConfig, seed: int
     for entry in data:
         for reward in entry.reward:
             if isinstance(reward, CodeReward):
-                yield from _of_source(entry, reward, sandbox, seed)
+                yield from _find_bad_tests(entry, reward, sandbox, seed, media)
 
 
-def _of_source(entry: DataConfig, reward: CodeReward, sandbox: SandboxConfig, seed: int) -> Iterator[str]:
+def _find_bad_tests(
+    entry: DataConfig, reward: CodeReward, sandbox: SandboxConfig, seed: int, media: MediaStore | None
+) -> Iterator[str]:
     domain = entry.domain or entry.source
-    sources = load_source(entry, domain, seed)
+    sources = load_source(entry, domain, seed, media=media)
     prompts = [source[index] for source in sources for index in range(min(len(source), MAX_PROMPTS))]
     verifier = CodeVerifier(reward, CodeSandboxes(sandbox))
-    packages = importable(sandbox)
+    packages = find_importable_modules(sandbox)
     found: list[tuple[str, str]] = []
     for prompt in prompts:
         try:
-            reason = why_not(verifier.task(prompt), packages)
+            reason = describe_unsupported(verifier.get_task(prompt), packages)
         except MalformedTestsError as error:
             reason = str(error)
         if reason:
@@ -152,6 +165,6 @@ def _of_source(entry: DataConfig, reward: CodeReward, sandbox: SandboxConfig, se
     if found:
         uid, reason = found[0]
         yield (
-            f"the tests of {len(found)} of {len(prompts)} prompts of '{domain}' cannot judge an answer: leave these "
-            f"prompts out, or change their tests. The first is '{uid}': {reason.rstrip('.')}."
+            f"the tests of {len(found)} of {len(prompts)} prompts of '{domain}' cannot judge an answer: remove these "
+            f"prompts, or change the tests. The first is '{uid}': {reason.rstrip('.')}."
         )

@@ -1,9 +1,9 @@
-"""The duration of a training step on this machine, measured with a model of the same shape but few layers.
+"""Estimates the duration of a training step on this machine, by timing models of the same shape with few layers.
 
 steps on 1 layer and on 8 in turn, of random weights ──► seconds per layer, and for the rest ──► seconds for all layers
 
-The models take turns, so that other load of the machine is not attributed to a layer. Runs in a separate process that
-is not a worker pool's: a worker would run the user's script again.
+The models take turns, so that other load of the machine affects both equally. Runs in a separate process, not in a
+worker pool, since a worker would run the user's script again.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     from roll.training.backend import TorchBackend
     from roll.types import TrainingBatch
 
-__all__ = ["StepTime", "is_timeable", "step_time"]
+__all__ = ["StepTime", "is_timeable", "measure_step_time"]
 
 FEW, MORE = 1, 8
-"""Layers of the two models."""
-FEWEST = 4
-"""A model with at most this many layers is timed as quickly as it is estimated."""
+"""Numbers of layers of the two models whose steps are timed."""
+MIN_COUNT = 4
+"""Models with at most this many layers get no estimate, since timing the model itself takes no longer."""
 REPEATS = 4
-"""Number of timed steps of each model, after one that is not counted; the fastest counts."""
-MOST_BYTES = 4 * 2**30
+"""Number of timed steps of each model, after a warm-up step; the fastest counts."""
+MAX_BYTES = 4 * 2**30
 """Maximum memory of both models, including training state: 16 bytes for a weight."""
 
 
 class StepTime(NamedTuple):
-    """Seconds on one rank."""
+    """The times of the parts of a training step on one rank, in seconds."""
 
     learn_s: float
     """Forward and backward pass over the batch."""
@@ -49,24 +49,26 @@ class StepTime(NamedTuple):
     measure_s: float
     """A forward pass over the batch without a gradient."""
 
-    def plus(self, other: StepTime, share: float) -> StepTime:
-        """Return this time plus `share` times the difference from this to `other`."""
+    def extrapolate(self, other: StepTime, share: float) -> StepTime:
+        """Return `self + share * (other - self)` for each part; a `share` above 1 extrapolates beyond `other`."""
         return StepTime(*(mine + share * (more - mine) for mine, more in zip(self, other, strict=True)))
 
 
 def is_timeable(sizes: ModelDescription) -> bool:
-    """Return whether a few layers of the model fit into memory next to everything else."""
+    """Return whether `measure_step_time` can time a model: it has enough layers, and smaller copies fit into memory."""
     outside = 2 * sizes.vocab_size * sizes.hidden_size
     layer = max(sizes.num_parameters - outside, 0) // sizes.num_layers
-    return sizes.num_layers > FEWEST and 16 * (2 * outside + (FEW + MORE) * layer) <= MOST_BYTES
+    return sizes.num_layers > MIN_COUNT and 16 * (2 * outside + (FEW + MORE) * layer) <= MAX_BYTES
 
 
-def step_time(spec: TrainerSpec, num_layers: int, batch: TrainingBatch, loss: str) -> StepTime:
-    """Measure a step of one rank on this machine, in a separate process.
+def measure_step_time(spec: TrainerSpec, num_layers: int, batch: TrainingBatch, loss: str) -> StepTime:
+    """Estimate the time of a training step of one rank on this machine.
+
+    Copies of the model with few layers are timed in a separate process, and the times are extrapolated.
 
     Args:
         spec: specification of the trainer.
-        num_layers: number of layers of its model.
+        num_layers: number of layers of the trainer's model.
         batch: a training batch, as in a step.
         loss: import path of the loss.
 
@@ -74,21 +76,23 @@ def step_time(spec: TrainerSpec, num_layers: int, batch: TrainingBatch, loss: st
         ChildProcessError: the process failed; the message has its last output.
     """
     with tempfile.TemporaryDirectory(prefix="roll-check-") as directory:
-        asked, said = Path(directory) / "asked", Path(directory) / "said"
-        asked.write_bytes(pickle.dumps((spec, batch, loss)))
-        command = [sys.executable, "-P", "-m", __name__, str(asked), str(said)]
+        request_file, result_file = Path(directory) / "request", Path(directory) / "result"
+        request_file.write_bytes(pickle.dumps((spec, batch, loss)))
+        command = [sys.executable, "-P", "-m", __name__, str(request_file), str(result_file)]
         done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, text=True)
         if done.returncode != 0:
             last = done.stderr.strip().rpartition("\n")[2]
-            raise ChildProcessError(f"trying one ended with exit code {done.returncode}{last and ': '}{last}")
-        few, more = (StepTime(*times) for times in json.loads(said.read_text()))
-    return few.plus(more, (num_layers - FEW) / (MORE - FEW))
+            raise ChildProcessError(f"the timed step failed with exit code {done.returncode}{last and ': '}{last}")
+        few, more = (StepTime(*times) for times in json.loads(result_file.read_text()))
+    # Time is linear in the number of layers: the difference of the two models is that of MORE - FEW layers.
+    return few.extrapolate(more, (num_layers - FEW) / (MORE - FEW))
 
 
-def _time_both(spec: TrainerSpec, batch: TrainingBatch, path: str) -> list[StepTime]:
-    """Measure the step time with few layers and with more."""
+def _time_few_and_more_layers(spec: TrainerSpec, batch: TrainingBatch, path: str) -> list[StepTime]:
+    """Return the measured step times of a model with few layers and of one with more, in this order."""
     loss: Any = import_object(path)
-    backends = [_shallow(spec, number) for number in (FEW, MORE)]
+    backends = [_build_shallow(spec, number) for number in (FEW, MORE)]
+    # The models take turns, so that other load of the machine affects both equally.
     found: list[list[StepTime]] = [[], []]
     for _ in range(1 + REPEATS):
         for backend, times in zip(backends, found, strict=True):
@@ -97,10 +101,11 @@ def _time_both(spec: TrainerSpec, batch: TrainingBatch, path: str) -> list[StepT
             backend.measure(batch, loss)
             learn_s, optimizer_s = step.timings_s["forward_backward"], step.timings_s["optimizer"]
             times.append(StepTime(learn_s, optimizer_s, time.perf_counter() - began))
+    # The first step compiles kernels and allocates. The minimum is least affected by other processes.
     return [StepTime(*map(min, zip(*times[1:], strict=True))) for times in found]
 
 
-def _shallow(spec: TrainerSpec, num_layers: int) -> TorchBackend:
+def _build_shallow(spec: TrainerSpec, num_layers: int) -> TorchBackend:
     from roll.training.backend import TorchBackend
 
     with tempfile.TemporaryDirectory(prefix="roll-check-") as directory:
@@ -109,7 +114,7 @@ def _shallow(spec: TrainerSpec, num_layers: int) -> TorchBackend:
 
 
 def _write_shallow(source: Path, target: Path, num_layers: int, dtype: str) -> None:
-    """Write a model like the one in `source`, with fewer layers and random weights, as an HF directory."""
+    """Write a model to `target` that is like the model in `source`, but with `num_layers` layers and random weights."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -126,8 +131,8 @@ def _write_shallow(source: Path, target: Path, num_layers: int, dtype: str) -> N
             shutil.copyfile(file, target / file.name)
 
 
-def _main(asked: str, said: str) -> None:
-    Path(said).write_text(json.dumps(_time_both(*pickle.loads(Path(asked).read_bytes()))))
+def _main(request_file: str, result_file: str) -> None:
+    Path(result_file).write_text(json.dumps(_time_few_and_more_layers(*pickle.loads(Path(request_file).read_bytes()))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The protocols: the interfaces between packages."""
+"""The interfaces between packages, as `typing.Protocol` classes."""
 
 from roll.protocols.data import Draw, Items, PromptSource, Reward
 from roll.protocols.engines import InferenceEngine, PauseMode, SupportsReadback

@@ -19,20 +19,20 @@ class Reward(Protocol):
 
 
 class Draw(Protocol):
-    """One use of a prompt or example, as the ledger records it."""
+    """One sampled prompt or example, as the ledger records it."""
 
     @property
     def draw_id(self) -> int: ...
 
     @property
     def uid(self) -> str:
-        """UID of the prompt or example, the same for every draw of it."""
+        """UID of the prompt or example; all draws of one prompt share it."""
         ...
 
 
 @runtime_checkable
 class Items(Protocol[Item_co]):
-    """A finite, ordered, indexable set of prompts or examples; order and content depend only on its settings."""
+    """A finite sequence of prompts or examples; its order and content depend only on its settings."""
 
     def __len__(self) -> int: ...
 

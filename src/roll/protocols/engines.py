@@ -23,7 +23,7 @@ PauseMode: TypeAlias = Literal["keep", "abort", "drain"]
 
 @runtime_checkable
 class InferenceEngine(Protocol):
-    """Generates tokens from tokens, without a tokenizer. One asyncio loop drives it."""
+    """Generates token IDs from token IDs, without a tokenizer. All calls come from one asyncio event loop."""
 
     engine_id: str
 
@@ -32,10 +32,10 @@ class InferenceEngine(Protocol):
         ...
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Run one request to its end; an aborted one returns its partial tokens, `finish_reason="abort"`.
+        """Run one request to its end; an aborted request returns its tokens so far with `finish_reason="abort"`.
 
         Raises:
-            EngineDiedError: The engine is gone; the request may be issued again on another engine.
+            EngineDiedError: The engine died; the request may be sent to another engine.
         """
         ...
 
@@ -51,7 +51,7 @@ class InferenceEngine(Protocol):
         ...
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        """Abort requests at once; unknown ids are ignored."""
+        """Abort requests immediately; unknown ids are ignored."""
         ...
 
     async def pause(self, mode: PauseMode) -> None:
@@ -68,12 +68,12 @@ class InferenceEngine(Protocol):
         Tokens generated afterwards have the new policy version.
 
         Raises:
-            WeightSyncError: A tensor is missing, unknown, or of another shape; the message names it.
+            WeightSyncError: A tensor is missing, unknown, or has the wrong shape; the message names it.
         """
         ...
 
     async def sleep(self) -> None:
-        """Free the device memory, including that of the weights.
+        """Free the device memory, including the weights.
 
         Raises:
             UnsupportedError: The engine does not support sleep here.
@@ -89,20 +89,20 @@ class InferenceEngine(Protocol):
         ...
 
     async def close(self) -> None:
-        """Shut down the engine and every process it started; may be called twice."""
+        """Shut down the engine and every process it started. Calling it twice is safe."""
         ...
 
 
 @runtime_checkable
 class SupportsReadback(Protocol):
-    """An engine that can read its weights back. Optional: `isinstance(engine, SupportsReadback)`."""
+    """An engine that can read its weights back: an optional extension of `InferenceEngine`."""
 
     async def applied_checksums(self) -> Mapping[str, int] | None:
-        """Read the weights back from the tensors with which the engine computes.
+        """Return checksums of the weights that the engine computes with.
 
         Returns:
-            By tensor name, `roll.weights.tensor_checksum` of the stored tensor in the manifest's dtype; tensors that
+            By tensor name, `roll.weights.compute_checksum` of the stored tensor in the manifest's dtype; tensors that
             cannot be read back (repacked, quantized, fused) are left out. `None` if no tensor can be read back, or if
-            that would take longer than about 0.2 s per GB, since it is called after every sync.
+            reading takes longer than about 0.2 s per GB, since this is called after every sync.
         """
         ...

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["LossFn", "Scorer", "StateKind", "TrainBackend", "TrainerGroup", "WeightSource"]
 
 StateKind: TypeAlias = Literal["parameters", "optimizer"]
-"""State of a trainer: the network's parameters, or the state that only updates need."""
+"""State of a trainer: the network's parameters, or the state that only optimizer steps need."""
 
 
 class LossFn(Protocol):
@@ -41,13 +41,13 @@ class LossFn(Protocol):
         ...
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """Compute a micro-batch's share of the loss of the global batch."""
+        """Return a micro-batch's contribution to the loss of the global batch."""
         ...
 
 
 @runtime_checkable
 class WeightSource(Protocol):
-    """Re-iterable stream of weights with the names of the HF checkpoint; one tensor is in memory at a time.
+    """Re-iterable stream of weights under their names in the HF checkpoint; one tensor is in memory at a time.
 
     With several ranks, iteration is collective: every rank iterates, rank 0 gets the full tensors, the others `None`.
     """
@@ -81,7 +81,7 @@ class TrainBackend(Protocol):
         Args:
             batch: A batch with all samples of each of its sequences and units.
             loss: The loss of the batch.
-            counts: Counts that the loss divides by; by default those of the batch.
+            counts: The counts by which the loss is normalized; by default the counts of `batch`.
             last: Whether this is the last batch before the update.
         """
         ...
@@ -90,71 +90,71 @@ class TrainBackend(Protocol):
         """Update the weights with the accumulated gradients, and reset the gradients.
 
         Args:
-            params: Settings of this update; a setting that is `None` is as configured.
-            scale: Factor on the gradient before it is clipped.
+            params: Settings of this update; for a setting that is `None`, the configured value is used.
+            scale: Factor by which the gradient is multiplied before clipping.
         """
         ...
 
     def discard_gradients(self) -> None:
-        """Discard the gradients since the last update."""
+        """Discard the gradients accumulated since the last update."""
         ...
 
     def use_adapter(self, name: str) -> None:
-        """Compute, train, save and export with this LoRA adapter from now on; a new one is initialized like the first.
+        """Use this LoRA adapter in all later calls; if the name is new, create the adapter, initialized like the first.
 
-        Each adapter has its own weights, gradients, optimizer state and schedule. A trainer begins with `default`.
+        Each adapter has its own weights, gradients, optimizer state and schedule. A trainer starts with `default`.
 
         Raises:
-            UnsupportedError: The trainer has no adapters, or the back-end supports only one.
+            UnsupportedError: The trainer has no adapters, or the back-end supports only one adapter.
         """
         ...
 
     def forward(
         self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions | None = None
     ) -> Mapping[Output, list[Any]]:
-        """Compute outputs of the current weights for a batch, without a gradient: for each output, a list by sample.
+        """Compute outputs for a batch with the current weights, without gradients. Each output is a list over samples.
 
         Args:
             batch: A batch with tokens, the start of answers (`prefix_length`), and loss masks.
-            outputs: Outputs to compute. Log-probs are under the batch's temperature, with 0 as the first entry; values
-                and top-k log-probs are 0 outside the loss mask.
+            outputs: Outputs to compute. Log-probs are at the batch's temperature, with 0 as the first entry; values and
+                top-k log-probs are 0 outside the loss mask.
             options: Options of the forward pass.
 
         Raises:
-            UnsupportedError: The role's network does not compute an output.
-            ValueError: The snapshot of the requested version does not exist.
+            UnsupportedError: The role's network cannot compute one of the outputs.
+            ValueError: There is no snapshot of the requested version.
         """
         ...
 
     def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
-        """Copy the trained weights to host memory as `version`, and drop all snapshots that are not in `versions`."""
+        """Copy the trained weights to host memory as the snapshot `version`; drop snapshots not in `versions`."""
 
     def measure(self, batch: TrainingBatch, loss: LossFn) -> ForwardBackwardResult:
         """Compute a loss and its metrics under the current weights, without changing any state."""
         ...
 
     def weights(self) -> WeightSource:
-        """Return the weights that the engines must hold: LoRA merged, in the engine's dtype, with HF names."""
+        """Return the weights to sync to the engines: LoRA merged, in the engines' dtype, with HF names."""
         ...
 
     def save(self, path: Path, *, background: bool = False) -> None:
-        """Save everything needed to resume (weights, optimizer, schedule, this rank's RNG) below `path`.
+        """Save everything needed to resume (weights, optimizer, schedule, this rank's RNG) under `path`.
 
-        With `background`, the current state is written while training continues; an earlier background save is finished
-        first.
+        With `background`, the current state is written while training continues. A previous background save is
+        finished first.
         """
         ...
 
     def is_save_written(self, *, wait: bool) -> bool:
-        """Return whether the last save is on disk; the error of a failed background save is raised here, once."""
+        """Return whether the last save is on disk. If a background save has failed, raise its error, once."""
         ...
 
     def load(self, path: Path) -> None:
-        """Load the state that `save` wrote, also with a different number of ranks."""
+        """Load the state that `save` wrote, even with a different number of ranks."""
         ...
 
     def export(self, path: Path) -> None:
-        """Export an HF safetensors model directory that `transformers` loads."""
+        """Export the model as an HF safetensors directory that `transformers` can load."""
         ...
 
     def offload(self, states: Collection[StateKind]) -> None:
@@ -162,7 +162,7 @@ class TrainBackend(Protocol):
         ...
 
     def onload(self, states: Collection[StateKind]) -> None:
-        """Onload states to the device, where they must be for any computation."""
+        """Move states back to the device, where computations need them."""
         ...
 
 
@@ -175,9 +175,9 @@ class Scorer(Protocol):
 
 
 class TrainerGroup(ABC):
-    """All ranks of a trainer, seen from the controller; the methods are those of `TrainBackend`, as coroutines.
+    """The controller's interface to all ranks of a trainer: the methods of `TrainBackend`, as coroutines.
 
-    `cluster/` has an in-process implementation and a Ray one.
+    `roll.cluster` implements it in this process and with Ray.
     """
 
     @property
@@ -187,6 +187,10 @@ class TrainerGroup(ABC):
     @abstractmethod
     async def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Call a method of the back-end on all ranks and return the result of rank 0."""
+
+    async def call(self, name: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method that only some back-ends have, on all ranks, and return the result of rank 0."""
+        return await self._call(name, *arguments, **options)
 
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         return await self._call("train_step", batch, loss)
@@ -211,7 +215,7 @@ class TrainerGroup(ABC):
         return await self._call("forward", batch, outputs, options)
 
     async def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
-        await self._call("keep_snapshot", version, tuple(versions))
+        await self._call("keep_snapshot", version, tuple(versions))  # a view of a dictionary cannot be pickled
 
     async def measure(self, batch: TrainingBatch, loss: LossFn) -> ForwardBackwardResult:
         return await self._call("measure", batch, loss)
@@ -220,13 +224,14 @@ class TrainerGroup(ABC):
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
     ) -> Mapping[str, int]:
-        """Announce the weights through `deliver`, send them while it runs, and release them when it returns.
+        """Stage the weights, then send them while `deliver` passes the update to the engines, then release them.
 
         Returns:
             64-bit checksums of the sent bytes, by tensor name.
         """
 
     async def save(self, path: Path, *, background: bool = False) -> None:
+        # Absolute, as in `load` and `export`: a rank in another process may have another working directory.
         await self._call("save", path.absolute(), background=background)
 
     async def is_save_written(self, *, wait: bool) -> bool:

@@ -1,4 +1,4 @@
-"""Interfaces of worker processes that run functions and hold objects."""
+"""Interfaces of worker processes that run functions and actors."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ __all__ = ["ActorHandle", "WorkerPool"]
 
 @runtime_checkable
 class ActorHandle(Protocol):
-    """An object in a dedicated process; one caller calls its methods one at a time."""
+    """A handle to an object in a dedicated process; its methods are called one at a time."""
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a method or a coroutine method of the object; cancellation terminates its process.
+        """Call a method or a coroutine method of the object; if the call is canceled, its process is terminated.
 
         Raises:
-            WorkerDiedError: The process died, or was terminated.
-            Exception: The method raised.
+            WorkerDiedError: The process died or was terminated.
+            Exception: Any exception that the method raises.
         """
         ...
 
     async def close(self) -> None:
-        """Terminate the process and all its children at once; may be called twice."""
+        """Terminate the process and all its children at once. Calling it twice is safe."""
         ...
 
 
 @runtime_checkable
 class WorkerPool(Protocol):
-    """Processes that run plain functions outside the controller's process; `cluster/` has a Ray implementation."""
+    """Processes that run plain functions outside the controller's process; `roll.cluster` implements it."""
 
     async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
         """Run `function(*args)` in a worker.
@@ -47,19 +47,19 @@ class WorkerPool(Protocol):
         Args:
             factory: A module-level function of an importable module.
             args: Arguments of `factory`.
-            prepare: A function and its arguments, called once in the template process from which all processes with
-                the same `prepare` are forked; they share the modules and data that it loads.
+            prepare: A function and its arguments, called once in the fork server from which all processes with the same
+                `prepare` are forked; they share the modules and data that it loads.
 
         Raises:
             WorkerDiedError: The process died.
-            Exception: `factory` or `prepare` raised.
+            Exception: Any exception that `factory` or `prepare` raises.
         """
         ...
 
-    def sub_pool(self, num_workers: int) -> WorkerPool:
-        """Return another pool on the same nodes, for work that must not wait for this pool's; it has no memory limit.
+    def create_sub_pool(self, num_workers: int) -> WorkerPool:
+        """Return a new pool on the same nodes, for work that must not wait for calls of this pool.
 
-        Its processes start on first use. The caller must close it.
+        It has no memory limit, and its processes start on first use. The caller must close it.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""Verifiers: they score a rollout the moment it ends."""
+"""Verifiers, which score a rollout as soon as it ends."""
 
 from __future__ import annotations
 
@@ -20,21 +20,24 @@ __all__ = ["VERIFIERS", "Judgement", "Verifier", "build_reward"]
 VERIFIERS: Registry[Callable[[Any, Any], Verifier]] = Registry(
     "reward",
     {
-        "choice": "roll.rewards.choice:choice_verifier",
-        "code": "roll.rewards.code.verifier:code_verifier",
-        "format": "roll.rewards.format:format_verifier",
-        "instructions": "roll.rewards.instructions:instructions_verifier",
-        "judge": "roll.rewards.judge:judge_verifier",
-        "length": "roll.rewards.simple:length_penalty_verifier",
-        "math": "roll.rewards.math:math_verifier",
-        "repetition": "roll.rewards.simple:repetition_penalty_verifier",
-        "short_answer": "roll.rewards.short_answer:short_answer_verifier",
-        "environment": "roll.rewards.simple:environment_verifier",
-        "exact": "roll.rewards.simple:exact_verifier",
-        "regex": "roll.rewards.simple:regex_verifier",
-        "python": "roll.rewards.python:python_verifier",
-        "reward_model": "roll.rewards.reward_model:reward_model_verifier",
-        "reasoning_gym": "roll.rewards.reasoning_gym:reasoning_gym_verifier",
+        "box": "roll.rewards.grounding:build_box_verifier",
+        "choice": "roll.rewards.choice:build_choice_verifier",
+        "code": "roll.rewards.code.verifier:build_code_verifier",
+        "edit_distance": "roll.rewards.edit_distance:build_edit_distance_verifier",
+        "format": "roll.rewards.format:build_format_verifier",
+        "instructions": "roll.rewards.instructions:build_instructions_verifier",
+        "judge": "roll.rewards.judge:build_judge_verifier",
+        "length": "roll.rewards.simple:build_length_penalty_verifier",
+        "math": "roll.rewards.math:build_math_verifier",
+        "point": "roll.rewards.grounding:build_point_verifier",
+        "repetition": "roll.rewards.simple:build_repetition_penalty_verifier",
+        "short_answer": "roll.rewards.short_answer:build_short_answer_verifier",
+        "environment": "roll.rewards.simple:build_environment_verifier",
+        "exact": "roll.rewards.simple:build_exact_verifier",
+        "regex": "roll.rewards.simple:build_regex_verifier",
+        "python": "roll.rewards.python:build_python_verifier",
+        "reward_model": "roll.rewards.reward_model:build_reward_model_verifier",
+        "reasoning_gym": "roll.rewards.reasoning_gym:build_reasoning_gym_verifier",
     },
 )
 
@@ -47,7 +50,7 @@ def build_reward(
 ) -> WeightedReward:
     """Build one reward from weighted components.
 
-    A component is named by its `name`, or by its type; components that share a name are numbered.
+    A component is called by its `name`, or by its type if it has none; components with the same name are numbered.
 
     Args:
         pool: The worker pool that runs the verifiers' functions.

@@ -1,4 +1,4 @@
-"""Types that all verifiers share: the form of a judgement, and which failures count as the model's."""
+"""Types that all verifiers share, and the distinction between failures of the answer and of the infrastructure."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from roll.errors import InfraError, RewardInfraError, UserError, WorkerDiedError
 from roll.protocols import WorkerPool
 from roll.types import Prompt, Rollout
 
-__all__ = ["LONGEST_TEXT", "TIMEOUT", "Judgement", "Verifier", "answered", "in_pool"]
+__all__ = ["MAX_TEXT_LENGTH", "TIMEOUT", "Judgement", "Verifier", "make_rollout", "run_in_pool"]
 
-LONGEST_TEXT = 20_000
-"""Number of characters, from an answer's end, that verifiers of final answers read."""
+MAX_TEXT_LENGTH = 20_000
+"""Number of characters that verifiers of final answers read, from the end of an answer."""
 TIMEOUT = "timeout"
 """Verdict on an answer that took too long to verify."""
 
@@ -29,24 +29,24 @@ class Judgement:
     correct: bool | None = None
     """`None` if the verifier does not decide whether the task was solved (a format check)."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """The parts of the value by name, for metrics: each instruction of an answer, each order of a comparison."""
+    """Parts of the value by name, for metrics: for example, one for each instruction that an answer should follow."""
 
 
-async def _nothing() -> None:
+async def _do_nothing() -> None:
     pass
 
 
-def _no_state() -> None:
+def _return_no_state() -> None:
     return None
 
 
-def _forget(state: Any) -> None:
+def _ignore_state(state: Any) -> None:
     pass
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verifier:
-    """A method of judging answers."""
+    """A verifier: the function that judges rollouts, with functions to close it and to save and restore its state."""
 
     judge: Callable[[Rollout], Awaitable[Judgement]]
     """Judges a rollout. Raises `TimeoutError` if an answer takes too long to verify, `MalformedPromptError` or
@@ -54,15 +54,15 @@ class Verifier:
     answer."""
     decides: bool
     """Whether the verifier decides if the task was solved."""
-    close: Callable[[], Awaitable[None]] = _nothing
-    """Closes the verifier's connections and processes; may be called twice."""
-    state: Callable[[], Any] = _no_state
-    """Returns the state that later judgements depend on, as plain data for JSON; `None` without such a state."""
-    restore: Callable[[Any], None] = _forget
-    """Restores a state that `state` returned."""
+    close: Callable[[], Awaitable[None]] = _do_nothing
+    """Closes the verifier's connections and processes; calling it twice is allowed."""
+    state: Callable[[], Any] = _return_no_state
+    """Returns the state that later judgements depend on, as plain data for JSON; `None` if there is none."""
+    restore: Callable[[Any], None] = _ignore_state
+    """Restores the state that `state` returned."""
 
 
-async def in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
+async def run_in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
     """Run a verifier's function in the pool.
 
     Raises:
@@ -71,7 +71,10 @@ async def in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any, ti
         InfraError: The worker died, the verifier crashed, or it reports that it cannot judge.
     """
     try:
+        # Verifiers that parse an answer run in the pool, never in the controller: models find text on which a parser
+        # backtracks, recurses or raises, and the controller's event loop drives every engine.
         return await pool.submit(function, *args, time_limit_s=time_limit_s)
+    # This clause comes first, as `WorkerDiedError` is an `InfraError`, which is raised again unchanged below.
     except WorkerDiedError as error:
         raise RewardInfraError(f"the verifier's process died: {error}") from error
     except (TimeoutError, UserError, InfraError):
@@ -81,8 +84,8 @@ async def in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any, ti
         raise RewardInfraError(f"the verifier crashed{place}: {type(error).__name__}: {error}") from error
 
 
-def answered(prompt: Prompt, text: str, token_ids: Sequence[int] = (), *, finished: bool = True) -> Rollout:
-    """Return a rollout with an answer that no engine generated, for a reward to score."""
+def make_rollout(prompt: Prompt, text: str, token_ids: Sequence[int] = (), *, finished: bool = True) -> Rollout:
+    """Make a rollout from a given answer, so that a reward can score it; no engine generates anything."""
     ids = np.asarray(token_ids, np.int32)
     return Rollout(
         draw_id=0,

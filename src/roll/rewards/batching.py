@@ -25,15 +25,15 @@ Result = TypeVar("Result")
 
 @dataclass(eq=False)
 class Batcher(Generic[Item, Result]):
-    """Collects requests into batches."""
+    """Collects single requests into batches for scoring."""
 
     score: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]]
-    """Returns the results of a batch, in its order."""
+    """Scores a batch, and returns the results in the order of the requests."""
     _: KW_ONLY
     batch_size: int
-    """Most requests in one batch."""
+    """Maximum number of requests in one batch."""
     num_runners: int
-    """Most batches that run at once."""
+    """Maximum number of batches that run at once."""
     _waiting: deque[tuple[Item, asyncio.Future[Result]]] = field(init=False, default_factory=deque)
     _runners: set[asyncio.Task[None]] = field(init=False, default_factory=set)
     _closed: bool = field(init=False, default=False)
@@ -46,7 +46,7 @@ class Batcher(Generic[Item, Result]):
             Exception: Any exception that `score` raised for the request's batch.
         """
         if self._closed:
-            raise RewardInfraError("the reward model is closed")
+            raise RewardInfraError("an answer cannot be scored: the reward model is already closed")
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, future))
         if len(self._runners) < self.num_runners:
@@ -57,37 +57,38 @@ class Batcher(Generic[Item, Result]):
 
     async def _run(self) -> None:
         await asyncio.sleep(0)  # requests that are submitted in the same turn of the event loop join the batch
-        while batch := self._take():
+        while batch := self._pop_batch():
             try:
                 results = await self.score([item for item, _ in batch])
                 if len(results) != len(batch):
-                    raise RewardInfraError(f"{len(results)} results came for {len(batch)} requests")
+                    raise RewardInfraError(f"the reward model returned {len(results)} scores for {len(batch)} answers")
             except asyncio.CancelledError:
-                self._fail(batch, RewardInfraError("the reward model is closed"))
+                self._fail_batch(batch, RewardInfraError("an answer was not scored: the reward model was closed"))
                 raise
             except Exception as error:  # any exception belongs to the callers that wait for this batch
-                self._fail(batch, error)
+                self._fail_batch(batch, error)
             else:
                 for (_, future), result in zip(batch, results, strict=True):
                     if not future.done():
                         future.set_result(result)
 
     @staticmethod
-    def _fail(batch: Sequence[tuple[Item, asyncio.Future[Result]]], error: Exception) -> None:
+    def _fail_batch(batch: Sequence[tuple[Item, asyncio.Future[Result]]], error: Exception) -> None:
         for _, future in batch:
             if not future.done():
                 future.set_exception(error)
 
-    def _take(self) -> list[tuple[Item, asyncio.Future[Result]]]:
+    def _pop_batch(self) -> list[tuple[Item, asyncio.Future[Result]]]:
         batch: list[tuple[Item, asyncio.Future[Result]]] = []
         while self._waiting and len(batch) < self.batch_size:
+            # A future that is done belongs to a caller that was canceled: its request is not scored.
             item, future = self._waiting.popleft()
             if not future.done():
                 batch.append((item, future))
         return batch
 
     async def close(self) -> None:
-        """End running batches; their callers get a `RewardInfraError`. May be called twice."""
+        """End running batches; their callers get a `RewardInfraError`. Calling it twice is safe."""
         self._closed = True
         runners = list(self._runners)
         waiting = list(self._waiting)
@@ -95,4 +96,4 @@ class Batcher(Generic[Item, Result]):
         for task in runners:
             task.cancel()
         await asyncio.gather(*runners, return_exceptions=True)
-        self._fail(waiting, RewardInfraError("the reward model is closed"))
+        self._fail_batch(waiting, RewardInfraError("an answer was not scored: the reward model was closed"))

@@ -1,4 +1,4 @@
-"""Multiple choice: find the letter that an answer settles on."""
+"""Multiple choice: find the letter that an answer chooses."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from collections.abc import Mapping
 from roll.config.rewards import ChoiceReward
 from roll.errors import MalformedPromptError, short
 from roll.protocols import WorkerPool
-from roll.rewards.base import LONGEST_TEXT, Judgement, Verifier, in_pool
-from roll.rewards.choice_mentions import Mention, find_mentions, plain_letters
-from roll.rewards.final_answer import last_boxes, last_tagged
-from roll.types import Prompt, Rollout
+from roll.rewards.base import MAX_TEXT_LENGTH, Judgement, Verifier, run_in_pool
+from roll.rewards.choice_mentions import Mention, find_mentions, normalize_letters
+from roll.rewards.final_answer import find_last_boxes, find_last_tagged
+from roll.types import Prompt, Rollout, describe_content
 
-__all__ = ["choice_verifier", "chosen_letter", "options_of", "question_of", "score_choice"]
+__all__ = ["build_choice_verifier", "extract_letter", "get_question", "parse_options", "score_choice"]
 
-LONGEST_ALONE = 40
-"""Most characters of a line, or of an answer, that consists of a letter with marks around it."""
-LONGEST_OPTION = 300
-"""Most characters of an option's text."""
-LONGEST_LIST = 120
-"""Most characters of an answer that lists the letters (`A: no. B: no. C.`)."""
+MAX_ALONE_LENGTH = 40
+"""Maximum number of characters of a line, or of an answer, that consists of a letter with marks around it."""
+MAX_OPTION_LENGTH = 300
+"""Maximum number of characters of an option's text."""
+MAX_LIST_LENGTH = 120
+"""Maximum number of characters of an answer that lists the letters (`A: no. B: no. C.`)."""
 NO_LETTER = "no letter"
 """The result of `score_choice` for a reference that names no letter."""
 
@@ -34,13 +34,16 @@ _INTRODUCTION = re.compile(r"^.{0,80}?(?:\b(?:is|are)\b|[:=]|答案是|答案为
 
 @functools.lru_cache(maxsize=8)
 class _Patterns:
-    """Patterns of letters that stand alone or lead a line. Every repetition is bounded: searches take linear time."""
+    """Compiled patterns for a letter that stands alone or starts a line.
+
+    Every repetition is bounded, so a search takes linear time.
+    """
 
     def __init__(self, letters: str) -> None:
         either = f"[{re.escape(letters + letters.lower())}]"
         upper = f"[{re.escape(letters)}]"
         noun = r"(?i:(?:the |correct |final )?(?:option|choice|answer|letter)|选项|选|答)"
-        alone = rf"\W{{0,{LONGEST_ALONE}}}(?:{noun}\W{{0,8}})?(%s)\W{{0,{LONGEST_ALONE}}}(?:项|选项)?\W{{0,4}}"
+        alone = rf"\W{{0,{MAX_ALONE_LENGTH}}}(?:{noun}\W{{0,8}})?(%s)\W{{0,{MAX_ALONE_LENGTH}}}(?:项|选项)?\W{{0,4}}"
         self.alone = re.compile(alone % either)
         self.capital_alone = re.compile(alone % upper)
         self.leading = re.compile(
@@ -49,17 +52,17 @@ class _Patterns:
         )
         self.explained = re.compile(
             rf"[ \t>#*_-]{{0,8}}(?:(?i:option|choice)\s)?({upper})[*_]{{0,2}}\s?"
-            rf"\([^()\n]{{1,{LONGEST_OPTION}}}\)[.*_ \t]{{0,4}}"
+            rf"\([^()\n]{{1,{MAX_OPTION_LENGTH}}}\)[.*_ \t]{{0,4}}"
         )
 
 
-def chosen_letter(text: str, letters: str, options: Mapping[str, str] | None = None) -> str | None:
-    r"""Return the letter that an answer settles on, in upper case; `None` if it settles on no letter or on several.
+def extract_letter(text: str, letters: str, options: Mapping[str, str] | None = None) -> str | None:
+    r"""Return the letter that an answer chooses, in upper case; `None` if it chooses no letter or several.
 
     The first match counts, in this order: the last `\boxed{B}` or `\boxed{(B) 5}`; the last `<answer>B</answer>`; an
     answer that is only the letter; the last statement ("the answer is (B)", "choose B", "so, B.", "B is correct",
     "答案:B", "故选B"); the only letter that starts a line (`B. Paris`); the last letter in brackets or in bold;
-    the last letter alone on a line; the option whose text the answer has. A denied letter (`not (A)`, "option A is
+    the last letter alone on a line; the option whose text the answer repeats. A denied letter (`not (A)`, "option A is
     wrong") never counts, and a statement of two letters (`C or D`) does not count.
 
     Args:
@@ -67,86 +70,98 @@ def chosen_letter(text: str, letters: str, options: Mapping[str, str] | None = N
         letters: The letters that may be chosen, in upper case.
         options: The text of each option by its letter, if known.
     """
-    text = plain_letters(text)
-    given = last_boxes(text, several=False)
+    text = normalize_letters(text)
+    given = find_last_boxes(text, several=False)
     if given is None:
-        given = last_tagged(text)
+        given = find_last_tagged(text)
     if given is not None and given.strip():
-        return _inside(given, letters) or _option_named(given, options)
-    return _in_text(text, letters) or _option_named(text, options)
+        return _read_box(given, letters) or _match_option(given, options)
+    return _read_text(text, letters) or _match_option(text, options)
 
 
-def _inside(content: str, letters: str) -> str | None:
-    """Return the letter in a box or tag: alone, in front of its option's text, or in a statement."""
+def _read_box(content: str, letters: str) -> str | None:
+    """Return the letter that the content of a box or tag chooses, or `None`.
+
+    The letter may be alone, before the text of its option, or in a statement.
+    """
     bare = _STYLE.sub(" ", content).strip()
-    return _in_text(bare, letters, is_whole=True)
+    return _read_text(bare, letters, is_whole=True)
 
 
-def _in_text(text: str, letters: str, is_whole: bool = False) -> str | None:
+def _read_text(text: str, letters: str, is_whole: bool = False) -> str | None:
     patterns = _Patterns(letters)
-    if letter := _alone(text, patterns.alone):
+    if letter := _match_lone_letter(text, patterns.alone):
         return letter
     mentions = find_mentions(text, letters)
     if stated := [mention for mention in mentions if mention.stated]:
-        return _single(stated[-1])
+        return _get_single_letter(stated[-1])
+    # If several letters are each said to be the only one that fits, the answer contradicts itself and chooses none.
     if fitting := {mention.letters for mention in mentions if mention.fits_alone}:
         (first, *others) = fitting
         return first[0] if len(first) == 1 and not others else None
-    leading = _leading(text, patterns, mentions)
+    leading = _find_leading_letters(text, patterns, mentions)
+    # Inside a box, another letter makes the content ambiguous: `B. or C` is not B.
     if len(leading) == 1 and (not is_whole or {m.letters for m in mentions} <= {(letter,) for letter in leading}):
         return leading.pop()
     if is_whole:
         return None
     marked = [mention for mention in mentions if mention.marked and not mention.denied]
     if marked and not leading:
-        return _single(marked[-1])
-    lines = (_alone(line, patterns.capital_alone) for line in reversed(text.splitlines()))
+        return _get_single_letter(marked[-1])
+    lines = (_match_lone_letter(line, patterns.capital_alone) for line in reversed(text.splitlines()))
     if letter := next((letter for letter in lines if letter), None):
         return letter
-    if mentions and not leading and _ends_with(text, mentions[-1]):
-        return _single(mentions[-1])
-    return _left_over(mentions) if len(text) <= LONGEST_LIST else None
+    if mentions and not leading and _ends_with_letter(text, mentions[-1]):
+        return _get_single_letter(mentions[-1])
+    return _find_undenied_letter(mentions) if len(text) <= MAX_LIST_LENGTH else None
 
 
-def _ends_with(text: str, mention: Mention) -> bool:
-    """Return whether only a letter follows the last punctuation mark (`By elimination, C.`)."""
-    before, behind = text[max(0, mention.begin - 8) : mention.begin], text[mention.end : mention.end + 8]
-    at_end = mention.end + len(behind) == len(text) and not behind.strip(".!*_ \n")
+def _ends_with_letter(text: str, mention: Mention) -> bool:
+    """Return whether `mention` ends the text and directly follows a punctuation mark (`By elimination, C.`).
+
+    The result is false for a denied mention.
+    """
+    before, after = text[max(0, mention.begin - 8) : mention.begin], text[mention.end : mention.end + 8]
+    at_end = mention.end + len(after) == len(text) and not after.strip(".!*_ \n")
     return at_end and not mention.denied and _ENDS.search(before) is not None
 
 
-def _left_over(mentions: list[Mention]) -> str | None:
-    """Return the one letter that is not denied, if all others are (`C, not D`)."""
+def _find_undenied_letter(mentions: list[Mention]) -> str | None:
+    """Return the only letter that is not denied: `C` for `C, not D`.
+
+    Return `None` if no letter is denied, or if not exactly one letter remains.
+    """
+    # If no letter is denied, the only letter is merely mentioned.
     left = {letter for mention in mentions if not mention.denied for letter in mention.letters}
     return left.pop() if len(left) == 1 and any(mention.denied for mention in mentions) else None
 
 
-def _single(mention: Mention) -> str | None:
+def _get_single_letter(mention: Mention) -> str | None:
     return mention.letters[0] if len(mention.letters) == 1 else None
 
 
-def _leading(text: str, patterns: _Patterns, mentions: list[Mention]) -> set[str]:
+def _find_leading_letters(text: str, patterns: _Patterns, mentions: list[Mention]) -> set[str]:
     """Return the letters that start a line and are not denied there."""
     denied = {mention.begin for mention in mentions if mention.denied}
     single = {mention.begin for mention in mentions if len(mention.letters) == 1}
-    found: set[str] = set()
+    letters: set[str] = set()
     position = 0
     for line in text.splitlines(keepends=True):
-        start = line[: LONGEST_OPTION + 40].rstrip("\r\n")
+        start = line[: MAX_OPTION_LENGTH + 40].rstrip("\r\n")
         match = patterns.leading.match(start)
         if match is not None:
             place = next(index for index in range(1, 5) if match[index])
             if position + match.start(place) not in denied:
-                found.add(match[place].upper())
+                letters.add(match[place].upper())
         elif (match := patterns.explained.fullmatch(start)) and position + match.start(1) in single - denied:
-            found.add(match[1])  # `A (Paris)`, but not `A (or B)`
+            letters.add(match[1])  # `A (Paris)`, but not `A (or B)`
         position += len(line)
-    return found
+    return letters
 
 
-def _alone(text: str, pattern: re.Pattern[str]) -> str | None:
+def _match_lone_letter(text: str, pattern: re.Pattern[str]) -> str | None:
     text = text.strip()
-    if len(text) > LONGEST_ALONE:
+    if len(text) > MAX_ALONE_LENGTH:
         return None
     match = pattern.fullmatch(text)
     return match[1].upper() if match else None
@@ -155,84 +170,88 @@ def _alone(text: str, pattern: re.Pattern[str]) -> str | None:
 # ---- options by their texts
 
 
-def options_of(text: str, letters: str) -> dict[str, str]:
-    """Return the options that a question lists, by letter: lines such as `A. Paris` or `(B) Rome`.
+def parse_options(text: str, letters: str) -> dict[str, str]:
+    """Return the text of each option that a question lists, by letter: lines such as `A. Paris` or `(B) Rome`.
 
-    The letters must be the first ones in order, each once; else nothing is returned.
+    The lines must list the first letters of `letters`, at least two, in order and each once; otherwise the result is
+    empty.
 
     Args:
         text: The question.
         letters: The letters that may be chosen, in upper case.
     """
     patterns = _Patterns(letters)
-    found: dict[str, str] = {}
-    for line in plain_letters(text).splitlines():
-        match = patterns.leading.match(line[: LONGEST_OPTION + 40])
+    options: dict[str, str] = {}
+    for line in normalize_letters(text).splitlines():
+        match = patterns.leading.match(line[: MAX_OPTION_LENGTH + 40])
         if match is None:
             continue
         letter = next(match[index] for index in range(1, 5) if match[index]).upper()
-        if letter in found:
+        if letter in options:
             return {}
-        found[letter] = match[5].strip("*_ \t")
-    return found if len(found) > 1 and "".join(found) == letters[: len(found)] else {}
+        options[letter] = match[5].strip("*_ \t")
+    return options if len(options) > 1 and "".join(options) == letters[: len(options)] else {}
 
 
-def _option_named(text: str, options: Mapping[str, str] | None) -> str | None:
-    """Return the letter of the one option whose text this is, alone or behind "the answer is"."""
-    if not options or len(text) > LONGEST_OPTION + 80:
+def _match_option(text: str, options: Mapping[str, str] | None) -> str | None:
+    """Return the letter of the option whose text equals `text`, or `None` if there is not exactly one.
+
+    An introduction such as "the answer is" is removed from `text` first.
+    """
+    if not options or len(text) > MAX_OPTION_LENGTH + 80:
         return None
-    wanted = {letter: _words(option) for letter, option in options.items()}
-    for given in (_words(text), _words(_INTRODUCTION.sub("", text.strip()))):
+    wanted = {letter: _split_words(option) for letter, option in options.items()}
+    for given in (_split_words(text), _split_words(_INTRODUCTION.sub("", text.strip()))):
         same = [letter for letter, words in wanted.items() if words and words == given]
         if len(same) == 1:
             return same[0]
     return None
 
 
-def _words(text: str) -> list[str]:
-    return _WORDS.findall(_STYLE.sub(" ", plain_letters(text)).casefold())
+def _split_words(text: str) -> list[str]:
+    return _WORDS.findall(_STYLE.sub(" ", normalize_letters(text)).casefold())
 
 
 # ---- the verifier
 
 
-def question_of(prompt: Prompt) -> str:
-    """Return the end of a prompt's last message, which may list options."""
-    return prompt.messages[-1].text[-LONGEST_TEXT:] if prompt.messages else ""
+def get_question(prompt: Prompt) -> str:
+    """Return the last `MAX_TEXT_LENGTH` characters of a prompt's last message, which may list options."""
+    return describe_content(prompt.messages[-1].content)[-MAX_TEXT_LENGTH:] if prompt.messages else ""
 
 
 def score_choice(text: str, answer: str, letters: str, question: str = "") -> bool | str | None:
-    """Return whether the chosen letter equals the reference.
+    """Return whether the letter that an answer chooses equals the reference.
 
     Args:
         text: The answer.
         answer: The reference.
         letters: The letters that may be chosen, in upper case.
-        question: The prompt; an answer may give the text of an option that the prompt lists.
+        question: The prompt; an answer may repeat the text of an option that the prompt lists.
 
     Returns:
-        `None` if the answer settles on no letter, and `NO_LETTER` if the reference names no letter.
+        Whether both letters are equal; `None` if the answer chooses no letter, `NO_LETTER` if the reference names none.
     """
-    options = options_of(question, letters)
-    right = chosen_letter(answer, letters, options)
+    options = parse_options(question, letters)
+    right = extract_letter(answer, letters, options)
     if right is None:
         return NO_LETTER
-    letter = chosen_letter(text, letters, options)
+    letter = extract_letter(text, letters, options)
     return None if letter is None else letter == right
 
 
-def choice_verifier(config: ChoiceReward, pool: WorkerPool) -> Verifier:
-    """Return a verifier that reads the letter in the pool."""
+def build_choice_verifier(config: ChoiceReward, pool: WorkerPool) -> Verifier:
+    """Build the verifier, which compares the letter that an answer chooses with the reference, in the worker pool."""
 
     async def judge(rollout: Rollout) -> Judgement:
         prompt = rollout.prompt
-        arguments = (rollout.text[-LONGEST_TEXT:], prompt.answer, config.letters, question_of(prompt))
-        right = await in_pool(pool, score_choice, *arguments, time_limit_s=config.time_limit_s)
+        arguments = (rollout.text[-MAX_TEXT_LENGTH:], prompt.answer, config.letters, get_question(prompt))
+        right = await run_in_pool(pool, score_choice, *arguments, time_limit_s=config.time_limit_s)
         if right == NO_LETTER:
             raise MalformedPromptError(
                 prompt.uid,
-                f"the reference {short(prompt.answer)} names none of the letters {config.letters}, nor an option that "
-                "the prompt lists: give a letter, or change `letters`.",
+                f"the reference {short(prompt.answer)} contains none of the letters {config.letters}, and no "
+                "option that the prompt lists: set the reference to a letter, or change `letters`.",
             )
         if right is None:
             return Judgement(value=0.0, verdict="no answer", correct=False)

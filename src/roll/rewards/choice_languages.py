@@ -2,17 +2,17 @@
 
 These patterns are tried in addition to the English and Chinese ones of `roll.rewards.choice_mentions`, once per letter,
 and every repetition is bounded. `A`, `E`, `O` and `Y` are words of these languages, so a letter counts only if a phrase
-ends behind it. A doubtful phrase (a question, a condition, a "but") states nothing.
+ends after it. A doubtful phrase (a question, a condition, a "but") states nothing.
 """
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["OR_AND", "denies", "fits_alone", "states"]
+__all__ = ["OR_AND", "is_denied", "is_only_fitting_letter", "is_stated"]
 
 OR_AND = r"oder|und|bzw\.|y|o|u|ou|et|e|ed"
-"""Words that join two letters into one statement."""
+"""Pattern of the words that join two letters into one statement."""
 _MARKS = r"[\s*_\"'“”„«\u2018’$(\[{<>]{0,12}"
 _ARTICLE = r"(?:(?:die|der|das|la|el|le|lo|il|a|o|l['’])\s{0,2})?"
 _NOUN = (
@@ -93,8 +93,8 @@ _PARTLY = re.compile(
 )
 
 
-def states(left: str, right: str) -> bool:
-    """Return whether a text says that the letter between its two parts is the answer."""
+def is_stated(left: str, right: str) -> bool:
+    """Return whether the text to the left and right of a letter says that the letter is the answer."""
     if _DOUBT.match(right):
         return False
     found = _STATED.search(left)
@@ -107,13 +107,13 @@ def states(left: str, right: str) -> bool:
     return False
 
 
-def denies(left: str, right: str) -> bool:
-    """Return whether a text says that the letter between its two parts is not the answer."""
+def is_denied(left: str, right: str) -> bool:
+    """Return whether the text to the left and right of a letter says that the letter is not the answer."""
     return _DENIED.match(right) is not None or _REFUSED.search(left) is not None
 
 
-def fits_alone(left: str, right: str) -> bool:
-    """Return whether a text says that only the letter between its two parts fits (`Only C satisfies the condition`)."""
+def is_only_fitting_letter(left: str, right: str) -> bool:
+    """Return whether the text around a letter says that only this letter fits (`Only C satisfies the condition`)."""
     fits = _FITS.match(right)
     if fits is None or fits["end"] == "?" or not _ONLY.search(left):
         return False

@@ -12,17 +12,17 @@ import re
 import unicodedata
 from dataclasses import dataclass
 
-from roll.rewards.base import LONGEST_TEXT
-from roll.rewards.choice_languages import OR_AND, denies, fits_alone, states
+from roll.rewards.base import MAX_TEXT_LENGTH
+from roll.rewards.choice_languages import OR_AND, is_denied, is_only_fitting_letter, is_stated
 
-__all__ = ["Mention", "find_mentions", "plain_letters"]
+__all__ = ["Mention", "find_mentions", "normalize_letters"]
 
 LEFT_CHARS = 120
-"""Number of characters in front of a letter that are searched for words that introduce it."""
-MOST_LETTERS = 1_000
-"""Most letters that are examined, from the end of a text; with the context of each, this bounds the time."""
+"""Number of characters before a letter that are searched for words that introduce it."""
+MAX_LETTERS = 1_000
+"""Maximum number of letters that are examined, from the end of a text; this bounds the time."""
 RIGHT_CHARS = 80
-"""Number of characters behind a letter that are searched for a confirmation or a denial."""
+"""Number of characters after a letter that are searched for a confirmation or a denial."""
 
 _SIMPLIFIED = str.maketrans("應該選擇項為對錯誤還確顯綜題認覺", "应该选择项为对错误还确显综题认觉")
 _MARKS = r"(?:[\s*_\"'“”\u2018’$:=(\[【{<>~–—-]|\\\(|\\boxed\{|\\text(?:bf|rm)?\{|\\mathrm\{|\\mathbf\{){0,12}"
@@ -57,7 +57,7 @@ _THEREFORE = re.compile(
     rf"|故|所以|因此|因而|于是|综上|而是)[,:]?{_MARKS}{_ARTICLE}(?:{_NOUN})?{_MARKS}$",
     re.IGNORECASE,
 )
-"""Words after which a letter is an answer only if the sentence ends right behind it."""
+"""Words after which a letter is an answer only if the sentence ends directly after it."""
 _CHINESE = re.compile(
     rf"(?:(?:答案|正确选项|选项|答|正确的|所以|因此|那么|认为|觉得)(?:应该|应当|应|就|只能|显然)?(?:是|为|选择?|[:】\]])"
     rf"|(?:正确|最佳)?(?:答案|正确选项){_MARKS}|(?<![不没])(?:应该?|故|本题|所以|因此|我)?选择?(?:项|[:]|了)?)"
@@ -124,7 +124,7 @@ _MARKED = re.compile(r"(?:\*\*|__)[\s(\[]?$")
 
 @dataclass(frozen=True, slots=True)
 class Mention:
-    """One letter, or several that are named as one (`A or B`)."""
+    """A mention of one letter, or of several letters together (`A or B`)."""
 
     letters: tuple[str, ...]
     """The letters in upper case, without repetition, in the order of the text."""
@@ -133,7 +133,7 @@ class Mention:
     denied: bool
     """Whether the text says that this is not the answer."""
     marked: bool
-    """Whether the letter is in brackets, in front of a bracket (`B)`), or in bold."""
+    """Whether the letter is in brackets, before a bracket (`B)`), or in bold."""
     fits_alone: bool
     """Whether the text says that only this letter fits, which is weaker than stating that it is the answer."""
     begin: int
@@ -149,13 +149,16 @@ class _Letter:
     is_lower: bool
 
 
-def plain_letters(text: str) -> str:
-    """Return the end of a text with ASCII for full-width letters and signs, and simplified for traditional Chinese."""
-    return unicodedata.normalize("NFKC", text[-LONGEST_TEXT:]).translate(_SIMPLIFIED)[-LONGEST_TEXT:]
+def normalize_letters(text: str) -> str:
+    """Convert full-width letters and signs to ASCII, and traditional to simplified Chinese.
+
+    Only the last `MAX_TEXT_LENGTH` characters are returned.
+    """
+    return unicodedata.normalize("NFKC", text[-MAX_TEXT_LENGTH:]).translate(_SIMPLIFIED)[-MAX_TEXT_LENGTH:]
 
 
 @functools.lru_cache(maxsize=8)
-def _letter_pattern(letters: str) -> re.Pattern[str]:
+def _compile_letter_pattern(letters: str) -> re.Pattern[str]:
     upper, lower = re.escape(letters), re.escape(letters.lower())
     return re.compile(rf"(?<![A-Za-z0-9_'’\\])[{upper}{lower}](?![A-Za-z0-9_]|['’][A-Za-z])")
 
@@ -164,24 +167,24 @@ def find_mentions(text: str, letters: str) -> list[Mention]:
     """Return the mentions of option letters, in the order of the text.
 
     A lower-case letter counts only in brackets, or if the words before it announce an answer and its sentence ends
-    behind it: `a` is usually an article.
+    after it: `a` is usually an article.
 
     Args:
-        text: A text as `plain_letters` returns it.
+        text: A text as `normalize_letters` returns it.
         letters: The letters that may be chosen, in upper case.
     """
     groups: list[list[_Letter]] = []
-    for letter in _letters(text, letters):
-        if groups and _continues(text, groups[-1][-1], letter):
+    for letter in _find_letters(text, letters):
+        if groups and _continues_list(text, groups[-1][-1], letter):
             groups[-1].append(letter)
         else:
             groups.append([letter])
-    return [mention for group in groups if (mention := _mention(text, group)) is not None]
+    return [mention for group in groups if (mention := _make_mention(text, group)) is not None]
 
 
-def _letters(text: str, letters: str) -> list[_Letter]:
+def _find_letters(text: str, letters: str) -> list[_Letter]:
     found: list[_Letter] = []
-    for match in _letter_pattern(letters).finditer(text):
+    for match in _compile_letter_pattern(letters).finditer(text):
         begin, end = match.span()
         before = text[max(0, begin - 4) : begin]
         bracketed = _BRACKETED.search(before) is not None and text[end : end + 2].lstrip()[:1] in (")", "]", "】")
@@ -190,25 +193,26 @@ def _letters(text: str, letters: str) -> list[_Letter]:
         if is_lower and not bracketed and not _LOWER_END.match(text, end):
             continue
         found.append(_Letter(match.group().upper(), begin, end, marked, is_lower and not bracketed))
-    return found[-MOST_LETTERS:]
+    return found[-MAX_LETTERS:]
 
 
-def _continues(text: str, before: _Letter, letter: _Letter) -> bool:
-    """Return whether a letter belongs to the list that the one before it begins or continues."""
+def _continues_list(text: str, before: _Letter, letter: _Letter) -> bool:
+    """Return whether `letter` belongs to the same list as the letter `before` it, as B does in `A or B`."""
     between = text[before.end : letter.begin]
     if len(between) > 24 or "\n" in between or letter.is_lower != before.is_lower:
         return False
     if not _SEPARATOR.fullmatch(between):
         return False
+    # In `A, B is wrong`, the clause is about B alone, so B starts a mention of its own.
     return "or" in between or _CLAUSE.match(text, letter.end) is None
 
 
-def _mention(text: str, group: list[_Letter]) -> Mention | None:
+def _make_mention(text: str, group: list[_Letter]) -> Mention | None:
     first, last = group[0], group[-1]
     left = text[max(0, first.begin - LEFT_CHARS) : first.begin]
     right = text[last.end : last.end + RIGHT_CHARS]
-    denied = _DENIED.match(right) is not None or _REFUSED.search(left) is not None or denies(left, right)
-    stated = not denied and (_is_stated(left, right) or states(left, right))
+    denied = _DENIED.match(right) is not None or _REFUSED.search(left) is not None or is_denied(left, right)
+    stated = not denied and (_is_stated_in_english_or_chinese(left, right) or is_stated(left, right))
     if first.is_lower and not stated:
         return None
     return Mention(
@@ -216,13 +220,14 @@ def _mention(text: str, group: list[_Letter]) -> Mention | None:
         stated=stated,
         denied=denied,
         marked=any(letter.marked for letter in group),
-        fits_alone=not denied and fits_alone(left, right),
+        fits_alone=not denied and is_only_fitting_letter(left, right),
         begin=first.begin,
         end=last.end,
     )
 
 
-def _is_stated(left: str, right: str) -> bool:
+def _is_stated_in_english_or_chinese(left: str, right: str) -> bool:
+    """Return whether the text around a letter says that it is the answer; `is_stated` covers other languages."""
     if _BEGINS.search(left) and _REASON.match(right):
         return True
     found = _ANSWER_IS.search(left)

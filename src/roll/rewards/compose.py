@@ -1,4 +1,4 @@
-"""Combine several weighted verifiers into one reward, behind gates.
+"""Combine several weighted verifiers into one reward, with gates.
 
     gates, all at once ──► one below its threshold? ──► 0, and no other verifier runs
                       └──► the others, all at once ──► sum of weight x value
@@ -18,7 +18,7 @@ from typing import Any
 from roll.config.rewards import RewardConfig
 from roll.errors import RewardInfraError, UnscorableError, UserError
 from roll.rewards.base import TIMEOUT, Judgement, Verifier
-from roll.rewards.reasoning import NO_ANSWER, scored_text
+from roll.rewards.reasoning import NO_ANSWER, get_scored_text
 from roll.types import RewardResult, Rollout
 from roll_sandbox.errors import SandboxAccessError
 
@@ -27,7 +27,7 @@ __all__ = ["UNFINISHED", "Component", "WeightedReward"]
 logger = logging.getLogger(__name__)
 
 UNFINISHED = "unfinished"
-"""Verdict on an answer that was cut off, and so was not verified."""
+"""Verdict on an answer that was cut off, and therefore not verified."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,59 +39,63 @@ class Component:
     verifier: Verifier
 
     @property
-    def watched_alone(self) -> bool:
+    def is_logged_only(self) -> bool:
         """Whether the component is only logged: it changes neither reward nor accuracy."""
         return self.config.weight == 0 and self.config.gate is None
 
     async def judge(self, rollout: Rollout) -> Judgement:
         """Run the verifier.
 
-        An answer that was cut off, that is empty after the model's reasoning, or that takes too long to verify is the
-        model's failure: value 0. Any other exception of a verifier is an infrastructure failure for this one answer.
+        The value is 0 if the answer was cut off, is empty after the model's reasoning, or takes too long to verify. Any
+        other exception of the verifier is an infrastructure error for this one answer.
 
         Raises:
             RewardInfraError: The verifier failed; the message names the component and the prompt. `UnscorableError` if
                 a retry cannot help: the verifier raised it, or the user must correct something.
-            SandboxAccessError: No component that needs a sandbox can judge any more.
+            SandboxAccessError: Sandboxes can no longer be used at all.
         """
         failed = False if self.verifier.decides else None
         if self.config.require_finished and not rollout.finished:
             return Judgement(value=0.0, verdict=UNFINISHED, correct=failed)
         if not self.config.scores_reasoning:
-            text = scored_text(rollout, self.config.reasoning)
+            text = get_scored_text(rollout, self.config.reasoning)
             if text is None or (not text.strip() and rollout.text.strip()):
                 return Judgement(value=0.0, verdict=NO_ANSWER, correct=failed)
             rollout = rollout if text == rollout.text else replace(rollout, text=text)
         try:
-            return _checked(await self.verifier.judge(rollout))
+            return _check_judgement(await self.verifier.judge(rollout))
         except TimeoutError:
             return Judgement(value=0.0, verdict=TIMEOUT, correct=failed)
         except (UnscorableError, SandboxAccessError):
             raise
         except UserError as error:
-            raise UnscorableError(self._words(error, rollout)) from error
+            # A retry cannot help, and would only use up the retries that are meant for failing machines.
+            raise UnscorableError(self._describe_error(error, rollout)) from error
         except Exception as error:  # the boundary to verifiers: their exceptions must never end a run
-            raise RewardInfraError(self._words(error, rollout)) from error
+            raise RewardInfraError(self._describe_error(error, rollout)) from error
 
-    def _words(self, error: Exception, rollout: Rollout) -> str:
+    def _describe_error(self, error: Exception, rollout: Rollout) -> str:
         what = str(error) if isinstance(error, RewardInfraError | UserError) else f"{type(error).__name__}: {error}"
         return f"reward '{self.name}': {what} (prompt '{rollout.prompt.uid}')"
 
     def ran_out_of_time(self, judgement: Judgement) -> bool:
-        """Return whether the verifier ran out of time; a timeout of the model's own program is just a wrong answer."""
+        """Return whether the verifier itself ran out of time.
+
+        The result is false if the model's own program timed out: that is only a wrong answer.
+        """
         return judgement.verdict == TIMEOUT and not self.config.needs_sandbox
 
-    def holds_back(self, judgement: Judgement) -> bool:
+    def fails_gate(self, judgement: Judgement) -> bool:
         """Return whether the component is a gate that this judgement does not pass."""
         return self.config.gate is not None and judgement.value < self.config.gate
 
 
-def _checked(judgement: Judgement) -> Judgement:
-    """Return the judgement if its value is finite; otherwise raise, as a NaN would silently spoil a whole batch."""
+def _check_judgement(judgement: Judgement) -> Judgement:
+    """Return the judgement unchanged; raise a `RewardInfraError` if its value or one of its parts is not finite."""
     values = {"value": judgement.value, **judgement.parts}
     wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
     if wrong:
-        raise RewardInfraError(f"it gave {wrong}, which are no finite numbers")
+        raise RewardInfraError(f"it returned {wrong}, which must be finite numbers")
     return judgement
 
 
@@ -99,16 +103,16 @@ class WeightedReward:
     """The weighted sum of its components, or 0 if a gate is not passed; implements `Reward`.
 
     A task is solved if every component that decides judges it solved and every gate is passed; components that are only
-    logged (weight 0, no gate) do not count. The verdict is that of the gate that was not passed, else of the first
-    component that decides, else of the first component.
+    logged (weight 0, no gate) do not count. The verdict comes from the gate that was not passed; else from the first
+    component that decides; else from the first component.
     """
 
     def __init__(self, components: Sequence[Component]) -> None:
         self._components = list(components)
-        order = [i for i, c in enumerate(components) if c.verifier.decides and not c.watched_alone]
-        self._speaker = self._components[order[0] if order else 0]
-        self._complained: set[str] = set()
-        """Components that are only logged, and whose failure was reported."""
+        order = [i for i, c in enumerate(components) if c.verifier.decides and not c.is_logged_only]
+        self._verdict_component = self._components[order[0] if order else 0]
+        self._reported_failures: set[str] = set()
+        """Names of logged-only components whose failure was already reported."""
 
     async def __call__(self, rollout: Rollout) -> RewardResult:
         """Run all gates at once, then all other components at once.
@@ -118,49 +122,50 @@ class WeightedReward:
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
-        found = await self._ask(rollout, [c for c in self._components if c.config.gate is not None])
-        closed = next((part for part in found if part[0].holds_back(part[1])), None)
+        found = await self._judge_all(rollout, [c for c in self._components if c.config.gate is not None])
+        closed = next((part for part in found if part[0].fails_gate(part[1])), None)
         if closed is None:
-            found += await self._ask(rollout, [c for c in self._components if c.config.gate is None])
-        return self._result(found, closed, loop.time() - started)
+            found += await self._judge_all(rollout, [c for c in self._components if c.config.gate is None])
+        return self._make_result(found, closed, loop.time() - started)
 
-    async def _ask(self, rollout: Rollout, components: list[Component]) -> list[tuple[Component, Judgement]]:
-        judgements = await asyncio.gather(*(self._judgement(component, rollout) for component in components))
+    async def _judge_all(self, rollout: Rollout, components: list[Component]) -> list[tuple[Component, Judgement]]:
+        judgements = await asyncio.gather(*(self._judge(component, rollout) for component in components))
         return [(c, j) for c, j in zip(components, judgements, strict=True) if j is not None]
 
-    async def _judgement(self, component: Component, rollout: Rollout) -> Judgement | None:
-        """Return a component's judgement, or `None` if a component that is only logged failed: the rollout is kept.
+    async def _judge(self, component: Component, rollout: Rollout) -> Judgement | None:
+        """Return a component's judgement; `None` if a component that is only logged failed, so that the rollout is
+        kept.
 
         Only the first such failure is logged as a warning.
         """
         try:
             return await component.judge(rollout)
         except RewardInfraError as error:
-            if not component.watched_alone:
+            if not component.is_logged_only:
                 raise
-            level = logging.INFO if component.name in self._complained else logging.WARNING
-            self._complained.add(component.name)
-            logger.log(level, "reward '%s' is only watched, and failed: %s", component.name, error)
+            level = logging.INFO if component.name in self._reported_failures else logging.WARNING
+            self._reported_failures.add(component.name)
+            logger.log(level, "the reward '%s', which is only logged, failed: %s", component.name, error)
             return None
 
-    def _result(
+    def _make_result(
         self,
-        found: Sequence[tuple[Component, Judgement]],
+        judgements: Sequence[tuple[Component, Judgement]],
         closed: tuple[Component, Judgement] | None,
         duration_s: float,
     ) -> RewardResult:
-        decisions = {c.name: j.correct for c, j in found if j.correct is not None}
-        counted = [decisions[c.name] for c, _ in found if c.name in decisions and not c.watched_alone]
-        timed_out = tuple(c.name for c, j in found if c.ran_out_of_time(j))
-        components = {c.name: j.value for c, j in found}
-        components |= {f"{c.name}/{part}": value for c, j in found for part, value in j.parts.items()}
-        value = sum(c.config.weight * j.value for c, j in found)
-        verdict = next((j.verdict for c, j in found if c is self._speaker), "")
+        decisions = {c.name: j.correct for c, j in judgements if j.correct is not None}
+        counted = [decisions[c.name] for c, _ in judgements if c.name in decisions and not c.is_logged_only]
+        timed_out = tuple(c.name for c, j in judgements if c.ran_out_of_time(j))
+        components = {c.name: j.value for c, j in judgements}
+        components |= {f"{c.name}/{part}": value for c, j in judgements for part, value in j.parts.items()}
+        value = sum(c.config.weight * j.value for c, j in judgements)
+        verdict = next((j.verdict for c, j in judgements if c is self._verdict_component), "")
         correct = all(counted) if counted else None
         if closed is not None:
             gate, judgement = closed
             value, verdict = 0.0, f"{gate.name}: {judgement.verdict}"
-            correct = False if any(c.verifier.decides and not c.watched_alone for c in self._components) else None
+            correct = False if any(c.verifier.decides and not c.is_logged_only for c in self._components) else None
         return RewardResult(
             value=value,
             components=components,
@@ -172,18 +177,18 @@ class WeightedReward:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return the components' states that later judgements depend on, by name: see `Verifier.state`."""
+        """Return the state of each component that has one, by the component's name: see `Verifier.state`."""
         states = {component.name: component.verifier.state() for component in self._components}
         return {name: state for name, state in states.items() if state is not None}
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Restore the states that `state` returned; a component without a state starts anew."""
+        """Restore the states that `state` returned; a component without a saved state starts from scratch."""
         for component in self._components:
             if component.name in states:
                 component.verifier.restore(states[component.name])
 
     async def close(self) -> None:
-        """Close all components, then raise the first error; may be called twice."""
+        """Close all components, then raise the first error. Calling it twice is safe."""
         results = await asyncio.gather(*(c.verifier.close() for c in self._components), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):

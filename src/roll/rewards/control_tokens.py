@@ -1,7 +1,8 @@
-"""Break up control tokens in text that a model only reads.
+"""Escape control tokens in text that a model reads.
 
-A tokenizer turns `<|im_end|>` into the token that ends a message, wherever the text came from. An answer with that text
-could end its own message, and continue as the user or as the judge. A space inside makes it an ordinary word.
+A tokenizer turns `<|im_end|>` into the token that ends a message, wherever the text came from. An answer that contains
+this string could end its own message, and continue as the user or as the judge. A space inside the string makes it
+ordinary text.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["defused", "defuser"]
+__all__ = ["escape_control_tokens", "make_escaper"]
 
 _TAGS = (
     "s|bos|eos|pad|unk|cls|sep|mask|sop|eop|eoh|eoa|eom|eot|role|think|thinking|reasoning|thought|assistant|user|system"
@@ -36,16 +37,16 @@ _COMMON = re.compile(
 
 
 _LIKE_A_MARK = re.compile(r"[<\[].{1,60}[>\]]")
-"""Added tokens that end reasoning or a tool call are often not marked as special (`</think>`)."""
+"""Matches added tokens such as `</think>`, which are often not marked as special."""
 
 
-def defused(text: str) -> str:
-    """Return the text with the control tokens of all common model families broken up, for any reader."""
+def escape_control_tokens(text: str) -> str:
+    """Return the text with the control tokens of all common model families escaped."""
     return _COMMON.sub(lambda match: match.group() + " ", text)
 
 
-def defuser(tokenizer: Any) -> Callable[[str], str]:
-    """Return a function that breaks up the control tokens of one model's tokenizer, as `defused` does."""
+def make_escaper(tokenizer: Any) -> Callable[[str], str]:
+    """Return a function that escapes the control tokens of a model's tokenizer, as `escape_control_tokens` does."""
     known = {str(token) for token in tokenizer.all_special_tokens}
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     known |= {str(token) for token in added if token.special or _LIKE_A_MARK.fullmatch(str(token))}

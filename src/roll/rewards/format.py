@@ -10,18 +10,19 @@ from typing import Any
 from roll.config.rewards import FormatReward
 from roll.errors import ConfigError
 from roll.protocols import WorkerPool
-from roll.rewards.base import Judgement, Verifier, in_pool
-from roll.rewards.reasoning import scored_text
+from roll.rewards.base import Judgement, Verifier, run_in_pool
+from roll.rewards.reasoning import get_scored_text
 from roll.types import Rollout
 
-__all__ = ["form_problems", "format_verifier", "tag_problems"]
+__all__ = ["build_format_verifier", "check_format", "check_tags"]
 
-LONGEST_TEXT = 200_000
+MAX_TEXT_LENGTH = 200_000
 _FENCE = re.compile(r"\s*```[a-zA-Z]*\s*\n(.*)```\s*", re.DOTALL)
 
 
-def tag_problems(text: str, tags: list[str], only_tags: bool, first_tag_open: bool) -> tuple[str, dict[str, str]]:
-    """Return a description of the first problem with an answer's tags, or an empty text; and the content of each tag.
+def check_tags(text: str, tags: list[str], only_tags: bool, first_tag_open: bool) -> tuple[str, dict[str, str]]:
+    """Return a description of the first problem with an answer's tags (an empty string if there is none), and the
+    content of each tag.
 
     Args:
         text: The answer.
@@ -55,35 +56,33 @@ def tag_problems(text: str, tags: list[str], only_tags: bool, first_tag_open: bo
 
 
 @functools.cache
-def _validator(schema: str) -> Any:
+def _build_validator(schema: str) -> Any:
     from jsonschema.validators import validator_for
 
     parsed = json.loads(schema)
     return validator_for(parsed)(parsed)
 
 
-def _no_constant(name: str) -> float:
-    """Reject `NaN` and infinities, which Python reads although they are not JSON; a schema's `minimum` does not reject
-    them.
-    """
+def _reject_constant(name: str) -> float:
+    """Reject `NaN` and infinities, which Python's parser accepts although they are not JSON."""
     raise ValueError(name)
 
 
-def _json_problem(text: str, schema: str) -> str:
+def _check_json(text: str, schema: str) -> str:
     fenced = _FENCE.fullmatch(text)
     try:
-        value = json.loads(fenced[1] if fenced else text, parse_constant=_no_constant)
+        value = json.loads(fenced[1] if fenced else text, parse_constant=_reject_constant)
     except (ValueError, RecursionError):
         return "not JSON"
-    error = next(_validator(schema).iter_errors(value), None)
+    error = next(_build_validator(schema).iter_errors(value), None)
     if error is None:
         return ""
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in error.absolute_path)
-    return f"JSON does not fit its schema at '{place.lstrip('.') or 'the top'}' ({error.validator})"
+    return f"JSON does not match its schema at '{place.lstrip('.') or 'the top'}' ({error.validator})"
 
 
-def form_problems(text: str, answer: str | None, config: FormatReward, schema: str | None) -> list[str]:
-    """Return the problem with each requirement, or an empty text if it is met.
+def check_format(text: str, answer: str | None, config: FormatReward, schema: str | None) -> list[str]:
+    """Return one string for each configured requirement: the problem with it, or an empty string if it is met.
 
     Args:
         text: The whole answer.
@@ -94,18 +93,19 @@ def form_problems(text: str, answer: str | None, config: FormatReward, schema: s
     problems: list[str] = []
     contents: dict[str, str] = {}
     if config.tags:
-        problem, contents = tag_problems(text, config.tags, config.only_tags, config.first_tag_open)
+        problem, contents = check_tags(text, config.tags, config.only_tags, config.first_tag_open)
         problems.append(problem)
     if config.pattern is not None:
         problems.append("" if re.fullmatch(config.pattern, text, re.DOTALL) else "does not match the pattern")
     if schema is not None:
         inside = contents.get(config.json_tag) if config.json_tag else answer
-        problems.append("no JSON" if inside is None else _json_problem(inside, schema))
+        problems.append("no JSON" if inside is None else _check_json(inside, schema))
     return problems
 
 
-def format_verifier(config: FormatReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier, which runs in the pool: on some texts a pattern or a schema may take exponential time.
+def build_format_verifier(config: FormatReward, pool: WorkerPool) -> Verifier:
+    """Build the verifier, which runs in the worker pool: on some answers a pattern or a schema may take exponential
+    time.
 
     Raises:
         ConfigError: The schema is not valid.
@@ -113,13 +113,14 @@ def format_verifier(config: FormatReward, pool: WorkerPool) -> Verifier:
     schema = None
     if config.json_schema is not None:
         _check_schema(config.json_schema)
+        # As a string, the schema can be the key in the cache of validators.
         schema = json.dumps(config.json_schema, sort_keys=True)
 
     async def judge(rollout: Rollout) -> Judgement:
-        text = rollout.text[:LONGEST_TEXT]
-        answer = scored_text(rollout, config.reasoning)
-        answer = None if answer is None else answer[:LONGEST_TEXT]
-        problems = await in_pool(pool, form_problems, text, answer, config, schema, time_limit_s=config.time_limit_s)
+        text = rollout.text[:MAX_TEXT_LENGTH]
+        answer = get_scored_text(rollout, config.reasoning)
+        answer = None if answer is None else answer[:MAX_TEXT_LENGTH]
+        problems = await run_in_pool(pool, check_format, text, answer, config, schema, time_limit_s=config.time_limit_s)
         met = sum(not problem for problem in problems) / len(problems)
         verdict = next((problem for problem in problems if problem), "fine")
         return Judgement(value=met if config.partial else float(met == 1.0), verdict=verdict)
@@ -136,5 +137,5 @@ def _check_schema(schema: dict[str, Any]) -> None:
     except SchemaError as error:
         place = ".".join(map(str, error.absolute_path)) or "the top"
         raise ConfigError(
-            f"json_schema of the reward 'format' is no JSON Schema, at '{place}': {error.message}."
+            f"json_schema of the reward 'format' is not a valid JSON Schema, at '{place}': {error.message}."
         ) from None

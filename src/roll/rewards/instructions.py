@@ -9,33 +9,34 @@ from typing import Any
 from roll.config.rewards import InstructionsReward
 from roll.errors import DataError, MalformedPromptError
 from roll.protocols import WorkerPool
-from roll.rewards.base import Judgement, Verifier, in_pool
-from roll.rewards.instruction_checks import InstructionError, check, variants
+from roll.rewards.base import Judgement, Verifier, run_in_pool
+from roll.rewards.instruction_checks import InstructionError, check_instruction, make_variants
 from roll.types import Prompt, Rollout
 
-__all__ = ["followed", "instructions_of", "instructions_verifier"]
+__all__ = ["build_instructions_verifier", "check_instructions", "parse_instructions"]
 
-LONGEST_TEXT = 100_000
+MAX_TEXT_LENGTH = 100_000
 
 Instruction = tuple[str, dict[str, Any]]
 
 
-def followed(text: str, instructions: Sequence[Instruction], loose: bool) -> list[bool] | str:
-    """Return whether the text follows each instruction; if one is unusable, return a description of the problem.
+def check_instructions(text: str, instructions: Sequence[Instruction], loose: bool) -> list[bool] | str:
+    """Return whether the text follows each instruction; if an instruction is invalid, return a description of the
+    problem.
 
     Args:
         text: The answer.
         instructions: Names with their arguments.
-        loose: Whether a variant of the text may follow the instruction instead: see `variants`.
+        loose: Whether it suffices if a variant of the text follows the instruction: see `make_variants`.
     """
-    texts = variants(text) if loose else [text]
+    texts = make_variants(text) if loose else [text]
     try:
-        return [any(check(name, arguments, text) for text in texts) for name, arguments in instructions]
+        return [any(check_instruction(name, arguments, text) for text in texts) for name, arguments in instructions]
     except InstructionError as error:
         return str(error)
 
 
-def instructions_of(prompt: Prompt, config: InstructionsReward) -> list[Instruction]:
+def parse_instructions(prompt: Prompt, config: InstructionsReward) -> list[Instruction]:
     """Return the instructions in the prompt's metadata.
 
     Raises:
@@ -48,22 +49,22 @@ def instructions_of(prompt: Prompt, config: InstructionsReward) -> list[Instruct
             f"prompt '{prompt.uid}' has no column '{config.ids_key}' with instructions (it has: {known}): set "
             "`ids_key` of the reward 'instructions', or choose another reward for this source."
         )
-    names = _plain(prompt.metadata[config.ids_key])
-    arguments = _plain(prompt.metadata.get(config.arguments_key))
+    names = _parse_list(prompt.metadata[config.ids_key])
+    arguments = _parse_list(prompt.metadata.get(config.arguments_key))
     arguments = [{}] * len(names) if arguments is None and isinstance(names, list) else arguments
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
-        raise _unusable(prompt, f"'{config.ids_key}' must be a list of instructions, got {names!r:.80}")
+        raise _make_error(prompt, f"column '{config.ids_key}' must be a list of instructions, got {names!r:.80}")
     if not isinstance(arguments, list) or len(arguments) != len(names):
-        raise _unusable(
-            prompt, f"'{config.arguments_key}' must be a list of {len(names)} entries, got {arguments!r:.80}"
+        raise _make_error(
+            prompt, f"column '{config.arguments_key}' must be a list of {len(names)} entries, got {arguments!r:.80}"
         )
     if not all(entry is None or isinstance(entry, Mapping) for entry in arguments):
-        raise _unusable(prompt, f"entries of '{config.arguments_key}' must be mappings, got {arguments!r:.80}")
+        raise _make_error(prompt, f"column '{config.arguments_key}' must be a list of mappings, got {arguments!r:.80}")
     return [(name, dict(entry or {})) for name, entry in zip(names, arguments, strict=True)]
 
 
-def _plain(value: Any) -> Any:
-    """Return a list, also for a list that is written as JSON or stored as an array."""
+def _parse_list(value: Any) -> Any:
+    """Convert a list that is written as JSON or stored as an array to a list; return any other value unchanged."""
     if isinstance(value, str):
         try:
             return json.loads(value)
@@ -72,19 +73,21 @@ def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) or hasattr(value, "tolist") else value
 
 
-def _unusable(prompt: Prompt, problem: str) -> MalformedPromptError:
+def _make_error(prompt: Prompt, problem: str) -> MalformedPromptError:
     return MalformedPromptError(prompt.uid, f"it cannot be scored: {problem}.")
 
 
-def instructions_verifier(config: InstructionsReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier, which checks in the pool. A task is solved if every instruction is followed."""
+def build_instructions_verifier(config: InstructionsReward, pool: WorkerPool) -> Verifier:
+    """Build the verifier, which runs in the worker pool. A task is solved if every instruction is followed."""
 
     async def judge(rollout: Rollout) -> Judgement:
-        wanted = instructions_of(rollout.prompt, config)
-        text = rollout.text[:LONGEST_TEXT]
-        results = await in_pool(pool, followed, text, wanted, config.loose, time_limit_s=config.time_limit_s)
+        wanted = parse_instructions(rollout.prompt, config)
+        text = rollout.text[:MAX_TEXT_LENGTH]
+        results = await run_in_pool(
+            pool, check_instructions, text, wanted, config.loose, time_limit_s=config.time_limit_s
+        )
         if isinstance(results, str):
-            raise _unusable(rollout.prompt, results)
+            raise _make_error(rollout.prompt, results)
         share = sum(results) / len(results)
         parts: dict[str, float] = {}
         for (name, _), result in zip(wanted, results, strict=True):

@@ -34,7 +34,7 @@ async def open_reward_lists(
     pool: WorkerPool,
     judge: JudgeModel | None = None,
 ) -> AsyncIterator[dict[str, WeightedReward]]:
-    """Run the body with the rewards by domain; sandboxes are started if a reward runs programs, once for all rewards.
+    """Open rewards and yield them by domain; if a reward runs programs, sandboxes are started once for all rewards.
 
     Raises:
         UserError: A reward cannot work on this machine: a function, a tool chain, or a sandbox runtime is missing.

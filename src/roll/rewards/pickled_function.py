@@ -1,7 +1,7 @@
 """A reward function that was passed as a Python object: `roll.train(config, reward=function)`.
 
     function ──► cloudpickle ──► bytes ──► every worker: unpickled once, then called like one named by its path
-                     └── it cannot be pickled, or not be unpickled elsewhere ──► a thread of this process, and a warning
+                     └── if it cannot be pickled or unpickled ──► a thread of this process, and a warning
 
 The values that the function captured are pickled when the run starts: a worker's changes to them stay in that worker.
 """
@@ -25,12 +25,12 @@ from roll.config.rewards import PythonReward
 from roll.errors import ConfigError
 from roll.protocols import WorkerPool
 
-__all__ = ["PickledFunction", "function_of", "give"]
+__all__ = ["PickledFunction", "pickle_function", "resolve_function"]
 
 logger = logging.getLogger(__name__)
 
 LARGE_BYTES = 4 * 2**20
-"""Pickled functions are sent with every call: larger ones cause a warning."""
+"""Size of a pickled function above which a warning is logged: it is sent with every call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class PickledFunction:
     packed: bytes
     """The function, pickled by cloudpickle; empty if it stays in this process."""
     paths: tuple[str, ...]
-    """The search paths of modules that the function refers to by name only."""
+    """Search paths of the modules that the function refers to by name only."""
     function: Callable[..., Any] | None = field(default=None, compare=False)
     """The function itself; `None` after unpickling in another process."""
 
@@ -52,17 +52,17 @@ class PickledFunction:
         return {**self.__dict__, "function": None}
 
     @property
-    def travels(self) -> bool:
-        """Whether other processes can call it."""
+    def is_pickled(self) -> bool:
+        """Whether the function is pickled, so that other processes can call it."""
         return bool(self.packed)
 
     def load(self) -> Callable[..., Any]:
-        """Return the function; it is unpickled once in each process."""
-        return self.function or _unpack(self.packed, self.paths)
+        """Return the function; in other processes, it is unpickled once."""
+        return self.function or _unpickle(self.packed, self.paths)
 
-    def runs_in(self, pool: WorkerPool) -> WorkerPool:
-        """Return the pool that calls the function: the workers, or a thread of the controller."""
-        return pool if self.travels else cast("WorkerPool", _ThreadPool())
+    def select_pool(self, pool: WorkerPool) -> WorkerPool:
+        """Return the pool that should call the function: `pool`, or threads of this process if it is not pickled."""
+        return pool if self.is_pickled else cast("WorkerPool", _ThreadPool())
 
 
 class _ThreadPool:
@@ -76,16 +76,16 @@ class _ThreadPool:
         self._turn = asyncio.Lock()
 
     async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
-        """See `WorkerPool.submit`."""
+        """Call a function in a thread and return its result; raise `TimeoutError` after the time limit."""
         async with contextlib.nullcontext() if inspect.iscoroutinefunction(function) else self._turn:
             done: Future[Any] = Future()
             done.set_running_or_notify_cancel()  # so that a waiting caller cannot cancel it while the thread runs
-            threading.Thread(target=_settle, args=(done, function, args), name="reward", daemon=True).start()
+            threading.Thread(target=_run_in_thread, args=(done, function, args), name="reward", daemon=True).start()
             async with asyncio.timeout(time_limit_s):
                 return await asyncio.wrap_future(done)
 
 
-def _settle(done: Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _run_in_thread(done: Future[Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:
     try:
         result = function(*args)
         done.set_result(asyncio.run(result) if inspect.iscoroutine(result) else result)
@@ -96,14 +96,14 @@ def _settle(done: Future[Any], function: Callable[..., Any], args: tuple[Any, ..
 
 
 @functools.lru_cache(maxsize=16)
-def _unpack(packed: bytes, paths: tuple[str, ...]) -> Callable[..., Any]:
+def _unpickle(packed: bytes, paths: tuple[str, ...]) -> Callable[..., Any]:
     import cloudpickle
 
     sys.path.extend(path for path in paths if path not in sys.path)
     return cloudpickle.loads(packed)
 
 
-def give(function: Callable[..., Any]) -> PickledFunction:
+def pickle_function(function: Callable[..., Any]) -> PickledFunction:
     """Pickle a function with the values that it captured; warn if it must stay in this process."""
     import cloudpickle
 
@@ -115,8 +115,8 @@ def give(function: Callable[..., Any]) -> PickledFunction:
     except Exception as error:  # locks, connections, open files: each raises another exception
         logger.warning(
             "The reward '%s' cannot be sent to worker processes (%s: %s). It runs in this process, one answer at a "
-            "time: one that hangs is not ended, and one that computes slows the run down. Let it open what it needs by "
-            "itself, or name it by its file: {type: python, function: file.py:%s}.",
+            "time: a call that hangs is not ended, and a long computation slows the run down. Open connections and "
+            "files inside the function, or name the function by its file: {type: python, function: file.py:%s}.",
             name,
             type(error).__name__,
             error,
@@ -125,27 +125,26 @@ def give(function: Callable[..., Any]) -> PickledFunction:
         return PickledFunction(name=name, packed=b"", paths=(), function=function)
     if len(packed) > LARGE_BYTES:
         logger.warning(
-            "The reward '%s' takes %.0f MiB along to every call, since it captured that much: let it load its data "
-            "itself.",
+            "The reward '%s' has captured %.0f MiB, which are sent with every call: load the data inside the function.",
             name,
             len(packed) / 2**20,
         )
     return PickledFunction(name=name, packed=packed, paths=paths, function=function)
 
 
-def function_of(config: PythonReward) -> str | PickledFunction:
+def resolve_function(config: PythonReward) -> str | PickledFunction:
     """Return the function that a reward names, or that was passed to it.
 
     Raises:
         ConfigError: The reward has no function.
     """
     if config.given is not None:
-        return give(config.given)
+        return pickle_function(config.given)
     if config.function is not None:
         return config.function
     label = f" '{config.name}'" if config.name else ""
     raise ConfigError(
-        f"the reward{label} is a Python object, which no file keeps: give it again, as "
-        "`roll.train(config, reward=function)` or `roll.resume(run, reward=function)`; or name it by its file: "
+        f"the reward{label} is a Python object, which is not stored in a file: pass it again, as "
+        "`roll.train(config, reward=function)` or `roll.resume(run, reward=function)`, or name it by its file: "
         "`function: rewards.py:name`."
     )

@@ -19,17 +19,17 @@ from roll.config.data import DataConfig
 from roll.config.rewards import PythonReward
 from roll.errors import RewardInfraError, short
 from roll.protocols import WorkerPool
-from roll.rewards.base import Judgement, Verifier, in_pool
-from roll.rewards.pickled_function import PickledFunction, function_of
-from roll.rewards.signatures import bound, check_signature, given_values
+from roll.rewards.base import Judgement, Verifier, run_in_pool
+from roll.rewards.pickled_function import PickledFunction, resolve_function
+from roll.rewards.signatures import bind_arguments, check_signature, make_values
 from roll.types import Rollout
 from roll.user_code import load_function
 
-__all__ = ["await_reward", "call_reward", "check_reward_functions", "load_reward", "python_verifier"]
+__all__ = ["await_reward", "build_python_verifier", "call_reward", "check_reward_functions", "load_reward"]
 
 
 def load_reward(path: str | PickledFunction) -> Callable[..., Any]:
-    """Import the function, see `roll.user_code.load_function`; a function that was passed as an object is unpickled."""
+    """Return a reward function: import it if `path` is a path, or unpickle it if it was passed as an object."""
     return path.load() if isinstance(path, PickledFunction) else load_function(path, "reward function")
 
 
@@ -41,14 +41,14 @@ def check_reward_functions(data: Iterable[DataConfig]) -> None:
     """
     for reward in (reward for entry in data for reward in entry.reward):
         if isinstance(reward, PythonReward) and reward.given is None:
-            load_reward(function_of(reward))
+            load_reward(resolve_function(reward))
 
 
 def call_reward(path: str | PickledFunction, values: Mapping[str, Any], options: dict[str, Any]) -> Judgement:
-    """Call the function, which may be a coroutine function, and check its result.
+    """Call a reward function, which may be a coroutine function, and convert its result to a judgement.
 
     Args:
-        path: The function's path.
+        path: The function's path, or the pickled function.
         values: The values that the function may receive, by name.
         options: Further keyword arguments.
 
@@ -56,45 +56,45 @@ def call_reward(path: str | PickledFunction, values: Mapping[str, Any], options:
         RewardInfraError: The function did not return a finite number, a bool, or a `Judgement`.
     """
     function = load_reward(path)
-    arguments, named = bound(function, values, options)
+    arguments, named = bind_arguments(function, values, options)
     result = function(*arguments, **named)
     if inspect.isawaitable(result):  # returned by a function that is not declared as a coroutine function
-        result = asyncio.run(_wait(result))
-    return _judgement(path, result)
+        result = asyncio.run(_await_value(result))
+    return _make_judgement(path, result)
 
 
 async def await_reward(path: str | PickledFunction, values: Mapping[str, Any], options: dict[str, Any]) -> Judgement:
-    """Call a coroutine function: see `call_reward`. Waits on the running loop."""
+    """Call a reward that is a coroutine function on the running event loop: see `call_reward`."""
     function = load_reward(path)
-    arguments, named = bound(function, values, options)
-    return _judgement(path, await function(*arguments, **named))
+    arguments, named = bind_arguments(function, values, options)
+    return _make_judgement(path, await function(*arguments, **named))
 
 
-def _judgement(path: str | PickledFunction, result: object) -> Judgement:
+def _make_judgement(path: str | PickledFunction, result: object) -> Judgement:
     if isinstance(result, Judgement):
-        _finite(path, result.value)
+        _check_finite(path, result.value)
         return result
     if isinstance(result, Mapping) and "score" in result:  # a dict, as verl's functions may return
         numbers_of = {str(key): value for key, value in result.items() if isinstance(value, numbers.Real)}
         parts = {key: float(value) for key, value in numbers_of.items() if key != "score" and math.isfinite(value)}
-        value = _finite(path, result["score"])
+        value = _check_finite(path, result["score"])
         return Judgement(value=value, verdict=f"{value:g}", parts=parts)
-    value = _finite(path, result)
-    if _decides(load_reward(path)):
+    value = _check_finite(path, result)
+    if _returns_verdict(load_reward(path)):
         return Judgement(value=value, verdict="correct" if value else "wrong", correct=bool(value))
     return Judgement(value=value, verdict=f"{value:g}")
 
 
-async def _wait(result: Any) -> Any:
+async def _await_value(result: Any) -> Any:
     return await result
 
 
-def _finite(path: object, value: object) -> float:
-    # `numbers` does not know NumPy's bools and torch's scalars as numbers
+def _check_finite(path: object, value: object) -> float:
+    # NumPy's bools and torch's scalars are not registered with `numbers`
     is_number = isinstance(value, numbers.Real) or (hasattr(value, "item") and hasattr(value, "__float__"))
     if not is_number:
         raise RewardInfraError(
-            f"reward function '{path}' returned {short(value)}: return a number, a truth value, or a Judgement."
+            f"reward function '{path}' returned {short(value)}: return a number, a bool, or a Judgement."
         )
     try:
         number = float(value)  # type: ignore[arg-type]
@@ -105,8 +105,8 @@ def _finite(path: object, value: object) -> float:
     return number
 
 
-def _decides(function: Callable[..., Any]) -> bool:
-    """Return whether the function's annotation promises a bool or a `Judgement`."""
+def _returns_verdict(function: Callable[..., Any]) -> bool:
+    """Return whether the function's return annotation is `bool` or `Judgement`."""
     try:
         promised = inspect.signature(function).return_annotation
     except (TypeError, ValueError):  # a built-in without a signature
@@ -114,25 +114,25 @@ def _decides(function: Callable[..., Any]) -> bool:
     return promised in (bool, Judgement, "bool", "Judgement")
 
 
-def python_verifier(config: PythonReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier, which calls the function in the pool.
+def build_python_verifier(config: PythonReward, pool: WorkerPool) -> Verifier:
+    """Build the verifier, which calls the function in the worker pool.
 
     The function is imported at once, so that a mistake is reported before training.
 
     Raises:
         ConfigError: The function cannot be imported, or does not accept the arguments that it will receive.
     """
-    source = function_of(config)
+    source = resolve_function(config)
     function = load_reward(source)
     check_signature(function, source, config.options)
-    places = asyncio.Semaphore(config.max_concurrent)
-    runs_in = source.runs_in(pool) if isinstance(source, PickledFunction) else pool
+    slots = asyncio.Semaphore(config.max_concurrent)
+    runs_in = source.select_pool(pool) if isinstance(source, PickledFunction) else pool
 
     async def judge(rollout: Rollout) -> Judgement:
-        arguments = (given_values(rollout.text, rollout.prompt), config.options)
+        arguments = (make_values(rollout.text, rollout.prompt), config.options)
         if not inspect.iscoroutinefunction(function):
-            return await in_pool(runs_in, call_reward, source, *arguments, time_limit_s=config.time_limit_s)
-        async with places:
-            return await in_pool(runs_in, await_reward, source, *arguments, time_limit_s=config.time_limit_s)
+            return await run_in_pool(runs_in, call_reward, source, *arguments, time_limit_s=config.time_limit_s)
+        async with slots:
+            return await run_in_pool(runs_in, await_reward, source, *arguments, time_limit_s=config.time_limit_s)
 
-    return Verifier(judge=judge, decides=_decides(function))
+    return Verifier(judge=judge, decides=_returns_verdict(function))

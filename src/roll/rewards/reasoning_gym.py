@@ -9,29 +9,29 @@ from typing import Any
 from roll.config.rewards import ReasoningGymReward
 from roll.errors import DataError
 from roll.protocols import WorkerPool
-from roll.rewards.base import Judgement, Verifier, in_pool
-from roll.rewards.final_answer import last_tagged
+from roll.rewards.base import Judgement, Verifier, run_in_pool
+from roll.rewards.final_answer import find_last_tagged
 from roll.types import Rollout
 
-__all__ = ["final_answer", "prepare_worker", "reasoning_gym_verifier", "score_task"]
+__all__ = ["build_reasoning_gym_verifier", "extract_answer", "prepare_worker", "score_task"]
 
-PARTLY = 0.05
-"""Scores up to this (tasks give 0.01 for an answer in the right format) count as wrong."""
+MAX_WRONG_SCORE = 0.05
+"""Scores up to this value count as wrong: tasks give 0.01 for an answer in the right format."""
 
 
 def prepare_worker() -> None:
-    """Import the tasks before any time limit applies: it takes seconds."""
+    """Import reasoning-gym, which takes seconds, before any time limit applies."""
     import reasoning_gym  # noqa: F401
 
 
-def final_answer(text: str) -> str:
+def extract_answer(text: str) -> str:
     """Return the content of the last `<answer>…</answer>`, or else the whole text, without surrounding whitespace."""
-    tagged = last_tagged(text)
+    tagged = find_last_tagged(text)
     return (text if tagged is None else tagged).strip()
 
 
 @functools.cache
-def _task(name: str, options: str) -> Any:
+def _load_task(name: str, options: str) -> Any:
     import reasoning_gym
 
     return reasoning_gym.create_dataset(name, size=1, seed=0, **json.loads(options))
@@ -46,11 +46,11 @@ def score_task(name: str, options: str, entry: dict[str, Any], text: str) -> flo
         entry: The generated task: question, answer, metadata.
         text: The model's answer.
     """
-    return float(_task(name, options).score_answer(answer=final_answer(text), entry=entry))
+    return float(_load_task(name, options).score_answer(answer=extract_answer(text), entry=entry))
 
 
-def reasoning_gym_verifier(config: ReasoningGymReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier, which scores in the pool. Full marks count as solved."""
+def build_reasoning_gym_verifier(config: ReasoningGymReward, pool: WorkerPool) -> Verifier:
+    """Build the verifier, which runs in the worker pool. Only the full score counts as solved."""
 
     async def judge(rollout: Rollout) -> Judgement:
         task = rollout.prompt.metadata.get("reasoning_gym")
@@ -60,11 +60,11 @@ def reasoning_gym_verifier(config: ReasoningGymReward, pool: WorkerPool) -> Veri
                 "choose another reward for this source."
             )
         options = json.dumps(task["options"], sort_keys=True)
-        value = await in_pool(
+        value = await run_in_pool(
             pool, score_task, task["task"], options, task["entry"], rollout.text, time_limit_s=config.time_limit_s
         )
         solved = value >= 1.0
-        verdict = "correct" if solved else "partly" if value > PARTLY else "wrong"
+        verdict = "correct" if solved else "partly" if value > MAX_WRONG_SCORE else "wrong"
         return Judgement(value=value, verdict=verdict, correct=solved)
 
     return Verifier(judge=judge, decides=True)

@@ -1,10 +1,10 @@
-"""Split text into words and sentences, by rules alone: no model to download, the same result everywhere."""
+"""Split text into words and sentences by rules, without a model, so the result is the same everywhere."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["capital_words", "num_words", "sentences"]
+__all__ = ["count_capital_words", "count_words", "split_sentences"]
 
 _ABBREVIATIONS = {"mr", "mrs", "ms", "dr", "prof", "st", "sr", "jr", "vs", "etc", "e.g", "i.e", "inc", "ltd", "co"}
 _ABBREVIATIONS |= {"corp", "fig", "no", "vol", "pp", "ca", "cf", "al", "dept", "est", "gen", "col", "capt", "lt"}
@@ -18,28 +18,28 @@ _WORD = re.compile(r"\w+")
 _CAPITAL = re.compile(r"(?:[^\W\d_]\.){2,}|\w+(?:-\w+)*")
 
 
-def sentences(text: str) -> list[str]:
+def split_sentences(text: str) -> list[str]:
     """Split a text into sentences.
 
-    Each sentence ends with `.`, `!`, `?` or a similar mark, but not behind an abbreviation, an initial, or a list
+    Each sentence ends with `.`, `!`, `?` or a similar mark, but not after an abbreviation, an initial, or a list
     number.
     """
-    found: list[str] = []
+    sentences: list[str] = []
     begin = 0
     word = _WORD.search(text)  # the next word; marks without a word between them are examined once
     for match in _END.finditer(text):
         if word is None or word.start() >= match.end():
             continue
-        if match["east"] is None and match["mark"].startswith(".") and not _ends(text, begin, match):
+        if match["east"] is None and match["mark"].startswith(".") and not _ends_sentence(text, begin, match):
             continue
-        found.append(text[begin : match.end()].strip())
+        sentences.append(text[begin : match.end()].strip())
         begin = match.end()
         word = _WORD.search(text, begin)
-    return [*found, text[begin:].strip()] if word is not None else found
+    return [*sentences, text[begin:].strip()] if word is not None else sentences
 
 
-def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
-    """Return whether a full stop ends a sentence."""
+def _ends_sentence(text: str, begin: int, match: re.Match[str]) -> bool:
+    """Return whether the full stop or ellipsis in `match` ends the sentence that starts at `begin`."""
     following = text[match.end() : match.end() + 1]
     if len(match["mark"]) > 1:  # an ellipsis
         return not following.islower()
@@ -55,11 +55,11 @@ def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
     return True
 
 
-def num_words(text: str) -> int:
+def count_words(text: str) -> int:
     """Return the number of runs of letters, digits and underscores."""
     return sum(1 for _ in _WORD.finditer(text))
 
 
-def capital_words(text: str) -> int:
+def count_capital_words(text: str) -> int:
     """Return the number of words in all capitals; a hyphenated word is one word, and so is `U.S.`."""
     return sum(word.isupper() for word in _CAPITAL.findall(text))

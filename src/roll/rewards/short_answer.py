@@ -13,22 +13,22 @@ from typing import Any
 from roll.config.rewards import ShortAnswerReward
 from roll.errors import MalformedPromptError, short
 from roll.protocols import WorkerPool
-from roll.rewards.base import LONGEST_TEXT, Judgement, Verifier, in_pool
-from roll.rewards.final_answer import last_tagged
+from roll.rewards.base import MAX_TEXT_LENGTH, Judgement, Verifier, run_in_pool
+from roll.rewards.final_answer import find_last_tagged
 from roll.types import Prompt, Rollout
 
 __all__ = [
-    "compared",
-    "exact_match",
-    "f1",
-    "normalised_words",
-    "references_for",
-    "references_of",
-    "short_answer_verifier",
+    "build_short_answer_verifier",
+    "compare_answer",
+    "compute_f1",
+    "get_references",
+    "is_exact_match",
+    "normalize_words",
+    "parse_references",
 ]
 
-DEEPEST = 4
-"""Most levels of nested lists and objects in a cell of reference answers."""
+MAX_DEPTH = 4
+"""Maximum number of levels of nested lists and objects in a cell of reference answers."""
 _REFERENCE_KEYS = ("text", "value", "answer", "answers", "aliases", "normalized_value", "normalized_aliases")
 _SIGNS = string.punctuation + "\u2018\u2019\u201a\u201c\u201d\u201e\u00b4\u00ab\u00bb\u2013\u2014\u2026"
 """ASCII punctuation, and the quotation marks, apostrophes, dashes and dots that models write instead."""
@@ -36,102 +36,103 @@ _PUNCTUATION = str.maketrans(_SIGNS, " " * len(_SIGNS))
 _ARTICLES = {"a", "an", "the"}
 
 
-def normalised_words(text: str) -> list[str]:
+def normalize_words(text: str) -> list[str]:
     """Return the words in lower case, without punctuation and articles."""
     return [word for word in text.casefold().translate(_PUNCTUATION).split() if word not in _ARTICLES]
 
 
-def _compared(answer: str, reference: str) -> tuple[list[str], list[str]]:
-    """Return the normalized words of both texts; if neither has any (blood group `A`, the sign `+`), the words that
-    `normalised_words` drops.
+def _normalize_both(answer: str, reference: str) -> tuple[list[str], list[str]]:
+    """Return the normalized words of the answer and of the reference.
+
+    If normalization leaves neither with a word (blood group `A`, the sign `+`), articles or signs count as words.
     """
-    for words in (normalised_words, _with_articles, _as_written):
+    for words in (normalize_words, _split_with_articles, _split_words):
         given, wanted = words(answer), words(reference)
         if given or wanted:
             break
     return given, wanted
 
 
-def _with_articles(text: str) -> list[str]:
+def _split_with_articles(text: str) -> list[str]:
     return text.casefold().translate(_PUNCTUATION).split()
 
 
-def _as_written(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return text.casefold().split()
 
 
-def exact_match(answer: str, reference: str) -> bool:
+def is_exact_match(answer: str, reference: str) -> bool:
     """Return whether both texts have the same words in the same order."""
-    given, wanted = _compared(answer, reference)
+    given, wanted = _normalize_both(answer, reference)
     return given == wanted
 
 
-def f1(answer: str, reference: str) -> float:
+def compute_f1(answer: str, reference: str) -> float:
     """Return the harmonic mean of precision and recall over words, with multiplicity; 1 if both texts have no words."""
-    given, wanted = _compared(answer, reference)
+    given, wanted = _normalize_both(answer, reference)
     if not given or not wanted:
         return float(given == wanted)
     common = sum((Counter(given) & Counter(wanted)).values())
     return 2.0 * common / (len(given) + len(wanted))
 
 
-def compared(text: str, references: Sequence[str]) -> tuple[bool, float]:
+def compare_answer(text: str, references: Sequence[str]) -> tuple[bool, float]:
     """Return whether an answer matches one of the references, and its best F1 score over the references."""
-    tagged = last_tagged(text)
+    tagged = find_last_tagged(text)
     answer = text if tagged is None else tagged
-    exact = any(exact_match(answer, reference) for reference in references)
-    return exact, max((f1(answer, reference) for reference in references), default=0.0)
+    exact = any(is_exact_match(answer, reference) for reference in references)
+    return exact, max((compute_f1(answer, reference) for reference in references), default=0.0)
 
 
-def references_of(value: Any) -> list[str]:
+def parse_references(value: Any) -> list[str]:
     """Return the reference answers in a column's cell.
 
     Args:
-        value: A text, a number, a list of these (also as JSON or as a Python literal), or an object with them under
-            `text`, `value`, `aliases`, `answer` or `answers`, as in SQuAD and TriviaQA. Null has no answers.
+        value: A string, a number, a list of these (also as JSON or as a Python literal), or an object with these under
+            `text`, `value`, `aliases`, `answer` or `answers`, as in SQuAD and TriviaQA. Null means no answers.
 
     Raises:
-        ValueError: The cell holds any other value.
+        ValueError: The cell has any other value.
     """
-    return list(dict.fromkeys(_references(value, DEEPEST)))
+    return list(dict.fromkeys(_parse_nested_references(value, MAX_DEPTH)))
 
 
-def _references(value: Any, deepest: int) -> list[str]:
+def _parse_nested_references(value: Any, deepest: int) -> list[str]:
     value = value.tolist() if hasattr(value, "tolist") else value
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return []
     if isinstance(value, str):
-        listed = _listed(value)
-        return [value] if listed is None else _references(listed, deepest - 1)
+        listed = _parse_list(value)
+        return [value] if listed is None else _parse_nested_references(listed, deepest - 1)
     if isinstance(value, int | float):
         return [str(value)]
     if deepest == 0:
-        raise ValueError("it nests too deeply")
+        raise ValueError("its lists and objects are nested too deeply")
     if isinstance(value, Mapping):
         known = [key for key in _REFERENCE_KEYS if key in value]
         if not known:
             keys = ", ".join(repr(key) for key in list(value)[:8]) or "none"
-            raise ValueError(f"the object has the keys {keys}, and none of {', '.join(_REFERENCE_KEYS)}")
-        return [text for key in known for text in _references(value[key], deepest - 1)]
+            raise ValueError(f"the object has the keys {keys}, but none of {', '.join(_REFERENCE_KEYS)}")
+        return [text for key in known for text in _parse_nested_references(value[key], deepest - 1)]
     if isinstance(value, list | tuple):
-        return [text for item in value for text in _references(item, deepest - 1)]
-    raise ValueError(f"{short(value)} is not a text, a number, a list of these, or an object that holds them")
+        return [text for item in value for text in _parse_nested_references(item, deepest - 1)]
+    raise ValueError(f"{short(value)} is not a string, a number, a list of these, or an object that contains them")
 
 
-def _listed(text: str) -> Any:
-    """Parse a list or object that is written as JSON or as a Python literal; `None` for any other text."""
+def _parse_list(text: str) -> Any:
+    """Parse a list or object that is written as JSON or as a Python literal; `None` for any other string."""
     if text.strip()[:1] not in ("[", "{"):
         return None
     for read in (json.loads, ast.literal_eval):
         try:
-            found = read(text.strip())
+            parsed = read(text.strip())
         except (ValueError, SyntaxError, MemoryError, RecursionError):
             continue
-        return found if isinstance(found, list | dict) else None
+        return parsed if isinstance(parsed, list | dict) else None
     return None
 
 
-def references_for(config: ShortAnswerReward, prompt: Prompt) -> list[str]:
+def get_references(config: ShortAnswerReward, prompt: Prompt) -> list[str]:
     """Return all reference answers to a prompt.
 
     Raises:
@@ -139,27 +140,27 @@ def references_for(config: ShortAnswerReward, prompt: Prompt) -> list[str]:
     """
     key = config.references_key
     try:
-        more = [] if key is None else references_of(prompt.metadata.get(key))
+        more = [] if key is None else parse_references(prompt.metadata.get(key))
     except ValueError as error:
         raise MalformedPromptError(
             prompt.uid, f"column '{key}' cannot be read as reference answers: {error}."
         ) from None
-    found = [text for text in dict.fromkeys([prompt.answer, *more]) if text.strip()]
-    if not found:
+    references = [text for text in dict.fromkeys([prompt.answer, *more]) if text.strip()]
+    if not references:
         columns = ", ".join(sorted(map(repr, prompt.metadata))) or "none"
         raise MalformedPromptError(
             prompt.uid, f"there is no reference answer: the answer and column '{key}' are empty (columns: {columns})."
         )
-    return found
+    return references
 
 
-def short_answer_verifier(config: ShortAnswerReward, pool: WorkerPool) -> Verifier:
-    """Return a verifier that compares in the pool with the reference, or with each of several (`references_key`)."""
+def build_short_answer_verifier(config: ShortAnswerReward, pool: WorkerPool) -> Verifier:
+    """Build the verifier, which runs in the worker pool. It accepts several references (`references_key`)."""
 
     async def judge(rollout: Rollout) -> Judgement:
-        references = references_for(config, rollout.prompt)
-        text = rollout.text[-LONGEST_TEXT:]
-        exact, best = await in_pool(pool, compared, text, references, time_limit_s=config.time_limit_s)
+        references = get_references(config, rollout.prompt)
+        text = rollout.text[-MAX_TEXT_LENGTH:]
+        exact, best = await run_in_pool(pool, compare_answer, text, references, time_limit_s=config.time_limit_s)
         value = best if config.score == "f1" else float(exact)
         verdict = "correct" if exact else ("partly" if best > 0 and config.score == "f1" else "wrong")
         return Judgement(value=value, verdict=verdict, correct=exact)

@@ -1,6 +1,7 @@
-"""Call a user's reward function by its signature: as ROLL calls it, or as verl does. Arguments are bound by name.
+"""Call a user's reward function by its signature: as ROLL calls it, or as verl does. Except for ROLL's own form,
+arguments are bound by name.
 
-def reward(text, answer, metadata)                                            by position, whatever the names
+def reward(text, answer, metadata)                                            by position; names may differ
 def compute_score(data_source, solution_str, ground_truth, extra_info=None)   by name
 def reward(solution_str, answer)                                              by name: any of the seven
 """
@@ -14,17 +15,17 @@ from typing import Any
 from roll.errors import ConfigError
 from roll.types import Prompt
 
-__all__ = ["bound", "check_signature", "given_values"]
+__all__ = ["bind_arguments", "check_signature", "make_values"]
 
 OURS = ("text", "answer", "metadata")
 VERLS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _BATCHES = frozenset(
     {"prompts", "completions", "completion_ids", "data_sources", "solution_strs", "ground_truths", "extra_infos"}
 )
-"""Parameter names with which functions of other libraries receive whole batches."""
+"""Parameter names for whole batches in reward functions of other libraries."""
 
 
-def given_values(text: str, prompt: Prompt) -> dict[str, Any]:
+def make_values(text: str, prompt: Prompt) -> dict[str, Any]:
     """Return the values that a reward function may receive, by name.
 
     Args:
@@ -51,10 +52,10 @@ def check_signature(function: Callable[..., Any], name: object, options: Mapping
     Args:
         function: The user's function.
         name: The function's name in messages.
-        options: Further keyword arguments.
+        options: Additional keyword arguments from the configuration.
 
     Raises:
-        ConfigError: The function takes other arguments; the message has its signature, and both valid ones.
+        ConfigError: The function has an unsupported signature; the message shows it, and both supported ones.
     """
     try:
         signature = inspect.signature(function)
@@ -62,59 +63,62 @@ def check_signature(function: Callable[..., Any], name: object, options: Mapping
         return  # a built-in without a signature: its first call shows whether it fits
     except TypeError as error:
         raise ConfigError(f"reward function '{name}' cannot be called: {error}.") from None
-    problem = _problem(signature, options)
+    problem = _find_problem(signature, options)
     if problem:
         further = "".join(f", {option}=…" for option in options)
         hint = " It is a class: name a function, or an instance of it." if inspect.isclass(function) else ""
         raise ConfigError(
             f"reward function '{name}' cannot be called as ({', '.join(OURS)}{further}), nor as verl's "
-            f"({', '.join(VERLS)}{further}), since it takes {signature}: {problem}.{hint}"
+            f"({', '.join(VERLS)}{further}), since its signature is {signature}: {problem}.{hint}"
         )
 
 
-def bound(
+def bind_arguments(
     function: Callable[..., Any], values: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the positional and keyword arguments of one call.
 
     Args:
         function: The user's function, whose signature was checked.
-        values: See `given_values`.
-        options: Further keyword arguments.
+        values: The values that may be passed, by parameter name, from `make_values`.
+        options: Additional keyword arguments from the configuration.
     """
     ours = tuple(values[name] for name in OURS)
     try:
         signature = inspect.signature(function)
     except ValueError:
         return ours, dict(options)
-    if _fits_by_place(signature, options):
+    if _fits_by_position(signature, options):
         return ours, dict(options)
-    named = {name: values[name] for name in _parameters(signature) if name in values and name not in options}
+    named = {name: values[name] for name in _get_parameters(signature) if name in values and name not in options}
     return (), named | dict(options)
 
 
-def _parameters(signature: inspect.Signature) -> dict[str, inspect.Parameter]:
-    """Return the parameters that have a name of their own."""
+def _get_parameters(signature: inspect.Signature) -> dict[str, inspect.Parameter]:
+    """Return the parameters by name, without `*args` and `**kwargs`."""
     various = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     return {name: one for name, one in signature.parameters.items() if one.kind not in various}
 
 
-def _fits_by_place(signature: inspect.Signature, options: Mapping[str, Any]) -> bool:
-    """Return whether (text, answer, metadata) fit by position, and no name shows that another order is expected."""
+def _fits_by_position(signature: inspect.Signature, options: Mapping[str, Any]) -> bool:
+    """Return whether the function can be called with (text, answer, metadata) by position.
+
+    The result is false if a known parameter name is at another position, since the function expects another order.
+    """
     try:
         signature.bind(*OURS, **options)
     except TypeError:
         return False
-    names = [name for name, one in _parameters(signature).items() if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+    names = [name for name, one in _get_parameters(signature).items() if one.kind is not inspect.Parameter.KEYWORD_ONLY]
     return all(name not in (*OURS, *VERLS) or name == OURS[place] for place, name in enumerate(names[: len(OURS)]))
 
 
-def _problem(signature: inspect.Signature, options: Mapping[str, Any]) -> str:
-    """Return why the function cannot be called; empty if it can."""
-    parameters = _parameters(signature)
+def _find_problem(signature: inspect.Signature, options: Mapping[str, Any]) -> str:
+    """Return the reason why the function cannot be called; empty if it can be called."""
+    parameters = _get_parameters(signature)
     if batch := next((name for name in parameters if name in _BATCHES), None):
-        return f"'{batch}' is a batch, but a function scores one answer at a time"
-    if _fits_by_place(signature, options):
+        return f"the parameter '{batch}' receives a batch, but ROLL scores one answer at a time"
+    if _fits_by_position(signature, options):
         return ""
     known = (*OURS, *VERLS)
     if not any(name in VERLS for name in parameters) and not all(name in parameters for name in OURS):
@@ -122,12 +126,12 @@ def _problem(signature: inspect.Signature, options: Mapping[str, Any]) -> str:
             signature.bind(*OURS, **options)
         except TypeError as error:
             return str(error)
-        return f"the names say another order than {', '.join(OURS)}"
+        return f"the parameters are not in the order {', '.join(OURS)}"
     for name, one in parameters.items():
         if name in known and one.kind is inspect.Parameter.POSITIONAL_ONLY:
-            return f"'{name}' takes no name, since it stands before '/'"
+            return f"'{name}' cannot be passed by name, since it is positional-only"
         if name not in known and name not in options and one.default is inspect.Parameter.empty:
-            return f"nothing is known of the argument '{name}'"
+            return f"ROLL has no value for the argument '{name}'"
     takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
     unknown = next((name for name in options if name not in parameters and not takes_any), None)
     return "" if unknown is None else f"got an unexpected keyword argument '{unknown}'"

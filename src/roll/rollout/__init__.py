@@ -1,4 +1,8 @@
-"""Scheduling of rollouts: asyncio only, with the running loop's clock; no torch, ray, or vLLM."""
+"""Rollout scheduling: asynchronous and partial rollouts, staleness, queues, and the fleet of engines.
+
+The package uses only asyncio with the event loop's clock, and does not import torch, ray or vLLM. So `roll simulate`
+can run it in virtual time.
+"""
 
 from roll.rollout.attempts import SamplingPlan
 from roll.rollout.batch import Batch, BatchSpec

@@ -1,13 +1,13 @@
-"""Attempts at one rollout, from the queue to the reward; a failed attempt is retried.
+"""RolloutRunner: runs one rollout from the queue to its reward, and retries failed attempts.
 
     queued ──► generating (turns, through the proxy) ──► rewarding ──► accepted
        ▲──── retry, up to max_attempts ◄── infrastructure error ───┘
 
 Invariants:
-    - a rollout that fails for an infrastructure error is retried up to `max_attempts`, then marked `infra_error`: it
-      never gets a reward of 0 and never enters a baseline; an error that a retry cannot fix is marked at once;
+    - after an infrastructure error, a rollout is retried up to `max_attempts` and then marked `infra_error`: it never
+      gets a reward of 0 and never enters a baseline; if a retry cannot fix the error, it is marked at once;
     - once a prompt turns out to be malformed, nothing more is generated for it;
-    - a request's seed depends only on the run's seed, the draw, and the index: not on time, engines, or attempts.
+    - a request's seed depends only on the run's seed, the draw and the index, not on time, engines or attempts.
 """
 
 from __future__ import annotations
@@ -23,44 +23,45 @@ import numpy as np
 from roll.envs.hosting import EnvHosts
 from roll.errors import InfraError, MalformedPromptError, ReplayError, UnscorableError
 from roll.protocols import Reward
-from roll.rollout.episode import EpisodePlan, loop_for
+from roll.rollout.episode import choose_loop
+from roll.rollout.episode_start import EpisodePlan
 from roll.rollout.lifecycle import LifeCycle, RolloutState
 from roll.rollout.loops import Renderer, RolloutLoop
 from roll.rollout.proxy import LLMProxy
 from roll.running import is_cancelled
 from roll.types import Generation, GenerationRequest, PromptDraw, Rollout, RolloutId, RolloutStatus, SamplingParams
 
-__all__ = ["Attempts", "SamplingPlan", "request_seed"]
+__all__ = ["RolloutRunner", "SamplingPlan", "compute_request_seed"]
 
 logger = logging.getLogger(__name__)
 
-LONGEST_WAIT_S = 60.0
-"""Longest backoff between two attempts."""
+MAX_BACKOFF_S = 60.0
+"""Maximum backoff between two attempts, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingPlan:
-    """How many rollouts each prompt gets, and how they are sampled."""
+    """The purpose of rollouts, their number per prompt, and their sampling parameters."""
 
     purpose: str
-    """Purpose, such as `train` or `eval`; part of every request's id and seed."""
+    """What the rollouts are for, such as `train` or `eval`; part of every request's id and seed."""
     group_size: int
     sampling: SamplingParams
-    """Sampling parameters; each request replaces the seed by its own."""
+    """Sampling parameters; every request gets its own seed."""
 
-    def rollout_id(self, draw: PromptDraw, index: int) -> RolloutId:
-        """Return the id of a rollout sampled under this plan."""
+    def build_rollout_id(self, draw: PromptDraw, index: int) -> RolloutId:
+        """Return the id of the rollout with this index within the draw's group, for this plan's purpose."""
         return RolloutId(purpose=self.purpose, draw_id=draw.draw_id, index=index)
 
 
-def request_seed(run_seed: int, purpose: str, draw_id: int, index: int) -> int:
-    """Return the seed of a request: 31 bits of a hash, so that it is the same on every machine and in every process."""
+def compute_request_seed(run_seed: int, purpose: str, draw_id: int, index: int) -> int:
+    """Return the seed of a request: a 31-bit hash of the arguments, identical on every machine and in every process."""
     digest = hashlib.blake2b(f"{run_seed}/{purpose}/{draw_id}/{index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 @dataclass(eq=False)
-class Attempts:
+class RolloutRunner:
     """Generates and scores rollouts, with retries."""
 
     proxy: LLMProxy
@@ -75,23 +76,23 @@ class Attempts:
     seed: int
     """Seed of the run."""
     max_attempts: int = 3
-    """Number of attempts at a rollout before its fate is `infra_error`."""
+    """Number of attempts at a rollout before it is marked `infra_error`."""
     retry_wait_s: float = 0.0
     """Backoff before the second attempt; doubles before each later one."""
     replicate: bool = True
-    """Whether a prompt's rollouts may run on different engines."""
+    """Whether the rollouts of one prompt may run on different engines."""
     loop: RolloutLoop | None = None
-    """User-defined loop that replaces ROLL's own."""
+    """User-defined rollout loop, which replaces ROLL's."""
     hosts: EnvHosts = field(default_factory=EnvHosts)
-    """Where environments run."""
+    """Hosts that run environments."""
     episodes: EpisodePlan = field(default_factory=EpisodePlan)
-    """How episodes are played."""
+    """Settings of episodes."""
     on_rollout: Callable[[Rollout], None] = lambda rollout: None
-    """Called with every rollout that ends (for a display); must return at once."""
+    """Function called with every finished rollout, to display it; must not block."""
     _malformed: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
-    """By domain and UID: prompts for which no answer can be scored, and why."""
+    """By domain and UID of a prompt: why none of its answers can be scored."""
 
-    async def attempt(
+    async def generate_and_score(
         self,
         draw: PromptDraw,
         index: int,
@@ -103,16 +104,16 @@ class Attempts:
         """Generate and score one rollout, with retries.
 
         Args:
-            draw: The prompt draw.
+            draw: The sampled prompt.
             index: Index of the rollout within its group.
-            plan: How to sample.
-            on_start: Called when an engine first gets a request of the rollout.
-            before_reward: Event for which scoring waits.
+            plan: The sampling plan.
+            on_start: Called when an engine gets the first request of the rollout.
+            before_reward: Event that must be set before the rollout is scored.
         """
-        rollout_id = plan.rollout_id(draw, index)
+        rollout_id = plan.build_rollout_id(draw, index)
         self.life.begin(rollout_id)
         try:
-            rollout = await self._tries(rollout_id, draw, plan, on_start, before_reward)
+            rollout = await self._attempt_with_retries(rollout_id, draw, plan, on_start, before_reward)
         except asyncio.CancelledError:
             self.life.move(rollout_id, RolloutState.ABORTED)
             raise
@@ -123,11 +124,11 @@ class Attempts:
         return rollout
 
     def discard(self, rollout: Rollout) -> None:
-        """Abort a scored rollout whose result is no longer needed."""
+        """Mark a rollout as aborted, because its result is not needed; do nothing if it was not scored."""
         if rollout.status is RolloutStatus.COMPLETED:
             self.life.move(rollout.rollout_id, RolloutState.ABORTED, "not needed")
 
-    async def _tries(
+    async def _attempt_with_retries(
         self,
         rollout_id: RolloutId,
         draw: PromptDraw,
@@ -140,18 +141,19 @@ class Attempts:
             request_id=rollout_id.request_id(),
             token_ids=draw.token_ids,
             media=draw.media,
-            sampling=replace(plan.sampling, seed=request_seed(self.seed, plan.purpose, draw.draw_id, index)),
+            sampling=replace(plan.sampling, seed=compute_request_seed(self.seed, plan.purpose, draw.draw_id, index)),
         )
+        # If all rollouts of the draw share a session, they go to the engine with their prompt in its prefix cache.
         session = str(rollout_id) if self.replicate else f"{plan.purpose}-{draw.draw_id}"
-        loop = self.loop or loop_for(draw.prompt, self.hosts, self.episodes)
+        loop = self.loop or choose_loop(draw.prompt, self.hosts, self.episodes)
 
-        def started(engine_id: str) -> None:
-            if life.state(rollout_id) is RolloutState.QUEUED:
+        def begin(engine_id: str) -> None:
+            if life.get_state(rollout_id) is RolloutState.QUEUED:
                 life.move(rollout_id, RolloutState.GENERATING, engine_id)
                 on_start()
 
         async def generate(request: GenerationRequest) -> Generation:
-            return await self.proxy.generate(request, session=session, pinned=not self.replicate, on_start=started)
+            return await self.proxy.generate(request, session=session, pinned=not self.replicate, on_start=begin)
 
         rollout: Rollout | None = None
         cause = self._malformed.get((draw.prompt.domain, draw.prompt.uid), "")
@@ -159,11 +161,11 @@ class Attempts:
             if attempt > 1:
                 life.move(rollout_id, RolloutState.QUEUED, cause)
                 if self.retry_wait_s:
-                    await asyncio.sleep(min(self.retry_wait_s * 2 ** (attempt - 2), LONGEST_WAIT_S))
+                    await asyncio.sleep(min(self.retry_wait_s * 2 ** (attempt - 2), MAX_BACKOFF_S))
             try:
-                if rollout is None:
+                if rollout is None:  # if only the reward is retried, the answer is kept
                     rollout = replace(await loop(draw, index, request, generate, self.renderer), purpose=plan.purpose)
-                if life.state(rollout_id) is RolloutState.QUEUED:  # only its reward is retried, or no model is called
+                if life.get_state(rollout_id) is RolloutState.QUEUED:  # only the reward is retried, or no model is used
                     life.move(rollout_id, RolloutState.GENERATING)
                 life.move(rollout_id, RolloutState.REWARDING)
                 if before_reward is not None:
@@ -177,18 +179,18 @@ class Attempts:
                 if isinstance(error, (UnscorableError, ReplayError)):
                     break
             except asyncio.CancelledError:
-                if is_cancelled():
+                if is_cancelled():  # this task was canceled, not just a call inside a client library
                     raise
-                cause = "CancelledError: what it waited for was cancelled"
+                cause = "CancelledError: a call that the rollout awaited was canceled"
             else:
                 life.move(rollout_id, RolloutState.ACCEPTED)
                 return scored
         life.move(rollout_id, RolloutState.INFRA_ERROR, cause)
-        return replace(rollout or _empty_rollout(draw, rollout_id), status=RolloutStatus.INFRA_ERROR, cause=cause)
+        return replace(rollout or _build_empty_rollout(draw, rollout_id), status=RolloutStatus.INFRA_ERROR, cause=cause)
 
 
-def _empty_rollout(draw: PromptDraw, rollout_id: RolloutId) -> Rollout:
-    """Return an empty rollout for an attempt that never got an answer."""
+def _build_empty_rollout(draw: PromptDraw, rollout_id: RolloutId) -> Rollout:
+    """Return a rollout without tokens, for a rollout of which no attempt got an answer."""
     return Rollout(
         draw_id=draw.draw_id,
         index=rollout_id.index,

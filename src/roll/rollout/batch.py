@@ -1,4 +1,4 @@
-"""Specification of a run's batches, and the batch that a step gets."""
+"""The settings from which a run's batches are formed, and the batch that a step gets."""
 
 from __future__ import annotations
 
@@ -15,47 +15,47 @@ __all__ = ["Batch", "BatchSpec"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSpec:
-    """Prompt source, sampling plans, size and filters of the controller's batches."""
+    """Prompt source, sampling plans, size and filters of batches."""
 
     draw: Callable[[int, str | None], Sequence[PromptDraw]]
-    """Returns the next prompts, optionally of one domain; the caller records the draws in the ledger."""
+    """Samples the next prompts, optionally from one domain, and records them in the ledger."""
     plans: tuple[SamplingPlan, ...]
-    """Sampling plan of a group, then those of its companions."""
+    """Sampling plan of the group, then the plans of its companion groups."""
     batch_size: int
     """Groups per step, N."""
     num_steps: int | None = None
-    """Number of batches of the run; nothing is launched that no step could train."""
+    """Number of batches of the run; groups that no remaining step can train are not launched."""
     left_out: Callable[[Group], str] | None = None
-    """Returns why a filter leaves a group out, empty if it passes; set if groups that are left out are replaced."""
+    """Returns why a filter rejects a group, or '' if the group passes; `None` if rejected groups are not replaced."""
     max_refills: int = 0
-    """Replacement groups that a step may launch, as a multiple of N."""
+    """Maximum number of replacement groups per step, as a multiple of N."""
     early_stop: EarlyStopPredicate | None = None
     """Predicate that tells whether a group can no longer pass the filters."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Weights of the domains if they are trained in fixed proportion (`Quotas`); empty if the mix is free."""
+    """Weights of the domains if they are trained in fixed proportions (`Quotas`); empty if the mix is free."""
     num_dealt: int = 0
-    """Places in training that an earlier process dealt to the domains."""
+    """Number of training slots that an earlier process has allocated to the domains."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Batch:
-    """The groups of a step, and the outcome of all other draws since the last step."""
+    """The groups of a step, and the outcomes of all other draws since the last step."""
 
     groups: list[Group] = field(default_factory=list)
-    """Groups to train, and the groups in `left_out`; by draw id."""
+    """Groups to train and groups that were replaced (`left_out`), sorted by draw id."""
     companions: dict[str, list[Group]] = field(default_factory=dict)
     """Companion groups of the same draws, by purpose."""
     left_out: dict[int, str] = field(default_factory=dict)
-    """By draw id: why a group that was replaced by another one is not trained."""
+    """By draw id: why the group was left out by a filter and is not trained."""
     expired: dict[int, str] = field(default_factory=dict)
     """By draw id: why a draw will never be trained."""
     expired_lengths: list[int] = field(default_factory=list)
-    """Lengths in tokens of finished rollouts that were discarded with their groups."""
+    """Lengths of the finished rollouts of expired groups, in tokens."""
     num_refills: int = 0
-    """Number of replacement groups."""
+    """Number of groups that were launched to replace groups left out by a filter."""
     kind: str = ""
     """Kind of round: `short`, `long` or `last` with tail batching, otherwise empty."""
     staleness: list[int] = field(default_factory=list)
-    """Staleness of each group in policy versions, from its first rollout's begin."""
-    census: SelectionBias | None = None
-    """Statistics of counted and launched rollouts, if the scheduling chooses among rollouts."""
+    """Staleness in policy versions of each group to train, measured from the start of its first rollout."""
+    selection_bias: SelectionBias | None = None
+    """Statistics of counted and launched rollouts; `None` if the scheduling does not choose among rollouts."""

@@ -1,6 +1,6 @@
-"""SampleBuffer: groups that are not yet trained, and which of them a step may take.
+"""Staleness bound of asynchronous runs: `SampleBuffer` holds untrained groups and decides which a step may take.
 
-    admit ──► (start: policy version v) ──► finish ──► take ──► settle (trained)
+    admit ──► (start: policy version v) ──► finish ──► take ──► pop_taken (trained)
                          └──────────────► discard (filtered, expired, aborted) ◄──┘
 
 A group that began under policy version v may be trained by the update from version n to n + 1 iff n - v <= A, the
@@ -18,7 +18,7 @@ whenever any choice is, since it takes the most from every prefix.
 With A = 0 every live group must be finished: synchronous training.
 
 Invariants:
-    - a group is admitted once, and is then live until it is taken and settled, or discarded;
+    - a group is admitted once, and is then live until its update is done, or discarded;
     - the number of live groups that are not taken never exceeds the limit passed to `admit`;
     - under `wait`, a group with n - v > A is never taken, and no group has to be dropped.
 """
@@ -35,15 +35,15 @@ __all__ = ["LiveGroup", "SampleBuffer"]
 
 @dataclass(slots=True, eq=False)
 class LiveGroup:
-    """A group that is not yet trained."""
+    """A group that was launched and is not trained yet."""
 
     run: GroupRun
     order: int
     """Index in launch order."""
     version: int | None = None
-    """Policy version under which the first rollout began; `None` before that, when the group does not age yet."""
+    """Policy version under which the first rollout began; `None` if none has begun, so the group does not age yet."""
     finished: int | None = None
-    """Index in the order in which groups finished; `None` until then."""
+    """Index in the order in which groups finished; `None` if the group has not finished."""
     taken: bool = False
 
     @property
@@ -53,12 +53,13 @@ class LiveGroup:
 
 
 class SampleBuffer:
-    """Stores live groups and their ages.
+    """Holds the live groups, which were launched and are not trained yet, and decides which groups a step may take.
 
     Args:
         batch_size: Groups per update, N.
         max_staleness: Staleness bound A.
-        waits: Whether a take must leave every deadline within reach; if not, groups past their deadline are `overdue`.
+        waits: Whether a step waits until, without the groups that it takes, every other group can still be trained
+            within the staleness bound. If not, groups may become too old for training: see `list_overdue`.
     """
 
     def __init__(self, batch_size: int, max_staleness: int, *, waits: bool = True) -> None:
@@ -91,21 +92,21 @@ class SampleBuffer:
 
     @property
     def num_ready(self) -> int:
-        """Number of finished groups that are not taken."""
+        """Number of finished groups that no step has taken yet."""
         return len(self._ready)
 
     @property
-    def ready(self) -> list[LiveGroup]:
-        """Finished groups that are not taken, in the order in which they finished."""
+    def ready_groups(self) -> list[LiveGroup]:
+        """Finished groups that no step has taken yet, in the order in which they finished."""
         return list(self._ready.values())
 
     @property
-    def running(self) -> list[LiveGroup]:
+    def running_groups(self) -> list[LiveGroup]:
         """Groups that have not finished, in launch order."""
         return [live for live in self._live.values() if live.finished is None]
 
     def admit(self, run: GroupRun, limit: int) -> None:
-        """Add a group that is launched; `limit` bounds the number of live groups that are not taken."""
+        """Add a launched group. With it, there may be at most `limit` live groups that no step has taken yet."""
         draw_id = run.draw.draw_id
         assert draw_id not in self._live, f"draw {draw_id} is admitted twice"
         waiting = len(self._live) - self.num_taken
@@ -114,7 +115,7 @@ class SampleBuffer:
         self._num_admitted += 1
         self._count(self._untaken, None, 1)
 
-    def start(self, draw_id: int) -> None:
+    def record_start(self, draw_id: int) -> None:
         """Record that a group's first rollout begins under the current policy version."""
         live = self._live.get(draw_id)
         if live is not None and live.version is None:
@@ -122,8 +123,8 @@ class SampleBuffer:
             live.version = self.version
             self._count(self._untaken, live.version, 1)
 
-    def finish(self, draw_id: int) -> None:
-        """Record that a group has all its rollouts and rewards."""
+    def record_finish(self, draw_id: int) -> None:
+        """Record that a group has all of its rollouts and rewards."""
         live = self._live[draw_id]
         assert live.finished is None, f"group {draw_id} finishes twice"
         live.finished = self._num_finished
@@ -135,16 +136,20 @@ class SampleBuffer:
         """Remove a group that will not be trained."""
         live = self._live.pop(draw_id)
         assert not live.taken, f"group {draw_id} is being trained"
-        self._forget(live)
+        self._subtract_from_counts(live)
 
-    def may_take(self) -> bool:
-        """Return whether finished groups allow an admissible take of N groups (of all, if fewer are live)."""
+    def can_take(self) -> bool:
+        """Return whether the step can take its groups: N groups, or all if there are fewer, have finished.
+
+        With `waits`, it must also be possible to train every other group in time after this step.
+        """
         untaken = sum(self._untaken.values())
         if self.num_ready < min(self._batch_size, untaken) or not untaken:
             return False
         if not self._waits:
             return True
         began = sorted(version for version in self._untaken if version is not None and self._untaken[version])
+        # Earliest deadline first: one comparison per deadline, over the groups with this deadline or an earlier one.
         all_live = all_ready = 0
         for version in began:
             all_live += self._untaken[version]
@@ -154,42 +159,45 @@ class SampleBuffer:
                 return False
         return True
 
-    def oldest_ready(self) -> list[LiveGroup]:
-        """Return the N oldest finished groups, in launch order; ties go to the group that was launched first."""
-        found = sorted(self._ready.values(), key=lambda live: (self._age_key(live), live.order))[: self._batch_size]
-        return sorted(found, key=lambda live: live.order)
+    def list_oldest_ready(self) -> list[LiveGroup]:
+        """Return the N oldest finished groups (of equally old ones, those launched first), sorted by launch order."""
+        by_age = sorted(self._ready.values(), key=lambda live: (self._get_age_key(live), live.order))
+        oldest = by_age[: self._batch_size]
+        # Sorted by launch order, which does not depend on time.
+        return sorted(oldest, key=lambda live: live.order)
 
     def take(self, draw_id: int) -> LiveGroup:
-        """Take a finished group for training; it stays live until it is settled."""
+        """Mark a finished group as taken for training, and return it; it stays live until the update is done."""
         live = self._live[draw_id]
         assert live.finished is not None and not live.taken, f"group {draw_id} cannot be taken"
-        staleness = self.version - self._age_key(live)
+        staleness = self.version - self._get_age_key(live)
         assert staleness <= self._max_staleness, f"group {draw_id} is {staleness} versions old"
         live.taken = True
         self.num_taken += 1
-        self._forget(live)
+        self._subtract_from_counts(live)
         return live
 
-    def settle_taken(self) -> list[LiveGroup]:
-        """Remove and return the taken groups, once their update is done."""
+    def pop_taken(self) -> list[LiveGroup]:
+        """Remove and return all groups that were taken for training; called after their update."""
         done = [live for live in self._live.values() if live.taken]
         for live in done:
             del self._live[live.draw_id]
         self.num_taken = 0
         return done
 
-    def overdue(self) -> list[LiveGroup]:
-        """Return the groups that are too old for the update at the current version."""
+    def list_overdue(self) -> list[LiveGroup]:
+        """Return the groups that no step has taken yet and that are too old for the next update."""
         oldest = self.version - self._max_staleness
         return [
             live for live in self._live.values()
             if not live.taken and live.version is not None and live.version < oldest
         ]  # fmt: skip
 
-    def _age_key(self, live: LiveGroup) -> int:
+    def _get_age_key(self, live: LiveGroup) -> int:
+        # A finished group without a version has called no engine, so it has no old tokens.
         return self.version if live.version is None else live.version
 
-    def _forget(self, live: LiveGroup) -> None:
+    def _subtract_from_counts(self, live: LiveGroup) -> None:
         self._count(self._untaken, live.version, -1)
         if live.finished is not None:
             del self._ready[live.draw_id]

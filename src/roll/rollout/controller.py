@@ -1,28 +1,29 @@
-"""AsyncController: keeps rollouts running ahead of training, within the staleness bound, and assembles the batches.
+"""AsyncController: launches rollouts ahead of training, within the staleness bound, and forms batches of them.
 
     stream ──► deferred, fresh draws ──► admit (≤ N + ⌈αN⌉ groups) ──► RolloutScheduler ──► SampleBuffer
                       ▲                                                            │
                       └── defer ◄── leftovers of a step that closed early          ▼
-    settle(version) ◄── sync ◄── suspend ◄── train on ◄───────────────────── next_batch()
+    complete_step(version) ◄── sync ◄── suspend ◄── train on ◄───────────────────── next_batch()
 
-The training loop calls `next_batch`, trains, syncs weights to the engines inside `updating()`, and calls `settle`. With
-α > 0, `settle` launches the next groups at once, so that they run during the next step, and `next_batch` also launches
-as many groups as the staleness bound allows; with α = 0, only `next_batch` launches, so that no rollout runs between
-two steps.
+The training loop calls `next_batch`, trains, syncs weights to the engines inside `pause_for_update()`, and calls
+`complete_step`. With α > 0, `complete_step` launches the next groups at once, so that they run during the next step,
+and `next_batch` also launches as many groups as the staleness bound allows; with α = 0, only `next_batch` launches, so
+that no rollout runs between two steps.
 
 A group that begins while version n is trained to n + 1 has version n, and the updates from n + 1 to n + ⌈α⌉ can train
 it: so while a batch is being trained, ⌈α⌉ N other groups may wait, run or lie in the buffer. For integer α these are
-the N + ⌈αN⌉ without the batch, and nothing is launched before `settle`. For other α the number is larger; otherwise
-α = 0.5 would launch half of the next batch only after training, and with answers of equal length gain nothing.
+the N + ⌈αN⌉ without the batch, and nothing is launched before `complete_step`. For other α the number is larger;
+otherwise α = 0.5 would launch half of the next batch only after training, and with answers of equal length gain
+nothing.
 
 Invariants:
-    - every launched draw is in exactly one place: live, deferred, or in the batch that accounts for it (trained, left
-      out, expired); no draw is lost, and no draw is trained twice;
+    - every launched draw is either live, deferred, or in the batch that reports its outcome (trained, left out,
+      expired): no draw is lost, and no draw is trained twice;
     - with α > 0, at most N + ⌈αN⌉ groups that no step has taken are live, and at most ⌈α⌉ N while a batch is trained,
       so the buffer has at most (1 + ⌈α⌉) N finished groups, including those that are being trained;
     - with `wait`, no token of a batch is more than ⌈α⌉ policy versions older than the trainer, and no group is dropped
-      for its age; with `drop`, groups past that age are stopped and expire;
-    - which groups a synchronous step trains depends on time only under `first_finished`.
+      because of its age; with `drop`, older groups are stopped and expire;
+    - the groups that a synchronous step trains depend on time only with `first_finished`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from contextlib import asynccontextmanager
 from roll.config.scheduling import SchedulingConfig
 from roll.rollout.batch import Batch, BatchSpec
 from roll.rollout.buffer import LiveGroup, SampleBuffer
-from roll.rollout.choosing import Round, choose, next_round, take_first
+from roll.rollout.choosing import Round, choose_groups, plan_next_round, pop_first_draws
 from roll.rollout.group_run import GroupRun
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.rollout.proxy import LLMProxy
@@ -52,7 +53,7 @@ class AsyncController:
     """Decides which groups are launched, and which groups form the next batch.
 
     Args:
-        scheduler: Makes rollouts.
+        scheduler: Scheduler that generates the rollouts.
         proxy: Proxy that is suspended while weights change.
         config: Scheduling policies.
         spec: Prompt source, size and filters of batches.
@@ -80,94 +81,93 @@ class AsyncController:
         self._limit = spec.batch_size + math.ceil(config.async_ratio * spec.batch_size)
         self._batches_left = spec.num_steps
         self._round = Round(
-            places={None: spec.batch_size},
-            num_rollouts=config.num_rollouts(spec.plans[0].group_size),
-            first_finished=config.first_finished,
+            num_groups={None: spec.batch_size},
+            num_rollouts=config.compute_num_rollouts(spec.plans[0].group_size),
+            first_finished=config.trains_first_finished,
         )
         self._quotas = Quotas(spec.weights, spec.num_dealt)
         self._quota: Counter[str] = Counter()
         self._left_out: dict[int, tuple[GroupRun, str]] = {}
         self._expired: dict[int, tuple[GroupRun, str]] = {}
         self._expired_lengths: list[int] = []
-        self._census = SelectionBias()
-        self._num_refills = 0
+        self._selection_bias = SelectionBias()
+        self._num_refills = self._num_generating = 0
         self._refills_due: list[str] = []
-        """Domains of the replacement groups to launch when a round of type `batch` has ended."""
+        """Domains of the replacement groups to launch after the current round, for the scheduling type `batch`."""
         self._scoring = asyncio.Event() if config.type == "batch" else None
-        self._num_generating = 0
         self._changed = asyncio.Event()
         self._error: BaseException | None = None
         self._stopping: set[asyncio.Task[None]] = set()
         if self._scoring is not None:
-            scheduler.life.listen(self._watch_generation)
+            scheduler.life.add_listener(self._watch_generation)
 
     # ---- called by the training loop
 
     async def next_batch(self) -> Batch:
-        """Wait for the groups of the next step.
+        """Wait for the groups of the next step, and return them as a batch.
 
         Raises:
-            Exception: A rollout failed with an error that is neither the model's nor the infrastructure's.
+            Exception: A rollout failed with an unexpected error, caused neither by the model nor by infrastructure.
         """
-        if not self.buffer.running and not self.buffer.num_ready:
+        if not self.buffer.running_groups and not self.buffer.num_ready:
             self._open_round()
         while True:
             if self._error is not None:
                 raise self._error
-            chosen = choose(self.buffer, self._round, self._spec.batch_size, self._quota)
+            chosen = choose_groups(self.buffer, self._round, self._spec.batch_size, self._quota)
             if chosen is not None:
-                return await self._close(chosen)
+                return await self._close_round(chosen)
             self._changed.clear()
             await self._changed.wait()
 
     @asynccontextmanager
-    async def updating(self) -> AsyncIterator[None]:
-        """Run the body with all engines paused, for a weight sync; rollouts in flight continue afterwards.
+    async def pause_for_update(self) -> AsyncIterator[None]:
+        """Pause all engines during the body, which syncs weights; rollouts in flight continue afterwards.
 
-        After an error the engines stay paused: their weights may be mixed, or still changing.
+        If the body raises an error, the engines stay paused: their weights may be mixed, or still changing.
         """
         if self._config.async_ratio == 0:  # nothing is in flight between two batches
             yield
             return
         await self._proxy.suspend(self._config.pause_mode)
-        yield
+        yield  # not in a `try … finally`, because engines must not resume after an error
         await self._proxy.resume()
 
-    async def settle(self, version: int, trained: Collection[RolloutId]) -> None:
-        """Finish the step: release its groups, and launch the groups that may run during the next step.
+    async def complete_step(self, version: int, trained: Collection[RolloutId]) -> None:
+        """Finish the step: release its groups, and launch groups that run during the next step.
 
         Args:
-            version: The trainer's current policy version, which the engines hold.
-            trained: Ids of the rollouts that the update trained on.
+            version: The current policy version of trainer and engines.
+            trained: Ids of the rollouts on which the update was computed.
         """
         life = self._scheduler.life
-        for live in self.buffer.settle_taken():
-            for rollout in live.run.all_scored:
+        for live in self.buffer.pop_taken():
+            for rollout in live.run.all_scored_rollouts:
                 name = rollout.rollout_id
-                if life.state(name) is not RolloutState.ACCEPTED:
+                if life.get_state(name) is not RolloutState.ACCEPTED:
                     continue
-                own, used = name.purpose == self._spec.plans[0].purpose, name in trained
-                after = RolloutState.TRAINED if used else RolloutState.FILTERED if own else RolloutState.MEASURED
-                life.move(name, after)
+                is_companion, used = name.purpose != self._spec.plans[0].purpose, name in trained
+                unused = RolloutState.MEASURED if is_companion else RolloutState.FILTERED
+                life.move(name, RolloutState.TRAINED if used else unused)
         self.buffer.version = version
         if self._batches_left is not None:
             self._batches_left -= 1
         self._num_refills = 0
         if self._config.async_ratio > 0:
             if self._config.stale_policy == "drop":
-                await self._expire(self.buffer.overdue(), "too old")
-            self._fill()
+                await self._expire(self.buffer.list_overdue(), "too old")
+            self._fill_buffer()
 
     async def close(self) -> None:
         """Stop all running groups."""
         runs = [live.run for live in self.buffer]
         await self._scheduler.stop(runs)
         for run in runs:
-            self._scheduler.release(run, RolloutState.ABORTED, "the run ends")
+            self._scheduler.finalize(run, RolloutState.ABORTED, "the run ends")
         await asyncio.gather(*self._stopping, return_exceptions=True)
 
-    def in_flight(self) -> list[PromptDraw]:
-        """Return the draws that were launched or deferred and that no batch has accounted for yet, by draw id."""
+    def list_in_flight(self) -> list[PromptDraw]:
+        """Return the launched and deferred draws whose outcome no batch has reported yet, by draw id."""
         live = [entry.run.draw for entry in self.buffer if not entry.taken]
         unreported = [run.draw for run, _ in [*self._left_out.values(), *self._expired.values()]]
         return sorted([*live, *self._deferred, *unreported], key=lambda draw: draw.draw_id)
@@ -175,45 +175,45 @@ class AsyncController:
     # ---- launching
 
     def _open_round(self) -> None:
-        """Launch the groups of the next step; called when no group runs."""
+        """Launch the groups of the next step; must be called while no group is running."""
         size = self._spec.batch_size
         if self._config.async_ratio > 0:
-            self._fill()
+            self._fill_buffer()
             return
-        self._quota = self._quotas.deal(size)
+        self._quota = self._quotas.allocate(size)
         left = None if self._batches_left is None else (self._batches_left - 1) * size
-        self._round = current = next_round(
+        self._round = current = plan_next_round(
             self._config,
-            places={**self._quota} or {None: size},
-            deferred=Counter(self._share_of(draw) for draw in self._deferred),
-            later=None if left is None else ({**self._quotas.peek(left)} if self._quotas else {None: left}),
+            num_groups={**self._quota} or {None: size},
+            deferred=Counter(self._get_quota_key(draw) for draw in self._deferred),
+            num_later_groups=None if left is None else ({**self._quotas.peek(left)} if self._quotas else {None: left}),
             group_size=self._spec.plans[0].group_size,
         )
-        first = take_first(self._deferred, current.deferred, self._share_of)
+        first = pop_first_draws(self._deferred, current.deferred, self._get_quota_key)
         current.mandatory.update(draw.draw_id for draw in first)
-        missing = Counter(current.places)
-        missing.subtract(self._share_of(draw) for draw in first)
+        missing = Counter(current.num_groups)
+        missing.subtract(self._get_quota_key(draw) for draw in first)
         fresh = [draw for domain, count in missing.items() for draw in self._spec.draw(count, domain)]
         self._launch([*first, *fresh])
-        self._launch(take_first(self._deferred, current.spare_deferred, self._share_of))
+        self._launch(pop_first_draws(self._deferred, current.spare_deferred, self._get_quota_key))
         for domain, count in current.spare.items():
             self._launch(self._spec.draw(count, domain))
 
-    def _share_of(self, draw: PromptDraw) -> str | None:
-        """Return the domain whose quota a draw counts against; `None` if the domain mix is free."""
+    def _get_quota_key(self, draw: PromptDraw) -> str | None:
+        """Return the domain whose quota the draw uses; `None` if the domain mix is free, without quotas."""
         return draw.prompt.domain if self._quotas else None
 
-    def _fill(self) -> None:
-        """Launch as many groups as may be live during the current update."""
+    def _fill_buffer(self) -> None:
+        """Launch groups until as many are live as the staleness bound and the remaining steps allow."""
         size, training = self._spec.batch_size, self.buffer.num_taken > 0
         limit = min(self._limit, self._config.max_staleness * size) if training else self._limit
-        if self._batches_left is not None:
+        if self._batches_left is not None:  # no remaining step could train more groups
             limit = min(limit, (self._batches_left - training) * size)
         missing = limit - (len(self.buffer) - self.buffer.num_taken)
         if missing > 0:
             first = [self._deferred.popleft() for _ in range(min(missing, len(self._deferred)))]
             count = missing - len(first)
-            domains: Sequence[str | None] = self._quotas.deal_in_order(count) or [None] * count
+            domains: Sequence[str | None] = self._quotas.allocate_in_order(count) or [None] * count
             self._launch([*first, *(draw for domain in domains for draw in self._spec.draw(1, domain))])
 
     def _launch(self, draws: Sequence[PromptDraw]) -> None:
@@ -228,7 +228,7 @@ class AsyncController:
                 num_launched=current.num_rollouts,
                 first_finished=current.first_finished,
                 early_stop=spec.early_stop,
-                on_start=lambda run: self.buffer.start(run.draw.draw_id),
+                on_start=lambda run: self.buffer.record_start(run.draw.draw_id),
                 on_end=self._on_end,
                 before_reward=self._scoring,
             )
@@ -237,43 +237,43 @@ class AsyncController:
                 self._num_generating += len(run.tasks)
 
     def _on_end(self, run: GroupRun) -> None:
-        """Handle a complete group: keep it, or leave it out and launch a replacement."""
+        """Handle the end of a group: store its error, mark it as finished, or filter it out and maybe replace it."""
         self._changed.set()
         if run.error is not None:
             self._error = self._error or run.error
             return
         if run.tasks:  # redundant rollouts that were canceled
-            self._end_later([run])
-        why = self._reason(run) if self._spec.left_out is not None else ""
-        redundant = self._round.speculates and self._has_spare(run.draw.prompt.domain)
+            self._stop_in_background([run])
+        why = self._find_filter_reason(run) if self._spec.left_out is not None else ""
+        redundant = self._round.is_speculative and self._has_spare(run.draw.prompt.domain)
         may_refill = self._num_refills < self._spec.max_refills * self._spec.batch_size
         if why and (redundant or may_refill):
             self.buffer.discard(run.draw.draw_id)
-            self._scheduler.release(run, RolloutState.FILTERED, why)
+            self._scheduler.finalize(run, RolloutState.FILTERED, why)
             self._left_out[run.draw.draw_id] = (run, why)
             if not redundant:
                 self._num_refills += 1
                 self._refills_due.append(run.draw.prompt.domain)
         else:
-            self.buffer.finish(run.draw.draw_id)
-        if self._refills_due and (self._config.type != "batch" or not self.buffer.running):
+            self.buffer.record_finish(run.draw.draw_id)
+        if self._refills_due and (self._config.type != "batch" or not self.buffer.running_groups):
             due, self._refills_due = self._refills_due, []
             for domain in due:
                 self._launch(self._spec.draw(1, domain if self._quotas else None))
 
     def _has_spare(self, domain: str) -> bool:
-        """Return whether enough groups are live without one group of this domain."""
+        """Return whether one group of this domain can be dropped and enough live groups remain for the step."""
         if not self._quota:
             return len(self.buffer) > self._spec.batch_size
         return sum(live.run.draw.prompt.domain == domain for live in self.buffer) > self._quota[domain]
 
-    def _reason(self, run: GroupRun) -> str:
+    def _find_filter_reason(self, run: GroupRun) -> str:
         if run.stopped_early:
-            return "no outcome of its running rollouts could pass the filters"
+            return "early stopping: no reward of the missing rollouts could make the group pass the filters"
         return self._spec.left_out(run.group) if self._spec.left_out is not None else ""
 
     def _watch_generation(self, event: Transition) -> None:
-        """Start scoring once no rollout is generating; used by the scheduling type `batch`."""
+        """Count the rollouts that are being generated; start scoring when none is left (scheduling type `batch`)."""
         assert self._scoring is not None
         if event.rollout_id.purpose not in {plan.purpose for plan in self._spec.plans}:
             return
@@ -287,63 +287,64 @@ class AsyncController:
 
     # ---- closing
 
-    async def _close(self, chosen: Sequence[LiveGroup]) -> Batch:
+    async def _close_round(self, chosen: Sequence[LiveGroup]) -> Batch:
+        # With an async ratio of 0, `pause_for_update` pauses no engine, so canceled rollouts must have left them.
         if self._stopping:
             await asyncio.wait(self._stopping)
         if self._config.async_ratio == 0:
-            await self._leave([live for live in self.buffer if not live.taken and live not in chosen])
+            await self._release_leftovers([live for live in self.buffer if not live.taken and live not in chosen])
         taken = [self.buffer.take(live.draw_id) for live in chosen]  # from here on, no group may be stopped
         if self._config.async_ratio > 0:
-            self._fill()
+            self._fill_buffer()
         pairs = [(live.run, "") for live in taken] + list(self._left_out.values())
         for run, _ in pairs:
-            self._census.add(run, counts=not run.stopped_early)
+            self._selection_bias.add(run, counts=not run.stopped_early)
         pairs.sort(key=lambda pair: pair[0].draw.draw_id)
         batch = Batch(
             groups=[run.group for run, _ in pairs],
             left_out={run.draw.draw_id: why for run, why in pairs if why}
-            | {live.draw_id: self._reason(live.run) for live in taken if live.run.stopped_early},
+            | {live.draw_id: self._find_filter_reason(live.run) for live in taken if live.run.stopped_early},
             expired={draw_id: why for draw_id, (_, why) in self._expired.items()},
             expired_lengths=self._expired_lengths,
             num_refills=self._num_refills,
             kind=self._round.kind,
-            census=self._census if self._config.selects_rollouts else None,
+            selection_bias=self._selection_bias if self._config.selects_rollouts else None,
             staleness=[self.buffer.version - (live.version or 0) for live in taken if live.version is not None],
         )
         for run, _ in pairs:
             for purpose, group in run.companions.items():
                 batch.companions.setdefault(purpose, []).append(group)
-        self._left_out, self._expired, self._expired_lengths, self._census = {}, {}, [], SelectionBias()
+        self._left_out, self._expired, self._expired_lengths, self._selection_bias = {}, {}, [], SelectionBias()
         return batch
 
-    async def _leave(self, rest: Sequence[LiveGroup]) -> None:
-        """Defer or expire the leftover groups of a step that has enough groups."""
+    async def _release_leftovers(self, groups: Sequence[LiveGroup]) -> None:
+        """Stop the groups that the step does not need; drop or defer their draws, as the setting `leftovers` says."""
         if self._config.leftovers == "drop":
-            await self._expire(rest, "redundant: the step had enough groups")
+            await self._expire(groups, "redundant: the step had enough groups")
             return
-        self._deferred.extend(live.run.draw for live in rest)
-        await self._stop(rest, RolloutState.ABORTED, "deferred")
+        self._deferred.extend(live.run.draw for live in groups)
+        await self._stop(groups, RolloutState.ABORTED, "deferred")
 
-    async def _expire(self, rest: Sequence[LiveGroup], why: str) -> None:
-        for live in rest:
+    async def _expire(self, groups: Sequence[LiveGroup], why: str) -> None:
+        for live in groups:
             self._expired[live.draw_id] = (live.run, why)
-            self._expired_lengths += [len(rollout.token_ids) for rollout in live.run.all_scored]
+            self._expired_lengths += [len(rollout.token_ids) for rollout in live.run.all_scored_rollouts]
         if self._config.async_ratio > 0:
-            for live in rest:
-                self._quotas.give_back(live.run.draw.prompt.domain)
-        await self._stop(rest, RolloutState.EXPIRED, why)
+            for live in groups:
+                self._quotas.return_slot(live.run.draw.prompt.domain)
+        await self._stop(groups, RolloutState.EXPIRED, why)
 
-    async def _stop(self, rest: Sequence[LiveGroup], fate: RolloutState, why: str) -> None:
-        for live in rest:
+    async def _stop(self, groups: Sequence[LiveGroup], fate: RolloutState, why: str) -> None:
+        for live in groups:
             self.buffer.discard(live.draw_id)
         try:
-            await self._scheduler.stop([live.run for live in rest])
+            await self._scheduler.stop([live.run for live in groups])
         finally:
-            for live in rest:
-                self._census.add(live.run, counts=False)
-                self._scheduler.release(live.run, fate, why)
+            for live in groups:
+                self._selection_bias.add(live.run, counts=False)
+                self._scheduler.finalize(live.run, fate, why)
 
-    def _end_later(self, runs: Sequence[GroupRun]) -> None:
+    def _stop_in_background(self, runs: Sequence[GroupRun]) -> None:
         task = asyncio.create_task(self._scheduler.stop(runs))
         self._stopping.add(task)
         task.add_done_callback(self._stopping.discard)

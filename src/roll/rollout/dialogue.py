@@ -1,10 +1,10 @@
-"""The successive contexts of a conversation: each one extends the last token by token, or is tokenized anew.
+"""Contexts of a multi-turn conversation: the next context extends the tokens of the last one, or is tokenized anew.
 
-    messages (`history`) ─ chat template ─► text ─┬─ begins with what the engine saw and wrote: + the rest's tokens
-                                                  └─ does not (thinking dropped, spaces stripped, …): the text's tokens
+    messages (`history`) ─ chat template ─► text ─┬─ begins with the last context and answer: append the new tokens
+                                                  └─ does not (thinking dropped, spaces stripped, …): tokenize it all
 
-A context of the first kind contains the model's answers as the sampled tokens, however their text would be tokenized;
-a context of the second kind contains them as the template renders them.
+An extended context contains the tokens that the model sampled, even if their text would be tokenized differently. A
+context that is tokenized anew contains the model's answers as the template renders them.
 """
 
 from __future__ import annotations
@@ -17,48 +17,60 @@ from typing import Any
 import numpy as np
 
 from roll.errors import DataError
-from roll.rollout.history import TOOL_FORMS, Exchange, ToolForm, history_messages, join_contents, with_text
+from roll.rollout.history import (
+    TOOL_MESSAGE_FORMATS,
+    Exchange,
+    ToolMessageFormat,
+    build_history_messages,
+    join_contents,
+    with_text,
+)
 from roll.rollout.loops import Renderer
-from roll.types import History, IntArray, Message
+from roll.types import EncodedText, History, IntArray, MediaSpan, Message, shift_media
 
 __all__ = ["Dialogue", "NextContext"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NextContext:
-    """A candidate for the next context."""
+    """A possible next context, and the state of the conversation that `Dialogue.advance` adopts with it."""
 
     token_ids: IntArray
     """Tokens of the context, shape [C]."""
+    media: tuple[MediaSpan, ...] = ()
+    """Images in the context."""
     text: str
-    """Text of the context as the template renders it."""
-    added: IntArray | None = None
-    """[N] tokens after the last context and its answer; `None` if the context does not begin with both."""
+    """Rendered text of the context."""
+    added: EncodedText | None = None
+    """Tokens [N] after the last context and its answer, and the images in these tokens; `None` if the context does not
+    begin with these two."""
     prompt: Sequence[Message] = ()
     exchanges: Sequence[Exchange] = ()
-    form: ToolForm = "written"
+    tool_format: ToolMessageFormat = "written"
 
 
 @dataclass(eq=False, kw_only=True)
 class Dialogue:
-    """A conversation and the context that the next answer follows."""
+    """A conversation, and the context to which the model answers."""
 
     renderer: Renderer
     history: History
     prompt: Sequence[Message]
-    """Messages with which the conversation began or, after a summary, continues."""
+    """Messages at the beginning of the conversation or, after a summary, of the restarted context."""
     context: IntArray
-    """[C] context of the last answer, or of the next one."""
+    """Context [C] of the current answer."""
+    media: tuple[MediaSpan, ...] = ()
+    """Images in the context."""
     tools: Sequence[Mapping[str, Any]] = ()
     stops: Collection[int] = ()
     """Tokens that end an answer, in addition to special tokens."""
     _exchanges: Sequence[Exchange] = ()
-    _form: ToolForm = "written"
-    """Form in which the template accepts tool calls and replies; it refused the earlier forms of `TOOL_FORMS`."""
+    _tool_format: ToolMessageFormat = "written"
+    """The format that the template accepts; it rejected those before it in `TOOL_MESSAGE_FORMATS`."""
     _text: str | None = None
-    """Text of the context; that of the first prompt is rendered only when it is needed."""
+    """Rendered text of the context; `None` until it is needed."""
     _answer: IntArray | None = None
-    """Answer to the context; `None` before the answer."""
+    """Tokens of the answer to the context; `None` before the answer."""
 
     def record_answer(self, token_ids: IntArray) -> None:
         """Record the model's answer to the context."""
@@ -68,65 +80,80 @@ class Dialogue:
         """Drop all exchanges and continue from a new prompt; the next replies are appended to its last message."""
         self.prompt, self._exchanges, self._answer = prompt, (), None
 
-    def next_context(self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]] = ()) -> NextContext:
-        """Return the context that would come next.
+    def build_next_context(self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]] = ()) -> NextContext:
+        """Return the context of the next answer, without changing the conversation.
 
         Args:
             replies: Replies to the last answer. If the template does not support tool messages, a tool's reply becomes
                 a user message.
-            calls: Parsed tool calls of the answer: some templates refuse a tool's reply without them.
+            calls: Parsed tool calls of the answer: some templates reject a tool's reply without them.
 
         Raises:
-            DataError: The template refuses the conversation.
+            DataError: The template rejects the conversation.
         """
         if self._answer is None:
             prompt = with_text(self.prompt, join_contents(replies))
-            return self._render_anew(prompt, (), self._form)
+            return self._render_anew(prompt, (), self._tool_format)
         if self._text is None:
-            self._text = self.renderer.text(self.prompt, self.tools)
+            self._text = self.renderer.render_text(self.prompt, self.tools)
         body, ended = self.renderer.parse_answer(self._answer, self.context, self.stops)
-        said = Exchange(answer=Message(role="assistant", content=body), replies=tuple(replies), calls=tuple(calls))
-        exchanges = [*self._exchanges, said]
-        if not any(reply.role == "tool" for one in exchanges for reply in one.replies):
-            return self._extend_context(exchanges, self._form, ended)
-        for form in TOOL_FORMS[TOOL_FORMS.index(self._form) : -1]:
-            if not self.renderer.drops_tools:
+        answer = Message(role="assistant", content=body)
+        exchanges = [*self._exchanges, Exchange(answer=answer, replies=tuple(replies), calls=tuple(calls))]
+        if not any(reply.role == "tool" for exchange in exchanges for reply in exchange.replies):
+            return self._extend_context(exchanges, self._tool_format, ended)
+        # It is unknown which format a template accepts, so all are tried, beginning with the last accepted one: another
+        # format would render the earlier turns differently and begin a new branch.
+        for tool_format in TOOL_MESSAGE_FORMATS[TOOL_MESSAGE_FORMATS.index(self._tool_format) : -1]:
+            if not self.renderer.drops_tool_results:
                 with suppress(DataError):
-                    return self._extend_context(exchanges, form, ended)
-        return self._extend_context(exchanges, TOOL_FORMS[-1], ended)
+                    return self._extend_context(exchanges, tool_format, ended)
+        return self._extend_context(exchanges, TOOL_MESSAGE_FORMATS[-1], ended)
 
     def advance(self, following: NextContext) -> None:
-        """Continue the conversation with a context that `following` returned."""
-        self.context, self._text, self._answer = following.token_ids, following.text, None
-        self.prompt, self._exchanges, self._form = following.prompt, following.exchanges, following.form
+        """Continue the conversation with a context that `build_next_context` returned."""
+        self.context, self.media = following.token_ids, following.media
+        self._text, self._answer = following.text, None
+        self.prompt, self._exchanges, self._tool_format = following.prompt, following.exchanges, following.tool_format
 
-    def _extend_context(self, exchanges: list[Exchange], form: ToolForm, ended: bool) -> NextContext:
-        """Return the context after the exchanges, appended to the last context if the template renders that as a
-        prefix.
+    def _extend_context(self, exchanges: list[Exchange], tool_format: ToolMessageFormat, ended: bool) -> NextContext:
+        """Return the context of the next answer after the exchanges.
 
-        Some templates insert the whitespace around an answer themselves, so the answer is also tried without its own.
+        If the rendered conversation begins with the last context and its answer, their tokens are kept and only the
+        rest is tokenized; otherwise the whole conversation is tokenized.
         """
         assert self._text is not None and self._answer is not None
-        *before, said = exchanges
-        body = said.answer.text
+        *before, last = exchanges
+        body = last.answer.text
         seen = self._text + body
+        # Some templates add the whitespace around an answer themselves, so the answer is also tried stripped.
         for content in dict.fromkeys((body, body.strip())):
-            tried = [*before, replace(said, answer=Message(role="assistant", content=content))]
-            text = self._render(self.prompt, tried, form)
-            added = self.renderer.suffix_ids(text[len(seen) :], ended) if text.startswith(seen) else None
+            tried = [*before, replace(last, answer=Message(role="assistant", content=content))]
+            text = self._render(self.prompt, tried, tool_format)
+            added = self.renderer.encode_suffix(text[len(seen) :], ended) if text.startswith(seen) else None
             if added is not None:
-                token_ids = np.concatenate([self.context, self._answer, added]).astype(np.int32)
+                before = len(self.context) + len(self._answer)
                 return NextContext(
-                    token_ids=token_ids, text=text, added=added, prompt=self.prompt, exchanges=tried, form=form
+                    token_ids=np.concatenate([self.context, self._answer, added.token_ids]).astype(np.int32),
+                    media=(*self.media, *shift_media(added.media, before)),
+                    text=text,
+                    added=added,
+                    prompt=self.prompt,
+                    exchanges=tried,
+                    tool_format=tool_format,
                 )
-        return self._render_anew(self.prompt, exchanges, form)
+        return self._render_anew(self.prompt, exchanges, tool_format)
 
-    def _render_anew(self, prompt: Sequence[Message], exchanges: Sequence[Exchange], form: ToolForm) -> NextContext:
-        text = self._render(prompt, exchanges, form)
+    def _render_anew(
+        self, prompt: Sequence[Message], exchanges: Sequence[Exchange], tool_format: ToolMessageFormat
+    ) -> NextContext:
+        text = self._render(prompt, exchanges, tool_format)
+        token_ids, media = self.renderer.encode(text)
         return NextContext(
-            token_ids=self.renderer.tokens(text), text=text, prompt=prompt, exchanges=exchanges, form=form
+            token_ids=token_ids, media=media, text=text, prompt=prompt, exchanges=exchanges, tool_format=tool_format
         )
 
-    def _render(self, prompt: Sequence[Message], exchanges: Sequence[Exchange], form: ToolForm) -> str:
-        messages = history_messages(self.history, prompt, [one.to_format(form) for one in exchanges])
-        return self.renderer.text(messages, self.tools)
+    def _render(self, prompt: Sequence[Message], exchanges: Sequence[Exchange], tool_format: ToolMessageFormat) -> str:
+        messages = build_history_messages(
+            self.history, prompt, [exchange.to_format(tool_format) for exchange in exchanges]
+        )
+        return self.renderer.render_text(messages, self.tools)

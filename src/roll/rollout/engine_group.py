@@ -1,10 +1,10 @@
 """EngineGroup: the engines of a role, and which of them are awake.
 
-    add ──► replace: it is started ──► awake ◄──wake── asleep ──► retire
-                                         └───sleep──────►┘
+    add ──► replace (starts it) ──► awake ◄──wake── asleep ──► retire
+                                      └───sleep──────►┘
 
-Weight sync and routing read the group, so membership changes only here. `EngineTransitions` moves requests to other
-engines when an engine joins or leaves; `EngineFleet` decides about an engine that fails.
+Weight sync and routing read the group; only the group itself changes its members. `EngineTransitions` moves requests to
+other engines when an engine joins or leaves; `EngineFleet` replaces engines that fail.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["EngineGroup"]
 
 
 class EngineGroup(ABC):
-    """The engines of a role, seen from the controller; implemented in `cluster/`."""
+    """The controller's interface to the engines of a role; implemented in `roll.cluster`."""
 
     @property
     @abstractmethod
@@ -42,15 +42,16 @@ class EngineGroup(ABC):
 
     @abstractmethod
     async def replace(self, engine_id: str) -> InferenceEngine:
-        """Shut down the remains of a member and start a fresh engine with the same id and the initial weights."""
+        """Close a member's engine, if any, and start a new one with the same id and the initial weights."""
 
     @abstractmethod
     async def close(self) -> None:
         """Shut all members down."""
 
-    def awake(self) -> list[InferenceEngine]:
-        """Return the members that hold their device memory, in the order in which they were added."""
-        return [engine for engine in self.engines if all(engine is not other for other in self._asleep)]
+    def list_awake(self) -> list[InferenceEngine]:
+        """Return the members that are not asleep, in the order in which they were added."""
+        # Compared by identity: the replacement of a sleeping engine has the same id, but is awake.
+        return [engine for engine in self.engines if all(engine is not other for other in self._sleeping_engines)]
 
     async def sleep(self, engine: InferenceEngine) -> None:
         """Put a member to sleep, which frees its device memory; weight syncs skip it from now on.
@@ -58,8 +59,11 @@ class EngineGroup(ABC):
         Raises:
             UnsupportedError: The engine does not support sleep here; it stays awake.
         """
-        awake = self.awake()  # drops engines that were replaced
-        self._asleep[:] = [each for each in self.engines if each is engine or all(each is not other for other in awake)]
+        awake = self.list_awake()  # drops engines that were replaced
+        self._sleeping_engines[:] = [
+            each for each in self.engines if each is engine or all(each is not other for other in awake)
+        ]
+        # Marked before the call, so that no weight sync starts while the engine frees its weights.
         try:
             await engine.sleep()
         except UnsupportedError:
@@ -67,13 +71,13 @@ class EngineGroup(ABC):
             raise
 
     async def wake(self, engine: InferenceEngine) -> None:
-        """Wake a member, which allocates its memory again; it needs a weight sync before it answers."""
+        """Wake a member, which allocates its memory again; it needs a weight sync before it can generate."""
         await engine.wake()
         self._on_wake(engine)
 
     def _on_wake(self, engine: InferenceEngine) -> None:
-        self._asleep[:] = [other for other in self._asleep if other is not engine]
+        self._sleeping_engines[:] = [other for other in self._sleeping_engines if other is not engine]
 
     @cached_property
-    def _asleep(self) -> list[InferenceEngine]:
+    def _sleeping_engines(self) -> list[InferenceEngine]:
         return []

@@ -1,16 +1,16 @@
-"""EngineFleet: knows which engines serve, and replaces those that do not.
+"""EngineFleet: fault tolerance of inference engines; it replaces engines that died or hang.
 
-    serving ──died, hangs, or found dead by others──► lost ──► replaced ──► weights are synced ──► serving
+    serving ──died, hangs, or found dead by a caller──► lost ──► replaced ──► weights are synced ──► serving
                                                        ▲            │ failed, or died again: after a backoff
                                                        └────────────┴── six times in a row ──► given up
 
 Invariants:
-    - an engine that does not serve is being brought up by one task of the fleet, or was given up; only the fleet ends
-      or awaits a bring-up;
-    - the other engines take over the work of an engine that was given up; if no engine is left, `error` is raised for
-      every waiting request;
-    - an error that a retry cannot fix (any error that is not an `InfraError`) becomes such an `error` at once;
-    - between `hold` and `allow_starts`, no engine is being started; an engine that is kept away is not started either.
+    - an engine that does not serve is either being started by one task of the fleet, or was given up; only the fleet
+      cancels or awaits this task;
+    - the other engines take over the work of an engine that was given up; if no engine is left, every waiting request
+      raises `error`;
+    - an error that a retry cannot fix (any error that is not an `InfraError`) is stored as `error` at once;
+    - between `block_starts` and `allow_starts`, no engine is started; a detached engine is never started.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Literal, TypeAlias
 
-from roll.errors import ConfigError, EngineDiedError, InfraError, NoEngineError
+from roll.errors import ConfigError, EngineDiedError, InfraError, NoEngineError, one_line_error
 from roll.protocols import InferenceEngine
 from roll.rollout.engine_connection import EngineConnection
 from roll.rollout.engine_group import EngineGroup
@@ -34,21 +34,21 @@ logger = logging.getLogger(__name__)
 Change: TypeAlias = Literal["died", "hung", "replaced", "given up", "came", "left"]
 
 MAX_FAILURES = 6
-"""Failures of one engine in a row, without an answer in between, after which it is given up."""
-PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""First and longest backoff before an engine that failed twice is tried again; doubles with each failure."""
+"""Number of consecutive failures of an engine, without an answer in between, after which it is given up."""
+FIRST_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
+"""First and maximum backoff before an engine is started again after two failures; doubles with each failure."""
 START_LIMIT_S = 1800.0
-"""Timeout of starting a fresh engine. The weight sync that follows has its own timeout."""
+"""Timeout for starting a new engine, without the weight sync that follows."""
 
 
 class EngineFleet:
-    """The engines of a run; lost ones are replaced.
+    """Tracks the engines of a run, and replaces engines that are lost.
 
     Args:
         engines: The engines of the run.
         prepare: Syncs the current weights to a fresh engine before it serves.
         router: Router that gets the serving engines.
-        on_change: Called on every change of an engine.
+        on_change: Called whenever an engine changes.
     """
 
     def __init__(
@@ -59,21 +59,21 @@ class EngineFleet:
         on_change: Callable[[Change], None],
     ) -> None:
         self.error: Exception | None = None
-        """Why no engine is available; `None` while one is."""
+        """Why no engine is available; `None` while an engine is available or being started."""
         self._engines = engines
         self._prepare = prepare
         self._router = router
         self._on_change = on_change
-        self._links: dict[str, EngineConnection] = {}
+        self._connections: dict[str, EngineConnection] = {}
         self._failures: Counter[str] = Counter()
-        """Failures in a row, by engine."""
+        """Number of consecutive failures, by engine."""
         self._given_up: dict[str, Exception] = {}
-        self._coming: dict[str, asyncio.Task[None]] = {}
+        self._bring_ups: dict[str, asyncio.Task[None]] = {}
         self._starting: dict[str, asyncio.Event] = {}
         self._held = False
         self._away: set[str] = set()
-        self.standing: set[str] = set()
-        """Engines that are asleep or suspended individually; pausing and resuming all engines skips them."""
+        self.inactive: set[str] = set()
+        """Engines that were put to sleep or suspended individually; pausing or resuming all engines skips them."""
         self._may_start, self._none_starts = asyncio.Event(), asyncio.Event()
         self._none_starts.set()
         self._closed = False
@@ -86,44 +86,48 @@ class EngineFleet:
         return self._engines.engines
 
     @property
-    def serving(self) -> list[EngineConnection]:
-        """Links to serving engines, in order."""
-        return [self._links[engine.engine_id] for engine in self._router.serving]
+    def serving_connections(self) -> list[EngineConnection]:
+        """Connections to the engines that may get requests, in the order in which they were added."""
+        return [self._connections[engine.engine_id] for engine in self._router.serving_engines]
 
-    def link(self, engine_id: str) -> EngineConnection:
-        """Return the link to an engine; while the engine is being replaced, the link to the lost one.
+    def get_connection(self, engine_id: str) -> EngineConnection:
+        """Return the connection to an engine; while it is being replaced, the connection to the lost engine.
 
         Raises:
             ConfigError: The group has no engine of this id.
         """
-        if engine_id not in self._links:
-            raise ConfigError(f"there is no engine '{engine_id}': the group has {', '.join(self._links) or 'none'}.")
-        return self._links[engine_id]
+        if engine_id not in self._connections:
+            raise ConfigError(
+                f"there is no engine '{engine_id}': the group has {', '.join(self._connections) or 'none'}."
+            )
+        return self._connections[engine_id]
 
     def replace(self, engine: InferenceEngine, cause: str) -> None:
-        """Replace an engine that a caller found dead; an engine that was given up is tried once more."""
+        """Replace an engine that a caller found dead; an engine that was given up is started once more."""
         engine_id = engine.engine_id
-        link = self._links.get(engine_id)
-        if link is None:  # it has not served yet, or has been retired
+        connection = self._connections.get(engine_id)
+        if connection is None:  # it has not served yet, or has been retired
             return
-        if link.engine is engine and link.lost is None:
-            link.lose(EngineDiedError(engine_id, cause))
+        if connection.engine is engine and connection.lost is None:
+            connection.mark_lost(EngineDiedError(engine_id, cause))
         elif engine_id in self._given_up and not self._closed:
             del self._given_up[engine_id]
             self._failures[engine_id] = MAX_FAILURES - 1
             self.error = None
             self._start(engine_id)
 
-    async def end_orphans(self) -> None:
-        """Wait until no engine works on a request whose caller was canceled so far."""
-        await asyncio.gather(*(link.end_orphans() for link in list(self._links.values())))
+    async def wait_for_orphaned_requests(self) -> None:
+        """Wait until the engines have released all requests whose callers have been canceled."""
+        await asyncio.gather(
+            *(connection.wait_for_orphaned_requests() for connection in list(self._connections.values()))
+        )
 
-    async def settle(self) -> None:
+    async def wait_for_replacements(self) -> None:
         """Wait until every engine serves or was given up."""
-        while self._coming:
-            await asyncio.wait(self._coming.values())
+        while self._bring_ups:
+            await asyncio.wait(self._bring_ups.values())
 
-    async def hold(self) -> None:
+    async def block_starts(self) -> None:
         """Block engine starts until `allow_starts`; return once every start in progress has succeeded or failed."""
         self._held = True
         await self._none_starts.wait()
@@ -136,57 +140,61 @@ class EngineFleet:
     # ---- engines that join and leave (`transitions`)
 
     async def start(self, engine_id: str) -> None:
-        """Start a new member of the group, as soon as starts are allowed; then it serves. There is no retry.
+        """Start a new member of the group as soon as starts are allowed, and route requests to it; do not retry.
 
         Raises:
             Exception: The start failed.
         """
-        await self._serve_fresh(engine_id)
+        await self._start_and_serve(engine_id)
         if isinstance(self.error, NoEngineError):
             self.error = None
         self._on_change("came")
 
-    async def quarantine(self, engine_id: str) -> None:
-        """Stop routing to an engine and starting replacements of it; return once no start of it is in progress."""
-        self._router.remove(self.link(engine_id).engine.engine_id)
+    async def detach(self, engine_id: str) -> None:
+        """Stop routing requests to an engine, and do not replace it any more; wait for a start in progress to end."""
+        self._router.disable(self.get_connection(engine_id).engine.engine_id)
         self._away.add(engine_id)
         if engine_id in self._starting:
             await self._starting[engine_id].wait()
 
-    def readmit(self, engine_id: str) -> None:
-        """Let an engine that was kept away serve, or be replaced, like any other engine."""
+    def reattach(self, engine_id: str) -> None:
+        """Undo `detach`: the engine serves again, or is replaced if it is lost."""
         self._away.discard(engine_id)
         self._may_start.set()
-        if self._links[engine_id].lost is None:
-            self._router.add(self._links[engine_id].engine)
+        if self._connections[engine_id].lost is None:
+            self._router.add(self._connections[engine_id].engine)
             self._on_change("came")
 
-    async def forget(self, engine_id: str) -> None:
-        """Remove an engine that is kept away, permanently."""
-        if (task := self._coming.get(engine_id)) is not None:
+    async def remove(self, engine_id: str) -> None:
+        """Remove a detached engine permanently."""
+        if (task := self._bring_ups.get(engine_id)) is not None:
             task.cancel()
             await asyncio.wait({task})
-        self._links.pop(engine_id).close()
+        self._connections.pop(engine_id).close()
         del self._failures[engine_id]
         self._given_up.pop(engine_id, None)
         self._away.discard(engine_id)
-        self.standing.discard(engine_id)
-        self._router.forget(engine_id)
-        self._find_none_left()
+        self.inactive.discard(engine_id)
+        self._router.remove(engine_id)
+        self._check_none_left()
         self._on_change("left")
 
-    def is_serving(self, link: EngineConnection) -> bool:
-        """Return whether the engine of this link may get requests."""
-        return link.lost is None and link.engine.engine_id not in self._away
+    def is_serving(self, connection: EngineConnection) -> bool:
+        """Return whether the engine of this connection may get requests."""
+        return connection.lost is None and connection.engine.engine_id not in self._away
 
     @property
-    def working(self) -> list[EngineConnection]:
-        """Links to engines that may decode, including those that are about to leave, in order."""
-        return self.links(without=self.standing)
+    def decoding_connections(self) -> list[EngineConnection]:
+        """Connections to engines that may decode: all that are neither lost nor `inactive`."""
+        return self.list_connections(excluded_ids=self.inactive)
 
-    def links(self, *, without: Collection[str]) -> list[EngineConnection]:
-        """Return the links to engines that are not lost, except those in `without`, in order."""
-        return [link for name, link in self._links.items() if link.lost is None and name not in without]
+    def list_connections(self, *, excluded_ids: Collection[str]) -> list[EngineConnection]:
+        """Return the connections to engines that are not lost, except those whose ids are in `excluded_ids`."""
+        return [
+            connection
+            for name, connection in self._connections.items()
+            if connection.lost is None and name not in excluded_ids
+        ]
 
     async def wait_until_starts_allowed(self) -> None:
         """Wait until engine starts are allowed."""
@@ -197,9 +205,9 @@ class EngineFleet:
     async def close(self) -> None:
         """Stop replacing engines, and cancel the starts in progress."""
         self._closed = True
-        for link in self._links.values():
-            link.close()
-        tasks = list(self._coming.values())
+        for connection in self._connections.values():
+            connection.close()
+        tasks = list(self._bring_ups.values())
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -207,51 +215,54 @@ class EngineFleet:
     # ---- bringing up
 
     def _serve(self, engine: InferenceEngine) -> None:
-        self._links[engine.engine_id] = EngineConnection(engine, self._on_lost)
+        self._connections[engine.engine_id] = EngineConnection(engine, self._on_lost)
         self._router.add(engine)
         if engine.engine_id in self._away:
-            self._router.remove(engine.engine_id)
+            self._router.disable(engine.engine_id)
 
-    def _on_lost(self, link: EngineConnection) -> None:
-        engine_id = link.engine.engine_id
-        assert link.lost is not None, "it was lost"
-        if self._links.get(engine_id) is not link:  # a last call to an engine that was retired
+    def _on_lost(self, connection: EngineConnection) -> None:
+        engine_id = connection.engine.engine_id
+        assert connection.lost is not None, "the connection is lost"
+        if self._connections.get(engine_id) is not connection:  # the last call to a retired engine
             return
-        self._router.remove(engine_id)
+        self._router.disable(engine_id)
         if self._closed:
             return
-        logger.warning("%s; it is replaced, and its requests are issued again", link.lost)
-        self._failures[engine_id] = 1 if link.has_answered else self._failures[engine_id] + 1
+        logger.warning("%s; it is replaced, and its requests are issued again", connection.lost)
+        # An answer in between shows that the engine works: rare failures in a long run must not add up.
+        self._failures[engine_id] = 1 if connection.has_answered else self._failures[engine_id] + 1
         if self._failures[engine_id] >= MAX_FAILURES:
-            self._give_up(engine_id, link.lost)
+            self._give_up(engine_id, connection.lost)
         else:
             self._start(engine_id)
-        self._on_change("hung" if link.hangs else "died")
+        self._on_change("hung" if connection.hangs else "died")
 
     def _start(self, engine_id: str) -> None:
         task = asyncio.create_task(self._bring_up(engine_id), name=f"bring-up-{engine_id}")
-        self._coming[engine_id] = task
-        task.add_done_callback(lambda task: self._came(engine_id, task))
+        self._bring_ups[engine_id] = task
+        task.add_done_callback(lambda task: self._on_bring_up_end(engine_id, task))
 
-    def _came(self, engine_id: str, task: asyncio.Task[None]) -> None:
-        if self._coming.get(engine_id) is task:  # the fresh engine may have died, and another be starting
-            del self._coming[engine_id]
+    def _on_bring_up_end(self, engine_id: str, task: asyncio.Task[None]) -> None:
+        if self._bring_ups.get(engine_id) is task:  # the new engine may have died, and its replacement be starting
+            del self._bring_ups[engine_id]
 
     async def _bring_up(self, engine_id: str) -> None:
-        """Replace an engine, with retries, until one serves or too many have failed."""
+        """Replace an engine, with retries, until a replacement serves or the engine is given up."""
+        # One task per engine owns the retries. Requests only report dead engines, so no failure is lost with a request,
+        # and an engine that dies again while it starts needs no special case.
         while True:
             repeated = self._failures[engine_id] - 2
             if repeated >= 0:
-                await asyncio.sleep(min(LONGEST_PAUSE_S, PAUSE_S * 2**repeated))
+                await asyncio.sleep(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2**repeated))
             try:
-                await self._serve_fresh(engine_id)
+                await self._start_and_serve(engine_id)
             except InfraError as error:
                 self._failures[engine_id] += 1
-                logger.warning("engine %s could not be replaced: %s", engine_id, error)
+                logger.warning("engine %s could not be replaced: %s", engine_id, one_line_error(error))
                 if self._failures[engine_id] >= MAX_FAILURES:
                     self._give_up(engine_id, error)
                     break
-            except Exception as error:  # not an infrastructure error: a retry would fail again
+            except Exception as error:  # not an infrastructure error, so a retry would fail again
                 self._give_up(engine_id, error, final=True)
                 break
             else:
@@ -260,28 +271,29 @@ class EngineFleet:
                 return
         self._on_change("given up")
 
-    async def _serve_fresh(self, engine_id: str) -> None:
-        """Start a fresh engine, as soon as starts are allowed."""
+    async def _start_and_serve(self, engine_id: str) -> None:
+        """Start a new engine with this id as soon as its start is allowed, and route requests to it."""
         while self._held or engine_id in self._away:
             self._may_start.clear()
             await self._may_start.wait()
         self._starting[engine_id] = asyncio.Event()
         self._none_starts.clear()
         try:
-            self._serve(await self._fresh(engine_id))
+            self._serve(await self._start_replacement(engine_id))
         finally:
             self._starting.pop(engine_id).set()
             if not self._starting:
                 self._none_starts.set()
 
-    async def _fresh(self, engine_id: str) -> InferenceEngine:
+    async def _start_replacement(self, engine_id: str) -> InferenceEngine:
         start = asyncio.ensure_future(self._engines.replace(engine_id))
         try:
             if not (await asyncio.wait({start}, timeout=START_LIMIT_S))[0]:
-                raise EngineDiedError(engine_id, f"a fresh one did not start within {START_LIMIT_S:g} s")
+                raise EngineDiedError(engine_id, f"its replacement did not start within {START_LIMIT_S:g} s")
         finally:
-            start.cancel()  # a start that hangs is not awaited
+            start.cancel()  # not awaited, because the start may hang
         fresh = start.result()
+        # Before it serves, an engine must hold the current policy version.
         await self._prepare(fresh)
         return fresh
 
@@ -289,15 +301,18 @@ class EngineFleet:
         self._given_up[engine_id] = error
         if final:
             self.error = error
-        elif not self._find_none_left():
-            left = len(self._links) - len(self._given_up)
+        elif not self._check_none_left():
+            left = len(self._connections) - len(self._given_up)
             logger.error(
-                "engine %s failed %d times in a row and is given up; %d go on without it", engine_id, MAX_FAILURES, left
+                "engine %s failed %d times in a row and is given up; %d other engines continue",
+                engine_id,
+                MAX_FAILURES,
+                left,
             )
 
-    def _find_none_left(self) -> bool:
-        """Set `error` if all engines were given up; a group without engines waits for one."""
-        if not self._links or not self._given_up.keys() >= self._links.keys():
+    def _check_none_left(self) -> bool:
+        """Set `error` if all engines were given up, and return whether they were; False for a group without engines."""
+        if not self._connections or not self._given_up.keys() >= self._connections.keys():
             return False
         engine_id, error = list(self._given_up.items())[-1]
         self.error = NoEngineError(

@@ -1,6 +1,6 @@
-"""All attempts at one draw, in progress, with redundant rollouts and early stopping.
+"""GroupRun: generates the rollouts of one draw, with redundant rollouts and early stopping.
 
-A group is complete as soon as its result is final; attempts that are then still running are stopped.
+A group is complete as soon as its result is final; rollouts that are still running are then stopped.
 """
 
 from __future__ import annotations
@@ -9,36 +9,36 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
-from roll.rollout.attempts import Attempts, SamplingPlan
+from roll.rollout.attempts import RolloutRunner, SamplingPlan
 from roll.types import Group, PromptDraw, Rollout, RolloutId, RolloutStatus
 
 __all__ = ["EarlyStopPredicate", "GroupRun"]
 
 EarlyStopPredicate: TypeAlias = Callable[[Sequence[Rollout], int], bool]
-"""Predicate of the scored rollouts so far and the number of missing ones: whether no outcome could pass the filters."""
+"""Returns whether a group can no longer pass the filters, given its scored rollouts and the number of missing ones."""
 
 
 class GroupRun:
-    """Runs the attempts at one draw as tasks.
+    """Runs the rollouts of one draw as tasks.
 
     Args:
-        draw: The prompt draw.
-        plans: Sampling plans; rollouts of the first plan form the group, those of the others are companions (a greedy
-            answer for a baseline), returned separately.
-        attempts: Makes rollouts.
-        num_launched: Rollouts to start for the group; those beyond `plans[0].group_size` are redundant.
-        first_finished: Whether the first rollouts that finish form the group, or those that were launched first.
+        draw: The sampled prompt.
+        plans: Sampling plans. Rollouts of the first plan form the group; each other plan forms a companion group, such
+            as a greedy answer for a baseline.
+        runner: Runs single rollouts.
+        num_launched: Number of rollouts to start for the group; those beyond `plans[0].group_size` are redundant.
+        first_finished: Whether the group consists of the rollouts that finish first; if not, of those launched first.
         early_stop: Predicate that tells whether the group can no longer pass its filters.
         on_start: Called when the first rollout gets an engine.
         on_end: Called once, when the group is complete, can no longer pass its filters, or has failed with an error.
-        before_reward: Event for which scoring waits.
+        before_reward: Event that must be set before rollouts are scored.
     """
 
     def __init__(
         self,
         draw: PromptDraw,
         plans: Sequence[SamplingPlan],
-        attempts: Attempts,
+        runner: RolloutRunner,
         *,
         num_launched: int | None = None,
         first_finished: bool = False,
@@ -49,10 +49,10 @@ class GroupRun:
     ) -> None:
         self.draw = draw
         self.error: BaseException | None = None
-        """An error that is neither the model's nor the infrastructure's."""
+        """An unexpected error, caused neither by the model nor by infrastructure."""
         self.ended = False
         self.stopped_early = False
-        self._attempts = attempts
+        self._runner = runner
         self._plan = plans[0]
         self._first_finished = first_finished
         self._early_stop = early_stop
@@ -66,49 +66,49 @@ class GroupRun:
         for plan in plans:
             count = (num_launched or plan.group_size) if plan is self._plan else plan.group_size
             for index in range(count):
-                work = attempts.attempt(draw, index, plan, on_start=self._start, before_reward=before_reward)
-                rollout_id = plan.rollout_id(draw, index)
+                work = runner.generate_and_score(draw, index, plan, on_start=self._start, before_reward=before_reward)
+                rollout_id = plan.build_rollout_id(draw, index)
                 self._running[task := asyncio.create_task(work, name=str(rollout_id))] = rollout_id
                 task.add_done_callback(self._finish)
 
     @property
     def group(self) -> Group:
-        """The group with its chosen rollouts; complete once the run has ended."""
-        chosen = self._chosen()
+        """The group with its chosen rollouts; complete when the run has ended."""
+        chosen = self._choose_rollouts()
         return Group(draw=self.draw, rollouts=tuple(chosen))
 
     @property
     def companions(self) -> Mapping[str, Group]:
-        """The groups of the other plans, by purpose."""
+        """The companion groups, by purpose."""
         return {
             purpose: Group(draw=self.draw, rollouts=tuple(done[i] for i in sorted(done)))
             for purpose, done in self._companions.items()
         }
 
     @property
-    def scored(self) -> list[Rollout]:
-        """All scored rollouts of the group itself, chosen or not."""
-        return [rollout for rollout in self._done.values() if _counts(rollout)]
+    def scored_rollouts(self) -> list[Rollout]:
+        """All scored rollouts of the group, chosen or not, without companions."""
+        return [rollout for rollout in self._done.values() if _is_scored(rollout)]
 
     @property
     def num_stopped(self) -> int:
-        """Number of attempts of the group itself that were stopped or have not ended."""
+        """Number of the group's rollouts that were stopped or have not ended; companions are not counted."""
         return self._num_launched - len(self._done)
 
     @property
-    def all_scored(self) -> list[Rollout]:
+    def all_scored_rollouts(self) -> list[Rollout]:
         """All scored rollouts, including those of companions."""
-        return [r for done in (self._done, *self._companions.values()) for r in done.values() if _counts(r)]
+        return [r for done in (self._done, *self._companions.values()) for r in done.values() if _is_scored(r)]
 
     def stop(self) -> None:
-        """Cancel the running attempts; `on_end` is not called any more."""
+        """Cancel the running rollouts; `on_end` is not called any more."""
         self.ended = True
         for task in self._running:
             task.cancel()
 
     @property
     def tasks(self) -> list[asyncio.Task[Rollout]]:
-        """Tasks of attempts that have not ended, including canceled ones."""
+        """Tasks of rollouts that have not ended, including canceled ones."""
         return list(self._running)
 
     def _start(self) -> None:
@@ -125,25 +125,23 @@ class GroupRun:
             self.error = self.error or error
             self._end()
             return
-        if self.ended:  # it finished at the moment at which it was stopped
-            self._attempts.discard(task.result())
+        if self.ended:  # the rollout finished in the same iteration of the event loop in which it was canceled
+            self._runner.discard(task.result())
             return
         if rollout_id.purpose != self._plan.purpose:
             self._companions[rollout_id.purpose][rollout_id.index] = task.result()
         else:
             self._done[rollout_id.index] = task.result()
-            self.stopped_early = not self._complete() and self._cannot_pass_filter()
-        if self.stopped_early or (self._complete() and self._companions_complete()):
+            self.stopped_early = not self._is_complete() and self._cannot_pass_filter()
+        if self.stopped_early or (self._is_complete() and self._are_companions_complete()):
             self._end()
 
     def _cannot_pass_filter(self) -> bool:
-        """Return whether the group can no longer pass its filters, whatever rollouts join those that are sure to be in
-        it.
-        """
+        """Return whether the group cannot pass its filters with any results of its missing rollouts."""
         if self._early_stop is None:
             return False
-        good = sorted(index for index, rollout in self._done.items() if _counts(rollout))
-        running = self._running_indices()
+        good = sorted(index for index, rollout in self._done.items() if _is_scored(rollout))
+        running = self._list_running_indices()
         size = self._plan.group_size
         if self._first_finished:
             sure = good
@@ -151,6 +149,7 @@ class GroupRun:
             sure = [index for index in good if sum(other < index for other in (*good, *running)) < size]
         missing = size - len(sure)
         others = len(good) - len(sure) + len(running)
+        # If there are too few others, failed rollouts complete the group, but the predicate needs rewards of all.
         return 0 < missing <= others and self._early_stop([self._done[index] for index in sure], missing)
 
     def _end(self) -> None:
@@ -159,33 +158,36 @@ class GroupRun:
         self.stop()
         self._on_end(self)
 
-    def _companions_complete(self) -> bool:
+    def _are_companions_complete(self) -> bool:
         return not any(running.purpose in self._companions for running in self._running.values())
 
-    def _running_indices(self) -> list[int]:
-        """Return the indices of the group's own attempts that have not ended."""
+    def _list_running_indices(self) -> list[int]:
+        """Return the indices of the group's rollouts that have not ended, without companions."""
         return [running.index for running in self._running.values() if running.purpose == self._plan.purpose]
 
-    def _complete(self) -> bool:
+    def _is_complete(self) -> bool:
         """Return whether the group's result is final."""
-        running = self._running_indices()
+        running = self._list_running_indices()
         if not running:
             return True
-        good = sorted(index for index, rollout in self._done.items() if _counts(rollout))
+        good = sorted(index for index, rollout in self._done.items() if _is_scored(rollout))
         size = self._plan.group_size
         if len(good) < size:
             return False
+        # In launch order, a running rollout with a lower index would still displace a finished one.
         return self._first_finished or good[size - 1] < min(running)
 
-    def _chosen(self) -> list[Rollout]:
-        """Return the group's rollouts, by index; failed ones are included only if there are not enough others."""
-        good = [rollout for rollout in self._done.values() if _counts(rollout)]  # in the order in which they finished
+    def _choose_rollouts(self) -> list[Rollout]:
+        """Return the rollouts that form the group, by index; failed ones only if there are too few scored ones."""
+        good = [
+            rollout for rollout in self._done.values() if _is_scored(rollout)
+        ]  # in the order in which they finished
         if not self._first_finished:
             good.sort(key=lambda rollout: rollout.index)
         size = self._plan.group_size
-        failed = sorted((r for r in self._done.values() if not _counts(r)), key=lambda rollout: rollout.index)
+        failed = sorted((r for r in self._done.values() if not _is_scored(r)), key=lambda rollout: rollout.index)
         return sorted([*good[:size], *failed[: max(0, size - len(good))]], key=lambda rollout: rollout.index)
 
 
-def _counts(rollout: Rollout) -> bool:
+def _is_scored(rollout: Rollout) -> bool:
     return rollout.status is RolloutStatus.COMPLETED

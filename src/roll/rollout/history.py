@@ -1,4 +1,4 @@
-"""The messages of an episode's earlier turns that the model is shown.
+"""The history of an episode: the messages of earlier turns that the model is shown.
 
     full                p  a₁ o₁  a₂ o₂  a₃ o₃          p: prompt, aᵢ: answers, oᵢ: the environment's replies
     thinking_stripped   p  b₁ o₁  b₂ o₂  b₃ o₃          bᵢ: aᵢ without its thinking
@@ -6,7 +6,7 @@
     stepwise            p+o₃                            a window of 0
     summary             p+s+o₂  a₃ o₃                   s: the model's summary of everything before o₂
 
-Pure functions of messages; `dialogue` decides whether their tokens extend the context that the engine saw.
+Pure functions of messages; `dialogue` decides whether their tokens extend the last context.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from roll.types import Content, History, Message, joined_content, with_texts
+from roll.types import Content, History, Message, join_content, map_text
 
 __all__ = [
-    "TOOL_FORMS",
+    "TOOL_MESSAGE_FORMATS",
     "Exchange",
-    "ToolForm",
+    "ToolMessageFormat",
+    "build_history_messages",
     "find_longest_fitting",
-    "history_messages",
     "join_contents",
     "shorten_messages",
     "with_text",
     "without_thinking",
 ]
 
-ToolForm: TypeAlias = Literal["written", "calls", "user"]
-TOOL_FORMS: tuple[ToolForm, ...] = ("written", "calls", "user")
-"""How a template gets tool calls and replies: calls as the model wrote them; as a list, which some templates require;
-and replies as user messages, for templates without tool support."""
+ToolMessageFormat: TypeAlias = Literal["written", "calls", "user"]
+TOOL_MESSAGE_FORMATS: tuple[ToolMessageFormat, ...] = ("written", "calls", "user")
+"""Formats in which a template receives tool calls and replies: `written` passes calls as the text that the model wrote,
+`calls` as a list, which some templates require, and `user` passes replies as user messages, for templates without tool
+support."""
 T = TypeVar("T")
 _OPEN, _CLOSE = "<think>", "</think>"
 
@@ -47,49 +48,54 @@ class Exchange:
     calls: tuple[Mapping[str, Any], ...] = ()
     """Parsed tool calls, see `Message`."""
 
-    def to_format(self, form: ToolForm) -> Exchange:
-        """Return the exchange with its tool calls and replies converted to another form."""
-        if form == "written" or not any(reply.role == "tool" for reply in self.replies):
+    def to_format(self, tool_format: ToolMessageFormat) -> Exchange:
+        """Return the exchange with tool calls and tool replies in `tool_format`; see `TOOL_MESSAGE_FORMATS`.
+
+        An exchange without tool replies is returned unchanged.
+        """
+        if tool_format == "written" or not any(reply.role == "tool" for reply in self.replies):
             return self
-        if form == "calls" and self.calls:
+        if tool_format == "calls" and self.calls:
             return replace(self, answer=Message(role="assistant", content="", tool_calls=self.calls))
         return replace(self, replies=(Message(role="user", content=join_contents(self.replies)),))
 
 
-def history_messages(history: History, prompt: Sequence[Message], exchanges: Sequence[Exchange]) -> list[Message]:
-    """Return the messages that the next answer follows.
+def build_history_messages(history: History, prompt: Sequence[Message], exchanges: Sequence[Exchange]) -> list[Message]:
+    """Return the messages that the model is shown for its next answer.
 
     Args:
-        history: How much of the episode is shown.
-        prompt: Messages with which the episode began, or continues after a summary.
-        exchanges: Exchanges since then, in order.
+        history: Which earlier turns the model is shown.
+        prompt: Messages at the beginning of the episode or, after a summary, of the restarted context.
+        exchanges: Exchanges since `prompt`, in order.
     """
     if history.kind == "thinking_stripped":
-        exchanges = [Exchange(answer=_strip_thinking(one.answer), replies=one.replies) for one in exchanges]
+        exchanges = [Exchange(answer=_strip_thinking(each.answer), replies=each.replies) for each in exchanges]
     kept = {"window": history.turns, "stepwise": 0}.get(history.kind, len(exchanges))
     if kept < len(exchanges):
         first = len(exchanges) - kept
         replies = join_contents(exchanges[first - 1].replies)
         prompt, exchanges = with_text(prompt, replies, keep_task=history.keep_task), exchanges[first:]
-    return [*prompt, *(message for one in exchanges for message in (one.answer, *one.replies))]
+    return [*prompt, *(message for exchange in exchanges for message in (exchange.answer, *exchange.replies))]
 
 
 def join_contents(messages: Iterable[Message]) -> Content:
-    """Return the contents of messages joined into one."""
-    return joined_content([message.content for message in messages])
+    """Return the contents of all messages, joined."""
+    return join_content([message.content for message in messages])
 
 
-def with_text(prompt: Sequence[Message], said: Content, *, keep_task: bool = True) -> list[Message]:
-    """Return the prompt with a text appended to its last message, or replacing all but the system message.
+def with_text(prompt: Sequence[Message], text: Content, *, keep_task: bool = True) -> list[Message]:
+    """Return the prompt with text appended to its last message.
 
-    >>> [asked] = with_text([Message(role="user", content="Guess.")], "Higher.")
-    >>> asked.content
+    Without `keep_task`, all messages except system messages are replaced with one user message, the text.
+
+    >>> [message] = with_text([Message(role="user", content="Guess.")], "Higher.")
+    >>> message.content
     'Guess.\\n\\nHigher.'
     """
     if keep_task and prompt:
-        last = replace(prompt[-1], content=joined_content([prompt[-1].content, said]))
+        last = replace(prompt[-1], content=join_content([prompt[-1].content, text]))
         return [*prompt[:-1], last]
-    return [*(message for message in prompt if message.role == "system"), Message(role="user", content=said)]
+    return [*(message for message in prompt if message.role == "system"), Message(role="user", content=text)]
 
 
 def without_thinking(text: str) -> str:
@@ -107,33 +113,35 @@ def _strip_thinking(answer: Message) -> Message:
 
 
 def shorten_messages(replies: Iterable[Message], limit: int) -> tuple[Message, ...]:
-    """Shorten messages to about `limit` characters each; a note replaces the middle of a longer text."""
+    """Shorten messages to about `limit` characters each; a note replaces the middle of longer messages."""
     return tuple(
-        replace(reply, content=with_texts(reply.content, lambda text: _cut_middle(text, limit))) for reply in replies
+        replace(reply, content=map_text(reply.content, lambda text: _cut_middle(text, limit))) for reply in replies
     )
 
 
-def find_longest_fitting(make: Callable[[int], T], size: Callable[[T], int], *, most: int, room: int) -> T | None:
-    """Return the result of `make` for nearly the largest number of characters that fits; `None` if even 0 does not fit.
-
-    Each attempt tokenizes a context, so the next limit is estimated from the size of the last attempt.
+def find_longest_fitting(
+    build: Callable[[int], T], measure: Callable[[T], int], *, max_limit: int, max_size: int
+) -> T | None:
+    """Return `build(limit)` for nearly the largest limit whose result fits; `None` if not even `build(0)` fits.
 
     Args:
-        make: Function from a character limit to a result.
-        size: Function from a result to its size in tokens.
-        most: Largest character limit to try.
-        room: Largest size, in tokens.
+        build: Builds a result for a character limit.
+        measure: Returns the size of a result, in tokens.
+        max_limit: The largest character limit to try.
+        max_size: The maximum size of a result, in tokens.
     """
-    limit, found = most, make(most)
-    if size(found) <= room:
+    limit, found = max_limit, build(max_limit)
+    if measure(found) <= max_size:
         return found
-    least = make(0)
-    spare = room - size(least)
+    least = build(0)
+    spare = max_size - measure(least)
     while spare >= 0 and limit > 0:
-        shown = size(found) - size(least)
+        # Each attempt tokenizes a context, so the next limit is estimated from the tokens per character of the last
+        # result instead of found by bisection.
+        shown = measure(found) - measure(least)
         limit = min(limit - max(limit // 20, 1), limit * spare // max(shown, 1))
-        found = make(limit)
-        if size(found) <= room:
+        found = build(limit)
+        if measure(found) <= max_size:
             return found
     return None
 

@@ -1,10 +1,10 @@
-"""The data ledger: every prompt draw has an id and one fate.
+"""The data ledger: every sampled prompt (draw) has an id and exactly one outcome (fate).
 
-    open ──► in flight ──► trained | filtered | failed | expired       (final: a fate is settled once)
+    open ──► in flight ──► trained | filtered | failed | expired       (final: recorded once)
 
 Invariants, checked on every call:
-    - draw ids are opened in order, without gaps: 0, 1, 2, …
-    - a draw that is not in flight cannot be settled, so no draw is trained twice or skipped silently.
+    - draw ids are consecutive: 0, 1, 2, …
+    - an outcome can be recorded only for a draw in flight, so no draw is trained twice or skipped silently.
 
 The ledger is part of every checkpoint, as one JSON line per draw.
 """
@@ -31,13 +31,13 @@ class LedgerEntry:
     uid: str
     fate: Fate
     step: int
-    """Step at which the draw was made or, if it is settled, settled."""
+    """Step at which the prompt was sampled or, if it has a final outcome, at which the outcome was recorded."""
     why: str = ""
-    """Why the draw was not trained."""
+    """Why the draw was not trained; empty if it was."""
 
 
 class DataLedger:
-    """Records draws and their fates."""
+    """Records draws and their outcomes."""
 
     def __init__(self) -> None:
         self._entries: list[LedgerEntry] = []
@@ -51,47 +51,47 @@ class DataLedger:
     def __getitem__(self, draw_id: int) -> LedgerEntry:
         return self._entries[draw_id]
 
-    def open(self, draws: Iterable[Draw], step: int) -> None:
-        """Record fresh draws as in flight."""
+    def record_draws(self, draws: Iterable[Draw], step: int) -> None:
+        """Record draws that were sampled in step `step`; they are in flight until `record_fate`."""
         for draw in draws:
-            assert draw.draw_id == len(self._entries), f"draw {draw.draw_id} opened after {len(self._entries)} draws"
+            assert draw.draw_id == len(self._entries), f"draw {draw.draw_id} recorded after {len(self._entries)} draws"
             self._entries.append(LedgerEntry(draw_id=draw.draw_id, uid=draw.uid, fate=Fate.IN_FLIGHT, step=step))
 
-    def settle(self, draw_id: int, fate: Fate, step: int, why: str = "") -> None:
-        """Give a draw its final fate."""
+    def record_fate(self, draw_id: int, fate: Fate, step: int, why: str = "") -> None:
+        """Record a draw's final outcome, and the step and the reason (`why`) of this outcome."""
         entry = self._entries[draw_id]
         assert fate is not Fate.IN_FLIGHT, "in_flight is not a final fate"
         assert entry.fate is Fate.IN_FLIGHT, f"draw {draw_id} is already {entry.fate} (step {entry.step})"
         self._entries[draw_id] = LedgerEntry(draw_id=draw_id, uid=entry.uid, fate=fate, step=step, why=why)
 
-    def forget_from(self, draw_id: int) -> list[int]:
-        """Drop this draw and all newer ones, which have no fate yet and will be drawn again; return their ids."""
-        forgotten = self._entries[draw_id:]
-        settled = [entry.draw_id for entry in forgotten if entry.fate is not Fate.IN_FLIGHT]
-        assert not settled, f"draws {settled} have a fate and cannot be forgotten"
+    def drop_from(self, draw_id: int) -> list[int]:
+        """Remove this draw and all later ones, which must be in flight and will be sampled again; return their ids."""
+        dropped = self._entries[draw_id:]
+        settled = [entry.draw_id for entry in dropped if entry.fate is not Fate.IN_FLIGHT]
+        assert not settled, f"draws {settled} have a fate and cannot be dropped"
         del self._entries[draw_id:]
-        return [entry.draw_id for entry in forgotten]
+        return [entry.draw_id for entry in dropped]
 
     def counts(self) -> dict[str, int]:
-        """Return the number of draws by fate; every fate is present."""
-        found = Counter(entry.fate.value for entry in self._entries)
-        return {fate.value: found[fate.value] for fate in Fate}
+        """Return the number of draws by outcome, including outcomes without draws."""
+        counts = Counter(entry.fate.value for entry in self._entries)
+        return {fate.value: counts[fate.value] for fate in Fate}
 
-    def in_flight(self) -> list[int]:
-        """Return the ids of draws without a final fate."""
+    def list_in_flight(self) -> list[int]:
+        """Return the ids of draws without a final outcome."""
         return [entry.draw_id for entry in self._entries if entry.fate is Fate.IN_FLIGHT]
 
     def dumps(self, count: int | None = None) -> str:
-        """Return the first `count` entries, or all, as JSON lines."""
+        """Return the first `count` entries, by default all, as JSON lines."""
         entries = self._entries[:count]
         return "".join(json.dumps(asdict(entry), separators=(",", ":")) + "\n" for entry in entries)
 
     @classmethod
     def loads(cls, text: str) -> DataLedger:
-        """Load a ledger from the text that `dumps` returned.
+        """Load a ledger from the JSON lines that `dumps` returned.
 
         Raises:
-            CheckpointError: A line is malformed, or ids have a gap.
+            CheckpointError: A line is malformed, or the ids are not consecutive.
         """
         ledger = cls()
         for number, line in enumerate(text.splitlines()):
@@ -101,6 +101,8 @@ class DataLedger:
             except (ValueError, TypeError, KeyError) as error:
                 raise CheckpointError(f"data ledger, line {number + 1} is malformed: {error}") from None
             if entry.draw_id != number:
-                raise CheckpointError(f"data ledger, line {number + 1}: draw {entry.draw_id} where {number} was due")
+                raise CheckpointError(
+                    f"data ledger, line {number + 1}: the draw id is {entry.draw_id}, but must be {number}"
+                )
             ledger._entries.append(entry)
         return ledger

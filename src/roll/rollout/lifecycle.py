@@ -1,14 +1,14 @@
-"""The life cycle of every rollout: one explicit state machine with one owner; every transition is an event.
+"""The life cycle of rollouts: an explicit state machine; every transition is an event.
 
     queued ──► generating ──► rewarding ──► accepted ──► trained
       │  ◄──(again)── │  ◄──(again)── │         ├──► measured   (of an evaluation)
       └───────────────┴───────────────┴─────────┴──► filtered | expired | aborted | infra_error
 
 Invariants, checked on every move:
-    - a rollout that failed while queued (in its environment, or before an engine took the request) is queued again;
-    - a rollout begins `queued` and ends in exactly one final state; no rollout is lost or ends twice;
-    - only the moves of `MOVES` happen: a rollout is generated before it is scored, and scored before it is trained;
-    - the number of live rollouts is the number of rollouts that began minus those that ended.
+    - a rollout that fails while queued (in its environment, or before an engine has its request) is queued again;
+    - a rollout begins in state `queued` and ends in exactly one final state: no rollout is lost or ends twice;
+    - only the moves in `MOVES` are allowed: a rollout is generated before it is scored, and scored before training;
+    - the number of live rollouts is the number that began minus the number that ended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class RolloutState(StrEnum):
     """State of a rollout."""
 
     QUEUED = "queued"
-    """Waits for a slot at an engine."""
+    """Waits for an engine slot."""
     GENERATING = "generating"
     REWARDING = "rewarding"
     ACCEPTED = "accepted"
@@ -44,7 +44,7 @@ class RolloutState(StrEnum):
     ABORTED = "aborted"
     """Stopped because its result is not needed."""
     INFRA_ERROR = "infra_error"
-    """Failed for infrastructure errors in all attempts."""
+    """Failed in all attempts because of infrastructure errors."""
 
 
 _S = RolloutState
@@ -61,7 +61,7 @@ FINAL = frozenset(_S) - frozenset(MOVES)
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One move of one rollout. `before` is `None` when the rollout begins."""
+    """A rollout's change of state from `before` to `after`; `before` is `None` when the rollout begins."""
 
     rollout_id: RolloutId
     before: RolloutState | None
@@ -79,16 +79,16 @@ class LiveRollout:
     rollout_id: RolloutId
     state: RolloutState
     since: float
-    """Time at which it entered this state."""
+    """Time at which the rollout entered this state."""
     began: float
     detail: str = ""
 
 
 class LifeCycle:
-    """Owner of all rollouts' states.
+    """Tracks the state of every rollout.
 
     Args:
-        listeners: Called with every transition, in order; must return at once.
+        listeners: Called with every transition, in order; must not block.
     """
 
     def __init__(self, *listeners: Callable[[Transition], None]) -> None:
@@ -106,8 +106,8 @@ class LifeCycle:
         """Iterate over live rollouts, in the order in which they began."""
         return iter(self._live.values())
 
-    def listen(self, listener: Callable[[Transition], None]) -> None:
-        """Add a listener."""
+    def add_listener(self, listener: Callable[[Transition], None]) -> None:
+        """Call `listener` with every later transition, after the earlier listeners; it must not block."""
         self._listeners.append(listener)
 
     def begin(self, rollout_id: RolloutId) -> None:
@@ -115,22 +115,23 @@ class LifeCycle:
         assert rollout_id not in self._live, f"rollout {rollout_id} begins twice"
         now = asyncio.get_running_loop().time()
         self._live[rollout_id] = LiveRollout(rollout_id, RolloutState.QUEUED, now, now)
-        self._tell(rollout_id, None, RolloutState.QUEUED, now, "")
+        self._notify(rollout_id, None, RolloutState.QUEUED, now, "")
 
     def move(self, rollout_id: RolloutId, to: RolloutState, detail: str = "") -> None:
         """Move a rollout to another state; a final state removes it."""
         rollout = self._live.get(rollout_id)
         assert rollout is not None, f"rollout {rollout_id} is not live, so it cannot become {to}"
         before = rollout.state
+        # Checked here, because otherwise a rollout that is lost or counted twice would only show as a stalled step.
         assert to in MOVES[before], f"rollout {rollout_id} cannot go from {before} to {to}"
         now = asyncio.get_running_loop().time()
         if to in MOVES:
             rollout.state, rollout.since, rollout.detail = to, now, detail
         else:
             del self._live[rollout_id]
-        self._tell(rollout_id, before, to, now, detail)
+        self._notify(rollout_id, before, to, now, detail)
 
-    def state(self, rollout_id: RolloutId) -> RolloutState | None:
+    def get_state(self, rollout_id: RolloutId) -> RolloutState | None:
         """Return the state of a rollout; `None` once it has ended."""
         rollout = self._live.get(rollout_id)
         return rollout.state if rollout else None
@@ -139,7 +140,7 @@ class LifeCycle:
         """Return the number of live rollouts by state."""
         return Counter(rollout.state for rollout in self._live.values())
 
-    def _tell(
+    def _notify(
         self, rollout_id: RolloutId, before: RolloutState | None, after: RolloutState, now: float, detail: str
     ) -> None:
         self.last_move = now

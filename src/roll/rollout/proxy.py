@@ -1,19 +1,20 @@
 """LLMProxy: the single entry point to all inference engines; it continues partial rollouts after an abort.
 
-    generate(request) ──► queue ──(room)──► link to the least loaded engine ──► Generation
+    generate(request) ──► queue ──(room)──► the least loaded engine ──► Generation
                             ▲                        │ the engine died or hangs, or a pause aborted the request
-                            └──── again, at its place in the queue
+                            └──── again, at its position in the queue
 
     suspend(mode) ──► engines pause ──► weight sync ──► resume() ──► engines continue, the queue moves
 
 Invariants:
     - every request gets exactly one `Generation` or one error;
-    - a request whose engine died or hangs is issued again, with the same seed, on a live engine; the fleet (`fleet`)
-      replaces the engine, and no request waits for that;
-    - a request's slot at an engine is free when the engine has released the request (`link`), not when its caller has;
+    - a request whose engine died or hangs is sent to another engine, with the same seed; the fleet (`fleet`) replaces
+      the engine, and no request waits for that;
+    - a request's slot at an engine is free when the engine has released the request (`engine_connection`); canceling
+      the caller does not free it;
     - a request that a pause aborted continues from its partial tokens, or restarts if so configured: its caller gets
       one `Generation`, in which every token has its policy version;
-    - requests leave the queue by priority, then in order of arrival; none does while the proxy is suspended.
+    - requests leave the queue by priority, then in order of arrival, but not while the proxy is suspended.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from functools import partial
 
 import numpy as np
 
-from roll.data.expert_choices import first_known
+from roll.data.expert_choices import merge_records
 from roll.errors import EngineDiedError
 from roll.protocols import InferenceEngine, PauseMode
 from roll.rollout.engine_connection import EngineConnection
@@ -43,11 +44,11 @@ __all__ = ["LLMProxy", "OnStart"]
 logger = logging.getLogger(__name__)
 
 OnStart = Callable[[str], None]
-"""Called with the engine's id when the engine gets the request."""
+"""Called with the engine's id when a request is sent to the engine."""
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _QueuedRequest:
     """A request in the queue."""
 
     place: asyncio.Future[InferenceEngine]
@@ -56,13 +57,13 @@ class _Waiting:
 
 
 class LLMProxy:
-    """Routes requests to a fleet of engines.
+    """Queues requests and routes them to the engines of a run.
 
     Args:
         engines: The engines of the run.
-        prepare: Syncs the current weights to a fresh engine before it serves; not needed if the engine loads them.
+        prepare: Syncs the current weights to a new engine before it serves; `None` if the engine loads them itself.
         max_attempts: Number of attempts at a request before the engine's error is raised.
-        router: Chooses engines.
+        router: Router that chooses engines.
         restarts: Whether a request that a pause aborted restarts instead of continuing from its partial tokens.
     """
 
@@ -78,25 +79,30 @@ class LLMProxy:
         self._max_attempts = max_attempts
         self._restarts = restarts
         self._router = router or Router()
-        self._queue: list[tuple[int, int, _Waiting]] = []
+        self._queue: list[tuple[int, int, _QueuedRequest]] = []
         self._num_requests = 0
         self._suspended: PauseMode | None = None
-        self._in_step = asyncio.Lock()
-        """Held while all engines pause or resume, and while a single engine is brought to the same state."""
+        self._pause_lock = asyncio.Lock()
+        """Held while all engines are paused or resumed, and while a single engine is brought to the same state."""
         self._unwanted: set[str] = set()
-        """Ids of requests that `abort` ended, until their callers get the result."""
+        """Ids of aborted requests whose callers have not received the result yet."""
         self._at_engines: dict[str, EngineConnection] = {}
         self.num_replaced = 0
-        self.num_hung = 0
+        self.num_hung_engines = 0
         """Number of engines that hung; once replaced, they also count in `num_replaced`."""
         self.num_reissued = 0
         self.num_continued = 0
         self.num_restarted = 0
-        self._fleet = EngineFleet(engines, prepare or _as_loaded, self._router, self._on_change)
+        self._fleet = EngineFleet(engines, prepare or _keep_loaded_weights, self._router, self._on_change)
         self.transitions = EngineTransitions(
-            engines, self._fleet, self._router, prepare or _as_loaded, lambda: self._suspended, self._in_step
+            engines,
+            self._fleet,
+            self._router,
+            prepare or _keep_loaded_weights,
+            lambda: self._suspended,
+            self._pause_lock,
         )
-        """Adds, removes, puts to sleep and wakes single engines."""
+        """Adds and removes single engines, and puts them to sleep or wakes them."""
 
     @property
     def engines(self) -> Sequence[InferenceEngine]:
@@ -110,21 +116,21 @@ class LLMProxy:
 
     @property
     def num_running(self) -> int:
-        """Number of requests at engines, without orphans."""
+        """Number of requests at engines, without those whose callers were canceled."""
         return len(self._at_engines)
 
     @property
-    def num_serving(self) -> int:
+    def num_serving_engines(self) -> int:
         """Number of engines that may get requests."""
-        return len(self._router.serving)
+        return len(self._router.serving_engines)
 
     # ---- requests
 
     def counts(self) -> dict[str, int]:
-        """Return the number of engine replacements and of requests that were issued again so far, by kind."""
+        """Return counters of engine replacements and of requests that were sent again, by name."""
         return {
             "replaced": self.num_replaced,
-            "hung": self.num_hung,
+            "hung": self.num_hung_engines,
             "reissued": self.num_reissued,
             **({"restarted": self.num_restarted} if self._restarts else {"continued": self.num_continued}),
         }
@@ -137,36 +143,37 @@ class LLMProxy:
         pinned: bool = False,
         on_start: OnStart | None = None,
     ) -> Generation:
-        """Run a request on the least loaded engine; a request that `abort` ended returns its partial tokens.
+        """Run a request on the least loaded engine; an aborted request returns its partial tokens.
 
         Args:
-            request: A request with an id that is unique among those in progress.
-            session: See `Router.take`.
-            pinned: See `Router.take`.
+            request: A request whose id is unique among the requests in progress.
+            session: See `Router.acquire_slot`.
+            pinned: See `Router.acquire_slot`.
             on_start: Called each time an engine gets the request.
 
         Raises:
-            EngineDiedError: Engines died or hung with the request `max_attempts` times.
+            EngineDiedError: `max_attempts` times, the engine of the request died or hung.
             NoEngineError: No engine is left.
         """
+        # A request that is sent again keeps its number, and so its position in the queue.
         order = self._num_requests
         self._num_requests += 1
         pieces: list[Generation] = []
         current, attempt = request, 1
         while True:
-            link, give_back = await self._wait_for_free_engine(request, order, session, pinned)
+            connection, give_back = await self._wait_for_free_engine(request, order, session, pinned)
             if on_start is not None:
-                on_start(link.engine.engine_id)
-            self._at_engines[request.request_id] = link
+                on_start(connection.engine.engine_id)
+            self._at_engines[request.request_id] = connection
             try:
-                generation = await link.generate(current, give_back)
+                generation = await connection.generate(current, give_back)
             except EngineDiedError as error:
                 logger.debug("request %s, attempt %d: %s", request.request_id, attempt, error)
                 if attempt == self._max_attempts:
                     raise
                 attempt += 1
                 self.num_reissued += 1
-                continue
+                continue  # `current` still has the seed, and the tokens of earlier pieces
             finally:
                 del self._at_engines[request.request_id]
                 unwanted = request.request_id in self._unwanted
@@ -190,61 +197,64 @@ class LLMProxy:
         """Wait for a slot at an engine that can take the request at once.
 
         Returns:
-            The link to the engine, and a function that releases the slot.
+            The connection to the engine, and a function that releases the slot.
         """
         while True:
             engine = await self._wait_for_slot(request.priority, order, session, pinned)
-            link, give_back = self._fleet.link(engine.engine_id), partial(self._give_back, engine.engine_id)
+            connection, give_back = (
+                self._fleet.get_connection(engine.engine_id),
+                partial(self._release_slot, engine.engine_id),
+            )
             try:
-                await link.end_orphan(request.request_id)
+                await connection.wait_for_orphaned_request(request.request_id)
             except BaseException:
                 give_back()
                 raise
-            if self._fleet.is_serving(link) and self._suspended is None:
-                return link, give_back
-            give_back()  # since the choice, it was lost or is leaving, or the proxy was suspended
+            if self._fleet.is_serving(connection) and self._suspended is None:
+                return connection, give_back
+            give_back()  # since it was chosen, the engine was lost or is leaving, or the proxy was suspended
 
-    def _give_back(self, engine_id: str) -> None:
-        self._router.give_back(engine_id)
+    def _release_slot(self, engine_id: str) -> None:
+        self._router.release_slot(engine_id)
         self._dispatch()
 
     async def _wait_for_slot(self, priority: int, order: int, session: str, pinned: bool) -> InferenceEngine:
-        """Wait for a slot at an engine, which then counts this request."""
+        """Wait for a slot at an engine; return the engine, whose load then includes this request."""
         if self._fleet.error is not None:
             raise self._fleet.error
         if not self._queue and self._suspended is None:
-            engine = self._router.take(session, pinned)
+            engine = self._router.acquire_slot(session, pinned)
             if engine is not None:
                 return engine
         while True:
             place: asyncio.Future[InferenceEngine] = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._queue, (priority, order, _Waiting(place, session, pinned)))
+            heapq.heappush(self._queue, (priority, order, _QueuedRequest(place, session, pinned)))
             self._dispatch()
             try:
                 engine = await place
             except asyncio.CancelledError:
                 if place.done() and not place.cancelled() and place.exception() is None:  # canceled after it got a slot
-                    self._give_back(place.result().engine_id)
+                    self._release_slot(place.result().engine_id)
                 raise
             if self._suspended is None:
                 return engine
-            self._router.give_back(engine.engine_id)  # suspended between the choice and this loop iteration
+            self._router.release_slot(engine.engine_id)  # suspended between the choice and this loop iteration
 
     def _dispatch(self) -> None:
-        """Send the requests at the head of the queue to engines, as far as there is room."""
+        """Send requests from the head of the queue to engines while there is room."""
         if self._suspended is not None:
             return
-        held: list[tuple[int, int, _Waiting]] = []
+        held: list[tuple[int, int, _QueuedRequest]] = []
         while self._queue:
             entry = self._queue[0][2]
             if entry.place.done():  # its caller was canceled
                 heapq.heappop(self._queue)
                 continue
-            engine = self._router.take(entry.session, entry.pinned)
+            engine = self._router.acquire_slot(entry.session, entry.pinned)
             if engine is None:
                 if not entry.pinned:
                     break
-                held.append(heapq.heappop(self._queue))  # other requests may pass one that waits for its own engine
+                held.append(heapq.heappop(self._queue))  # pinned to a busy engine: later requests may overtake it
                 continue
             heapq.heappop(self._queue)
             entry.place.set_result(engine)
@@ -253,17 +263,17 @@ class LLMProxy:
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """Abort requests at engines; their callers get the partial tokens. Unknown ids are ignored."""
-        by_link: dict[EngineConnection, list[str]] = {}
+        by_connection: dict[EngineConnection, list[str]] = {}
         for request_id in request_ids:
-            link = self._at_engines.get(request_id)
-            if link is not None:
+            connection = self._at_engines.get(request_id)
+            if connection is not None:
                 self._unwanted.add(request_id)
-                by_link.setdefault(link, []).append(request_id)
-        await asyncio.gather(*(_unless_lost(link.abort(ids)) for link, ids in by_link.items()))
+                by_connection.setdefault(connection, []).append(request_id)
+        await asyncio.gather(*(_await_unless_lost(connection.abort(ids)) for connection, ids in by_connection.items()))
 
-    async def end_orphans(self) -> None:
-        """Wait until no engine works on a request whose caller was canceled so far."""
-        await self._fleet.end_orphans()
+    async def wait_for_orphaned_requests(self) -> None:
+        """Wait until the engines have released all requests whose callers have been canceled."""
+        await self._fleet.wait_for_orphaned_requests()
 
     # ---- weights
 
@@ -271,60 +281,61 @@ class LLMProxy:
         """Pause all decoding; requests wait until `resume`. With `drain`, running requests finish first."""
         assert self._suspended is None, "the proxy is suspended already"
         self._suspended = mode
-        async with self._in_step:
-            await asyncio.gather(*(_unless_lost(link.pause(mode)) for link in self._fleet.working))
+        async with self._pause_lock:
+            connections = self._fleet.decoding_connections
+            await asyncio.gather(*(_await_unless_lost(connection.pause(mode)) for connection in connections))
 
     async def resume(self) -> None:
         """Resume decoding, and dispatch the queue."""
         assert self._suspended is not None, "the proxy is not suspended"
-        async with self._in_step:
-            await asyncio.gather(*(_unless_lost(link.resume()) for link in self._fleet.working))
+        async with self._pause_lock:
+            connections = self._fleet.decoding_connections
+            await asyncio.gather(*(_await_unless_lost(connection.resume()) for connection in connections))
             self._suspended = None
         self._dispatch()
 
     # ---- memory
 
     async def sleep(self) -> None:
-        """Put every engine to sleep, which frees device memory until `wake`; engines must not be called meanwhile.
+        """Put every engine to sleep, which frees device memory; engines must not be called until `wake`.
 
-        An engine that is being replaced comes up first. An engine that dies while asleep is replaced after `wake`.
+        Replacements in progress finish first. An engine that dies while asleep is replaced after `wake`.
         """
-        await self._fleet.hold()
-        await self.end_orphans()
+        # A starting engine would allocate memory that the trainer is about to use.
+        await self._fleet.block_starts()
+        await self.wait_for_orphaned_requests()
         await self.transitions.sleep_all()
 
     async def wake(self) -> None:
-        """Wake every engine; the engines need a weight sync before they answer."""
+        """Wake every engine; the engines need a weight sync before they can generate."""
         await self.transitions.wake_all()
         self._fleet.allow_starts()
 
     # ---- engines that die
 
     def replace(self, dead: InferenceEngine, cause: str = "it does not serve") -> None:
-        """Replace an engine that a caller found dead, unless that is in progress; an engine that was given up is tried
-        again.
-        """
+        """Replace an engine that a caller found dead; an engine that was given up is started once more."""
         self._fleet.replace(dead, cause)
 
-    def restore(self, dead: Collection[str]) -> None:
-        """Replace engines that a weight sync found dead, without waiting: requests go to the other engines."""
+    def start_replacing(self, dead: Collection[str]) -> None:
+        """Start replacing engines that a weight sync found dead; meanwhile requests go to the other engines."""
         for engine in self._fleet.engines:
             if engine.engine_id in dead:
                 self._fleet.replace(engine, "it got no weights")
 
-    async def settle(self) -> None:
-        """Wait for replacements in progress, until every engine serves or was given up."""
-        await self._fleet.settle()
+    async def wait_for_replacements(self) -> None:
+        """Wait until every engine serves or was given up."""
+        await self._fleet.wait_for_replacements()
 
     async def close(self) -> None:
-        """Stop replacing, adding and removing engines; called when the run ends."""
+        """Cancel the starts and transitions of engines; called when the run ends."""
         await self.transitions.close()
         await self._fleet.close()
 
     def _on_change(self, change: Change) -> None:
-        """Dispatch the queue after a change of an engine, or fail all waiting requests if no engine is left."""
+        """Dispatch the queue after an engine has changed; fail all waiting requests if no engine is left."""
         self.num_replaced += change == "replaced"
-        self.num_hung += change == "hung"
+        self.num_hung_engines += change == "hung"
         if self._fleet.error is not None:
             waiting, self._queue = self._queue, []
             for _, _, entry in waiting:
@@ -333,24 +344,25 @@ class LLMProxy:
         self._dispatch()
 
 
-async def _as_loaded(engine: InferenceEngine) -> None:
-    """Keep the weights that the engine has loaded."""
+async def _keep_loaded_weights(engine: InferenceEngine) -> None:
+    """Do nothing: the engine has loaded its weights itself."""
 
 
-async def _unless_lost(call: Awaitable[None]) -> None:
-    """Await a call to an engine; the call does nothing if the engine is lost."""
+async def _await_unless_lost(call: Awaitable[None]) -> None:
+    """Await a call to an engine, and ignore the error if the engine is lost."""
     with suppress(EngineDiedError):
         await call
 
 
 def _continue_request(request: GenerationRequest, pieces: Sequence[Generation]) -> GenerationRequest | None:
-    """Return the request for the rest of the answer; `None` if the token limit is reached."""
+    """Return the request that continues an answer after the pieces; `None` if they reach the token limit."""
     written = np.concatenate([piece.token_ids for piece in pieces])
     left = request.sampling.max_new_tokens - len(written)
     if left <= 0:
         return None
     seed = request.sampling.seed
-    seed = None if seed is None else (seed + 0x85EBCA6B * len(written)) % 2**31  # new, but determined by the request
+    # With the same seed, the random numbers of the first tokens would repeat. The new seed is derived from the request.
+    seed = None if seed is None else (seed + 0x85EBCA6B * len(written)) % 2**31
     return replace(
         request,
         token_ids=np.concatenate([request.token_ids, written]).astype(np.int32),
@@ -370,7 +382,7 @@ def _join_generations(request: GenerationRequest, pieces: Sequence[Generation]) 
         token_ids=written,
         logprobs=np.concatenate([piece.logprobs for piece in pieces]),
         policy_versions=np.concatenate([piece.policy_versions for piece in pieces]),
-        experts=first_known(
+        experts=merge_records(
             [piece.experts for piece in pieces if len(piece.token_ids)], len(request.token_ids) + len(written)
         ),
     )

@@ -1,4 +1,4 @@
-"""Number of groups of each domain that are trained: exact shares over time, however slow a domain is."""
+"""Quotas that train the domains in exact proportions over time, even if the rollouts of some domains are slow."""
 
 from __future__ import annotations
 
@@ -10,44 +10,45 @@ __all__ = ["Quotas"]
 
 
 class Quotas:
-    """Deals places in training to domains.
+    """Allocates training slots (groups of a batch) to domains in proportion to their weights.
 
-    After any number of places, each domain's total differs from its share by less than the number of domains.
+    After any number of slots, each domain's total differs from its share by less than the number of domains.
 
     Args:
         weights: Weights of the domains, in any unit; empty if the mix is free.
-        num_dealt: Number of places that were dealt before; dealing continues after them.
+        num_dealt: Number of slots that were allocated before; the allocation continues after them.
     """
 
     def __init__(self, weights: Mapping[str, float], num_dealt: int = 0) -> None:
         total = sum(weights.values())
         self._shares = {domain: weight / total for domain, weight in weights.items()}
         self._dealt: Counter[str] = Counter()
-        self.deal_in_order(num_dealt)
+        self.allocate_in_order(num_dealt)
 
     def __bool__(self) -> bool:
         """Return whether the domain mix is fixed."""
         return bool(self._shares)
 
-    def deal(self, places: int) -> Counter[str]:
-        """Deal the next places and return their number by domain; empty if the mix is free."""
-        return Counter(self.deal_in_order(places))
+    def allocate(self, num_slots: int) -> Counter[str]:
+        """Allocate the next `num_slots` slots and return the number for each domain; empty if the mix is free."""
+        return Counter(self.allocate_in_order(num_slots))
 
-    def deal_in_order(self, places: int) -> list[str]:
-        """Deal the next places and return their domains in order; empty if the mix is free."""
+    def allocate_in_order(self, num_slots: int) -> list[str]:
+        """Allocate the next `num_slots` slots and return the domain of each, in order; empty if the mix is free."""
         domains = []
-        for _ in range(places if self._shares else 0):
+        for _ in range(num_slots if self._shares else 0):
             due = self._dealt.total() + 1
+            # Rounded, so that equal deficits compare as equal, and the first of these domains gets the slot.
             domain = max(self._shares, key=lambda name: round(self._shares[name] * due - self._dealt[name], 9))
             self._dealt[domain] += 1
             domains.append(domain)
         return domains
 
-    def peek(self, places: int) -> Counter[str]:
-        """Return the result of the next `deal` without dealing."""
-        return deepcopy(self).deal(places)
+    def peek(self, num_slots: int) -> Counter[str]:
+        """Return what `allocate` would return next, without allocating."""
+        return deepcopy(self).allocate(num_slots)
 
-    def give_back(self, domain: str) -> None:
-        """Return an unused place, so that the domain gets it again."""
+    def return_slot(self, domain: str) -> None:
+        """Give back an unused slot of a domain, so that the domain gets another one later."""
         if self._shares:
             self._dealt[domain] -= 1

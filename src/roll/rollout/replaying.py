@@ -1,10 +1,10 @@
-"""Episodes that begin at an anchor within a recorded episode (IPA's initialized resampling, arXiv 2512.24873).
+"""Episode replay: rollouts that begin at an anchor in a recorded episode (IPA's resampling, arXiv 2512.24873).
 
     reset(seed) ─► recorded answer ─► env.step ─► … ─► recorded answer ─► env.step ─► as recorded? ─► the model's turn
 
-The environment runs again; the model's answers are the recorded tokens instead of an engine's. Observations go through
-the same code as always, so that equal observations give equal tokens: the context at the anchor, and the turns before
-it with their rewards and states, must equal the record; otherwise the environment is not reproducible.
+The environment runs again, but the model's answers are the recorded tokens. Observations are processed by the usual
+code, so equal observations give equal tokens. The context at the anchor, and the earlier turns with their rewards and
+states, must equal the record; otherwise the environment is not reproducible.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from roll.types import (
     Turn,
 )
 
-__all__ = ["ReplayedPart", "build_replay_error", "check_replay", "record_trajectory", "replay_generate"]
+__all__ = ["ReplayedPart", "build_replay_error", "build_replaying_generate", "build_trajectory", "check_replay"]
 
 
-def record_trajectory(rollout: Rollout) -> Trajectory:
-    """Return the trajectory of a scored rollout, from which other episodes can begin."""
+def build_trajectory(rollout: Rollout) -> Trajectory:
+    """Return the trajectory of a scored rollout, so that other episodes can begin inside it."""
     assert rollout.reward is not None, "the rollout was scored"
     return Trajectory(
         uid=rollout.prompt.uid,
@@ -47,13 +47,13 @@ def record_trajectory(rollout: Rollout) -> Trajectory:
     )
 
 
-def replay_generate(anchor: Anchor, generate: Generate) -> Generate:
+def build_replaying_generate(anchor: Anchor, generate: Generate) -> Generate:
     """Return a `Generate` that replays the recorded answers before the anchor, and then calls the engine."""
     trajectory = anchor.trajectory
-    left = iter(trajectory.turns[: anchor.num_turns])
+    remaining = iter(trajectory.turns[: anchor.num_turns])
 
     async def answer(request: GenerationRequest) -> Generation:
-        turn = next(left, None)
+        turn = next(remaining, None)
         if turn is None:
             return await generate(request)
         token_ids = trajectory.token_ids[turn.start : turn.end]
@@ -71,15 +71,15 @@ def replay_generate(anchor: Anchor, generate: Generate) -> Generate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplayedPart:
-    """The replayed part of an episode up to the anchor; fields are as in `Trajectory`."""
+    """The replayed part of an episode, up to the anchor; for the fields see `Trajectory`."""
 
     prompt_token_ids: IntArray
     tokens: Sequence[IntArray]
-    """Tokens, in consecutive parts."""
+    """Tokens after the prompt, as consecutive arrays."""
     turns: Sequence[Turn]
     branches: Sequence[Branch]
     state: str
-    """State in which the next turn begins."""
+    """State of the environment before the next turn."""
     prompt_media: tuple[MediaSpan, ...] = ()
     media: tuple[MediaSpan, ...] = ()
 
@@ -88,7 +88,7 @@ def check_replay(prompt: Prompt, anchor: Anchor, played: ReplayedPart) -> None:
     """Check that a replay equals the record up to the anchor.
 
     Raises:
-        ReplayError: The replay differs; the message has the first difference.
+        ReplayError: The replay differs; the message names the first difference.
     """
     record, num_turns = anchor.trajectory, anchor.num_turns
     same_prompt = np.array_equal(played.prompt_token_ids, record.prompt_token_ids)
@@ -96,29 +96,29 @@ def check_replay(prompt: Prompt, anchor: Anchor, played: ReplayedPart) -> None:
         raise build_replay_error(prompt, anchor, "its first observation differs")
     for number, (turn, before) in enumerate(zip(played.turns, record.turns, strict=False), start=1):
         if turn.state != before.state or turn.start != before.start:
-            raise build_replay_error(prompt, anchor, f"what it says before turn {number} differs")
+            raise build_replay_error(prompt, anchor, f"the observation before turn {number} differs")
         if turn.reward != before.reward:
             raise build_replay_error(
-                prompt, anchor, f"turn {number} earns {turn.reward:g}, and earned {before.reward:g}"
+                prompt, anchor, f"the reward of turn {number} is {turn.reward:g}, but was {before.reward:g}"
             )
     tokens = np.concatenate([np.zeros(0, np.int32), *played.tokens])
     end = record.turns[num_turns].start
     if played.state != record.turns[num_turns].state:
         raise build_replay_error(prompt, anchor, f"the state before turn {num_turns + 1} differs")
     branches = [branch for branch in record.branches if branch.start <= end]
-    alike = len(played.branches) == len(branches) and all(
+    same_branches = len(played.branches) == len(branches) and all(
         one.start == other.start and np.array_equal(one.context, other.context) and one.media == other.media
         for one, other in zip(played.branches, branches, strict=True)
     )
     media = tuple(span for span in record.media if span.start < end)
-    if not alike or not np.array_equal(tokens, record.token_ids[:end]) or played.media != media:
-        raise build_replay_error(prompt, anchor, f"what it says up to turn {num_turns + 1} differs")
+    if not same_branches or not np.array_equal(tokens, record.token_ids[:end]) or played.media != media:
+        raise build_replay_error(prompt, anchor, f"an observation up to turn {num_turns + 1} differs")
 
 
 def build_replay_error(prompt: Prompt, anchor: Anchor, difference: str) -> ReplayError:
-    """Build the error of an environment that does not repeat a recorded episode."""
+    """Return the error for an environment that does not reproduce a recorded episode."""
     name = prompt.environment.name if prompt.environment else prompt.domain
     return ReplayError(
         f"environment '{name}' does not repeat its episode '{anchor.trajectory.uid}' under the same seed and actions: "
-        f"{difference}. Nothing can begin in the midst of it."
+        f"{difference}. Rollouts cannot begin inside this episode."
     )

@@ -1,8 +1,8 @@
-"""RolloutScheduler: from drawn prompts to scored groups.
+"""RolloutScheduler: turns sampled prompts into scored groups.
 
-    draws ──► group_size attempts each ──► LLMProxy ──► tokens ──► reward, the moment a rollout ends ──► Group
+    draws ──► group_size rollouts each ──► LLMProxy ──► tokens ──► reward, as soon as a rollout ends ──► Group
 
-Each rollout is its own task, so a slow answer or a hanging verifier does not block any other rollout.
+Each rollout is a separate task, so a slow answer or a hanging verifier does not block other rollouts.
 
 Invariants:
     - every draw passed to `collect` is returned as one `Group` with `group_size` rollouts, in order;
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 
-from roll.rollout.attempts import Attempts, SamplingPlan
+from roll.rollout.attempts import RolloutRunner, SamplingPlan
 from roll.rollout.group_run import GroupRun
 from roll.rollout.lifecycle import RolloutState
 from roll.types import Group, PromptDraw
@@ -22,8 +22,8 @@ from roll.types import Group, PromptDraw
 __all__ = ["RolloutScheduler"]
 
 
-class RolloutScheduler(Attempts):
-    """Makes rollouts (see `Attempts`) and whole groups."""
+class RolloutScheduler(RolloutRunner):
+    """Generates and scores single rollouts (see `RolloutRunner`) and whole groups."""
 
     async def stop(self, runs: Collection[GroupRun]) -> None:
         """Stop groups, including complete ones, and abort their requests at the engines."""
@@ -32,12 +32,12 @@ class RolloutScheduler(Attempts):
         tasks = [task for run in runs for task in run.tasks]
         if tasks:
             await asyncio.gather(*tasks, return_exceptions=True)
-        await self.proxy.end_orphans()
+        await self.proxy.wait_for_orphaned_requests()
 
     async def collect(self, draws: Sequence[PromptDraw], plan: SamplingPlan) -> list[Group]:
         """Generate and score `plan.group_size` rollouts of every draw.
 
-        On cancellation, requests in progress are aborted at the engines before this returns.
+        If the call is canceled, the requests in progress are aborted at the engines before it returns.
         """
         ended = asyncio.Event()
         missing = len(draws)
@@ -63,10 +63,10 @@ class RolloutScheduler(Attempts):
                 await self.stop(runs)
             finally:
                 for run in runs:
-                    self.release(run, fate)
+                    self.finalize(run, fate)
 
-    def release(self, run: GroupRun, to: RolloutState, detail: str = "") -> None:
-        """Move every scored rollout of a group that has no fate yet to a final state."""
-        for name in (rollout.rollout_id for rollout in run.all_scored):
-            if self.life.state(name) is RolloutState.ACCEPTED:
-                self.life.move(name, to, detail)
+    def finalize(self, run: GroupRun, state: RolloutState, detail: str = "") -> None:
+        """Move the scored rollouts of a group that are not in a final state yet to the final state `state`."""
+        for name in (rollout.rollout_id for rollout in run.all_scored_rollouts):
+            if self.life.get_state(name) is RolloutState.ACCEPTED:
+                self.life.move(name, state, detail)

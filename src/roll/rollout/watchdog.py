@@ -1,7 +1,8 @@
-"""Watchdog that reports why a run is stalled: which stage, which worker, which rollouts, and for how long.
+"""Watchdog that reports why a run is stalled: the stage, the engine, the rollouts, and for how long.
 
-It only observes. A rollout that waits for its group does not block a step; one that waits for an engine, a token or a
-reward does. If there is no such rollout, the watchdog reports the open phases of the run: an update, a weight sync.
+It only observes. A rollout that waits for the rest of its group does not block a step, but a rollout that waits for an
+engine, a token or a reward does. If there is no such rollout, the watchdog reports the current phases of the run, such
+as an update or a weight sync.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from roll.rollout.lifecycle import LifeCycle, LiveRollout, RolloutState
 from roll.types import RolloutId
 
-__all__ = ["Stall", "Watchdog", "find_stall"]
+__all__ = ["Stall", "Watchdog", "find_stalls"]
 
 NUM_NAMED = 5
 STAGES = {
@@ -25,13 +26,13 @@ STAGES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stall:
-    """Rollouts of one stage that have not moved for too long."""
+    """Rollouts that have been in one stage for too long."""
 
     stage: RolloutState
     rollouts: tuple[tuple[RolloutId, float], ...]
-    """Rollouts and their seconds in this stage, the longest first."""
+    """Rollouts and the seconds that they have been in this stage, longest first."""
     workers: tuple[str, ...]
-    """Engines that have the rollouts; empty if no engine has them."""
+    """Engines that generate the rollouts; empty in other stages."""
 
     def __str__(self) -> str:
         named = ", ".join(f"{name} ({age:.0f} s)" for name, age in self.rollouts[:NUM_NAMED])
@@ -42,8 +43,11 @@ class Stall:
         )
 
 
-def find_stall(life: LifeCycle, now: float, stall_s: float) -> list[Stall]:
-    """Return the rollouts that have not moved for `stall_s` seconds, by stage; empty while any rollout moves."""
+def find_stalls(life: LifeCycle, now: float, stall_s: float) -> list[Stall]:
+    """Return the rollouts that have been in one stage for at least `stall_s` seconds, by stage.
+
+    The list is empty if any rollout has changed its state in the last `stall_s` seconds.
+    """
     if now - life.last_move < stall_s:
         return []
     found: dict[RolloutState, list[LiveRollout]] = {}
@@ -68,11 +72,11 @@ class Watchdog:
     life: LifeCycle
     """State of every rollout."""
     stall_s: float
-    """Time without a move after which a stall is reported; doubles after each report."""
+    """Time without a transition after which a stall is reported, in seconds; doubles after each report."""
     report: Callable[[str], None]
     """Called with a description of the stall."""
     phases: Callable[[], Mapping[str, float]] = dict
-    """Returns the open phases of the run and their seconds."""
+    """Returns the current phases of the run, and the seconds since each began."""
 
     async def watch(self) -> None:
         """Check periodically until canceled, and report stalls."""
@@ -86,7 +90,7 @@ class Watchdog:
             if missing > 0:
                 await asyncio.sleep(min(missing, self.stall_s))
                 continue
-            stalls = [str(stall) for stall in find_stall(self.life, loop.time(), patience)]
+            stalls = [str(stall) for stall in find_stalls(self.life, loop.time(), patience)]
             if not stalls:  # no rollout is in progress, as during a long update
                 stalls = [
                     f"the run has been in {name} for {s:.0f} s" for name, s in self.phases().items() if s >= patience

@@ -1,1 +1,3 @@
-"""Virtual time, and models of engines, trainers and rewards: runs the production schedulers without hardware."""
+"""Simulation of runs in virtual time: production schedulers with models of engines, trainers and rewards, without
+hardware.
+"""

@@ -1,4 +1,4 @@
-"""Token arrays of simulated answers: views of a few shared arrays, so that thousands of answers take no memory."""
+"""Token arrays of simulated answers: views of a few shared arrays, so that answers need almost no memory."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ import numpy as np
 
 from roll.types import FinishReason, FloatArray, Generation
 
-__all__ = ["generation_of", "zero_logprobs"]
+__all__ = ["build_generation", "zero_logprobs"]
 
 
-def generation_of(request_id: str, runs: Sequence[tuple[int, int]], reason: FinishReason, engine_id: str) -> Generation:
+def build_generation(
+    request_id: str, runs: Sequence[tuple[int, int]], reason: FinishReason, engine_id: str
+) -> Generation:
     """Build a generation whose token ids and log-probs are zeros.
 
     Args:
         request_id: id of the request.
         runs: (policy version, number of tokens) pairs in order; at least one.
         reason: why the answer ended.
-        engine_id: id of the engine that generated it.
+        engine_id: id of the engine that generated the answer.
     """
     num_tokens = sum(count for _, count in runs)
     if len(runs) == 1:
-        versions = _constant(np.int32, *runs[0])
+        versions = _get_constant(np.int32, *runs[0])
     else:
-        versions = np.concatenate([_constant(np.int32, version, count) for version, count in runs])
+        versions = np.concatenate([_get_constant(np.int32, version, count) for version, count in runs])
     return Generation(
         request_id=request_id,
-        token_ids=_constant(np.int32, 0, num_tokens),
+        token_ids=_get_constant(np.int32, 0, num_tokens),
         logprobs=zero_logprobs(num_tokens),
         policy_versions=versions,
         finish_reason=reason,
@@ -37,14 +39,16 @@ def generation_of(request_id: str, runs: Sequence[tuple[int, int]], reason: Fini
 
 def zero_logprobs(num_tokens: int) -> FloatArray:
     """Return zeros, shape [T]."""
-    return _constant(np.float32, 0, num_tokens)
+    return _get_constant(np.float32, 0, num_tokens)
 
 
 _shared: dict[tuple[str, int], np.ndarray] = {}
-"""One read-only array of each kind and fill value, as long as the longest requested; all others are views."""
+"""One read-only array for each dtype and fill value, as long as the longest request so far; returned arrays are views
+of it.
+"""
 
 
-def _constant(dtype: type[np.generic], value: int, length: int) -> np.ndarray:
+def _get_constant(dtype: type[np.generic], value: int, length: int) -> np.ndarray:
     key = (dtype.__name__, value)
     array = _shared.get(key)
     if array is None or len(array) < length:

@@ -1,10 +1,10 @@
-"""Continuous batching in closed form: the steps between two changes of a batch are computed at once, not one by one.
+"""Continuous batching in closed form: the steps between two changes to a batch are computed at once, not one by one.
 
     waiting ──admit──► prefilling ──last chunk: first token──► decoding ──last token──► finished
        ▲                                                          │
        └──────────────── preempted: cache too full ◄──────────────┘
 
-The rules are those of vLLM's scheduler (V1), one step after the other:
+The rules of each step are those of vLLM's scheduler (V1):
 
     1. At the boundary between two steps, aborted requests leave.
     2. Each resident request needs room for one more token; while there is not enough, the one admitted last is
@@ -15,13 +15,13 @@ The rules are those of vLLM's scheduler (V1), one step after the other:
        admitted at a boundary at which one was preempted.
     4. A prefill's last chunk yields the request's first token (for a preempted one: its next).
 
-A step that prefills is one event; a stretch of steps that only decode is also one event, whatever its length: it ends
-at the next finished request or when the KV cache is full, and its duration is a quadratic polynomial (`costs`). So the
-work for a request is O(log n), whatever its number of tokens.
+A step that prefills is one event; consecutive steps that only decode are also one event, however many they are: this
+`StepSpan` ends at the next finished request or when the KV cache is full, and its duration is a quadratic polynomial
+(`costs`). So the simulation of a request takes O(log n) time, independent of its number of tokens.
 
 Invariants:
     - the state is a function of the calls and their times; no clock is read;
-    - `begin` is only called between steps, `complete` only at the end of the current stretch;
+    - `begin` is only called between steps, `complete` only at the end of the current span;
     - tokens of resident requests never exceed the capacity.
 """
 
@@ -32,15 +32,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from roll.simulation.costs import EngineCosts
-from roll.simulation.requests import Place, SimulatedRequest
-from roll.simulation.stretch import StepSpan
+from roll.simulation.requests import RequestState, SimulatedRequest
+from roll.simulation.step_span import StepSpan
 
 __all__ = ["BatchLimits", "BatchTotals", "ContinuousBatch"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchLimits:
-    """Limits of an engine's batch."""
+    """Limits of an engine's running batch, as vLLM has them."""
 
     max_num_seqs: int
     """Maximum number of requests."""
@@ -55,7 +55,7 @@ class BatchLimits:
 
 @dataclass(slots=True)
 class BatchTotals:
-    """Counts of the work that a batch has done so far."""
+    """Totals of the work that an engine has done so far."""
 
     num_steps: int = 0
     busy_s: float = 0.0
@@ -65,7 +65,7 @@ class BatchTotals:
 
 
 class ContinuousBatch:
-    """The batch of one engine; see the module's docstring."""
+    """The batch of one engine, with vLLM's scheduling rules; the module's docstring lists them."""
 
     def __init__(self, costs: EngineCosts, limits: BatchLimits) -> None:
         self.costs = costs
@@ -80,13 +80,13 @@ class ContinuousBatch:
         self._prefilling: list[SimulatedRequest] = []
         self._num_decoding = 0
         self._finish: list[tuple[int, int, SimulatedRequest]] = []
-        """Requests by the step of their last token; entries of requests that left remain until that step."""
+        """Heap of requests by the step of their last token; entries of removed requests remain until that step."""
         self._leaving: list[SimulatedRequest] = []
         self._kv = 0
         """Tokens of resident requests after `totals.num_steps` steps."""
         self._context = 0
         """Tokens of decoding requests."""
-        self._stretch: StepSpan | None = None
+        self._span: StepSpan | None = None
         self._held_until = 0.0
 
     # ---- queries
@@ -94,49 +94,49 @@ class ContinuousBatch:
     @property
     def is_running(self) -> bool:
         """Whether a step is in progress."""
-        return self._stretch is not None
+        return self._span is not None
 
     @property
     def num_running(self) -> int:
         """Number of requests that have a slot of the batch."""
         return len(self._resident)
 
-    def requests(self) -> Iterator[SimulatedRequest]:
+    def iterate_requests(self) -> Iterator[SimulatedRequest]:
         """Yield all requests, resident ones first."""
         yield from self._resident
-        yield from (request for _, _, request in sorted(self._waiting) if request.place is Place.WAITING)
+        yield from (request for _, _, request in sorted(self._waiting) if request.state is RequestState.WAITING)
 
-    def kv_used(self, now: float) -> int:
-        """Return the number of tokens of resident requests at time `now`."""
-        return self._kv + self._num_decoding * self._done_by(now)
+    def count_kv_tokens(self, now: float) -> int:
+        """Return how many tokens the KV cache holds at time `now`: those of all resident requests."""
+        return self._kv + self._num_decoding * self._count_done_steps(now)
 
-    def generated(self, request: SimulatedRequest, now: float) -> int:
-        """Return how many tokens a request has at time `now`, counting only completed steps."""
-        if request.place is not Place.DECODING:
+    def count_generated(self, request: SimulatedRequest, now: float) -> int:
+        """Return how many tokens a request has generated by time `now`, counting only completed steps."""
+        if request.state is not RequestState.DECODING:
             return request.generated
-        return request.generated + self.totals.num_steps - request.since + self._done_by(now)
+        return request.generated + self.totals.num_steps - request.since + self._count_done_steps(now)
 
-    def num_steps(self, now: float) -> int:
-        """Return the number of completed steps, including those of the current stretch."""
-        return self.totals.num_steps + self._done_by(now)
+    def count_steps(self, now: float) -> int:
+        """Return the number of completed steps, including those of the current span."""
+        return self.totals.num_steps + self._count_done_steps(now)
 
-    def _done_by(self, now: float) -> int:
-        """Return how many steps of the current stretch are done.
+    def _count_done_steps(self, now: float) -> int:
+        """Return how many steps of the current span are done at time `now`.
 
         A step that prefills is counted, with its tokens, only when it is completed.
         """
-        stretch = self._stretch
-        return 0 if stretch is None or stretch.chunks else stretch.done_by(now)
+        span = self._span
+        return 0 if span is None or span.chunks else span.count_done_steps(now)
 
     def would_admit(self, request: SimulatedRequest) -> bool:
-        """Return whether a step boundary now might admit this waiting request: it is next, and a slot is free."""
-        head = self._waiting_head()
+        """Return whether a step boundary now could admit `request`: it is next in the queue, and a slot is free."""
+        head = self._get_next_waiting()
         return head is request and len(self._resident) < self.limits.max_num_seqs
 
     # ---- requests
 
     def submit(self, request: SimulatedRequest) -> None:
-        """Add a request to the queue; it must fit into the KV cache by itself (`num_prompt + num_wanted`)."""
+        """Add a request to the queue; its tokens (`num_prompt + num_wanted`) must fit into an empty KV cache."""
         assert request.num_prompt + request.num_wanted <= self.limits.kv_capacity, f"{request} can never fit the cache"
         request.order = self._num_arrived
         self._num_arrived += 1
@@ -146,21 +146,21 @@ class ContinuousBatch:
         """Abort a request; it keeps its slot until the current step is done.
 
         Returns:
-            The number of tokens that the request has.
+            The number of tokens that the request has generated.
         """
-        generated = self.generated(request, now)
-        if request.place is Place.WAITING:
-            request.place = Place.GONE
+        generated = self.count_generated(request, now)
+        if request.state is RequestState.WAITING:
+            request.state = RequestState.GONE
             self.num_waiting -= 1
-        elif self._stretch is None:
+        elif self._span is None:
             self._release(request)
         else:
             self._leaving.append(request)
         return generated
 
     def preempt_all(self) -> None:
-        """Preempt every resident request between two steps; each loses its KV cache and keeps its place in line."""
-        assert self._stretch is None, "a step is under way"
+        """Preempt every resident request, between two steps: it loses its KV cache, and is queued by its arrival."""
+        assert self._span is None, "a step is in progress"
         for request in reversed(list(self._resident)):
             self._preempt(request)
 
@@ -171,69 +171,69 @@ class ContinuousBatch:
     # ---- steps
 
     def begin(self, now: float) -> float | None:
-        """Compose the next stretch, between two steps.
+        """Begin the next span of steps at time `now`; no step may be in progress.
 
         Returns:
-            The end of the stretch; `None` if there is nothing to do.
+            The time at which the span ends; `None` if there is nothing to do.
         """
-        assert self._stretch is None, "a step is under way"
+        assert self._span is None, "a step is in progress"
         preempted = self._make_room()
-        chunks, num_prefilled, pairs = self._prefill(may_admit=not preempted)
+        chunks, num_prefilled, pairs = self._compose_prefill(may_admit=not preempted)
         start = max(now, self._held_until)
         if chunks:
-            seconds = self.costs.step_s(self._num_decoding, num_prefilled, self._context, pairs, len(chunks))
-            self._stretch = StepSpan(start, seconds, 0.0, 1, chunks)
+            seconds = self.costs.compute_step_s(self._num_decoding, num_prefilled, self._context, pairs, len(chunks))
+            self._span = StepSpan(start, seconds, 0.0, 1, chunks)
         elif self._num_decoding:
-            first = self.costs.decode_s(self._num_decoding) + self._context * self.costs.context_s
+            first = self.costs.compute_decode_s(self._num_decoding) + self._context * self.costs.context_s
             growth = self._num_decoding * self.costs.context_s
             # after a preemption no request could be admitted at this boundary, but one may be at the next
-            num_steps = 1 if preempted else self._num_decode_steps()
-            self._stretch = StepSpan(start, first, growth, num_steps)
+            num_steps = 1 if preempted else self._count_decode_steps()
+            self._span = StepSpan(start, first, growth, num_steps)
         else:
             return None
-        return self._stretch.time_of(self._stretch.num_steps)
+        return self._span.compute_time(self._span.num_steps)
 
     def interrupt(self, now: float) -> float:
-        """End the stretch at the first boundary from now on.
+        """End the current span at the first boundary between two steps from time `now` on.
 
         Returns:
             The time of that boundary.
         """
-        stretch = self._stretch
-        assert stretch is not None, "nothing is under way"
-        done = stretch.done_by(now)
-        if done < stretch.num_steps and stretch.time_of(done) < now:
+        span = self._span
+        assert span is not None, "no step is in progress"
+        done = span.count_done_steps(now)
+        if done < span.num_steps and span.compute_time(done) < now:
             done += 1
-        stretch.num_steps = min(stretch.num_steps, done)
-        return stretch.time_of(stretch.num_steps)
+        span.num_steps = min(span.num_steps, done)
+        return span.compute_time(span.num_steps)
 
     def complete(self) -> list[SimulatedRequest]:
-        """Complete the current stretch.
+        """Count the work of the current span, whose end is reached, and release finished requests.
 
         Returns:
-            The requests that finished with it, in order of arrival.
+            The requests that have all their tokens, in order of arrival.
         """
-        stretch, self._stretch = self._stretch, None
-        assert stretch is not None, "nothing is under way"
-        num_steps, totals = stretch.num_steps, self.totals
+        span, self._span = self._span, None
+        assert span is not None, "no step is in progress"
+        num_steps, totals = span.num_steps, self.totals
         new_tokens = num_steps * self._num_decoding
         self._kv += new_tokens
         self._context += new_tokens
         totals.num_steps += num_steps
         totals.num_generated += new_tokens
-        totals.busy_s += stretch.time_of(num_steps) - stretch.start_s
+        totals.busy_s += span.compute_time(num_steps) - span.start_s
         if num_steps:
-            for request, chunk in stretch.chunks:
-                self._prefilled(request, chunk)
+            for request, chunk in span.chunks:
+                self._complete_chunk(request, chunk)
         for request in self._leaving:
-            if request.place is not Place.GONE:
+            if request.state is not RequestState.GONE:
                 self._release(request)
         self._leaving.clear()
-        return self._finished()
+        return self._release_finished()
 
     # ---- internals
 
-    def _finished(self) -> list[SimulatedRequest]:
+    def _release_finished(self) -> list[SimulatedRequest]:
         finished: list[SimulatedRequest] = []
         while self._finish and self._finish[0][0] <= self.totals.num_steps:
             step, _, request = heapq.heappop(self._finish)
@@ -244,11 +244,11 @@ class ContinuousBatch:
 
     @staticmethod
     def _is_due(request: SimulatedRequest, step: int) -> bool:
-        """Return whether an entry of `_finish` is still valid."""
-        return request.place is Place.DECODING and request.since + request.num_wanted - request.generated == step
+        """Return whether `request` still generates its last token in step `step`; if not, its heap entry is stale."""
+        return request.state is RequestState.DECODING and request.since + request.num_wanted - request.generated == step
 
-    def _num_decode_steps(self) -> int:
-        """Return the number of decoding steps until a request finishes or the KV cache is full."""
+    def _count_decode_steps(self) -> int:
+        """Return the number of decoding steps until the first request finishes, or the KV cache is full."""
         while not self._is_due(self._finish[0][2], self._finish[0][0]):
             heapq.heappop(self._finish)
         to_finish = self._finish[0][0] - self.totals.num_steps
@@ -256,7 +256,7 @@ class ContinuousBatch:
         return min(to_finish, to_full)
 
     def _make_room(self) -> bool:
-        """Preempt requests until each resident request has room for one token; return whether any was preempted."""
+        """Preempt the newest requests until every other one has room for a token; return whether any was preempted."""
         preempted = False
         while self._resident and self._kv + len(self._resident) > self.limits.kv_capacity:
             self._preempt(next(reversed(self._resident)))
@@ -264,8 +264,12 @@ class ContinuousBatch:
             preempted = True
         return preempted
 
-    def _prefill(self, *, may_admit: bool) -> tuple[list[tuple[SimulatedRequest, int]], int, float]:
-        """Admit waiting requests; return the next step's prefill chunks, their tokens and their (query, key) pairs."""
+    def _compose_prefill(self, *, may_admit: bool) -> tuple[list[tuple[SimulatedRequest, int]], int, float]:
+        """Choose the prompt tokens that the next step prefills; with `may_admit`, admit waiting requests to fill it up.
+
+        Returns:
+            The chunks (requests with numbers of tokens), the total number of tokens, and of (query, key) pairs.
+        """
         if not self._prefilling and not (may_admit and self.num_waiting):
             return [], 0, 0.0
         chunks: list[tuple[SimulatedRequest, int]] = []
@@ -277,7 +281,7 @@ class ContinuousBatch:
                 break
             budget, pairs = self._add_chunk(chunks, request, budget, pairs)
         while may_admit and budget > 0 and len(self._resident) < self.limits.max_num_seqs:
-            head = self._waiting_head()
+            head = self._get_next_waiting()
             if head is None:
                 break
             context = head.num_prompt + head.generated
@@ -285,7 +289,7 @@ class ContinuousBatch:
                 break
             heapq.heappop(self._waiting)
             self.num_waiting -= 1
-            head.place, head.to_prefill = Place.PREFILLING, context - min(head.num_cached, context - 1)
+            head.state, head.to_prefill = RequestState.PREFILLING, context - min(head.num_cached, context - 1)
             self._kv += context
             self._resident[head] = None
             self._prefilling.append(head)
@@ -301,13 +305,13 @@ class ContinuousBatch:
         chunks.append((request, chunk))
         return budget - chunk, pairs + chunk * (before + chunk / 2)
 
-    def _prefilled(self, request: SimulatedRequest, chunk: int) -> None:
+    def _complete_chunk(self, request: SimulatedRequest, chunk: int) -> None:
         request.to_prefill -= chunk
         self.totals.num_prefilled += chunk
         if request.to_prefill:
             return
         self._prefilling.remove(request)
-        request.place = Place.DECODING
+        request.state = RequestState.DECODING
         request.generated += 1
         request.since = self.totals.num_steps
         self.totals.num_generated += 1
@@ -322,8 +326,8 @@ class ContinuousBatch:
         self._enqueue(request)
 
     def _release(self, request: SimulatedRequest) -> None:
-        """Remove a request between two steps, with its tokens counted."""
-        if request.place is Place.DECODING:
+        """Remove a resident request from the batch, between two steps, and update the token counts."""
+        if request.state is RequestState.DECODING:
             request.generated += self.totals.num_steps - request.since
             self._context -= request.num_prompt + request.generated
             self._num_decoding -= 1
@@ -331,14 +335,14 @@ class ContinuousBatch:
             self._prefilling.remove(request)
         self._kv -= request.num_prompt + request.generated
         del self._resident[request]
-        request.place = Place.GONE
+        request.state = RequestState.GONE
 
     def _enqueue(self, request: SimulatedRequest) -> None:
-        request.place = Place.WAITING
+        request.state = RequestState.WAITING
         heapq.heappush(self._waiting, (request.priority, request.order, request))
         self.num_waiting += 1
 
-    def _waiting_head(self) -> SimulatedRequest | None:
-        while self._waiting and self._waiting[0][2].place is not Place.WAITING:
+    def _get_next_waiting(self) -> SimulatedRequest | None:
+        while self._waiting and self._waiting[0][2].state is not RequestState.WAITING:
             heapq.heappop(self._waiting)
         return self._waiting[0][2] if self._waiting else None

@@ -1,6 +1,6 @@
-"""`roll simulate --calibrate RUN`: a device and a workload that describe a real run, from its recorded files.
+"""`roll simulate --calibrate RUN`: derives a device and a workload from the recorded files of a real run.
 
-    RUN/trace.json      engines' stretches of steps ──► fit ──► curve, prefill, context
+    RUN/trace.json      engines' spans of steps     ──► fit ──► curve, prefill, context
     RUN/metrics.jsonl   times of updates and syncs                                     ─► RUN/calibration/device.yaml
     RUN/config.yaml     model, engines, policies
     RUN/rollouts/       lengths of prompts and answers, latencies, verdicts            ─► RUN/calibration/workload.yaml
@@ -27,22 +27,22 @@ from roll.config.load import load_run_config
 from roll.config.rollout import RolloutConfig
 from roll.config.run import RunConfig
 from roll.errors import DataError
-from roll.inference import engine_capabilities
+from roll.inference import get_engine_capabilities
 from roll.models import describe_model
 from roll.records import read_record
-from roll.simulation.costs import train_s
+from roll.simulation.costs import compute_train_s
 from roll.simulation.fit import EngineFit, fit_engine
-from roll.simulation.hardware import Device, Measured, Model, device
+from roll.simulation.hardware import Device, MeasuredEngine, Model, load_device
 from roll.tracking import RunDirectory, read_untrusted_metrics
 from roll.tracking.reading.files import SafeDirectory
-from roll.tracking.reading.rollout_files import as_written, compute, open_rollout_table, place_of
+from roll.tracking.reading.rollout_files import cast_to_schema, get_arrow_compute, open_rollout_file, parse_file_name
 from roll.tracking.rollout_trace import ENGINE_STEPS
 from roll.types import EngineStepSpan
 
-__all__ = ["Calibration", "calibrate", "measured_device", "render_calibration", "trace_step_spans"]
+__all__ = ["Calibration", "build_measured_device", "calibrate", "read_step_spans", "render_calibration"]
 
 PASSES = 4.0
-"""Compute of an update in forward passes; as in `SimulatedTrainingConfig`."""
+"""Compute of an update in forward passes, as in `SimulatedTrainingConfig.passes`."""
 _SIZES = ("num_layers", "hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim")
 
 
@@ -56,7 +56,7 @@ class Calibration:
     train_s: float
     """Median duration of an update, including everything around it except generation and sync."""
     train_error: float
-    """Mean absolute relative error of the trainer's model."""
+    """Mean absolute relative error of the predicted update times."""
     sync_s: float
     reward_s: float
     """Median latency of a reward."""
@@ -66,7 +66,7 @@ class Calibration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    """A step of the run."""
+    """Durations and lengths of a training step of the run."""
 
     train_s: float
     sync_s: float
@@ -75,7 +75,7 @@ class _Step:
 
 
 class _Event(NamedTuple):
-    """An event of a trace."""
+    """The fields of a trace event that are read."""
 
     cat: str = ""
     ts: float = 0.0
@@ -95,10 +95,10 @@ class _Rollout(NamedTuple):
     status: str = ""
 
 
-def measured_device(base: Device, made_of: Model, tensor_parallel: int, fit: EngineFit) -> Device:
-    """Return the device with the engine step times of a fit."""
-    measured = Measured(
-        model=made_of.name,
+def build_measured_device(base: Device, model: Model, tensor_parallel: int, fit: EngineFit) -> Device:
+    """Return a copy of the device `base` with the fitted step times of an engine that serves `model`."""
+    measured = MeasuredEngine(
+        model=model.name,
         tensor_parallel=tensor_parallel,
         curve=fit.curve,
         prefill_token_s=fit.prefill_token_s,
@@ -108,32 +108,34 @@ def measured_device(base: Device, made_of: Model, tensor_parallel: int, fit: Eng
 
 
 def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
-    """Fit the models of engine, trainer and sync to a run, and write `RUN/calibration/`.
+    """Fit the performance models of engine, trainer and weight sync to a run, and write them to `RUN/calibration/`.
 
     Args:
         run_path: directory of the run.
-        base: a device, for quantities that a run does not record (memory, network).
+        base: name of the device whose memory, network and other unrecorded quantities are used.
 
     Raises:
         UserError: the run does not exist, or its trace has too few engine steps.
     """
     with RunDirectory.open(run_path) as run:
         config = load_run_config(run.path)
-        stretches = trace_step_spans(run.trace_path)
-        if not stretches:
+        spans = read_step_spans(run.trace_path)
+        if not spans:
             raise DataError(
-                f"'{run.trace_path}' holds no steps of engines: calibrate on a run with `inference.engine: vllm` and "
-                "`cluster.type: local`, made by this version of ROLL."
+                f"'{run.trace_path}' contains no engine steps: calibrate on a run with `inference.engine: vllm` and "
+                "`cluster.type: local`, recorded by this version of ROLL."
             )
-        rollouts = _rollouts(run)
-        steps = _steps(read_untrusted_metrics(run.metrics_path), rollouts)
+        rollouts = _read_rollouts(run)
+        steps = _build_steps(read_untrusted_metrics(run.metrics_path), rollouts)
         target = run.path / "calibration"
-    made_of = _model(config)
-    fit = fit_engine(stretches)
-    found = measured_device(device(base), made_of, config.section("inference", InferenceConfig).tensor_parallel, fit)
-    found, error = _with_trainer(found, made_of, steps)
+    model = _build_model(config)
+    fit = fit_engine(spans)
+    found = build_measured_device(
+        load_device(base), model, config.get_section("inference", InferenceConfig).tensor_parallel, fit
+    )
+    found, error = _fit_trainer(found, model, steps)
     target.mkdir(exist_ok=True)
-    paths = _write(target, config, made_of, found, rollouts, steps)
+    paths = _write_files(target, config, model, found, rollouts, steps)
     latencies = [rollout.reward_duration_s for rollout in rollouts]
     return Calibration(
         fit=fit,
@@ -150,8 +152,8 @@ def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
 # ---- reading
 
 
-def trace_step_spans(path: Path) -> list[EngineStepSpan]:
-    """Read the engines' stretches from a trace.
+def read_step_spans(path: Path) -> list[EngineStepSpan]:
+    """Return the spans of engine steps that a trace has, of all engines.
 
     Raises:
         DataError: the trace cannot be read.
@@ -168,30 +170,36 @@ def trace_step_spans(path: Path) -> list[EngineStepSpan]:
     ]
 
 
-def _rollouts(run: RunDirectory) -> list[_Rollout]:
-    """Return the completed rollouts of training steps."""
+def _read_rollouts(run: RunDirectory) -> list[_Rollout]:
+    """Return the completed rollouts of all training steps.
+
+    Raises:
+        DataError: there are none.
+    """
     found: list[_Rollout] = []
     numbers = ("step", "draw_id", "reward", "reward_duration_s", "status")
     lists = {"prompt_token_ids": "num_prompt", "token_ids": "num_answer"}
     inside = SafeDirectory(run.path)
-    for name in sorted(inside.stamps(run.rollouts_dir.name)):
-        if (place_of(name) or (0, ""))[1] != "train":
+    for name in sorted(inside.list_stamps(run.rollouts_dir.name)):
+        if (parse_file_name(name) or (0, ""))[1] != "train":
             continue
-        with open_rollout_table(inside, name) as file:
-            for portion in file.portions((*numbers, *lists)):
-                rows = as_written(portion.select(numbers)).to_pylist()
-                lengths = [compute().list_value_length(portion.column(column)).to_pylist() for column in lists]
+        with open_rollout_file(inside, name) as file:
+            for portion in file.iter_batches((*numbers, *lists)):
+                rows = cast_to_schema(portion.select(numbers)).to_pylist()
+                lengths = [
+                    get_arrow_compute().list_value_length(portion.column(column)).to_pylist() for column in lists
+                ]
                 for row, *of_row in zip(rows, *lengths, strict=True):
                     rollout = read_record(_Rollout, row | dict(zip(lists.values(), of_row, strict=True)))
                     if rollout.status == "completed":
                         found.append(rollout)
     if not found:
-        raise DataError(f"'{run.rollouts_dir}' holds no rollouts: calibrate on a run with `tracking.rollouts` on.")
+        raise DataError(f"'{run.rollouts_dir}' contains no rollouts: calibrate on a run with `tracking.rollouts` on.")
     return found
 
 
-def _steps(metrics: Sequence[dict[str, Any]], rollouts: Sequence[_Rollout]) -> list[_Step]:
-    """Return the training steps, without the first unless it is the only one."""
+def _build_steps(metrics: Sequence[dict[str, Any]], rollouts: Sequence[_Rollout]) -> list[_Step]:
+    """Return the training steps that have rollouts; the first one, which is slower, is omitted if there are others."""
     lengths: dict[int, list[int]] = defaultdict(list)
     for rollout in rollouts:
         lengths[rollout.step].append(rollout.num_prompt + rollout.num_answer)
@@ -215,7 +223,7 @@ def _steps(metrics: Sequence[dict[str, Any]], rollouts: Sequence[_Rollout]) -> l
 # ---- models
 
 
-def _model(config: RunConfig) -> Model:
+def _build_model(config: RunConfig) -> Model:
     """Return the sizes of the run's model, named after its directory."""
     found = describe_model(config.model.path)
     return Model(
@@ -227,18 +235,20 @@ def _model(config: RunConfig) -> Model:
     )
 
 
-def _with_trainer(found: Device, made_of: Model, steps: Sequence[_Step]) -> tuple[Device, float]:
-    """Fit the trainer's efficiency and sync overhead, and return the device and the trainer's mean relative error.
+def _fit_trainer(found: Device, model: Model, steps: Sequence[_Step]) -> tuple[Device, float]:
+    """Fit training efficiency and sync overhead to the steps.
 
-    The efficiency is a least squares fit through the origin.
+    Returns:
+        The device with the fitted values, and the mean relative error of predicted update times. Without measured
+        updates, the device is unchanged.
     """
     if not steps or not any(step.train_s for step in steps):
         return found, 0.0
     full = found.model_copy(update={"training_efficiency": 1.0})
-    ideal = [train_s(made_of, full, 1, step.num_tokens, step.mean_length, passes=PASSES) for step in steps]
+    ideal = [compute_train_s(model, full, 1, step.num_tokens, step.mean_length, passes=PASSES) for step in steps]
     inverse = sum(i * s.train_s for i, s in zip(ideal, steps, strict=True)) / sum(i * i for i in ideal)
     errors = [abs(i * inverse / s.train_s - 1) for i, s in zip(ideal, steps, strict=True) if s.train_s]
-    moved = made_of.weight_bytes / found.link_bandwidth
+    moved = model.weight_bytes / found.link_bandwidth
     sync = max(0.0, statistics.median(step.sync_s for step in steps) - moved)
     update = {"training_efficiency": 1 / inverse, "sync_overhead_s": sync}
     return found.model_copy(update=update), statistics.fmean(errors)
@@ -247,10 +257,10 @@ def _with_trainer(found: Device, made_of: Model, steps: Sequence[_Step]) -> tupl
 # ---- writing
 
 
-def _write(
+def _write_files(
     target: Path,
     config: RunConfig,
-    made_of: Model,
+    model: Model,
     found: Device,
     rollouts: Sequence[_Rollout],
     steps: Sequence[_Step],
@@ -262,37 +272,38 @@ def _write(
     }
     for name, values in lines.items():
         (target / name).write_text("\n".join(map(str, values)) + "\n", encoding="utf-8")
-    device, model, workload = (target / f"{name}.yaml" for name in ("device", made_of.name, "workload"))
-    model.write_text(dump(made_of.model_dump(mode="json", exclude={"name"})), encoding="utf-8")
-    device.write_text(dump(found.model_dump(mode="json", exclude={"name"})), encoding="utf-8")
-    workload.write_text(dump(_workload(config, device, model, rollouts, len(steps))), encoding="utf-8")
-    return (device, model, workload, *(target / name for name in lines))
+    device_file, model_file, workload_file = (target / f"{name}.yaml" for name in ("device", model.name, "workload"))
+    model_file.write_text(dump(model.model_dump(mode="json", exclude={"name"})), encoding="utf-8")
+    device_file.write_text(dump(found.model_dump(mode="json", exclude={"name"})), encoding="utf-8")
+    workload = _build_workload(config, device_file, model_file, rollouts, len(steps))
+    workload_file.write_text(dump(workload), encoding="utf-8")
+    return (device_file, model_file, workload_file, *(target / name for name in lines))
 
 
-def _workload(
+def _build_workload(
     config: RunConfig, device: Path, model: Path, rollouts: Sequence[_Rollout], num_steps: int
 ) -> dict[str, Any]:
-    """Return the run as a workload for `roll simulate`."""
+    """Return a workload for `roll simulate` that describes the run, with recorded lengths and latencies."""
 
-    def recorded(name: str) -> dict[str, str]:
+    def build_recorded(name: str) -> dict[str, str]:
         return {"type": "empirical", "file": str(device.parent / name)}
 
     solved: dict[int, list[float]] = defaultdict(list)
     for each in rollouts:
         solved[each.draw_id].append(float(each.reward > 0))
-    rollout, inference = config.section("rollout", RolloutConfig), config.section("inference", InferenceConfig)
+    rollout, inference = config.get_section("rollout", RolloutConfig), config.get_section("inference", InferenceConfig)
     overlaps = rollout.scheduling.async_ratio > 0
     width = inference.tensor_parallel
     capacity = inference.kv_cache_bytes
     engine = {
         "tensor_parallel": width,
         "max_num_seqs": inference.max_num_seqs,
-        "prefix_block": inference.options.get("block_size", engine_capabilities(inference.engine).kv_block_tokens),
+        "prefix_block": inference.options.get("block_size", get_engine_capabilities(inference.engine).kv_block_tokens),
         "max_batched_tokens": max(4096, inference.max_num_seqs + 1),
     }
     if capacity is not None:
         num_bytes = 2 if config.model.dtype == "bfloat16" else 4
-        per_token = describe_model(config.model.path).kv_bytes_per_token(num_bytes)
+        per_token = describe_model(config.model.path).compute_kv_bytes_per_token(num_bytes)
         engine |= {"kv_capacity": max(1, capacity // per_token)}
     return {
         "name": f"{config.name}-calibrated",
@@ -302,13 +313,13 @@ def _workload(
         "placement": {"generation": config.roles["actor_infer"].count * width, "training": 1 if overlaps else 0},
         "engine": engine,
         "rollout": rollout.model_dump(mode="json", exclude={"loop"}, exclude_none=True),
-        "prompt_tokens": recorded("prompt-tokens.txt"),
-        "answer_tokens": recorded("answer-tokens.txt"),
+        "prompt_tokens": build_recorded("prompt-tokens.txt"),
+        "answer_tokens": build_recorded("answer-tokens.txt"),
         "reward": {
-            "latency": recorded("reward-seconds.txt"),
+            "latency": build_recorded("reward-seconds.txt"),
             "num_workers": rollout.reward_workers,
             "solve_rate": {"type": "empirical", "values": [statistics.fmean(values) for values in solved.values()]},
-            "filter_groups": config.section("algorithm", AlgorithmConfig).filters.refill,
+            "filter_groups": config.get_section("algorithm", AlgorithmConfig).filters.refill,
         },
         "training": {"passes": PASSES, "overhead_s": 0.0},
     }
@@ -321,9 +332,9 @@ def render_calibration(found: Calibration) -> str:
     """Describe the calibration and how well it reproduces the run."""
     fit = found.fit
     lines = [
-        f"{fit.num_steps} engine steps in {fit.measured_s:.1f} s; the model says {fit.fitted_s:.1f} s "
-        f"({fit.fitted_s / fit.measured_s - 1:+.1%}), off by {fit.error_of_steps:.1%} for a stretch of steps.",
-        f"{fit.num_left_out} stretches took more than twice as long as that, and were left out.",
+        f"{fit.num_steps} engine steps in {fit.measured_s:.1f} s; the model predicts {fit.fitted_s:.1f} s "
+        f"({fit.fitted_s / fit.measured_s - 1:+.1%}), off by {fit.error_of_steps:.1%} for a span of steps.",
+        f"{fit.num_left_out} spans took more than twice as long as predicted, and were dropped.",
         "",
         "requests in a step    steps   measured, s   model",
     ]

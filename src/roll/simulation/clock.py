@@ -4,8 +4,8 @@
           ▲                                  │                                  │
           └──────────────────────────────────┴──────────────────────────────────┘
 
-Code that gets the time from the running loop (`loop.time`, `asyncio.sleep`, `asyncio.timeout`) runs here unchanged: a
-day takes as long as its callbacks take to compute.
+Code that gets the time from the running loop (`loop.time`, `asyncio.sleep`, `asyncio.timeout`) runs here unchanged; a
+simulated day takes only as long as its callbacks take to compute.
 
 Invariants:
     - time never goes back, and advances only when no callback is ready; callbacks take no time;
@@ -13,7 +13,7 @@ Invariants:
       and ready callbacks in the order in which they became ready; so a program always runs the same way. With
       `shuffle`, both orders are drawn from the seed instead: every seed is one schedule, which can be reproduced by its
       number;
-    - a program that waits for an event that can never happen ends with `DeadlockError`, which names the waiting tasks.
+    - a program that waits for an event that never happens ends with `DeadlockError`, which names the waiting tasks.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ __all__ = ["DeadlockError", "TimeLimitError", "VirtualTimeLoop", "run"]
 T = TypeVar("T")
 
 MAX_CALLBACKS_PER_INSTANT = 50_000_000
-"""More callbacks than this at the same time mean that the program is in an endless loop."""
+"""Maximum number of callbacks at the same virtual time; more of them mean that the program is in an endless loop."""
 NAMED_TASKS = 20
 """Number of waiting tasks that an error names."""
 PRUNE_ABOVE = 100
-"""Canceled timers are removed when there are more of them than this, and more than live ones."""
+"""Canceled timers are removed when there are more than this, and more of them than live timers."""
 
 
 class DeadlockError(RollError):
@@ -47,7 +47,7 @@ class DeadlockError(RollError):
 
 
 class TimeLimitError(RollError):
-    """The program reached its limit of virtual time, or time stood still."""
+    """The program reached its limit of virtual time, or virtual time did not advance."""
 
 
 class _Timer(asyncio.TimerHandle):
@@ -93,9 +93,9 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
-        """Call at a virtual time; immediately if that has passed."""
+        """Schedule a callback at a virtual time; a time in the past means now."""
         if not when >= 0:
-            raise ValueError(f"a timer was set to {when}: not a moment in time")
+            raise ValueError(f"a timer was set to {when}: times must be 0 or greater")
         if self.is_closed():
             raise RuntimeError("the event loop is closed")
         timer = _Timer(when, callback, args, self, context)
@@ -104,15 +104,16 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return timer
 
     def call_settled(self, callback: Callable[..., object], *args: Any) -> asyncio.Handle:
-        """Call once no other callback of this instant is ready, so that one call handles all that happened at this
-        time.
+        """Schedule a callback at the current time, after all other callbacks that become ready at this time.
+
+        One callback can thus handle all events of an instant.
         """
         handle = asyncio.Handle(callback, args, self)
         self._settled.append(handle)
         return handle
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
-        """Call the function now, in this thread."""
+        """Call the function immediately, in this thread; `executor` is ignored."""
         future = self.create_future()
         try:
             future.set_result(func(*args))
@@ -140,7 +141,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._num_this_instant += num_ready
         if self._num_this_instant > MAX_CALLBACKS_PER_INSTANT:
             raise TimeLimitError(
-                f"time stands still at {self._now:g} s: {self._num_this_instant:,} callbacks ran. {self._waiting()}"
+                f"virtual time does not advance at {self._now:g} s: {self._num_this_instant:,} callbacks ran. "
+                f"{self._describe_waiting_tasks()}"
             )
         for _ in range(num_ready):
             handle = ready.popleft()
@@ -148,16 +150,23 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                 handle._run()
 
     def _advance(self) -> None:
-        """Advance to the next timer, and make all timers ready that are due then."""
+        """Advance the time to that of the next timer, and make all timers of that time ready.
+
+        Raises:
+            DeadlockError: there is no timer.
+            TimeLimitError: the timer is after the limit.
+        """
         timers = self._timers
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)[2]._scheduled = False
             self._num_cancelled -= 1
         if not timers:
-            raise DeadlockError(f"nothing can happen any more at {self._now:g} s. {self._waiting()}")
+            raise DeadlockError(f"no event is scheduled after {self._now:g} s. {self._describe_waiting_tasks()}")
         now = max(self._now, timers[0][0])
         if now > self._limit_s:
-            raise TimeLimitError(f"the limit of {self._limit_s:g} s of virtual time is reached. {self._waiting()}")
+            raise TimeLimitError(
+                f"the limit of {self._limit_s:g} s of virtual time is reached. {self._describe_waiting_tasks()}"
+            )
         if now > self._now:
             self._num_this_instant = 0
         self._now = now
@@ -170,8 +179,9 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                 self._ready.append(timer)
 
     def _timer_handle_cancelled(self, handle: _Timer) -> None:
-        """Count a timer that was canceled before it was due, and drop canceled timers when they are many; asyncio
-        calls this.
+        """Count a canceled timer, and remove canceled timers when they are many.
+
+        asyncio calls this for a timer that is canceled before it is due.
         """
         if not handle._scheduled:
             return
@@ -183,12 +193,12 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             heapq.heapify(self._timers)
             self._num_cancelled = 0
 
-    def _waiting(self) -> str:
-        """Describe which tasks are waiting, and where."""
+    def _describe_waiting_tasks(self) -> str:
+        """Return text that lists waiting tasks, each with its location in the code."""
         tasks = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
         if not tasks:
             return "No task waits."
-        named = [f"  {task.get_name()}: {_place(task)}" for task in tasks[:NAMED_TASKS]]
+        named = [f"  {task.get_name()}: {_describe_location(task)}" for task in tasks[:NAMED_TASKS]]
         more = f"\n  … and {len(tasks) - NAMED_TASKS} more" if len(tasks) > NAMED_TASKS else ""
         return f"{len(tasks)} task{'s wait' if len(tasks) > 1 else ' waits'}:\n" + "\n".join(named) + more
 
@@ -199,8 +209,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         """Do nothing: the loop never sleeps, so it needs no wake-up."""
 
 
-def _place(task: asyncio.Task[Any]) -> str:
-    """Return the innermost function that a task is in, with its line, and its caller."""
+def _describe_location(task: asyncio.Task[Any]) -> str:
+    """Return where a task waits: the innermost function and its caller, with their lines."""
     frames: list[str] = []
     inner: Any = task.get_coro()
     while inner is not None:
@@ -212,15 +222,15 @@ def _place(task: asyncio.Task[Any]) -> str:
 
 
 def run(main: Coroutine[Any, Any, T], *, seed: int = 0, shuffle: bool = False, limit_s: float = math.inf) -> T:
-    """Run a program in virtual time to its end; tasks that it leaves running are canceled, as with `asyncio.run`.
+    """Run a program in virtual time to its end, and return its result; tasks that are still running are then canceled.
 
-    Any exception carries a note with the seed that replays it.
+    Any exception carries a note with the seed that reproduces it.
 
     Args:
         main: the program.
-        seed: see `VirtualTimeLoop`.
-        shuffle: see `VirtualTimeLoop`.
-        limit_s: see `VirtualTimeLoop`.
+        seed: seed of the loop's `random`, and of the schedule with `shuffle`.
+        shuffle: run callbacks that are ready at the same time in an order drawn from the seed.
+        limit_s: virtual time after which the program is ended.
 
     Raises:
         DeadlockError: the program waits for an event that can never happen.

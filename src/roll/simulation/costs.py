@@ -1,9 +1,9 @@
-"""The cost of an engine step, a training step, and a weight sync on given hardware: a roofline model.
+"""The cost of an engine step, a training step, and the transfer of weights on given hardware: a roofline model.
 
 One engine step decodes one token of every running request, and may also prefill some prompt tokens:
 
     step = overhead + decoding requests x host time + tokens x communication
-           + max(reading the weights once, tokens x FLOPs per token)      (of experts, those that some token chose)
+           + max(reading the weights once, tokens x FLOPs per token)      (only of experts that a token chose)
            + context tokens of decoding requests x reading their keys and values
            + (query, key) pairs of prefilled tokens x attention FLOPs
 
@@ -30,11 +30,11 @@ from roll.simulation.hardware import Device, Model
 __all__ = [
     "DEVICES_PER_MACHINE",
     "EngineCosts",
-    "engine_costs",
+    "compute_engine_costs",
+    "compute_kv_capacity",
+    "compute_sync_s",
+    "compute_train_s",
     "interpolate",
-    "kv_capacity_tokens",
-    "sync_s",
-    "train_s",
 ]
 
 DEVICES_PER_MACHINE = 8
@@ -48,30 +48,31 @@ class EngineCosts:
     overhead_s: float = 0.0
     """Overhead of every step: launches, scheduling, latency of collectives."""
     weights_s: float = 0.0
-    """Time to read once all weights that every token uses; without `experts_s`, all weights."""
+    """Time to read all weights that every token uses (for a dense model, all weights) once."""
     experts_s: float = 0.0
-    """Time to read once all experts among which a router chooses."""
+    """Time to read all routed experts once."""
     chosen_share: float = 1.0
-    """Share of a layer's experts that one token goes through."""
+    """Share of a layer's experts that the router chooses for one token."""
     token_s: float = 0.0
-    """Arithmetic of all linear layers, per token in the step."""
+    """Compute time of all linear layers, per token in the step."""
     communication_s: float = 0.0
-    """Per token in the step."""
+    """Communication time per token in the step."""
     request_s: float = 0.0
     """Host time (scheduling, sampling, stop checks) per decoding request."""
     context_s: float = 0.0
-    """Reading keys and values, per context token of a decoding request."""
+    """Time to read keys and values, per context token of a decoding request."""
     pair_s: float = 0.0
-    """Attention of prefilled tokens, per (query, key) pair."""
+    """Time for attention of prefilled tokens, per (query, key) pair."""
     curve: tuple[tuple[float, float], ...] = ()
-    """Measured: numbers of requests, ascending, and the seconds of a step without context. Then the fields above it,
-    apart from `token_s` (of prefilled tokens), `context_s` and `pair_s`, do not count."""
+    """For a measured engine: pairs of a number of requests, ascending, and the seconds of a step without context. Of
+    the fields above, only `token_s` (for prefilled tokens), `context_s` and `pair_s` are then used.
+    """
 
-    def decode_s(self, num_requests: int) -> float:
-        """Return the duration of a step that decodes a token for each request, without reading the KV cache."""
-        return self.step_s(num_requests, 0, 0, 0.0)
+    def compute_decode_s(self, num_requests: int) -> float:
+        """Return the duration of a step that decodes `num_requests` tokens, without the time to read the KV cache."""
+        return self.compute_step_s(num_requests, 0, 0, 0.0)
 
-    def step_s(
+    def compute_step_s(
         self, num_decoding: int, num_prefilled: int, context_tokens: float, pairs: float, num_prefilling: int = 0
     ) -> float:
         """Return the duration of one engine step.
@@ -96,7 +97,7 @@ class EngineCosts:
 
 
 def interpolate(curve: tuple[tuple[float, float], ...], at: float) -> float:
-    """Interpolate linearly between the points of a curve (at least one), and extrapolate beyond the ends."""
+    """Return the value of a piecewise linear curve, given by its points, at `at`; extrapolate beyond the ends."""
     if len(curve) == 1:
         return curve[0][1]
     place = min(max(bisect_right(curve, (at, float("inf"))), 1), len(curve) - 1)
@@ -104,8 +105,8 @@ def interpolate(curve: tuple[tuple[float, float], ...], at: float) -> float:
     return low + (high - low) * (at - left) / (right - left)
 
 
-def engine_costs(model: Model, device: Device, tensor_parallel: int) -> EngineCosts:
-    """Return the costs of an engine whose weights, heads and KV cache are sharded over `tensor_parallel` devices.
+def compute_engine_costs(model: Model, device: Device, tensor_parallel: int) -> EngineCosts:
+    """Return the step costs of an engine that shards the model over `tensor_parallel` devices.
 
     Raises:
         ConfigError: the device was measured with another model or another tensor-parallel size.
@@ -113,12 +114,12 @@ def engine_costs(model: Model, device: Device, tensor_parallel: int) -> EngineCo
     measured = device.measured
     if measured is not None and (measured.model, measured.tensor_parallel) != (model.name, tensor_parallel):
         raise ConfigError(
-            f"device '{device.name}' was measured with {measured.model} on {measured.tensor_parallel} device(s), and "
-            f"is asked about {model.name} on {tensor_parallel}: calibrate with that, or remove its `measured`."
+            f"device '{device.name}' was measured with {measured.model} on {measured.tensor_parallel} device(s), not "
+            f"with {model.name} on {tensor_parallel}: calibrate with the latter, or remove `measured`."
         )
     bandwidth = device.memory_bandwidth * device.bandwidth_efficiency * tensor_parallel
     flops = device.flops * device.compute_efficiency * tensor_parallel
-    latency, per_token = _collectives(model, device, tensor_parallel)
+    latency, per_token = _compute_collectives(model, device, tensor_parallel)
     pair_s = 4 * model.num_layers * model.query_size / flops
     if measured is not None:
         return EngineCosts(
@@ -141,8 +142,8 @@ def engine_costs(model: Model, device: Device, tensor_parallel: int) -> EngineCo
     )
 
 
-def _collectives(model: Model, device: Device, tensor_parallel: int) -> tuple[float, float]:
-    """Return the latency per step and the transfer time per token of two all-reduces per layer.
+def _compute_collectives(model: Model, device: Device, tensor_parallel: int) -> tuple[float, float]:
+    """Return the time of two all-reduces per layer: the latency per step, and the transfer time per token.
 
     A ring all-reduce over n devices moves 2 (n-1)/n of the data.
     """
@@ -154,7 +155,7 @@ def _collectives(model: Model, device: Device, tensor_parallel: int) -> tuple[fl
     return number * device.collective_latency_s, number * moved / bandwidth
 
 
-def kv_capacity_tokens(model: Model, device: Device, tensor_parallel: int, memory_share: float) -> int:
+def compute_kv_capacity(model: Model, device: Device, tensor_parallel: int, memory_share: float) -> int:
     """Return how many tokens of KV cache fit next to the weights; 0 or less if not even the weights fit.
 
     Args:
@@ -167,13 +168,13 @@ def kv_capacity_tokens(model: Model, device: Device, tensor_parallel: int, memor
     return int(free // model.kv_bytes_per_token)
 
 
-def train_s(
+def compute_train_s(
     model: Model, device: Device, num_devices: int, num_tokens: int, mean_length: float, *, passes: float
 ) -> float:
     """Return the duration of an update, or of a forward pass, over `num_tokens`.
 
     A forward pass takes 2 FLOPs per parameter and token and 4 x layers x width per (query, key) pair, half of the
-    square; the backward pass twice as many (arXiv 2001.08361, section 2.1).
+    square. A backward pass takes twice as many FLOPs (arXiv 2001.08361, section 2.1).
 
     Args:
         model: the trained model.
@@ -187,11 +188,11 @@ def train_s(
     return passes * num_tokens * per_token / (num_devices * device.flops * device.training_efficiency)
 
 
-def sync_s(model: Model, device: Device, *, colocated: bool, quantized: bool = False) -> float:
-    """Return the duration of a weight sync, in which every engine receives all weights at once (pipelined broadcast).
+def compute_sync_s(model: Model, device: Device, *, colocated: bool, quantized: bool = False) -> float:
+    """Return the duration of a weight sync, in which all engines receive the weights at the same time.
 
-    The interconnect transfers them between the devices of one machine, the network (`network_bandwidth`) between
-    machines. With quantization, linear weights are sent in 8 bits.
+    If trainer and engines are `colocated`, the weights are sent over `link_bandwidth`, otherwise over
+    `network_bandwidth`; if `quantized`, linear weights are sent in 8 bits.
     """
     bandwidth = device.link_bandwidth if colocated else device.network_bandwidth
     saved = model.linear_parameters * (model.element_bytes - 1) if quantized else 0

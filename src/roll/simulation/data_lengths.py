@@ -1,4 +1,4 @@
-"""Lengths of a run's prompts or examples in tokens, measured on its own data if data and tokenizer are available."""
+"""Measures the lengths of a run's prompts or examples in tokens, if data and tokenizer are available."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from roll.data import build_data
 from roll.data.examples import ExampleKind, build_examples
 from roll.errors import UserError
 from roll.models import CATALOGUE, load_tokenizer, resolve_model
+from roll.models.multimodal import open_media
 
 __all__ = ["measure_examples", "measure_prompts"]
 
@@ -17,38 +18,41 @@ NUM_MEASURED = 64
 
 
 def measure_prompts(config: GeneratingConfig, model: str) -> list[float]:
-    """Return the lengths of the first prompts of a run; empty if its data or tokenizer cannot be read on this machine.
+    """Return the numbers of tokens of a run's first prompts; empty if data or tokenizer cannot be read here.
 
     Args:
-        config: the run.
-        model: the model with the tokenizer; it is not downloaded.
+        config: configuration of the run.
+        model: the model whose tokenizer is used; it is not downloaded.
     """
-    if not isinstance(config, PromptedConfig) or not _is_here(model):
+    if not isinstance(config, PromptedConfig) or not _is_local(model):
         return []
     try:
-        data = build_data(config.data, load_tokenizer(resolve_model(model)), config.seed)
+        directory = resolve_model(model)
+        data = build_data(config.data, load_tokenizer(directory), config.seed, media=open_media(directory, None))
         return [float(len(draw.token_ids)) for draw in data.train.draw(NUM_MEASURED)]
     except UserError:
         return []  # `roll check` reports problems of the data; a plan only needs its lengths
 
 
 def measure_examples(config: SupervisedConfig, model: str) -> list[float]:
-    """Return the number of tokens that the first examples of a run train or process; see `measure_prompts`."""
-    if not _is_here(model):
+    """Return the numbers of tokens of a run's first examples; empty if data or tokenizer cannot be read here."""
+    if not _is_local(model):
         return []
     kinds: tuple[ExampleKind, ...] = ("supervised",)
     if config.pipeline in ("preference", "reward_model"):
         kinds = ("pair", "labelled", "scored")
     for kind in kinds:
         try:
-            tokenizer = load_tokenizer(resolve_model(model))
-            examples = build_examples(config.data, kind, tokenizer, config.seed, config.training.max_example_tokens)
-            drawn = [examples.samples(draw) for draw in examples.train.draw(NUM_MEASURED)]
+            directory = resolve_model(model)
+            tokenizer, limit = load_tokenizer(directory), config.training.max_example_tokens
+            media = open_media(directory, None)
+            examples = build_examples(config.data, kind, tokenizer, config.seed, limit, media=media)
+            drawn = [examples.build_samples(draw) for draw in examples.train.draw(NUM_MEASURED)]
         except UserError:
             continue
         return [float(sum(len(s.token_ids) for s in found)) for found in drawn if not isinstance(found, str)]
     return []
 
 
-def _is_here(model: str) -> bool:
+def _is_local(model: str) -> bool:
     return model in CATALOGUE or Path(model).is_dir()

@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from statistics import NormalDist
 
-__all__ = ["correlated", "mix", "uniform_of"]
+__all__ = ["correlate", "draw_uniform", "hash_key"]
 
 _MASK = (1 << 64) - 1
 _STANDARD = NormalDist()
 
 
-def mix(*key: int) -> int:
-    """Hash a key to 64 well-mixed bits (SplitMix64's finalizer, applied to each part in turn)."""
+def hash_key(*key: int) -> int:
+    """Return a 64-bit hash of a key of several integers (SplitMix64's finalizer, applied to each in turn)."""
     state = 0x9E3779B97F4A7C15
     for part in key:
         state = (state + (part & _MASK) * 0xBF58476D1CE4E5B9 + 0x9E3779B97F4A7C15) & _MASK
@@ -28,17 +28,17 @@ def mix(*key: int) -> int:
     return state
 
 
-def uniform_of(*key: int) -> float:
-    """Return a pseudo-random number in (0, 1) for a key, never 0 or 1."""
-    return ((mix(*key) >> 11) + 0.5) / (1 << 53)
+def draw_uniform(*key: int) -> float:
+    """Return a pseudo-random number above 0 and below 1 that depends only on the key."""
+    return ((hash_key(*key) >> 11) + 0.5) / (1 << 53)
 
 
-def correlated(shared: float, own: float, correlation: float) -> float:
-    """Combine two uniform numbers into one that is uniform again.
+def correlate(shared: float, own: float, correlation: float) -> float:
+    """Combine two uniform random numbers into a uniform number that is correlated with the first of them.
 
     Args:
         shared: the part that several draws have in common, in (0, 1).
-        own: this draw's own part, in (0, 1).
+        own: the part that only this draw has, in (0, 1).
         correlation: correlation of the underlying normal variables of two draws with the same `shared`, 0 … 1.
     """
     if correlation == 0:

@@ -1,10 +1,10 @@
-"""A simulated inference engine with the protocol of the real ones.
+"""A simulated inference engine that implements `InferenceEngine`.
 
-    generate ─► ContinuousBatch ─► timer at the end of its stretch ─► finished ─► futures
+    generate ─► ContinuousBatch ─► timer at the end of its span ─► finished ─► futures
                     ▲
-     abort, pause, update_weights, stall, death: the stretch ends at the next boundary between two steps
+     abort, pause, update_weights, stall, death: the span of steps ends at the next boundary between two steps
 
-All changes at one time are handled once, when no other callback is ready (`call_settled`); so a batch is composed of
+All changes at the same time are handled together, when no other callback is ready (`call_settled`), so a batch contains
 all requests that arrived by then, in order.
 
 Invariants:
@@ -23,7 +23,7 @@ from typing import cast
 
 from roll.errors import EngineDiedError, UserError, WeightSyncError
 from roll.protocols import PauseMode
-from roll.simulation.arrays import generation_of, zero_logprobs
+from roll.simulation.arrays import build_generation, zero_logprobs
 from roll.simulation.batch import BatchLimits, BatchTotals, ContinuousBatch
 from roll.simulation.clock import VirtualTimeLoop
 from roll.simulation.costs import EngineCosts
@@ -54,18 +54,18 @@ class EngineSettings:
     costs: EngineCosts
     limits: BatchLimits
     update_s: float = 0.0
-    """Duration of a weight update, from the offer to the receipt."""
+    """Duration of a weight update, from the call to the receipt."""
     recompute_on_update: bool = True
-    """Whether retained requests are prefilled again after a weight update (as ROLL's vLLM engine does)."""
+    """Whether requests that were held during a weight update are prefilled again (as in ROLL's vLLM engine)."""
     prefix_block: int = 0
     """Tokens of a prefix cache block; 0 disables the prefix cache."""
     start_s: float = 0.0
-    """Duration of a start, also of a replacement."""
+    """Time to start an engine, the first one or a replacement."""
 
 
 @dataclass(slots=True, eq=False)
-class _Live:
-    """A request with its future and the policy versions that generated its tokens so far."""
+class _LiveRequest:
+    """A request of an engine, with the future of its generation, and the policy versions of its tokens so far."""
 
     inner: SimulatedRequest
     future: asyncio.Future[Generation]
@@ -75,12 +75,12 @@ class _Live:
 
     @property
     def num_marked(self) -> int:
-        """Number of tokens in `runs`."""
+        """Number of tokens that policy versions before the current one generated."""
         return sum(count for _, count in self.runs)
 
 
 class SimulatedEngine:
-    """See `roll.protocols.InferenceEngine`; the module's docstring has the guarantees.
+    """A simulated `roll.protocols.InferenceEngine`, with the guarantees that the module's docstring lists.
 
     Args:
         engine_id: id of the engine.
@@ -92,17 +92,17 @@ class SimulatedEngine:
         self.engine_id = engine_id
         self.settings = settings
         self.policy_version = 0
-        self._answer_tokens = answer_tokens
+        self._count_answer_tokens = answer_tokens
         self._batch = ContinuousBatch(settings.costs, settings.limits)
         self._prefixes = PrefixCache(settings.prefix_block)
-        self._live: dict[str, _Live] = {}
-        self._held: list[_Live] = []
+        self._live: dict[str, _LiveRequest] = {}
+        self._held: list[_LiveRequest] = []
         """Requests that arrived while the engine was draining."""
         self._timer: asyncio.TimerHandle | None = None
         self._plan_is_due = False
         self._paused = self._draining = False
         self._unsynced = ""
-        """Why the engine has no weights to generate with."""
+        """Reason why the engine has no current weights; empty if it has them."""
         self._at_rest: list[asyncio.Future[None]] = []
         self._update_lock = asyncio.Lock()
         self._death = ""
@@ -110,7 +110,7 @@ class SimulatedEngine:
     # ---- life cycle
 
     async def start(self) -> None:
-        """Load the model."""
+        """Start the engine, which takes simulated time."""
         await asyncio.sleep(self.settings.start_s)
 
     async def close(self) -> None:
@@ -118,7 +118,7 @@ class SimulatedEngine:
         self.die("it was closed")
 
     def die(self, cause: str) -> None:
-        """Stop immediately, like a crash: every request gets `EngineDiedError`. May be called twice."""
+        """Stop immediately, like a crash: every request gets `EngineDiedError`. Calling it twice is safe."""
         if self._death:
             return
         self._death = cause
@@ -133,14 +133,14 @@ class SimulatedEngine:
         self._at_rest.clear()
 
     def stall(self, duration_s: float) -> None:
-        """Begin no step for this long; the current step ends normally."""
+        """Start no step for `duration_s`; the current step ends normally."""
         if not self._death:
             self._batch.pause_until(self._loop.time() + duration_s)
-            self._changed()
+            self._schedule_advance()
 
     @property
     def totals(self) -> BatchTotals:
-        """Counts of the engine's work so far; steps are counted at the end of their stretch."""
+        """Totals of the engine's work so far; steps are counted at the end of their span."""
         return self._batch.totals
 
     def load(self) -> EngineLoad:
@@ -149,25 +149,25 @@ class SimulatedEngine:
         return EngineLoad(
             num_running=batch.num_running,
             num_waiting=batch.num_waiting + len(self._held),
-            kv_used=batch.kv_used(self._loop.time()) / batch.limits.kv_capacity,
+            kv_used=batch.count_kv_tokens(self._loop.time()) / batch.limits.kv_capacity,
             capacity=batch.limits.max_num_seqs,
-            num_steps=batch.num_steps(self._loop.time()),
+            num_steps=batch.count_steps(self._loop.time()),
         )
 
     # ---- requests
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Run one request to its end; see the protocol.
+        """Generate the answer to a request in simulated time.
 
         Raises:
             UserError: the request can never fit into the KV cache, or its id is in use.
             EngineDiedError: the engine has died.
             WeightSyncError: the engine woke up and has not received weights since.
         """
-        self._check()
+        self._check_alive()
         if self._unsynced:
-            raise WeightSyncError(f"engine {self.engine_id} {self._unsynced}: sync weights first.")
-        live = self._new(request)
+            raise WeightSyncError(f"engine '{self.engine_id}' {self._unsynced}: sync weights first.")
+        live = self._create_request(request)
         if self._draining:
             self._held.append(live)
         else:
@@ -175,20 +175,20 @@ class SimulatedEngine:
         try:
             return await live.future
         except asyncio.CancelledError:
-            self._leave(live)
+            self._remove(live)
             raise
 
     async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
-        """Return zeros, after the time that prefilling the sequences alone takes."""
-        self._check()
+        """Return zeros, after the simulated time of prefilling the sequences."""
+        self._check_alive()
         costs = self.settings.costs
-        await asyncio.sleep(sum(costs.step_s(0, len(seq), 0, len(seq) ** 2 / 2) for seq in sequences))
-        self._check()
+        await asyncio.sleep(sum(costs.compute_step_s(0, len(seq), 0, len(seq) ** 2 / 2) for seq in sequences))
+        self._check_alive()
         return [zero_logprobs(len(sequence)) for sequence in sequences]
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """Abort requests immediately, with the tokens of all completed steps; unknown ids are ignored."""
-        self._check()
+        self._check_alive()
         for request_id in request_ids:
             live = self._live.get(request_id)
             if live is not None:
@@ -197,44 +197,44 @@ class SimulatedEngine:
     # ---- control
 
     async def pause(self, mode: PauseMode) -> None:
-        """Pause after the current step. `drain` completes earlier requests, `abort` ends them; later requests wait."""
-        self._check()
+        """Pause after the current step; `drain` first completes all requests, `abort` ends them, `keep` holds them."""
+        self._check_alive()
         if mode == "drain":
             self._paused, self._draining = False, True
-            self._changed()
+            self._schedule_advance()
             held = set(self._held)
             futures = [live.future for live in self._live.values() if live not in held]
             if futures:
                 await asyncio.wait(futures)
-            self._check()
+            self._check_alive()
             if not self._draining:  # it was resumed in the meantime
                 return
         self._paused = True
         if mode == "abort":
             for live in list(self._live.values()):
                 self._abort(live)
-        await self._rest()
+        await self._wait_until_idle()
 
     async def resume(self) -> None:
         """Resume decoding."""
-        self._check()
+        self._check_alive()
         self._paused = self._draining = False
         held, self._held = self._held, []
         for live in held:
             self._submit(live)
-        self._changed()
+        self._schedule_advance()
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
         """Load new weights; running requests are held during the update."""
         async with self._update_lock:
-            self._check()
+            self._check_alive()
             began = self._loop.time()
             own_pause = not self._paused
             if own_pause:
                 await self.pause("keep")
             await asyncio.sleep(self.settings.update_s)
-            self._check()
-            self._mark_versions()
+            self._check_alive()
+            self._record_versions()
             self.policy_version = update.policy_version
             self._unsynced = ""
             if self.settings.recompute_on_update:
@@ -256,7 +256,7 @@ class SimulatedEngine:
 
     async def wake(self) -> None:
         """Allocate the device's memory again; weights must be synced before the next request."""
-        self._check()
+        self._check_alive()
         self._unsynced = "has no weights since it woke up"
         await self.resume()
 
@@ -266,40 +266,40 @@ class SimulatedEngine:
     def _loop(self) -> VirtualTimeLoop:
         return cast(VirtualTimeLoop, asyncio.get_running_loop())
 
-    def _check(self) -> None:
+    def _check_alive(self) -> None:
         if self._death:
             raise EngineDiedError(self.engine_id, self._death)
 
-    def _new(self, request: GenerationRequest) -> _Live:
+    def _create_request(self, request: GenerationRequest) -> _LiveRequest:
         request_id, limit = request.request_id, request.sampling.max_new_tokens
         if request_id in self._live:
-            raise UserError(f"request id {request_id} is in use: give every request its own.")
-        wanted, num_prompt = max(1, self._answer_tokens(request)), len(request.token_ids)
+            raise UserError(f"request id {request_id} is in use: give every request a unique id.")
+        wanted, num_prompt = max(1, self._count_answer_tokens(request)), len(request.token_ids)
         inner = SimulatedRequest(request_id, num_prompt, min(wanted, limit), request.priority)
         if num_prompt + inner.num_wanted > self.settings.limits.kv_capacity:
             raise UserError(
-                f"request {request_id} needs {num_prompt + inner.num_wanted:,} tokens of cache and engine "
+                f"request {request_id} needs {num_prompt + inner.num_wanted:,} tokens of KV cache, but engine "
                 f"{self.engine_id} has {self.settings.limits.kv_capacity:,}: raise inference.tensor_parallel, or lower "
                 "rollout.max_new_tokens."
             )
-        inner.num_cached = self._prefixes.enter(request.token_ids)
-        live = _Live(inner, self._loop.create_future(), "stop" if wanted <= limit else "length")
+        inner.num_cached = self._prefixes.add_prompt(request.token_ids)
+        live = _LiveRequest(inner, self._loop.create_future(), "stop" if wanted <= limit else "length")
         self._live[request_id] = live
         return live
 
-    def _submit(self, live: _Live) -> None:
+    def _submit(self, live: _LiveRequest) -> None:
         self._batch.submit(live.inner)
         if not self._batch.is_running or self._batch.would_admit(live.inner):
-            self._changed()
+            self._schedule_advance()
 
-    def _abort(self, live: _Live) -> None:
-        """End a request with the tokens that it has."""
-        num_tokens = self._leave(live)
+    def _abort(self, live: _LiveRequest) -> None:
+        """End a request with the tokens that it has generated."""
+        num_tokens = self._remove(live)
         if not live.future.done():
-            live.future.set_result(self._generation(live, num_tokens, "abort"))
+            live.future.set_result(self._build_generation(live, num_tokens, "abort"))
 
-    def _leave(self, live: _Live) -> int:
-        """Remove a request, and return its tokens."""
+    def _remove(self, live: _LiveRequest) -> int:
+        """Remove a request from the engine, and return the number of tokens that it has generated."""
         if self._live.get(live.inner.request_id) is not live:
             return live.inner.generated
         del self._live[live.inner.request_id]
@@ -307,30 +307,30 @@ class SimulatedEngine:
             self._held.remove(live)
             return 0
         num_tokens = self._batch.remove(live.inner, self._loop.time())
-        self._changed()
+        self._schedule_advance()
         return num_tokens
 
-    def _mark_versions(self) -> None:
-        """Attribute the tokens generated so far to the policy version that is about to be replaced."""
+    def _record_versions(self) -> None:
+        """Record which tokens the current policy version, which is about to be replaced, has generated."""
         now = self._loop.time()
         for live in self._live.values():
-            fresh = self._batch.generated(live.inner, now) - live.num_marked
+            fresh = self._batch.count_generated(live.inner, now) - live.num_marked
             if fresh:
                 live.runs.append((self.policy_version, fresh))
 
-    def _generation(self, live: _Live, num_tokens: int, reason: FinishReason) -> Generation:
+    def _build_generation(self, live: _LiveRequest, num_tokens: int, reason: FinishReason) -> Generation:
         fresh = num_tokens - live.num_marked
         runs = [*live.runs, (self.policy_version, fresh)] if fresh or not live.runs else live.runs
-        return generation_of(live.inner.request_id, runs, reason, self.engine_id)
+        return build_generation(live.inner.request_id, runs, reason, self.engine_id)
 
-    def _changed(self) -> None:
-        """Schedule `_plan` after all other callbacks of this instant, since the batch may have to change."""
+    def _schedule_advance(self) -> None:
+        """Call `_advance_batch` after all other callbacks of this instant, because requests or the pause changed."""
         if not self._plan_is_due:
             self._plan_is_due = True
-            self._loop.call_settled(self._plan)
+            self._loop.call_settled(self._advance_batch)
 
-    def _plan(self) -> None:
-        """Begin the next stretch at a step boundary; inside a stretch, let it end at the next boundary."""
+    def _advance_batch(self) -> None:
+        """End the current span at the next step boundary; at a boundary, begin the next span unless paused."""
         self._plan_is_due = False
         if self._death:
             return
@@ -356,12 +356,12 @@ class SimulatedEngine:
         for inner in self._batch.complete():
             live = self._live.pop(inner.request_id)
             if not live.future.done():
-                live.future.set_result(self._generation(live, inner.generated, live.finish_reason))
+                live.future.set_result(self._build_generation(live, inner.generated, live.finish_reason))
 
     def _on_boundary(self) -> None:
         self._timer = None
         self._complete()
-        self._changed()
+        self._schedule_advance()
 
     def _set_timer(self, when: float) -> None:
         if self._timer is not None:
@@ -370,10 +370,10 @@ class SimulatedEngine:
             self._timer.cancel()
         self._timer = self._loop.call_at(when, self._on_boundary)
 
-    async def _rest(self) -> None:
+    async def _wait_until_idle(self) -> None:
         """Wait until no step is in progress."""
         if self._batch.is_running:
             future: asyncio.Future[None] = self._loop.create_future()
             self._at_rest.append(future)
-            self._changed()
+            self._schedule_advance()
             await future

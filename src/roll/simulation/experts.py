@@ -1,8 +1,9 @@
-"""Expert parallelism of a trainer: the data that each size of `training.parallel.ep` moves between ranks in one update.
+"""Communication time of MoE layers: the data that each size of `training.parallel.ep` moves between ranks in one
+update.
 
 Without expert parallelism, FSDP gathers all experts of a layer for every micro-batch, in the forward and in the
-backward pass, and reduces their gradients. With `ep` ranks that divide the experts, each rank gathers only its own
-part, or nothing if no other rank has the same experts; instead every token is sent to the experts that its router
+backward pass, and reduces their gradients. With the experts sharded over `ep` ranks, each rank gathers only its own
+experts, or none if no other rank has the same experts. Instead, every token is sent to the experts that its router
 chose, and back (an all-to-all each way, arXiv 2006.16668), in the forward pass, its recomputation and the backward
 pass.
 """
@@ -12,13 +13,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roll.config.distributions import mean_of
+from roll.config.distributions import compute_mean
 from roll.config.simulation import SimulationConfig
 from roll.simulation.costs import DEVICES_PER_MACHINE
 from roll.simulation.hardware import Device, Model
-from roll.simulation.memory import PROMPT_ROOM, TRAINER_SHARE, TrainerSettings, trainer_bytes
+from roll.simulation.memory import PROMPT_ROOM, TRAINER_SHARE, TrainerSettings, estimate_trainer_bytes
 
-__all__ = ["ExpertParallel", "choose_expert_parallel", "expert_traffic_s"]
+__all__ = ["ExpertParallel", "choose_expert_parallel", "compute_expert_traffic_s"]
 
 GRADIENT_BYTES = 4
 """Gradients are reduced in float32."""
@@ -28,7 +29,7 @@ ALL_TO_ALLS = 6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExpertParallel:
-    """One size of `training.parallel.ep`."""
+    """Traffic and memory of a trainer rank with one size of `training.parallel.ep`."""
 
     size: int
     traffic_s: float
@@ -39,55 +40,57 @@ class ExpertParallel:
     """Whether the memory of a rank is within the device's memory."""
 
 
-def expert_traffic_s(
-    made_of: Model, on: Device, *, ranks: int, ep: int, tokens_per_rank: float, micro_batches: int
+def compute_expert_traffic_s(
+    model: Model, device: Device, *, ranks: int, ep: int, tokens_per_rank: float, micro_batches: int
 ) -> float:
-    """Return the seconds of communication that an update of an MoE model takes on every rank.
+    """Return how long a rank communicates in an update of an MoE model, in seconds.
 
     Args:
-        made_of: the model.
-        on: the devices, for their bandwidths.
+        model: the model.
+        device: the devices, for their bandwidths.
         ranks: number of the trainer's ranks.
-        ep: number of ranks that divide the experts.
+        ep: number of ranks over which the experts are sharded.
         tokens_per_rank: tokens of all micro-batches of the update.
         micro_batches: number of micro-batches of the update on each rank.
     """
-    element = made_of.element_bytes
-    shared = made_of.num_parameters - made_of.expert_parameters
-    own_experts = made_of.expert_parameters / ep if ranks > ep else 0.0
+    element = model.element_bytes
+    shared = model.num_parameters - model.expert_parameters
+    own_experts = model.expert_parameters / ep if ranks > ep else 0.0
     gathered = micro_batches * (shared + own_experts) * (2 * element + GRADIENT_BYTES) * (ranks > 1)
-    moved = ALL_TO_ALLS * tokens_per_rank * made_of.num_layers * made_of.experts_per_token * made_of.hidden_size
+    moved = ALL_TO_ALLS * tokens_per_rank * model.num_layers * model.experts_per_token * model.hidden_size
     travelled = moved * element * (ep - 1) / ep
-    return gathered / _bandwidth(on, ranks) + travelled / _bandwidth(on, ep)
+    return gathered / _select_bandwidth(device, ranks) + travelled / _select_bandwidth(device, ep)
 
 
 def choose_expert_parallel(
-    config: SimulationConfig, made_of: Model, on: Device, trainer: TrainerSettings | None = None
+    config: SimulationConfig, model: Model, device: Device, trainer: TrainerSettings | None = None
 ) -> tuple[ExpertParallel, ...]:
-    """Compare the sizes of `ep` that divide both the trainer's ranks and the experts.
+    """Estimate traffic and memory for all sizes of `ep` that divide both the number of ranks and of experts.
 
     Returns:
-        All sizes, the best one first: those that fit into memory before the others, then by their traffic. Empty for a
-            dense model.
+        The estimates, the best size first: sizes that fit into memory come before those that do not, and less traffic
+            before more. Empty for a dense model.
     """
-    if not made_of.num_experts:
+    if not model.num_experts:
         return ()
-    ranks = config.placement.num_training
+    ranks = config.placement.num_training_devices
     limit = config.rollout.max_new_tokens
     longest = limit + PROMPT_ROOM
-    sample = mean_of(config.prompt_tokens) + mean_of(config.answer_tokens, limit)
+    sample = compute_mean(config.prompt_tokens) + compute_mean(config.answer_tokens, limit)
     tokens = config.rollouts_per_step * sample / ranks
     micro_batches = max(1, math.ceil(tokens / longest))
     found = []
-    for size in (s for s in range(1, ranks + 1) if ranks % s == 0 and made_of.num_experts % s == 0):
-        memory = sum(trainer_bytes(made_of, on, ranks=ranks, longest=longest, ep=size, trainer=trainer).values())
-        traffic_s = expert_traffic_s(
-            made_of, on, ranks=ranks, ep=size, tokens_per_rank=tokens, micro_batches=micro_batches
+    for size in (s for s in range(1, ranks + 1) if ranks % s == 0 and model.num_experts % s == 0):
+        memory = sum(
+            estimate_trainer_bytes(model, device, ranks=ranks, longest=longest, ep=size, trainer=trainer).values()
         )
-        fits = memory <= TRAINER_SHARE * on.memory_bytes
+        traffic_s = compute_expert_traffic_s(
+            model, device, ranks=ranks, ep=size, tokens_per_rank=tokens, micro_batches=micro_batches
+        )
+        fits = memory <= TRAINER_SHARE * device.memory_bytes
         found.append(ExpertParallel(size=size, traffic_s=traffic_s, memory_bytes=memory, fits=fits))
     return tuple(sorted(found, key=lambda e: (not e.fits, e.traffic_s, e.size)))
 
 
-def _bandwidth(on: Device, ranks: int) -> float:
-    return on.link_bandwidth if ranks <= DEVICES_PER_MACHINE else on.network_bandwidth
+def _select_bandwidth(device: Device, ranks: int) -> float:
+    return device.link_bandwidth if ranks <= DEVICES_PER_MACHINE else device.network_bandwidth

@@ -1,12 +1,12 @@
 """Fits the engine model's coefficients to measured step times, by least squares.
 
-    duration of a stretch = steps x (curve(requests) + context x c) + prefilled tokens x p
+    duration of a span = steps x (curve(requests) + context x c) + prefilled tokens x p
 
 The curve is linear between a few numbers of requests and never decreases, so it is a sum of ramps, and the model is
 linear in all unknowns, with coefficients of 0 or more: one that would be negative is set to 0, and the others are
-fitted again. A stretch of n steps has weight 1 / sqrt(n), as if the noise of steps were independent. Stretches that
-take more than twice as long as the model predicts are dropped, since the machine was busy with something else, and the
-model is fitted again.
+fitted again. A span of n steps has weight 1 / sqrt(n), as if the noise of steps were independent. Spans that take more
+than twice as long as the model predicts are dropped, since the machine was busy with something else, and the model is
+fitted again.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["EngineFit", "fit_engine"]
 KNOTS = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Numbers of requests between which the curve is linear, if there are steps near them."""
 SMOOTHNESS = 0.03
-"""Weight of the curve's bends relative to the data: matters only where there is almost no data."""
-LEAST_STEPS = 20
+"""Weight of the penalty on the curve's changes of slope; it matters only where there is almost no data."""
+MIN_STEPS = 20
 DISTURBED = 2.0
-"""Factor over the model's prediction above which a stretch was disturbed by other work on the machine."""
+"""A span that takes more than this many times its predicted duration was disturbed by other work on the machine."""
 ROUNDS = 3
-"""Number of rounds of dropping disturbed stretches."""
+"""Number of rounds of dropping disturbed spans."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,26 +44,26 @@ class EngineFit:
     context_token_s: float
     num_steps: int
     num_left_out: int
-    """Number of disturbed stretches, which were dropped."""
+    """Number of disturbed spans, which were dropped."""
     measured_s: float
-    """Total duration of all stretches."""
+    """Total duration of all spans that were not dropped."""
     fitted_s: float
     """The model's prediction of `measured_s`."""
     error_of_steps: float
-    """Mean absolute error of a stretch, as a share of its duration, weighted by duration."""
+    """Mean absolute error of a span, as a share of its duration, weighted by duration."""
     by_requests: tuple[tuple[int, int, float, float], ...]
     """Steps, measured seconds, and the model's relative error, by the upper end of each band of requests."""
 
 
-def fit_engine(stretches: Sequence[EngineStepSpan]) -> EngineFit:
-    """Fit an engine's costs to measured stretches.
+def fit_engine(spans: Sequence[EngineStepSpan]) -> EngineFit:
+    """Fit an engine's costs to measured spans of steps; drop spans that took much longer than the fit predicts.
 
     Raises:
         DataError: there are too few steps.
     """
-    kept = list(stretches)
+    kept = list(spans)
     for _ in range(ROUNDS):
-        fit, fitted = _fit(kept, len(stretches) - len(kept))
+        fit, fitted = _fit(kept, len(spans) - len(kept))
         calm = [s for s, expected in zip(kept, fitted, strict=True) if s.duration_s <= DISTURBED * expected]
         if len(calm) == len(kept):
             break
@@ -71,25 +71,29 @@ def fit_engine(stretches: Sequence[EngineStepSpan]) -> EngineFit:
     return fit
 
 
-def _fit(stretches: Sequence[EngineStepSpan], num_left_out: int) -> tuple[EngineFit, NDArray[np.float64]]:
-    """Fit all stretches, and return the fit and its prediction for each stretch."""
-    num_steps = sum(stretch.num_steps for stretch in stretches)
-    if num_steps < LEAST_STEPS:
+def _fit(spans: Sequence[EngineStepSpan], num_left_out: int) -> tuple[EngineFit, NDArray[np.float64]]:
+    """Fit the costs to these spans; return the fit and the predicted seconds of each span.
+
+    Raises:
+        DataError: there are too few steps.
+    """
+    num_steps = sum(span.num_steps for span in spans)
+    if num_steps < MIN_STEPS:
         raise DataError(
-            f"{num_steps} engine steps were recorded, and a fit needs {LEAST_STEPS}: calibrate on a longer run."
+            f"{num_steps} engine steps were recorded, and a fit needs {MIN_STEPS}: calibrate on a longer run."
         )
-    steps = np.array([s.num_steps for s in stretches], float)
-    requests = np.array([s.num_decoding + s.num_started for s in stretches], float)
-    context = np.array([s.context_tokens for s in stretches], float)
-    further = np.array([max(0, s.num_prefilled - s.num_started) for s in stretches], float)
-    seconds = np.array([s.duration_s for s in stretches], float)
-    knots = _knots(requests)
+    steps = np.array([s.num_steps for s in spans], float)
+    requests = np.array([s.num_decoding + s.num_started for s in spans], float)
+    context = np.array([s.context_tokens for s in spans], float)
+    further = np.array([max(0, s.num_prefilled - s.num_started) for s in spans], float)
+    seconds = np.array([s.duration_s for s in spans], float)
+    knots = _choose_knots(requests)
     ramps = np.tril(np.ones((len(knots), len(knots))))  # from rises to heights
-    hats = _hats(requests, knots) * steps[:, None]
+    hats = _evaluate_hat_functions(requests, knots) * steps[:, None]
     design = np.column_stack([hats @ ramps, steps * context, further])
     scale = np.sqrt(steps)
-    bends = _bends(knots) @ ramps * SMOOTHNESS * np.sqrt(num_steps)
-    found = _not_negative(
+    bends = _compute_bends(knots) @ ramps * SMOOTHNESS * np.sqrt(num_steps)
+    found = _solve_non_negative(
         np.vstack([design / scale[:, None], np.column_stack([bends, np.zeros((len(bends), 2))])]),
         np.concatenate([seconds / scale, np.zeros(len(bends))]),
     )
@@ -103,13 +107,16 @@ def _fit(stretches: Sequence[EngineStepSpan], num_left_out: int) -> tuple[Engine
         measured_s=float(seconds.sum()),
         fitted_s=float(fitted.sum()),
         error_of_steps=float(np.abs(fitted - seconds).sum() / seconds.sum()),
-        by_requests=_bands(knots, requests, steps, seconds, fitted),
+        by_requests=_compute_bands(knots, requests, steps, seconds, fitted),
     )
     return fit, fitted
 
 
-def _knots(requests: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the used knots: those with a step between them and the next knot, and the largest number of requests."""
+def _choose_knots(requests: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the knots of the curve, which are numbers of requests: possible knots that are followed by data.
+
+    The last knot is the largest number of requests.
+    """
     most = requests.max()
     inside = [knot for knot in KNOTS if knot < most]
     used = [
@@ -120,13 +127,16 @@ def _knots(requests: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.array([*used, most], float)
 
 
-def _hats(at: NDArray[np.float64], knots: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return how much the height of each knot counts at each point, shape [n, k]."""
+def _evaluate_hat_functions(at: NDArray[np.float64], knots: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the weights by which heights at knots are interpolated at each of n points, shape [n, k]."""
     return np.column_stack([np.interp(at, knots, row) for row in np.eye(len(knots))])
 
 
-def _bends(knots: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the height of each inner knot above the line between its neighbors, shape [k - 2, k]."""
+def _compute_bends(knots: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the matrix [k - 2, k] that maps a curve's heights to its bend at each inner knot.
+
+    The bend is the height above the straight line between the neighboring knots.
+    """
     rows = np.zeros((max(0, len(knots) - 2), len(knots)))
     for index, row in enumerate(rows):
         left, middle, right = knots[index : index + 3]
@@ -135,8 +145,8 @@ def _bends(knots: NDArray[np.float64]) -> NDArray[np.float64]:
     return rows
 
 
-def _not_negative(design: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Solve least squares with non-negative coefficients: negative ones are set to 0, the most negative first."""
+def _solve_non_negative(design: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return least squares coefficients without negative ones: these are fixed at 0 in turn, the lowest first."""
     free = np.ones(design.shape[1], bool)
     while True:
         found = np.zeros(design.shape[1])
@@ -147,7 +157,7 @@ def _not_negative(design: NDArray[np.float64], target: NDArray[np.float64]) -> N
         free[np.argmin(found * norms)] = False
 
 
-def _bands(
+def _compute_bands(
     knots: NDArray[np.float64],
     requests: NDArray[np.float64],
     steps: NDArray[np.float64],

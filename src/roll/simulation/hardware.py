@@ -9,133 +9,150 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError, field_validator, model_validator
 
-from roll.config.base import Section, expanded, option
+from roll.config.base import Section, expand_path, option
 from roll.config.document import Document, read
-from roll.config.problems import describe, message
+from roll.config.problems import describe_errors, format_problems
 from roll.errors import ConfigError, ModelError
-from roll.models import CATALOGUE, ModelDescription, describe_config, describe_model, find_config, kv_numbers_per_token
+from roll.models import (
+    CATALOGUE,
+    ModelDescription,
+    count_kv_numbers_per_token,
+    describe_config,
+    describe_model,
+    find_config,
+)
 from roll.registry import did_you_mean, search_directory_note
 
-__all__ = ["Device", "Measured", "Model", "device", "known", "model"]
+__all__ = ["Device", "MeasuredEngine", "Model", "load_device", "load_model_sizes", "read_shipped_entries"]
 
 _HERE = Path(__file__).parent
 MODEL_SOURCES = ", a config.json, a model directory or a hub id (owner/name)"
 
 
-class Measured(Section, strict=False):
-    """Measured step times of one engine on this device; `roll simulate --calibrate` writes them and describes the
-    details.
-    """
+class MeasuredEngine(Section, strict=False):
+    """An engine whose step times were measured on this device; written by `roll simulate --calibrate`."""
 
-    model: str = option(..., "Which one the engine had.")
-    tensor_parallel: int = option(..., "Devices of the engine.", ge=1)
+    model: str = option(..., "Name of the model that the engine served.")
+    tensor_parallel: int = option(..., "Number of devices of the engine.", ge=1)
     curve: tuple[tuple[float, float], ...] = option(
-        ..., "Numbers of requests, ascending, and seconds of a step of so many."
+        ..., "Pairs of a number of requests, ascending, and the seconds of an engine step with this number."
     )
-    prefill_token_s: float = option(..., "Of a further prefilled token.", unit="seconds")
-    context_token_s: float = option(..., "Of a token of context.", unit="seconds")
+    prefill_token_s: float = option(..., "Time for each additional prefilled token.", unit="seconds")
+    context_token_s: float = option(..., "Time for each token of context.", unit="seconds")
 
     @field_validator("curve")
     @classmethod
-    def _ascending(cls, curve: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
+    def _check_curve(cls, curve: tuple[tuple[float, float], ...]) -> tuple[tuple[float, float], ...]:
         ascending = all(before < after for (before, _), (after, _) in itertools.pairwise(curve))
         if not curve or not ascending or min(seconds for _, seconds in curve) < 0:
-            raise ValueError("it needs pairs of requests, ascending, and seconds, none negative")
+            raise ValueError(
+                "must be pairs [number of requests, seconds], with ascending numbers and no negative seconds"
+            )
         return curve
 
 
 class Device(Section):
-    """One accelerator, or one CPU worker slot. Rates are peaks; the efficiencies are the shares of them that are
-    reached.
+    """One accelerator, or one CPU worker slot.
+
+    Rates are peak rates; an efficiency is the share of a peak rate that is reached in practice.
     """
 
-    name: str = option(..., "What it is called.")
-    flops: float = option(..., "Dense bfloat16, per second.", gt=0)
-    memory_bandwidth: float = option(..., "Bytes per second.", gt=0)
-    memory_bytes: float = option(..., "Size of its memory.", unit="bytes", gt=0)
+    name: str = option(..., "Name of the device.")
+    flops: float = option(..., "Peak operations per second of dense bfloat16 matrix products.", gt=0)
+    memory_bandwidth: float = option(..., "Peak memory bandwidth, bytes per second.", gt=0)
+    memory_bytes: float = option(..., "Size of the memory.", unit="bytes", gt=0)
     link_bandwidth: float = option(
-        ..., "To the other devices of the machine, in one direction; bytes per second.", gt=0
+        ..., "Bandwidth to the other devices of the machine, in one direction; bytes per second.", gt=0
     )
-    network_bandwidth: float = option(..., "To other machines, per device, in one direction; bytes per second.", gt=0)
-    compute_efficiency: float = option(..., "Of an engine's matrix products with large batches.", gt=0)
-    bandwidth_efficiency: float = option(..., "Of reading weights and cache while decoding.", gt=0)
-    training_efficiency: float = option(..., "Model FLOPs utilisation of training.", gt=0)
+    network_bandwidth: float = option(
+        ..., "Bandwidth to other machines, per device, in one direction; bytes per second.", gt=0
+    )
+    compute_efficiency: float = option(..., "Share of `flops` that an engine reaches with large batches.", gt=0)
+    bandwidth_efficiency: float = option(..., "Share of `memory_bandwidth` that decoding reaches.", gt=0)
+    training_efficiency: float = option(..., "Share of `flops` that training reaches (model FLOPs utilization).", gt=0)
     step_overhead_s: float = option(
-        ..., "Of every engine step: launches and the engine's own scheduling.", unit="seconds", ge=0
+        ..., "Overhead of every engine step: kernel launches and the engine's scheduling.", unit="seconds", ge=0
     )
     request_overhead_s: float = option(
-        ..., "Of every engine step, for each request that decodes in it: the host's share.", unit="seconds", ge=0
+        ..., "Host overhead of every engine step for each request that decodes in it.", unit="seconds", ge=0
     )
-    collective_latency_s: float = option(..., "Of one small all-reduce within a machine.", unit="seconds", ge=0)
-    sync_overhead_s: float = option(..., "Of every weight sync, whatever its size.", unit="seconds", ge=0)
-    measured: Measured | None = option(None, "Instead of the roofline, for one model and width.")
+    collective_latency_s: float = option(..., "Latency of one small all-reduce within a machine.", unit="seconds", ge=0)
+    sync_overhead_s: float = option(..., "Overhead of every weight sync, for any size.", unit="seconds", ge=0)
+    measured: MeasuredEngine | None = option(
+        None, "Measured times that replace the roofline model, for one model and tensor-parallel size."
+    )
     sources: dict[str, str] = option({}, "Where each of these numbers comes from, by its key; `roll plan` prints it.")
 
 
 class Model(Section):
     """Sizes of a decoder."""
 
-    name: str = option(..., "What it is called.")
-    parameters: float = option(..., "All of them.", gt=0)
+    name: str = option(..., "Name of the model.")
+    parameters: float = option(..., "Number of all parameters.", gt=0)
     active_parameters: float = option(
-        ..., "That a token passes through: fewer than all for a mixture of experts; by default all.", gt=0
+        ..., "Number of parameters that a token uses: fewer than all for a mixture of experts; by default all.", gt=0
     )
-    num_layers: int = option(..., "Layers.", gt=0)
-    hidden_size: int = option(..., "Width between layers.", gt=0)
+    num_layers: int = option(..., "Number of layers.", gt=0)
+    hidden_size: int = option(..., "Width of the hidden state between layers.", gt=0)
     intermediate_size: int = option(
-        ..., "Inside the MLP; of a mixture of experts that of all active ones together.", gt=0
+        ..., "Width inside the MLP; for a mixture of experts, the sum over the active experts.", gt=0
     )
-    vocab_size: int = option(..., "Tokens that there are.", gt=0)
-    num_heads: int = option(..., "Of queries.", gt=0)
-    num_kv_heads: int = option(..., "Of keys and values.", gt=0)
+    vocab_size: int = option(..., "Number of tokens in the vocabulary.", gt=0)
+    num_heads: int = option(..., "Number of query heads.", gt=0)
+    num_kv_heads: int = option(..., "Number of key and value heads.", gt=0)
     head_dim: int = option(..., "Width of a head.", gt=0)
-    element_bytes: int = option(2, "Of a weight.", unit="bytes", gt=0)
-    num_experts: int = option(0, "Experts of a layer, among which a router chooses; 0 for a dense model.", ge=0)
-    experts_per_token: int = option(0, "Experts that the router chooses for each token.", ge=0)
-    expert_parameters: int = option(0, "Weights of all these experts, over all layers.", ge=0)
+    element_bytes: int = option(2, "Size of a weight.", unit="bytes", gt=0)
+    num_experts: int = option(0, "Number of experts in a layer; 0 for a dense model.", ge=0)
+    experts_per_token: int = option(0, "Number of experts that the router chooses for each token.", ge=0)
+    expert_parameters: int = option(0, "Number of parameters of all experts in all layers.", ge=0)
     cache_width: int | None = option(
         None,
-        "Numbers that an engine keeps of a token, over all layers; by default keys and values of every head in every "
-        "layer. Fewer with multi-head latent attention or with linear attention.",
+        "Numbers that an engine caches for a token, over all layers; by default keys and values of every head in "
+        "every layer. Fewer with multi-head latent attention or with linear attention.",
         gt=0,
     )
-    has_own_projection: bool = option(True, "Whether the vocabulary projection has weights apart from the embeddings.")
+    has_own_projection: bool = option(
+        True, "Whether the vocabulary projection has separate weights (untied embeddings)."
+    )
 
     @model_validator(mode="before")
     @classmethod
-    def _all_are_active(cls, values: Any) -> Any:
+    def _fill_active_parameters(cls, values: Any) -> Any:
         return {"active_parameters": values["parameters"]} | values if "parameters" in values else values
 
     @model_validator(mode="after")
-    def _experts_agree(self) -> Model:
+    def _check_experts(self) -> Model:
         given = (self.num_experts > 0, self.experts_per_token > 0, self.expert_parameters > 0)
         if any(given) and not all(given):
             raise ValueError("num_experts, experts_per_token and expert_parameters must be set together")
-        if self.experts_per_token > self.num_experts or self.expert_parameters > self.parameters:
+        if self.experts_per_token > self.num_experts:
             raise ValueError(
-                f"experts_per_token {self.experts_per_token} must be at most num_experts {self.num_experts}, and "
-                f"expert_parameters {self.expert_parameters} at most parameters {self.parameters:g}"
+                f"experts_per_token {self.experts_per_token} must be at most num_experts {self.num_experts}"
+            )
+        if self.expert_parameters > self.parameters:
+            raise ValueError(
+                f"expert_parameters {self.expert_parameters:g} must be at most parameters {self.parameters:g}"
             )
         return self
 
     @property
     def num_parameters(self) -> int:
-        """Number of all parameters, under the name that `roll.config.estimate.ModelSizes` uses."""
+        """Number of all parameters; an alias of `parameters`, for code that takes `roll.config.estimate.ModelSizes`."""
         return round(self.parameters)
 
     @property
     def norm_width(self) -> int:
-        """Total width of a layer's two norms."""
+        """Total width of the two norms in a layer."""
         return 2 * self.hidden_size
 
     @property
     def has_fusable_norms(self) -> bool:
-        """Whether norms are like Llama's."""
+        """Always true: norms are assumed to be like Llama's, which can be fused."""
         return True
 
     @property
     def has_fusable_gates(self) -> bool:
-        """Whether gates are like Llama's."""
+        """Always true: gates are assumed to be like Llama's, which can be fused."""
         return True
 
     @property
@@ -145,9 +162,7 @@ class Model(Section):
 
     @property
     def linear_parameters(self) -> float:
-        """Parameters of linear layers: those that one token passes through, and all experts that it does not pass
-        through.
-        """
+        """Number of parameters of linear layers, including all experts."""
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
         met = self.num_layers * self.hidden_size * (attention + 3 * self.intermediate_size)
         return min(met + self.parameters - self.active_parameters, self.parameters)
@@ -171,34 +186,34 @@ class Model(Section):
 
     @property
     def query_size(self) -> int:
-        """Width of the queries of all heads."""
+        """Width of the queries of all heads together."""
         return self.num_heads * self.head_dim
 
 
 T = TypeVar("T", Device, Model)
 
 
-def device(name: str) -> Device:
-    """Return a device by name, or the one that a YAML file describes.
+def load_device(name: str) -> Device:
+    """Return the device with a known name, or the device that a YAML file describes.
 
     Raises:
         ConfigError: no device or file has this name, or a quantity is missing or is not a positive number.
     """
-    return _find(Device, "device", name, "devices.yaml")
+    return _load_described(Device, "device", name, "devices.yaml")
 
 
-def model(name: str) -> Model:
+def load_model_sizes(name: str) -> Model:
     """Return the sizes of a model.
 
     Args:
         name: a known name, a YAML file that describes a model, a config.json, a model directory, or a hub id.
 
     Raises:
-        ConfigError: as `device`.
+        ConfigError: no model or file has this name, or a size is missing or is not a positive number.
         ModelError: the config.json cannot be found or read.
     """
     try:
-        path = Path(expanded(name))
+        path = Path(expand_path(name))
     except ValueError as error:
         raise ModelError(f"model {error}.") from None
     file = path / "config.json" if path.is_dir() else path
@@ -207,24 +222,24 @@ def model(name: str) -> Model:
 
 @functools.lru_cache(maxsize=64)
 def _read_model(name: str, changed_at: int) -> Model:
-    """Return the sizes of a model, cached until its file changes: a plan needs them once for each candidate."""
-    if name in known("models.yaml") or Path(name).suffix in {".yaml", ".yml"}:
-        return _find(Model, "model", name, "models.yaml")
+    """Return the sizes of a model; results are cached, and `changed_at` (of the file) is part of the key."""
+    if name in read_shipped_entries("models.yaml") or Path(name).suffix in {".yaml", ".yml"}:
+        return _load_described(Model, "model", name, "models.yaml")
     if "/" not in name and name not in CATALOGUE and not Path(name).exists():
-        return _find(Model, "model", name, "models.yaml")  # raises with the known names
+        return _load_described(Model, "model", name, "models.yaml")  # raises with the known names
     if name in CATALOGUE:
-        return _of_description(name, describe_model(name), None)
+        return _build_model(name, describe_model(name), None)
     directory = find_config(name)
     has_weights = any(directory.glob("*.safetensors"))
     found = describe_model(directory) if has_weights else describe_config(directory, name)
-    return _of_description(name, found, kv_numbers_per_token(directory, found))
+    return _build_model(name, found, count_kv_numbers_per_token(directory, found))
 
 
-def _of_description(name: str, found: ModelDescription, width: int | None) -> Model:
+def _build_model(name: str, found: ModelDescription, width: int | None) -> Model:
     if found.expert_parameters and not 1 <= found.experts_per_token <= found.num_experts:
         raise ModelError(
-            f"model '{name}' has experts, but its config.json does not say how many, or how many a token goes to "
-            "(num_experts or num_local_experts, num_experts_per_tok): add them."
+            f"model '{name}' has experts, but its config.json does not give their number, or the number that a token "
+            "uses: add these keys (num_experts or num_local_experts, num_experts_per_tok)."
         )
     chosen = found.experts_per_token / found.num_experts if found.expert_parameters else 1.0
     return Model(
@@ -247,13 +262,13 @@ def _of_description(name: str, found: ModelDescription, width: int | None) -> Mo
 
 
 @functools.cache
-def known(file: str) -> dict[str, dict[str, Any]]:
-    """Return the entries of `devices.yaml` or `models.yaml`, which are part of ROLL, by name."""
+def read_shipped_entries(file: str) -> dict[str, dict[str, Any]]:
+    """Return the entries of `devices.yaml` or `models.yaml`, which ROLL ships, by name."""
     return read(_HERE / file).tree
 
 
-def _find(kind: type[T], what: str, name: str, file: str) -> T:
-    shipped = known(file)
+def _load_described(kind: type[T], what: str, name: str, file: str) -> T:
+    shipped = read_shipped_entries(file)
     if name in shipped:
         document = Document(name=name, tree={"name": name} | shipped[name])
     elif Path(name).suffix in {".yaml", ".yml"}:
@@ -270,4 +285,4 @@ def _find(kind: type[T], what: str, name: str, file: str) -> T:
     try:
         return kind.model_validate(document.tree)
     except ValidationError as error:
-        raise ConfigError(message(describe(error, document, kind))) from None
+        raise ConfigError(format_problems(describe_errors(error, document, kind))) from None

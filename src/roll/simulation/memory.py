@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roll.config.activation_memory import activation_bytes_per_token, gathered_bytes
-from roll.config.estimate import RoleMemory, training_bytes
+from roll.config.activation_memory import estimate_activation_bytes_per_token, estimate_gathered_bytes
+from roll.config.estimate import RoleMemory, estimate_training_bytes
 from roll.config.model import ModelConfig
 from roll.config.parallel import ParallelConfig
 from roll.config.simulation import SimulationConfig
 from roll.config.training import TrainingConfig
-from roll.simulation.costs import kv_capacity_tokens
+from roll.simulation.costs import compute_kv_capacity
 from roll.simulation.hardware import Device, Model
 
-__all__ = ["TrainerSettings", "find_misfit", "memory_of", "trainer_bytes"]
+__all__ = ["TrainerSettings", "estimate_memory", "estimate_trainer_bytes", "find_memory_problem"]
 
 STATE_BYTES = 12
 """Bytes of a trained parameter in addition to its weight: gradient and two moments in float32."""
 TRAINER_SHARE = 0.9
 """Share of a device's memory that a plan may use for a trainer."""
 PROMPT_ROOM = 1024
-"""Tokens of a prompt for which a sequence must have room in addition to its longest answer."""
+"""Number of prompt tokens for which a sequence must have room in addition to its longest answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,52 +31,52 @@ class TrainerSettings:
     training: TrainingConfig
 
 
-def trainer_bytes(
-    made_of: Model, on: Device, *, ranks: int, longest: int, ep: int = 1, trainer: TrainerSettings | None = None
+def estimate_trainer_bytes(
+    model: Model, device: Device, *, ranks: int, longest: int, ep: int = 1, trainer: TrainerSettings | None = None
 ) -> dict[str, int]:
-    """Return the memory of one trainer rank in bytes, by content.
+    """Return the memory of one trainer rank in bytes, by kind of content, such as gradients.
 
-    The weights are sharded over all ranks, and one sample of the longest length is processed at a time.
+    It is assumed that all ranks shard the weights, and that a micro-batch is one sample of the longest length.
 
     Args:
-        made_of: the trained model.
-        on: the device of a rank.
+        model: the trained model.
+        device: the device of a rank.
         ranks: number of the trainer's ranks.
         longest: tokens of the longest sample.
-        ep: number of ranks that divide the experts.
+        ep: number of ranks over which the experts are sharded.
         trainer: the settings of a run; by default all weights with AdamW and activation checkpointing.
     """
     if trainer is not None:
         parallel = trainer.training.parallel.model_copy(update={"ep": ep})
         training = trainer.training.model_copy(update={"parallel": parallel})
-        accelerator = on.name != "cpu"
-        return training_bytes(
-            trainer.model, training, made_of, longest, ranks, micro_batches=1, on_accelerator=accelerator
+        accelerator = device.name != "cpu"
+        return estimate_training_bytes(
+            trainer.model, training, model, longest, ranks, micro_batches=1, on_accelerator=accelerator
         )
-    parameters, element = made_of.num_parameters, made_of.element_bytes
+    parameters, element = model.num_parameters, model.element_bytes
     own_copy = element if ranks == 1 and element != 4 else 0  # shards are gathered in the dtype of the computation
     parallel = ParallelConfig(ep=ep)
     return {
         "weights": parameters * (4 + own_copy) // ranks,
         "optimizer": parameters * STATE_BYTES // ranks,
-        "activations": longest * sum(activation_bytes_per_token(made_of, element, checkpointing=True)),
-        **gathered_bytes(parallel, made_of, ranks, element, learns=True, on_accelerator=True),
+        "activations": longest * sum(estimate_activation_bytes_per_token(model, element, checkpointing=True)),
+        **estimate_gathered_bytes(parallel, model, ranks, element, learns=True, on_accelerator=True),
     }
 
 
-def memory_of(
-    config: SimulationConfig, made_of: Model, on: Device, trainer: TrainerSettings | None = None
+def estimate_memory(
+    config: SimulationConfig, model: Model, device: Device, trainer: TrainerSettings | None = None
 ) -> list[RoleMemory]:
-    """Return the memory of a trainer rank and of an engine's device, in bytes; see `trainer_bytes`."""
-    ranks, width = config.placement.num_training, config.engine.tensor_parallel
+    """Estimate the memory of a trainer rank and of an engine's device, in bytes."""
+    ranks, width = config.placement.num_training_devices, config.engine.tensor_parallel
     longest, ep = config.rollout.max_new_tokens + PROMPT_ROOM, config.training.expert_parallel
-    train = trainer_bytes(made_of, on, ranks=ranks, longest=longest, ep=ep, trainer=trainer)
+    train = estimate_trainer_bytes(model, device, ranks=ranks, longest=longest, ep=ep, trainer=trainer)
     capacity = config.engine.kv_capacity
     if capacity is None:
-        capacity = max(0, kv_capacity_tokens(made_of, on, width, config.engine.memory_share))
+        capacity = max(0, compute_kv_capacity(model, device, width, config.engine.memory_share))
     engine = {
-        "weights": made_of.num_parameters * made_of.element_bytes // width,
-        "keys and values": int(capacity * made_of.kv_bytes_per_token / width),
+        "weights": model.num_parameters * model.element_bytes // width,
+        "keys and values": int(capacity * model.kv_bytes_per_token / width),
     }
     return [
         RoleMemory(role="actor_train", count=ranks, parts=train),
@@ -84,16 +84,19 @@ def memory_of(
     ]
 
 
-def find_misfit(config: SimulationConfig, made_of: Model, on: Device, trainer: TrainerSettings | None = None) -> str:
+def find_memory_problem(
+    config: SimulationConfig, model: Model, device: Device, trainer: TrainerSettings | None = None
+) -> str:
     """Return why a plan does not fit into its devices' memory; empty if it fits."""
-    train, _ = memory_of(config, made_of, on, trainer)
-    if train.bytes_each > TRAINER_SHARE * on.memory_bytes:
-        return f"a trainer's rank needs {train.bytes_each / 1e9:.0f} GB of {on.name}'s {on.memory_bytes / 1e9:.0f} GB"
+    train, _ = estimate_memory(config, model, device, trainer)
+    if train.bytes_each > TRAINER_SHARE * device.memory_bytes:
+        needed, available = train.bytes_each / 1e9, device.memory_bytes / 1e9
+        return f"a trainer's rank needs {needed:.0f} GB of {device.name}'s {available:.0f} GB"
     engine = config.engine
     capacity = engine.kv_capacity
     if capacity is None:
-        capacity = kv_capacity_tokens(made_of, on, engine.tensor_parallel, engine.memory_share)
-    needed = config.rollout.max_new_tokens + PROMPT_ROOM
-    if capacity < needed:
-        return f"an engine's cache holds {max(0, capacity):,} tokens, and one answer may need {needed:,}"
+        capacity = compute_kv_capacity(model, device, engine.tensor_parallel, engine.memory_share)
+    num_tokens = config.rollout.max_new_tokens + PROMPT_ROOM
+    if capacity < num_tokens:
+        return f"an engine's KV cache holds {max(0, capacity):,} tokens, but one answer may need {num_tokens:,}"
     return ""

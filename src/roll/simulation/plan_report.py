@@ -1,10 +1,10 @@
-"""A plan as text."""
+"""Renders a plan as text."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roll.preflight.report import aligned
+from roll.preflight.report import align_rows
 from roll.simulation.experts import ExpertParallel
 from roll.simulation.plan_sources import Constant
 from roll.simulation.planner import Candidate, Plan
@@ -13,7 +13,7 @@ __all__ = ["render_constants", "render_experts", "render_plan"]
 
 
 def render_plan(plan: Plan, constants: Sequence[Constant] = ()) -> str:
-    """Return a plan as text: recommendation, memory by role, all candidates, and the plan's assumptions."""
+    """Render a plan as text: recommendation, memory by role, all candidates, and the constants of the plan."""
     best, config = plan.best, plan.best.config
     place = config.placement
     lines = [
@@ -24,72 +24,72 @@ def render_plan(plan: Plan, constants: Sequence[Constant] = ()) -> str:
         f"Plan: {best.name}",
         f"  a step takes {best.step_s:.4g} s: {best.wait_s:.4g} s waiting for rollouts, {best.train_s:.4g} s training, "
         f"{best.sync_s:.4g} s weight sync",
-        f"  engines are busy {best.busy_share:.0%} of the time; it is limited by {best.limit}",
-        *_asynchrony(plan),
+        f"  engines are busy {best.busy_share:.0%} of the time; the step is limited by {best.bottleneck}",
+        *_format_asynchrony(plan),
         "",
         "Memory of one device",
-        *_memory(plan),
+        *_format_memory(plan),
         "",
         "In the run's file",
-        *_settings(plan),
+        *_format_settings(plan),
         *render_experts(plan.experts),
         "",
         "Tried",
-        *_table(plan.candidates),
+        *_format_table(plan.candidates),
     ]
     if constants:
         lines += ["", *render_constants(constants)]
     return "\n".join(lines)
 
 
-def render_experts(experts: Sequence[ExpertParallel], most: int = 6) -> list[str]:
-    """Return the comparison of the sizes of `training.parallel.ep`; empty for a dense model."""
+def render_experts(experts: Sequence[ExpertParallel], max_rows: int = 6) -> list[str]:
+    """Return lines that compare the sizes of `training.parallel.ep`; empty for a dense model."""
     if not experts:
         return []
     rows = [("ep", "traffic of an update", "memory of a rank", "")]
-    for choice in experts[:most]:
+    for choice in experts[:max_rows]:
         size = f"{choice.memory_bytes / 1e9:.1f} GB"
         rows.append((str(choice.size), f"{choice.traffic_s:.3g} s", size, "" if choice.fits else "does not fit"))
-    return ["", "Expert parallel, best first", *(f"  {line}" for line in aligned(rows))]
+    return ["", "Expert parallel, best first", *(f"  {line}" for line in align_rows(rows))]
 
 
 def render_constants(constants: Sequence[Constant]) -> list[str]:
-    """Return the numbers on which a plan depends, and whether each was measured or assumed."""
+    """Return lines that list the constants on which a plan depends, with their origins."""
     rows = [("name", "value", "origin"), *((c.name, c.value, c.origin) for c in constants)]
     counted = {kind: sum(c.origin.startswith(kind) for c in constants) for kind in ("measured", "published", "assumed")}
     summary = ", ".join(f"{count} {kind}" for kind, count in counted.items())
-    return [f"Constants ({summary})", *(f"  {line}" for line in aligned(rows))]
+    return [f"Constants ({summary})", *(f"  {line}" for line in align_rows(rows))]
 
 
-def _asynchrony(plan: Plan) -> list[str]:
-    bound = f"with the costs of the synchronous plan, theory says at most {plan.gain_bound:.2f} times as fast"
-    if plan.why_not:
-        return [f"  asynchrony does not help ({bound}): {plan.why_not}"]
+def _format_asynchrony(plan: Plan) -> list[str]:
+    bound = f"with the costs of the synchronous plan, the theoretical bound is {plan.gain_bound:.2f} times as fast"
+    if plan.no_gain_reason:
+        return [f"  asynchrony does not help ({bound}): {plan.no_gain_reason}"]
     gain = plan.synchronous.step_s / plan.best.step_s
     lines = [
         f"  asynchrony helps: {gain:.2f} times as fast as the best synchronous plan "
         f"({plan.synchronous.name}, {plan.synchronous.step_s:.4g} s); {bound}"
     ]
-    cheaper = 1 - plan.best.generation_s / plan.synchronous.generation_s
+    cheaper = 1 - plan.best.generation_device_s / plan.synchronous.generation_device_s
     if gain > plan.gain_bound and cheaper > 0:
         lines.append(
-            f"  it gains more because costs differ: its engines spend {cheaper:.0%} less time on the same answers, "
-            "since they never run empty and decode more of them at once"
+            f"  the plan gains more than that because costs differ: engines spend {cheaper:.0%} less time on the same "
+            "answers, since they are never idle and decode more answers at once"
         )
     return lines
 
 
-def _memory(plan: Plan) -> list[str]:
+def _format_memory(plan: Plan) -> list[str]:
     lines = []
     for role in plan.memory:
         parts = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in role.parts.items() if size)
         lines.append(f"  {role.role:<11}  {role.count:>4} x {role.bytes_each / 1e9:6.1f} GB  ({parts})")
     if plan.best.config.placement.colocated:
-        lines.append("  they share devices in turns: engines sleep while the trainer works")
+        lines.append("  trainer and engines use the same devices in turns: engines sleep while the trainer works")
     return lines
 
 
-def _settings(plan: Plan) -> list[str]:
+def _format_settings(plan: Plan) -> list[str]:
     config = plan.best.config
     generation, training = config.placement.generation, config.placement.training
     train = f"0-{generation - 1}" if not training else f"{generation}-{generation + training - 1}"
@@ -106,7 +106,7 @@ def _settings(plan: Plan) -> list[str]:
     ]
 
 
-def _table(candidates: tuple[Candidate, ...]) -> list[str]:
+def _format_table(candidates: tuple[Candidate, ...]) -> list[str]:
     rows = [("plan", "step", "wait", "train", "sync", "busy", "preempted", "limited by")]
     for candidate in sorted(candidates, key=lambda c: c.step_s):
         rows.append(
@@ -118,7 +118,7 @@ def _table(candidates: tuple[Candidate, ...]) -> list[str]:
                 f"{candidate.sync_s:.2g} s",
                 f"{candidate.busy_share:.0%}",
                 f"{candidate.num_preempted:.0f}",
-                candidate.limit,
+                candidate.bottleneck,
             )
         )
-    return [f"  {line}" for line in aligned(rows)]
+    return [f"  {line}" for line in align_rows(rows)]

@@ -25,8 +25,8 @@ from roll.preflight.machine import inspect_machine
 from roll.registry import search_directory_note
 from roll.simulation.data_lengths import measure_examples, measure_prompts
 from roll.simulation.experts import choose_expert_parallel
-from roll.simulation.hardware import Device, Model, device, known, model
-from roll.simulation.memory import TrainerSettings, find_misfit
+from roll.simulation.hardware import Device, Model, load_device, load_model_sizes, read_shipped_entries
+from roll.simulation.memory import TrainerSettings, find_memory_problem
 
 __all__ = ["Constant", "PlanSource", "read_plan_source"]
 
@@ -34,7 +34,7 @@ DEFAULT_DEVICE = "h100"
 PROMPT_TOKENS = 512.0
 ENVIRONMENT_S = 0.1
 EXAMPLE_TOKENS = 512
-MOST_DEVICES = 4096
+MAX_DEVICES = 4096
 ASSUMED_WORKLOAD = {"prompts_per_step": 128, "group_size": 8, "max_new_tokens": 8192}
 _DEVICE_FIELDS = (
     ("flops", "FLOP/s"),
@@ -75,7 +75,7 @@ class PlanSource:
     config: SimulationConfig
     constants: tuple[Constant, ...]
     trainer: TrainerSettings | None = None
-    """How the run trains, if the source is a run."""
+    """Settings of the trainer, if the source is a run."""
     examples_per_step: int | None = None
     """Number of examples that a step trains, for a run that learns from given examples and generates nothing."""
 
@@ -83,7 +83,7 @@ class PlanSource:
 def read_plan_source(
     source: str, overrides: Sequence[str] = (), *, device_name: str | None = None, num_devices: int | None = None
 ) -> PlanSource:
-    """Read the input of a plan.
+    """Read a workload, a run or a model as the input of a plan.
 
     Args:
         source: a workload's or a run's YAML file, a known model, a config.json, a model directory, or a hub id.
@@ -95,18 +95,18 @@ def read_plan_source(
         ConfigError: the file is neither a workload nor a run, or a device or a key is unknown.
         ModelError: the model's config.json cannot be found or read.
     """
-    if num_devices is not None and not 1 <= num_devices <= MOST_DEVICES:
-        raise ConfigError(f"--devices must be between 1 and {MOST_DEVICES:,}, got {num_devices}.")
-    if Path(source).suffix in {".yaml", ".yml"} and source not in known("models.yaml"):
+    if num_devices is not None and not 1 <= num_devices <= MAX_DEVICES:
+        raise ConfigError(f"--devices must be between 1 and {MAX_DEVICES:,}, got {num_devices}.")
+    if Path(source).suffix in {".yaml", ".yml"} and source not in read_shipped_entries("models.yaml"):
         tree = read(source).tree
         if "device" in tree and "data" not in tree:
-            return _from_workload(source, overrides, device_name, num_devices)
+            return _read_workload(source, overrides, device_name, num_devices)
         if "num_layers" not in tree:
-            return _from_run(load_config(source, overrides), Path(source), device_name, num_devices)
-    return _from_model(source, overrides, device_name, num_devices)
+            return _read_run(load_config(source, overrides), Path(source), device_name, num_devices)
+    return _read_model(source, overrides, device_name, num_devices)
 
 
-def _from_workload(
+def _read_workload(
     source: str, overrides: Sequence[str], device_name: str | None, num_devices: int | None
 ) -> PlanSource:
     changes = [*overrides]
@@ -114,37 +114,39 @@ def _from_workload(
     changes += [f"placement={{generation: {num_devices}, training: 0}}"] if num_devices else []
     config = load_simulation(source, changes)
     constants = (
-        Constant(name="model", value=config.model, origin=f"given: {source}; {_model_origin(config.model)}"),
+        Constant(name="model", value=config.model, origin=f"given: {source}; {_describe_model_origin(config.model)}"),
         Constant(name="lengths, latencies, batch", value="as in the file", origin=f"given: {source}"),
-        *_update_constants(config, *2 * [f"given: {source}, or the default of a workload"]),
-        *_device_constants(device(config.device)),
+        *_list_update_constants(config, *2 * [f"given: {source}, or the default of a workload"]),
+        *_list_device_constants(load_device(config.device)),
     )
     return PlanSource(config=config, constants=constants)
 
 
-def _from_run(config: RunConfig, file: Path, device_name: str | None, num_devices: int | None) -> PlanSource:
-    name, constants = _model_of_run(config, file)
-    on, origin = (device_name, "given: --device") if device_name else _device_here()
+def _read_run(config: RunConfig, file: Path, device_name: str | None, num_devices: int | None) -> PlanSource:
+    name, constants = _find_run_model(config, file)
+    device, origin = (device_name, "given: --device") if device_name else _choose_local_device()
     devices = num_devices or len({d for role in config.roles.values() for d in role.devices})
     constants += [
-        Constant(name="device", value=f"{devices} x {on}", origin=origin if num_devices is None else "given: --devices")
+        Constant(
+            name="device", value=f"{devices} x {device}", origin=origin if num_devices is None else "given: --devices"
+        )
     ]
-    trainer = TrainerSettings(model=config.model, training=_training_of(config))
-    base: dict[str, Any] = {"name": config.name, "model": name, "device": on, "placement": {"generation": devices}}
+    trainer = TrainerSettings(model=config.model, training=_get_training(config))
+    base: dict[str, Any] = {"name": config.name, "model": name, "device": device, "placement": {"generation": devices}}
     if isinstance(config, GeneratingConfig):
-        workload, assumed = _generation_of(config, name)
+        workload, assumed = _build_workload(config, name)
         found = SimulationConfig.model_validate(base | workload)
-        constants += [*assumed, *_update_constants(found, _PASSES), *_device_constants(device(on))]
+        constants += [*assumed, *_list_update_constants(found, _PASSES), *_list_device_constants(load_device(device))]
         return PlanSource(config=found, trainer=trainer, constants=tuple(constants))
     if not isinstance(config, SupervisedConfig):
-        raise ConfigError(f"'{file}' runs the pipeline {config.pipeline}, which `roll plan` does not know.")
+        raise ConfigError(f"'{file}' runs the pipeline {config.pipeline}, which `roll plan` does not support.")
     lengths = measure_examples(config, name)
     assumed_length = min(config.training.max_example_tokens or EXAMPLE_TOKENS, EXAMPLE_TOKENS)
-    tokens = {"type": "empirical", "values": lengths} if lengths else _fixed(assumed_length)
+    tokens = {"type": "empirical", "values": lengths} if lengths else _build_fixed(assumed_length)
     longest = round(max(lengths, default=assumed_length))
     rollout = {"prompts_per_step": config.training.examples_per_step, "group_size": 1, "max_new_tokens": longest}
     training = {"passes": 3.0 + trainer.training.activation_checkpointing, "overhead_s": 0.1}
-    workload = {"rollout": rollout, "training": training, "prompt_tokens": _fixed(0), "answer_tokens": tokens}
+    workload = {"rollout": rollout, "training": training, "prompt_tokens": _build_fixed(0), "answer_tokens": tokens}
     found = SimulationConfig.model_validate(base | workload)
     value = f"mean {sum(lengths) / len(lengths):.0f}" if lengths else f"{assumed_length}"
     origin = f"measured: {len(lengths)} examples of the data" if lengths else "assumed"
@@ -152,50 +154,55 @@ def _from_run(config: RunConfig, file: Path, device_name: str | None, num_device
     return PlanSource(
         config=found,
         trainer=trainer,
-        constants=(*constants, *assumed, *_update_constants(found, _PASSES), *_device_constants(device(on))),
+        constants=(
+            *constants,
+            *assumed,
+            *_list_update_constants(found, _PASSES),
+            *_list_device_constants(load_device(device)),
+        ),
         examples_per_step=config.training.examples_per_step,
     )
 
 
-def _from_model(source: str, overrides: Sequence[str], device_name: str | None, num_devices: int | None) -> PlanSource:
-    made_of, on = model(source), device(device_name or DEFAULT_DEVICE)
+def _read_model(source: str, overrides: Sequence[str], device_name: str | None, num_devices: int | None) -> PlanSource:
+    model, device = load_model_sizes(source), load_device(device_name or DEFAULT_DEVICE)
     tree: dict[str, Any] = {
         "name": "plan",
         "model": source,
         "device": device_name or DEFAULT_DEVICE,
         "placement": {"generation": num_devices or 1},
         "rollout": ASSUMED_WORKLOAD,
-        "prompt_tokens": _fixed(PROMPT_TOKENS),
-        "answer_tokens": _assumed_answers(ASSUMED_WORKLOAD["max_new_tokens"]),
+        "prompt_tokens": _build_fixed(PROMPT_TOKENS),
+        "answer_tokens": _build_assumed_answers(ASSUMED_WORKLOAD["max_new_tokens"]),
     }
     config = SimulationConfig.model_validate(tree).with_overrides(overrides)
     origin = "given: --devices"
     if num_devices is None:
-        config, origin = _smallest_placement(config, made_of, on), "assumed: the smallest power of two that fits"
+        config, origin = _find_smallest_placement(config, model, device), "assumed: the smallest power of two that fits"
     constants = (
-        Constant(name="model", value=_sizes(made_of), origin=_model_origin(source)),
-        Constant(name="device", value=f"{config.placement.num_devices} x {on.name}", origin=origin),
-        Constant(name="rollouts of a step", value=_batch(config), origin=_workload_origin(overrides)),
-        _prompt_constant([]),
-        _answer_constant(config, "set answer_tokens, as in a workload for `roll simulate`"),
+        Constant(name="model", value=_format_sizes(model), origin=_describe_model_origin(source)),
+        Constant(name="device", value=f"{config.placement.num_devices} x {device.name}", origin=origin),
+        Constant(name="rollouts of a step", value=_format_batch(config), origin=_describe_workload_origin(overrides)),
+        _build_prompt_constant([]),
+        _build_answer_constant(config, "set answer_tokens, as in a workload for `roll simulate`"),
         _REWARDS,
-        *_update_constants(config, "assumed"),
-        *_device_constants(on),
+        *_list_update_constants(config, "assumed"),
+        *_list_device_constants(device),
     )
     return PlanSource(config=config, constants=constants)
 
 
-def _generation_of(config: GeneratingConfig, model_name: str) -> tuple[dict[str, Any], list[Constant]]:
-    """Return the workload of a run that generates, and its assumptions."""
+def _build_workload(config: GeneratingConfig, model_name: str) -> tuple[dict[str, Any], list[Constant]]:
+    """Return a run as a workload, and the constants that describe it; the run must have a pipeline with rollouts."""
     rollout, turns = config.rollout, max(entry.turns for entry in config.data)
     lengths = measure_prompts(config, model_name)
     tree: dict[str, Any] = {
         "rollout": rollout.model_dump(mode="json", exclude={"loop", "agent", "episodes"}),
         "engine": {"tensor_parallel": 1, "max_num_seqs": config.inference.max_num_seqs, "prefix_block": 16},
-        "prompt_tokens": {"type": "empirical", "values": lengths} if lengths else _fixed(PROMPT_TOKENS),
-        "answer_tokens": _assumed_answers(rollout.max_new_tokens),
+        "prompt_tokens": {"type": "empirical", "values": lengths} if lengths else _build_fixed(PROMPT_TOKENS),
+        "answer_tokens": _build_assumed_answers(rollout.max_new_tokens),
         "training": {
-            "passes": _passes(config),
+            "passes": _count_passes(config),
             "quantization": config.inference.quantization,
             "share_prefix": config.training.share_prefix,
         },
@@ -203,12 +210,12 @@ def _generation_of(config: GeneratingConfig, model_name: str) -> tuple[dict[str,
     tree["rollout"]["scheduling"]["async_ratio"] = 0.0  # chosen by the plan
     tree["engine"]["max_batched_tokens"] = max(8192, 2 * config.inference.max_num_seqs)
     if turns > 1:
-        tree["environment"] = {"num_turns": turns, "latency": _fixed(ENVIRONMENT_S)}
+        tree["environment"] = {"num_turns": turns, "latency": _build_fixed(ENVIRONMENT_S)}
     partial = SimulationConfig.model_validate({"name": "x", "model": "x", "device": "cpu", **tree})
     constants = [
-        Constant(name="rollouts of a step", value=_batch(partial), origin="given: the run's rollout section"),
-        _prompt_constant(lengths),
-        _answer_constant(partial, "`roll simulate --calibrate RUN` measures them in a run"),
+        Constant(name="rollouts of a step", value=_format_batch(partial), origin="given: the run's rollout section"),
+        _build_prompt_constant(lengths),
+        _build_answer_constant(partial, "`roll simulate --calibrate RUN` measures them in a run"),
         _REWARDS,
     ]
     if partial.environment is not None:
@@ -216,15 +223,18 @@ def _generation_of(config: GeneratingConfig, model_name: str) -> tuple[dict[str,
         constants.append(Constant(name="an environment's turn", value=value, origin="assumed"))
     if rollout.agent is not None:
         constants.append(
-            Constant(name="an agent's work", value="one request, 0 s", origin="assumed: nothing says more")
+            Constant(name="an agent's work", value="one request, 0 s", origin="assumed: not configured or measured")
         )
     elif rollout.loop is not None:
         constants.append(Constant(name="work of rollout.loop", value="one request, 0 s", origin="assumed"))
     return tree, constants
 
 
-def _passes(config: GeneratingConfig) -> float:
-    """Return the compute per token of a step in forward passes: 3 for an update, 1 for each pass for log-probs."""
+def _count_passes(config: GeneratingConfig) -> float:
+    """Return the compute per token of a step, in forward passes of the model.
+
+    An update counts 3 (4 with activation checkpointing), and log-probs of the policy or the reference count 1 each.
+    """
     algorithm = getattr(config, "algorithm", None)
     updates = getattr(algorithm, "updates", None) or getattr(config, "updates", None)
     epochs, parts = (updates.num_epochs, updates.num_minibatches) if updates is not None else (1, 1)
@@ -232,37 +242,42 @@ def _passes(config: GeneratingConfig) -> float:
     return (3.0 + config.training.activation_checkpointing) * epochs + log_probs
 
 
-def _training_of(config: RunConfig) -> Any:
+def _get_training(config: RunConfig) -> Any:
     if isinstance(config, GeneratingConfig | SupervisedConfig):
         return config.training
     raise ConfigError(f"the pipeline {config.pipeline} does not train, so there is nothing to plan.")
 
 
-def _model_of_run(config: RunConfig, file: Path) -> tuple[str, list[Constant]]:
-    """Return the model whose sizes a run has; if it starts from a run that is not trained yet, that run's model."""
+def _find_run_model(config: RunConfig, file: Path) -> tuple[str, list[Constant]]:
+    """Return the model with the sizes of a run's model, and the constant that describes it.
+
+    If the run starts from another run that is not trained yet, it is the other run's initial model.
+
+    Raises:
+        ModelError: the model does not exist, and no configuration next to `file` writes it.
+    """
     path, chain = config.model.path, [config]
     while _is_missing_run(path):
-        earlier = _run_that_writes(path, file.parent)
+        earlier = _find_run_that_writes(path, file.parent)
         if earlier is None or earlier in chain:
             raise ModelError(
-                f"model '{path}' does not exist{search_directory_note(path)}: train the run that writes it "
-                "first, or name "
-                "a model of the same sizes with model=NAME."
+                f"model '{path}' does not exist{search_directory_note(path)}: train the run that writes the "
+                "model first, or name a model of the same sizes with model=NAME."
             )
         chain.append(earlier)
         path = earlier.model.path
-    origin = _model_origin(path)
+    origin = _describe_model_origin(path)
     if len(chain) > 1:
-        origin = f"assumed: '{config.model.path}' does not exist yet, and '{chain[-1].name}' begins with this model"
-    return path, [Constant(name="model", value=_sizes(model(path)), origin=origin)]
+        origin = f"assumed: '{config.model.path}' does not exist yet, and '{chain[-1].name}' starts from this model"
+    return path, [Constant(name="model", value=_format_sizes(load_model_sizes(path)), origin=origin)]
 
 
 def _is_missing_run(path: str) -> bool:
     return path.startswith("runs/") and not Path(path).exists()
 
 
-def _run_that_writes(path: str, directory: Path) -> RunConfig | None:
-    """Return the configuration file in a directory whose run directory is `path`."""
+def _find_run_that_writes(path: str, directory: Path) -> RunConfig | None:
+    """Return the first configuration in `directory` that writes its run to `path`; `None` if none does."""
     for file in sorted(directory.glob("*.yaml")):
         try:
             config = load_config(file)
@@ -273,35 +288,35 @@ def _run_that_writes(path: str, directory: Path) -> RunConfig | None:
     return None
 
 
-def _workload_origin(overrides: Sequence[str]) -> str:
+def _describe_workload_origin(overrides: Sequence[str]) -> str:
     given = [text.partition("=")[0] for text in overrides if text.startswith("rollout.")]
-    return f"given: {', '.join(given)}" if given else "assumed: change it with rollout.group_size=16 and the like"
+    return f"given: {', '.join(given)}" if given else "assumed: change it with overrides such as rollout.group_size=16"
 
 
-def _smallest_placement(config: SimulationConfig, made_of: Model, on: Device) -> SimulationConfig:
+def _find_smallest_placement(config: SimulationConfig, model: Model, device: Device) -> SimulationConfig:
     count, why = 1, ""
-    while count <= MOST_DEVICES:
+    while count <= MAX_DEVICES:
         for width in (w for w in (1, 2, 4, 8, 16, 32) if count % w == 0):
-            tried = config.changed({"placement.generation": count, "engine.tensor_parallel": width})
-            experts = choose_expert_parallel(tried, made_of, on)
+            tried = config.with_changes({"placement.generation": count, "engine.tensor_parallel": width})
+            experts = choose_expert_parallel(tried, model, device)
             if experts:
-                tried = tried.changed({"training.expert_parallel": experts[0].size})
-            why = find_misfit(tried, made_of, on)
+                tried = tried.with_changes({"training.expert_parallel": experts[0].size})
+            why = find_memory_problem(tried, model, device)
             if not why:
-                return config.changed({"placement.generation": count})
+                return config.with_changes({"placement.generation": count})
         count *= 2
-    raise ConfigError(f"{made_of.name} does not fit {MOST_DEVICES:,} x {on.name}: {why}.")
+    raise ConfigError(f"{model.name} does not fit on {MAX_DEVICES:,} x {device.name}: {why}.")
 
 
-def _device_here() -> tuple[str, str]:
-    """Return the device for a plan for this machine, and its origin."""
+def _choose_local_device() -> tuple[str, str]:
+    """Return the name of the device to plan for without --device, and the origin of this choice."""
     if not inspect_machine().has_accelerators:
         return "cpu", "given: this machine has no accelerator; plan for others with --device h100 --devices 8"
     return DEFAULT_DEVICE, "assumed: name the accelerator with --device"
 
 
-def _update_constants(config: SimulationConfig, passes: str, overhead: str = "assumed") -> list[Constant]:
-    """Return the numbers on which the duration of an update depends in addition to the device.
+def _list_update_constants(config: SimulationConfig, passes: str, overhead: str = "assumed") -> list[Constant]:
+    """Return the constants, other than those of the device, on which the duration of an update depends.
 
     Args:
         config: the workload.
@@ -317,60 +332,60 @@ def _update_constants(config: SimulationConfig, passes: str, overhead: str = "as
     ]
 
 
-def _device_constants(on: Device) -> list[Constant]:
-    """Return the numbers of a device; a device with a calibrated engine has measured step times."""
+def _list_device_constants(device: Device) -> list[Constant]:
+    """Return the constants of a device, including measured step times if it was calibrated."""
     found = []
     for field, unit in _DEVICE_FIELDS:
-        value = f"{getattr(on, field):.4g} {unit}"
-        origin = on.sources.get(field, f"given: the description of {on.name}")
-        found.append(Constant(name=f"{on.name}.{field}", value=value, origin=origin))
-    if on.measured is not None:
-        curve = f"{len(on.measured.curve)} points"
+        value = f"{getattr(device, field):.4g} {unit}"
+        origin = device.sources.get(field, f"given: the description of {device.name}")
+        found.append(Constant(name=f"{device.name}.{field}", value=value, origin=origin))
+    if device.measured is not None:
+        curve = f"{len(device.measured.curve)} points"
         origin = "measured: roll simulate --calibrate"
-        found.append(Constant(name=f"{on.name}.measured", value=curve, origin=origin))
+        found.append(Constant(name=f"{device.name}.measured", value=curve, origin=origin))
     return found
 
 
-def _model_origin(name: str) -> str:
-    if name in known("models.yaml"):
+def _describe_model_origin(name: str) -> str:
+    if name in read_shipped_entries("models.yaml"):
         return "published: the model's config.json"
     if Path(name).suffix in {".yaml", ".yml"}:
         return f"given: {name}"
     return "given: the model's config.json, or the headers of its weight files"
 
 
-def _sizes(made_of: Model) -> str:
-    total = f"{made_of.parameters / 1e9:.3g} B parameters"
-    if not made_of.num_experts:
-        return f"{total}, {made_of.num_layers} layers"
+def _format_sizes(model: Model) -> str:
+    total = f"{model.parameters / 1e9:.3g} B parameters"
+    if not model.num_experts:
+        return f"{total}, {model.num_layers} layers"
     return (
-        f"{total}, {made_of.active_parameters / 1e9:.3g} B active, {made_of.num_layers} layers, "
-        f"{made_of.experts_per_token} of {made_of.num_experts} experts per token"
+        f"{total}, {model.active_parameters / 1e9:.3g} B active, {model.num_layers} layers, "
+        f"{model.experts_per_token} of {model.num_experts} experts per token"
     )
 
 
-def _batch(config: SimulationConfig) -> str:
+def _format_batch(config: SimulationConfig) -> str:
     rollout = config.rollout
     return f"{rollout.prompts_per_step} x {rollout.group_size}, up to {rollout.max_new_tokens:,} tokens"
 
 
-def _prompt_constant(lengths: Sequence[float]) -> Constant:
+def _build_prompt_constant(lengths: Sequence[float]) -> Constant:
     if not lengths:
         return Constant(name="prompt length", value=f"{PROMPT_TOKENS:g} tokens", origin="assumed")
     value = f"mean {sum(lengths) / len(lengths):.0f} tokens"
     return Constant(name="prompt length", value=value, origin=f"measured: {len(lengths)} prompts of the data")
 
 
-def _answer_constant(config: SimulationConfig, remedy: str) -> Constant:
+def _build_answer_constant(config: SimulationConfig, remedy: str) -> Constant:
     limit = config.rollout.max_new_tokens
     value = f"median {max(1, limit // 8):,}, 1 in 1,000 at {limit:,} tokens"
     return Constant(name="answer length", value=value, origin=f"assumed; {remedy}")
 
 
-def _assumed_answers(limit: int) -> dict[str, Any]:
-    """Return long-tailed answer lengths: the median is an eighth of the limit; one in a thousand reaches the limit."""
+def _build_assumed_answers(limit: int) -> dict[str, Any]:
+    """Return a distribution of answer lengths: the median is an eighth of `limit`, and 1 in 1,000 reaches it."""
     return {"type": "quantiles", "points": [[0.5, max(1, limit / 8)], [0.999, max(1, limit)]], "max": max(1, limit)}
 
 
-def _fixed(value: float) -> dict[str, Any]:
+def _build_fixed(value: float) -> dict[str, Any]:
     return {"type": "fixed", "value": float(value)}

@@ -10,13 +10,13 @@ and training of t device-seconds a sample, the share beta of devices that train 
 
     beta* = N t / (N g + K L / (alpha + 1) + N t)            gain <= 1 + K L / (N (g + t))
 
-The formula proposes candidates; the simulation, with batching, prefill, preemption and syncs, decides. It may exceed
-the formula's bound, which assumes a constant g: engines that never run empty decode more answers at once, each in less
-time.
+The formula proposes candidates; the simulation, with batching, prefill, preemption and syncs, decides. The simulated
+gain may exceed the formula's bound, which assumes a constant g: engines that never run empty decode more answers at
+once, with less time for each.
 
-A division in which training alone would take longer than the best step found so far is not simulated: no ratio could
-make it faster. Large plans are compared on a part of the devices with the same part of the prompts; then the best ones
-are simulated as a whole, and only these are recommended.
+A split in which training alone would take longer than the best step found so far is not simulated, since no async ratio
+could make it faster. Large plans are compared at a fraction of their devices and prompts; the best ones are then
+simulated at full size, and only those are recommended.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from roll.config.estimate import RoleMemory
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
 from roll.simulation.experts import ExpertParallel, choose_expert_parallel
-from roll.simulation.hardware import Device, Model, device, model
-from roll.simulation.memory import TrainerSettings, find_misfit, memory_of
-from roll.simulation.run import SimulatedRun, engine_settings, simulate
+from roll.simulation.hardware import Device, Model, load_device, load_model_sizes
+from roll.simulation.memory import TrainerSettings, estimate_memory, find_memory_problem
+from roll.simulation.run import SimulatedRun, build_engine_settings, simulate
 
 __all__ = ["Candidate", "Plan", "make_plan"]
 
@@ -44,14 +44,16 @@ ASYNC_WARMUP = 2
 """Number of warm-up steps in addition to the steps that generation may run ahead."""
 ASYNC_STEPS = 3
 PARTS = (4, 2, 1)
-"""Divisors of devices and prompts for comparing plans: the first that leaves enough of both is used."""
-ENOUGH = 32
-"""Minimum number of devices and prompts: with fewer, one long answer matters too much."""
+"""Divisors of devices and prompts for comparing plans; the first divisor that leaves at least `MIN_SIZE` of both is
+used.
+"""
+MIN_SIZE = 32
+"""Minimum number of devices and prompts of a scaled-down plan: with fewer, one long answer would matter too much."""
 NUM_CONFIRMED = 2
-"""Number of asynchronous plans that are simulated as a whole, in addition to the synchronous one."""
-SURE = 0.95
-"""Certain share of the predicted training time on other devices, since the number of tokens varies a little."""
-WORTH = 1.05
+"""Number of asynchronous plans that are simulated at full size, in addition to the synchronous plan."""
+MIN_TIME_SHARE = 0.95
+"""Lower bound of an update's duration, as a share of its prediction: the number of tokens varies a little."""
+MIN_GAIN = 1.05
 """A smaller gain than this is not worth the staleness."""
 
 
@@ -71,18 +73,18 @@ class Candidate:
     """Share of a step's time that its longest answer would take if generated alone."""
     num_preempted: float
     scoring_share: float = 0.0
-    """Share of scoring in the time from rollouts' admission by engines to their rewards."""
+    """Scoring time as a share of the time that rollouts spend in generation and scoring."""
     part: int = 1
-    """Divisor of the devices and prompts with which the plan was simulated."""
+    """Divisor of devices and prompts in the simulation; 1 for full size."""
 
     @property
-    def generation_s(self) -> float:
-        """Device-seconds of generation in one step."""
+    def generation_device_s(self) -> float:
+        """Time of generation in one step, summed over the generating devices."""
         return self.busy_share * self.step_s * self.config.placement.generation
 
     @property
-    def limit(self) -> str:
-        """What limits the speed of a step."""
+    def bottleneck(self) -> str:
+        """What limits the speed of a step: a role, such as `training`, or `the longest answers`."""
         if self.sync_s > 0.25 * self.step_s:
             return "weight sync"
         if self.config.rollout.scheduling.async_ratio > 0 and self.wait_s < 0.1 * self.step_s:
@@ -115,8 +117,8 @@ class Plan:
     """Memory of `best` by role."""
     gain_bound: float
     """Upper bound of the gain from asynchrony, by P2 with the synchronous plan's costs."""
-    why_not: str
-    """Why asynchrony does not help; empty if it does."""
+    no_gain_reason: str
+    """Reason why asynchrony does not help; empty if it does."""
     experts: tuple[ExpertParallel, ...] = ()
     """For an MoE model, the sizes of `training.parallel.ep` that were compared for `best`."""
 
@@ -126,37 +128,40 @@ def make_plan(
     progress: Callable[[str], None] = lambda line: None,
     trainer: TrainerSettings | None = None,
 ) -> Plan:
-    """Search for the fastest plan of a workload on its devices (all that `placement` names).
+    """Search for the fastest plan that runs a workload on all its devices, and return it.
 
     Args:
-        config: the workload.
+        config: the workload; `placement` gives the number of devices.
         progress: called with a line for every simulated candidate.
-        trainer: how the run trains, for its memory; by default all weights with AdamW and activation checkpointing.
+        trainer: settings of the run that affect the trainer's memory; by default all weights with AdamW and activation
+            checkpointing.
 
     Raises:
-        ConfigError: the model cannot be trained, or cannot generate, on these devices at all.
+        ConfigError: no plan fits into the memory of these devices.
     """
     search = _Search(config, progress, trainer)
-    synchronous = search.synchronous()
-    ahead = search.asynchronous(synchronous) if synchronous else search.asynchronous(None)
-    synchronous = search.whole(synchronous) if synchronous else None
-    ahead = [search.whole(candidate) for candidate in sorted(ahead, key=lambda c: c.step_s)[:NUM_CONFIRMED]]
+    synchronous = search.search_synchronous_plan()
+    ahead = search.search_asynchronous_plans(synchronous) if synchronous else search.search_asynchronous_plans(None)
+    synchronous = search.simulate_full_size(synchronous) if synchronous else None
+    ahead = [
+        search.simulate_full_size(candidate) for candidate in sorted(ahead, key=lambda c: c.step_s)[:NUM_CONFIRMED]
+    ]
     found = [candidate for candidate in (synchronous, *ahead) if candidate is not None]
     if not found:
-        raise ConfigError(search.why_nothing_fits())
+        raise ConfigError(search.describe_no_feasible_plan())
     reference = synchronous or found[0]
     best_ahead = min(ahead, key=lambda c: c.step_s, default=None)
-    helps = best_ahead is not None and best_ahead.step_s * WORTH < reference.step_s
+    helps = best_ahead is not None and best_ahead.step_s * MIN_GAIN < reference.step_s
     best = best_ahead if best_ahead is not None and (helps or synchronous is None) else reference
     return Plan(
         config=config,
         best=best,
         synchronous=reference,
         candidates=tuple(search.candidates),
-        memory=tuple(memory_of(best.config, search.model, search.device, trainer)),
-        experts=search.experts(best.config),
-        gain_bound=search.gain_bound(reference),
-        why_not="" if helps else search.why_not(reference, best_ahead),
+        memory=tuple(estimate_memory(best.config, search.model, search.device, trainer)),
+        experts=search.compare_expert_sizes(best.config),
+        gain_bound=search.compute_gain_bound(reference),
+        no_gain_reason="" if helps else search.describe_missing_gain(reference, best_ahead),
     )
 
 
@@ -166,7 +171,7 @@ class _Search:
     ) -> None:
         self.config = config
         self._trainer = trainer
-        self.model, self.device = model(config.model), device(config.device)
+        self.model, self.device = load_model_sizes(config.model), load_device(config.device)
         self.total = config.placement.num_devices
         self.candidates: list[Candidate] = []
         self._progress = progress
@@ -175,23 +180,27 @@ class _Search:
 
     # ---- candidates
 
-    def synchronous(self) -> Candidate | None:
-        """Return the best synchronous plan, over engine sizes: all devices generate, then all train."""
+    def search_synchronous_plan(self) -> Candidate | None:
+        """Return the fastest synchronous plan of all engine sizes; `None` if none fits.
+
+        In a synchronous plan, all devices generate, and then all train.
+        """
         found: list[Candidate | None] = []
         place = {"placement.generation": self.total, "placement.training": 0}
         for width in (*WIDTHS, *WIDER):
             if width in WIDER and any(found):
                 break
             if self.total % width == 0:
-                found.append(self._try(f"synchronous, TP {width}", width, place, SYNC_STEPS, 0, {"async_ratio": 0.0}))
+                found.append(
+                    self._try_plan(f"synchronous, TP {width}", width, place, SYNC_STEPS, 0, {"async_ratio": 0.0})
+                )
         return min((c for c in found if c is not None), key=lambda c: c.step_s, default=None)
 
-    def asynchronous(self, synchronous: Candidate | None) -> list[Candidate]:
-        """Return asynchronous plans, which divide the devices, for rising async ratios until more staleness gains
-        nothing.
+    def search_asynchronous_plans(self, synchronous: Candidate | None) -> list[Candidate]:
+        """Simulate asynchronous plans with rising async ratios until a higher ratio gains little, and return them.
 
-        Engines have the tensor-parallel size of the synchronous plan, or half of it for more ways to divide the
-        devices.
+        They split the devices between generation and training. Engines have the tensor-parallel size of the synchronous
+        plan or half of it, which allows more splits; without a synchronous plan, all sizes are tried.
         """
         width = synchronous.config.engine.tensor_parallel if synchronous else 0
         found: list[Candidate] = []
@@ -199,7 +208,7 @@ class _Search:
         for tried_width in sorted({width, max(1, width // 2)}, reverse=True) if width else (*WIDTHS, *WIDER):
             before: Candidate | None = None
             for ratio in RATIOS:
-                start = round((self._best_share(synchronous, ratio) if synchronous else 0.5) * self.total)
+                start = round((self._compute_best_share(synchronous, ratio) if synchronous else 0.5) * self.total)
                 if before is not None:
                     start = max(start, before.config.placement.training)  # with a larger ratio, engines wait less
                 climbed = self._climb(tried_width, ratio, start, synchronous)
@@ -215,7 +224,7 @@ class _Search:
         return found
 
     def _climb(self, width: int, ratio: float, start: int, synchronous: Candidate | None) -> list[Candidate]:
-        """Begin with a number of training devices, and give devices to the limiting role as long as that helps."""
+        """Simulate plans from `start` training devices on, moving devices to the bottleneck while that helps."""
         unit = max(width, self.total // 16 // width * width)
         training = min(max(round(start / unit) * unit, unit), self.total - unit)
         found: list[Candidate] = []
@@ -225,7 +234,7 @@ class _Search:
             if synchronous is not None and self._trains_too_long(synchronous, training):
                 training += unit
                 continue
-            candidate = self._split(width, ratio, training)
+            candidate = self._try_split(width, ratio, training)
             if candidate is None:
                 training += unit  # helps if a trainer's rank is too small, but not if the KV cache is
                 continue
@@ -233,29 +242,31 @@ class _Search:
                 found.append(candidate)
                 break
             found.append(candidate)
-            training += unit if candidate.limit == "training" else -unit
+            training += unit if candidate.bottleneck == "training" else -unit
         return found
 
     def _trains_too_long(self, synchronous: Candidate, training: int) -> bool:
-        """Return whether an update on this many devices takes longer than the best step found so far."""
+        """Return whether an update on `training` devices takes longer than the best step so far; if so, record why."""
         fixed = self.config.training.overhead_s if self.config.training.duration is None else synchronous.train_s
         arithmetic = max(0.0, synchronous.train_s - fixed) * self.total / training
         best = min(candidate.step_s for candidate in self.candidates)
         takes_s = fixed + arithmetic
-        if SURE * takes_s < best:
+        if MIN_TIME_SHARE * takes_s < best:
             return False
-        why = f"on {training} of {self.total} devices training alone would take {takes_s:.4g} s, a whole step of the "
-        self._too_slow.append((takes_s, f"{why}best plan {best:.4g} s"))
+        why = (
+            f"on {training} of {self.total} devices training alone would take {takes_s:.4g} s, but a whole step of the "
+        )
+        self._too_slow.append((takes_s, f"{why}best plan takes {best:.4g} s"))
         return True
 
-    def _split(self, width: int, ratio: float, training: int) -> Candidate | None:
+    def _try_split(self, width: int, ratio: float, training: int) -> Candidate | None:
         place = {"placement.generation": self.total - training, "placement.training": training}
         name = f"async {ratio:g}, {self.total - training} + {training}, TP {width}"
         changes = {"async_ratio": ratio, "type": "queue", "prompt_redundancy": None, "choose": None}
         warmup = math.ceil(ratio) + ASYNC_WARMUP
-        return self._try(name, width, place, warmup + ASYNC_STEPS, warmup, changes)
+        return self._try_plan(name, width, place, warmup + ASYNC_STEPS, warmup, changes)
 
-    def _try(
+    def _try_plan(
         self,
         name: str,
         width: int,
@@ -266,88 +277,93 @@ class _Search:
     ) -> Candidate | None:
         changes = {f"rollout.scheduling.{key}": value for key, value in scheduling.items()}
         sizes = {"engine.tensor_parallel": width, "num_steps": steps, "warmup_steps": warmup, "num_seeds": 1}
-        config = self.config.changed({**place, **sizes, **changes}, name)
+        config = self.config.with_changes({**place, **sizes, **changes}, name)
         if self.model.num_experts:
-            config = config.changed({"training.expert_parallel": self.experts(config)[0].size}, name)
-        why = find_misfit(config, self.model, self.device, self._trainer)
+            config = config.with_changes({"training.expert_parallel": self.compare_expert_sizes(config)[0].size}, name)
+        why = find_memory_problem(config, self.model, self.device, self._trainer)
         if why:
             self._too_big.append(f"{name}: {why}")
             return None
-        candidate = self._simulated(name, config, self._part(config))
+        candidate = self._simulate_candidate(name, config, self._choose_divisor(config))
         self.candidates.append(candidate)
         return candidate
 
-    def _part(self, config: SimulationConfig) -> int:
-        """Return the divisor by which this plan is scaled down to be compared with others."""
+    def _choose_divisor(self, config: SimulationConfig) -> int:
+        """Return the divisor by which devices and prompts are scaled down when plans are compared; 1 for full size."""
         place, prompts = config.placement, config.rollout.prompts_per_step
         for part in PARTS:
             whole = (place.generation // config.engine.tensor_parallel, place.training, prompts)
-            if min(self.total, prompts) // part >= ENOUGH and not any(number % part for number in whole):
+            if min(self.total, prompts) // part >= MIN_SIZE and not any(number % part for number in whole):
                 return part
         return 1
 
-    def _simulated(self, name: str, config: SimulationConfig, part: int) -> Candidate:
+    def _simulate_candidate(self, name: str, config: SimulationConfig, part: int) -> Candidate:
         place, prompts = config.placement, config.rollout.prompts_per_step
         smaller = {
             "placement.generation": place.generation // part,
             "placement.training": place.training // part,
             "rollout.prompts_per_step": prompts // part,
         }
-        run = simulate(config.changed(smaller, name) if part > 1 else config)
-        candidate = _candidate(name, config, run, self.model, self.device, part)
+        run = simulate(config.with_changes(smaller, name) if part > 1 else config)
+        candidate = _build_candidate(name, config, run, self.model, self.device, part)
         about = "about " if part > 1 else ""
-        self._progress(f"{name}: {about}{candidate.step_s:.4g} s a step, limited by {candidate.limit}")
+        self._progress(f"{name}: {about}{candidate.step_s:.4g} s a step, limited by {candidate.bottleneck}")
         return candidate
 
-    def whole(self, candidate: Candidate) -> Candidate:
-        """Simulate the same plan on all devices with all prompts, and replace the candidate by the result."""
+    def simulate_full_size(self, candidate: Candidate) -> Candidate:
+        """Simulate a plan on all devices with all prompts; replace the candidate by the result, and return it."""
         if candidate.part == 1:
             return candidate
-        confirmed = self._simulated(candidate.name, candidate.config, 1)
+        confirmed = self._simulate_candidate(candidate.name, candidate.config, 1)
         self.candidates[self.candidates.index(candidate)] = confirmed
         return confirmed
 
-    def experts(self, config: SimulationConfig) -> tuple[ExpertParallel, ...]:
-        """Return the sizes of `ep` for this division of the devices, the best one first."""
+    def compare_expert_sizes(self, config: SimulationConfig) -> tuple[ExpertParallel, ...]:
+        """Return estimates for all sizes of `ep` with the devices of `config`, the best size first."""
         return choose_expert_parallel(config, self.model, self.device, self._trainer)
 
     # ---- theory
 
-    def _terms(self, reference: Candidate) -> tuple[float, float, float]:
-        """Return the terms N g, K L and N t of P2, in device-seconds, from a synchronous run."""
+    def _compute_terms(self, reference: Candidate) -> tuple[float, float, float]:
+        """Return device-seconds of a synchronous step for the formula P2 (see the module's docstring).
+
+        They are those of generation without the longest answer (N g), of all devices during the longest answer (K L),
+        and of training (N t).
+        """
         long = reference.tail_share * reference.step_s
         generation = reference.busy_share * reference.step_s * self.total
         return max(generation - long, 1e-9), self.total * long, self.total * reference.train_s
 
-    def _best_share(self, reference: Candidate, ratio: float) -> float:
-        generation, tail, training = self._terms(reference)
+    def _compute_best_share(self, reference: Candidate, ratio: float) -> float:
+        generation, tail, training = self._compute_terms(reference)
         return training / (generation + tail / (ratio + 1) + training) if training else 0.0
 
-    def gain_bound(self, reference: Candidate) -> float:
-        """Return the upper bound of the gain from asynchrony, with any ratio."""
-        generation, tail, training = self._terms(reference)
+    def compute_gain_bound(self, reference: Candidate) -> float:
+        """Return how many times as fast asynchrony can make a synchronous plan at most, with any async ratio."""
+        generation, tail, training = self._compute_terms(reference)
         return 1 + tail / (generation + training)
 
-    def why_not(self, reference: Candidate, ahead: Candidate | None) -> str:
-        """Return why asynchrony does not help."""
+    def describe_missing_gain(self, reference: Candidate, ahead: Candidate | None) -> str:
+        """Return why the best asynchronous plan, `ahead`, gains too little over `reference`, or why there is none."""
         if ahead is None and self._too_slow:
             return min(self._too_slow)[1]
         if ahead is None:
-            what = self._too_big[-1] if self._too_big else f"{self.total} devices cannot be divided"
-            return f"no division of the devices fits ({what})"
+            what = self._too_big[-1] if self._too_big else f"{self.total} devices cannot be split"
+            return f"no split of the devices fits ({what})"
         if reference.train_s + reference.sync_s < 0.05 * reference.step_s and reference.tail_share < 0.3:
-            if reference.limit in ("rewards", "environments"):
-                return f"{reference.limit} take nearly all of a step: more or quicker ones would help"
+            if reference.bottleneck in ("rewards", "environments"):
+                limit = reference.bottleneck
+                return f"{limit} take nearly all of a step: more or faster {limit} would help"
             return "generation takes nearly all of a step, and keeps its engines busy: there is nothing to overlap with"
-        if self.gain_bound(reference) < 1.1:
-            return "its longest answers hold a step up only little"
+        if self.compute_gain_bound(reference) < 1.1:
+            return "the longest answers delay a step only little"
         return (
-            f"the best division ({ahead.name}) is {'only ' if ahead.step_s < reference.step_s else ''}"
+            f"the best split ({ahead.name}) is {'only ' if ahead.step_s < reference.step_s else ''}"
             f"{reference.step_s / ahead.step_s:.2f} times as fast: fewer devices for each role cost what overlap gains"
         )
 
-    def why_nothing_fits(self) -> str:
-        """Return the message for a search without a feasible plan."""
+    def describe_no_feasible_plan(self) -> str:
+        """Return the error message for a search in which no plan fits into memory."""
         lines = "; ".join(dict.fromkeys(self._too_big)) or "there are too few devices"
         return (
             f"no plan for {self.model.name} fits {self.total} x {self.device.name} ({lines}): use more or larger "
@@ -355,15 +371,15 @@ class _Search:
         )
 
 
-def _candidate(
-    name: str, config: SimulationConfig, run: SimulatedRun, made_of: Model, on: Device, part: int
+def _build_candidate(
+    name: str, config: SimulationConfig, run: SimulatedRun, model: Model, device: Device, part: int
 ) -> Candidate:
     def mean(field: str) -> float:
         return math.fsum(getattr(step, field) for step in run.steps) / len(run.steps)
 
-    costs = engine_settings(config, made_of, on).costs
+    costs = build_engine_settings(config, model, device).costs
     longest = mean("longest")
-    alone = longest * (costs.decode_s(1) + costs.context_s * longest / 2)
+    alone = longest * (costs.compute_decode_s(1) + costs.context_s * longest / 2)
     return Candidate(
         name=name,
         config=config,

@@ -26,11 +26,11 @@ class PrefixCache:
         self._block = block
         self._known: set[bytes] = set()
 
-    def enter(self, token_ids: IntArray) -> int:
-        """Add a request with this prompt.
+    def add_prompt(self, token_ids: IntArray) -> int:
+        """Add the blocks of a request's prompt to the cache.
 
         Returns:
-            The number of leading tokens that are cached and need not be computed; never all of them.
+            The number of leading tokens that were cached already, and need not be prefilled; never the whole prompt.
         """
         if not self._block:
             return 0

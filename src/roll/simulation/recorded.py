@@ -1,11 +1,11 @@
-"""A real run's recorded work on simulated hardware: the same prompts, lengths and latencies with another schedule.
+"""Simulates a recorded run: the same prompts, lengths and latencies on simulated hardware, with another schedule.
 
     recording ─► RecordedWork ─► RecordedWorkload ─► SimulatedEngine, SimulatedReward, SimulatedTrainer
                                       └─────────────► RecordedTurns (rollouts of several turns)
 
 A rollout is identified by its draw and its index, a request also by its turn. Rollouts that the recorded run never
 finished (redundant rollouts that it stopped, prompts beyond its end) get the length of another answer to the same
-prompt or, without one, of any answer: a function of the seed and of the request, as everywhere in a simulation.
+prompt or, without one, of any answer: chosen by the seed and the request, like every random quantity of a simulation.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from roll.errors import ConfigError
 from roll.pipelines.recording.files import Recording
 from roll.pipelines.recording.recorded_work import RecordedWork
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, join_turns
-from roll.simulation.workload import DOMAIN, Workload, key_of, num_remaining_tokens
+from roll.simulation.workload import DOMAIN, Workload, count_remaining_tokens, hash_text
 from roll.types import TRAIN, Generation, GenerationRequest, Prompt, PromptDraw, Rollout, RolloutId, Turn
 
-__all__ = ["RecordedTurns", "RecordedWorkload", "open_workload", "recorded_loop"]
+__all__ = ["RecordedTurns", "RecordedWorkload", "build_recorded_loop", "open_workload"]
 
 T = TypeVar("T")
 _LENGTH, _REWARD, _VERDICT, _PROMPT, _TURNS = range(101, 106)
 
 
 def open_workload(config: SimulationConfig, seed: int) -> Workload:
-    """Open the workload that a simulation describes: a recorded or a random one.
+    """Return the workload of a simulation: that of a recording, if one is configured, otherwise a random one.
 
     Raises:
         ConfigError: the recording has no completed answer.
@@ -43,18 +43,18 @@ def open_workload(config: SimulationConfig, seed: int) -> Workload:
     if config.recording is None:
         return Workload(config, seed)
     recording = Recording.open(Path(config.recording))
-    steps = range(recording.first, recording.last + 1)
+    steps = range(recording.first_step, recording.last_step + 1)
     recording.check(steps)
     return RecordedWorkload(config, seed, RecordedWork.of(map(recording.read, steps)))
 
 
 class RecordedWorkload(Workload):
-    """A workload of recorded answers; see `Workload` for the methods.
+    """A `Workload` that returns the recorded lengths, latencies and verdicts of a run.
 
     Args:
         config: the simulation; its distributions are not used, except for an update's `training.duration` if it is set.
         seed: seed for everything that was not recorded.
-        work: the recorded work.
+        work: lengths, latencies and verdicts that were recorded.
     """
 
     def __init__(self, config: SimulationConfig, seed: int, work: RecordedWork) -> None:
@@ -72,7 +72,7 @@ class RecordedWorkload(Workload):
         self._prompts = sorted(work.prompt_tokens.values())
         self._latencies = sorted(reward.duration_s for reward in work.rewards.values())
         if not self._lengths:
-            raise ConfigError(f"recording '{config.recording}' has no answer that ended: record a longer run.")
+            raise ConfigError(f"recording '{config.recording}' has no completed answer: record a longer run.")
 
     @property
     def sync_s(self) -> float:
@@ -85,37 +85,43 @@ class RecordedWorkload(Workload):
         return bool(self.work.between)
 
     def draw(self, draw_id: int) -> PromptDraw:
-        """Return the recorded prompt with this draw id."""
+        """Return the recorded prompt of a draw; the first draw of the simulation is the first recorded draw."""
         recorded = draw_id + self._first_draw
         length = self.work.prompt_tokens.get(recorded)
         if length is None:
-            length = self._any(self._prompts, _PROMPT, recorded)
+            length = self._choose(self._prompts, _PROMPT, recorded)
         tokens = np.full(length, recorded + 1, np.int32)
         prompt = Prompt(uid=f"{DOMAIN}/{recorded}", domain=DOMAIN, messages=())
         return PromptDraw(draw_id=recorded, prompt=prompt, token_ids=tokens)
 
-    def answer_tokens(self, request: GenerationRequest) -> int:
-        """Return the number of tokens still to be generated; an answer cut off in the recording keeps its length."""
+    def count_answer_tokens(self, request: GenerationRequest) -> int:
+        """Return how many tokens a request generates; answers truncated in the recording keep their length."""
         total = self.work.tokens.get(request.request_id)
         if total is None:
-            place = int(request.token_ids[0]) - 1, key_of(request.request_id)
-            total = self._any(self._by_draw.get(place[0]) or self._lengths, _LENGTH, *place)
-        return num_remaining_tokens(total, request)
+            place = int(request.token_ids[0]) - 1, hash_text(request.request_id)
+            total = self._choose(self._by_draw.get(place[0]) or self._lengths, _LENGTH, *place)
+        return count_remaining_tokens(total, request)
 
-    def matching_index(self, draw_id: int, index: int) -> int:
-        """Return the index of a recorded rollout of the prompt: this one, or a random one if it was not recorded."""
+    def find_matching_index(self, draw_id: int, index: int) -> int:
+        """Return `index` if this rollout of the draw was recorded, otherwise the index of one that was.
+
+        The seed chooses it; if no rollout of the draw was recorded, `index` is returned.
+        """
         known = self._indices.get(draw_id, [])
-        return index if index in known or not known else self._any(known, _TURNS, draw_id, index)
+        return index if index in known or not known else self._choose(known, _TURNS, draw_id, index)
 
-    def reward_s(self, rollout: Rollout) -> float:
-        """Return how long scoring the rollout took in the recording."""
+    def get_reward_s(self, rollout: Rollout) -> float:
+        """Return how long scoring the rollout took in the recording; for an unrecorded one, a random recorded time."""
         recorded = self.work.rewards.get(rollout.rollout_id)
         if recorded is not None:
             return recorded.duration_s
-        return self._any(self._latencies, _REWARD, rollout.draw_id, rollout.index) if self._latencies else 0.0
+        return self._choose(self._latencies, _REWARD, rollout.draw_id, rollout.index) if self._latencies else 0.0
 
     def is_correct(self, rollout: Rollout) -> bool:
-        """Return the recorded verdict, or that of another rollout of the prompt if the rollout was not recorded."""
+        """Return the recorded verdict; for an unrecorded rollout, that of a recorded rollout of the same prompt.
+
+        If there is none, the verdict is drawn as in a random workload.
+        """
         recorded = self.work.rewards.get(rollout.rollout_id)
         if recorded is None:
             indices = self._indices.get(rollout.draw_id, [])
@@ -123,29 +129,29 @@ class RecordedWorkload(Workload):
             known = [found for other in others if (found := self.work.rewards.get(other)) is not None]
             if not known:
                 return super().is_correct(rollout)
-            recorded = self._any(known, _VERDICT, rollout.draw_id, rollout.index)
+            recorded = self._choose(known, _VERDICT, rollout.draw_id, rollout.index)
         return recorded.correct if recorded.correct is not None else recorded.value > 0
 
-    def training_s(self, step: int) -> float | None:
-        """Return the recorded duration of this step's update, or the median after the last recorded step.
+    def get_training_s(self, step: int) -> float | None:
+        """Return the recorded duration of the update of `step`; the median for steps that were not recorded.
 
-        A duration in the configuration takes precedence.
+        If `training.duration` is configured, the duration is drawn from it instead.
         """
         recorded = self.work.train_s
         if self._given_training or not recorded:
-            return super().training_s(step)
+            return super().get_training_s(step)
         return recorded.get(min(recorded) + step - 1, median(recorded.values()))
 
-    def _any(self, values: list[T], *key: int) -> T:
-        """Choose one of the values by the seed."""
-        return values[min(int(self._uniform(*key) * len(values)), len(values) - 1)]
+    def _choose(self, values: list[T], *key: int) -> T:
+        """Return one of the values, which depends only on the seed and `key`."""
+        return values[min(int(self._draw_uniform(*key) * len(values)), len(values) - 1)]
 
 
 class RecordedTurns:
-    """A rollout loop (see `roll.rollout.loops.RolloutLoop`): recorded turns, with the environment's latencies in
-    between.
+    """A `roll.rollout.loops.RolloutLoop` that replays recorded turns, with the environment's recorded latencies between
+    them.
 
-    A rollout that was not recorded has the turns of another one of its prompt, or a single turn.
+    An unrecorded rollout has the turns of a recorded rollout of the same prompt or, if there is none, a single turn.
 
     Args:
         workload: the recorded work.
@@ -159,7 +165,7 @@ class RecordedTurns:
     ) -> Rollout:
         work = self._workload.work
         own = RolloutId(purpose=TRAIN, draw_id=draw.draw_id, index=index)
-        source = replace(own, index=self._workload.matching_index(draw.draw_id, index))
+        source = replace(own, index=self._workload.find_matching_index(draw.draw_id, index))
         between = work.between.get(source, ())
         said = [np.ones(len(tokens), np.int32) for tokens in between]
         context, position = draw.token_ids, 0
@@ -177,6 +183,6 @@ class RecordedTurns:
         return join_turns(draw, index, generations, said, tuple(turns), renderer)
 
 
-def recorded_loop(workload: Workload) -> RolloutLoop | None:
+def build_recorded_loop(workload: Workload) -> RolloutLoop | None:
     """Return the rollout loop of a recorded workload with turns; `None` for other workloads."""
     return RecordedTurns(workload) if isinstance(workload, RecordedWorkload) and workload.has_turns else None

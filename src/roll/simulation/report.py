@@ -1,4 +1,4 @@
-"""`roll simulate`: simulates every variant of a file with every seed; results as a table, a plot, and JSON."""
+"""`roll simulate`: simulates every variant of a file with every seed, and writes a table, a plot and JSON."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.simulation import PaperConfig, SimulationConfig
-from roll.preflight.report import aligned
+from roll.preflight.report import align_rows
 from roll.simulation.run import SimulatedRun, simulate
 from roll.tracking import atomic
 
-__all__ = ["Interval", "Results", "interval", "render", "study", "write"]
+__all__ = ["Interval", "Results", "compute_interval", "render_results", "simulate_variants", "write_results"]
 
 TOLERANCE = 0.15
 """Relative tolerance within which a simulation reproduces a published ratio."""
@@ -47,35 +47,35 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """All runs of a simulation: one per seed for each variant, in the same order of seeds."""
+    """All runs of a simulation: for each variant one run per seed, in the order of the seeds."""
 
     config: SimulationConfig
     runs: Mapping[str, Sequence[SimulatedRun]]
 
     @property
     def baseline(self) -> str:
-        """The first variant."""
+        """Name of the first variant, with which the others are compared."""
         return next(iter(self.runs))
 
-    def step_s(self, variant: str) -> Interval:
-        """Return the duration of a step."""
-        return interval([run.step_s for run in self.runs[variant]])
+    def compute_step_s(self, variant: str) -> Interval:
+        """Return the mean duration of a step of a variant, with its confidence interval over seeds."""
+        return compute_interval([run.step_s for run in self.runs[variant]])
 
-    def ratio(self, over: str, of: str) -> Interval:
-        """Return the ratio of the step times of `over` and `of`, seed by seed."""
-        pairs = zip(self.runs[over], self.runs[of], strict=True)
-        return interval([slow.step_s / fast.step_s for slow, fast in pairs])
+    def compute_ratio(self, slower: str, faster: str) -> Interval:
+        """Return how many times as fast `faster` is as `slower`: the ratio of step times, as a mean over seeds."""
+        pairs = zip(self.runs[slower], self.runs[faster], strict=True)
+        return compute_interval([slow.step_s / fast.step_s for slow, fast in pairs])
 
-    def mean(self, variant: str, name: str) -> float:
-        """Return the mean of a quantity over all steps of all seeds."""
+    def compute_mean(self, variant: str, name: str) -> float:
+        """Return the mean of a field of `StepRecord` over all steps of all seeds of a variant."""
         return statistics.fmean(getattr(step, name) for run in self.runs[variant] for step in run.steps)
 
     def reproduces(self, figure: PaperConfig) -> bool:
-        """Return whether the simulated ratio is within 15 % of the published one."""
-        return abs(self.ratio(figure.baseline, figure.variant).mean / figure.ratio - 1) <= TOLERANCE
+        """Return whether the simulated speed-up is within 15 % of the published one, `figure`."""
+        return abs(self.compute_ratio(figure.baseline, figure.variant).mean / figure.ratio - 1) <= TOLERANCE
 
 
-def study(
+def simulate_variants(
     config: SimulationConfig,
     *,
     only: Sequence[str] = (),
@@ -83,20 +83,20 @@ def study(
     progress: Callable[[str], None] = lambda line: None,
     processes: Executor | None = None,
 ) -> Results:
-    """Simulate every variant with every seed.
+    """Simulate every variant with every seed, and return all results.
 
     Args:
         config: the workload.
         only: variants to simulate; empty for all.
         trace: whether to keep the events of each variant's first seed.
-        progress: called for every completed run.
+        progress: called with a line for every completed run.
         processes: worker pool for the simulations; without one they run in this process, one by one.
 
     Raises:
         UserError: a variant is unknown, or cannot be simulated.
     """
     names = list(only) or list(config.variants) or ["as written"]
-    variants = {name: config.variant(name) if config.variants or only else config for name in names}
+    variants = {name: config.select_variant(name) if config.variants or only else config for name in names}
     jobs = [
         (name, partial(simulate, variant, seed=config.seed + number, trace=trace and number == 0))
         for number in range(config.num_seeds)
@@ -113,7 +113,7 @@ def study(
     return Results(config=config, runs=runs)
 
 
-def interval(values: Sequence[float]) -> Interval:
+def compute_interval(values: Sequence[float]) -> Interval:
     """Return the mean and its 95 % confidence interval, by Student's t."""
     mean, freedom = statistics.fmean(values), len(values) - 1
     if freedom == 0:
@@ -123,8 +123,8 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean=mean, half=quantile * statistics.stdev(values) / math.sqrt(len(values)))
 
 
-def render(results: Results) -> str:
-    """Format the results for a terminal."""
+def render_results(results: Results) -> str:
+    """Format the results as a table of the variants, for a terminal."""
     config = results.config
     place = config.placement
     where = f"{place.generation} generate and train" if place.colocated else f"{place.generation} + {place.training}"
@@ -141,26 +141,26 @@ def render(results: Results) -> str:
         rows.append(
             (
                 variant,
-                f"{results.step_s(variant)} s",
-                f"{results.ratio(results.baseline, variant)}",
-                *(f"{results.mean(variant, name):.1f} s" for name in ("wait_s", "train_s", "sync_s")),
-                f"{results.mean(variant, 'busy_share'):.0%}",
-                f"{results.mean(variant, 'tokens_per_s'):,.0f}",
-                f"{results.mean(variant, 'num_preempted'):.1f}",
+                f"{results.compute_step_s(variant)} s",
+                f"{results.compute_ratio(results.baseline, variant)}",
+                *(f"{results.compute_mean(variant, name):.1f} s" for name in ("wait_s", "train_s", "sync_s")),
+                f"{results.compute_mean(variant, 'busy_share'):.0%}",
+                f"{results.compute_mean(variant, 'tokens_per_s'):,.0f}",
+                f"{results.compute_mean(variant, 'num_preempted'):.1f}",
                 str(max(step.max_staleness for run in results.runs[variant] for step in run.steps)),
             )
         )
-    return "\n".join([head, "", *aligned(rows), *_paper_lines(results)])
+    return "\n".join([head, "", *align_rows(rows), *_format_paper_lines(results)])
 
 
-def _paper_lines(results: Results) -> list[str]:
+def _format_paper_lines(results: Results) -> list[str]:
     lines = [""] if results.config.paper else []
     for figure in results.config.paper:
         if figure.variant not in results.runs or figure.baseline not in results.runs:
             continue
         verdict = "reproduced" if results.reproduces(figure) else "not reproduced"
         lines.append(
-            f"{figure.baseline} / {figure.variant}: {results.ratio(figure.baseline, figure.variant)}, "
+            f"{figure.baseline} / {figure.variant}: {results.compute_ratio(figure.baseline, figure.variant)}, "
             f"published {figure.ratio:g} "
             f"({figure.source}): {verdict}"
         )
@@ -170,16 +170,16 @@ def _paper_lines(results: Results) -> list[str]:
     return lines
 
 
-def write(results: Results, directory: Path) -> list[Path]:
-    """Write results, plot and the first seed's traces.
+def write_results(results: Results, directory: Path) -> list[Path]:
+    """Write `results.json`, the plot and, for the first seed, traces to `directory`, and return the files.
 
     Raises:
         OSError: the directory cannot be written.
     """
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / "results.json", directory / "plot.png"]
-    atomic.write_json(paths[0], _as_data(results))
-    plot(results, paths[1])
+    atomic.write_json(paths[0], _to_data(results))
+    plot_results(results, paths[1])
     for variant, runs in results.runs.items():
         if runs[0].recorder.trace:
             path = directory / f"trace-{variant}.json"
@@ -188,13 +188,13 @@ def write(results: Results, directory: Path) -> list[Path]:
     return paths
 
 
-def _as_data(results: Results) -> dict[str, Any]:
+def _to_data(results: Results) -> dict[str, Any]:
     return {
         "config": results.config.model_dump(mode="json"),
         "variants": {
             variant: {
-                "step_s": asdict(results.step_s(variant)),
-                "speed_up": asdict(results.ratio(results.baseline, variant)),
+                "step_s": asdict(results.compute_step_s(variant)),
+                "speed_up": asdict(results.compute_ratio(results.baseline, variant)),
                 "runs": [
                     {"seed": run.seed, "digest": run.digest, "steps": [asdict(step) for step in run.steps]}
                     for run in runs
@@ -205,7 +205,7 @@ def _as_data(results: Results) -> dict[str, Any]:
         "paper": [
             json.loads(figure.model_dump_json())
             | {
-                "simulated": asdict(results.ratio(figure.baseline, figure.variant)),
+                "simulated": asdict(results.compute_ratio(figure.baseline, figure.variant)),
                 "reproduced": results.reproduces(figure),
             }
             for figure in results.config.paper
@@ -214,50 +214,52 @@ def _as_data(results: Results) -> dict[str, Any]:
     }
 
 
-def plot(results: Results, path: Path) -> None:
+def plot_results(results: Results, path: Path) -> None:
     """Plot the step times by variant and, with traces, the number of running rollouts over time."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    courses = {variant: runs[0].recorder.course for variant, runs in results.runs.items() if runs[0].recorder.course}
+    timelines = {
+        variant: runs[0].recorder.timeline for variant, runs in results.runs.items() if runs[0].recorder.timeline
+    }
     num_variants = len(results.runs)
-    figure = Figure(figsize=(9, 1.6 + 0.45 * num_variants + (3 if courses else 0)), dpi=150, layout="constrained")
-    ratios = [0.8 + 0.45 * num_variants, 3] if courses else [1]
+    figure = Figure(figsize=(9, 1.6 + 0.45 * num_variants + (3 if timelines else 0)), dpi=150, layout="constrained")
+    ratios = [0.8 + 0.45 * num_variants, 3] if timelines else [1]
     axes = figure.subplots(len(ratios), 1, height_ratios=ratios, squeeze=False)[:, 0]
-    _bars(axes[0], results)
-    if courses:
-        for (variant, course), colour in zip(courses.items(), _LINES * 9, strict=False):
-            times, numbers = zip(*course, strict=True)
+    _plot_bars(axes[0], results)
+    if timelines:
+        for (variant, timeline), colour in zip(timelines.items(), _LINES * 9, strict=False):
+            times, numbers = zip(*timeline, strict=True)
             axes[1].plot(times, numbers, drawstyle="steps-post", color=colour, linewidth=1, label=variant)
         axes[1].set_xlabel("seconds", color=_INK)
         axes[1].set_ylabel("rollouts being generated", color=_INK)
         axes[1].legend(frameon=False, fontsize=8, labelcolor=_INK)
-        _dress(axes[1])
+        _style_axes(axes[1])
     buffer = io.BytesIO()
     FigureCanvasAgg(figure).print_png(buffer)
     atomic.write_bytes(path, buffer.getvalue())
 
 
-def _bars(axes: Any, results: Results) -> None:
+def _plot_bars(axes: Any, results: Results) -> None:
     variants = list(results.runs)
     left = [0.0] * len(variants)
     for name, label, colour in _PARTS:
-        widths = [results.mean(variant, name) for variant in variants]
+        widths = [results.compute_mean(variant, name) for variant in variants]
         axes.barh(variants, widths, left=left, color=colour, label=label, height=0.6)
         left = [a + b for a, b in zip(left, widths, strict=True)]
     for row, variant in enumerate(variants):
-        step = results.step_s(variant)
+        step = results.compute_step_s(variant)
         axes.errorbar(step.mean, row, xerr=step.half, color=_INK, capsize=3, linewidth=1)
-        speed_up = results.ratio(results.baseline, variant).mean
+        speed_up = results.compute_ratio(results.baseline, variant).mean
         axes.annotate(f"  {speed_up:.2f}x", (step.mean + step.half, row), va="center", color=_INK, fontsize=9)
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_title(f"{results.config.name}: seconds per step", loc="left", color=_INK, fontweight="bold")
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="lower right", bbox_to_anchor=(1, 1), labelcolor=_INK)
-    _dress(axes)
+    _style_axes(axes)
 
 
-def _dress(axes: Any) -> None:
+def _style_axes(axes: Any) -> None:
     axes.grid(axis="x", color=_GRID)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,14 +1,14 @@
-"""A request inside the batch of a simulated engine."""
+"""Requests in the batch of a simulated engine."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Place", "SimulatedRequest"]
+__all__ = ["RequestState", "SimulatedRequest"]
 
 
-class Place(Enum):
+class RequestState(Enum):
     """State of a request in the batch."""
 
     WAITING = 0
@@ -19,7 +19,7 @@ class Place(Enum):
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """A request inside a batch."""
+    """A request in the batch of a simulated engine."""
 
     request_id: str
     num_prompt: int
@@ -29,9 +29,9 @@ class SimulatedRequest:
     priority: int = 0
     order: int = 0
     """Order of arrival, set by the batch."""
-    place: Place = Place.WAITING
+    state: RequestState = RequestState.WAITING
     generated: int = 0
-    """Number of tokens after `since` steps."""
+    """Number of tokens generated in the first `since` steps of the batch."""
     since: int = 0
     to_prefill: int = 0
     """Tokens still to be prefilled."""

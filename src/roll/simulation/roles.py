@@ -1,4 +1,4 @@
-"""The roles around the scheduler, simulated: engine group, rewards, trainer, weight sync, environment loops."""
+"""The roles around the scheduler, simulated: engine group, rewards, trainer, weights, environment loops."""
 
 from __future__ import annotations
 
@@ -14,25 +14,35 @@ from roll.cluster.engines import StartedEngines
 from roll.config.simulation import EnvironmentLatencyConfig, FailureConfig, SimulationConfig
 from roll.errors import EngineDiedError
 from roll.protocols import InferenceEngine
-from roll.rollout.loops import Generate, Renderer, join_turns, next_turn
+from roll.rollout.loops import Generate, Renderer, build_next_request, join_turns
 from roll.simulation.batch import BatchTotals
-from roll.simulation.costs import train_s
+from roll.simulation.costs import compute_train_s
 from roll.simulation.engine import AnswerTokens, EngineSettings, SimulatedEngine
-from roll.simulation.experts import expert_traffic_s
+from roll.simulation.experts import compute_expert_traffic_s
 from roll.simulation.hardware import Device, Model
-from roll.simulation.workload import Workload, observation
-from roll.types import Generation, GenerationRequest, IntArray, Message, PromptDraw, RewardResult, Rollout, WeightUpdate
+from roll.simulation.workload import Workload, build_observation
+from roll.types import (
+    EncodedText,
+    Generation,
+    GenerationRequest,
+    IntArray,
+    Message,
+    PromptDraw,
+    RewardResult,
+    Rollout,
+    WeightUpdate,
+)
 
 __all__ = ["EnvironmentTurns", "SimulatedEngines", "SimulatedRenderer", "SimulatedReward", "SimulatedTrainer"]
 
 
 class SimulatedEngines(StartedEngines):
-    """See `roll.rollout.engine_group.EngineGroup`.
+    """A simulated `roll.rollout.engine_group.EngineGroup`.
 
     Args:
         num_engines: number of engines.
         settings: settings of each engine.
-        answer_tokens: returns the length of an answer.
+        answer_tokens: returns the number of tokens that a request generates.
     """
 
     def __init__(self, num_engines: int, settings: EngineSettings, answer_tokens: AnswerTokens) -> None:
@@ -52,10 +62,10 @@ class SimulatedEngines(StartedEngines):
             task.cancel()
         await super().close()
 
-    def plan_failures(self, failures: Sequence[FailureConfig]) -> None:
-        """Schedule failures at their times; they affect the engine that is in their place then."""
+    def schedule_failures(self, failures: Sequence[FailureConfig]) -> None:
+        """Schedule the failures of a simulation; each affects the engine that has the failure's index at its time."""
 
-        async def strike(failure: FailureConfig) -> None:
+        async def fail_engine(failure: FailureConfig) -> None:
             loop = asyncio.get_running_loop()
             await asyncio.sleep(failure.at_s - loop.time())
             engine = self.engines[failure.engine]
@@ -66,11 +76,12 @@ class SimulatedEngines(StartedEngines):
                 engine.stall(failure.duration_s)
 
         self.failures += [
-            asyncio.create_task(strike(failure), name=f"failure-{number}") for number, failure in enumerate(failures)
+            asyncio.create_task(fail_engine(failure), name=f"failure-{number}")
+            for number, failure in enumerate(failures)
         ]
 
     async def sync(self, policy_version: int) -> list[str]:
-        """Send new weights to all engines at the same time.
+        """Send weights of `policy_version` to all engines at the same time.
 
         Returns:
             Ids of the engines that died.
@@ -86,13 +97,13 @@ class SimulatedEngines(StartedEngines):
         return dead
 
     async def bring_up(self, engine: InferenceEngine, policy_version: int) -> None:
-        """Send the current weights to a new engine."""
+        """Send weights of this policy version to an engine."""
         await engine.update_weights(
             WeightUpdate(policy_version=policy_version, manifest=(), transport="simulated", handle=None)
         )
 
-    def totals(self) -> BatchTotals:
-        """Return the sums over all engines so far, including those that died."""
+    def sum_totals(self) -> BatchTotals:
+        """Return the summed work of all engines so far, including engines that died."""
         result = BatchTotals()
         for engine in self._made:
             for name in BatchTotals.__slots__:
@@ -101,7 +112,7 @@ class SimulatedEngines(StartedEngines):
 
 
 class SimulatedReward:
-    """See `roll.protocols.Reward`: takes simulated time, and decides by the prompt's solve rate."""
+    """A simulated `roll.protocols.Reward`: scoring takes simulated time, and the workload decides correctness."""
 
     def __init__(self, workload: Workload, num_workers: int | None) -> None:
         self._workload = workload
@@ -110,7 +121,7 @@ class SimulatedReward:
         )
 
     async def __call__(self, rollout: Rollout) -> RewardResult:
-        duration = self._workload.reward_s(rollout)
+        duration = self._workload.get_reward_s(rollout)
         if duration:
             async with self._slots:
                 await asyncio.sleep(duration)
@@ -119,61 +130,61 @@ class SimulatedReward:
 
 
 class SimulatedRenderer:
-    """Renders meaningless tokens; see `roll.rollout.loops.Renderer`."""
+    """A `roll.rollout.loops.Renderer` that returns dummy tokens."""
 
-    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+    def decode_final_text(self, token_ids: IntArray, context: IntArray) -> str:
         return self.decode(token_ids)
 
     def decode(self, token_ids: IntArray) -> str:
         return ""
 
-    drops_tools = False
+    drops_tool_results = False
 
     def escape_special_tokens(self, text: str) -> str:
         return text
 
-    def follow_up(self, observation: str) -> IntArray:
+    def tokenize_follow_up(self, observation: str) -> IntArray:
         return np.ones(1, np.int32)
 
-    def text(self, messages: Sequence[Message], tools: Sequence[object] = ()) -> str:
+    def render_text(self, messages: Sequence[Message], tools: Sequence[object] = ()) -> str:
         return ""
 
-    def tokens(self, text: str) -> IntArray:
-        return np.ones(1, np.int32)
+    def encode(self, text: str) -> EncodedText:
+        return EncodedText(np.ones(1, np.int32))
 
-    def parse_answer(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+    def parse_answer(self, answer: IntArray, context: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         return "", True
 
-    def suffix_ids(self, text: str, ended: bool) -> IntArray | None:
-        return np.ones(1, np.int32)
+    def encode_suffix(self, text: str, ended: bool) -> EncodedText | None:
+        return EncodedText(np.ones(1, np.int32))
 
 
 class SimulatedTrainer:
-    """Durations of updates.
+    """Computes how long the updates of a simulated trainer take.
 
     Args:
         config: the simulation.
         model: the trained model.
         device: device of the trainer.
-        workload: the workload, for durations that are given.
+        workload: the workload, which may give durations.
     """
 
     def __init__(self, config: SimulationConfig, model: Model, device: Device, workload: Workload) -> None:
         self._training = config.training
-        self._num_devices = config.placement.num_training
+        self._num_devices = config.placement.num_training_devices
         self._model = model
         given = config.training.efficiency
         self._device = device if given is None else device.model_copy(update={"training_efficiency": given})
         self._workload = workload
 
-    def duration_s(self, step: int, lengths: Sequence[int]) -> float:
+    def compute_duration_s(self, step: int, lengths: Sequence[int]) -> float:
         """Return the duration of an update.
 
         Args:
             step: number of the step.
             lengths: tokens of each sample, including the prompt.
         """
-        given = self._workload.training_s(step)
+        given = self._workload.get_training_s(step)
         if given is not None:
             return given
         total = sum(lengths)
@@ -181,10 +192,10 @@ class SimulatedTrainer:
             return 0.0
         mean = sum(length * length for length in lengths) / total
         training, ranks = self._training, self._num_devices
-        seconds = train_s(self._model, self._device, ranks, total, mean, passes=training.passes)
+        seconds = compute_train_s(self._model, self._device, ranks, total, mean, passes=training.passes)
         if self._model.num_experts:
             # Collectives overlap with the computation, so the longer of the two counts.
-            traffic_s = expert_traffic_s(
+            traffic_s = compute_expert_traffic_s(
                 self._model,
                 self._device,
                 ranks=ranks,
@@ -197,11 +208,11 @@ class SimulatedTrainer:
 
 
 class EnvironmentTurns:
-    """A rollout loop (see `roll.rollout.loops.RolloutLoop`): turns with the latencies of an environment.
+    """A `roll.rollout.loops.RolloutLoop` that simulates turns with the latencies of an environment.
 
     Args:
         config: turns and their latencies.
-        workload: draws the latencies.
+        workload: returns the latencies.
     """
 
     def __init__(self, config: EnvironmentLatencyConfig, workload: Workload) -> None:
@@ -209,8 +220,8 @@ class EnvironmentTurns:
         self._workload = workload
         self._num_playing = 0
         self._waiting: list[asyncio.Future[None]] = []
-        """With `lockstep`: rollouts that have completed a turn, or generating one."""
-        self._observation = observation(config.observation_tokens)
+        """With `lockstep`: one future for each rollout that waits for the others."""
+        self._observation = build_observation(config.observation_tokens)
 
     async def __call__(
         self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
@@ -222,24 +233,22 @@ class EnvironmentTurns:
             for turn in range(self._config.num_turns):
                 if turn:
                     context = np.concatenate([context, generations[-1].token_ids, self._observation])
-                generations.append(await generate(next_turn(first, context, turn)))
-                await self._meet()
-                await asyncio.sleep(self._workload.turn_s(draw.draw_id, index, turn))
-                await self._meet()
+                generations.append(await generate(build_next_request(first, context, turn)))
+                await self._wait_for_group()
+                await asyncio.sleep(self._workload.get_turn_s(draw.draw_id, index, turn))
+                await self._wait_for_group()
         finally:
             self._num_playing -= 1
-            self._go_on_together()
+            self._release_group()
         return join_turns(draw, index, generations, [self._observation] * (len(generations) - 1), (), renderer)
 
-    async def _meet(self) -> None:
-        """Wait for all rollouts that play now; a group that replaces another in a step comes alone, and some never
-        end.
-        """
+    async def _wait_for_group(self) -> None:
+        """With `lockstep`, wait until all other running rollouts wait here, too; otherwise return immediately."""
         if not self._config.lockstep:
             return
         arrival = asyncio.get_running_loop().create_future()
         self._waiting.append(arrival)
-        self._go_on_together()
+        self._release_group()
         try:
             await arrival
         except asyncio.CancelledError:
@@ -247,7 +256,7 @@ class EnvironmentTurns:
                 self._waiting.remove(arrival)
             raise
 
-    def _go_on_together(self) -> None:
+    def _release_group(self) -> None:
         if len(self._waiting) == self._num_playing:
             for arrival in self._waiting:
                 arrival.set_result(None)

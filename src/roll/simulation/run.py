@@ -1,8 +1,8 @@
-"""One simulated run: the production scheduler, controller and proxy, with everything around them simulated.
+"""Simulates one run: the production scheduler, controller and proxy, with simulated engines, rewards and trainer.
 
 prompts ─► AsyncController ─► RolloutScheduler ─► LLMProxy ─► SimulatedEngine × N      (roll.rollout, unchanged)
              │                    └─► SimulatedReward
-             └─ next_batch ─► train (sleeps) ─► updating(): sync ─► settle ─► …
+             └─ next_batch ─► train (sleeps) ─► pause_for_update(): sync ─► complete_step ─► …
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from roll.rollout.routing import Router
 from roll.rollout.scheduler import RolloutScheduler
 from roll.simulation import clock
 from roll.simulation.batch import BatchLimits
-from roll.simulation.costs import EngineCosts, engine_costs, kv_capacity_tokens, sync_s
+from roll.simulation.costs import EngineCosts, compute_engine_costs, compute_kv_capacity, compute_sync_s
 from roll.simulation.engine import EngineSettings
-from roll.simulation.hardware import Device, Model, device, model
-from roll.simulation.recorded import RecordedWorkload, open_workload, recorded_loop
+from roll.simulation.hardware import Device, Model, load_device, load_model_sizes
+from roll.simulation.recorded import RecordedWorkload, build_recorded_loop, open_workload
 from roll.simulation.recorder import Recorder, StepRecord
 from roll.simulation.roles import (
     EnvironmentTurns,
@@ -40,18 +40,18 @@ from roll.simulation.roles import (
 from roll.simulation.workload import DOMAIN
 from roll.types import TRAIN, Group, PromptDraw, SamplingParams
 
-__all__ = ["SimulatedRun", "engine_settings", "simulate"]
+__all__ = ["SimulatedRun", "build_engine_settings", "simulate"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedRun:
-    """The results of one run."""
+    """The results of one simulated run."""
 
     seed: int
     steps: tuple[StepRecord, ...]
     """Records of steps after the warm-up."""
     digest: str
-    """Hash of all events; equal for equal runs."""
+    """Hash of all events; identical runs have the same hash."""
     num_transitions: int
     num_callbacks: int
     wall_s: float
@@ -60,12 +60,12 @@ class SimulatedRun:
 
     @property
     def step_s(self) -> float:
-        """Mean duration of a step."""
+        """Mean duration of a step, without warm-up steps."""
         return sum(step.total_s for step in self.steps) / len(self.steps)
 
 
-def engine_settings(config: SimulationConfig, made_of: Model, on: Device) -> EngineSettings:
-    """Return the costs and the limits of one engine.
+def build_engine_settings(config: SimulationConfig, model: Model, device: Device) -> EngineSettings:
+    """Return the settings of each engine of a simulation: step costs, limits, and times of weight syncs.
 
     Raises:
         ConfigError: the model does not fit, or leaves no room for the KV cache.
@@ -73,14 +73,14 @@ def engine_settings(config: SimulationConfig, made_of: Model, on: Device) -> Eng
     engine = config.engine
     capacity = engine.kv_capacity
     if capacity is None:
-        capacity = kv_capacity_tokens(made_of, on, engine.tensor_parallel, engine.memory_share)
+        capacity = compute_kv_capacity(model, device, engine.tensor_parallel, engine.memory_share)
         if capacity < 1:
             raise ConfigError(
-                f"{made_of.name} ({made_of.weight_bytes / 1e9:.0f} GB) does not fit {engine.tensor_parallel} x "
-                f"{on.name} ({on.memory_bytes / 1e9:.0f} GB each, of which {engine.memory_share:.0%} is used): raise "
-                "engine.tensor_parallel."
+                f"{model.name} ({model.weight_bytes / 1e9:.0f} GB) does not fit on {engine.tensor_parallel} x "
+                f"{device.name} ({device.memory_bytes / 1e9:.0f} GB each, of which {engine.memory_share:.0%} is used): "
+                "raise engine.tensor_parallel."
             )
-    costs = engine_costs(made_of, on, engine.tensor_parallel)
+    costs = compute_engine_costs(model, device, engine.tensor_parallel)
     if engine.step_s is not None:
         costs = EngineCosts(overhead_s=engine.step_s)
     given = config.training.sync_s
@@ -89,20 +89,20 @@ def engine_settings(config: SimulationConfig, made_of: Model, on: Device) -> Eng
         limits=BatchLimits(
             max_num_seqs=engine.max_num_seqs, max_batched_tokens=engine.max_batched_tokens, kv_capacity=capacity
         ),
-        update_s=_update_s(config, made_of, on) if given is None else given,
+        update_s=_compute_update_s(config, model, device) if given is None else given,
         recompute_on_update=engine.recompute_on_update,
         prefix_block=engine.prefix_block or 0,
         start_s=engine.restart_s,
     )
 
 
-def _update_s(config: SimulationConfig, made_of: Model, on: Device) -> float:
+def _compute_update_s(config: SimulationConfig, model: Model, device: Device) -> float:
     quantized = config.training.quantization != "none"
-    return sync_s(made_of, on, colocated=config.placement.colocated, quantized=quantized)
+    return compute_sync_s(model, device, colocated=config.placement.colocated, quantized=quantized)
 
 
 def simulate(config: SimulationConfig, *, seed: int | None = None, trace: bool = False) -> SimulatedRun:
-    """Run one variant (`config` itself) in virtual time.
+    """Simulate `config`, without its variants, in virtual time.
 
     Args:
         config: the workload and its policies.
@@ -111,13 +111,13 @@ def simulate(config: SimulationConfig, *, seed: int | None = None, trace: bool =
 
     Raises:
         UserError: the hardware or model is unknown, or the model does not fit.
-        DeadlockError: the scheduler waits for an event that can never happen; the note has the seed that replays it.
+        DeadlockError: the scheduler waits for an event that can never happen; a note has the seed that reproduces this.
     """
     seed = config.seed if seed is None else seed
     recorder = Recorder(trace=trace)
     began = time.perf_counter()
-    with _rare_collections():
-        num_callbacks = clock.run(_main(config, seed, recorder), seed=seed)
+    with _collect_garbage_rarely():
+        num_callbacks = clock.run(_run_simulation(config, seed, recorder), seed=seed)
     return SimulatedRun(
         seed=seed,
         steps=tuple(recorder.steps[config.warmup_steps :]),
@@ -130,10 +130,10 @@ def simulate(config: SimulationConfig, *, seed: int | None = None, trace: bool =
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Run the body with rare garbage collections.
+def _collect_garbage_rarely() -> Iterator[None]:
+    """Run the body with much rarer garbage collection.
 
-    Tens of thousands of tasks live for a whole step, so frequent collections would free nothing.
+    Tens of thousands of tasks live for a whole step, so frequent collection would free nothing.
     """
     thresholds = gc.get_threshold()
     gc.set_threshold(1_000_000, 50, 1000)
@@ -143,12 +143,12 @@ def _rare_collections() -> Iterator[None]:
         gc.set_threshold(*thresholds)
 
 
-class _World:
-    """The objects of one run."""
+class _RunObjects:
+    """The scheduler, engines, trainer and workload of one simulated run."""
 
     def __init__(self, config: SimulationConfig, seed: int, recorder: Recorder) -> None:
-        made_of, on = model(config.model), device(config.device)
-        settings = engine_settings(config, made_of, on)
+        model, device = load_model_sizes(config.model), load_device(config.device)
+        settings = build_engine_settings(config, model, device)
         _check_room(config, settings.limits.kv_capacity)
         scheduling = config.rollout.scheduling
         self.config = config
@@ -156,8 +156,8 @@ class _World:
         self.workload = open_workload(config, seed)
         if isinstance(self.workload, RecordedWorkload) and config.training.sync_s is None:
             settings = replace(settings, update_s=self.workload.sync_s)
-        self.engines = SimulatedEngines(config.num_engines, settings, self.workload.answer_tokens)
-        self.trainer = SimulatedTrainer(config, made_of, on, self.workload)
+        self.engines = SimulatedEngines(config.num_engines, settings, self.workload.count_answer_tokens)
+        self.trainer = SimulatedTrainer(config, model, device, self.workload)
         self.further_overhead_s = (config.training.num_updates - 1) * config.training.overhead_s
         """Overhead of a step's updates after the first one, if their duration is computed."""
         self.version = 0
@@ -178,27 +178,27 @@ class _World:
             seed=seed,
             max_attempts=config.rollout.max_attempts,
             replicate=scheduling.replicate_prompts and scheduling.type != "batch",
-            loop=EnvironmentTurns(environment, self.workload) if environment else recorded_loop(self.workload),
+            loop=EnvironmentTurns(environment, self.workload) if environment else build_recorded_loop(self.workload),
         )
-        self.scheduler.life.listen(recorder.on_transition)
+        self.scheduler.life.add_listener(recorder.on_transition)
         self.controller = AsyncController(
             self.scheduler,
             self.proxy,
             scheduling,
             BatchSpec(
-                draw=self._draw,
-                plans=(self._plan(),),
+                draw=self._draw_prompts,
+                plans=(self._build_sampling_plan(),),
                 batch_size=config.rollout.prompts_per_step,
-                left_out=_no_signal if config.reward.filter_groups else None,
+                left_out=_find_rejection_reason if config.reward.filter_groups else None,
                 max_refills=config.reward.max_refills if config.reward.filter_groups else 0,
             ),
         )
 
-    def _draw(self, count: int, domain: str | None) -> Sequence[PromptDraw]:
+    def _draw_prompts(self, count: int, domain: str | None) -> Sequence[PromptDraw]:
         first, self.num_drawn = self.num_drawn, self.num_drawn + count
         return [self.workload.draw(draw_id) for draw_id in range(first, first + count)]
 
-    def _plan(self) -> SamplingPlan:
+    def _build_sampling_plan(self) -> SamplingPlan:
         rollout = self.config.rollout
         return SamplingPlan(
             purpose=TRAIN,
@@ -210,34 +210,34 @@ class _World:
 def _check_room(config: SimulationConfig, capacity: int) -> None:
     if config.rollout.max_new_tokens >= capacity:
         raise ConfigError(
-            f"rollout.max_new_tokens {config.rollout.max_new_tokens} exceeds an engine's cache of {capacity:,} tokens: "
-            "raise engine.tensor_parallel, or lower it."
+            f"rollout.max_new_tokens {config.rollout.max_new_tokens} does not fit into an engine's KV cache of "
+            f"{capacity:,} tokens: raise engine.tensor_parallel, or lower max_new_tokens."
         )
 
 
-def _no_signal(group: Group) -> str:
-    """Return why dynamic sampling rejects a group, namely that all its rewards are equal; otherwise an empty string."""
+def _find_rejection_reason(group: Group) -> str:
+    """Return why dynamic sampling rejects a group (all rewards are equal); empty if it accepts the group."""
     values = {rollout.reward.value for rollout in group.scored if rollout.reward is not None}
     return "all rewards are equal" if len(values) < 2 else ""
 
 
-async def _main(config: SimulationConfig, seed: int, recorder: Recorder) -> int:
-    world = _World(config, seed, recorder)
-    world.engines.plan_failures(config.failures)
+async def _run_simulation(config: SimulationConfig, seed: int, recorder: Recorder) -> int:
+    world = _RunObjects(config, seed, recorder)
+    world.engines.schedule_failures(config.failures)
     try:
         for step in range(1, config.num_steps + 1):
-            await _step(world, step)
+            await _run_step(world, step)
         await world.controller.close()
     finally:
         await world.proxy.close()
         await world.engines.close()
-    return _loop().num_callbacks
+    return _get_loop().num_callbacks
 
 
-async def _step(world: _World, step: int) -> None:
-    """Run one step of the `rlvr` pipeline's loop, which spends simulated time instead of computing."""
-    loop, recorder = _loop(), world.recorder
-    before, moments = world.engines.totals(), [loop.time()]
+async def _run_step(world: _RunObjects, step: int) -> None:
+    """Run one step of the `rlvr` pipeline's loop, with simulated time instead of computation."""
+    loop, recorder = _get_loop(), world.recorder
+    before, moments = world.engines.sum_totals(), [loop.time()]
     with recorder.phase("wait for batch"):
         batch = await world.controller.next_batch()
     moments.append(loop.time())
@@ -249,25 +249,25 @@ async def _step(world: _World, step: int) -> None:
         for index, rollout in enumerate(group.scored)
     ]
     with recorder.phase("train"):
-        await asyncio.sleep(world.trainer.duration_s(step, lengths) + world.further_overhead_s)
+        await asyncio.sleep(world.trainer.compute_duration_s(step, lengths) + world.further_overhead_s)
     moments.append(loop.time())
     world.version += 1
     with recorder.phase("sync"):
-        await world.proxy.settle()
-        async with world.controller.updating():
+        await world.proxy.wait_for_replacements()
+        async with world.controller.pause_for_update():
             dead = await world.engines.sync(world.version)
-        world.proxy.restore(dead)
-        await world.proxy.settle()
+        world.proxy.start_replacing(dead)
+        await world.proxy.wait_for_replacements()
     moments.append(loop.time())
-    await world.controller.settle(world.version, {r.rollout_id for g in trained for r in g.scored})
-    recorder.add_step(_record(world, step, batch, trained, before, moments), moments[0])
+    await world.controller.complete_step(world.version, {r.rollout_id for g in trained for r in g.scored})
+    recorder.add_step(_build_record(world, step, batch, trained, before, moments), moments[0])
 
 
-def _record(
-    world: _World, step: int, batch: Batch, trained: Sequence[Group], before: Any, moments: Sequence[float]
+def _build_record(
+    world: _RunObjects, step: int, batch: Batch, trained: Sequence[Group], before: Any, moments: Sequence[float]
 ) -> StepRecord:
     began, ready, updated, ended = moments
-    after, total, parts = world.engines.totals(), ended - began, world.config.training.num_updates
+    after, total, parts = world.engines.sum_totals(), ended - began, world.config.training.num_updates
     answers = [len(rollout.token_ids) for group in trained for rollout in group.scored]
     return StepRecord(
         step=step,
@@ -288,7 +288,7 @@ def _record(
     )
 
 
-def _loop() -> clock.VirtualTimeLoop:
+def _get_loop() -> clock.VirtualTimeLoop:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, clock.VirtualTimeLoop), "a simulated run needs virtual time"
     return loop

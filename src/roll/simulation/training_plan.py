@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from roll.config.distributions import mean_of
+from roll.config.distributions import compute_mean
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
-from roll.preflight.report import aligned
-from roll.simulation.costs import train_s
-from roll.simulation.experts import choose_expert_parallel, expert_traffic_s
-from roll.simulation.hardware import device, model
-from roll.simulation.memory import TRAINER_SHARE, trainer_bytes
+from roll.preflight.report import align_rows
+from roll.simulation.costs import compute_train_s
+from roll.simulation.experts import choose_expert_parallel, compute_expert_traffic_s
+from roll.simulation.hardware import load_device, load_model_sizes
+from roll.simulation.memory import TRAINER_SHARE, estimate_trainer_bytes
 from roll.simulation.plan_report import render_constants, render_experts
 from roll.simulation.plan_sources import PlanSource
 
@@ -29,21 +29,21 @@ class _Trainer:
 
 
 def render_training_plan(source: PlanSource) -> str:
-    """Return the plan of a supervised run as text: step time and memory of a rank, by number of ranks.
+    """Plan a supervised run, and return the plan as text: step time and memory for each number of ranks.
 
     Raises:
         ConfigError: the model does not fit with any number of ranks up to the number of devices.
     """
     config = source.config
-    made_of, on = model(config.model), device(config.device)
-    tried = [_try(source, count) for count in _counts(config.placement.num_devices)]
+    model, device = load_model_sizes(config.model), load_device(config.device)
+    tried = [_estimate_trainer(source, count) for count in _list_rank_counts(config.placement.num_devices)]
     fitting = [trainer for trainer in tried if trainer.fits]
     if not fitting:
         least = tried[-1]
         raise ConfigError(
-            f"no plan for {made_of.name} fits {config.placement.num_devices} x {on.name}: a rank needs "
-            f"{sum(least.memory.values()) / 1e9:.1f} GB of {on.memory_bytes / 1e9:.0f} GB. Use more or larger devices "
-            "(--devices, --device), model.lora, or training.activation_checkpointing."
+            f"no plan for {model.name} fits {config.placement.num_devices} x {device.name}: a rank needs "
+            f"{sum(least.memory.values()) / 1e9:.1f} GB of {device.memory_bytes / 1e9:.0f} GB. Use more or larger "
+            "devices (--devices, --device), model.lora, or training.activation_checkpointing."
         )
     best = min(fitting, key=lambda trainer: trainer.step_s)
     rows = [("ranks", "step", "memory of a rank", "ep", "")]
@@ -52,7 +52,7 @@ def render_training_plan(source: PlanSource) -> str:
         note = "" if trainer.fits else "does not fit"
         rows.append((str(trainer.ranks), f"{trainer.step_s:.4g} s", size, str(trainer.ep), note))
     parts = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in best.memory.items() if size)
-    experts = choose_expert_parallel(_on(config, best.ranks), made_of, on, source.trainer)
+    experts = choose_expert_parallel(_replace_ranks(config, best.ranks), model, device, source.trainer)
     return "\n".join(
         [
             f"{config.name}: {config.model} on {config.placement.num_devices} x {config.device}, "
@@ -63,40 +63,40 @@ def render_training_plan(source: PlanSource) -> str:
             *render_experts(experts),
             "",
             "Tried",
-            *(f"  {line}" for line in aligned(rows)),
+            *(f"  {line}" for line in align_rows(rows)),
             "",
             *render_constants(source.constants),
         ]
     )
 
 
-def _counts(most: int) -> list[int]:
+def _list_rank_counts(most: int) -> list[int]:
     return sorted({min(2**power, most) for power in range(most.bit_length() + 1)})
 
 
-def _on(config: SimulationConfig, ranks: int) -> SimulationConfig:
-    return config.changed({"placement.generation": ranks, "placement.training": 0})
+def _replace_ranks(config: SimulationConfig, ranks: int) -> SimulationConfig:
+    return config.with_changes({"placement.generation": ranks, "placement.training": 0})
 
 
-def _try(source: PlanSource, ranks: int) -> _Trainer:
-    config = _on(source.config, ranks)
-    made_of, on = model(config.model), device(config.device)
-    length = mean_of(config.answer_tokens)
-    experts = choose_expert_parallel(config, made_of, on, source.trainer)
+def _estimate_trainer(source: PlanSource, ranks: int) -> _Trainer:
+    config = _replace_ranks(source.config, ranks)
+    model, device = load_model_sizes(config.model), load_device(config.device)
+    length = compute_mean(config.answer_tokens)
+    experts = choose_expert_parallel(config, model, device, source.trainer)
     ep = experts[0].size if experts else 1
     longest = config.rollout.max_new_tokens
-    memory = trainer_bytes(made_of, on, ranks=ranks, longest=longest, ep=ep, trainer=source.trainer)
+    memory = estimate_trainer_bytes(model, device, ranks=ranks, longest=longest, ep=ep, trainer=source.trainer)
     total = config.rollouts_per_step * length
-    seconds = train_s(made_of, on, ranks, round(total), length, passes=config.training.passes)
+    seconds = compute_train_s(model, device, ranks, round(total), length, passes=config.training.passes)
     if experts:
-        traffic_s = expert_traffic_s(
-            made_of,
-            on,
+        traffic_s = compute_expert_traffic_s(
+            model,
+            device,
             ranks=ranks,
             ep=ep,
             tokens_per_rank=total / ranks,
             micro_batches=max(1, math.ceil(total / ranks / longest)),
         )
         seconds = max(seconds, traffic_s)
-    fits = sum(memory.values()) <= TRAINER_SHARE * on.memory_bytes
+    fits = sum(memory.values()) <= TRAINER_SHARE * device.memory_bytes
     return _Trainer(ranks=ranks, ep=ep, step_s=config.training.overhead_s + seconds, memory=memory, fits=fits)

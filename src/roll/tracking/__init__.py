@@ -1,4 +1,4 @@
-"""The records of a run, and its display.
+"""Recording a run in its directory and in trackers, and displaying it.
 
 Importing this package imports nothing else: its names are loaded on first access, and torch, rich, pyarrow, matplotlib
 and tensorboard when first needed.

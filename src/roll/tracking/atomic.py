@@ -1,9 +1,9 @@
-"""Atomic writes: a crash at any time leaves either the old file or the complete new one; and durable appends.
+"""Durable appends, and atomic writes: a crash at any time leaves either the old file or the complete new one.
 
     temporary file next to the target ──► fsync(file) ──► rename over the target ──► fsync(directory)
 
 Invariants: the target never holds part of the new content; when a function returns, the content survives power loss;
-files that a crash leaves behind start with `.` and end with `.tmp`, and `remove_leftovers` deletes them.
+files that remain after a crash start with `.` and end with `.tmp`, and `remove_leftovers` deletes them.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from typing import Any
 
 __all__ = [
     "append",
+    "make_temporary_path",
     "remove_leftovers",
     "replace_directory",
     "sync",
     "sync_tree",
-    "temporary_path",
     "write_bytes",
     "write_json",
     "write_text",
@@ -33,13 +33,13 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-def temporary_path(path: Path) -> Path:
+def make_temporary_path(path: Path) -> Path:
     """Return a hidden, unused path in the same directory, for a file that is renamed to `path` when complete."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 
 def remove_leftovers(directory: Path) -> int:
-    """Delete temporary files and directories directly inside `directory`, and return their number."""
+    """Delete what interrupted writes have left directly inside `directory`, and return the number of entries."""
     leftovers = [p for p in directory.glob(".*.tmp") if directory.is_dir()]
     for path in leftovers:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
@@ -64,18 +64,20 @@ def sync_tree(path: Path) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace `path` by `content`, atomically and durably.
+    """Write `content` to `path`, atomically and durably; an existing file is replaced.
 
     Raises:
         OSError: the file could not be written (disk full, no permission); `path` is unchanged.
     """
-    temporary = temporary_path(path)
+    temporary = make_temporary_path(path)
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
             _write(descriptor, content)
         finally:
             os.close(descriptor)
+        # `_write` has synced the file: a file system may persist the rename before the content, and power loss would
+        # then leave an empty file.
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -92,7 +94,7 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Append `content` to `path`, durably; a crash may leave a part of it, an error leaves none.
+    """Append `content` to `path`, durably. After a crash, the file may end with a part of `content`.
 
     Raises:
         OSError: the file could not be written (disk full, no permission); `path` is unchanged.
@@ -103,6 +105,7 @@ def append(path: Path, content: bytes) -> None:
         try:
             _write(descriptor, content)
         except OSError:
+            # The next append would otherwise continue the incomplete line.
             os.ftruncate(descriptor, before)
             raise
     finally:
@@ -110,12 +113,12 @@ def append(path: Path, content: bytes) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Replace `path` by UTF-8 `text`; see `write_bytes`."""
+    """Write `text` to `path` in UTF-8, atomically and durably; see `write_bytes`."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Replace `path` by `data` as indented JSON; see `write_bytes`.
+    """Write `data` to `path` as indented JSON, atomically and durably; see `write_bytes`.
 
     Raises:
         ValueError: `data` has a NaN or an infinity, which JSON cannot represent.
@@ -126,17 +129,18 @@ def write_json(path: Path, data: Any) -> None:
 def replace_directory(temporary: Path, final: Path) -> None:
     """Rename the finished directory `temporary` to `final`, durably; an existing `final` is deleted afterwards.
 
-    Both must have the same parent. At every moment `final` is completely the old directory or completely the new one;
-    only on a file system that cannot exchange two names is it missing for an instant (the old one is then next to it,
-    hidden).
+    Both must have the same parent. At every moment `final` is either the complete old directory or the complete new
+    one. On file systems that cannot exchange two names, it is missing for an instant; the old directory is then next to
+    it, under a hidden name.
     """
     sync_tree(temporary)
     if not final.exists():
         os.rename(temporary, final)
         sync(final.parent)
         return
-    if not _exchange(temporary, final):
-        replaced = temporary_path(final)
+    # rename(2) replaces a directory only if it is empty, so the two names are exchanged instead.
+    if not _exchange_names(temporary, final):
+        replaced = make_temporary_path(final)
         os.rename(final, replaced)
         os.rename(temporary, final)
         temporary = replaced
@@ -144,9 +148,10 @@ def replace_directory(temporary: Path, final: Path) -> None:
     shutil.rmtree(temporary)
 
 
-def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step (Linux `renameat2`); return false if the system cannot."""
+def _exchange_names(first: Path, second: Path) -> bool:
+    """Exchange two names atomically (Linux `renameat2`); return whether the system supports it."""
     try:
+        # Python's `os` has no `renameat2`; glibc has it since 2.28.
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError):
         return False

@@ -1,4 +1,4 @@
-"""The display of a running run: live, one line per step, or nothing.
+"""The display of a run in progress: live, one line per step, or nothing.
 
 A console receives events and is never queried. It writes only to the `Terminal`, and a failure to write (a closed
 terminal, a full pipe) ends the display, never the run.
@@ -9,27 +9,28 @@ from __future__ import annotations
 import math
 from typing import Any, Literal
 
-from roll.tracking.console_views import Console, EvaluationView, RunHeader, StepView, clock_text
+from roll.tracking.console_views import Console, EvaluationView, RunHeader, StepView, format_clock
 from roll.tracking.logs import Terminal
 
 __all__ = ["PlainConsole", "open_console"]
 
 
 def open_console(mode: Literal["auto", "live", "plain", "quiet"], terminal: Terminal) -> Console:
-    """Open the console for a mode; `auto` is live if the terminal can be redrawn, otherwise plain."""
+    """Return the console for `tracking.console`; `auto` is live if the terminal can be redrawn, otherwise plain."""
     if mode == "auto":
         mode = "live" if terminal.is_interactive else "plain"
     if mode == "quiet":
         return Console()
     if mode == "plain":
         return PlainConsole(terminal)
+    # Only the live display needs Rich.
     from roll.tracking.live import LiveConsole
 
     return LiveConsole(terminal)
 
 
 class PlainConsole(Console):
-    """One line per event, for files, pipes and continuous integration."""
+    """Prints one line per event, for files, pipes and continuous integration."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -40,21 +41,21 @@ class PlainConsole(Console):
     def start(self, header: RunHeader) -> None:
         self._num_steps = header.num_steps
         resumed = "" if header.resumed_at is None else f" (resumed after step {header.resumed_at})"
-        self._line(f"ROLL {header.name}{resumed}: {header.model}, {header.algorithm}, {header.num_steps} steps")
-        self._line(f"  runs on  {header.where}")
-        self._line(f"  writes   {header.directory}")
+        self._print_line(f"ROLL {header.name}{resumed}: {header.model}, {header.algorithm}, {header.num_steps} steps")
+        self._print_line(f"  runs on    {header.where}")
+        self._print_line(f"  directory  {header.directory}")
 
-    def note(self, text: str) -> None:
-        self._line(text)
+    def show_note(self, text: str) -> None:
+        self._print_line(text)
 
-    def step(self, view: StepView) -> None:
+    def show_step(self, view: StepView) -> None:
         self._durations.append(view.duration_s)
         width = len(str(self._num_steps))
         parts = [f"step {view.step:>{width}}/{self._num_steps}"]
         if view.reward is not None:
             parts.append(f"reward {view.reward:6.3f}" if math.isfinite(view.reward) else "reward      –")
-        if view.cut_off is not None:
-            parts.append(f"cut off {view.cut_off:4.0%}")
+        if view.truncated_share is not None:
+            parts.append(f"truncated {view.truncated_share:4.0%}")
         if view.loss is not None:
             parts.append(f"loss {view.loss:8.4f}")
         if view.generated_per_s is not None:
@@ -67,15 +68,15 @@ class PlainConsole(Console):
             parts.append(f"{name} {share:.0%}")
         recent = self._durations[-10:]
         left = (self._num_steps - view.step) * sum(recent) / len(recent)
-        parts.append(f"left {clock_text(left)}")
-        parts += [view.trouble] if view.trouble else []
-        self._line("  ".join(parts))
+        parts.append(f"left {format_clock(left)}")
+        parts += [view.failures] if view.failures else []
+        self._print_line("  ".join(parts))
 
-    def evaluation(self, view: EvaluationView) -> None:
-        self._line(f"evaluation after step {view.step}: {view.text}")
+    def show_evaluation(self, view: EvaluationView) -> None:
+        self._print_line(f"evaluation after step {view.step}: {view.text}")
 
     def warn(self, text: str) -> None:
-        self._line(f"warning: {text}")
+        self._print_line(f"warning: {text}")
 
     def show(self, renderable: Any) -> None:
         import io
@@ -85,9 +86,9 @@ class PlainConsole(Console):
         text = io.StringIO()
         rich = RichConsole(file=text, width=self._terminal.size[0], markup=False, highlight=False)
         rich.print(renderable, soft_wrap=isinstance(renderable, str))
-        self._line(text.getvalue().rstrip("\n"))
+        self._print_line(text.getvalue().rstrip("\n"))
 
-    def _line(self, text: str) -> None:
+    def _print_line(self, text: str) -> None:
         if not self._open:
             return
         try:

@@ -1,4 +1,4 @@
-"""The input of a console: a run, its steps, sample answers."""
+"""The console interface and its inputs: a run, its steps, its evaluations, sample answers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from roll.tracking.intervals import accuracy_text
+from roll.tracking.intervals import format_accuracy
+from roll.types import describe_content
 
 if TYPE_CHECKING:
-    from roll.types import Group
+    from roll.types import Group, Prompt
 
 __all__ = [
     "AnswerView",
@@ -17,9 +18,9 @@ __all__ = [
     "EvaluationView",
     "RunHeader",
     "StepView",
-    "best_and_worst",
-    "clock_text",
-    "trouble",
+    "format_clock",
+    "format_failures",
+    "select_best_and_worst",
 ]
 
 
@@ -31,7 +32,7 @@ class RunHeader:
     model: str
     algorithm: str
     where: str
-    """Engine, trainer and machine, in a few words."""
+    """Short description of engine, trainer and machine."""
     directory: str
     num_steps: int
     resumed_at: int | None = None
@@ -40,7 +41,7 @@ class RunHeader:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepView:
-    """A finished step."""
+    """The figures of a finished step that a console shows."""
 
     step: int
     reward: float | None
@@ -53,10 +54,10 @@ class StepView:
     trained_per_s: float | None = None
     """Tokens per second while training."""
     loss: float | None = None
-    trouble: str = ""
-    """Infrastructure failures, in a few words; empty if there were none."""
-    cut_off: float | None = None
-    """Share of rollouts that were cut off, 0 … 1; `None` for a run without rollouts."""
+    failures: str = ""
+    """Short description of infrastructure failures; empty if there were none."""
+    truncated_share: float | None = None
+    """Share of rollouts that were truncated, 0 … 1; `None` for a run without rollouts."""
 
     @property
     def bottleneck(self) -> tuple[str, float] | None:
@@ -73,18 +74,19 @@ class EvaluationView:
 
     step: int
     value: float | None
-    """`None` if there were no answers, which is not 0."""
+    """Value of `measure`; `None` if there were no answers, which is different from 0."""
     measure: str = "accuracy"
     """`accuracy` if every answer has a verdict, `mean reward` if none has, otherwise `score`: the mean of verdicts,
     and of rewards for answers without a verdict. `loss` if examples are measured without an answer.
     """
     num: float | None = None
-    """Number of answers, or pairs, of an accuracy."""
+    """Number of answers or pairs that the accuracy is computed from."""
 
     @classmethod
-    def of(cls, step: int, metrics: Mapping[str, Any]) -> EvaluationView:
-        """Build the view of an evaluation from its metrics by name."""
+    def from_metrics(cls, step: int, metrics: Mapping[str, Any]) -> EvaluationView:
+        """Build the view of the evaluation after `step` from the metrics `eval/…`."""
         accuracy, score, loss = (metrics.get(f"eval/{name}") for name in ("accuracy", "score", "loss"))
+        # Pipelines on examples report a loss, and an accuracy only if the loss has one.
         if accuracy is None and score is None and loss is not None:
             return cls(step=step, value=loss, measure="loss")
         judged = metrics.get("eval/verified_share", 1.0)
@@ -94,13 +96,13 @@ class EvaluationView:
 
     @property
     def text(self) -> str:
-        """The measure and its value in words."""
-        return "no answers" if self.value is None else f"{self.measure} {accuracy_text(self.value, self.num)}"
+        """The result as text, such as `accuracy 0.620 of 500`."""
+        return "no answers" if self.value is None else f"{self.measure} {format_accuracy(self.value, self.num)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerView:
-    """A sample answer."""
+    """A sample answer that a console shows, with its reward."""
 
     prompt: str
     answer: str
@@ -109,50 +111,54 @@ class AnswerView:
 
 
 class Console:
-    """Displays a run; this class displays nothing, since everything is in the run directory. Methods return
-    immediately.
+    """Displays a run. The base class displays nothing, since everything is in the run directory.
+
+    All methods return immediately: the run's thread never waits for a display.
     """
 
     def start(self, header: RunHeader) -> None:
         pass
 
-    def note(self, text: str) -> None:
-        """Show what is being done before the first step."""
+    def show_note(self, text: str) -> None:
+        """Show a note on the current work before the first step."""
 
-    def phase(self, name: str) -> None:
-        """Show that a phase began; an empty name means that no phase is running."""
+    def show_phase(self, name: str) -> None:
+        """Show the current phase; an empty name means that no phase is running."""
 
-    def progress(self, done: int, total: int | None, trouble: str = "") -> None:
-        """Show the number of finished rollouts of this phase, and a description of failures among them."""
+    def show_progress(self, done: int, total: int | None, failures: str = "") -> None:
+        """Show how many rollouts of this phase are done, of `total` if it is known, and a description of failures."""
 
-    def step(self, view: StepView) -> None:
+    def show_step(self, view: StepView) -> None:
         pass
 
-    def answers(self, answers: Sequence[AnswerView]) -> None:
-        """Show samples of the last step, best first."""
+    def show_answers(self, answers: Sequence[AnswerView]) -> None:
+        """Show sample answers of the last step, best first."""
 
-    def evaluation(self, view: EvaluationView) -> None:
+    def show_evaluation(self, view: EvaluationView) -> None:
         pass
 
     def warn(self, text: str) -> None:
         pass
 
     def show(self, renderable: Any) -> None:
-        """Print a renderable or text that stays on the screen."""
+        """Print a Rich renderable or text that stays on the screen."""
 
     def close(self) -> None:
-        """Restore the terminal; may be called twice."""
+        """Restore the terminal. Calling it twice is safe."""
 
 
-def best_and_worst(groups: Sequence[Group]) -> list[AnswerView]:
-    """Return the answers with the highest and the lowest reward; among equals the first."""
+def select_best_and_worst(groups: Sequence[Group]) -> list[AnswerView]:
+    """Return the answer with the highest reward and the answer with the lowest.
+
+    Only one is returned if they are the same answer, and none if no answer was scored.
+    """
     scored = [(r.reward, r) for group in groups for r in group.scored if r.reward is not None]
     if not scored:
         return []
     chosen = [max(scored, key=lambda pair: pair[0].value), min(scored, key=lambda pair: pair[0].value)]
     return [
         AnswerView(
-            prompt=rollout.prompt.asked[-1].text if rollout.prompt.messages else rollout.prompt.uid,
+            prompt=_describe_prompt(rollout.prompt),
             answer=rollout.text,
             reward=reward.value,
             verdict=reward.verdict,
@@ -161,14 +167,18 @@ def best_and_worst(groups: Sequence[Group]) -> list[AnswerView]:
     ]
 
 
-def trouble(num_failed: float, num_timed_out: float) -> str:
-    """Describe how many answers have no reward or took too long to verify; empty if none did."""
+def _describe_prompt(prompt: Prompt) -> str:
+    return describe_content(prompt.input_messages[-1].content) if prompt.messages else prompt.uid
+
+
+def format_failures(num_failed: float, num_timed_out: float) -> str:
+    """Return text such as `2 failed, 1 timed out`: answers that have no reward, or took too long to verify."""
     parts = [f"{num_failed:.0f} failed"] if num_failed else []
     parts += [f"{num_timed_out:.0f} timed out"] if num_timed_out else []
     return ", ".join(parts)
 
 
-def clock_text(seconds: float) -> str:
+def format_clock(seconds: float) -> str:
     """Format a duration as `0:07`, `12:34` or `1:02:03`."""
     minutes, second = divmod(round(max(0.0, seconds)), 60)
     hour, minute = divmod(minutes, 60)

@@ -1,6 +1,6 @@
 """The live display of a terminal.
 
-    run's thread ──► Screen (under a lock) ──► display thread, ≤4 Hz on news, 1 Hz otherwise ──► terminal
+    run's thread ──► Screen (under a lock) ──► display thread, ≤4 Hz after changes, else 1 Hz ──► terminal
 
 Invariants:
     - the run's thread only records what happened: it never draws, and never waits for the terminal while training;
@@ -30,8 +30,8 @@ from roll.tracking.screen import Screen, render
 
 __all__ = ["LiveConsole"]
 
-_SHORTEST_FRAME_S = 0.25
-_LONGEST_FRAME_S = 1.0
+_MIN_FRAME_S = 0.25
+_MAX_FRAME_S = 1.0
 
 
 class LiveConsole(Console):
@@ -52,41 +52,42 @@ class LiveConsole(Console):
         """Print the header and start drawing."""
         self._screen = Screen(header=header, started=time.monotonic())
         with self._ignore_lost_terminal():
-            self._fit()
-            self._rich.print(_title(header))
+            self._fit_to_terminal()
+            self._rich.print(_format_title(header))
             self._live = Live(
                 console=self._rich,
                 auto_refresh=False,
+                # Descriptors 1 and 2 are redirected to the log already: see `roll.tracking.logs`.
                 redirect_stdout=False,
                 redirect_stderr=False,
                 vertical_overflow="crop",
-                get_renderable=self._frame,
+                get_renderable=self._render_frame,
             )
             self._live.start(refresh=True)
-            atexit.register(self.close)
+            atexit.register(self.close)  # otherwise an exit without `close` would leave the cursor hidden
             self._thread.start()
 
-    def note(self, text: str) -> None:
+    def show_note(self, text: str) -> None:
         self._update(note=text)
 
-    def phase(self, name: str) -> None:
+    def show_phase(self, name: str) -> None:
         now = time.monotonic()
-        self._update(phase=name, phase_started=now, progress=None, trouble="", note="between steps")
+        self._update(phase=name, phase_started=now, progress=None, failures="", note="between steps")
 
-    def progress(self, done: int, total: int | None, trouble: str = "") -> None:
-        self._update(progress=(done, total), trouble=trouble)
+    def show_progress(self, done: int, total: int | None, failures: str = "") -> None:
+        self._update(progress=(done, total), failures=failures)
 
-    def step(self, view: StepView) -> None:
-        def change(screen: Screen) -> None:
+    def show_step(self, view: StepView) -> None:
+        def append_step(screen: Screen) -> None:
             screen.steps.append(view)
             screen.finished_at.append(time.monotonic())
 
-        self._change(change)
+        self._change(append_step)
 
-    def answers(self, answers: Sequence[AnswerView]) -> None:
+    def show_answers(self, answers: Sequence[AnswerView]) -> None:
         self._update(answers=tuple(answers))
 
-    def evaluation(self, view: EvaluationView) -> None:
+    def show_evaluation(self, view: EvaluationView) -> None:
         self._change(lambda screen: screen.evaluations.append(view))
 
     def warn(self, text: str) -> None:
@@ -95,12 +96,13 @@ class LiveConsole(Console):
     def show(self, renderable: Any) -> None:
         """Print above the display, or below it once it is closed."""
         with self._ignore_lost_terminal():
-            self._fit()
+            self._fit_to_terminal()
             self._rich.print(renderable, soft_wrap=isinstance(renderable, str))
 
     def close(self) -> None:
-        """Draw the last frame and restore the cursor; may be called twice."""
-        if os.getpid() != self._process_id:  # a forked worker that exits
+        """Draw the last frame and restore the cursor. Calling it twice is safe."""
+        # A forked worker inherits the exit hook, but not the thread: it must not write to the terminal.
+        if os.getpid() != self._process_id:
             return
         self._closing.set()
         self._news.set()
@@ -110,7 +112,7 @@ class LiveConsole(Console):
         if live is not None:
             self._update(ended=True, phase="")
             with self._ignore_lost_terminal():
-                self._fit()
+                self._fit_to_terminal()
                 live.refresh()
             with contextlib.suppress(OSError, ValueError):
                 live.stop()
@@ -123,33 +125,34 @@ class LiveConsole(Console):
             self._news.set()
 
     def _update(self, **values: Any) -> None:
-        """Set fields of the screen."""
+        """Set the given fields of the screen, and wake the display thread."""
 
-        def change(screen: Screen) -> None:
+        def set_fields(screen: Screen) -> None:
             for name, value in values.items():
                 setattr(screen, name, value)
 
-        self._change(change)
+        self._change(set_fields)
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._news.wait(_LONGEST_FRAME_S)
+            self._news.wait(_MAX_FRAME_S)
             self._news.clear()
             with self._ignore_lost_terminal():
-                self._fit()
+                self._fit_to_terminal()
                 if self._live is not None:
                     self._live.refresh()
-            self._closing.wait(_SHORTEST_FRAME_S)
+            self._closing.wait(_MIN_FRAME_S)
 
-    def _frame(self) -> Any:
+    def _render_frame(self) -> Any:
         if self._screen is None:
             return Text()
         with self._lock:
             columns, rows = self._rich.size
             return render(self._screen, time.monotonic(), columns, rows)
 
-    def _fit(self) -> None:
-        """Follow the size of the terminal: Rich would query descriptors 0 to 2, which are redirected."""
+    def _fit_to_terminal(self) -> None:
+        """Set Rich's size to the terminal's."""
+        # Rich queries descriptors 0 to 2, of which 1 and 2 are redirected to the log.
         self._rich.size = ConsoleDimensions(*self._terminal.size)
 
     @contextlib.contextmanager
@@ -160,7 +163,7 @@ class LiveConsole(Console):
             self._closing.set()
 
 
-def _title(header: RunHeader) -> Text:
+def _format_title(header: RunHeader) -> Text:
     title = Text.assemble(("ROLL ", "bold green"), (header.name, "bold"))
     if header.resumed_at is not None:
         title.append(f"  resumed after step {header.resumed_at}", "yellow")

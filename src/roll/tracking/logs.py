@@ -1,10 +1,10 @@
-"""Keeps all output except ROLL's own display off the terminal.
+"""Redirects all output except ROLL's own display from the terminal to log files.
 
     descriptors 1 and 2 (Python, C++, child processes) ──► logs/<role>-<rank>.log
     a duplicate of the original descriptor 1            ──► `Terminal`, which only ROLL's console holds
 
-The descriptors themselves are redirected, so nothing can write over the display: no logger of a library, no `printf` in
-C++, and no child process. The output of a user's reward function is in the log as well.
+The file descriptors themselves are redirected, so nothing can write over the display: no logger of a library, no
+`printf` in C++, and no child process. The output of a user's reward function goes to the log as well.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
-__all__ = ["Terminal", "redirect_infrastructure_logs", "redirect_logs", "tail"]
+__all__ = ["Terminal", "read_tail", "redirect_infrastructure_logs", "redirect_logs"]
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class Terminal:
-    """The original standard output."""
+    """The standard output before its redirection: where ROLL draws its display."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
 
     @property
     def is_interactive(self) -> bool:
-        """Whether a display can be redrawn."""
+        """Whether the terminal can redraw a display in place."""
         return self.file.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
     @property
@@ -58,16 +58,18 @@ def redirect_infrastructure_logs(path: Path, *, level: int = logging.INFO) -> It
     Raises:
         OSError: `path` cannot be written.
     """
+    # O_APPEND: the log is also written by child processes, which would otherwise overwrite each other's output.
     log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     _flush()
     saved = {number: os.dup(number) for number in (1, 2)}
-    python_owns_terminal = _descriptor(sys.stdout) != 1
+    # In a notebook, sys.stdout is an object that sends text to the browser, not descriptor 1.
+    python_owns_terminal = _get_descriptor(sys.stdout) != 1
     copy = os.fdopen(os.dup(1), "w", encoding="utf-8", errors="replace")
     terminal = Terminal(sys.stdout if python_owns_terminal else copy)
     try:
         for number in saved:
             os.dup2(log, number)
-        with _line_buffered(), _logging_to(log, level), _faults_to(log):
+        with _enable_line_buffering(), _redirect_loggers(log, level), _redirect_faults(log):
             yield terminal
     finally:
         _flush()
@@ -81,13 +83,13 @@ def redirect_infrastructure_logs(path: Path, *, level: int = logging.INFO) -> It
 
 @contextlib.contextmanager
 def redirect_logs(name: str) -> Iterator[Path]:
-    """Run the body with all output except the final result written to a temporary file.
+    """Run the body with its output and logs written to a temporary file instead of the terminal.
 
-    ROLL's own warnings are still printed to standard error. The file is kept if an exception propagates, which then
-    names it.
+    ROLL's own warnings are still printed to standard error. If an exception propagates, the file is kept, and the
+    exception names it.
 
     Yields:
-        The file.
+        The path of the file.
     """
     directory = Path(tempfile.mkdtemp(prefix=f"roll-{name}-"))
     path = directory / f"{name}.log"
@@ -108,7 +110,7 @@ def redirect_logs(name: str) -> Iterator[Path]:
     shutil.rmtree(directory, ignore_errors=True)
 
 
-def tail(path: Path, num_lines: int = 12) -> list[str]:
+def read_tail(path: Path, num_lines: int = 12) -> list[str]:
     """Return at most the last `num_lines` non-empty lines of a log; none if it cannot be read."""
     try:
         with path.open("rb") as file:
@@ -119,7 +121,7 @@ def tail(path: Path, num_lines: int = 12) -> list[str]:
     return [line for line in lines if line.strip()][-num_lines:]
 
 
-def _descriptor(stream: TextIO | None) -> int | None:
+def _get_descriptor(stream: TextIO | None) -> int | None:
     try:
         return stream.fileno() if stream is not None else None
     except (OSError, ValueError, AttributeError, io.UnsupportedOperation):
@@ -127,7 +129,7 @@ def _descriptor(stream: TextIO | None) -> int | None:
 
 
 def _flush() -> None:
-    """Flush Python's and C's buffers, so that text is written to its intended destination."""
+    """Flush the buffers of Python and C, so that earlier text is written to the previous destination."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
@@ -136,10 +138,10 @@ def _flush() -> None:
 
 
 @contextlib.contextmanager
-def _line_buffered() -> Iterator[None]:
+def _enable_line_buffering() -> Iterator[None]:
     """Keep the order of standard output and error in the log, even if standard output was a pipe."""
     stream = sys.stdout
-    if not isinstance(stream, io.TextIOWrapper) or _descriptor(stream) != 1:
+    if not isinstance(stream, io.TextIOWrapper) or _get_descriptor(stream) != 1:
         yield
         return
     before = stream.line_buffering
@@ -152,7 +154,7 @@ def _line_buffered() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _logging_to(descriptor: int, level: int) -> Iterator[None]:
+def _redirect_loggers(descriptor: int, level: int) -> Iterator[None]:
     """Run the body with Python's loggers and warnings written to the log, with timestamps."""
     stream = os.fdopen(os.dup(descriptor), "a", encoding="utf-8", errors="replace")
     handler = logging.StreamHandler(stream)
@@ -174,9 +176,9 @@ def _logging_to(descriptor: int, level: int) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _faults_to(descriptor: int) -> Iterator[None]:
+def _redirect_faults(descriptor: int) -> Iterator[None]:
     """Run the body with the Python stacks of a crash in native code written to the log."""
-    if faulthandler.is_enabled():
+    if faulthandler.is_enabled():  # by the user (PYTHONFAULTHANDLER) or by pytest
         yield
         return
     faulthandler.enable(file=descriptor)

@@ -1,8 +1,8 @@
-"""Memory of a process and all its descendants.
+"""Measures the memory of a process and all its descendants.
 
-Shared pages are counted once (PSS), so workers that were forked or map one model file are not counted twice. Reading
-PSS walks page tables, which takes milliseconds per gigabyte; resident size (RSS) takes microseconds. So the sampler
-watches RSS, and reads PSS only when a new peak is possible.
+Memory is measured as PSS (proportional set size), which counts shared pages once, for example those of forked workers.
+Reading PSS takes milliseconds per gigabyte, reading RSS (resident set size) microseconds. So the sampler watches RSS,
+and reads PSS only when a new peak is possible.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ import threading
 import time
 from pathlib import Path
 
-__all__ = ["PeakMemory", "process_tree", "proportional_bytes"]
+__all__ = ["PeakMemory", "list_process_tree", "measure_proportional_bytes"]
 
 _PROC = Path("/proc")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _INTERVAL_S = 1.0
 """Interval between readings of RSS."""
 _REFRESH_S = 15.0
-"""PSS is read at least this often, since it may grow while RSS does not (when pages are no longer shared)."""
+"""Maximum interval between readings of PSS, which may grow while RSS does not (when pages are no longer shared)."""
 
 
-def process_tree(root: int | None = None) -> list[int]:
-    """Process ids of `root` (default: this process) and all its descendants, children after their parents."""
+def list_process_tree(root: int | None = None) -> list[int]:
+    """Return the process ids of `root` (default: this process) and all descendants, children after their parents."""
     import psutil
 
     root = os.getpid() if root is None else root
@@ -33,12 +33,12 @@ def process_tree(root: int | None = None) -> list[int]:
     return []
 
 
-def proportional_bytes(process_ids: list[int]) -> int:
-    """Return the summed PSS; a process that has ended counts 0, one that hides its PSS counts its RSS."""
-    return sum(_proportional(pid) for pid in process_ids)
+def measure_proportional_bytes(process_ids: list[int]) -> int:
+    """Return the summed PSS of processes, with RSS where PSS is not readable; a process that ended counts as 0."""
+    return sum(_read_proportional(pid) for pid in process_ids)
 
 
-def _proportional(pid: int) -> int:
+def _read_proportional(pid: int) -> int:
     try:
         for line in (_PROC / str(pid) / "smaps_rollup").read_bytes().splitlines():
             if line.startswith(b"Pss:"):
@@ -46,11 +46,11 @@ def _proportional(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     except OSError:
-        return _resident(pid)
+        return _read_resident(pid)
     return 0
 
 
-def _resident(pid: int) -> int:
+def _read_resident(pid: int) -> int:
     try:
         return int((_PROC / str(pid) / "statm").read_bytes().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
@@ -73,7 +73,7 @@ class PeakMemory:
         return self
 
     def stop(self) -> int:
-        """Stop sampling after a last sample, and return the peak in bytes. May be called twice."""
+        """Stop sampling after a last sample, and return the peak in bytes. Calling it twice is safe."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -82,17 +82,17 @@ class PeakMemory:
 
     def sample(self, *, force: bool = False) -> None:
         """Take a sample; PSS is read only if it may exceed the peak."""
-        process_ids = process_tree()
-        resident = sum(_resident(pid) for pid in process_ids)
+        process_ids = list_process_tree()
+        resident = sum(_read_resident(pid) for pid in process_ids)
         now = time.monotonic()
         if force or resident > self._resident_at_peak * 1.002 or now - self._read_at >= _REFRESH_S:
             self._read_at = now
             self._resident_at_peak = max(self._resident_at_peak, resident)
-            self.peak_bytes = max(self.peak_bytes, proportional_bytes(process_ids))
+            self.peak_bytes = max(self.peak_bytes, measure_proportional_bytes(process_ids))
 
     def _run(self) -> None:
         while not self._stopping.is_set():
             began = time.thread_time()
             self.sample()
-            # Take at most 1 % of a core, for any number of processes.
+            # Use at most 1 % of a core, for any number of processes.
             self._stopping.wait(max(_INTERVAL_S, 100 * (time.thread_time() - began)))

@@ -1,4 +1,4 @@
-"""The meaning and the unit of every metric, and what a bad value means, from `metrics.yaml`."""
+"""Descriptions of all metrics from `metrics.yaml`: unit, meaning, and the meaning of bad values."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from importlib.resources import files
 
 import yaml
 
-__all__ = ["MetricMeaning", "MetricSection", "meaning_of", "metric_sections"]
+__all__ = ["MetricMeaning", "MetricSection", "find_meaning", "list_metric_sections"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricMeaning:
-    """One metric, or a family of them."""
+    """Description of a metric, or of a family of metrics."""
 
     name: str
     """Name in metrics.jsonl; `{…}` stands for any text."""
     unit: str
     means: str
     bad: str
-    """What a bad value means, and what to do; empty if no value is bad."""
+    """Meaning of a bad value, and advice; empty if no value is bad."""
     also_held_out: bool = False
-    """Whether the last part of the name below `eval/` is the same metric on held-out examples."""
+    """Whether `eval/` and the last part of the name is the same metric on held-out examples."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names of the metric."""
+        """The names under which the metric is recorded: in training and, if it is also held out, in evaluations."""
         return (self.name, f"eval/{self.name.rpartition('/')[2]}") if self.also_held_out else (self.name,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MetricSection:
-    """Metrics that belong together."""
+    """A section of metrics in the documentation."""
 
     title: str
     about: str
@@ -42,7 +42,7 @@ class MetricSection:
 
 
 @cache
-def metric_sections() -> tuple[MetricSection, ...]:
+def list_metric_sections() -> tuple[MetricSection, ...]:
     """Return all sections of metrics, in the order in which they are documented."""
     text = (files("roll.tracking") / "metrics.yaml").read_text(encoding="utf-8")
     return tuple(
@@ -55,11 +55,11 @@ def metric_sections() -> tuple[MetricSection, ...]:
     )
 
 
-def meaning_of(name: str) -> MetricMeaning | None:
-    """Return the meaning of a metric; of several families that match, the one that matches most of its name."""
+def find_meaning(name: str) -> MetricMeaning | None:
+    """Return the description of a metric (of several families that match, the most specific), or `None`."""
     found = [
         (len(re.sub(r"\{.*?\}", "", own)), meaning)
-        for section in metric_sections()
+        for section in list_metric_sections()
         for meaning in section.metrics
         for own in meaning.names
         if re.fullmatch(re.sub(r"\\\{.*?\\\}", ".+", re.escape(own)), name)

@@ -7,7 +7,7 @@ Invariants:
     - a line is on the disk when `append` returns; a crash leaves at most one incomplete line at the end, which
       `truncate` drops;
     - there is one line per step and kind: a step that is recorded again replaces its line;
-    - keys are sorted, and a key that was seen once is in every later line of that kind (`null` without a value), so
+    - keys are sorted, and a key that occurred once is in all later lines of that kind (`null` without a value). So
       readers get a stable schema, and equal runs write equal lines (except for durations, rates and memory);
     - NaN and infinities are written as `null`, since JSON cannot represent them.
 """
@@ -35,72 +35,75 @@ logger = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal["train", "evaluation"]
 _OWN_KEYS = ("step", "kind")
-_LARGEST = 256 * 2**20
-_LONGEST_LINE = 4 * 2**20
-_MOST_LINES = 2**20
-_MOST_VALUES = 2**23
+_MAX_SIZE = 256 * 2**20
+_MAX_LINE_LENGTH = 4 * 2**20
+_MAX_LINES = 2**20
+_MAX_VALUES = 2**23
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read all complete lines, in order; an empty list if the file does not exist."""
-    return [row for row, _ in _rows(path)]
+    """Return the lines of `metrics.jsonl`, in order, without incomplete ones; empty if the file does not exist."""
+    return [row for row, _ in _read_rows(path)]
 
 
 def read_untrusted_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read a file from an untrusted source as `read_metrics` does, without lines of more than 4 MiB.
+    """Return the lines of a metrics file that may be malicious; lines of more than 4 MiB are dropped.
 
     Raises:
-        RunDirectoryError: the file is not a regular file, is behind a link, or does not fit into memory.
+        RunDirectoryError: the file is not a regular file, is behind a link, or is too large to be read into memory.
     """
     if not os.path.lexists(path):
         return []
     found: list[dict[str, Any]] = []
     num_lines = num_values = 0
     with SafeDirectory(path.parent).open(path.name) as file:
-        if os.fstat(file.fileno()).st_size > _LARGEST:
-            raise RunDirectoryError(f"'{path.name}' is larger than {_LARGEST // 2**20} MiB: `roll dashboard` shows it.")
-        for line in _lines(file):
+        if os.fstat(file.fileno()).st_size > _MAX_SIZE:
+            raise RunDirectoryError(
+                f"'{path.name}' is larger than {_MAX_SIZE // 2**20} MiB: open it with `roll dashboard`."
+            )
+        for line in _read_lines(file):
             num_lines += 1
             for row in _parse(line):
                 num_values += len(row)
+                # `json` allocates a name for every row: interned, a million rows share the same strings.
                 found.append({sys.intern(name): value for name, value in row.items()})
-            if num_lines > _MOST_LINES or num_values > _MOST_VALUES:
+            if num_lines > _MAX_LINES or num_values > _MAX_VALUES:
                 raise RunDirectoryError(
-                    f"'{path.name}' has more than {_MOST_LINES:,} lines, or {_MOST_VALUES:,} values in them: "
-                    "`roll dashboard` shows it."
+                    f"'{path.name}' has more than {_MAX_LINES:,} lines or {_MAX_VALUES:,} values: open it with "
+                    "`roll dashboard`."
                 )
     return found
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield lines, without those that are too long."""
-    while line := file.readline(_LONGEST_LINE):
-        if len(line) < _LONGEST_LINE or line.endswith(b"\n"):
+def _read_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file, without those of more than `_MAX_LINE_LENGTH` bytes."""
+    while line := file.readline(_MAX_LINE_LENGTH):
+        if len(line) < _MAX_LINE_LENGTH or line.endswith(b"\n"):
             yield line
             continue
         while line and not line.endswith(b"\n"):
-            line = file.readline(_LONGEST_LINE)
+            line = file.readline(_MAX_LINE_LENGTH)
 
 
 class MetricsFile:
-    """Appends to `path` and continues an existing file."""
+    """Appends lines to `path`, which may already exist."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._seen: set[tuple[Kind, int]] = set()
         self._keys: dict[str, list[str]] = {}
         self._warned: set[str] = set()
-        self._learn()
+        self._read_steps_and_keys()
 
     def append(self, step: int, kind: Kind, metrics: Mapping[str, float]) -> None:
-        """Append one line, durably.
+        """Append one line, durably; an earlier line of this step and kind is removed.
 
         Raises:
             OSError: the line cannot be written; the file is unchanged.
         """
         if (kind, step) in self._seen:
             self._rewrite(lambda row: (row["kind"], row["step"]) != (kind, step))
-        values = dict.fromkeys(self._keys.get(kind, ())) | self._finite(step, metrics)
+        values = dict.fromkeys(self._keys.get(kind, ())) | self._replace_nonfinite(step, metrics)
         self._keys[kind] = sorted(values)
         row = {"step": step, "kind": kind} | {name: values[name] for name in self._keys[kind]}
         atomic.append(self._path, json.dumps(row, allow_nan=False).encode() + b"\n")
@@ -110,7 +113,7 @@ class MetricsFile:
         """Drop lines after `step` and an incomplete line, and return the number of dropped lines."""
         return self._rewrite(lambda row: row["step"] <= step)
 
-    def _finite(self, step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:
+    def _replace_nonfinite(self, step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:
         values: dict[str, float | None] = {}
         for name, value in metrics.items():
             number = float(value)
@@ -118,7 +121,7 @@ class MetricsFile:
             if values[name] is None and name not in self._warned:
                 self._warned.add(name)
                 logger.warning(
-                    "metric '%s' is %s at step %d: recorded as null, and not warned of again",
+                    "metric '%s' is %s at step %d: it is recorded as null, and later occurrences are not reported",
                     name,
                     number,
                     step,
@@ -126,24 +129,24 @@ class MetricsFile:
         return values
 
     def _rewrite(self, keep: Any) -> int:
-        rows = _rows(self._path)
+        rows = _read_rows(self._path)
         kept = [text for row, text in rows if keep(row)]
         content = b"".join(kept)
         dropped = len(rows) - len(kept)
         if self._path.exists() and self._path.stat().st_size != len(content):
             atomic.write_bytes(self._path, content)
-        self._learn()
+        self._read_steps_and_keys()
         return dropped
 
-    def _learn(self) -> None:
-        """Record the steps and keys that the file has."""
+    def _read_steps_and_keys(self) -> None:
+        """Read which steps the file has, and the names of the metrics."""
         rows = read_metrics(self._path)
         self._seen = {(row["kind"], row["step"]) for row in rows}
         self._keys = {row["kind"]: [name for name in row if name not in _OWN_KEYS] for row in rows}
 
 
-def _rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
-    """Return each complete line as data and as raw bytes."""
+def _read_rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
+    """Return each complete line, parsed and as raw bytes."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:
@@ -154,6 +157,8 @@ def _rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
 def _parse(line: bytes) -> Iterator[dict[str, Any]]:
     with contextlib.suppress(ValueError, RecursionError):
         row = json.loads(line)
+        # A line without a newline is incomplete, even if it parses: a number may lack digits.
         is_row = line.endswith(b"\n") and isinstance(row, dict)
+        # `True` is an int for isinstance, but not a step.
         if is_row and type(row.get("step")) is int and isinstance(row.get("kind"), str):
             yield rename_metrics(row)

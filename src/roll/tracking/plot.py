@@ -10,35 +10,41 @@ from typing import Any
 from roll.tracking import atomic
 from roll.tracking.console_views import EvaluationView
 
-__all__ = ["plot_run", "shows_loss", "smooth"]
+__all__ = ["is_loss_plotted", "plot_run", "smooth"]
 
 _REWARD, _ACCURACY, _INK, _GRID = "#2a78d6", "#e07b00", "#333333", "#e4e4e4"
 
 
-def shows_loss(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a run is plotted by its loss, because no step has a reward."""
-    return not _points(rows, "train", "reward/mean")
+def is_loss_plotted(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether to plot the loss instead of the reward, because no step has a reward."""
+    return not _select_points(rows, "train", "reward/mean")
 
 
 def plot_run(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Plot the lines of `metrics.jsonl` to `path`, atomically.
+    """Plot the reward (or the loss) and the held-out scores over steps, and write the image to `path`.
+
+    Args:
+        path: the PNG file.
+        name: title of the plot.
+        rows: lines of `metrics.jsonl`.
 
     Raises:
         OSError: the file cannot be written.
     """
+    # pyplot is not used, since it would select a GUI backend and keep global state.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    named = "loss" if shows_loss(rows) else "reward"
-    rewards = _points(rows, "train", "training/loss" if named == "loss" else "reward/mean")
-    views = [EvaluationView.of(row["step"], row) for row in rows if row["kind"] == "evaluation"]
+    quantity = "loss" if is_loss_plotted(rows) else "reward"
+    rewards = _select_points(rows, "train", "training/loss" if quantity == "loss" else "reward/mean")
+    views = [EvaluationView.from_metrics(row["step"], row) for row in rows if row["kind"] == "evaluation"]
     held_out = [(view.step, view.value) for view in views if view.value is not None]
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")
     axes = figure.add_subplot()
     if rewards:
         steps, values = zip(*rewards, strict=True)
         axes.plot(steps, values, color=_REWARD, alpha=0.3, linewidth=1)
-        axes.plot(steps, smooth(values), color=_REWARD, linewidth=2.2, label=f"training {named}, smoothed")
+        axes.plot(steps, smooth(values), color=_REWARD, linewidth=2.2, label=f"training {quantity}, smoothed")
     if held_out:
         steps, values = zip(*held_out, strict=True)
         axes.plot(
@@ -64,13 +70,13 @@ def plot_run(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
                 fontsize=10,
                 fontweight="bold",
             )
-    _dress(axes, name, [v for _, v in (*rewards, *held_out)])
+    _style_axes(axes, name, [v for _, v in (*rewards, *held_out)])
     buffer = io.BytesIO()
     FigureCanvasAgg(figure).print_png(buffer)
     atomic.write_bytes(path, buffer.getvalue())
 
 
-def _dress(axes: Any, name: str, values: Sequence[float]) -> None:
+def _style_axes(axes: Any, name: str, values: Sequence[float]) -> None:
     axes.set_title(name, loc="left", color=_INK, fontsize=13, fontweight="bold", pad=14)
     axes.set_xlabel("step", color=_INK)
     axes.grid(axis="y", color=_GRID)
@@ -84,14 +90,14 @@ def _dress(axes: Any, name: str, values: Sequence[float]) -> None:
         axes.legend(frameon=False, loc="lower right", bbox_to_anchor=(1, 1), ncols=2, labelcolor=_INK)
 
 
-def _points(rows: Sequence[Mapping[str, Any]], kind: str, name: str) -> list[tuple[int, float]]:
+def _select_points(rows: Sequence[Mapping[str, Any]], kind: str, name: str) -> list[tuple[int, float]]:
     return [(row["step"], row[name]) for row in rows if row["kind"] == kind and row.get(name) is not None]
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return the mean over a centered window, which does not lag.
+    """Return the moving average over a centered window, which is a tenth of the series long.
 
-    The window is a tenth of the series long, and narrower at the ends.
+    The window is narrower at both ends, so that the average does not lag.
     """
     half = max(1, len(values) // 20)
     smoothed = []

@@ -1,6 +1,6 @@
-"""The states of rollouts, the load of engines and a judge's requests as trace events, for simulated runs as well.
+"""Trace events of rollout states, the load of engines and a judge's requests, in real and simulated runs.
 
-Also the durations of engine steps, which `roll simulate --calibrate` reads.
+The trace also has the durations of engine steps, which `roll simulate --calibrate` reads.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from typing import Any, Protocol
 
 from roll.types import EngineStepSpan, RolloutId
 
-__all__ = ["ENGINE_STEPS", "Move", "RequestTrace", "RolloutTrace", "trace_engine_steps"]
+__all__ = ["ENGINE_STEPS", "RequestTrace", "RolloutTrace", "Transition", "trace_engine_steps"]
 
 ENGINES, ROLLOUTS, JUDGE = 1_000_000_002, 1_000_000_003, 1_000_000_004
 """Process numbers in the trace: higher than any real one."""
 PROCESSES = {ENGINES: "engines: requests", ROLLOUTS: "rollouts"}
 
 
-class Move(Protocol):
-    """The fields of a life cycle's transition that the trace uses."""
+class Transition(Protocol):
+    """A rollout's change from one state to another: the fields that a trace uses."""
 
     @property
     def rollout_id(self) -> RolloutId: ...
@@ -31,10 +31,10 @@ class Move(Protocol):
 
 
 class RolloutTrace:
-    """Converts the transitions of rollouts to events.
+    """Converts the state changes of rollouts to trace events.
 
     Args:
-        emit: receives the fields of an event and adds the time.
+        emit: called with the fields of an event, to which it adds the time.
         final: final states of a rollout.
     """
 
@@ -46,8 +46,8 @@ class RolloutTrace:
         for number, name in PROCESSES.items():
             emit(name="process_name", ph="M", pid=number, tid=0, args={"name": name})
 
-    def on_transition(self, event: Move) -> None:
-        """Record a transition, as a listener of a life cycle; returns immediately."""
+    def on_transition(self, event: Transition) -> None:
+        """Record a state change; a listener of `LifeCycle`."""
         common: dict[str, Any] = {"pid": ROLLOUTS, "tid": 0, "cat": "rollout", "id": str(event.rollout_id)}
         if event.before is not None:
             self._emit(name=str(event.before), ph="e", **common)
@@ -64,10 +64,10 @@ class RolloutTrace:
 
 
 class RequestTrace:
-    """Converts a judge's requests to events: the duration of each, and the number of requests of each engine.
+    """Converts a judge's requests to trace events: their durations, and the number of requests in each engine.
 
     Args:
-        emit: receives the fields of an event and adds the time.
+        emit: called with the fields of an event, to which it adds the time.
     """
 
     def __init__(self, emit: Callable[..., None]) -> None:
@@ -77,20 +77,20 @@ class RequestTrace:
         emit(name="process_name", ph="M", pid=JUDGE, tid=0, args={"name": "judge: requests"})
 
     def begin(self, request_id: str, engine_id: str) -> None:
-        """Record that an engine received a request, possibly after another engine that died."""
+        """Record that an engine received a request, possibly again after another engine died."""
         self.end(request_id)
         self._at_engine[request_id] = engine_id
-        self._event(request_id, "b", engine_id)
+        self._emit_event(request_id, "b", engine_id)
         self._count(engine_id, 1)
 
     def end(self, request_id: str) -> None:
         """Record that a request left its engine; unknown requests are ignored."""
         engine_id = self._at_engine.pop(request_id, None)
         if engine_id is not None:
-            self._event(request_id, "e", engine_id)
+            self._emit_event(request_id, "e", engine_id)
             self._count(engine_id, -1)
 
-    def _event(self, request_id: str, phase: str, engine_id: str) -> None:
+    def _emit_event(self, request_id: str, phase: str, engine_id: str) -> None:
         args = {"engine": engine_id}
         self._emit(name="judging", ph=phase, pid=JUDGE, tid=0, cat="judge", id=request_id, args=args)
 
@@ -100,36 +100,36 @@ class RequestTrace:
 
 
 ENGINE_STEPS = "engine steps"
-"""Category of the events."""
+"""Category of the events of engine steps."""
 
 
 def trace_engine_steps(engines: Iterable[Any], emit: Callable[..., None]) -> None:
-    """Write the stretches that engines have collected since the last call to a trace.
+    """Emit trace events for the spans of engine steps that engines have recorded since the last call.
 
     Args:
         engines: the engines; those without a method `take_steps` (in other processes) are skipped.
-        emit: receives the fields of an event.
+        emit: called with the fields of an event.
     """
     for lane, engine in enumerate(engines):
         take = getattr(engine, "take_steps", None)
-        for stretch in take() if take is not None else ():
-            _emit(stretch, lane, emit)
+        for span in take() if take is not None else ():
+            _emit(span, lane, emit)
 
 
-def _emit(stretch: EngineStepSpan, lane: int, emit: Callable[..., None]) -> None:
+def _emit(span: EngineStepSpan, lane: int, emit: Callable[..., None]) -> None:
     emit(
-        name="prefill" if stretch.num_started else f"decode {stretch.num_decoding}",
+        name="prefill" if span.num_started else f"decode {span.num_decoding}",
         cat=ENGINE_STEPS,
         ph="X",
-        ts=round(stretch.began_s * 1e6),
-        dur=round(stretch.duration_s * 1e6),
+        ts=round(span.began_s * 1e6),
+        dur=round(span.duration_s * 1e6),
         pid=ENGINES,
         tid=lane + 1,
         args={
-            "num_steps": stretch.num_steps,
-            "num_decoding": stretch.num_decoding,
-            "num_started": stretch.num_started,
-            "num_prefilled": stretch.num_prefilled,
-            "context_tokens": round(stretch.context_tokens, 1),
+            "num_steps": span.num_steps,
+            "num_decoding": span.num_decoding,
+            "num_started": span.num_started,
+            "num_prefilled": span.num_prefilled,
+            "context_tokens": round(span.context_tokens, 1),
         },
     )

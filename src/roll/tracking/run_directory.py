@@ -1,4 +1,4 @@
-"""The directory to which a run writes, and the names of everything in it.
+"""The directory to which a run writes, and the names of its files.
 
 runs/<name>/  config.yaml   config_history.yaml   metrics.jsonl   trace.json   summary.json   reward.png
               tokenizer.json   rollouts/step-000001.parquet   tensorboard/
@@ -23,7 +23,7 @@ from roll.errors import RunDirectoryError
 from roll.registry import did_you_mean, search_directory_note
 from roll.tracking import atomic
 
-__all__ = ["RunDirectory", "no_run", "writing"]
+__all__ = ["RunDirectory", "convert_write_errors", "describe_missing_run"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,11 +33,11 @@ _OF_STEPS = (
     *("trace.json", "summary.json", "reward.png", "loss.png", "rollouts", "tensorboard", "recording"),
     "metrics.jsonl",
 )
-"""Files that the steps of a session write. The last one, if it exists, means that there are files to move away."""
+"""Files that the steps of a session write. The last one is moved last: while it exists, files remain to be moved."""
 
 
 class RunDirectory:
-    """Paths of one run. Use `create` for a new run, which is locked, or `open` for an existing one."""
+    """The directory of one run: its paths, and its lock. `create` is for new runs, `open` for existing ones."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -51,16 +51,18 @@ class RunDirectory:
         """Figures of the finished run, JSON."""
         self.rollouts_dir = path / "rollouts"
         """Parquet files of rollouts."""
+        self.media_dir = path / "media"
+        """Images by digest: see `roll.media`."""
         self.recording_dir = path / "recording"
         """Input of `roll replay`: see `roll.pipelines.recording`."""
         self.tokenizer_path = path / "tokenizer.json"
-        """The model's tokenizer, with which single tokens are decoded."""
+        """The model's tokenizer, for decoding single tokens."""
         self.tensorboard_dir = path / "tensorboard"
         """TensorBoard event files."""
         self.checkpoints_dir = path / "checkpoints"
         """One directory per checkpoint."""
         self.logs_dir = path / "logs"
-        """Infrastructure output of every process."""
+        """Logs of every process."""
         self._lock: FileLock | None = None
 
     @classmethod
@@ -74,12 +76,12 @@ class RunDirectory:
         from roll.config.history import ORIGIN
 
         run = cls(Path(path))
-        with writing(run.path):
-            run._refuse_existing()
+        with convert_write_errors(run.path):
+            run._reject_existing()
             run.path.mkdir(parents=True, exist_ok=True)
             run.lock()
             try:
-                run._refuse_existing()
+                run._reject_existing()  # again: another process may have created the run before this one had the lock
                 run._make_directories()
                 atomic.write_text(run.config_path, dump(resolved_config))
                 atomic.write_text(run.path / ORIGIN, dump({"directory": os.getcwd(), "config": resolved_config}))
@@ -98,19 +100,24 @@ class RunDirectory:
         """
         run = cls(Path(path))
         if not run.config_path.is_file():
-            raise RunDirectoryError(no_run(run.path))
+            raise RunDirectoryError(describe_missing_run(run.path))
         if lock:
-            with writing(run.path):
+            with convert_write_errors(run.path):
                 run.lock()
                 run._make_directories()
                 for directory in (run.path, run.rollouts_dir):
                     atomic.remove_leftovers(directory)
         return run
 
-    def adopt(self, config: Mapping[str, Any], step: int, overrides: Sequence[str]) -> None:
-        """Record that the run continues after step `step` with this resolved configuration, the result of `overrides`.
+    def record_resume(self, config: Mapping[str, Any], step: int, overrides: Sequence[str]) -> None:
+        """Record that the run continues after `step` with the resolved configuration `config`.
 
-        A crash between the writes leaves a history that is correct for the configuration that ROLL last wrote.
+        After a crash between two writes, the history still matches the configuration on disk.
+
+        Args:
+            config: the configuration, with the overrides applied.
+            step: step of the checkpoint from which the run continues.
+            overrides: overrides of the command, for the history.
 
         Raises:
             RunDirectoryError: a file cannot be read or written.
@@ -119,20 +126,20 @@ class RunDirectory:
         from roll.config.history import (
             HISTORY,
             ORIGIN,
+            build_transition_history,
             dump_entries,
             extend_history,
             read_config,
             read_history,
             read_origin,
-            transition_history,
         )
 
         on_disk, origin, before = read(self.config_path).tree, read_origin(self.path), read_history(self.path)
         current = read_config(self.path) if origin is None else origin.config
         history = extend_history(current, before, step, config, overrides)
-        with writing(self.path):
+        with convert_write_errors(self.path):
             if config != current:
-                before = transition_history(before, history, step)
+                before = build_transition_history(before, history, step)
                 atomic.write_text(self.path / HISTORY, dump_entries(before))
             if config != on_disk:
                 atomic.write_text(self.config_path, dump(config))
@@ -141,18 +148,18 @@ class RunDirectory:
             if history != before:
                 atomic.write_text(self.path / HISTORY, dump_entries(history))
 
-    def working_directory(self) -> Path:
+    def find_working_directory(self) -> Path:
         """Return the directory to which the configuration's relative paths refer.
 
-        It is the current directory if the configuration leads from there to this run. Otherwise it is the one above
-        `output_dir`, and if `output_dir` does not determine it, the one in which the run started.
+        It is the current directory if `output_dir` and `name` lead from there to this run. Otherwise it is the
+        directory from which they lead to it, or, if they are absolute, the directory in which the run started.
         """
         from roll.config.document import read
-        from roll.config.history import read_origin, value_at
+        from roll.config.history import get_value, read_origin
 
         here, own = Path.cwd(), self.path.resolve()
         tree = read(self.config_path).tree
-        below = Path(str(value_at(tree, "output_dir") or "runs")).expanduser() / str(value_at(tree, "name") or "")
+        below = Path(str(get_value(tree, "output_dir") or "runs")).expanduser() / str(get_value(tree, "name") or "")
         if not below.is_absolute():
             if (here / below).resolve() == own:
                 return here
@@ -162,13 +169,13 @@ class RunDirectory:
         began = None if origin is None else Path(origin.directory)
         return began if began is not None and began.is_dir() else here
 
-    def move_existing(self) -> Path | None:
-        """Move the files of earlier steps into a separate directory, for a run that starts over.
+    def move_earlier_files(self) -> Path | None:
+        """Move the files of earlier steps into `before-restart-N`, for a run that starts from the beginning.
 
-        If a process was killed during this, the next one continues with the same directory.
+        If the process is killed during the move, the next call completes it.
 
         Returns:
-            The directory; `None` if no step was recorded.
+            The new directory; `None` if no step was recorded.
 
         Raises:
             RunDirectoryError: a file cannot be moved.
@@ -179,7 +186,7 @@ class RunDirectory:
         while (target := self.path / f"before-restart-{number}" / _OF_STEPS[-1]).exists():
             number += 1
         target = target.parent
-        with writing(target):
+        with convert_write_errors(target):
             target.mkdir(exist_ok=True)
             for name in _OF_STEPS:
                 # a directory that was moved before an interruption has been replaced by an empty one
@@ -191,8 +198,8 @@ class RunDirectory:
     def lock(self) -> None:
         """Lock the run for this process, until `close` or the end of this process.
 
-        The lock is the kernel's, so it ends with this process however it dies; forked children do not hold it, and a
-        worker that outlives a killed controller does not keep the run locked.
+        The kernel releases the lock when this process ends in any way. Forked children do not hold it, so a worker that
+        outlives a killed controller does not keep the run locked.
 
         Raises:
             RunDirectoryError: another process holds the lock; the message names the process.
@@ -200,26 +207,30 @@ class RunDirectory:
         if self._lock is not None:
             return
         path = self.path / _LOCK_NAME
+        # A soft lock is a file, which would remain after a killed process; a lock of one thread could not be released
+        # by another.
         lock = FileLock(path, timeout=0, thread_local=False, fallback_to_soft=False)
         try:
             lock.acquire()
         except Timeout:
             holder = path.read_text(errors="replace").strip() or "unknown"
             raise RunDirectoryError(
-                f"run directory '{self.path}' is being written by process {holder}: "
-                "wait until it has ended, stop it, or choose another name for this run."
+                f"run directory '{self.path}' is in use by process {holder}: "
+                "wait until the process ends, stop it, or choose another name for this run."
             ) from None
         except OSError as error:
             if error.filename is not None:  # the file could not be opened
                 raise
             logger.warning(
-                "run directory '%s' cannot be locked here (%s): start no second process on it", self.path, error
+                "run directory '%s' cannot be locked on this file system (%s): do not run a second process on it",
+                self.path,
+                error,
             )
         path.write_text(f"{os.getpid()} on {socket.gethostname()}\n")
         self._lock = lock
 
     def close(self) -> None:
-        """Release the lock; may be called twice."""
+        """Release the lock. Calling it twice is safe."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -238,73 +249,73 @@ class RunDirectory:
         """Name of the run."""
         return self.path.resolve().name
 
-    def rollouts_path(self, step: int) -> Path:
+    def get_rollouts_path(self, step: int) -> Path:
         """Return the path of the rollouts that step `step` generated."""
         return self.rollouts_dir / f"step-{step:06d}.parquet"
 
-    def plot_path_of(self, measure: Literal["reward", "loss"]) -> Path:
+    def get_plot_path(self, measure: Literal["reward", "loss"]) -> Path:
         """Return the path of the plot over steps: of rewards, or of the loss for a run without rewards."""
         return self.path / f"{measure}.png"
 
-    def evaluation_path(self, step: int) -> Path:
+    def get_evaluation_path(self, step: int) -> Path:
         """Return the path of the rollouts of the evaluation after step `step`."""
         return self.rollouts_dir / f"eval-step-{step:06d}.parquet"
 
-    def checkpoint_path(self, step: int) -> Path:
+    def get_checkpoint_path(self, step: int) -> Path:
         """Return the path of the checkpoint after step `step`."""
         return self.checkpoints_dir / f"step-{step:06d}"
 
-    def log_path(self, role: str, rank: int | str = 0) -> Path:
-        """Return the path of the log of one process."""
+    def get_log_path(self, role: str, rank: int | str = 0) -> Path:
+        """Return the path of the log of process `rank` of a role, such as `logs/engine-1.log`."""
         return self.logs_dir / f"{role}-{rank}.log"
 
     def _make_directories(self) -> None:
         for name in _DIRECTORIES:
             (self.path / name).mkdir(exist_ok=True)
 
-    def _refuse_existing(self) -> None:
+    def _reject_existing(self) -> None:
         if self.path.exists() and not self.path.is_dir():
-            raise RunDirectoryError(f"run directory '{self.path}' is a file: choose another name.")
-        other = f"`name={_free_name(self.path)}`"
+            raise RunDirectoryError(f"run directory '{self.path}' is a file: choose another `name` or `output_dir`.")
+        other = f"`name={_find_free_name(self.path)}`"
         if self.config_path.exists():
             raise RunDirectoryError(
-                f"run directory '{self.path}' holds a run already. "
-                f"Continue it with `roll resume {self.path}`, or give this run another name: {other}."
+                f"run directory '{self.path}' already has a run. "
+                f"Continue it with `roll resume {self.path}`, or choose another name for this run: {other}."
             )
         if _has_files(self.path):
             raise RunDirectoryError(
-                f"run directory '{self.path}' is not empty, and what is in it is not a run of ROLL. "
+                f"run directory '{self.path}' is not empty and is not a run of ROLL. "
                 f"Nothing was changed. Choose another name ({other}) or another `output_dir`."
             )
 
 
 @contextlib.contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Run the body, and convert the system's write errors at `path` to a `RunDirectoryError` that tells what to do."""
+def convert_write_errors(path: Path) -> Iterator[None]:
+    """Run the body, and convert an `OSError` while writing to `path` to a `RunDirectoryError` with advice."""
     try:
         yield
     except OSError as error:
-        raise RunDirectoryError(f"cannot write '{error.filename or path}': {_advice(error)}") from error
+        raise RunDirectoryError(f"cannot write '{error.filename or path}': {_get_advice(error)}") from error
 
 
-def _advice(error: OSError) -> str:
+def _get_advice(error: OSError) -> str:
     match error.errno:
         case errno.ENOSPC | errno.EDQUOT:
             return "the disk is full. Free some space, or choose another disk with `output_dir=…`."
         case errno.EACCES | errno.EPERM:
             return "no permission. Choose a directory that you may write to with `output_dir=…`."
         case errno.EROFS:
-            return "the file system is read-only. Choose another place with `output_dir=…`."
+            return "the file system is read-only. Choose another directory with `output_dir=…`."
         case errno.ENOTDIR | errno.EEXIST:
             return "a part of this path is a file, not a directory. Choose another `output_dir` or `name`."
         case errno.ENAMETOOLONG:
             return "the name is too long. Choose a shorter `name` or `output_dir`."
         case _:
-            return f"{error.strerror or error}. Choose another place with `output_dir=…`."
+            return f"{error.strerror or error}. Choose another directory with `output_dir=…`."
 
 
 def _has_files(path: Path) -> bool:
-    """Return whether `path` has files other than the remains of an interrupted `create`."""
+    """Return whether `path` has any files, other than those that an interrupted `create` leaves."""
     for directory, _, files in os.walk(path):
         ours = {f for f in files if f.startswith(".") and f.endswith((".tmp", _LOCK_NAME))}
         if set(files) - (ours if Path(directory) == path else set()):
@@ -312,29 +323,29 @@ def _has_files(path: Path) -> bool:
     return False
 
 
-def _free_name(path: Path) -> str:
+def _find_free_name(path: Path) -> str:
     number = 2
     while path.with_name(f"{path.name}-{number}").exists():
         number += 1
     return f"{path.name}-{number}"
 
 
-def no_run(path: Path) -> str:
-    """Return the message that `path` is not a run, with the runs in it or next to it."""
+def describe_missing_run(path: Path) -> str:
+    """Return the message that `path` is not a run; it lists the runs in `path` or, if there are none, next to it."""
     what = (
         f"'{path}' is not a run: it has no config.yaml."
         if path.is_dir()
         else f"there is no run '{path}'{search_directory_note(path)}."
     )
-    place, runs = next(((place, found) for place in (path, path.parent) if (found := _runs_in(place))), (path, []))
+    place, runs = next(((place, found) for place in (path, path.parent) if (found := _list_runs(place))), (path, []))
     if not runs:
-        return f"{what} '{path.parent}' holds no runs; start one with `roll train`."
+        return f"{what} There are no runs in '{path.parent}'; start one with `roll train`."
     listed = ", ".join(runs[:10]) + (f" and {len(runs) - 10} more" if len(runs) > 10 else "")
     meant = did_you_mean(path.name, runs) if place != path else ""
     return f"{what}{meant} Runs in '{place}': {listed}."
 
 
-def _runs_in(path: Path) -> list[str]:
+def _list_runs(path: Path) -> list[str]:
     try:
         return sorted(p.name for p in path.iterdir() if (p / "config.yaml").is_file())
     except OSError:

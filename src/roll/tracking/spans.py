@@ -1,10 +1,10 @@
-"""The phases of a step and their durations.
+"""Measures the phases of a step.
 
     with spans.step(7):
         with spans.phase("generate"): …
         with spans.phase("train"):
             with spans.phase("forward"): …          # nested: inside `train`
-        metrics = spans.metrics()                    # time/generate_s, time/train_s, time/forward_s, time/step_s
+        metrics = spans.get_metrics()                # time/generate_s, time/train_s, time/forward_s, time/step_s
 
 One event loop or thread uses a `Spans`; phases may overlap when tasks run them concurrently.
 
@@ -43,25 +43,25 @@ class _Span:
 
     @property
     def is_phase(self) -> bool:
-        """Whether the span is a part of the step itself, not of another phase."""
+        """Whether the span is a phase: directly in a step, not nested in another phase."""
         return not self.is_step and (self.parent is None or self.parent.is_step)
 
 
 @dataclass(slots=True)
 class _Timer:
-    """Wall time during which a name is open at least once."""
+    """Measures the time in which at least one phase with a certain name is open."""
 
     is_phase: bool
     elapsed: float = 0.0
     num_open: int = 0
     since: float = field(default=0.0)
 
-    def at(self, now: float) -> float:
+    def compute_elapsed(self, now: float) -> float:
         return self.elapsed + (now - self.since if self.num_open else 0.0)
 
 
 class Spans:
-    """Measures phases, per step, and writes them as a trace.
+    """Measures the phases of each step, and writes them to a trace.
 
     Args:
         trace_path: Chrome trace file to append to; `None` for no trace. A trace that cannot be written is abandoned
@@ -78,8 +78,10 @@ class Spans:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._clock = clock
+        # The monotonic clock measures; the epoch makes traces of several processes and sessions comparable.
         self._epoch = time.time() - clock()
         self._on_phase = on_phase
+        # Tasks that run concurrently have separate contexts, and so separate parents for their spans.
         self._current: ContextVar[_Span | None] = ContextVar("span", default=None)
         self._lanes: list[list[_Span]] = []
         self._timers: dict[str, _Timer] = {}
@@ -93,8 +95,9 @@ class Spans:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Run the body as this step; times start from 0."""
+        """Run the body as step `number`; the times of all phases start at 0."""
         now = self._clock()
+        # An evaluation may run across the boundary of two steps: its timer stays open, and restarts at 0.
         self._timers = {name: timer for name, timer in self._timers.items() if timer.num_open}
         for timer in self._timers.values():
             timer.elapsed, timer.since = 0.0, now
@@ -107,48 +110,46 @@ class Spans:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure the body as a phase."""
+        """Measure the body as the phase `name` of the current step."""
         with self._span(name, is_step=False):
             yield
 
-    def elapsed(self, name: str) -> float:
-        """Return the seconds in this phase so far, in the current step; 0 if it was not entered."""
+    def get_elapsed(self, name: str) -> float:
+        """Return the seconds that the phase `name` took so far in the current step; 0 if it has not begun."""
         timer = self._timers.get(name)
-        return timer.at(self._clock()) if timer else 0.0
+        return timer.compute_elapsed(self._clock()) if timer else 0.0
 
-    def phases(self) -> dict[str, float]:
+    def get_phases(self) -> dict[str, float]:
         """Return the seconds of each phase so far in this step, in order of first entry, without nested phases."""
         now = self._clock()
-        return {name: timer.at(now) for name, timer in self._timers.items() if timer.is_phase}
+        return {name: timer.compute_elapsed(now) for name, timer in self._timers.items() if timer.is_phase}
 
-    def under_way(self) -> dict[str, float]:
-        """Return the phases that are open now, with the seconds since each began, without nested phases."""
+    def get_open_phases(self) -> dict[str, float]:
+        """Return the seconds since each open phase began, by name, without nested phases."""
         now = self._clock()
         return {span.name: now - span.start for lane in self._lanes for span in lane if span.is_phase}
 
-    def bottleneck(self) -> str:
-        """Return the longest phase so far in this step; empty before the first."""
-        phases = self.phases()
+    def find_bottleneck(self) -> str:
+        """Return the longest phase so far in this step; empty before the first phase."""
+        phases = self.get_phases()
         return max(phases, key=phases.__getitem__, default="")
 
-    def metrics(self) -> dict[str, float]:
-        """Return `time/<phase>_s` of every phase, including nested ones, and `time/step_s` since the step began."""
+    def get_metrics(self) -> dict[str, float]:
+        """Return `time/<phase>_s` of every phase, including nested ones, and `time/step_s`, the time of the step."""
         now = self._clock()
-        times = {f"time/{name}_s": timer.at(now) for name, timer in self._timers.items()}
+        times = {f"time/{name}_s": timer.compute_elapsed(now) for name, timer in self._timers.items()}
         return times if self._step_start is None else times | {"time/step_s": now - self._step_start}
 
-    def count(self, name: str, value: float) -> None:
-        """Add a counter value to the trace (reward, tokens per second)."""
+    def add_counter_value(self, name: str, value: float) -> None:
+        """Add a value of the counter `name` to the trace, at the current time."""
         self._emit(name=name, ph="C", args={"value": value})
 
-    def event(self, **fields: Any) -> None:
-        """Add an event of the trace format to the trace, with the current time; it is written at the end of the
-        phase.
-        """
+    def add_event(self, **fields: Any) -> None:
+        """Add an event with these fields to the trace, at the current time; written at the end of the phase."""
         self._emit(**fields)
 
     def close(self) -> None:
-        """Write the remaining events; may be called twice."""
+        """Write the remaining events. Calling it twice is safe."""
         self._flush()
         if self._trace is not None:
             self._trace.close()
@@ -158,13 +159,13 @@ class Spans:
         """Begin a span inside the current one; prefer `phase` where a `with` statement is possible."""
         return self._begin(name, self._current.get(), is_step)
 
-    def follow(self, span: _Span, name: str) -> _Span:
-        """End a span and begin another in its place."""
+    def replace_span(self, span: _Span, name: str) -> _Span:
+        """End `span`, and begin the span `name` with the same parent, without a gap."""
         self.end(span, followed=True)
         return self._begin(name, span.parent, is_step=False)
 
     def _begin(self, name: str, parent: _Span | None, is_step: bool) -> _Span:
-        span = _Span(name, self._clock(), parent, self._free_lane(parent), is_step)
+        span = _Span(name, self._clock(), parent, self._find_free_lane(parent), is_step)
         self._lanes[span.lane].append(span)
         if not is_step:
             self._start_timer(span)
@@ -185,7 +186,7 @@ class Spans:
             self._flush()
 
     @contextlib.contextmanager
-    def inside(self, span: _Span) -> Iterator[None]:
+    def use_parent(self, span: _Span) -> Iterator[None]:
         """Run the body with `span` as the parent of the spans that begin in it."""
         token = self._current.set(span)
         try:
@@ -197,16 +198,16 @@ class Spans:
     def _span(self, name: str, *, is_step: bool) -> Iterator[None]:
         span = self.begin(name, is_step=is_step)
         try:
-            with self.inside(span):
+            with self.use_parent(span):
                 yield
         finally:
             self.end(span)
 
     def _emit_span(self, name: str, start: float, end: float, lane: int) -> None:
-        self._emit(name=name, ph="X", ts=self._micros(start), dur=round((end - start) * 1e6), tid=lane)
+        self._emit(name=name, ph="X", ts=self._to_microseconds(start), dur=round((end - start) * 1e6), tid=lane)
 
-    def _free_lane(self, parent: _Span | None) -> int:
-        """Return the parent's lane if nothing overlaps there, otherwise an empty one."""
+    def _find_free_lane(self, parent: _Span | None) -> int:
+        """Return a trace lane for a new span: the parent's if no other span is open in it, otherwise an empty one."""
         if parent is not None and self._lanes[parent.lane][-1:] == [parent]:
             return parent.lane
         for index, lane in enumerate(self._lanes):
@@ -227,12 +228,12 @@ class Spans:
         if timer.num_open == 0:
             timer.elapsed += now - timer.since
 
-    def _micros(self, moment: float) -> int:
+    def _to_microseconds(self, moment: float) -> int:
         return round((self._epoch + moment) * 1e6)
 
     def _emit(self, **event: Any) -> None:
         if self._trace is not None:
-            self._events.append({"ts": self._micros(self._clock()), "pid": os.getpid(), "tid": 0, **event})
+            self._events.append({"ts": self._to_microseconds(self._clock()), "pid": os.getpid(), "tid": 0, **event})
 
     def _flush(self) -> None:
         events, self._events = self._events, []
@@ -246,4 +247,4 @@ class Spans:
             yield
         except OSError as error:
             self._trace = None
-            logger.warning("the trace is no longer written: %s", error)
+            logger.warning("the trace is no longer written, because its file cannot be written: %s", error)

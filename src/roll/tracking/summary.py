@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from roll.errors import AlarmError, RollError, leaves
 from roll.tracking import atomic
 from roll.tracking.console_views import EvaluationView
-from roll.tracking.intervals import accuracy_text
+from roll.tracking.intervals import format_accuracy
 from roll.tracking.metrics_file import read_metrics
 
 if TYPE_CHECKING:
@@ -19,40 +19,47 @@ if TYPE_CHECKING:
 
     from roll.tracking.run_directory import RunDirectory
 
-__all__ = ["Ending", "Summary", "generation_time", "next_commands", "num_compared", "summarize"]
+__all__ = [
+    "Ending",
+    "Summary",
+    "count_compared_steps",
+    "list_next_commands",
+    "select_generation_time_name",
+    "summarize",
+]
 
 EndingKind: TypeAlias = Literal["finished", "alarm", "interrupted", "error"]
-_LONGEST_MESSAGE = 4000
+_MAX_MESSAGE_LENGTH = 4000
 _RECENT_STEPS = 5
 _CHOICE = ("reward_counted", "reward_launched", "length_counted", "length_launched", "stopped_share")
 
 
-def num_compared(num_steps: int) -> int:
-    """Return how many of the first and of the last steps are compared, so that the two do not overlap."""
+def count_compared_steps(num_steps: int) -> int:
+    """Return how many of the first and of the last steps of a run are compared: at most 5, and without overlap."""
     return max(1, min(_RECENT_STEPS, num_steps // 2))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ending:
-    """How a session of a run ended."""
+    """The end of a session of a run."""
 
     kind: EndingKind
     message: str = ""
     """Message of the alarm or the error; empty for a run that finished."""
 
     @classmethod
-    def of(cls, error: BaseException) -> Ending:
-        """Return the ending of a session that an exception ended: an alarm, a signal, or a failure."""
+    def from_error(cls, error: BaseException) -> Ending:
+        """Return how an exception ended a session: by an alarm, an interruption, or an error."""
         parts = list(leaves(error))
         alarm = next((part for part in parts if isinstance(part, AlarmError)), None)
         if alarm is not None:
-            return cls(kind="alarm", message=str(alarm)[:_LONGEST_MESSAGE])
+            return cls(kind="alarm", message=str(alarm)[:_MAX_MESSAGE_LENGTH])
         signal_name = next((part.signal_name for part in parts if hasattr(part, "signal_name")), None)
         if signal_name is not None or not isinstance(error, Exception):
             return cls(kind="interrupted", message=str(signal_name or type(error).__name__))
         known = next((part for part in parts if isinstance(part, RollError)), None)
         text = str(known) if known is not None else f"{type(parts[0]).__name__}: {parts[0]}"
-        return cls(kind="error", message=text[:_LONGEST_MESSAGE])
+        return cls(kind="error", message=text[:_MAX_MESSAGE_LENGTH])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,14 +71,14 @@ class Summary:
     num_steps: int
     """Number of recorded steps."""
     num_trained_steps: int | None = None
-    """Number of steps that updated the weights; a run without any did nothing."""
+    """Number of steps that updated the weights; 0 counts as a failure."""
     accuracy_before: float | None = None
     """Share of correct answers before the first step, among those with a verdict; `None` without verdicts."""
     accuracy_after: float | None = None
     """Accuracy after the last evaluated step; `None` also if that evaluation had no answers."""
     accuracy_best: float | None = None
     accuracy_num: float | None = None
-    """Number of answers, or pairs, of the last accuracy."""
+    """Number of answers or pairs that the last accuracy is computed from."""
     measure: str = "accuracy"
     """Kind of the scores: `accuracy`, `mean reward` without verdicts, or `score`, a mean of verdicts, and of rewards
     for answers without a verdict; every answer has the same weight. `loss` if examples were measured without answers.
@@ -81,9 +88,9 @@ class Summary:
     score_best: float | None = None
     """Best score of the evaluations after training began; the lowest for a loss."""
     reward_first5: float | None = None
-    """Mean reward of the first five steps; of a run of fewer than ten steps, of the first half."""
+    """Mean reward of the first five steps; of the first half if the run has fewer than ten steps."""
     reward_last5: float | None = None
-    """Mean reward of the last five steps, or of the last half."""
+    """Mean reward of the last five steps; of the last half if the run has fewer than ten steps."""
     setup_s: float | None = None
     """Duration from the command to the end of the first optimizer step (of the last session)."""
     train_s: float | None = None
@@ -104,7 +111,7 @@ class Summary:
     """Number of answers in training without a reward because of an infrastructure error."""
     infra_error_share: float | None = None
     timeouts: int = 0
-    """Number of answers in training that a verifier did not finish in time, and that got a reward of 0."""
+    """Number of answers in training whose verifier timed out, and which got a reward of 0."""
     timeout_share: float | None = None
     reward_counted: float | None = None
     """Mean reward of the trained rollouts, if the schedule selects among rollouts (`selection/…` of every step)."""
@@ -119,7 +126,7 @@ class Summary:
     steps_asked: int | None = None
     """Configured number of steps of the whole run."""
     ending: Ending | None = None
-    """How the last session ended; `None` in summaries of older versions."""
+    """End of the last session; `None` in summaries of older versions."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data; numbers that are not finite become `None`."""
@@ -128,13 +135,13 @@ class Summary:
 
     @property
     def problem(self) -> str:
-        """Why a completed run counts as a failure; empty if it does not."""
+        """Reason why a completed run counts as a failure; empty if it does not."""
         if self.num_trained_steps != 0:
             return ""
         failed = f"; {self.infra_errors} answers got no reward" if self.infra_errors else ""
         return (
-            f"none of {self.num_steps} steps trained anything{failed}. Look at the answers and rewards in "
-            f"'{self.directory}/rollouts'."
+            f"none of {self.num_steps} steps updated the weights{failed}. Inspect the answers and rewards with `roll "
+            f"view {self.directory}`."
         )
 
     def write(self, path: Path) -> None:
@@ -145,15 +152,15 @@ class Summary:
         """
         atomic.write_json(path, self.to_json())
 
-    def table(self) -> Table:
-        """Return the table for the terminal."""
+    def build_table(self) -> Table:
+        """Return the summary as a table for the terminal."""
         from rich import box
         from rich.table import Table
 
         table = Table(box=box.ROUNDED, show_header=False, title=f"{self.name}: {self.num_steps} steps")
         table.add_column(style="dim")
         table.add_column(justify="right", style="bold")
-        for label, text in _lines(self):
+        for label, text in _format_lines(self):
             table.add_row(label, text)
         return table
 
@@ -170,18 +177,18 @@ def summarize(
     ending: Ending | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
 ) -> Summary:
-    """Summarize `metrics.jsonl`; `rows` are its lines, if they were already read."""
+    """Summarize a run from `metrics.jsonl`; `rows` are its lines, if they were already read."""
     rows = read_metrics(metrics_path) if rows is None else rows
     steps = [row for row in rows if row["kind"] == "train"]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]
-    accuracies = _Scores.of(evaluations, lambda row: row.get("eval/accuracy"))
-    views = [EvaluationView.of(row["step"], row) for row in evaluations]
+    accuracies = _Scores.from_rows(evaluations, lambda row: row.get("eval/accuracy"))
+    views = [EvaluationView.from_metrics(row["step"], row) for row in evaluations]
     measure = next((view.measure for view in reversed(views) if view.value is not None), "accuracy")
     best = min if measure == "loss" else max
-    scores = _Scores.of(evaluations, lambda row: EvaluationView.of(row["step"], row).value, best)
-    compared = num_compared(len(steps))
-    trained = _column(steps, "data/groups_trained")
-    step_times = _column(steps, "time/step_s")
+    scores = _Scores.from_rows(evaluations, lambda row: EvaluationView.from_metrics(row["step"], row).value, best)
+    compared = count_compared_steps(len(steps))
+    trained = _select_values(steps, "data/groups_trained")
+    step_times = _select_values(steps, "time/step_s")
     return Summary(
         name=name,
         directory=str(directory),
@@ -189,40 +196,40 @@ def summarize(
         num_trained_steps=sum(n > 0 for n in trained) if trained else None,
         accuracy_before=accuracies.before,
         accuracy_after=accuracies.after,
-        accuracy_best=max(_column(evaluations, "eval/accuracy"), default=None),
-        accuracy_num=next(iter(_column(evaluations[::-1], "eval/accuracy_n")), None),
+        accuracy_best=max(_select_values(evaluations, "eval/accuracy"), default=None),
+        accuracy_num=next(iter(_select_values(evaluations[::-1], "eval/accuracy_n")), None),
         measure=measure,
         score_before=scores.before,
         score_after=scores.after,
         score_best=scores.best,
-        reward_first5=_mean(_column(steps[:compared], "reward/mean")),
-        reward_last5=_mean(_column(steps[-compared:], "reward/mean")),
+        reward_first5=_compute_mean(_select_values(steps[:compared], "reward/mean")),
+        reward_last5=_compute_mean(_select_values(steps[-compared:], "reward/mean")),
         setup_s=setup_s,
         train_s=math.fsum(step_times) if step_times else None,
-        evaluate_s=math.fsum(_column(rows, "time/evaluate_s")) if evaluations else None,
-        seconds_per_step=_mean(step_times),
-        generated_tokens_per_s=_rate(steps, "rollout/num_tokens", generation_time(*steps)),
-        trained_tokens_per_s=_rate(steps, "training/num_tokens", "time/train_s"),
+        evaluate_s=math.fsum(_select_values(rows, "time/evaluate_s")) if evaluations else None,
+        seconds_per_step=_compute_mean(step_times),
+        generated_tokens_per_s=_compute_rate(steps, "rollout/num_tokens", select_generation_time_name(*steps)),
+        trained_tokens_per_s=_compute_rate(steps, "training/num_tokens", "time/train_s"),
         peak_rss_bytes=peak_rss_bytes,
         empty_evaluations=sum(view.value is None for view in views),
-        evaluation_infra_errors=round(math.fsum(_column(evaluations, "eval/infra_errors"))),
-        infra_errors=round(math.fsum(_column(steps, "rollout/infra_errors"))),
-        infra_error_share=_mean(_column(steps, "rollout/infra_error_share")),
-        timeouts=round(math.fsum(_column(steps, "reward/timeouts"))),
-        timeout_share=_mean(_column(steps, "reward/timeout_share")),
-        **{name: _mean(_column(steps, f"selection/{name}")) for name in _CHOICE},  # type: ignore[arg-type]
+        evaluation_infra_errors=round(math.fsum(_select_values(evaluations, "eval/infra_errors"))),
+        infra_errors=round(math.fsum(_select_values(steps, "rollout/infra_errors"))),
+        infra_error_share=_compute_mean(_select_values(steps, "rollout/infra_error_share")),
+        timeouts=round(math.fsum(_select_values(steps, "reward/timeouts"))),
+        timeout_share=_compute_mean(_select_values(steps, "reward/timeout_share")),
+        **{name: _compute_mean(_select_values(steps, f"selection/{name}")) for name in _CHOICE},  # type: ignore[arg-type]
         tracker_failures=tracker_failures,
         steps_asked=steps_asked,
         ending=ending,
     )
 
 
-def next_commands(run: RunDirectory, pipeline: str, has_rollouts: bool) -> list[str]:
-    """Return lines with the location of a finished run's model, and commands to use it."""
+def list_next_commands(run: RunDirectory, pipeline: str, has_rollouts: bool) -> list[str]:
+    """Return lines with the location of a finished run's model, and commands for using it."""
     saved = sorted(run.checkpoints_dir.glob("step-*/model"), key=lambda path: (len(path.parent.name), path))
     if not saved:
-        return ["no checkpoint was kept (checkpoint.at_end is false), so there is no model to use"]
-    commands = [f"roll chat {run.path}"] if pipeline != "reward_model" else []
+        return ["there is no trained model, because no checkpoint was saved (checkpoint.at_end is false)"]
+    commands = [f"roll chat {run.path}"] if pipeline not in ("reward_model", "diffusion") else []
     commands += [f"roll view {run.path}"] if has_rollouts else []
     commands += [f"roll dashboard {run.path}", f"roll export {run.path} DIR"]
     return [f"model  {saved[-1]}", f"next   {'   '.join(commands)}"]
@@ -230,7 +237,7 @@ def next_commands(run: RunDirectory, pipeline: str, has_rollouts: bool) -> list[
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Scores:
-    """A measure over the evaluations of a run."""
+    """Scores of a run's evaluations, by one measure; `None` if not measured."""
 
     before: float | None
     after: float | None
@@ -238,7 +245,7 @@ class _Scores:
     """Best value after training began."""
 
     @classmethod
-    def of(
+    def from_rows(
         cls,
         rows: Sequence[Mapping[str, Any]],
         value: Callable[[Mapping[str, Any]], float | None],
@@ -253,49 +260,50 @@ class _Scores:
         )
 
 
-def _column(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+def _select_values(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     return [row[name] for row in rows if row.get(name) is not None]
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def _compute_mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def generation_time(*steps: Mapping[str, Any]) -> str:
-    """Return the name of the metric with the time of generation: that of whole steps, if it runs concurrently with
-    training.
+def select_generation_time_name(*steps: Mapping[str, Any]) -> str:
+    """Return the name of the metric that has the time of generation.
+
+    It is `time/step_s` if generation runs concurrently with training.
     """
     return "time/generate_s" if any(step.get("time/generate_s") for step in steps) else "time/step_s"
 
 
-def _rate(rows: Sequence[Mapping[str, Any]], amount: str, seconds: str) -> float | None:
-    """Return total amount over total time, of the steps that have both."""
+def _compute_rate(rows: Sequence[Mapping[str, Any]], amount: str, seconds: str) -> float | None:
+    """Return the total of the metric `amount` divided by that of `seconds`, over the rows that have both."""
     both = [(row[amount], row[seconds]) for row in rows if row.get(amount) is not None and row.get(seconds)]
     return math.fsum(a for a, _ in both) / math.fsum(s for _, s in both) if both else None
 
 
-def _choice_lines(summary: Summary) -> list[tuple[str, str]]:
-    """Return lines that compare the trained rollouts with the launched ones, for a schedule that selects rollouts."""
+def _format_choices(summary: Summary) -> list[tuple[str, str]]:
+    """Return lines that compare trained with launched rollouts; empty for a schedule that trains all rollouts."""
     if summary.reward_counted is None or summary.reward_launched is None:
         return []
     return [
         ("reward, trained / launched", f"{summary.reward_counted:.3f} / about {summary.reward_launched:.3f}"),
         ("length, trained / launched", f"{summary.length_counted:.0f} / about {summary.length_launched:.0f}"),
-        ("stopped, so not scored", f"{summary.stopped_share:.0%}"),
+        ("stopped before scoring", f"{summary.stopped_share:.0%}"),
     ]
 
 
-def _lines(summary: Summary) -> list[tuple[str, str]]:
-    def number(value: float | None, form: str = ".3f", unit: str = "") -> str:
-        return "–" if value is None else f"{value:{form}}{unit}"
+def _format_lines(summary: Summary) -> list[tuple[str, str]]:
+    def number(value: float | None, format_spec: str = ".3f", unit: str = "") -> str:
+        return "–" if value is None else f"{value:{format_spec}}{unit}"
 
     def score(value: float | None) -> str:
         num = summary.accuracy_num if summary.measure == "accuracy" else None
-        return "–" if value is None else accuracy_text(value, num)
+        return "–" if value is None else format_accuracy(value, num)
 
     peak = None if summary.peak_rss_bytes is None else summary.peak_rss_bytes / 2**30
     name = summary.measure
-    count = num_compared(summary.num_steps)
+    count = count_compared_steps(summary.num_steps)
     steps = "step" if count == 1 else f"{count} steps"
     rewards = [
         (f"reward, first {steps}", number(summary.reward_first5)),
@@ -307,8 +315,8 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
         (f"{name} before", score(summary.score_before)),
         (f"{name} after", score(summary.score_after)),
         *rewards,
-        *_choice_lines(summary),
-        ("set-up until first update", number(summary.setup_s, ".1f", " s")),
+        *_format_choices(summary),
+        ("setup until first update", number(summary.setup_s, ".1f", " s")),
         ("training", number(summary.train_s, ".1f", " s")),
         ("evaluation", number(summary.evaluate_s, ".1f", " s")),
         ("per step", number(summary.seconds_per_step, ".2f", " s")),
@@ -317,17 +325,17 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
         ("peak memory", number(peak, ".2f", " GiB")),
     ]
     if summary.num_trained_steps == 0:
-        lines.insert(0, ("steps that trained anything", "none"))
+        lines.insert(0, ("steps that updated the weights", "none"))
     for label, count, share in (
-        ("answers that we failed to score", summary.infra_errors, summary.infra_error_share),
-        ("answers that took too long to verify", summary.timeouts, summary.timeout_share),
+        ("answers without a reward (infrastructure errors)", summary.infra_errors, summary.infra_error_share),
+        ("answers whose verifier timed out", summary.timeouts, summary.timeout_share),
     ):
         if count:
             lines.append((label, f"{count} ({number(share, '.1%')})"))
     if summary.evaluation_infra_errors:
-        lines.append(("answers of evaluations that we failed", str(summary.evaluation_infra_errors)))
+        lines.append(("evaluation answers without a reward", str(summary.evaluation_infra_errors)))
     if summary.empty_evaluations:
-        lines.append(("evaluations without an answer", str(summary.empty_evaluations)))
+        lines.append(("evaluations without answers", str(summary.empty_evaluations)))
     if summary.tracker_failures:
         lines.append(("tracker failures (see logs)", str(summary.tracker_failures)))
     return [line for line in lines if line[1] != "–"]

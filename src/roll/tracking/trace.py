@@ -30,27 +30,28 @@ class TraceFile:
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._descriptor).st_size
         whole = os.pread(self._descriptor, len(_END), max(0, size - len(_END))) == _END
-        self._end = size - len(_END) if whole else _end_of_events(os.pread(self._descriptor, size, 0))
+        self._end = size - len(_END) if whole else _find_end_of_events(os.pread(self._descriptor, size, 0))
 
     def append(self, events: Sequence[dict[str, Any]]) -> None:
-        """Write events; does nothing for none, or after `close`."""
+        """Append events to the file; nothing is written for no events, or after `close`."""
         if self._descriptor is None or not events:
             return
         lines = b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in events)
         text = (b",\n" if self._end else b"[\n") + lines
+        # One `write`: a process that is killed leaves either the old array or the complete new one.
         os.pwrite(self._descriptor, text + _END, self._end)
         self._end += len(text)
         os.ftruncate(self._descriptor, self._end + len(_END))
 
     def close(self) -> None:
-        """Close the file; may be called twice."""
+        """Close the file. Calling it twice is safe."""
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
 
 
-def _end_of_events(content: bytes) -> int:
-    """Return the offset after the last complete event of a truncated file; 0 if there is no event."""
+def _find_end_of_events(content: bytes) -> int:
+    """Return the offset after the last complete event of a trace file; 0 if there is no event."""
     end = len(content)
     while end > 0:
         start = content.rfind(b"\n", 0, end) + 1

@@ -1,4 +1,4 @@
-"""The single interface through which a pipeline reports its run.
+"""The interface through which a pipeline records and displays its run.
 
     log_step, log_evaluation ──► metrics.jsonl (the record: must succeed)
                              ├─► TensorBoard, W&B, SwanLab, MLflow, Trackio (may fail: counted)
@@ -6,8 +6,8 @@
     spans, on_rollout ───────┴─► console, trace.json
 
 Invariants:
-    - while a tracker is entered, only its console writes to the terminal;
-    - after a resume every file has the content that it had when the checkpoint was saved, and continues from there.
+    - while the tracker's context is open, only its console writes to the terminal;
+    - after a resume, every file has the content that it had when the checkpoint was saved, and continues from there.
 """
 
 from __future__ import annotations
@@ -28,13 +28,20 @@ from roll.callbacks import Callbacks
 from roll.errors import CallbackError, EngineDiedError, EngineError, LossError, NoEngineError, RollError, UserError
 from roll.tracking import atomic, logs
 from roll.tracking.console import open_console
-from roll.tracking.console_views import Console, EvaluationView, RunHeader, StepView, best_and_worst, trouble
+from roll.tracking.console_views import (
+    Console,
+    EvaluationView,
+    RunHeader,
+    StepView,
+    format_failures,
+    select_best_and_worst,
+)
 from roll.tracking.memory import PeakMemory
 from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
-from roll.tracking.run_directory import RunDirectory, writing
-from roll.tracking.sinks import GuardedSink, open_sinks, rollout_table
+from roll.tracking.run_directory import RunDirectory, convert_write_errors
+from roll.tracking.sinks import GuardedSink, build_rollout_table, open_sinks
 from roll.tracking.spans import Spans
-from roll.tracking.summary import Ending, Summary, generation_time, next_commands, summarize
+from roll.tracking.summary import Ending, Summary, list_next_commands, select_generation_time_name, summarize
 
 if TYPE_CHECKING:
     from roll.config.run import RunConfig
@@ -45,7 +52,7 @@ __all__ = ["Tracker"]
 
 logger = logging.getLogger(__name__)
 failures = logging.getLogger("failure")
-"""Not below `roll`, so that failures go to the log and not, as warnings, to the console."""
+"""Logger outside of `roll`, so that failures go only to the log; warnings of `roll` are also shown on the console."""
 
 LOG_ROLE = "controller"
 
@@ -60,8 +67,9 @@ class Tracker:
         method: name of the training method in the header; by default the pipeline's.
         where: description of engines, trainer and machine in the header.
         rollouts_per_step: number of rollouts that a step waits for; `None` for a run without rollouts.
-        resumed_at: step of the checkpoint from which this session continues: later records are dropped. `None` starts
-            at the beginning: all records are dropped (a run that was killed before its first checkpoint has some).
+        resumed_at: step of the checkpoint from which this session continues; later records are dropped. With `None` the
+            run starts from the beginning, and all records are dropped (those of a run killed before its first
+            checkpoint).
         started_at: time of the command (`time.time()`); by default, when this process started.
         callbacks: the user's callbacks, called when a step or an evaluation is recorded.
 
@@ -89,7 +97,7 @@ class Tracker:
         self.spans = Spans()
         self._config = config
         self._resumed_at = resumed_at
-        self._started_at = _process_start() if started_at is None else started_at
+        self._started_at = _read_process_start() if started_at is None else started_at
         self._rollouts_per_step = rollouts_per_step
         self._header = RunHeader(
             name=run.name,
@@ -111,15 +119,15 @@ class Tracker:
 
     def __enter__(self) -> Tracker:
         config, run = self._config, self.run
-        with ExitStack() as stack, writing(run.path):
+        with ExitStack() as stack, convert_write_errors(run.path):
             self._metrics = MetricsFile(run.metrics_path)
             last_step = -1 if self._resumed_at is None else self._resumed_at
             self.truncate(last_step)
             run.summary_path.unlink(missing_ok=True)  # it describes the end of an earlier session
             settings = config.model_dump(mode="json")
-            terminal = stack.enter_context(logs.redirect_infrastructure_logs(run.log_path(LOG_ROLE)))
+            terminal = stack.enter_context(logs.redirect_infrastructure_logs(run.get_log_path(LOG_ROLE)))
             self._sinks = open_sinks(run, config.tracking, settings, last_step)
-            stack.callback(self._report_leftover_rollouts)
+            stack.callback(self._report_abandoned_sinks)
             for sink in self._sinks:
                 stack.callback(sink.close)
             self.console = open_console(config.tracking.console, terminal)
@@ -140,74 +148,74 @@ class Tracker:
         self.console.close()
         if error is not None:
             with contextlib.suppress(OSError):  # a full disk may have ended the run
-                self._summarize(Ending.of(error)).write(self.run.summary_path)
-        if isinstance(error, Exception) and _logs_say_more(error):
-            self._point_to_logs()
+                self._summarize(Ending.from_error(error)).write(self.run.summary_path)
+        if isinstance(error, Exception) and _may_have_logs(error):
+            self._print_last_log_lines()
         self._stack.close()
 
     def note(self, text: str) -> None:
-        """Show what is being done before the first step."""
+        """Show a note on the current work before the first step."""
         logger.info("%s", text)
-        self.console.note(text)
+        self.console.show_note(text)
 
     def on_rollout(self, rollout: Rollout) -> None:
         """Report that a rollout of the current phase is ready; returns immediately."""
         self._num_ready += 1
         self._num_failed += rollout.reward is None
         if rollout.reward is not None and rollout.reward.timed_out:
-            if not self._num_timed_out:  # one warning per phase: a reward that hangs does so for every answer
+            if not self._num_timed_out:  # warn once per phase: a reward that hangs may hang for every answer
                 logger.warning(
-                    "verifying an answer to prompt '%s' took longer than the reward's time_limit_s: it gets 0",
+                    "verifying an answer to prompt '%s' took longer than the reward's time_limit_s: the answer gets 0",
                     rollout.prompt.uid,
                 )
             self._num_timed_out += 1
         self._show_progress()
 
     def _show_progress(self) -> None:
-        self.console.progress(self._num_ready, self._total, trouble(self._num_failed, self._num_timed_out))
+        self.console.show_progress(self._num_ready, self._total, format_failures(self._num_failed, self._num_timed_out))
 
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record a training step: numbers by name.
+        """Record the metrics of a training step, with the throughput in tokens per second added.
 
-        Adds tokens per second: `rollout/num_tokens` by `time/generate_s` (by `time/step_s` if generation runs
-        concurrently with the step), `training/num_tokens` by `time/train_s`.
+        Generated tokens are divided by `time/generate_s` (by `time/step_s` if generation runs concurrently with the
+        step), and trained tokens by `time/train_s`.
         """
         flat = {name: float(value) for name, value in metrics.items()}
-        generating = generation_time(flat)
-        generated = _ratio(flat, "rollout/num_tokens", generating)
-        trained = _ratio(flat, "training/num_tokens", "time/train_s")
+        generating = select_generation_time_name(flat)
+        generated = _compute_ratio(flat, "rollout/num_tokens", generating)
+        trained = _compute_ratio(flat, "training/num_tokens", "time/train_s")
         rates = {"throughput/generated_tokens_per_s": generated, "throughput/trained_tokens_per_s": trained}
         flat |= {name: value for name, value in rates.items() if value is not None}
         flat |= {"memory/peak_rss_bytes": float(self._memory.peak_bytes)}
         self._record(step, "train", flat)
         reward = flat.get("reward/mean", None if self._rollouts_per_step is None else math.nan)
         if reward is not None and math.isfinite(reward):
-            self.spans.count("reward", reward)
-        self.console.step(
+            self.spans.add_counter_value("reward", reward)
+        self.console.show_step(
             StepView(
                 step=step,
                 reward=reward,
                 duration_s=flat.get("time/step_s", 0.0),
-                phases={name: flat.get(f"time/{name}_s", 0.0) for name in self.spans.phases()},
+                phases={name: flat.get(f"time/{name}_s", 0.0) for name in self.spans.get_phases()},
                 generated_per_s=generated,
                 trained_per_s=trained,
                 loss=flat.get("training/loss"),
-                trouble=trouble(flat.get("rollout/infra_errors", 0), flat.get("reward/timeouts", 0)),
-                cut_off=flat.get("rollout/unfinished_share"),
+                failures=format_failures(flat.get("rollout/infra_errors", 0), flat.get("reward/timeouts", 0)),
+                truncated_share=flat.get("rollout/unfinished_share"),
             )
         )
-        self.callbacks.step(step, flat)
+        self.callbacks.notify_step(step, flat)
 
     def log_evaluation(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group] = ()) -> None:
         """Record the evaluation after `step` (0: before training) under `eval/…`, and its rollouts."""
         flat = {name if name.startswith("eval/") else f"eval/{name}": float(value) for name, value in metrics.items()}
-        flat |= {"time/evaluate_s": self.spans.elapsed("evaluate")}
+        flat |= {"time/evaluate_s": self.spans.get_elapsed("evaluate")}
         self._record(step, "evaluation", flat)
         if groups:
-            self._write_rollouts(self.run.evaluation_path(step), step, groups)
+            self._write_rollouts(self.run.get_evaluation_path(step), step, groups)
             self._send_rollouts("rollouts/evaluation", step, groups)
-        self.console.evaluation(EvaluationView.of(step, flat))
-        self.callbacks.evaluation(step, flat)
+        self.console.show_evaluation(EvaluationView.from_metrics(step, flat))
+        self.callbacks.notify_evaluation(step, flat)
 
     def log_rollouts(
         self,
@@ -216,24 +224,23 @@ class Tracker:
         advantages: Mapping[str, float] | None = None,
         tokens: TokenColumns | None = None,
     ) -> None:
-        """Record every rollout of a step, with its advantage and token columns if it was trained."""
-        self._write_rollouts(self.run.rollouts_path(step), step, groups, advantages, tokens)
+        """Record every rollout of a step, with advantages and token columns for trained rollouts."""
+        self._write_rollouts(self.run.get_rollouts_path(step), step, groups, advantages, tokens)
         every = self._config.tracking.table_every_num_steps
         if every and step % every == 0:
             self._send_rollouts("rollouts/train", step, groups, advantages)
-        self.console.answers(best_and_worst(groups))
+        self.console.show_answers(select_best_and_worst(groups))
 
-    def keep_tokenizer(self, tokenizer: Any) -> None:
-        """Write a fast tokenizer of `transformers`, which decodes the rollouts' tokens; any other tokenizer is
-        ignored.
-        """
+    def save_tokenizer(self, tokenizer: Any) -> None:
+        """Write a fast tokenizer of `transformers` to the run directory, to decode rollouts; ignore any other."""
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if not self._config.tracking.rollouts or fast is None or self.run.tokenizer_path.is_file():
             return
         try:
             atomic.write_text(self.run.tokenizer_path, fast.to_str())
         except Exception as error:
-            logger.warning("the tokenizer was not written to %s: %s", self.run.tokenizer_path, error)
+            reason = str(error) or type(error).__name__
+            logger.warning("the tokenizer was not written to %s: %s", self.run.tokenizer_path, reason)
 
     def truncate(self, step: int) -> None:
         """Drop records after `step`; -1 drops all records."""
@@ -260,32 +267,32 @@ class Tracker:
         )
 
     def finish(self) -> Summary:
-        """Write `summary.json` and `reward.png`, show the table, and return the figures."""
-        from roll.tracking.plot import plot_run, shows_loss
+        """Write `summary.json` and the plot (`reward.png` or `loss.png`), show the summary, and return it."""
+        from roll.tracking.plot import is_loss_plotted, plot_run
 
         for sink in self._sinks:
-            sink.settle()
+            sink.flush()
         summary = self._summarize(Ending(kind="finished"))
-        with writing(self.run.path):
+        with convert_write_errors(self.run.path):
             summary.write(self.run.summary_path)
             rows = read_metrics(self.run.metrics_path)
-            plot_path = self.run.plot_path_of("loss" if shows_loss(rows) else "reward")
+            plot_path = self.run.get_plot_path("loss" if is_loss_plotted(rows) else "reward")
             plot_run(plot_path, self.run.name, rows)
         self.console.close()
-        self.console.show(summary.table())
+        self.console.show(summary.build_table())
         self.console.show(
             "\n".join(
                 [
                     str(self.run.summary_path),
                     str(plot_path),
-                    *next_commands(self.run, self._config.pipeline, self._rollouts_per_step is not None),
+                    *list_next_commands(self.run, self._config.pipeline, self._rollouts_per_step is not None),
                 ]
             )
         )
         return summary
 
     def _record(self, step: int, kind: Kind, metrics: Mapping[str, float]) -> None:
-        with writing(self.run.metrics_path):
+        with convert_write_errors(self.run.metrics_path):
             self._metrics.append(step, kind, metrics)
         for sink in self._sinks:
             sink.log(step, metrics)
@@ -306,16 +313,17 @@ class Tracker:
             write_rollouts(path, step, groups, advantages, tokens)
         except Exception as error:
             self._parquet_failures += 1
-            logger.warning("rollouts of step %d were not written to %s: %s", step, path, error, exc_info=True)
+            reason = str(error) or type(error).__name__
+            logger.warning("rollouts of step %d were not written to %s: %s", step, path, reason, exc_info=True)
 
     def _send_rollouts(
         self, name: str, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None
     ) -> None:
         num_rows = self._config.tracking.table_num_rows
         if self._sinks and num_rows:
-            table = rollout_table(name, step, groups, advantages, num_rows)
+            table = build_rollout_table(name, step, groups, advantages, num_rows)
             for sink in self._sinks:
-                sink.table(step, table)
+                sink.log_table(step, table)
 
     def _on_phase(self, name: str) -> None:
         if self._phase == "train" and name != "train" and self._setup_s is None:
@@ -324,27 +332,27 @@ class Tracker:
             self._num_ready = self._num_failed = self._num_timed_out = 0
             self._total = self._rollouts_per_step if name == "generate" else None
         self._phase = name
-        self.console.phase(name)
+        self.console.show_phase(name)
         if name in ("generate", "reward"):
             self._show_progress()
 
-    def _report_leftover_rollouts(self) -> None:
+    def _report_abandoned_sinks(self) -> None:
         for sink in self._sinks:
-            if sink.is_left_behind:
+            if sink.is_abandoned:
                 self.console.show(
-                    f"warning: tracking.{sink.name} did not end in its time and was left behind; it may lack the last "
-                    f"values, which {self.run.metrics_path} has"
+                    f"warning: tracking.{sink.name} did not end in time and was abandoned; the tracker may lack the "
+                    f"last values, which are in {self.run.metrics_path}"
                 )
 
-    def _point_to_logs(self) -> None:
+    def _print_last_log_lines(self) -> None:
         written = sorted(self.run.logs_dir.glob("*.log"), key=lambda path: path.stat().st_mtime)
         for path in written[-2:]:
-            if lines := logs.tail(path, 8):
+            if lines := logs.read_tail(path, 8):
                 self.console.show("\n".join([f"Last lines of {path}:", *(f"  {line}" for line in lines)]))
 
 
 class _Warnings(logging.Handler):
-    """Shows ROLL's own warnings on the console while entered."""
+    """Shows ROLL's own warnings on the console while its context is open."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
@@ -352,7 +360,7 @@ class _Warnings(logging.Handler):
         self._process_id = os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A forked worker inherits this handler but not the display's thread: its warnings go to the log.
+        # A forked worker inherits this handler, but not the display's thread, so its warnings go to the log.
         if os.getpid() == self._process_id:
             self._console.warn(record.getMessage())
 
@@ -364,12 +372,12 @@ class _Warnings(logging.Handler):
         logging.getLogger("roll").removeHandler(self)
 
 
-def _ratio(metrics: Mapping[str, float], amount: str, seconds: str) -> float | None:
+def _compute_ratio(metrics: Mapping[str, float], amount: str, seconds: str) -> float | None:
     return metrics[amount] / metrics[seconds] if amount in metrics and metrics.get(seconds) else None
 
 
-def _logs_say_more(error: Exception) -> bool:
-    """Return whether the logs of libraries and child processes may hold the cause, since the user did not make it."""
+def _may_have_logs(error: Exception) -> bool:
+    """Return whether the logs may tell more about the cause of an error than its message does."""
     if isinstance(error, ExceptionGroup) and error.subgroup(UserError):
         return False
     # the messages of these errors state the cause
@@ -378,8 +386,8 @@ def _logs_say_more(error: Exception) -> bool:
     return not isinstance(error, RollError) or isinstance(error, RuntimeError | ArithmeticError)
 
 
-def _process_start() -> float:
-    """Return when this process started; in a notebook or shell, the current time."""
+def _read_process_start() -> float:
+    """Return the start time of this process; in a notebook or shell, the current time."""
     if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
         return time.time()
     import psutil

@@ -1,10 +1,10 @@
-"""What a wait for rollouts is spent on: the model, its environments, or rewards.
+"""Splits the time of waiting for rollouts into waiting for the model, for environments, and for rewards.
 
     generate │ generate │ environment │ generate │ reward │ reward ─► batch
 
-If the model generates for at least one rollout, the wait is for the model; if it generates for none and environments
-act, the wait is for environments; if all running rollouts wait for a verdict, it is for the reward, including time in
-queues and in retries. The parts add up to the wait: nothing is counted twice, however many rollouts wait.
+While the model generates for at least one rollout, the time counts as waiting for the model. While it generates for
+none and an environment acts, the time counts as waiting for environments. While all running rollouts wait for a
+verdict, it counts as waiting for rewards, including queues and retries. The parts add up to the whole wait.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from roll.tracking.rollout_trace import Move
+from roll.tracking.rollout_trace import Transition
 from roll.tracking.spans import Spans
 from roll.types import RolloutId
 
@@ -25,22 +25,22 @@ _WAITING = ("queued", "generating")
 
 @dataclass(eq=False)
 class WaitPhases:
-    """Divides a phase of `spans` by the current activity of rollouts."""
+    """Splits the time that a step waits for rollouts into phases: by generation, environments and rewards."""
 
     spans: Spans
     """Spans of the run."""
     ignored: str = "eval"
-    """Purpose of rollouts that no step waits for."""
+    """Purpose of the rollouts that no step waits for."""
     _stage: dict[RolloutId, str] = field(init=False, default_factory=dict)
     """Stage of each rollout: `model` or `reward`."""
     _counts: Counter[str] = field(init=False, default_factory=Counter)
     _num_acting: int = field(init=False, default=0)
-    """Number of environments that act now; their rollouts would otherwise count as the model's."""
+    """Number of environments that currently act; their rollouts have the stage `model`."""
     _first: str | None = field(init=False, default=None)
     """Name of the model's phase; `None` while no step waits."""
 
-    def on_transition(self, event: Move) -> None:
-        """Record a transition, as a listener of a life cycle; returns immediately."""
+    def on_transition(self, event: Transition) -> None:
+        """Record a rollout's state change; a listener of `LifeCycle`."""
         name = event.rollout_id
         if name.purpose == self.ignored:
             return
@@ -51,31 +51,31 @@ class WaitPhases:
         self._counts[after or ""] += 1
         if after is not None:
             self._stage[name] = after
-        self._shift()
+        self._update_phase()
 
-    def environment(self, change: int) -> None:
-        """Record that an environment begins to act (1) or is done (-1)."""
+    def record_environment_activity(self, change: int) -> None:
+        """Record that an environment begins to act (`change` is 1) or is done (-1)."""
         self._num_acting += change
-        self._shift()
+        self._update_phase()
 
     @contextlib.contextmanager
-    def waiting(self, first: str) -> Iterator[None]:
-        """Measure the body as a wait for rollouts; while the model generates, it is a phase called `first`."""
+    def measure_wait(self, first: str) -> Iterator[None]:
+        """Measure the phases of the body, which waits for rollouts; generation is measured as the phase `first`."""
         self._first = first
-        self._open = self.spans.begin(self._name())
+        self._open = self.spans.begin(self._choose_phase())
         try:
-            with self.spans.inside(self._open):
+            with self.spans.use_parent(self._open):
                 yield
         finally:
             self._first = None
             self.spans.end(self._open)
 
-    def _name(self) -> str:
+    def _choose_phase(self) -> str:
         assert self._first is not None
         if self._num_acting and self._counts["model"] <= self._num_acting:
             return "environment"
         return "reward" if self._counts["reward"] and not self._counts["model"] else self._first
 
-    def _shift(self) -> None:
-        if self._first is not None and self._name() != self._open.name:
-            self._open = self.spans.follow(self._open, self._name())
+    def _update_phase(self) -> None:
+        if self._first is not None and self._choose_phase() != self._open.name:
+            self._open = self.spans.replace_span(self._open, self._choose_phase())

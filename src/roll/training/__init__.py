@@ -1,4 +1,4 @@
-"""Train back-ends: packed batches, gradients, optimizer, checkpoints. Importing it imports no torch.
+"""Training back-ends: packed batches, gradients, optimizer, checkpoints. Importing this package does not import torch.
 
     TrainBackend (torch, deepspeed/, megatron/)
       rank ── passes ──► packing/ ──► network/ with attention/, experts ──► loss ──► gradients ──► optimizer
@@ -11,7 +11,7 @@ are shared by all back-ends.
 from roll.training.schedule import Schedule
 from roll.training.spec import Role, TrainerSpec
 
-__all__ = ["Role", "Schedule", "TorchBackend", "TrainerSpec"]
+__all__ = ["Role", "Schedule", "TorchBackend", "TrainerSpec"]  # noqa: F822 (`__getattr__` imports the backend)
 
 
 def __getattr__(name: str) -> object:

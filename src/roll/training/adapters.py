@@ -2,7 +2,7 @@
 
 The network contains one adapter. The states of the others are stored here, and are swapped in when another adapter is
 used. Adapters are small, so a copy costs little compared with a forward pass, and the rest of the trainer handles only
-one. With several ranks, each swaps its own parts.
+one. With several ranks, each rank swaps its own shards.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterState:
-    """The state of an adapter that is not in the network now."""
+    """The stored state of an adapter that is not in the network now."""
 
     weights: Mapping[str, Tensor]
-    """This rank's part of each trained weight, by name; a weight that is left out is 0."""
+    """This rank's part of each trained weight, by name; missing weights are 0."""
     gradients: Mapping[str, Tensor] = field(default_factory=dict)
     optimizer: Mapping[str, WeightState] = field(default_factory=dict)
     """AdamW's moments and counts by name; empty for a new adapter."""
@@ -41,7 +41,7 @@ class AdapterState:
 
 
 class AdapterStates:
-    """The adapters of one trainer rank.
+    """Stores the adapters of one trainer rank, and swaps them in and out of the network.
 
     Args:
         masters: The trained weights of the network, in their initial state.
@@ -53,9 +53,9 @@ class AdapterStates:
         self.current = name
         self._masters = masters
         self._optimizer = optimizer
-        # Initial weights are representable in the compute dtype, and every B is 0: a quarter of the masters' memory.
-        begun = masters.copy_weights(masters.precision.compute)
-        self._initial = {name: weight for name, weight in begun.items() if ".lora_B." not in name}
+        # Initial weights are exact in the compute dtype and every B is 0: a quarter of the masters' memory is enough.
+        initial = masters.copy_weights(masters.precision.compute)
+        self._initial = {name: weight for name, weight in initial.items() if ".lora_B." not in name}
         self._others: dict[str, AdapterState] = {}
 
     def use(self, name: str, progress: Progress) -> Progress:
@@ -72,8 +72,8 @@ class AdapterStates:
             return progress
         self._others[self.current] = AdapterState(
             weights=self._masters.copy_weights(),
-            gradients=self._masters.take_gradients(),
-            optimizer=self._optimizer.take_states(),
+            gradients=self._masters.pop_gradients(),
+            optimizer=self._optimizer.pop_states(),
             progress=progress,
         )
         state = self._others.pop(name, None) or AdapterState(weights=self._initial)

@@ -1,4 +1,4 @@
-"""The `torch` train back-end: one rank of a trainer, in any role.
+"""The `torch` training back-end: one rank of a trainer, in any role.
 
     batch -> passes, one per micro-batch: network -> log-probs or values -> loss -> backward (gradients add up)
           -> global gradient norm -> AdamW on the master weights -> network
@@ -11,19 +11,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from contextlib import AbstractContextManager
 from functools import cached_property
-from pathlib import Path
 
 from torch import Tensor
 
-from roll.config.training import trims_heap
-from roll.protocols import StateKind, WeightSource
+from roll.config.training import should_trim_heap
+from roll.protocols import LossFn, WeightSource
 from roll.training.adapters import AdapterStates, Progress
-from roll.training.checkpoint.state import collect_state, load_state, write_entries
-from roll.training.checkpoint.writer import StateWriter
 from roll.training.distributed import shard
+from roll.training.language_rank import LanguageModelRank
 from roll.training.memory.activation_checkpointing import tile_mlps
 from roll.training.memory.deferred_weights import DeferredWeights
-from roll.training.memory.host_memory import HostMemory
 from roll.training.memory.malloc_trim import Heap, trim_heap_after
 from roll.training.memory.snapshots import Snapshots
 from roll.training.network.fp8 import check_fp8_support
@@ -31,27 +28,26 @@ from roll.training.network.loading import build_network
 from roll.training.network.pipeline_split import check_split, reduce_tied_gradients, split_into_stages
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.value import ValueNetwork
+from roll.training.network.vision_parts import compute_learning_rate_factors
 from roll.training.network.weights import TrainerWeights, gather_weight
-from roll.training.offload import StatePlacement
-from roll.training.optimizer import Optimizer
 from roll.training.parallel.fsdp import reshard_after_forward, set_first_backward_layer
 from roll.training.passes import Passes
-from roll.training.precision import MasterWeights, Precision
-from roll.training.rank import TrainerRank
+from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
-from roll.types import OptimParams
+from roll.training.torch_rank import TorchRank
+from roll.types import OptimParams, TrainingBatch
 
 __all__ = ["TorchBackend"]
 
-DEFAULT = "default"
+DEFAULT_ADAPTER = "default"
 """The name of a trainer's first adapter."""
 
 
-class TorchBackend(TrainerRank):
-    """The `torch` back-end. See `TrainerRank`.
+class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
+    """The `torch` back-end of a trainer rank. See `LanguageModelRank`.
 
-    `train_step` is for policies and critics; the outputs of `forward` depend on the role's network. Other calls raise
-    `UnsupportedError`.
+    The role decides which calls and outputs are supported: a reference cannot be trained, and `forward` computes the
+    outputs of the role's network. Other calls raise `UnsupportedError`.
 
     Args:
         spec: The spec of the rank.
@@ -64,8 +60,9 @@ class TorchBackend(TrainerRank):
 
     def __init__(self, spec: TrainerSpec, *, precision: Precision | None = None) -> None:
         super().__init__(spec)
-        self.precision = precision or Precision.of(spec.model.dtype)
+        self.precision = precision or Precision.from_name(spec.model.dtype)
         if spec.role == "reference":
+            # A reference is never updated, so it needs no float32 master weights.
             self.precision = Precision(compute=self.precision.compute, master=self.precision.compute)
         if spec.training.fp8 != "none":
             check_fp8_support(self.device)
@@ -76,17 +73,16 @@ class TorchBackend(TrainerRank):
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         heads = self.network.heads if isinstance(self.network, PolicyNetwork) else {}
         copies = self.network.pipeline_split.copies if self.network.pipeline_split is not None else ()
-        memory = HostMemory(self.device) if spec.training.offload_optimizer else None
-        self.masters = MasterWeights(trainable | heads, self.precision, copies, memory)
         factors = dict.fromkeys(heads, self.head_factor)
-        self.optimizer = Optimizer(self.masters, spec.training, self.ranks, factors)
-        self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)
-        self._adapters = AdapterStates(self.masters, self.optimizer, DEFAULT) if spec.model.lora is not None else None
+        factors |= compute_learning_rate_factors(self.model, spec.model.vision, trainable)
+        self._prepare_updates(trainable | heads, factors, copies)
+        self._adapters = (
+            AdapterStates(self.masters, self.optimizer, DEFAULT_ADAPTER) if spec.model.lora is not None else None
+        )
         self._heap: Heap | None = None
-        if self.device.type == "cpu" and trims_heap(spec.model, spec.training, self.ranks.size):
+        if self.device.type == "cpu" and should_trim_heap(spec.model, spec.training, self.ranks.size):
             decoder = self.network.decoder
             self._heap = trim_heap_after(getattr(decoder, "layers", ()), decoder.get_input_embeddings())
-        self._writer = StateWriter(self.ranks)
         self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness)
 
     def _build(self) -> PolicyNetwork | ValueNetwork:
@@ -98,40 +94,22 @@ class TorchBackend(TrainerRank):
         unread = DeferredWeights()
         network = build_network(spec, dtype, None if in_4_bits else unread)
         if ranks.stage is not None:
-            with unread.materialized():
+            # The check runs the network, so it precedes the split, after which no rank has all layers.
+            with unread.materialize_weights():
                 check_split(network, ranks.stage)
             split_into_stages(network, ranks.stage, ranks.share, dtype)
+        # Tensors that no file contains, such as adapters and value heads, have data already; `fill` reads the others.
         for tensor in (*network.parameters(), *network.buffers()):
             if not tensor.is_meta:
                 tensor.data = tensor.data.to(self.device)
         if ranks.mesh is not None:
             shard(network, ranks, self.precision)
-        unread.fill(network, self.device)
+        unread.read_shards(network, self.device)
         return network
 
     def weights(self) -> WeightSource:
         adapted, is_first = self.spec.model.lora is not None, self.ranks.is_first
-        return TrainerWeights.of(self.network, adapted=adapted, dtype=self.engine_dtype, is_first=is_first)
-
-    def save(self, path: Path, *, background: bool = False) -> None:
-        self._writer.finish()
-        state = collect_state(
-            self.masters, self.optimizer, self._counters(), self.ranks, self._randomness, self._biases
-        )
-        if background:
-            self._writer.begin(path, state)
-        else:
-            write_entries(path, state, self.ranks)
-
-    def is_save_written(self, *, wait: bool) -> bool:
-        """Return whether the last save is on disk.
-
-        Raises:
-            CheckpointError: a background write failed; raised once.
-        """
-        if wait or self._writer.is_done:
-            self._writer.finish()
-        return self._writer.is_done
+        return TrainerWeights.from_network(self.network, adapted=adapted, dtype=self.engine_dtype, is_first=is_first)
 
     def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
         self._check_trained("keeps no snapshots")
@@ -145,7 +123,8 @@ class TorchBackend(TrainerRank):
     @cached_property
     def _snapshots(self) -> Snapshots:
         """Snapshots of all tensors that an update changes in the network, except a value head, which does not affect
-        log-probs."""
+        log-probs.
+        """
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         biases = {f"router bias {i}": bias for i, bias in enumerate(self._biases)}
         return Snapshots(trained | biases, self.precision.compute)
@@ -166,52 +145,36 @@ class TorchBackend(TrainerRank):
         self.num_steps, self.num_nonfinite = then.num_steps, then.num_nonfinite
         self._has_gradients, self._summed_loss = then.has_gradients, then.summed_loss
 
-    def offload(self, states: Collection[StateKind]) -> None:
-        if "optimizer" in states:
-            self._has_gradients, self._summed_loss = False, 0.0
-        self.placement.offload(states)
-
-    def onload(self, states: Collection[StateKind]) -> None:
-        self.placement.onload(states)
-
     def _read(self, name: str) -> Tensor:
-        own, part = dict(self.model.named_parameters()), self.network.pipeline_split
-        return own[name] if part is None else part.send_to_first(name, gather_weight(part.all_tensors(own)[name]))
+        own, split = dict(self.model.named_parameters()), self.network.pipeline_split
+        return own[name] if split is None else split.send_to_first(name, gather_weight(split.gather_tensors(own)[name]))
 
-    def _load(self, path: Path) -> dict[str, int]:
-        parts = self.masters, self.optimizer, self._counters(), self.ranks, self._randomness
-        return load_state(path, *parts, self.spec.seed, self._biases)
+    @property
+    def _saved_buffers(self) -> list[Tensor]:
+        return self._biases
 
     @property
     def _biases(self) -> list[Tensor]:
-        """The biases of a mixture's routers, which are not updated by gradients."""
+        """The biases of MoE routers (`e_score_correction_bias`), which are updated without gradients."""
         routing = self.network.routing if isinstance(self.network, PolicyNetwork) else None
         return [] if routing is None else routing.biases
 
-    def _clear_grads(self) -> None:
-        self.masters.clear_grads()
-
-    def _check_params(self, params: OptimParams, scale: float) -> None:
-        """Accept any parameters: this back-end can change all of them from one update to the next."""
-
-    def _scale_grads(self, scale: float) -> None:
-        self.masters.scale_grads(scale)
-
     def _backward(self, loss: Tensor, *, last: bool) -> None:
-        part = self.network.pipeline_split
-        if part is not None and part.stage.num_chunks > 1:
+        split = self.network.pipeline_split
+        if split is not None and split.stage.num_chunks > 1:
             set_first_backward_layer(
-                self.network, self.network.decoder.layers[part.layers[part.stage.active_index][-1]]
+                self.network, self.network.decoder.layers[split.layers[split.stage.active_index][-1]]
             )
         super()._backward(loss, last=last)
 
-    def _grad_norm(self) -> float:
+    def _compute_grad_norm(self) -> float:
         if self.network.pipeline_split is not None:
+            # Before the norm: tied embeddings have a part of their gradient in the first stage and another in the last.
             reduce_tied_gradients(self.network.pipeline_split, self.masters)
-        return self.optimizer.grad_norm()
+        return super()._compute_grad_norm()
 
-    def _move_weights(self, rate: float, grad_norm: float, params: OptimParams) -> None:
-        self.optimizer.step(rate, grad_norm, params)
+    def _step_optimizer(self, rate: float, grad_norm: float, params: OptimParams) -> None:
+        super()._step_optimizer(rate, grad_norm, params)
         if self.spec.training.router_bias_rate and isinstance(self.network, PolicyNetwork):
             assert self.network.routing is not None
             self.network.routing.update_biases(self.spec.training.router_bias_rate)

@@ -1,12 +1,12 @@
-"""A training step of one rank of many, without weights, devices or the other ranks.
+"""Dry run of a training step: one rank on fake tensors, without weights, devices or the other ranks.
 
-    config.json ─ on the meta device ─► network ─ divided and sharded as for a run ─► tensors without numbers
-                ─ a step of the usual passes ─► peak memory, and every collective
+    config.json ─ on the meta device ─► network ─ sharded as in a run ─► fake tensors
+                ─ one training step ─► peak memory, and every collective
 
-Shapes, dtypes, placements and collectives are those of the training code; the process group returns at once without
-data. So a laptop can try a layout of a hundred accelerators: whether it divides the model, what each rank holds and
-sends. Memory is that of tensors, without kernels' workspaces, collectives' buffers or fragmentation. Offloaded tensors,
-and tensors computed only from them, count as host memory.
+The training code itself runs, with its shapes, dtypes, placements and collectives; a fake process group returns at once
+without transferring data. So a laptop can check a layout for a hundred accelerators: whether the model can be sharded
+this way, and how much memory and communication each rank needs. Only tensors count as memory, not kernel workspaces,
+collective buffers or fragmentation. Offloaded tensors, and tensors computed only from them, count as host memory.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from torch.utils._pytree import tree_leaves
 
 from roll.models import read_config
 from roll.training.distributed import Ranks, shard
-from roll.training.experts import expert_outputs
+from roll.training.experts import compute_expert_outputs
 from roll.training.network.loading import build_network
 from roll.training.network.pipeline_split import split_into_stages
-from roll.training.network.weights import persistent_buffers
+from roll.training.network.weights import find_persistent_buffers
 from roll.training.parallel.collectives import all_to_all_rows
 from roll.training.parallel.experts import _scatter_add
 from roll.training.parallel.pipeline import Stage
-from roll.training.parallel.tensor import local_part
+from roll.training.parallel.tensor import get_local_part
 from roll.training.parallel.tokens import TokenShare
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
@@ -50,12 +50,12 @@ __all__ = ["Collective", "DryRun", "dry_run"]
 
 
 class Collective(NamedTuple):
-    """A kind of collective within a group of ranks."""
+    """A collective operation and the group of ranks that runs it; a key of `DryRun.counts` and `DryRun.bytes`."""
 
     operation: str
     """`all_gather`, `reduce_scatter`, `all_reduce`, `all_to_all`, `send`, `recv`, …"""
     ranks: str
-    """The group, by the mesh dimension that it divides: `shards`, `tp`, `cp`, …"""
+    """The group's name: its mesh dimension (`shards`, `tp`, `cp`, …), or `all`."""
     size: int
     """The size of the group."""
 
@@ -64,25 +64,25 @@ class Collective(NamedTuple):
 class DryRun:
     """The memory and communication of one rank's step."""
 
-    between: int
-    """Bytes held between steps: weights and the optimizer's state."""
+    between_steps: int
+    """Bytes held between steps: weights and optimizer states."""
     gradients: int
     """Additional bytes held after the last micro-batch."""
     peak: int
     """Peak memory in bytes, including all of the above."""
     host: int
-    """Peak bytes of offloaded tensors in host memory, which the other numbers do not include."""
+    """Peak bytes of offloaded tensors in host memory, which the other fields do not include."""
     counts: Mapping[Collective, int]
     """The number of collectives of each kind in a step."""
     bytes: Mapping[Collective, int]
-    """The bytes of each kind of collective: the sum of the larger of input and output."""
+    """The bytes of each kind of collective in a step; each collective counts the larger of its input and output."""
     layers: tuple[range, ...]
-    """The layers of the rank's stage, by part; empty without pipeline stages."""
+    """The layers of the rank's stage, by chunk; empty without pipeline stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Loss:
-    """A loss that depends on every output of the network; a real loss's own small memory is not counted."""
+    """A stand-in loss that depends on every output of the network. The small memory of a real loss is not counted."""
 
     needs: Needs
 
@@ -92,51 +92,51 @@ class _Loss:
 
 
 def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: Needs) -> DryRun:
-    """Build one rank of a trainer and run a step.
+    """Build one rank of a trainer and run a training step, both on fake tensors.
 
-    The process must have no process group; it has none afterwards.
+    The process must not be in a process group; the fake group is destroyed at the end.
 
     Args:
         spec: The spec of the rank. The model needs `config.json` and no weights.
-        batch: The samples of all ranks, with any tokens of the vocabulary. `None`: no step.
+        batch: The samples of all ranks, with arbitrary tokens of the vocabulary. `None`: run no step.
         needs: The outputs that the loss needs.
 
     Raises:
-        ModelError: the model cannot be divided this way.
-        PlacementError: the number of ranks cannot be divided this way.
+        ModelError: the model cannot be sharded with this layout.
+        PlacementError: the number of ranks does not fit the layout.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from roll.training.backend import TorchBackend
 
     if dist.is_initialized():
-        raise RuntimeError("a dry run needs a process of its own: this one is in a process group")
+        raise RuntimeError("a dry run needs a separate process: this process is in a process group")
     dist.init_process_group("fake", store=FakeStore(), rank=spec.rank, world_size=spec.world_size)
-    watch = _MemoryTracker()
+    tracker = _MemoryTracker()
     try:
-        with _patched_for_dry_run(watch), watch:
+        with _patch_for_dry_run(tracker), tracker:
             backend = TorchBackend(spec)
-            between = watch.live
-            watch.begin()
+            held = tracker.live
+            tracker.reset()
             if batch is not None:
                 backend.train_step(batch, _Loss(needs=needs))
-            found = DryRun(
-                between=between,
-                gradients=watch.live - between,
-                peak=watch.peak,
-                host=watch.most_on_host,
-                counts=watch.counts,
-                bytes=watch.bytes,
+            result = DryRun(
+                between_steps=held,
+                gradients=tracker.live - held,
+                peak=tracker.peak,
+                host=tracker.peak_on_host,
+                counts=tracker.counts,
+                bytes=tracker.bytes,
                 layers=() if backend.network.pipeline_split is None else backend.network.pipeline_split.layers,
             )
             del backend
     finally:
         dist.destroy_process_group()
-    return found
+    return result
 
 
-class _Ranks(Ranks):
-    """Ranks that do not reduce scalars and plain values, which have no numbers here."""
+class _PlaceholderRanks(Ranks):
+    """Ranks that return placeholders instead of reducing scalars and Python objects: fake tensors have no data."""
 
     def __init__(self, spec: TrainerSpec, device: torch.device) -> None:
         with unset_fake_temporarily():  # the constructor computes with real numbers
@@ -145,7 +145,7 @@ class _Ranks(Ranks):
     def sum(self, sharded: Tensor, whole: Tensor) -> float:
         return 1.0
 
-    def reduce(self, values: Mapping[str, Tensor], both: Callable[[float, float], float]) -> dict[str, float]:
+    def reduce(self, values: Mapping[str, Tensor], combine: Callable[[float, float], float]) -> dict[str, float]:
         return {"loss": 0.0, **dict.fromkeys(values, 0.0)}
 
     def gather(self, value: Any) -> list[Any]:
@@ -156,37 +156,37 @@ class _Ranks(Ranks):
 
 
 @contextlib.contextmanager
-def _patched_for_dry_run(watch: _MemoryTracker) -> Iterator[None]:
-    """Replace code that reads numbers, or that would treat the fake device as a host instead of an accelerator."""
+def _patch_for_dry_run(tracker: _MemoryTracker) -> Iterator[None]:
+    """Run the body with fake tensors, and with patches of code that reads tensor data or detects the kind of device."""
     resize = torch.UntypedStorage.resize_
 
-    def resized(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+    def resize_storage(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
         result = resize(storage, size)
-        watch.on_resize(storage)
+        tracker.on_resize(storage)
         return result
 
     instead: dict[str, Any] = {
-        "torch.UntypedStorage.resize_": resized,
-        "roll.training.memory.host_memory.HostMemory.to_host": lambda _, tensor: watch.copy(tensor, on_host=True),
-        "roll.training.memory.host_memory.HostMemory.to_device": lambda _, tensor: watch.copy(tensor, on_host=False),
-        "roll.training.rank.Ranks": _Ranks,
+        "torch.UntypedStorage.resize_": resize_storage,
+        "roll.training.memory.host_memory.HostMemory.to_host": lambda _, tensor: tracker.copy(tensor, on_host=True),
+        "roll.training.memory.host_memory.HostMemory.to_device": lambda _, tensor: tracker.copy(tensor, on_host=False),
+        "roll.training.rank.Ranks": _PlaceholderRanks,
         "roll.training.backend.build_network": _build_meta_network,
         "roll.training.backend.DeferredWeights": _MetaWeights,
         "roll.training.backend.check_split": lambda *args: None,
         "roll.training.backend.check_fp8_support": lambda *args: None,
         "roll.training.backend.split_into_stages": _split_on_meta,
         "roll.training.backend.shard": _shard_on_meta,
-        "roll.training.attention.packed.varlen_supported": lambda device, dtype: True,
-        "roll.training.network.logprobs.native": lambda: None,
+        "roll.training.attention.packed.is_varlen_supported": lambda device, dtype: True,
+        "roll.training.network.logprobs.load_native_library": lambda: None,
         "roll.training.network.logprobs.has_small_cache": lambda device: False,
         "torch.bincount": lambda x, minlength: x.new_empty(minlength),
-        "roll.training.experts._grouped_matmul": _grouped_mm_shape,
-        "roll.training.parallel.experts._dispatch_forward": _balanced_routing,
-        "roll.training.passes.loss_inputs": lambda layout, batch, predicted, counts, attention: predicted,
-        "roll.training.passes.collect": lambda *args: None,
-        "roll.training.network.routing.Routing._count_choice": lambda *args: None,
-        "roll.training.network.routing.Routing.load": lambda *args: None,
-        "roll.training.network.routing.Routing.metrics": lambda *args: {},
+        "roll.training.experts._grouped_matmul": _build_grouped_mm_result,
+        "roll.training.parallel.experts._build_dispatch_forward": _build_balanced_routing,
+        "roll.training.passes.build_loss_inputs": lambda layout, batch, predicted, counts, attention: predicted,
+        "roll.training.passes.collect_token_outputs": lambda *args: None,
+        "roll.training.network.routing.Routing._record_routing": lambda *args: None,
+        "roll.training.network.routing.Routing.gather_load": lambda *args: None,
+        "roll.training.network.routing.Routing.compute_metrics": lambda *args: {},
     }
     with contextlib.ExitStack() as stack:
         for path, value in instead.items():
@@ -196,13 +196,13 @@ def _patched_for_dry_run(watch: _MemoryTracker) -> Iterator[None]:
 
 
 class _MetaWeights:
-    """A stand-in for weights that are not in any file."""
+    """Stands in for `DeferredWeights` where there are no weight files."""
 
     @contextlib.contextmanager
-    def materialized(self) -> Iterator[None]:
+    def materialize_weights(self) -> Iterator[None]:
         yield
 
-    def fill(self, network: torch.nn.Module, device: torch.device) -> None:
+    def read_shards(self, network: torch.nn.Module, device: torch.device) -> None:
         _allocate(network, device)
 
 
@@ -218,7 +218,7 @@ def _build_meta_network(spec: TrainerSpec, dtype: torch.dtype, unread: _MetaWeig
 
 
 def _allocate(network: torch.nn.Module, device: torch.device) -> None:
-    """Allocate a network on a device, without numbers; tied parameters stay tied."""
+    """Allocate uninitialized memory for a network on a device; tied parameters stay tied."""
     places = [(module, name, own) for module in network.modules() for name, own in module._parameters.items()]
     network.to_empty(device=device)
     made: dict[Any, Any] = {}
@@ -226,7 +226,7 @@ def _allocate(network: torch.nn.Module, device: torch.device) -> None:
         module._parameters[name] = made.setdefault(before, module._parameters[name])
 
 
-def _load_on_meta(path: str, dtype: torch.dtype, *, attention: str, trust_remote_code: bool, left: None) -> Any:
+def _load_on_meta(path: str, dtype: torch.dtype, *, attention: str, trust_remote_code: bool, meta_init: None) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     read_config(Path(path))
@@ -236,14 +236,14 @@ def _load_on_meta(path: str, dtype: torch.dtype, *, attention: str, trust_remote
     ).eval()
 
 
-def _grouped_mm_shape(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bool) -> Tensor:
+def _build_grouped_mm_result(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bool) -> Tensor:
     matrices = weight if transposed else weight.transpose(1, 2)
     return functional.grouped_mm(x.to(weight.dtype), matrices, offs=counts.to(torch.int32))
 
 
-def _balanced_routing(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return a `forward` in which all ranks' experts are chosen equally often, by as many different tokens as
-    possible.
+def _build_balanced_routing(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return an expert-parallel `forward` with balanced routing: every rank gets equally many tokens, and each token
+    goes to as many ranks as possible.
     """
 
     def forward(states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -252,8 +252,8 @@ def _balanced_routing(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Te
         token = torch.arange(sum(splits)) % length
         rows, row_weights, mine = (all_to_all_rows(x[token], splits, splits, group) for x in (states, weights, chosen))
         row = torch.arange(length * num_chosen) % len(rows)
-        parameters = {name: local_part(getattr(experts, name)) for name in experts._parameters}
-        found = expert_outputs(experts, parameters, rows, row, mine[row, 0], row_weights[row, 0])
+        parameters = {name: get_local_part(getattr(experts, name)) for name in experts._parameters}
+        found = compute_expert_outputs(experts, parameters, rows, row, mine[row, 0], row_weights[row, 0])
         sums = _scatter_add(len(rows), [found], [row]).to(states.dtype)
         back = all_to_all_rows(sums, splits, splits, group)
         return _scatter_add(length, back.split(splits), token.split(splits)).to(states.dtype)
@@ -262,18 +262,18 @@ def _balanced_routing(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Te
 
 
 def _split_on_meta(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
-    names = {*dict(network.root.named_parameters()), *persistent_buffers(network.root)}
+    names = {*dict(network.root.named_parameters()), *find_persistent_buffers(network.root)}
     tied = {network.projection.weight} & {network.decoder.get_input_embeddings().weight}
 
-    def held(own: list[str]) -> list[list[str]]:
-        """Return the names on every stage: all that this stage lacks are assigned to the nearest one."""
+    def gather_names(own: list[str]) -> list[list[str]]:
+        """Return weight names for every stage, as if one other stage had all weights that this stage lacks."""
         both = [name for name in own if tied and network.root.get_parameter(name) in tied]
         others: list[list[str]] = [[] for _ in range(stage.count)]
         others[0 if stage.number else -1] = [*names.difference(own), *both]
         others[stage.number] = own
         return others
 
-    with unset_fake_temporarily(), mock.patch.object(stage, "gather", held):
+    with unset_fake_temporarily(), mock.patch.object(stage, "gather", gather_names):
         split_into_stages(network, stage, share, dtype)
 
 
@@ -283,7 +283,7 @@ def _shard_on_meta(network: Any, ranks: Ranks, precision: Precision) -> None:
 
 
 class _MemoryTracker(TorchDispatchMode):
-    """Counts the bytes of all live storages, and the collectives."""
+    """Counts the bytes of all live storages, and the number and bytes of collectives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -292,17 +292,17 @@ class _MemoryTracker(TorchDispatchMode):
         self.counts: Counter[Collective] = Counter()
         self.bytes: Counter[Collective] = Counter()
         self.on_host = 0
-        self.most_on_host = 0
+        self.peak_on_host = 0
         self._sizes: dict[int, int] = {}
         self._on_host: set[int] = set()
         """The storages in host memory."""
         self._placed: bool | None = None
-        """Whether new tensors are in host memory; by default, if all operands are."""
+        """Whether new tensors count as host memory; `None`: a new tensor does if all operands do."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         on_host = self._is_on_host((args, kwargs)) if self._placed is None else self._placed
         result = func(*args, **(kwargs or {}))
-        for tensor in _plain_tensors(result):
+        for tensor in _flatten_tensors(result):
             self._track(tensor.untyped_storage(), on_host)
         namespace, _, name = func._schema.name.partition("::")
         if namespace in ("c10d", "_c10d_functional") and "wait" not in name:
@@ -310,21 +310,21 @@ class _MemoryTracker(TorchDispatchMode):
         return result
 
     def _is_on_host(self, operands: Any) -> bool:
-        """Return whether all tensors that an operation takes are in host memory."""
+        """Return whether all tensor operands are in host memory."""
         if not self._on_host:  # the common case; checking all tensors would take a quarter of the time
             return False
-        storages = [tensor.untyped_storage()._cdata for tensor in _plain_tensors(operands)]
+        storages = [tensor.untyped_storage()._cdata for tensor in _flatten_tensors(operands)]
         return bool(storages) and self._on_host.issuperset(storages)
 
     def on_resize(self, storage: torch.UntypedStorage) -> None:
-        """Update the size of a storage that was resized: FSDP frees gathered weights this way."""
+        """Record the new size of a storage that was resized: FSDP frees gathered weights this way."""
         before = self._sizes.get(storage._cdata)
         if before is not None:
             self._sizes[storage._cdata] = storage.nbytes()
-            self._grow(storage.nbytes() - before, storage._cdata in self._on_host)
+            self._add_live_bytes(storage.nbytes() - before, storage._cdata in self._on_host)
 
     def copy(self, tensor: Tensor, *, on_host: bool) -> Tensor:
-        """Copy a tensor to host memory, or to the device."""
+        """Return a copy that counts as host memory if `on_host` is true, else as memory of the device."""
         self._placed = on_host
         try:
             return tensor.clone()
@@ -337,23 +337,23 @@ class _MemoryTracker(TorchDispatchMode):
             self._sizes[key] = storage.nbytes()
             if on_host:
                 self._on_host.add(key)
-            self._grow(storage.nbytes(), on_host)
+            self._add_live_bytes(storage.nbytes(), on_host)
             weakref.finalize(storage, self._untrack, key)
 
     def _untrack(self, key: int) -> None:
-        self._grow(-self._sizes.pop(key), key in self._on_host)
+        self._add_live_bytes(-self._sizes.pop(key), key in self._on_host)
         self._on_host.discard(key)
 
-    def _grow(self, size: int, on_host: bool) -> None:
+    def _add_live_bytes(self, size: int, on_host: bool) -> None:
         if on_host:
             self.on_host += size
-            self.most_on_host = max(self.most_on_host, self.on_host)
+            self.peak_on_host = max(self.peak_on_host, self.on_host)
         else:
             self.live += size
             self.peak = max(self.peak, self.live)
 
-    def begin(self) -> None:
-        """Start counting collectives and the peak from here."""
+    def reset(self) -> None:
+        """Set the device's peak to the bytes that are live now, and clear the counts and bytes of collectives."""
         self.peak = self.live
         self.counts.clear()
         self.bytes.clear()
@@ -362,7 +362,7 @@ class _MemoryTracker(TorchDispatchMode):
         leaves = tree_leaves(everything)
         group = next(found for leaf in leaves if (found := _find_group(leaf)) is not None)
         sizes = [tensor.numel() * tensor.element_size() for tensor in leaves if isinstance(tensor, Tensor)]
-        kind = Collective(_NAMES.get(name, name.strip("_")), _name(group), group.size())
+        kind = Collective(_NAMES.get(name, name.strip("_")), _get_group_name(group), group.size())
         self.counts[kind] += 1
         self.bytes[kind] += max(sizes, default=0)
 
@@ -379,14 +379,14 @@ _NAMES = {
 }
 
 
-def _plain_tensors(tree: Any) -> list[Tensor]:
-    """Return the tensors of a tree that have memory of their own."""
+def _flatten_tensors(tree: Any) -> list[Tensor]:
+    """Return the tensors of a tree that have their own memory: no DTensors and no meta tensors."""
     tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
     return [tensor for tensor in tensors if not isinstance(tensor, DTensor) and tensor.device.type != "meta"]
 
 
 def _find_group(leaf: Any) -> ProcessGroup | None:
-    """Return the process group that an argument of a collective is, or names."""
+    """Return the process group that a collective's argument is or names; `None` for an argument of another kind."""
     if isinstance(leaf, torch.ScriptObject):
         with contextlib.suppress(RuntimeError):
             return ProcessGroup.unbox(leaf)
@@ -396,5 +396,5 @@ def _find_group(leaf: Any) -> ProcessGroup | None:
     return None
 
 
-def _name(group: ProcessGroup) -> str:
+def _get_group_name(group: ProcessGroup) -> str:
     return "all" if group.group_desc == "default_pg" else group.group_desc.removeprefix("mesh_")

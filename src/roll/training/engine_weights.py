@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from roll.models import linear_weights
+from roll.models import list_linear_weights
 from roll.protocols import TrainBackend, WeightSource
 from roll.training.spec import TrainerSpec
 from roll.weights.quantization import QuantizedWeights
 
-__all__ = ["engine_weights"]
+__all__ = ["build_engine_weights"]
 
 
-def engine_weights(backend: TrainBackend, spec: TrainerSpec) -> WeightSource:
+def build_engine_weights(backend: TrainBackend, spec: TrainerSpec) -> WeightSource:
     """Return all weights for the engines, with linear weights quantized if the spec sets a quantization.
 
     Raises:
@@ -19,5 +19,5 @@ def engine_weights(backend: TrainBackend, spec: TrainerSpec) -> WeightSource:
     weights = backend.weights()
     if spec.quantization == "none":
         return weights
-    linear = linear_weights(spec.model_path, trust_remote_code=spec.model.trust_remote_code)
+    linear = list_linear_weights(spec.model_path, trust_remote_code=spec.model.trust_remote_code)
     return QuantizedWeights(weights, spec.quantization, linear)

@@ -1,10 +1,10 @@
-"""MoE layers: each expert processes all tokens that its router assigned to it, in one product.
+"""MoE layers: each expert processes all tokens that its router assigned to it, in one matrix product.
 
     pairs of a token and an expert ─ sorted by expert ─► up, gate, down ─ times the router's weight ─► back in order
 
-`transformers` stores a layer's experts in tensors of three dimensions (biases: two), the first of which indexes
-experts. On a CPU and in float64 every expert has a product of its own, written in place. It was measured to be bitwise
-equal to `grouped_mm` and not slower. Devices use the grouped kernel.
+`transformers` stacks a layer's experts in 3-D tensors (biases: 2-D), whose first dimension is the expert. On a CPU and
+in float64, one matrix product per expert is written into the result. It was measured to be bitwise equal to
+`grouped_mm` and not slower. Accelerators use the `grouped_mm` kernel.
 """
 
 from __future__ import annotations
@@ -16,29 +16,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["expert_outputs", "find_experts", "use_grouped_gemm"]
+__all__ = ["compute_expert_outputs", "find_experts", "use_grouped_gemm"]
 
 
 def find_experts(model: nn.Module) -> dict[str, Any]:
-    """Return the modules of a model, by name, that store experts in the form that `expert_outputs` supports."""
-    return {name: module for name, module in model.named_modules() if _is_known(module)}
+    """Return the modules of a model, by name, that store experts in the form that `compute_expert_outputs` supports."""
+    return {name: module for name, module in model.named_modules() if _is_supported(module)}
 
 
 def use_grouped_gemm(model: nn.Module) -> None:
-    """Make a model's experts compute with `expert_outputs`."""
+    """Make the experts of a model compute with `compute_expert_outputs`, all experts of a layer at once."""
     for module in find_experts(model).values():
-        module.forward = _grouped_forward(module)
+        module.forward = _build_grouped_forward(module)
 
 
-def expert_outputs(
+def compute_expert_outputs(
     experts: Any, parameters: Mapping[str, Tensor], states: Tensor, rows: Tensor, chosen: Tensor, weights: Tensor
 ) -> Tensor:
-    """Compute expert outputs [P, H], times the router's weights, for pairs of a token and an expert; in the wider
-    dtype.
+    """Compute the outputs [P, H] of P token-expert pairs, multiplied by the router's weights.
+
+    The result has the wider of two dtypes: that of the experts' outputs, and that of `weights`.
 
     Args:
         experts: A module that `find_experts` found.
-        parameters: The parameters by name, of all of the module's experts or of the subset that `chosen` indexes.
+        parameters: The parameters by name, of all experts of the module or of the local experts that `chosen` indexes.
         states: The hidden states [n, H] of tokens.
         rows: The token of each pair [P].
         chosen: The expert of each pair [P].
@@ -48,17 +49,18 @@ def expert_outputs(
     sorted_experts = chosen[by_expert]
     counts = torch.bincount(chosen, minlength=len(parameters["down_proj"]))
 
-    def through(x: Tensor, name: str) -> Tensor:
-        found = _grouped_matmul(x, parameters[name], counts, transposed=experts.is_transposed)
-        return found + parameters[f"{name}_bias"][sorted_experts] if experts.has_bias else found
+    def project(x: Tensor, name: str) -> Tensor:
+        projected = _grouped_matmul(x, parameters[name], counts, transposed=experts.is_transposed)
+        return projected + parameters[f"{name}_bias"][sorted_experts] if experts.has_bias else projected
 
     x = states[rows[by_expert]]
-    x = experts._apply_gate(through(x, "gate_up_proj")) if experts.has_gate else experts.act_fn(through(x, "up_proj"))
-    outputs = through(x, "down_proj") * weights[by_expert, None]
+    x = experts._apply_gate(project(x, "gate_up_proj")) if experts.has_gate else experts.act_fn(project(x, "up_proj"))
+    outputs = project(x, "down_proj") * weights[by_expert, None]
+    # The argsort of a permutation is its inverse.
     return outputs[by_expert.argsort()]
 
 
-def _is_known(module: Any) -> bool:
+def _is_supported(module: Any) -> bool:
     count = getattr(module, "num_experts", None)
     names = ("has_gate", "has_bias", "is_transposed")
     if not isinstance(count, int) or not all(isinstance(getattr(module, name, None), bool) for name in names):
@@ -68,12 +70,12 @@ def _is_known(module: Any) -> bool:
     return set(module._parameters) == wanted and all(len(p) == count for p in module._parameters.values())
 
 
-def _grouped_forward(experts: Any) -> Any:
+def _build_grouped_forward(experts: Any) -> Any:
     def forward(states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         parameters = {name: getattr(experts, name) for name in experts._parameters}
         (length, num_chosen), width = chosen.shape, states.shape[-1]
         rows = torch.arange(length, device=states.device).repeat_interleave(num_chosen)
-        found = expert_outputs(experts, parameters, states, rows, chosen.reshape(-1), weights.reshape(-1))
+        found = compute_expert_outputs(experts, parameters, states, rows, chosen.reshape(-1), weights.reshape(-1))
         return found.view(length, num_chosen, width).sum(1).to(states.dtype)
 
     return forward
@@ -93,14 +95,14 @@ def _grouped_matmul(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bo
     if _has_kernel(weight):
         matrices = weight if transposed else weight.transpose(1, 2)
         return functional.grouped_mm(x, matrices, offs=counts.cumsum(0).to(torch.int32))
-    found = _MatmulPerExpert.apply(x, weight, counts.tolist(), transposed)
-    assert isinstance(found, Tensor)
-    return found
+    result = _MatmulPerExpert.apply(x, weight, counts.tolist(), transposed)
+    assert isinstance(result, Tensor)
+    return result
 
 
 def _has_kernel(weight: Tensor) -> bool:
-    """Return whether `grouped_mm` supports the matrices: on a device (NVIDIA: Ampere or newer), rows a multiple of 16
-    bytes.
+    """Return whether `grouped_mm` supports the matrices: on an accelerator (NVIDIA: Ampere or newer), with rows of a
+    multiple of 16 bytes.
     """
     if weight.device.type == "cpu" or weight.dtype == torch.float64:
         return False
@@ -134,6 +136,7 @@ class _MatmulPerExpert(torch.autograd.Function):
         if of_weight is not None:
             for own, given, out in zip(grad.split(counts), x.split(counts), of_weight, strict=True):
                 if not len(own):
+                    # The memory is not initialized, and an expert without tokens has a gradient of 0.
                     out.zero_()
                 elif transposed:
                     torch.mm(given.t(), own, out=out)

@@ -1,4 +1,4 @@
-"""Offload and onload of a rank's states, which frees a device's memory for another role between phases.
+"""Offloading and onloading of a rank's states, to free a device's memory for another role between phases.
 
 parameters    the network: all that a forward pass and a weight sync need
 optimizer     all that only updates need: master weights that are separate from the network, AdamW's moments, and
@@ -17,19 +17,19 @@ from roll.protocols import StateKind
 from roll.training.optimizer import Optimizer
 from roll.training.precision import MasterWeights
 
-__all__ = ["StatePlacement", "is_on_host"]
+__all__ = ["StateOffloader", "is_on_host"]
 
 logger = logging.getLogger(__name__)
 
 
 def is_on_host(states: Collection[StateKind], device: torch.device) -> bool:
-    """Return whether the device is a CPU, whose states are in host memory already."""
+    """Return whether states need no offloading because the device is a CPU; if so, log it."""
     if device.type == "cpu":
         logger.debug("nothing to offload: %s are in host memory already", ", ".join(states))
     return device.type == "cpu"
 
 
-class StatePlacement:
+class StateOffloader:
     """Moves a rank's states between its device and host memory."""
 
     def __init__(self, network: nn.Module, masters: MasterWeights, optimizer: Optimizer, device: torch.device) -> None:
@@ -44,6 +44,7 @@ class StatePlacement:
             if "optimizer" in states:
                 self._masters.clear_grads()
             self._move(states, torch.device("cpu"))
+            # Engines are other processes, which cannot use memory that the allocator of this process caches.
             torch.get_device_module(self._device).empty_cache()
 
     def onload(self, states: Collection[StateKind]) -> None:
@@ -57,4 +58,5 @@ class StatePlacement:
             self._optimizer.move_moments(device)
         if "parameters" in states:
             self._network.to(device)
+        # Moved parameters have new storages, so the optimizer must be bound to them again.
         self._optimizer.bind()

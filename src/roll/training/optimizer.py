@@ -1,7 +1,7 @@
-"""AdamW over each rank's part of the master weights, with clipping by the global norm.
+"""The optimizer: AdamW over each rank's shard of the master weights, with gradient clipping by the global norm.
 
-`training.optimizer` selects 8-bit moments for large weights (`adamw_8bit`). All other moments are PyTorch's, by default
-those of all weights.
+By default PyTorch's AdamW updates all weights. With `training.optimizer` set to `adamw_8bit`, large weights have 8-bit
+moments instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from roll.config.training import TrainingConfig
 from roll.training.distributed import Ranks
-from roll.training.memory.adamw_8bit import AdamWConstants, new_moments, update, uses_8_bits
+from roll.training.memory.adamw_8bit import AdamWConstants, create_moments, is_stored_in_8_bits, update
 from roll.training.precision import MasterWeights
 from roll.types import OptimParams
 
@@ -44,9 +44,9 @@ class Optimizer:
 
     Args:
         weights: The trained weights.
-        config: The training configuration, with AdamW's constants.
+        config: The training configuration, with AdamW's hyperparameters.
         ranks: The ranks that share the weights.
-        factors: Factors on the learning rate of some weights, by name.
+        factors: Learning rate factors of some weights, by name.
     """
 
     def __init__(
@@ -59,22 +59,24 @@ class Optimizer:
         self._locals: dict[str, nn.Parameter] = {}
         self._adamw: torch.optim.AdamW
         in_8_bits = config.optimizer == "adamw_8bit"
-        self._small = {n: 0 for n, p in weights.parameters.items() if in_8_bits and uses_8_bits(p.shape)}
+        self._num_8bit_updates = {
+            n: 0 for n, p in weights.parameters.items() if in_8_bits and is_stored_in_8_bits(p.shape)
+        }
         """The number of updates of each weight with 8-bit moments, by name."""
-        self._small_moments: dict[str, Mapping[str, Tensor]] = {}
+        self._moments_8bit: dict[str, Mapping[str, Tensor]] = {}
         self.bind()
 
     def bind(self) -> None:
-        """Bind to this rank's tensors; call it again after the weights have moved to another device."""
-        moments = dict(self.moments()) if self._locals else {}
-        steps = self.steps() if self._locals else {}
-        self._locals = {n: nn.Parameter(self._weights.local(n)) for n in self._weights.parameters}
+        """Build AdamW for this rank's current tensors, with its state so far. Call it again after weights move."""
+        moments = dict(self.get_moments()) if self._locals else {}
+        steps = self.get_steps() if self._locals else {}
+        self._locals = {n: nn.Parameter(self._weights.get_local(n)) for n in self._weights.parameters}
         config = self._config
         groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
-        self._small_moments = {n: moments.get(n) or new_moments(self._locals[n]) for n in self._small}
+        self._moments_8bit = {n: moments.get(n) or create_moments(self._locals[n]) for n in self._num_8bit_updates}
         for name, parameter in self._locals.items():
-            if name not in self._small:
-                key = (self._decays(name), self._factors.get(name, 1.0))
+            if name not in self._num_8bit_updates:
+                key = (self._is_decayed(name), self._factors.get(name, 1.0))
                 groups.setdefault(key, []).append(parameter)
         self._adamw = torch.optim.AdamW(
             [{"params": own, "decays": decays, "factor": factor} for (decays, factor), own in groups.items()]
@@ -85,42 +87,44 @@ class Optimizer:
             fused=True,
         )
         for name, parameter in self._locals.items():
-            if name not in self._small:
+            if name not in self._num_8bit_updates:
+                # AdamW creates its state at the first step, but a checkpoint may be loaded or moved before.
                 own = moments.get(name) or {label: torch.zeros_like(parameter) for label in _STATES}
                 self._adamw.state[parameter] = {
                     "step": torch.tensor(float(steps.get(name, 0)), device=parameter.device),
                     **{key: own[label].detach() for label, key in _STATES.items()},
                 }
 
-    def _decays(self, name: str) -> bool:
+    def _is_decayed(self, name: str) -> bool:
         return self._weights.parameters[name].ndim > 1
 
     @torch.no_grad()
-    def grad_norm(self) -> float:
-        """Return the global norm of the gradients; not finite where any gradient is not."""
+    def compute_grad_norm(self) -> float:
+        """Return the global norm of the gradients; not finite if any gradient is not."""
         grads: dict[bool, list[Tensor]] = {True: [], False: []}
         for name in self._locals:
-            if (grad := self._weights.grad(name)) is not None and name not in self._weights.copies:
-                grads[self._weights.is_divided(name)].append(grad)
-        squares = (_sum_of_squares(grads[divided]).to(self._ranks.device) for divided in (True, False))
+            # A tied weight has the same gradient in two pipeline stages and counts once.
+            if (grad := self._weights.get_grad(name)) is not None and name not in self._weights.copies:
+                grads[self._weights.is_model_parallel(name)].append(grad)
+        squares = (_sum_squares(grads[divided]).to(self._ranks.device) for divided in (True, False))
         return math.sqrt(self._ranks.sum(*squares))
 
     @torch.no_grad()
     def step(self, learning_rate: float, grad_norm: float, params: OptimParams = AS_CONFIGURED) -> None:
-        """Clip to `max_grad_norm`, update, and copy the new weights into the network.
+        """Clip the gradients to `max_grad_norm`, update the weights, and copy them into the network.
 
         Args:
             learning_rate: The learning rate of this update.
             grad_norm: The norm of the gradients.
-            params: Other settings of this update only.
+            params: Settings that override the configuration for this update.
         """
-        constants = self._constants(learning_rate, params)
-        longest = self._config.max_grad_norm if params.max_grad_norm is None else params.max_grad_norm
+        constants = self._build_constants(learning_rate, params)
+        max_norm = self._config.max_grad_norm if params.max_grad_norm is None else params.max_grad_norm
         for name, parameter in self._locals.items():
-            parameter.grad = self._weights.grad(name)
-        if grad_norm > longest:
+            parameter.grad = self._weights.get_grad(name)
+        if grad_norm > max_norm:
             grads = [p.grad for p in self._locals.values() if p.grad is not None]
-            torch._foreach_mul_(grads, longest / grad_norm)
+            torch._foreach_mul_(grads, max_norm / grad_norm)
         for group in self._adamw.param_groups:
             group.update(
                 lr=learning_rate * group["factor"],
@@ -129,13 +133,14 @@ class Optimizer:
                 weight_decay=constants.weight_decay if group["decays"] else 0.0,
             )
         self._adamw.step()
-        for name in self._small:
-            self._step_small(name, constants)
+        for name in self._num_8bit_updates:
+            self._step_8bit(name, constants)
         for parameter in self._locals.values():
+            # `MasterWeights` owns the gradients.
             parameter.grad = None
         self._weights.refresh()
 
-    def _constants(self, learning_rate: float, params: OptimParams) -> AdamWConstants:
+    def _build_constants(self, learning_rate: float, params: OptimParams) -> AdamWConstants:
         config = self._config
         return AdamWConstants(
             learning_rate=learning_rate,
@@ -145,51 +150,56 @@ class Optimizer:
             weight_decay=config.weight_decay if params.weight_decay is None else params.weight_decay,
         )
 
-    def _step_small(self, name: str, constants: AdamWConstants) -> None:
+    def _step_8bit(self, name: str, constants: AdamWConstants) -> None:
         parameter = self._locals[name]
         if parameter.grad is None:
             return
-        self._small[name] += 1
+        self._num_8bit_updates[name] += 1
         own = replace(
             constants,
             learning_rate=constants.learning_rate * self._factors.get(name, 1.0),
-            weight_decay=constants.weight_decay if self._decays(name) else 0.0,
+            weight_decay=constants.weight_decay if self._is_decayed(name) else 0.0,
         )
-        update(parameter.detach(), parameter.grad, self._small_moments[name], self._small[name], own)
+        update(parameter.detach(), parameter.grad, self._moments_8bit[name], self._num_8bit_updates[name], own)
 
-    def moments(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """Return this rank's part of AdamW's moments, by weight and checkpoint name; 0 before the first step."""
-        found: dict[str, Mapping[str, Tensor]] = {}
+    def get_moments(self) -> Mapping[str, Mapping[str, Tensor]]:
+        """Return this rank's part of AdamW's moments, by weight and then by the moment's name in checkpoints."""
+        moments: dict[str, Mapping[str, Tensor]] = {}
         for name, parameter in self._locals.items():
             state = self._adamw.state.get(parameter, {})
             whole = {label: state[key] for label, key in _STATES.items() if state}
-            found[name] = whole or self._small_moments[name]
-        return found
+            moments[name] = whole or self._moments_8bit[name]
+        return moments
 
-    def steps(self) -> dict[str, int]:
+    def get_steps(self) -> dict[str, int]:
         """Return the number of updates of each weight."""
-        whole = {n: int(self._adamw.state[p]["step"]) for n, p in self._locals.items() if n not in self._small}
-        return whole | self._small
+        whole = {
+            n: int(self._adamw.state[p]["step"]) for n, p in self._locals.items() if n not in self._num_8bit_updates
+        }
+        return whole | self._num_8bit_updates
 
     def set_steps(self, steps: Mapping[str, int]) -> None:
-        """Restore the counts that `steps` returned when the moments were saved."""
+        """Restore the counts that `get_steps` returned when the moments were saved."""
         for name, parameter in self._locals.items():
-            if name in self._small:
-                self._small[name] = steps[name]
+            if name in self._num_8bit_updates:
+                self._num_8bit_updates[name] = steps[name]
             else:
                 self._adamw.state[parameter]["step"].fill_(float(steps[name]))
 
-    def take_states(self) -> dict[str, WeightState]:
-        """Return the state of every weight, by name. The caller owns the tensors once `put_states` replaces them."""
-        moments, steps = self.moments(), self.steps()
+    def pop_states(self) -> dict[str, WeightState]:
+        """Return the state of every weight, by name, to be followed by `put_states`.
+
+        The tensors are not copied: until `put_states` replaces them, updates of the weights change them.
+        """
+        moments, steps = self.get_moments(), self.get_steps()
         return {name: WeightState(moments[name], steps[name]) for name in self._locals}
 
     def put_states(self, states: Mapping[str, WeightState]) -> None:
-        """Replace the states of all weights; a weight that is left out starts with a fresh state."""
+        """Replace the states of all weights; missing weights get a fresh state."""
         for name, parameter in self._locals.items():
-            if name in self._small:
-                moments, self._small[name] = states.get(name) or WeightState(new_moments(parameter), 0)
-                self._small_moments[name] = moments
+            if name in self._num_8bit_updates:
+                moments, self._num_8bit_updates[name] = states.get(name) or WeightState(create_moments(parameter), 0)
+                self._moments_8bit[name] = moments
                 continue
             moments, num_updates = states.get(name) or WeightState({k: torch.zeros_like(parameter) for k in _STATES}, 0)
             self._adamw.state[parameter] = {
@@ -200,14 +210,15 @@ class Optimizer:
     def move_moments(self, device: torch.device) -> None:
         """Move AdamW's moments to a device."""
         for name, parameter in self._locals.items():
-            if name in self._small:
-                self._small_moments[name] = {k: part.to(device) for k, part in self._small_moments[name].items()}
+            if name in self._num_8bit_updates:
+                self._moments_8bit[name] = {k: part.to(device) for k, part in self._moments_8bit[name].items()}
             else:
                 state = self._adamw.state[parameter]
                 state.update({key: state[key].to(device) for key in _STATES.values()})
 
 
-def _sum_of_squares(tensors: list[Tensor]) -> Tensor:
+def _sum_squares(tensors: list[Tensor]) -> Tensor:
     if not tensors:
         return torch.zeros((), dtype=torch.float64)
+    # In float64: the sum of many squares would lose small ones.
     return torch.stack(torch._foreach_norm(tensors)).double().square().sum()

@@ -1,14 +1,14 @@
-"""The passes of a batch through the network of one rank, in any role and under any back-end.
+"""Forward and backward passes of a batch through one rank's network, for every role and back-end.
 
     samples -> pack -> this rank's micro-batches, one after the other:
                            network -> log-probs or values -> loss -> backward
             -> collected by sample, reduced over the ranks
 
-If a rank has one stage of the layers, several micro-batches are in flight at once, in different parts of it
-(`parallel.pipeline_schedule`), and their outputs come from the last model chunk.
+With pipeline stages, several micro-batches are in flight at once (`parallel.pipeline_schedule`), and their outputs come
+from the last model chunk.
 
 The back-end shards the weights, reduces the gradients and updates the weights. Every rank runs the same number of
-micro-batches, and every one of them backpropagates through the same outputs of the network.
+micro-batches, and every micro-batch backpropagates through the same network outputs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import contextlib
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,16 +26,17 @@ from torch import Tensor
 
 from roll.errors import ModelError, UnsupportedError, short
 from roll.protocols import LossFn
-from roll.training.attention.maps import MapObserver, select_observed_layers
+from roll.training.attention.maps import AttentionMapObserver, select_observed_layers
 from roll.training.distributed import Ranks, merge_metrics
-from roll.training.memory.activation_offload import ActivationOffload
+from roll.training.memory.activation_offload import ActivationOffloader
 from roll.training.network.distributions import Predictions
-from roll.training.network.lora import adapters_disabled
-from roll.training.network.loss_inputs import loss_inputs, teacher_top_ids
+from roll.training.network.lora import disable_adapters
+from roll.training.network.loss_inputs import build_loss_inputs, collect_teacher_top_ids
+from roll.training.network.media import add_positions
 from roll.training.network.policy import PolicyNetwork
 from roll.training.network.routing import Routing
 from roll.training.network.sample_outputs import (
-    collect,
+    collect_token_outputs,
     collect_topk,
     fill_missing_outputs,
     merge_outputs,
@@ -43,10 +44,10 @@ from roll.training.network.sample_outputs import (
 )
 from roll.training.network.value import ValueNetwork
 from roll.training.packing.blocks import Block
-from roll.training.packing.layout import Int64Array, PackedLayout, build_layout, idle_layout, pad_layout
-from roll.training.packing.micro_batches import pack, pack_by_teacher
+from roll.training.packing.layout import Int64Array, PackedLayout, build_idle_layout, build_layout, pad_layout
+from roll.training.packing.micro_batches import MicroBatch, pack, pack_by_teacher, select_micro_batches
 from roll.training.parallel.fsdp import reshard_after_forward
-from roll.training.parallel.pipeline_schedule import Action, schedule
+from roll.training.parallel.pipeline_schedule import Action, build_schedule
 from roll.training.randomness import Randomness
 from roll.training.spec import TrainerSpec
 from roll.types import (
@@ -77,7 +78,10 @@ class Backward(Protocol):
     """A back-end's backward pass of a micro-batch's loss."""
 
     def __call__(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of `loss`, a scalar, summed over the data ranks; `last`: whether the update follows."""
+        """Backpropagate the scalar `loss` and add to the gradients.
+
+        `last`: whether this is the last micro-batch before the optimizer update.
+        """
 
 
 @dataclass(kw_only=True, slots=True)
@@ -118,9 +122,9 @@ class Passes:
         self._device = device
         self._randomness = randomness
         self._call = call or network
-        self._saved = ActivationOffload(network, device) if spec.training.offload_activations else None
+        self._saved = ActivationOffloader(network, device) if spec.training.offload_activations else None
 
-    def losses(
+    def compute_losses(
         self,
         batch: TrainingBatch,
         loss: LossFn,
@@ -129,7 +133,7 @@ class Passes:
         counts: BatchCounts | None = None,
         last: bool = True,
     ) -> ForwardBackwardResult:
-        """Return a batch's loss and metrics over all micro-batches and ranks; with `backward` also add its gradient.
+        """Return a batch's loss and metrics over all micro-batches and ranks; also run `backward`, if given.
 
         Args:
             batch: The samples.
@@ -139,75 +143,77 @@ class Passes:
             last: Whether this is the last batch before the update.
 
         Raises:
-            ValueError: no token of the batch is in the loss, and `counts` is not given, or a sample lacks what the loss
-                needs.
-            ModelError: a sample has a token or experts that the model does not have.
+            ValueError: no token of the batch is in the loss, and `counts` is not given, or a sample lacks an input of
+                the loss.
+            ModelError: a sample has a token ID or an expert index that is out of the model's range.
         """
-        self._check_tokens(batch)
+        batch = self._prepare(batch)
         if batch.num_loss_tokens == 0:
             if counts is None:
-                raise ValueError("a batch needs at least one token that the loss counts")
+                raise ValueError("a batch must have at least one token in the loss, but all its loss masks are 0")
             return ForwardBackwardResult(loss=0.0, num_tokens=0, num_loss_tokens=0)
         counts = counts or batch.counts
         stage, routing = self._ranks.stage, self._routing
-        share = self._share(batch.samples, every_token=False, needs=loss.needs)
+        share = self._build_micro_batches(batch.samples, every_token=False, needs=loss.needs)
         if routing is not None:
             routing.clear()
             if backward is not None and routing.aux_coefficient:
-                self._count_choices(routing, share, batch.temperature)
+                self._prepare_load_balancing_loss(routing, share, batch.temperature)
         found, waiting = _Results(), dict[tuple[int, int], Any]()
-        for work in self._actions(len(share), backward=backward is not None):
-            place = work.chunk, work.micro_batch
-            if work.is_forward:
-                waiting[place] = self._loss(share[work.micro_batch], batch, loss, counts, found)
+        for action in self._list_actions(len(share), backward=backward is not None):
+            place = action.chunk, action.micro_batch
+            if action.is_forward:
+                waiting[place] = self._compute_loss(share[action.micro_batch], batch, loss, counts, found)
                 continue
             assert backward is not None
+            # The chunks of a rank run backward in descending order, so its first chunk ends the step.
             is_last = last and place == (0, len(share) - 1)
             own, go_back = waiting.pop(place), functools.partial(backward, last=is_last)
             if stage is not None:
                 stage.backward(own, go_back)
             else:
                 go_back(own)
-        return self._result(batch, found)
+        return self._build_result(batch, found)
 
-    def _loss(
+    def _compute_loss(
         self,
-        share: tuple[int, Sequence[Block]],
+        share: MicroBatch,
         batch: TrainingBatch,
         loss: LossFn,
         counts: BatchCounts,
         found: _Results,
     ) -> Tensor | None:
-        """Compute the loss of a micro-batch and add its results to `found`; return `None` where the active part has no
-        loss.
+        """Compute the loss of a micro-batch and add its results to `found`; return `None` where the active chunk
+        has no loss.
         """
-        (teacher, blocks), needs = share, loss.needs
+        needs = loss.needs
         observed = needs.attention if any(s.attention is None for s in batch.samples) else None
-        layout = self._layout(blocks, teacher=teacher, shared_predictions=not needs.top_logprobs)
-        observer = self._observer(blocks, observed)
-        top = teacher_top_ids(layout, batch) if needs.top_logprobs else None
+        # For a shared token, each sample may have top-k tokens of its own.
+        layout = self._build_layout(share, shared_predictions=not needs.top_logprobs)
+        observer = self._build_observer(share.blocks, observed)
+        top = collect_teacher_top_ids(layout, batch) if needs.top_logprobs else None
         predicted = self._predict(layout, batch, needs, observer, top)
         if predicted.hidden is not None:
             return None
         if not layout.spans:
-            return _zero_loss(predicted)
-        attention = observer.results() if observer is not None else None
-        outputs = loss(loss_inputs(layout, batch, predicted, counts, attention))
+            return _build_zero_loss(predicted)
+        attention = observer.compute_statistics() if observer is not None else None
+        outputs = loss(build_loss_inputs(layout, batch, predicted, counts, attention))
         merge_metrics(found.sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
         merge_metrics(found.maxima, outputs.maxima, torch.maximum)
         if predicted.logprobs is not None:
-            collect(found.logprobs, layout, batch, predicted.logprobs)
+            collect_token_outputs(found.logprobs, layout, batch, predicted.logprobs)
         found.num_tokens += layout.num_tokens
         return outputs.loss
 
-    def _result(self, batch: TrainingBatch, found: _Results) -> ForwardBackwardResult:
-        """Combine the results of all ranks' micro-batches, which the last stage has."""
+    def _build_result(self, batch: TrainingBatch, found: _Results) -> ForwardBackwardResult:
+        """Return the result of a batch on every rank, combined from what the last stage's ranks have in `found`."""
         ranks, routing = self._ranks, self._routing
         metrics, maxima = ranks.reduce(found.sums, operator.add), ranks.reduce(found.maxima, max)
         logprobs, num_tokens = merge_outputs(ranks.gather(found.logprobs)), sum(ranks.gather(found.num_tokens))
         metrics, maxima, logprobs, num_tokens = ranks.gather_stages((metrics, maxima, logprobs, num_tokens))[-1]
         if routing is not None:
-            metrics |= routing.metrics(self._loads(routing))
+            metrics |= routing.compute_metrics(self._gather_loads(routing))
         return ForwardBackwardResult(
             loss=metrics.pop("loss") + metrics.get("experts/aux_loss", 0.0),
             num_tokens=num_tokens,
@@ -222,8 +228,8 @@ class Passes:
         """Return the outputs of the current weights for a batch, on every rank; see `TrainBackend.forward`.
 
         Raises:
-            UnsupportedError: this role's network does not have an output.
-            ModelError: a sample has a token or experts that the model does not have.
+            UnsupportedError: this role's network does not compute a requested output.
+            ModelError: a sample has a token ID or an expert index that is out of the model's range.
             ValueError: `adapter` is false and the policy has none, attention is requested without its range, or top-k
                 log-probs without k.
         """
@@ -234,86 +240,85 @@ class Passes:
         every_token = "logprobs" in outputs
         found: dict[Output, dict[int, Any]] = {name: {} for name in outputs}
         routing = self._routing
-        self._check_tokens(batch)
+        batch = self._prepare(batch)
         self._network.eval()
         root, in_stages = self._network.root, self._network.pipeline_split is not None
-        with contextlib.nullcontext() if options.adapter else adapters_disabled(root, elsewhere=in_stages):
-            share = self._share(batch.samples, every_token=every_token, needs=needs)
-            for work in self._actions(len(share), backward=False):
-                blocks = share[work.micro_batch][1]
-                layout = self._layout(blocks, every_token=every_token)
-                observer = self._observer(blocks, attention if "attention" in found else None)
+        with contextlib.nullcontext() if options.adapter else disable_adapters(root, elsewhere=in_stages):
+            share = self._build_micro_batches(batch.samples, every_token=every_token, needs=needs)
+            for action in self._list_actions(len(share), backward=False):
+                blocks = share[action.micro_batch].blocks
+                layout = self._build_layout(share[action.micro_batch], every_token=every_token)
+                observer = self._build_observer(blocks, attention if "attention" in found else None)
                 predicted = self._predict(layout, batch, needs, observer, top)
                 for name, tensor in (("logprobs", predicted.logprobs), ("values", predicted.values)):
                     if name in found and tensor is not None:
-                        collect(found[name], layout, batch, tensor)
+                        collect_token_outputs(found[name], layout, batch, tensor)
                 if predicted.top_ids is not None:
                     collect_topk(found["top_logprobs"], layout, batch, predicted)
                 if routing is not None and "experts" in found:
                     routing.collect_choices(found["experts"], blocks, batch, self._ranks.share)
                 if observer is not None:
-                    found["attention"] |= observer.results()
+                    found["attention"] |= observer.compute_statistics()
         parts = self._ranks.gather(found)
         stages = self._ranks.gather_stages({name: merge_outputs([part[name] for part in parts]) for name in found})
         if "experts" in found:  # each stage has the choices of its own layers
             stages[-1]["experts"] = {
                 i: np.maximum.reduce([s["experts"][i] for s in stages]) for i in stages[-1]["experts"]
             }
-        said: dict[Output, list[Any]] = {name: order_outputs(stages[-1][name], batch) for name in found}
-        fill_missing_outputs(said, batch, every_token=every_token, num_top=top)
-        return said
+        ordered: dict[Output, list[Any]] = {name: order_outputs(stages[-1][name], batch) for name in found}
+        fill_missing_outputs(ordered, batch, every_token=every_token, num_top=top)
+        return ordered
 
     @torch.no_grad()
-    def _count_choices(
-        self, routing: Routing, share: Sequence[tuple[int, tuple[Block, ...]]], temperature: float
-    ) -> None:
-        """Count how often the whole batch chooses each expert, in extra forward passes.
+    def _prepare_load_balancing_loss(self, routing: Routing, share: Sequence[MicroBatch], temperature: float) -> None:
+        """Prepare the auxiliary loss: extra forward passes count how often the whole batch chooses each expert.
 
-        A token's part of the auxiliary loss depends on the counts, and must not depend on the token's micro-batch.
+        The loss depends on the counts of the whole batch, which are not known during a micro-batch.
         """
         was_training = self._network.training
         self._network.eval()
-        for work in self._actions(len(share), backward=False):
-            teacher, blocks = share[work.micro_batch]
-            with self._randomness.active():
-                self._call(self._layout(blocks, teacher=teacher), temperature, Needs(), None, None)
-        routing.set_load_balancing_loss(self._loads(routing))
+        for action in self._list_actions(len(share), backward=False):
+            with self._randomness.activate():
+                self._call(self._build_layout(share[action.micro_batch]), temperature, Needs(), None, None)
+        routing.set_load_balancing_loss(self._gather_loads(routing))
         routing.clear()
         reshard_after_forward(self._network)
         self._network.train(was_training)
 
-    def _actions(self, num: int, *, backward: bool) -> Iterable[Action]:
-        """Return this rank's work on `num` micro-batches, in order."""
+    def _list_actions(self, num: int, *, backward: bool) -> Iterable[Action]:
+        """Return this rank's actions for `num` micro-batches, in order."""
         stage = self._ranks.stage
-        return (
-            schedule(num, 0, 1, 1, backward=backward) if stage is None else stage.iter_actions(num, backward=backward)
-        )
+        if stage is None:
+            return build_schedule(num, 0, 1, 1, backward=backward)
+        return stage.iter_actions(num, backward=backward)
 
-    def _loads(self, routing: Routing) -> list[Any]:
-        """Gather the loads that all ranks have counted, each stage for its layers."""
-        gather_stages = self._ranks.gather_stages(self._ranks.gather(routing.load(self._ranks.share)))
-        return [load for stage in gather_stages for load in stage]
+    def _gather_loads(self, routing: Routing) -> list[Any]:
+        """Return the expert loads of all data ranks and pipeline stages; those of a stage cover only its own layers."""
+        by_stage = self._ranks.gather_stages(self._ranks.gather(routing.gather_load(self._ranks.share)))
+        return [load for stage in by_stage for load in stage]
 
     @property
     def _routing(self) -> Routing | None:
         return self._network.routing if isinstance(self._network, PolicyNetwork) else None
 
+    def _prepare(self, batch: TrainingBatch) -> TrainingBatch:
+        """Check a batch's tokens, and return the batch with the positions of its media."""
+        self._check_tokens(batch)
+        if not any(sample.media for sample in batch.samples):
+            return batch
+        return replace(batch, samples=add_positions(self._network.decoder, batch.samples, self._spec.model_path))
+
     def _check_tokens(self, batch: TrainingBatch) -> None:
-        """Check that the model has all tokens and experts of a batch: later code does not check indices."""
+        """Check that the model has all token IDs and experts of a batch: later code does not check indices."""
         count = self._network.vocab_size
         for sample in batch.samples:
-            for span in sample.media:
-                raise UnsupportedError(
-                    f"sample {short(sample.sample_id)} has media of kind '{span.kind}', but trainers support only text "
-                    "so far: leave the sample out"
-                )
             tokens = sample.token_ids
             if len(tokens) and not 0 <= tokens.min() <= tokens.max() < count:
                 wrong = int(tokens[(tokens < 0) | (tokens >= count)][0])
                 raise ModelError(
                     f"sample {short(sample.sample_id)} has token {wrong}, but '{self._spec.model_path}' has "
-                    f"{count} embeddings: the tokenizer belongs to another model, or tokens were added to it but not "
-                    "to the model"
+                    f"{count} embeddings: the tokenizer belongs to another model, or tokens were added to it, "
+                    "but not to the model"
                 )
         if self._routing is not None:
             self._routing.check_choices(batch.samples)
@@ -325,47 +330,51 @@ class Passes:
                     f"a trainer with role '{self._spec.role}' does not compute {name}: use a {_GIVEN_BY[name]}"
                 )
         if "attention" in outputs and options.attention is None:
-            raise ValueError("attention statistics need a range of distances: pass `attention`")
+            raise ValueError("attention statistics need a range of token distances: set `attention` in the options")
         if "top_logprobs" in outputs and (options.num_top is None or options.num_top < 1):
             raise ValueError(f"top_logprobs: num_top must be at least 1, got {options.num_top}")
 
-    def _layout(self, blocks: Sequence[Block], *, teacher: int = 0, **settings: bool) -> PackedLayout:
-        """Build the layout of a micro-batch; one without blocks only takes part in the other ranks' collectives."""
-        made = build_layout(blocks, teacher=teacher, **settings) if blocks else idle_layout(teacher=teacher)
-        return pad_layout(made, self._ranks.share.length_multiple)
+    def _build_layout(self, own: MicroBatch, **settings: bool) -> PackedLayout:
+        """Build the layout of a micro-batch; without blocks, an idle layout that only takes part in collectives."""
+        teacher = own.teacher
+        layout = (
+            build_layout(own.blocks, teacher=teacher, **settings) if own.blocks else build_idle_layout(teacher=teacher)
+        )
+        layout = replace(layout, encodes_media=own.encodes_media)
+        return pad_layout(layout, self._ranks.share.length_multiple)
 
     def _predict(
         self,
         layout: PackedLayout,
         batch: TrainingBatch,
         needs: Needs,
-        observer: MapObserver | None,
+        observer: AttentionMapObserver | None,
         top: Int64Array | int | None,
     ) -> Predictions:
         """Run the network on a micro-batch."""
         with (
-            self._randomness.active(),
+            self._randomness.activate(),
             contextlib.nullcontext() if self._saved is None else self._saved.offload_saved_tensors(),
         ):
             return self._call(layout, batch.temperature, needs, observer, top)
 
-    def _observer(self, blocks: Sequence[Block], of: AttentionRange | None) -> MapObserver | None:
+    def _build_observer(self, blocks: Sequence[Block], of: AttentionRange | None) -> AttentionMapObserver | None:
         """Return an observer of a micro-batch's attention, or `None` if no range is given."""
         if of is None or not isinstance(self._network, PolicyNetwork):
             return None
         if self._ranks.stage is not None:
             raise UnsupportedError(
-                "attention credit observes layers of several pipeline stages: set training.parallel.pp to 1, or choose "
-                "another algorithm.credit.type than local, global or coupled"
+                "attention credit does not support pipeline stages: set training.parallel.pp to 1, or choose an "
+                "algorithm.credit.type other than local, global or coupled"
             )
-        return MapObserver(
+        return AttentionMapObserver(
             blocks, select_observed_layers(self._network.num_layers), of, self._device, self._ranks.share
         )
 
-    def _share(
+    def _build_micro_batches(
         self, samples: Sequence[TrainingSample], *, every_token: bool, needs: Needs
-    ) -> list[tuple[int, tuple[Block, ...]]]:
-        """Return this rank's micro-batches, each with its teacher's number; all ranks have equally many."""
+    ) -> list[MicroBatch]:
+        """Return this rank's micro-batches; all ranks have equally many."""
         config, rank = self._spec.training, self._ranks.data_rank
         settings: dict[str, Any] = {
             "max_tokens": config.max_tokens_per_micro_batch,
@@ -376,13 +385,16 @@ class Passes:
             "whole_sequences": needs.whole_sequences,
         }
         if needs.divergence is not None:
-            return pack_by_teacher(samples, **settings)[rank]
-        return [(0, blocks) for blocks in pack(samples, **settings)[rank]]
+            ranks = pack_by_teacher(samples, **settings)
+        else:
+            ranks = [[(0, blocks) for blocks in own] for own in pack(samples, **settings)]
+        return select_micro_batches(ranks, rank)
 
 
-def _zero_loss(predicted: Predictions) -> Tensor:
+def _build_zero_loss(predicted: Predictions) -> Tensor:
     """Return a loss of 0 that depends on every output of the network.
 
-    Ranks with work have a gradient for each output, and FSDP reduces gradients of only those parameters that have one.
+    FSDP reduces the gradients only of parameters that have one, so a rank without work needs the same gradients as the
+    other ranks.
     """
     return torch.stack([0.0 * tensor.sum() for tensor in predicted.tensors]).sum()

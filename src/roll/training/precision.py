@@ -3,11 +3,11 @@
 The optimizer always works on *master* weights in float32. With a bfloat16 network on one rank, the network has a
 bfloat16 copy that is written once per step, and the bfloat16 gradients of all micro-batches are summed in float32:
 nothing is cast inside the forward pass. With FSDP the shards are the master weights, and FSDP gathers them as bfloat16.
-Masters start with the engines' weights: the checkpoint, rounded to the compute dtype.
+Masters are initialized with the weights that the engines have too: the checkpoint, rounded to the compute dtype.
 
 If they are offloaded, masters and summed gradients are separate from the network, in host memory; a gradient is moved
-there as soon as it is complete. FSDP's own `CPUOffloadPolicy` is not used: it would keep frozen weights on the host too
-and move all of them back for every pass, it waits for each gradient that is added, and a single rank has no FSDP.
+there as soon as it is complete. FSDP's own `CPUOffloadPolicy` is not used: it also keeps frozen weights on the host and
+moves them to the device for every pass, it waits for each gradient, and a single rank has no FSDP.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Precision:
     master: torch.dtype = torch.float32
 
     @classmethod
-    def of(cls, name: str) -> Precision:
+    def from_name(cls, name: str) -> Precision:
         """Return the precision for a dtype of the configuration: `bfloat16`, `float32`; tests also use `float64`."""
         compute = getattr(torch, name)
         return cls(compute=compute, master=torch.promote_types(compute, torch.float32))
@@ -44,7 +44,7 @@ class MasterWeights:
     Args:
         parameters: The network's trainable parameters by name: DTensor shards, or plain tensors in any dtype.
         precision: The dtypes. Parameters in another dtype than `precision.master` have separate masters.
-        copies: The names of parameters that belong to other ranks, with the same gradient.
+        copies: The names of tied parameters that the gradient norm counts in another pipeline stage.
         memory: Host memory for masters and gradients; by default they are on the device.
     """
 
@@ -62,35 +62,36 @@ class MasterWeights:
         self._masters: dict[str, Tensor] = {}
         self._grads: dict[str, Tensor] = {}
         self._collected: set[str] = set()
-        """The names of weights with a gradient in this step; the memory of the others is overwritten later.
+        """The names of weights with a gradient in this step; the entries of other weights in `_grads` are old values.
 
-        On a host the memory of all gradients is allocated at the start: among activations, it would keep the heap from
-        shrinking.
+        On a CPU all gradients are allocated at the start: between activations, they would keep the heap from shrinking.
         """
         for name, parameter in self.parameters.items():
             if memory is not None or (not isinstance(parameter, DTensor) and parameter.dtype != precision.master):
-                weight = _local(parameter.detach())
+                weight = _get_local(parameter.detach())
                 if memory is not None:
                     weight = memory.to_host(weight)
                     memory.finish()
                 self._masters[name] = weight.to(precision.master, copy=True)
                 if self._masters[name].device.type == "cpu":
                     self._grads[name] = torch.empty_like(self._masters[name])
-                parameter.register_post_accumulate_grad_hook(self._collector(name))
+                # Each gradient is moved when it is complete, so the network's gradients never all exist at once.
+                parameter.register_post_accumulate_grad_hook(self._build_collector(name))
 
-    def _collector(self, name: str) -> Callable[[Tensor], None]:
+    def _build_collector(self, name: str) -> Callable[[Tensor], None]:
         def collect(parameter: Tensor) -> None:
             assert parameter.grad is not None
             if self._memory is None:
                 add(parameter.grad)
             else:
-                self._memory.to_host_then(_local(parameter.grad), add)
+                self._memory.to_host_then(_get_local(parameter.grad), add)
             parameter.grad = None
 
         def add(grad: Tensor) -> None:
             if name in self._collected:
                 self._grads[name].add_(grad)
             elif name in self._grads:
+                # The first gradient of a step overwrites the memory, which therefore need not be cleared.
                 self._grads[name].copy_(grad)
             else:
                 self._grads[name] = grad.to(self.precision.master)
@@ -103,50 +104,50 @@ class MasterWeights:
         """Whether masters and gradients are in host memory, wherever the network is."""
         return self._memory is not None
 
-    def full(self, name: str) -> Tensor:
-        """Return the weight that the optimizer works on; a DTensor under FSDP."""
+    def get_full(self, name: str) -> Tensor:
+        """Return the master weight; a DTensor under FSDP."""
         weight, master = self.parameters[name].detach(), self._masters.get(name)
         if master is None:
             return weight
         return DTensor(master, weight._spec, requires_grad=False) if isinstance(weight, DTensor) else master
 
-    def local(self, name: str) -> Tensor:
-        """Return this rank's part of a master weight; it shares memory."""
-        return self._masters[name] if name in self._masters else _local(self.parameters[name].detach())
+    def get_local(self, name: str) -> Tensor:
+        """Return this rank's part of a master weight; the result shares memory with the weight."""
+        return self._masters[name] if name in self._masters else _get_local(self.parameters[name].detach())
 
-    def is_divided(self, name: str) -> bool:
-        """Return whether the ranks that compute one row together hold different parts of a weight."""
+    def is_model_parallel(self, name: str) -> bool:
+        """Return whether a weight is sharded over tp or ep."""
         weight = self.parameters[name]
         if not isinstance(weight, DTensor):
             return False
         by_dim = zip(weight.device_mesh.mesh_dim_names or (), weight.placements, strict=False)
         return any(name in ("tp", "ep") and not placement.is_replicate() for name, placement in by_dim)
 
-    def grad(self, name: str) -> Tensor | None:
-        """Return this rank's part of the gradient; `None` where the loss did not reach the weight."""
+    def get_grad(self, name: str) -> Tensor | None:
+        """Return this rank's part of a weight's gradient; `None` if there is no gradient."""
         if self._memory is not None:
             self._memory.finish()
         if name in self._masters:
             return self._grads[name] if name in self._collected else None
         grad = self.parameters[name].grad
-        return None if grad is None else _local(grad)
+        return None if grad is None else _get_local(grad)
 
     def copy_weights(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         """Return a copy of this rank's part of every weight, by name; in the master dtype by default."""
-        return {name: self.local(name).to(dtype or self.precision.master, copy=True) for name in self.parameters}
+        return {name: self.get_local(name).to(dtype or self.precision.master, copy=True) for name in self.parameters}
 
     @torch.no_grad()
     def put_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Write this rank's part of every weight into the network; a weight that is left out becomes 0."""
+        """Overwrite this rank's part of every master weight, with 0 if `weights` lacks it, and refresh the network."""
         for name in self.parameters:
             if (weight := weights.get(name)) is None:
-                self.local(name).zero_()
+                self.get_local(name).zero_()
             else:
-                self.local(name).copy_(weight)
+                self.get_local(name).copy_(weight)
         self.refresh()
 
-    def take_gradients(self) -> dict[str, Tensor]:
-        """Return the gradients, by name, and drop them here."""
+    def pop_gradients(self) -> dict[str, Tensor]:
+        """Remove and return the gradients, by name."""
         if self._memory is not None:
             self._memory.finish()
         taken = {name: self._grads.pop(name) for name in self._collected}
@@ -158,7 +159,7 @@ class MasterWeights:
         return taken
 
     def put_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Replace the current gradients by those that `take_gradients` returned."""
+        """Replace the current gradients with those that `pop_gradients` returned."""
         self.clear_grads()
         for name, grad in gradients.items():
             if name in self._masters:
@@ -170,15 +171,15 @@ class MasterWeights:
     @torch.no_grad()
     def scale_grads(self, scale: float) -> None:
         """Multiply every gradient by a number, in place."""
-        grads = [grad for name in self.parameters if (grad := self.grad(name)) is not None]
+        grads = [grad for name in self.parameters if (grad := self.get_grad(name)) is not None]
         if grads:
             torch._foreach_mul_(grads, scale)
 
     def clear_grads(self) -> None:
         """Drop the gradients.
 
-        On a device their memory is freed: the next ones can then use memory that activations free in the backward pass.
-        On a host it is kept, because the kernel clears every page that it allocates anew.
+        On an accelerator their memory is freed, so that the next gradients can use memory that activations free in the
+        backward pass. On a CPU it is kept, because the kernel clears every newly allocated page.
         """
         if self._memory is not None:
             self._memory.finish()
@@ -188,7 +189,7 @@ class MasterWeights:
             parameter.grad = None
 
     def move(self, device: torch.device) -> None:
-        """Move the masters that are separate from the network to a device; the network's owner moves the rest."""
+        """Move the masters that are separate from the network's parameters to a device."""
         self._masters = {name: master.to(device) for name, master in self._masters.items()}
 
     @torch.no_grad()
@@ -196,12 +197,12 @@ class MasterWeights:
         """Copy the master weights into the network."""
         if self._memory is not None:
             for name, master in self._masters.items():
-                self._memory.write(_local(self.parameters[name].detach()), master)
+                self._memory.write(_get_local(self.parameters[name].detach()), master)
         elif self._masters:
             names = list(self._masters)
             torch._foreach_copy_([self.parameters[n].data for n in names], [self._masters[n] for n in names])
 
 
-def _local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a tensor."""
+def _get_local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a tensor, a plain tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

@@ -1,8 +1,8 @@
-"""A trainer's random numbers, separate from those of every other role in its process.
+"""A trainer's random generator states, separate from those of the other roles in its process.
 
-torch has one generator per process and device. Trainers of several roles may share a process, each in a thread of its
-own. So the numbers that one draws must not depend on when another was built or trained. Only an adapter's dropout draws
-any.
+torch has one generator per process and device, but trainers of several roles may share a process, each in its own
+thread. With separate states, a trainer's random numbers do not depend on when other trainers are built or run. Only
+adapter dropout uses random numbers.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ __all__ = ["Randomness"]
 
 
 class Randomness:
-    """The states of this rank's generators, by `cpu` and `device`, which replace the process's own while the rank
-    computes.
+    """This rank's generator states, which replace torch's global states while the rank computes.
 
-    Trainers of one process compute one after the other, so there are no concurrent draws.
+    `states` has the keys `cpu` and, on an accelerator, `device`. Trainers in one process compute one at a time, so they
+    never use the generators concurrently.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:
@@ -30,19 +30,19 @@ class Randomness:
         self.restart(seed)
 
     def restart(self, seed: int) -> None:
-        """Restart from a seed."""
-        outer = self._current()
+        """Reset the states to those of a seed."""
+        outer = self._read_states()
         torch.manual_seed(seed)
-        self.states = self._current()
+        self.states = self._read_states()
         self._put(outer)
 
     def restore(self, states: Mapping[str, Tensor]) -> None:
         """Restore saved states.
 
         Raises:
-            RuntimeError: a value is not a state of torch's generators.
+            RuntimeError: a value is not a valid generator state.
         """
-        outer = self._current()
+        outer = self._read_states()
         try:
             self._put(states)
         finally:
@@ -50,19 +50,19 @@ class Randomness:
         self.states = dict(states)
 
     @contextlib.contextmanager
-    def active(self) -> Iterator[None]:
-        """Run the body with torch drawing from these generators."""
-        outer = self._current()
+    def activate(self) -> Iterator[None]:
+        """Run the body with these generator states, and store the states at its end."""
+        outer = self._read_states()
         self._put(self.states)
         try:
             yield
         finally:
-            self.states = self._current()
+            self.states = self._read_states()
             self._put(outer)
 
     @contextlib.contextmanager
-    def restored_on_error(self) -> Iterator[None]:
-        """Restore the states if the body raises, so that later saves do not include its draws."""
+    def restore_on_error(self) -> Iterator[None]:
+        """Restore the states if the body raises, as if it had not used any random numbers."""
         before = self.states
         try:
             yield
@@ -70,7 +70,7 @@ class Randomness:
             self.states = before
             raise
 
-    def _current(self) -> dict[str, Tensor]:
+    def _read_states(self) -> dict[str, Tensor]:
         states = {"cpu": torch.get_rng_state()}
         if self._module is not None:
             states["device"] = self._module.get_rng_state(self._device)

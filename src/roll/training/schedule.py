@@ -13,20 +13,20 @@ __all__ = ["Schedule"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """Warm-up and decay of one trainer, counted in its own optimizer steps.
+    """The learning rate schedule of one trainer, counted in its own optimizer steps.
 
-    A step of the run may contain several of them (`algorithm.updates`), or none, while only critics warm up.
+    A step of the run may contain several optimizer steps (`algorithm.updates`), or none while only critics warm up.
     """
 
     peak: float
     num_updates: int
-    """The number of optimizer steps of the whole run; the decay would reach 0 there."""
+    """The number of optimizer steps of the whole run; the decay would reach 0 at this step."""
     num_warmup: int = 0
     """The number of optimizer steps over which the rate rises."""
     shape: Literal["constant", "linear", "cosine"] = "constant"
 
     @classmethod
-    def of(
+    def from_config(
         cls,
         training: TrainingConfig,
         *,
@@ -49,11 +49,12 @@ class Schedule:
             shape=training.schedule,
         )
 
-    def rate(self, update: int) -> float:
-        """Return the learning rate of optimizer step `update` (0, 1, …); only steps that moved the weights count.
+    def compute_rate(self, update: int) -> float:
+        """Return the learning rate of optimizer step `update` (0, 1, …); only steps that changed the weights count.
 
         The rate rises linearly over `num_warmup` steps (the first step has peak / num_warmup) and is at its peak right
-        after. Then it stays, or falls linearly or along a half cosine so that it would reach 0 at `num_updates`.
+        after. Then it is constant, or decays linearly or along a half cosine such that it would reach 0 at
+        `num_updates`.
         """
         if update < self.num_warmup:
             return self.peak * (update + 1) / self.num_warmup

@@ -16,8 +16,9 @@ __all__ = ["Role", "TrainerSpec", "without_fp8"]
 Role: TypeAlias = Literal["policy", "critic", "reference", "reward_model"]
 """The role of a trainer.
 
-`policy`: log-probs, trained, sent to engines. `critic`: a value per token, trained. `reference`: the initial policy,
-frozen, without master weights, gradients or optimizer. `reward_model`: a score of a whole text, trained.
+`policy`: computes log-probs; trained; its weights are sent to engines. `critic`: computes a value per token; trained.
+`reference`: the initial policy, frozen, without master weights, gradients or optimizer. `reward_model`: computes a
+score per sequence; trained.
 """
 
 
@@ -32,15 +33,15 @@ class TrainerSpec:
     training: TrainingConfig
     role: Role = "policy"
     holds_reference: bool = False
-    """For a policy: whether losses may need the divergence from the initial policy, over the whole vocabulary. Without
+    """Whether (policy only) losses may need the divergence from the initial policy, over the whole vocabulary. Without
     an adapter to switch off, the trainer then holds a frozen copy of the model, in the compute dtype."""
     teachers: tuple[str, ...] = ()
-    """For a policy: Hugging Face model directories of teachers, frozen and in the compute dtype, for divergences over
+    """(Policy only) Hugging Face model directories of teachers, frozen and in the compute dtype, for divergences over
     the whole vocabulary. A sample selects its teacher by index."""
     value_head_learning_rate: float | None = None
-    """For a policy: the peak learning rate of a value head on its own network; `None`: no value head."""
+    """(Policy only) The peak learning rate of a value head on its own network; `None`: no value head."""
     quantization: Quantization = "none"
-    """For a policy: the format of its linear weights for the engines."""
+    """(Policy only) The format of its linear weights for the engines."""
     schedule: Schedule | None = None
     """The learning rate schedule; by default that of `training` with one update per step."""
     seed: int = 0
@@ -51,19 +52,25 @@ class TrainerSpec:
     joined its process group already."""
     ranks_per_node: int | None = None
     """The number of ranks that share this machine's cores and devices; by default all ranks."""
+    media_dir: Path | None = None
+    """The run's media store (`roll.media.MediaStore`), for models that read images; `None`: text only."""
     device: str | None = None
     """`cpu`, `cuda`, …; by default the accelerator, if there is one."""
 
     @classmethod
-    def frozen(cls, model_path: str | Path, model: ModelConfig, training: TrainingConfig, seed: int) -> TrainerSpec:
+    def for_frozen_model(
+        cls, model_path: str | Path, model: ModelConfig, training: TrainingConfig, seed: int
+    ) -> TrainerSpec:
         """Return the spec of a frozen model without adapters on a single rank."""
         whole = model.model_copy(update={"lora": None})
         return cls(model_path=str(model_path), model=whole, training=training, role="reference", seed=seed)
 
     @classmethod
-    def teacher(cls, model_path: str | Path, model: ModelConfig, training: TrainingConfig, seed: int) -> TrainerSpec:
-        """Return the spec of a frozen teacher, which computes in its own dtype, whatever the student's is."""
-        return cls.frozen(model_path, model, without_fp8(training), seed)
+    def for_teacher(
+        cls, model_path: str | Path, model: ModelConfig, training: TrainingConfig, seed: int
+    ) -> TrainerSpec:
+        """Return the spec of a frozen teacher: as `for_frozen_model`, but without FP8, which only the student uses."""
+        return cls.for_frozen_model(model_path, model, without_fp8(training), seed)
 
     @property
     def node_ranks(self) -> int:

@@ -13,7 +13,7 @@ __all__ = ["EngineLoad", "EngineStepSpan", "TensorSpec", "WeightReceipt", "Weigh
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
-    """One tensor of a weight sync, in the names of the HF checkpoint."""
+    """One tensor of a weight sync, under its name in the HF checkpoint."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class WeightReceipt:
     with the sender's."""
     duration_s: float = 0.0
     adapter: str | None = None
-    """Adapter of the update."""
+    """Adapter that was updated; `None` for the policy itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +65,8 @@ class EngineLoad:
     capacity: int
     """Number of requests that the engine can run at once."""
     num_steps: int | None = None
-    """Decoding steps since the engine started, which show its progress; `None` if the engine does not count them, in
-    which case hangs cannot be detected."""
+    """Number of decoding steps since the engine started. If the engine does not count them (`None`), hangs cannot be
+    detected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -78,10 +78,10 @@ class EngineStepSpan:
     duration_s: float
     num_steps: int
     num_decoding: int
-    """Requests that got another token in each step."""
+    """Number of requests that got another token in each step."""
     num_started: int
-    """Requests that got their first token."""
+    """Number of requests that got their first token."""
     num_prefilled: int
-    """Prompt tokens that were prefilled, without hits of the prefix cache."""
+    """Prompt tokens that were prefilled, without prefix cache hits."""
     context_tokens: float
-    """KV cache entries of all running requests, in tokens, mean over the steps."""
+    """Number of tokens in the KV cache, over all running requests; mean over the steps."""

@@ -1,4 +1,4 @@
-"""Examples for offline training: conversations, plain texts, and compared answers."""
+"""Examples for offline training: conversations, plain text, and compared answers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["Conversation", "Example", "ExampleDraw"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conversation:
-    """Chat messages, or a plain text."""
+    """Chat messages, or plain text."""
 
     messages: tuple[Message, ...] = ()
     num_given: int = 0
-    """Number of leading messages that are the prompt; assistant messages among the others are trained."""
+    """Number of leading messages that are the prompt; the assistant messages after them are trained on."""
     untrained: frozenset[int] = frozenset()
-    """Indices of other assistant messages that are context only."""
+    """Indices of the later assistant messages that are context only."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """See `Prompt.tools`."""
+    """JSON schemas of the functions that the assistant may call, for the chat template."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """See `Prompt.template_kwargs`."""
+    """Other arguments of the chat template, such as `enable_thinking`."""
     text: str | None = None
-    """A plain text instead of messages; every token is trained."""
+    """Plain text instead of messages; all of its tokens are trained on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class Example:
     domain: str
     """Metrics are kept per domain."""
     conversations: tuple[Conversation, ...]
-    """One conversation; or the two of a pair, the preferred one first, with the same prompt."""
+    """One conversation; for a pair, two with the same prompt, the preferred one first."""
     preferred: bool | None = None
     """Whether a single answer is desirable; `None` if it is not labeled."""
     target: float | None = None
@@ -48,13 +48,13 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExampleDraw:
-    """An example drawn from the data for one use. The ledger records its fate."""
+    """One use of an example, drawn from the data; the ledger records its outcome."""
 
     draw_id: int
     """0, 1, 2, … in draw order over the whole run."""
     example: Example
     position: int
-    """Position of its domain's stream, which is needed to draw it again."""
+    """Position in its domain's stream, from which the example can be drawn again."""
 
     @property
     def uid(self) -> str:

@@ -1,4 +1,4 @@
-"""Calls of the model: requests, sampling parameters, and generations."""
+"""Calls to the model: requests, sampling parameters, and generations."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort", "context"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """Sampling parameters; the `logprobs` that an engine returns are under this distribution."""
+    """Sampling parameters; an engine returns `logprobs` under the resulting distribution."""
 
     max_new_tokens: int
     temperature: float = 1.0
-    """0 means greedy; log-probs are then those of temperature 1."""
+    """0 means greedy; log-probs are then computed at temperature 1."""
     top_p: float = 1.0
     top_k: int = 0
     """0 means all tokens."""
     stop_token_ids: tuple[int, ...] = ()
     choices: tuple[int, ...] = ()
-    """The only tokens that may be sampled, with log-probs in `Generation.choice_logprobs`; empty: all tokens may."""
+    """Token ids to which sampling is restricted, with log-probs in `Generation.choice_logprobs`; empty: all tokens."""
     seed: int | None = None
     """Seed of this request, so that a retried request does not depend on the randomness of other requests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """One call of the policy, or of one of its adapters: tokens in, tokens out."""
+    """One call to the policy, or to one of its adapters. Input and output are tokens."""
 
     request_id: str
     token_ids: IntArray
@@ -72,8 +72,8 @@ class Generation:
     """
     experts: IntArray | None = None
     """[P + T, layers, k] int8 or int16: experts that MoE routers chose for each token of prompt and answer in the
-    engine's first forward pass of the token; -1: unknown, as always for the last token, which has no forward pass.
-    `None`: not recorded."""
+    engine's first forward pass of the token. -1: unknown, as for the last token, which has no forward pass. `None`: not
+    recorded."""
 
     def __post_init__(self) -> None:
         wrong = np.flatnonzero(~np.isfinite(self.logprobs))

@@ -26,12 +26,12 @@ class SequenceAttention(NamedTuple):
     statistics: AttentionStatistics
     """Shape [L]."""
     mask: BoolArray
-    """[L] tokens that the loss counts."""
+    """[L] bool: True for loss tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossInputs:
-    """Tokens of one micro-batch that the loss counts; all [N] tensors are aligned.
+    """The loss tokens of one micro-batch; all [N] tensors are aligned.
 
     Sequences and counts are always present; the other columns are present if the network predicts them, or if all
     samples of the batch have them.
@@ -40,24 +40,25 @@ class LossInputs:
     sequence_ids: Tensor
     """[N] int64 in 0 … S-1: sequence of this micro-batch that a token belongs to, ascending."""
     sequence_lengths: Tensor
-    """[S] float32: number of loss tokens of each sequence. A sequence of several samples, whose history was rewritten,
-    may have some of them in other micro-batches, unless the loss `Needs.whole_sequences`."""
+    """[S] float32: number of loss tokens of each sequence. A sequence whose history was rewritten has several samples,
+    which may be in different micro-batches unless the loss sets `Needs.whole_sequences`."""
     num_tokens: float
-    """Loss tokens of the global batch."""
+    """Number of loss tokens of the global batch."""
     num_expert_tokens: float = 0.0
-    """Loss tokens of the global batch that an expert wrote."""
+    """Number of loss tokens of the global batch that an expert wrote."""
     num_sequences: float
-    """Sequences of the global batch that have a loss token."""
+    """Number of sequences of the global batch with a loss token."""
     num_units: float
-    """Units (groups, pairs) of the global batch that have a loss token."""
+    """Number of units (groups, pairs) of the global batch with a loss token."""
     num_preferred: float = 0.0
-    """Preferred sequences of the global batch that have a loss token."""
+    """Number of preferred sequences of the global batch with a loss token."""
     num_preferred_tokens: float = 0.0
-    """Loss tokens of preferred sequences of the global batch."""
+    """Number of loss tokens of the global batch in preferred sequences."""
     max_lengths: Tensor
     """[S] float32: the longest possible answer to each sequence's prompt, for constant-length aggregation."""
     unit_ids: Tensor | None = None
-    """[S] int64 in 0 … U-1: unit of samples that a sequence belongs to; units are whole if the loss needs them."""
+    """[S] int64 in 0 … U-1: unit (group, pair) that a sequence belongs to. A unit may be incomplete unless the loss
+    sets `Needs.whole_units`."""
     logprobs: Tensor | None = None
     """[N] float32 log-probs of the current policy; carries the gradient. `None` for a critic."""
     old_logprobs: Tensor | None = None
@@ -74,7 +75,7 @@ class LossInputs:
     ref_logprobs: Tensor | None = None
     """[N] float32 log-probs of the reference model, if one is used."""
     expert: Tensor | None = None
-    """[N] bool: whether the token was written by an expert, to be imitated; `None`: no token was."""
+    """[N] bool: whether an expert wrote the token, which the policy then imitates; `None`: no expert tokens."""
     entropy: Tensor | None = None
     """[N] float32 entropy of the current policy over the vocabulary, with gradient; if the loss needs it."""
     entropy_mask: Tensor | None = None
@@ -105,18 +106,18 @@ class LossInputs:
 
     @property
     def num_own_tokens(self) -> float:
-        """Loss tokens of the global batch that the policy itself sampled."""
+        """Number of loss tokens of the global batch that the policy itself sampled."""
         return self.num_tokens - self.num_expert_tokens
 
     def require(self, name: str) -> Tensor:
-        """Return the column of this name, which the loss requires.
+        """Return the field of this name, such as `advantages`.
 
         Raises:
-            ValueError: The batch does not have the column, or the network does not predict it.
+            ValueError: The field is `None`: the batch lacks it, or the network does not predict it.
         """
         column = getattr(self, name)
         if column is None:
-            raise ValueError(f"this loss needs {name}, which the batch does not have")
+            raise ValueError(f"this loss needs {name}, but the batch has none")
         return column
 
 
@@ -129,4 +130,4 @@ class LossOutputs:
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """Scalars without gradient that add up over micro-batches and ranks."""
     maxima: Mapping[str, Tensor] = field(default_factory=dict)
-    """Scalars without gradient that are reduced by their maximum and reported below `max/`."""
+    """Scalars without gradient; their maximum over micro-batches and ranks is reported under `max/`."""

@@ -1,8 +1,8 @@
-"""Media spans in token sequences, and keys that identify such sequences: tokens together with digests.
+"""Media spans in token sequences, and keys that identify a sequence by its tokens and the digests of its media.
 
 tokens   [ Look :  <pad> <pad> <pad>  What ? ]
 media               └─ digest 00ff… ─┘
-key      [ Look :   -7…   -6…   -5…   What ? ]        another image has other numbers; a text's key is its tokens
+key      [ Look :   -7…   -6…   -5…   What ? ]        other images: other numbers; without media: the tokens
 """
 
 from __future__ import annotations
@@ -10,15 +10,25 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roll.errors import DataError
+from roll.types.arrays import IntArray
 from roll.types.messages import MediaKind
 
-__all__ = ["MediaSpan", "SequenceMedia", "check_spans", "sequence_key", "sliced_media"]
+__all__ = [
+    "EncodedText",
+    "MediaSpan",
+    "SequenceMedia",
+    "build_sequence_key",
+    "check_spans",
+    "join_encoded",
+    "shift_media",
+    "slice_media",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,7 +42,7 @@ class MediaSpan:
     end: int
     """The span's tokens are `token_ids[start:end]` of the sequence."""
     grid: tuple[int, int, int] | None = None
-    """See `MediaPart`."""
+    """Frames, rows and columns of patches, as in `MediaPart`."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the span as a JSON object."""
@@ -47,16 +57,16 @@ class MediaSpan:
 
 
 SequenceMedia: TypeAlias = Sequence[Sequence[MediaSpan]]
-"""Media spans of each of several sequences; empty if no sequence has media."""
+"""Media spans of several sequences, one entry per sequence; empty if none has media."""
 
 
 def check_spans(media: Sequence[MediaSpan], num_tokens: int, what: str) -> None:
-    """Check that spans lie in their sequence, in order and without overlap.
+    """Check that the media spans of a sequence lie within it, in order and without overlap.
 
     Args:
         media: The spans.
         num_tokens: Length of the sequence.
-        what: Owner of the sequence, for messages.
+        what: Name of the sequence's owner, for messages.
 
     Raises:
         DataError: A span lies outside the sequence, or spans are out of order or overlap.
@@ -65,14 +75,14 @@ def check_spans(media: Sequence[MediaSpan], num_tokens: int, what: str) -> None:
     for span in media:
         if not end <= span.start < span.end <= num_tokens:
             raise DataError(
-                f"{what} has {num_tokens} tokens, and a part of kind '{span.kind}' at {span.start} to {span.end}, "
-                f"behind {end}: spans must lie in the sequence, in order, without overlap."
+                f"{what} has {num_tokens} tokens, but its '{span.kind}' span is [{span.start}, {span.end}), and the "
+                f"previous span ends at {end}: spans must be in order, must not overlap, and must lie in the sequence."
             )
         end = span.end
 
 
-def sequence_key(token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan] = ()) -> NDArray[Any]:
-    """Return integers [L] that are equal exactly where tokens and the contents of media are equal.
+def build_sequence_key(token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan] = ()) -> NDArray[Any]:
+    """Return integers [L] that are equal exactly where the tokens and the media content are equal.
 
     Without media these are the tokens themselves. Placeholders of media become negative numbers, which are not tokens:
     62 bits of a hash of kind, digest, grid and length, incremented from token to token.
@@ -87,22 +97,28 @@ def sequence_key(token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan]
     for span in media:
         length = span.end - span.start
         content = f"{span.kind} {span.digest} {span.grid} {length}".encode()
+        # Negative, so that no key equals a token id. 62 bits, so that `-1 - (first + length)` fits into int64.
         first = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big") >> 2
         key[span.start : span.end] = -1 - ((first + np.arange(length, dtype=np.int64)) % (1 << 62))
     return key
 
 
-def sliced_media(media: Iterable[MediaSpan], start: int, stop: int, at: int = 0) -> tuple[MediaSpan, ...]:
+def shift_media(media: Iterable[MediaSpan], by: int) -> tuple[MediaSpan, ...]:
+    """Return the spans with their positions shifted by `by` tokens."""
+    return tuple(replace(span, start=span.start + by, end=span.end + by) for span in media)
+
+
+def slice_media(media: Iterable[MediaSpan], start: int, stop: int, offset: int = 0) -> tuple[MediaSpan, ...]:
     """Return the spans in a slice of a sequence, with positions relative to the slice.
 
     Args:
         media: Spans of the whole sequence.
         start: First token of the slice.
         stop: End of the slice, exclusive.
-        at: Position of the slice's first token in the result.
+        offset: Position of the slice's first token in the result.
 
     Raises:
-        DataError: A border of the slice cuts a span: a medium must be whole or absent.
+        DataError: The slice contains only a part of a span.
     """
     found: list[MediaSpan] = []
     for span in media:
@@ -110,8 +126,22 @@ def sliced_media(media: Iterable[MediaSpan], start: int, stop: int, at: int = 0)
             continue
         if span.start < start or span.end > stop:
             raise DataError(
-                f"tokens {start} to {stop} of a sequence cut a part of kind '{span.kind}' at {span.start} to "
-                f"{span.end}: leave it in or out as a whole."
+                f"the slice [{start}, {stop}) of a sequence contains only a part of its '{span.kind}' span "
+                f"[{span.start}, {span.end}): keep or drop the whole span."
             )
-        found.append(replace(span, start=span.start - start + at, end=span.end - start + at))
+        found.append(replace(span, start=span.start - start + offset, end=span.end - start + offset))
     return tuple(found)
+
+
+class EncodedText(NamedTuple):
+    """The tokens of a text, and the spans of its images in them."""
+
+    token_ids: IntArray
+    """[N], with images expanded."""
+    media: tuple[MediaSpan, ...] = ()
+
+
+def join_encoded(first: EncodedText, second: EncodedText) -> EncodedText:
+    """Return the concatenation of two texts' tokens."""
+    ids = np.concatenate([first.token_ids, second.token_ids]).astype(np.int32, copy=False)
+    return EncodedText(ids, (*first.media, *shift_media(second.media, len(first.token_ids))))

@@ -1,13 +1,17 @@
-"""Chat messages: a text, or a sequence of parts that may be images, audio or video.
+"""Chat messages; the content of one is a string, or a sequence of text, image, audio and video parts.
 
-    Message ── to_dict ──► chat templates, JSON          only there is a message a dictionary
+    Message ── to_dict ──► chat templates, JSON          a message is a dictionary only there
             ◄─ from_dict ── an environment's info
 
-A media part has the digest of its content, never the content: comparing messages compares digests.
+A media part holds the digest of its content, so comparing messages compares digests. Only `ImageData` also holds the
+content itself, on the way from an environment to the run's media store.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
@@ -18,6 +22,7 @@ __all__ = [
     "MEDIA_KINDS",
     "AudioPart",
     "Content",
+    "ImageData",
     "ImagePart",
     "MediaKind",
     "MediaPart",
@@ -26,14 +31,16 @@ __all__ = [
     "Speaker",
     "TextPart",
     "VideoPart",
-    "content_key",
-    "content_of",
-    "described",
-    "joined_content",
-    "media_in",
-    "text_of",
-    "texts_of",
-    "with_texts",
+    "count_characters",
+    "describe_content",
+    "fill_placeholder",
+    "get_content_key",
+    "get_text",
+    "iter_texts",
+    "join_content",
+    "list_media",
+    "map_text",
+    "parse_content",
 ]
 
 MediaKind: TypeAlias = Literal["image", "audio", "video"]
@@ -43,7 +50,7 @@ Speaker: TypeAlias = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextPart:
-    """A text between parts of other kinds.
+    """Text in a message that also has parts of other kinds.
 
     Raises:
         ValueError: The text is not a `str`.
@@ -70,26 +77,27 @@ class MediaPart:
 
     kind: ClassVar[MediaKind]
     digest: str
-    """Digest of the content, in lower-case hexadecimal: equal digests mean equal contents."""
+    """Digest of the content, in lower-case hexadecimal: equal digests mean equal content."""
     source: str = field(default="", compare=False)
-    """Where the content was read, for error messages; it does not count in comparisons."""
+    """Where the content was read from, for error messages; ignored in comparisons."""
     grid: tuple[int, int, int] | None = None
     """Frames, rows and columns of patches into which the model's processor splits it; `None`: not known yet."""
 
     def __post_init__(self) -> None:
         digest, grid = self.digest, self.grid
-        if not isinstance(digest, str) or not 0 < len(digest) <= _LONGEST_DIGEST or not set(digest) <= _HEXADECIMAL:
+        if not isinstance(digest, str) or not 0 < len(digest) <= _MAX_DIGEST_LENGTH or not set(digest) <= _HEXADECIMAL:
             raise ValueError(
-                f"the digest of an {self.kind} part must be lower-case hexadecimal, such as that of SHA-256, got "
+                f"the digest of a part of kind '{self.kind}' must be lower-case hexadecimal, such as SHA-256, got "
                 f"{short(digest)}"
             )
         if not isinstance(self.source, str):
-            raise ValueError(f"the source of an {self.kind} part must be a str, got {short(self.source)}")
+            raise ValueError(f"the source of a part of kind '{self.kind}' must be a str, got {short(self.source)}")
         if grid is not None and not (
             isinstance(grid, tuple) and len(grid) == 3 and all(type(size) is int and 0 < size < 2**31 for size in grid)
         ):
             raise ValueError(
-                f"the grid of an {self.kind} part must be whole numbers of frames, rows and columns, got {short(grid)}"
+                f"the grid of a part of kind '{self.kind}' must be 3 positive integers (frames, rows, columns), "
+                f"got {short(grid)}"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -100,8 +108,8 @@ class MediaPart:
 
 
 _HEXADECIMAL = frozenset("0123456789abcdef")
-_LONGEST_DIGEST = 128
-"""Characters, as SHA-512 has them."""
+_MAX_DIGEST_LENGTH = 128
+"""Maximum number of characters of a digest; SHA-512 has this many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,6 +117,22 @@ class ImagePart(MediaPart):
     """An image."""
 
     kind: ClassVar[MediaKind] = "image"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageData(ImagePart):
+    """An image with its encoded content, before it is in the run's media store. Only environments return it."""
+
+    data: bytes = field(repr=False, compare=False)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> ImageData:
+        """Build the part of an encoded image. Its digest is that of the encoded bytes, not of the pixels."""
+        return cls(digest=hashlib.sha256(data).hexdigest(), data=data)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the part as a dictionary for JSON, with its content as base64."""
+        return {"type": self.kind, "data": base64.b64encode(self.data).decode()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +151,7 @@ class VideoPart(MediaPart):
 
 Part: TypeAlias = TextPart | ImagePart | AudioPart | VideoPart
 Content: TypeAlias = str | tuple[Part, ...]
-"""Content of a message, an observation or a tool result: a text, or parts if some of it is not text."""
+"""Content of a message, an observation or a tool result: a string, or parts if some of it is not text."""
 _PARTS: Mapping[str, type[ImagePart | AudioPart | VideoPart]] = {
     "image": ImagePart,
     "audio": AudioPart,
@@ -135,52 +159,62 @@ _PARTS: Mapping[str, type[ImagePart | AudioPart | VideoPart]] = {
 }
 
 
-def content_of(value: Any) -> Content:
-    """Build a content from JSON: a text, or a list of parts as `to_dict` returns them.
+def parse_content(value: Any) -> Content:
+    """Build message content from JSON: a string, or a list of parts as `to_dict` returns them.
 
-    Parts that are all texts become one text, so that a content without media is always a `str`.
+    If all parts are text, they are joined into one string, so content without media is always a `str`.
 
     Raises:
-        ValueError: The value is neither a text nor a list of parts.
+        ValueError: The value is neither a string nor a list of parts.
     """
     if isinstance(value, str):
         return value
     if not isinstance(value, list | tuple):
-        raise ValueError(f"a content must be text or a list of parts, got {type(value).__name__}")
-    parts = tuple(part if isinstance(part, Part) else _part(part) for part in value)
+        raise ValueError(f"content must be a string or a list of parts, got {type(value).__name__}")
+    parts = tuple(part if isinstance(part, Part) else _parse_part(part) for part in value)
     if all(isinstance(part, TextPart) for part in parts):
         return "".join(part.text for part in parts if isinstance(part, TextPart))
     return parts
 
 
-def _part(value: Any) -> Part:
+def _parse_part(value: Any) -> Part:
     if not isinstance(value, Mapping):
-        raise ValueError(f"a part of a content must be an object with a type, got {type(value).__name__}")
+        raise ValueError(f"a part of message content must be an object with a type, got {type(value).__name__}")
     match value:
         case {"type": "text", "text": str(text)}:
             return TextPart(text=text)
+        case {"type": "image", "data": str(data)}:
+            return ImageData.from_bytes(_decode_base64(data))
         case {"type": str(kind), "digest": str(digest), **rest} if kind in _PARTS:
-            return _media_part(kind, digest, **rest)
+            return _build_media_part(kind, digest, **rest)
     raise ValueError(
-        f"a part of a content must be a text, or one of {', '.join(_PARTS)} with a digest, got type "
+        f"a part of message content must be text, an image with data, or one of {', '.join(_PARTS)} with a digest, "
+        f"got type "
         f"{short(value.get('type'))}"
     )
 
 
-def _media_part(kind: str, digest: str, *, source: Any = "", grid: Any = None, **_: Any) -> Part:
+def _decode_base64(data: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"the data of an image must be base64: {error}") from error
+
+
+def _build_media_part(kind: str, digest: str, *, source: Any = "", grid: Any = None, **_: Any) -> Part:
     grid = tuple(grid) if isinstance(grid, list) else grid
     return _PARTS[kind](digest=digest, source="" if source is None else source, grid=grid)
 
 
-def text_of(content: Content) -> str:
-    """Return the text of a content, for code that supports only text.
+def get_text(content: Content) -> str:
+    """Return the text of message content, for code that supports only text.
 
     Raises:
-        UnsupportedError: A part is not text, and would be lost.
+        UnsupportedError: A part is not text, so it would be lost.
     """
     if isinstance(content, str):
         return content
-    for part in media_in(content):
+    for part in list_media(content):
         where = f" (from {part.source})" if part.source else ""
         raise UnsupportedError(
             f"a message has a part of kind '{part.kind}'{where}, which is not supported here: only text is."
@@ -188,23 +222,39 @@ def text_of(content: Content) -> str:
     return "".join(part.text for part in content if isinstance(part, TextPart))
 
 
-def texts_of(content: Content) -> Iterator[str]:
-    """Yield every text of a content."""
+def iter_texts(content: Content) -> Iterator[str]:
+    """Yield the text of message content: the string, or the text of each text part."""
     if isinstance(content, str):
         yield content
     else:
         yield from (part.text for part in content if isinstance(part, TextPart))
 
 
-def with_texts(content: Content, change: Callable[[str], str]) -> Content:
-    """Return a content with `change` applied to each of its texts, and its media unchanged."""
+def map_text(content: Content, change: Callable[[str], str]) -> Content:
+    """Return the content with `change` applied to its text, or to each of its text parts; media stay unchanged."""
     if isinstance(content, str):
         return change(content)
     return tuple(TextPart(text=change(part.text)) if isinstance(part, TextPart) else part for part in content)
 
 
-def joined_content(contents: Sequence[Content], between: str = "\n\n") -> Content:
-    """Join contents into one, with a text between each two."""
+def count_characters(content: Content) -> int:
+    """Return the number of characters of the content's text."""
+    return sum(map(len, iter_texts(content)))
+
+
+def fill_placeholder(template: str, placeholder: str, content: Content) -> Content:
+    """Return the template with each occurrence of the placeholder replaced by the content."""
+    if isinstance(content, str):
+        return template.replace(placeholder, content)
+    pieces: list[Part] = []
+    for number, text in enumerate(template.split(placeholder)):
+        pieces += content if number else ()
+        pieces += (TextPart(text=text),) if text else ()
+    return tuple(pieces)
+
+
+def join_content(contents: Sequence[Content], between: str = "\n\n") -> Content:
+    """Join contents, with a separator between them."""
     texts = [content for content in contents if isinstance(content, str)]
     if len(texts) == len(contents):
         return between.join(texts)
@@ -216,15 +266,15 @@ def joined_content(contents: Sequence[Content], between: str = "\n\n") -> Conten
     return tuple(parts)
 
 
-def media_in(content: Content) -> tuple[ImagePart | AudioPart | VideoPart, ...]:
+def list_media(content: Content) -> tuple[ImagePart | AudioPart | VideoPart, ...]:
     """Return the parts that are not text, in order."""
     return () if isinstance(content, str) else tuple(part for part in content if not isinstance(part, TextPart))
 
 
-def described(content: Content) -> str:
-    """Return a human-readable text of a content, with a note for each medium.
+def describe_content(content: Content) -> str:
+    """Return the content as readable text, with a placeholder for each image, audio clip or video.
 
-    >>> described((TextPart(text="Look: "), ImagePart(digest="00ff" * 16)))
+    >>> describe_content((TextPart(text="Look: "), ImagePart(digest="00ff" * 16)))
     'Look: [image 00ff00ff00ff]'
     """
     if isinstance(content, str):
@@ -232,10 +282,10 @@ def described(content: Content) -> str:
     return "".join(part.text if isinstance(part, TextPart) else f"[{part.kind} {part.digest[:12]}]" for part in content)
 
 
-def content_key(content: Content) -> str:
-    """Return a text that identifies a content; for a content that is text, the text itself.
+def get_content_key(content: Content) -> str:
+    """Return a string that identifies the content; for plain text, the text itself.
 
-    Media are represented by kind and digest between NUL characters, which do not occur in texts of data sets.
+    Media are represented by kind and digest between NUL characters, which do not occur in dataset text.
     """
     if isinstance(content, str):
         return content
@@ -262,17 +312,17 @@ class Message:
 
     @property
     def text(self) -> str:
-        """Text of the content, for code that supports only text; see `text_of`."""
-        return self.content if isinstance(self.content, str) else text_of(self.content)
+        """Text of the content, for code that supports only text; see `get_text`."""
+        return self.content if isinstance(self.content, str) else get_text(self.content)
 
     @property
     def media(self) -> tuple[ImagePart | AudioPart | VideoPart, ...]:
         """Parts of the content that are not text, in order."""
-        return media_in(self.content)
+        return list_media(self.content)
 
     @property
     def is_plain(self) -> bool:
-        """Whether the message has only a role and a content."""
+        """Whether the message has only a role and content."""
         return not (self.tool_calls or self.reasoning is not None or self.tool_call_id or self.name)
 
     def to_dict(self) -> dict[str, Any]:
@@ -293,12 +343,12 @@ class Message:
         """Build the message from the dictionary that `to_dict` returned; other keys are ignored.
 
         Raises:
-            ValueError: The content is neither text nor parts.
+            ValueError: The content is neither a string nor a list of parts.
         """
-        return _message(**fields)
+        return _parse_message(**fields)
 
 
-def _message(
+def _parse_message(
     role: Speaker,
     content: Any,
     reasoning_content: str | None = None,
@@ -309,7 +359,7 @@ def _message(
 ) -> Message:
     return Message(
         role=role,
-        content=content_of(content),
+        content=parse_content(content),
         reasoning=reasoning_content,
         tool_calls=tuple(tool_calls or ()),
         tool_call_id=tool_call_id,

@@ -35,7 +35,7 @@ __all__ = [
 
 EnvironmentHost: TypeAlias = Literal["loop", "pool", "sandbox", "http"]
 TRAIN, EXPERT = "train", "expert"
-"""Purposes (`RolloutId.purpose`) of the rollouts that a step trains, and of demonstrations."""
+"""Values of `RolloutId.purpose`: rollouts that a step trains on, and demonstrations."""
 
 
 HistoryKind: TypeAlias = Literal["full", "window", "thinking_stripped", "stepwise", "summary"]
@@ -43,7 +43,7 @@ HistoryKind: TypeAlias = Literal["full", "window", "thinking_stripped", "stepwis
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """How much of earlier turns the model sees; see `roll.config.episodes`."""
+    """Which earlier turns the model receives; see `roll.config.episodes`."""
 
     kind: HistoryKind = "full"
     turns: int = 0
@@ -57,7 +57,7 @@ class History:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSettings:
-    """The environment of a prompt's rollouts; name and options are those of `roll.envs.make`."""
+    """The environment of a prompt's rollouts; `name` and `options` are the arguments of `roll.envs.make`."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -65,18 +65,18 @@ class EnvironmentSettings:
     seed: int | None = None
     """Seed of the episode, passed to `reset`; `None` if the options determine the episode."""
     history: History | None = None
-    """How much of earlier turns the model sees; `None` for the run's configuration."""
+    """Which earlier turns the model receives; `None`: as configured for the run."""
     opening: str = ""
     """Template of the first user message, in which `{prompt}` is the first observation; the prompt then has only the
     messages before it. Empty if the prompt already contains the environment's task."""
     wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
-    """Names in `roll.envs.wrappers` and options of the environment's wrappers, the innermost first."""
+    """Name (in `roll.envs.wrappers`) and options of each wrapper of the environment, the innermost first."""
     tools: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of `roll.envs.tools.with_tools`; empty without tools."""
     host: EnvironmentHost | None = None
     """Where the environment runs; `None`: a built-in one in the event loop, a user-defined one in the worker pool."""
     url: str = ""
-    """URL of the server, for the host `http`."""
+    """URL of the environment server, for the host `http`."""
     reset_time_limit_s: float = 60.0
     """Timeout of `reset`, after which the episode fails."""
     step_time_limit_s: float = 30.0
@@ -85,7 +85,7 @@ class EnvironmentSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A task, as its source provides it."""
+    """One task, as read from its source."""
 
     uid: str
     """Stable across runs and machines: `<source>/<key>`."""
@@ -93,11 +93,11 @@ class Prompt:
     """Metrics and sampling quotas are kept per domain."""
     messages: tuple[Message, ...]
     answer: str = ""
-    """Reference answer of the verifier; empty if the reward needs none."""
+    """Reference answer for the verifier; empty if the reward needs none."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Other data for rewards; plain data only."""
     expert: tuple[str, ...] = ()
-    """The expert's answers by turn; empty without a demonstration."""
+    """Answers of the expert's demonstration, one per turn; empty without a demonstration."""
     environment: EnvironmentSettings | None = None
     """Environment of the rollouts; `None`: a rollout is a single answer."""
     turns: int = 1
@@ -111,18 +111,18 @@ class Prompt:
 
     @property
     def prefill(self) -> str:
-        """The beginning of the answer, which the model continues, if the last message is the assistant's."""
+        """The start of the answer, which the model continues, if the last message is the assistant's; else empty."""
         return self.messages[-1].text if self.messages and self.messages[-1].role == "assistant" else ""
 
     @property
-    def asked(self) -> tuple[Message, ...]:
-        """The messages before the answer: all except the beginning of the answer itself."""
+    def input_messages(self) -> tuple[Message, ...]:
+        """All messages except the start of the answer (`prefill`), if there is one."""
         return self.messages[:-1] if self.messages and self.messages[-1].role == "assistant" else self.messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptDraw:
-    """A prompt drawn from the data for one use. The ledger records its fate."""
+    """One use of a prompt, drawn from the data; the ledger records its outcome."""
 
     draw_id: int
     """0, 1, 2, … in draw order over the whole run."""
@@ -130,11 +130,11 @@ class PromptDraw:
     token_ids: IntArray
     """[P] tokens of the prompt rendered with the model's chat template, including the generation prompt."""
     position: int = -1
-    """Position of its domain's stream, which is needed to draw it again; -1 if it is not from a stream."""
+    """Position in its domain's stream, from which the prompt can be drawn again; -1 if it is not from a stream."""
     media: tuple[MediaSpan, ...] = ()
-    """Media spans in `token_ids`; empty for text, as in all records."""
+    """Media spans in `token_ids`; empty for text."""
     anchor: Anchor | None = None
-    """Anchor at which all rollouts of the draw begin; `None`: at the prompt."""
+    """Anchor at which all rollouts of the group begin; `None`: at the prompt."""
 
     @property
     def uid(self) -> str:
@@ -143,7 +143,7 @@ class PromptDraw:
 
 
 class Fate(StrEnum):
-    """Fate of a draw."""
+    """Outcome of a drawn prompt or example."""
 
     IN_FLIGHT = "in_flight"
     TRAINED = "trained"
@@ -155,7 +155,9 @@ class Fate(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutId:
-    """Identifies one rollout of a run. Its text, such as `train-3.1`, is used only for engines, files and display."""
+    """Identifies one rollout of a run. Its string form, such as `train-3.1`, is used only for engines, files and
+    display.
+    """
 
     purpose: str
     """Purpose of the sampling plan (`SamplingPlan.purpose`): `train`, `eval`, …"""
@@ -171,12 +173,12 @@ class RolloutId:
 
 
 class RolloutStatus(StrEnum):
-    """Final status of an attempt."""
+    """Final status of a rollout."""
 
     COMPLETED = "completed"
     """Generated and scored; the score may be 0."""
     INFRA_ERROR = "infra_error"
-    """Failed for an infrastructure error: never a reward of 0, never in a baseline, always counted."""
+    """Failed because of an infrastructure error; it gets no reward and is in no baseline, but it is counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,11 +191,12 @@ class RewardResult:
     verdict: str = ""
     """Human-readable verdict: `correct`, `wrong`, `unfinished`, `no answer`."""
     correct: bool | None = None
-    """Whether the task was solved, for accuracy; `None` if the reward does not decide that."""
+    """Whether the task was solved, for accuracy; `None` if the reward does not decide correctness."""
     decisions: Mapping[str, bool] = field(default_factory=dict)
-    """Decision of each component that decides correctness, by name; if they differ, one of them is wrong."""
+    """Whether the task was solved, according to each component that decides correctness. If they disagree, one is
+    wrong."""
     timed_out: tuple[str, ...] = ()
-    """Names of components whose verifier timed out; the answer counts as wrong without a judgment."""
+    """Names of components whose verifier timed out: the answer counts as wrong without having been judged."""
     duration_s: float = 0.0
 
 
@@ -205,7 +208,8 @@ class Turn:
     end: int
     """The turn's tokens are `token_ids[start:end]` of the rollout; tokens between turns are the environment's."""
     reward: float = 0.0
-    """Reward of the environment for this turn: part of the rollout's reward, whose rest falls on the last turn."""
+    """Environment reward for this turn, included in the rollout's reward; the remainder is assigned to the last
+    turn."""
     state: str = ""
     """Key of the state in which the turn began: equal keys mean equal states. Empty if states are not comparable."""
 
@@ -258,10 +262,10 @@ class Rollout:
     index: int
     """0 … group_size - 1 within its group."""
     purpose: str = TRAIN
-    """See `RolloutId`; the caller of a rollout loop sets it."""
+    """Purpose of the sampling plan, as in `RolloutId`; set by the caller of the rollout loop."""
     prompt: Prompt
     prompt_token_ids: IntArray
-    """[P] tokens of the prompt; with `replayed` turns, the whole context of the rollout's first own turn."""
+    """[P] tokens of the prompt; with `replayed` turns, the whole context of the first turn that is not replayed."""
     token_ids: IntArray
     """Tokens after the prompt, shape [T]."""
     logprobs: FloatArray
@@ -270,7 +274,8 @@ class Rollout:
     """[T] policy version that sampled each token."""
     finish_reason: FinishReason
     text: str
-    """`token_ids` decoded, for verifiers and display, without special tokens except those of reasoning and calls."""
+    """`token_ids` decoded, for verifiers and display, without special tokens except those of reasoning and tool
+    calls."""
     final_text: str | None = None
     """`text` without reasoning; empty if the reasoning never ends; `None`: unknown, the tags in `text` decide."""
     status: RolloutStatus = RolloutStatus.COMPLETED
@@ -284,17 +289,18 @@ class Rollout:
     """Branches in order; before the first branch, a turn's context is the prompt and all tokens before the turn."""
     replayed: tuple[Turn, ...] = ()
     """Replayed turns of an earlier episode (`PromptDraw.anchor`), with positions in that episode's tokens. The reward
-    includes these turns, as it is that of the whole episode; only the later turns are trained."""
+    is that of the whole episode, including these turns; only the later turns are trained on."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """Counts of events during the rollout; each becomes a metric. Counts of 0 are left out."""
     experts: tuple[IntArray, ...] = ()
-    """As in `Generation`, for each of `contexts` and the tokens that follow it; empty if not recorded."""
+    """Experts chosen by MoE routers, as in `Generation`: one array per context, for the context and the tokens after
+    it; empty if not recorded."""
     expert: bool = False
-    """Whether an expert wrote the rollout, to be imitated; its `logprobs` are then 0."""
+    """Whether an expert wrote the rollout, which the policy then imitates; its `logprobs` are 0."""
     prompt_media: tuple[MediaSpan, ...] = ()
     """Media spans in `prompt_token_ids`."""
     media: tuple[MediaSpan, ...] = ()
-    """Media spans in `token_ids`; those of a rewritten context are in its branch."""
+    """Media spans in `token_ids`; spans in a rewritten context are in its branch."""
 
     @property
     def spans(self) -> tuple[Turn, ...]:
@@ -303,7 +309,7 @@ class Rollout:
 
     @property
     def contexts(self) -> tuple[tuple[int, IntArray], ...]:
-        """Contexts of the engine: the position in `token_ids` from which each one holds, and its tokens."""
+        """Contexts that the engine saw: for each, the position in `token_ids` from which it applies, and its tokens."""
         rewritten = [(branch.start, branch.context) for branch in self.branches]
         if rewritten and rewritten[0][0] == 0:  # before the first turn
             return tuple(rewritten)
@@ -322,7 +328,7 @@ class Rollout:
 
     @property
     def sample_id(self) -> str:
-        """Id of its training sample and in tables of rollouts; unique among rollouts of one purpose."""
+        """Id of the rollout's training sample, also used in rollout tables; unique among rollouts of one purpose."""
         return f"{self.draw_id}.{self.index}"
 
     @property
@@ -340,5 +346,5 @@ class Group:
 
     @property
     def scored(self) -> tuple[Rollout, ...]:
-        """Rollouts with a reward, without those that failed for infrastructure errors."""
+        """Rollouts that completed and have a reward."""
         return tuple(r for r in self.rollouts if r.status is RolloutStatus.COMPLETED and r.reward is not None)

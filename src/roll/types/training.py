@@ -32,14 +32,14 @@ T = TypeVar("T")
 
 Output: TypeAlias = Literal["logprobs", "values", "attention", "top_logprobs", "experts"]
 Outputs: TypeAlias = Collection[Output]
-"""Outputs of a trainer's forward pass for every sample: `logprobs` [L] of its tokens, `values` [L] of the states before
-the loss tokens, `attention` as `AttentionStatistics`, `top_logprobs` as `TopLogprobs`, `experts` as
+"""Outputs of a trainer's forward pass, for every sample: `logprobs` [L] of its tokens, `values` [L] of the states
+before the loss tokens, `attention` as `AttentionStatistics`, `top_logprobs` as `TopLogprobs`, `experts` as
 `TrainingSample.experts`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionRange:
-    """Distances in tokens at which attention counts: see `roll.algorithms.credit`."""
+    """Token distances that attention statistics take into account; see `roll.algorithms.credit`."""
 
     window: int
     """Window of WAAD, to which greater distances are clamped."""
@@ -60,7 +60,10 @@ class Divergence:
 
     def __post_init__(self) -> None:
         if self.kind == "jsd" and not 0 < self.beta < 1:
-            raise ValueError(f"beta is {self.beta}: it must lie between 0 and 1; for 0 take forward, for 1 reverse")
+            raise ValueError(
+                f"beta of the divergence `jsd` is {self.beta}, but must be above 0 and below 1: use the divergence "
+                "`forward` instead of 0, or `reverse` instead of 1"
+            )
         if self.temperature is not None and self.temperature <= 0:
             raise ValueError(f"the divergence's temperature is {self.temperature}: it must be above 0")
 
@@ -78,13 +81,13 @@ class Needs:
     attention: AttentionRange | None = None
     """Attention statistics of every sequence, over this range."""
     divergence: Divergence | None = None
-    """Divergence of the policy's distributions from those of a teacher that the trainer holds."""
+    """Divergence of the policy's distributions from a teacher's, where the trainer holds the teacher."""
     top_logprobs: bool = False
     """The policy's log-probs of the tokens of `TrainingSample.teacher_top`."""
     whole_units: bool = False
-    """All samples of a unit in one micro-batch, however long, because the loss compares them."""
+    """All samples of a unit must be in one micro-batch, because the loss compares them."""
     whole_sequences: bool = False
-    """All samples of a sequence in one micro-batch, because the loss pools over its tokens, or may."""
+    """All samples of a sequence must be in one micro-batch, because the loss may pool over the sequence's tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,20 +120,21 @@ class TrainingSample:
 
     sample_id: str
     unit: int
-    """Unit of the sample: the rollouts of a group, or the two answers of a pair. The trainer computes the common prefix
-    of a unit's samples once. See `Needs.whole_units`."""
+    """Index of the sample's unit: the rollouts of a group, or the two answers of a pair. The trainer computes the
+    common prefix of a unit's samples only once. See `Needs.whole_units`."""
     sequence: str = ""
-    """Key of the sequence that the loss counts, if a sequence has several samples: those of a rollout whose history was
-    rewritten have the same key, and are adjacent in their batch. See `Needs.whole_sequences`."""
+    """Key that the samples of one sequence share; they are adjacent in their batch. A rollout whose history was
+    rewritten has several samples. Empty: the sample is a whole sequence. See `Needs.whole_sequences`."""
     prefix_length: int = 0
     """Length of the context before the sample's own tokens."""
     token_ids: IntArray
     loss_mask: BoolArray
-    """True where the loss counts the token: the policy sampled it, or should imitate it."""
+    """True for loss tokens: the policy sampled the token, or should imitate it."""
     media: tuple[MediaSpan, ...] = ()
     """Media spans in `token_ids`; empty for text."""
-    positions: IntArray | None = None
-    """[L] or [3, L] position ids of the rotary embedding; `None`: 0, 1, 2, … as for text."""
+    positions: IntArray | FloatArray | None = None
+    """[L] or [3, L] position ids of the rotary embedding; `None`: 0, 1, 2, … as for text. Only videos have fractional
+    ones."""
     domain: str = ""
     """Domain of the sample's example."""
     advantages: FloatArray | None = None
@@ -150,7 +154,7 @@ class TrainingSample:
     max_length: int = 1
     """Largest number of tokens after this prompt, over all turns; for constant-length aggregation."""
     expert: bool = False
-    """Whether the sample is to be imitated, whatever the ratio."""
+    """Whether the sample is a demonstration, which is imitated regardless of the ratio."""
     returns: FloatArray | None = None
     """Critic's target for the state before each token."""
     old_values: FloatArray | None = None
@@ -164,7 +168,7 @@ class TrainingSample:
     teacher_top: TopLogprobs | None = None
     """Top-k tokens of the teacher."""
     teacher: int = 0
-    """Index of the teacher with which a loss compares the policy, if the trainer holds several."""
+    """Index of the teacher from whose distribution a loss computes the divergence, if the trainer holds several."""
     attention: AttentionStatistics | None = None
     """Attention statistics of the policy before the update; `None`: computed in the update's own forward pass if a loss
     needs them."""
@@ -177,14 +181,14 @@ class TrainingSample:
             values = getattr(self, name)
             if values is not None and len(values) != len(self.token_ids):
                 raise DataError(
-                    f"sample '{self.sample_id}' has {len(self.token_ids)} tokens, and {name} for {len(values)}: every "
-                    "array of a sample has one entry for each of its tokens."
+                    f"sample '{self.sample_id}' has {len(self.token_ids)} tokens, but {name} has {len(values)} "
+                    "entries: every array of a sample must have one entry per token."
                 )
         check_spans(self.media, len(self.token_ids), f"sample '{self.sample_id}'")
         if self.positions is not None and self.positions.shape not in ((len(self),), (3, len(self))):
             raise DataError(
-                f"sample '{self.sample_id}' has {len(self)} tokens, and positions of the shape "
-                f"{self.positions.shape}: it must be [L] or [3, L]."
+                f"sample '{self.sample_id}' has {len(self)} tokens, but positions have the shape "
+                f"{self.positions.shape}: the shape must be [L] or [3, L]."
             )
 
     def __len__(self) -> int:
@@ -210,23 +214,23 @@ _ALIGNED = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchCounts:
-    """The counts that a loss divides by, of all samples behind one optimizer update."""
+    """Counts over all samples of one optimizer update, by which a loss divides."""
 
     num_tokens: float
-    """Tokens that the loss counts."""
+    """Number of loss tokens."""
     num_expert_tokens: float = 0.0
-    """Of these, tokens that an expert wrote."""
+    """Number of loss tokens that an expert wrote."""
     num_sequences: float = 0.0
-    """Sequences with a token that the loss counts."""
+    """Number of sequences with a loss token."""
     num_units: float = 0.0
-    """Units (groups, pairs) with a token that the loss counts."""
+    """Number of units (groups, pairs) with a loss token."""
     num_preferred: float = 0.0
-    """Preferred sequences with a token that the loss counts."""
+    """Number of preferred sequences with a loss token."""
     num_preferred_tokens: float = 0.0
-    """Tokens of preferred samples that the loss counts."""
+    """Number of loss tokens of preferred samples."""
 
     def __add__(self, other: BatchCounts) -> BatchCounts:
-        """Return the counts of two batches that share no sequence and no unit."""
+        """Return the sum of the counts of two batches, which must share no sequence and no unit."""
         sums = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
         return BatchCounts(**sums)
 
@@ -237,54 +241,54 @@ class TrainingBatch:
 
     samples: tuple[TrainingSample, ...]
     temperature: float = 1.0
-    """Log-probs are computed from `logits / temperature`, so that they are those of the sampling distribution."""
+    """Log-probs are computed from `logits / temperature`, as in sampling."""
 
     @property
     def num_loss_tokens(self) -> int:
-        """Tokens that the loss counts, in the whole batch."""
+        """Number of loss tokens in the whole batch."""
         return int(sum(int(s.loss_mask.sum()) for s in self.samples))
 
     @property
     def num_expert_tokens(self) -> int:
-        """Tokens that the loss counts and an expert wrote, in the whole batch."""
+        """Number of loss tokens in the whole batch that an expert wrote."""
         return int(sum(int(s.loss_mask.sum()) for s in self.samples if s.expert))
 
     @property
     def sequences(self) -> list[list[int]]:
-        """Indices of the samples of each sequence that the loss counts, in the order of first samples."""
+        """Indices of the samples of each sequence; sequences are in the order of their first samples."""
         places: dict[str | int, list[int]] = {}
         for i, sample in enumerate(self.samples):
             places.setdefault(sample.sequence or i, []).append(i)
         return list(places.values())
 
-    def by_sample(self, of_sequences: Sequence[T]) -> list[T]:
-        """Repeat a value per sequence for each of the sequence's samples, in the order of samples."""
-        known = {i: one for own, one in zip(self.sequences, of_sequences, strict=True) for i in own}
+    def expand_to_samples(self, values: Sequence[T]) -> list[T]:
+        """Return the value of each sample's sequence, in the order of samples, given one value per sequence."""
+        known = {i: one for own, one in zip(self.sequences, values, strict=True) for i in own}
         return [known[i] for i in range(len(self.samples))]
 
     @property
     def num_sequences(self) -> int:
-        """Sequences with at least one token that the loss counts, in the whole batch."""
+        """Number of sequences in the whole batch with a loss token."""
         return len({s.sequence or i for i, s in enumerate(self.samples) if s.loss_mask.any()})
 
     @property
     def num_units(self) -> int:
-        """Units with at least one token that the loss counts, in the whole batch."""
+        """Number of units in the whole batch with a loss token."""
         return len({s.unit for s in self.samples if s.loss_mask.any()})
 
     @property
     def num_preferred(self) -> int:
-        """Preferred sequences with at least one token that the loss counts, in the whole batch."""
+        """Number of preferred sequences in the whole batch with a loss token."""
         return len({s.sequence or i for i, s in enumerate(self.samples) if s.preferred and s.loss_mask.any()})
 
     @property
     def num_preferred_tokens(self) -> int:
-        """Tokens of preferred samples that the loss counts, in the whole batch."""
+        """Number of loss tokens of preferred samples in the whole batch."""
         return int(sum(int(s.loss_mask.sum()) for s in self.samples if s.preferred))
 
     @property
     def counts(self) -> BatchCounts:
-        """Counts that a loss of only this batch divides by."""
+        """Counts for an optimizer update that trains on this batch alone."""
         return BatchCounts(
             num_tokens=float(self.num_loss_tokens),
             num_expert_tokens=float(self.num_expert_tokens),
@@ -297,7 +301,7 @@ class TrainingBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimParams:
-    """Settings of one optimizer update; `None` means as configured. A trainer may support some of them only."""
+    """Settings of one optimizer update; `None` means as configured. A trainer may support only some of them."""
 
     learning_rate: float | None = None
     beta1: float | None = None
@@ -312,7 +316,7 @@ class ForwardOptions:
     """Options of a trainer's forward pass without a loss."""
 
     attention: AttentionRange | None = None
-    """Distances that count for the output `attention`; see `roll.algorithms.credit`."""
+    """Token distances for the output `attention`; see `roll.algorithms.credit`."""
     num_top: int | None = None
     """k of the output `top_logprobs`."""
     adapter: bool = True
@@ -326,9 +330,9 @@ class ForwardBackwardResult:
     """Results of the forward passes of a batch."""
 
     loss: float
-    """The batch's share of the loss that its counts normalize."""
+    """The batch's share of the loss; shares of all batches of an update add up to its loss."""
     num_tokens: int
-    """Tokens that went through the network (shared prefixes once)."""
+    """Number of tokens that went through the network; a shared prefix counts once."""
     num_loss_tokens: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     maxima: Mapping[str, float] = field(default_factory=dict)
@@ -345,7 +349,7 @@ class OptimResult:
     """Global norm of the scaled gradient, before clipping."""
     learning_rate: float
     stepped: bool
-    """False where the loss or the gradient is not finite: weights, optimizer and schedule stay as they are."""
+    """False if the loss or the gradient is not finite: weights, optimizer and schedule are then unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -356,5 +360,6 @@ class StepResult(ForwardBackwardResult):
     """Global norm of the gradient, before clipping."""
     learning_rate: float = 0.0
     stepped: bool = False
-    """False if no token was trained or gradients were not finite: weights, optimizer and schedule are unchanged."""
+    """False if there is no loss token or a gradient is not finite: weights, optimizer and schedule are then
+    unchanged."""
     timings_s: Mapping[str, float] = field(default_factory=dict)

@@ -1,16 +1,16 @@
-"""A key-value store in the trainer through which the processes of a broadcast meet, protected by a secret.
+"""A key-value store in the trainer for the rendezvous of a broadcast, protected by a secret.
 
-A process that can write to such a store can join the group that receives the weights. So the store listens on only one
-address and serves only clients that prove that they know the secret (which is sent with the offer, through the
-controller). PyTorch's TCPStore listens on every address and serves every client.
+A process that can write to the store can join the group that receives the weights. So the store listens on a single
+address, and serves only clients that prove that they know the secret, which is part of the weight update that the
+controller sends. PyTorch's TCPStore listens on every address and serves every client.
 
     server ─ nonce ─► client ─ nonce, HMAC(secret, "client", both) ─► server ─ HMAC(secret, "server", both) ─► client
-    then, again and again: client ─ request ─► server ─ answer ─► client        (lists of bytes, see `_pack`)
+    then repeatedly:       client ─ request ─► server ─ answer ─► client        (lists of bytes, see `_pack`)
 
-Invariants: no data of a connection is read as a request before its proof. A connection that does not prove itself in
-`_AUTHENTICATION_TIMEOUT_S` is closed, and at most `_MAX_UNAUTHENTICATED` such connections are open at once. A new one
-replaces the oldest, so unauthenticated clients cannot block others. After a temporary failure of the system (open
-files, threads), the store works again.
+Invariants: a connection's data is parsed as requests only after its proof. A connection without a proof is closed after
+`_AUTHENTICATION_TIMEOUT_S`, and at most `_MAX_UNAUTHENTICATED` of them are open at once: a new one replaces the oldest,
+so unauthenticated clients cannot block others. The store recovers if the system temporarily has too many open files or
+threads.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _AUTHENTICATION_TIMEOUT_S = 10.0
 _MAX_UNAUTHENTICATED = 64
 _MAX_REQUEST_BYTES = 2**26
 _RETRY_S = 0.1
-"""Pause after a connection could not be accepted."""
+"""Pause before accepting connections again after an error."""
 
 
 class StoreServer:
-    """Holds the values; threads of this process serve them until `close`.
+    """The server of a key-value store; until `close`, threads of this process serve `AuthenticatedStore` clients.
 
     Args:
-        host: The only address to listen on.
+        host: The address to listen on; the server listens on no other one.
     """
 
     def __init__(self, host: str) -> None:
@@ -49,7 +49,7 @@ class StoreServer:
         self._values: dict[bytes, bytes] = {}
         self._changed = threading.Condition()
         self._unauthenticated: dict[socket.socket, None] = {}
-        """Connections without a proof so far, oldest first."""
+        """Connections that are not authenticated yet, oldest first."""
         self._authentication_lock = threading.Lock()
         self._closed = threading.Event()
         self._connections: set[socket.socket] = set()
@@ -68,7 +68,7 @@ class StoreServer:
         threading.Thread(target=self._listen, daemon=True, name="roll-meeting").start()
 
     def close(self) -> None:
-        """Stop listening; waiting clients see their connection end."""
+        """Stop listening and close all connections; waiting clients get an error."""
         self._closed.set()
         for line in (self._listener, *list(self._connections)):
             with contextlib.suppress(OSError):
@@ -119,9 +119,10 @@ class StoreServer:
         line.sendall(ours)
         theirs = _receive_exactly(line, 2 * _NONCE_BYTES, deadline)
         nonces = ours + theirs[:_NONCE_BYTES]
-        if not hmac.compare_digest(theirs[_NONCE_BYTES:], _proof(self.secret, b"client", nonces)):
+        # Compared in constant time, so that the duration reveals nothing about the expected proof.
+        if not hmac.compare_digest(theirs[_NONCE_BYTES:], _compute_proof(self.secret, b"client", nonces)):
             return False
-        line.sendall(_proof(self.secret, b"server", nonces))
+        line.sendall(_compute_proof(self.secret, b"server", nonces))
         line.settimeout(None)
         return True
 
@@ -137,49 +138,53 @@ class StoreServer:
         return [self._values[key]]
 
     def _compare_set(self, key: bytes, expected: bytes, desired: bytes) -> list[bytes]:
-        found = self._values.get(key)
-        if found == expected or (found is None and not expected):
-            found = self._values[key] = desired
-        return [expected if found is None else found]
+        current = self._values.get(key)
+        # As in TCPStore: a missing key counts as empty.
+        if current == expected or (current is None and not expected):
+            current = self._values[key] = desired
+        return [expected if current is None else current]
 
     def _delete(self, key: bytes) -> list[bytes]:
         return [b"1"] if self._values.pop(key, None) is not None else []
 
     def _get(self, wait_ms: bytes, *keys: bytes) -> list[bytes]:
-        """Return all values once all keys are set; return an empty list on timeout."""
+        """Wait until all keys are set; return an empty status field and their values, or an empty list on timeout."""
         there = self._changed.wait_for(lambda: all(key in self._values for key in keys), int(wait_ms) / 1000)
         return [b"", *(self._values[key] for key in keys)] if there else []
 
 
 class AuthenticatedStore(dist.Store):
-    """A client with one connection, and one request at a time.
+    """A `torch.distributed.Store` that is a client of a `StoreServer`, with one connection and one request at a time.
 
     Args:
         host: The address of the trainer.
-        port: The port of its `StoreServer`.
-        secret: The secret of its `StoreServer`.
-        timeout: The timeout of connecting, and of waiting for a value.
+        port: The port of the `StoreServer`.
+        secret: The secret of the `StoreServer`.
+        timeout: The timeout for connecting, and for waiting for a value.
 
     Raises:
-        DistError: the server does not answer, or does not know the secret.
+        DistError: the server does not answer, or does not prove that it knows the secret.
     """
 
     def __init__(self, host: str, port: int, secret: str, *, timeout: timedelta) -> None:
         super().__init__()
         self._address = host, port, secret
         self._timeout = timeout
+        # Requests and answers alternate on the connection; PyTorch calls a store from several threads.
         self._lock = threading.Lock()
         try:
             self._connection = socket.create_connection((host, port), timeout=timeout.total_seconds())
             self._connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             nonces = _receive_exactly(self._connection, _NONCE_BYTES) + (ours := secrets.token_bytes(_NONCE_BYTES))
-            self._connection.sendall(ours + _proof(secret, b"client", nonces))
+            self._connection.sendall(ours + _compute_proof(secret, b"client", nonces))
             proof = _receive_exactly(self._connection, _NONCE_BYTES)
             self._connection.settimeout(None)
         except OSError as error:
-            raise dist.DistNetworkError(f"the store at {host}:{port} does not answer: {error}") from error
-        if not hmac.compare_digest(proof, _proof(secret, b"server", nonces)):
-            raise dist.DistNetworkError(f"the process at {host}:{port} does not have the secret of this sync")
+            raise dist.DistNetworkError(
+                f"the store at {host}:{port} does not answer: {str(error) or type(error).__name__}"
+            ) from error
+        if not hmac.compare_digest(proof, _compute_proof(secret, b"server", nonces)):
+            raise dist.DistNetworkError(f"the process at {host}:{port} does not know the secret of this sync")
 
     def _request(self, request: bytes, *arguments: str | bytes) -> list[bytes]:
         fields = [request, *(each.encode() if isinstance(each, str) else bytes(each) for each in arguments)]
@@ -188,48 +193,50 @@ class AuthenticatedStore(dist.Store):
                 self._connection.sendall(_pack(fields))
                 return _receive(self._connection)
         except (OSError, ValueError) as error:
-            raise dist.DistNetworkError(f"the connection to the store was lost: {error}") from error
+            raise dist.DistNetworkError(
+                f"the connection to the store was lost: {str(error) or type(error).__name__}"
+            ) from error
 
-    def _values(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
-        found = self._request(b"get", b"%d" % (timeout.total_seconds() * 1000), *keys)
-        if not found:
+    def _request_values(self, keys: Sequence[str], timeout: timedelta) -> list[bytes]:
+        answer = self._request(b"get", b"%d" % (timeout.total_seconds() * 1000), *keys)
+        if not answer:
             raise dist.DistStoreError(f"no process wrote {', '.join(keys)} within {timeout.total_seconds():g} s")
-        return found[1:]
+        return answer[1:]
 
     def set(self, key: str, value: str | bytes) -> None:
-        """Write a value."""
+        """Set the value of a key."""
         self._request(b"set", key, value)
 
     def get(self, key: str) -> bytes:
-        """Wait for a value."""
-        return self._values([key], self._timeout)[0]
+        """Wait until a key is set, and return its value."""
+        return self._request_values([key], self._timeout)[0]
 
     def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are set."""
+        """Return whether all keys are set, without waiting."""
         return bool(self._request(b"get", b"0", *keys))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         """Wait until all keys are set."""
-        self._values(keys, timeout or self._timeout)
+        self._request_values(keys, timeout or self._timeout)
 
     def add(self, key: str, value: int) -> int:
-        """Add to a number and return the sum."""
+        """Add to the number at a key and return the sum."""
         return int(self._request(b"add", key, b"%d" % value)[0])
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Write if the value is the expected one; return the resulting value."""
+        """Set the value if the current value is the expected one; return the resulting value."""
         return self._request(b"compare_set", key, expected_value, desired_value)[0]
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Append to a value."""
+        """Append to the value of a key."""
         self._request(b"append", key, value)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Wait for several values."""
-        return self._values(keys, self._timeout)
+        """Wait until all keys are set, and return their values."""
+        return self._request_values(keys, self._timeout)
 
     def multi_set(self, keys: list[str], values: list[str | bytes]) -> None:
-        """Write several values."""
+        """Set the values of several keys."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
 
@@ -238,25 +245,25 @@ class AuthenticatedStore(dist.Store):
         return True
 
     def delete_key(self, key: str) -> bool:
-        """Remove a value; return whether there was one."""
+        """Delete a key; return whether it was set."""
         return bool(self._request(b"delete", key))
 
     def num_keys(self) -> int:
-        """Return the number of values."""
+        """Return the number of keys."""
         return int(self._request(b"num_keys")[0])
 
     deleteKey, getNumKeys = delete_key, num_keys  # the names that PyTorch's C++ code calls
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Set the timeout of waits for a value."""
+        """Set the timeout for waiting for a value."""
         self._timeout = timeout
 
     def clone(self) -> AuthenticatedStore:
-        """Return a client with a connection of its own."""
+        """Return a new client with its own connection."""
         return AuthenticatedStore(*self._address, timeout=self._timeout)
 
 
-def _proof(secret: str, side: bytes, nonces: bytes) -> bytes:
+def _compute_proof(secret: str, side: bytes, nonces: bytes) -> bytes:
     return hmac.digest(bytes.fromhex(secret), side + nonces, "sha256")
 
 
@@ -269,7 +276,7 @@ def _pack(fields: Sequence[bytes]) -> bytes:
 def _receive(line: socket.socket) -> list[bytes]:
     (size,) = struct.unpack("<I", _receive_exactly(line, 4))
     if size > _MAX_REQUEST_BYTES:
-        raise ValueError(f"a message must have at most {_MAX_REQUEST_BYTES} bytes, got {size}")
+        raise ValueError(f"a message of the store must have at most {_MAX_REQUEST_BYTES} bytes, got {size}")
     body, fields, place = _receive_exactly(line, size), [], 0
     while place < size:
         (length,) = struct.unpack_from("<I", body, place)

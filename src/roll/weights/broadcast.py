@@ -5,8 +5,8 @@ Data flow, concurrently:
     sender packs bucket i + 1 ─► bucket i is sent to all engines ─► receivers check and apply bucket i - 1
 
 Invariants: both ends derive the same buckets from the manifest and `bucket_bytes`; a receiver starts bucket i + 1 only
-when the engine has consumed the last tensor of bucket i - 1, whose buffer is reused. `rendezvous` describes how the
-processes meet.
+after the engine has consumed the last tensor of bucket i - 1, whose buffer is reused. `rendezvous` describes how the
+processes find each other and form a group.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch.distributed as dist
 from roll.errors import WeightSyncError
 from roll.types import WeightUpdate
 from roll.weights.authenticated_store import AuthenticatedStore
-from roll.weights.plan import Bucket, dtype_of, plan_buckets
+from roll.weights.plan import Bucket, get_dtype, plan_buckets
 from roll.weights.receiver import ReceiverLocation, TensorStream
 from roll.weights.rendezvous import (
     Group,
@@ -30,39 +30,37 @@ from roll.weights.rendezvous import (
     Rendezvous,
     build_group,
     convert_group_errors,
-    device_name,
-    local_address,
+    find_local_address,
+    get_device_name,
 )
 
-__all__ = ["BroadcastHandle", "address_offer", "receive"]
+__all__ = ["BroadcastHandle", "address_update", "receive"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BroadcastHandle:
-    """The rendezvous of a broadcast."""
+    """The data that an engine needs to join a broadcast."""
 
     host: str
     port: int
     """The port of the trainer's `StoreServer`."""
     secret: str = field(repr=False)
-    """The secret that allows a process to join."""
+    """The secret of the `StoreServer`; a process that knows it can join."""
     sync: str
-    """The prefix of this sync's keys."""
+    """The prefix of this sync's keys in the store."""
     bucket_bytes: int
     engine_ids: tuple[str, ...] = ("engine",)
-    """All participating engines, in the order of their ranks; the controller fills it in."""
+    """All participating engines, in rank order; set by the controller."""
     engine_id: str = "engine"
-    """The engine that gets this copy of the handle."""
+    """The engine that receives this copy of the handle; set by the controller."""
 
 
 _groups: dict[tuple[str, int, Member], Group] = {}
-"""This process's groups, by store and member."""
+"""Cached process groups of this process, by the store's address and the member."""
 
 
-def address_offer(update: WeightUpdate, engine_id: str, engine_ids: tuple[str, ...]) -> WeightUpdate:
-    """Return the offer for one engine: receivers of a broadcast must know each other, those of other transports need
-    not.
-    """
+def address_update(update: WeightUpdate, engine_id: str, engine_ids: tuple[str, ...]) -> WeightUpdate:
+    """Return the update for one engine: for a broadcast, its handle gets `engine_id` and `engine_ids`."""
     if not isinstance(update.handle, BroadcastHandle):
         return update
     return replace(update, handle=replace(update.handle, engine_id=engine_id, engine_ids=engine_ids))
@@ -70,34 +68,35 @@ def address_offer(update: WeightUpdate, engine_id: str, engine_ids: tuple[str, .
 
 @contextmanager
 def receive(update: WeightUpdate, place: ReceiverLocation) -> Generator[TensorStream]:
-    """Join the other members, then receive bucket by bucket."""
+    """Join the group of the broadcast; yield the stream of received tensors."""
     handle: BroadcastHandle = update.handle
     member = Member(handle.engine_id, place.worker)
     cache_key = (handle.host, handle.port, member)
-    about = f"weight sync of policy version {update.policy_version}, engine {handle.engine_id}"
-    group, point = _meet(handle, member, place, _groups.pop(cache_key, None), about)
+    about = f"weight sync of policy version {update.policy_version}, engine '{handle.engine_id}'"
+    group, point = _join_rendezvous(handle, member, place, _groups.pop(cache_key, None), about)
     try:
-        yield _tensors(update, group, place, point)
+        yield _receive_tensors(update, group, place, point)
     except BaseException:
         group.abort()
         raise
     _groups[cache_key] = group  # only a group that worked is reused
 
 
-def _meet(
+def _join_rendezvous(
     handle: BroadcastHandle, member: Member, place: ReceiverLocation, cached: Group | None, about: str
 ) -> tuple[Group, Rendezvous]:
     try:
         store = AuthenticatedStore(handle.host, handle.port, handle.secret, timeout=timedelta(seconds=place.timeout_s))
     except dist.DistError as error:
         raise WeightSyncError(
-            f"{about}: no trainer answers at {handle.host}:{handle.port}: check whether it still runs."
+            f"{about}: no trainer answers at {handle.host}:{handle.port}: check whether the trainer still runs."
         ) from error
     members = tuple(Member(engine, worker) for engine in handle.engine_ids for worker in range(place.num_workers))
     rank = 1 + members.index(member)
     point = Rendezvous(store, handle.sync, about, place.timeout_s)
     point.write("members", members)
-    point.write(f"hello/{rank}", {"group": cached.key if cached else "", "device": device_name(place.device)})
+    # The sender reuses a group only if every member still has it cached.
+    point.write(f"hello/{rank}", {"group": cached.key if cached else "", "device": get_device_name(place.device)})
     verdict = point.read("verdict", "the trainer did not begin to send")
     point.check_verdict(verdict)
     if cached is not None and cached.key == verdict["group"]:
@@ -110,28 +109,29 @@ def _meet(
             rank=rank,
             members=members,
             backend=verdict["backend"],
-            address=local_address(handle.host, handle.port),
+            address=find_local_address(handle.host, handle.port),
             timeout_s=place.timeout_s,
         )
     return group, point
 
 
-def _tensors(update: WeightUpdate, group: Group, place: ReceiverLocation, point: Rendezvous) -> TensorStream:
+def _receive_tensors(update: WeightUpdate, group: Group, place: ReceiverLocation, point: Rendezvous) -> TensorStream:
     about = point.about
     device = place.device if group.backend == "nccl" else torch.device("cpu")
 
-    def ask(index: int, bucket: Bucket) -> torch.Tensor:
-        buffer = group.buffer(index, bucket.num_bytes, device)
+    def start(index: int, bucket: Bucket) -> torch.Tensor:
+        buffer = group.get_buffer(index, bucket.num_bytes, device)
         group.start(buffer, about)
         return buffer
 
     buckets = plan_buckets(update.manifest, update.handle.bucket_bytes)
-    asked = [ask(0, buckets[0])] if buckets else []
+    started = [start(0, buckets[0])] if buckets else []
     for index, bucket in enumerate(buckets):
+        # The next bucket is received while the engine reads this one.
         if index + 1 < len(buckets):
-            asked.append(ask(index + 1, buckets[index + 1]))
-        group.finish_oldest(about, point.check_given_up)
-        buffer = asked.pop(0)
+            started.append(start(index + 1, buckets[index + 1]))
+        group.finish_oldest(about, point.check_aborted)
+        buffer = started.pop(0)
         for slot in bucket.slots:
-            flat = buffer[slot.offset : slot.offset + slot.num_bytes].view(dtype_of(slot.spec))
+            flat = buffer[slot.offset : slot.offset + slot.num_bytes].view(get_dtype(slot.spec))
             yield slot.spec.name, flat.reshape(slot.spec.shape)

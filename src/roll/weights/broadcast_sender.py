@@ -1,4 +1,4 @@
-"""Transport `broadcast`, the trainer's end. `broadcast` describes the data flow, `rendezvous` how the ends meet."""
+"""Transport `broadcast`, the trainer's end. See `broadcast` for the data flow and `rendezvous` for the connection."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from roll.protocols import WeightSource
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights.authenticated_store import AuthenticatedStore, StoreServer
 from roll.weights.broadcast import BroadcastHandle
-from roll.weights.checksum import flat_bytes, tensor_checksum
+from roll.weights.checksum import compute_checksum, to_flat_bytes
 from roll.weights.collective_iteration import iterate_to_end
-from roll.weights.plan import Bucket, plan_buckets, spec_of
+from roll.weights.plan import Bucket, describe_tensor, plan_buckets
 from roll.weights.rendezvous import (
     Group,
     Member,
     Rendezvous,
     build_group,
-    common_backend,
+    choose_backend,
     convert_group_errors,
-    device_name,
+    get_device_name,
 )
 
 __all__ = ["BroadcastSender"]
 
 MAX_BUCKET_BYTES = 32 * 2**20
-"""Largest bucket. Larger ones only delay the first one: packing, transfer and unpacking overlap bucket by bucket."""
+"""Maximum bucket size. Packing, transfer and unpacking overlap by bucket, so large buckets only delay the first one."""
 
 
 class BroadcastSender:
-    """Streams tensors from the source; holds two buckets, never the whole model.
+    """The trainer's end of the transport `broadcast`. It holds two buckets in memory, never the whole model.
 
-    The manifest must be known before the tensors: the first sync iterates the source twice, later ones once.
+    The manifest must be known before tensors are sent, so the first sync iterates over the source twice.
     """
 
     def __init__(self, *, bucket_bytes: int, host: str, timeout_s: float) -> None:
@@ -57,9 +57,10 @@ class BroadcastSender:
         self._keys: list[str] = []
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
-        """Open the meeting point; no data is copied."""
+        """Open the rendezvous; no data is copied."""
         self._released.clear()
         self._source = source
+        # Iterating is collective: every rank does it if the names have changed.
         self._describe(source)
         if not self._manifest:
             return None
@@ -83,19 +84,19 @@ class BroadcastSender:
         )
 
     def send(self) -> dict[str, int]:
-        """Meet the engines and stream the weights; ranks other than 0 only iterate over them.
+        """Wait until all engines have joined, then stream the weights; ranks other than 0 only iterate over them.
 
-        All ranks iterate even if the sync was given up before, because some may have begun already.
+        All ranks iterate even if the sync has been aborted, because other ranks may have started iterating.
         """
         point = self._point
         if self._source is None:
-            raise WeightSyncError("there is nothing to send: the weight sync was not staged.")
+            raise WeightSyncError("no weights to send: the weight sync was not staged.")
         with iterate_to_end(self._source) as tensors:
             if self._released.is_set():
                 raise WeightSyncError("the weight sync was aborted before every engine had joined.")
             if point is None:
                 return {}
-            group, self._group = self._meet_engines(point), None
+            group, self._group = self._wait_for_engines(point), None
             try:
                 checksums = self._stream(group, tensors, point.about)
             except BaseException:
@@ -105,18 +106,18 @@ class BroadcastSender:
             return checksums
 
     def release(self, failed: bool) -> None:
-        """Abort running transfers; keep the group after a success."""
+        """Abort the sync if it failed; after a success, keep the process group for the next sync."""
         self._released.set()
         if failed:
             if self._point is not None:
                 self._point.write("verdict", {"abandoned": "another engine failed, or the sender did"})
             self._group = None
         elif self._point is not None:
-            self._point.forget(self._keys)
+            self._point.delete_values(self._keys)
         self._point = None
 
     def close(self) -> None:
-        """Free group, buffers and store."""
+        """Free the process group, the buffers and the store."""
         if self._server is not None:
             self._server.close()
         self._group = self._store = self._server = self._source = None
@@ -133,20 +134,20 @@ class BroadcastSender:
         manifest: list[TensorSpec] = []
         for name, tensor in source:
             if tensor is not None:
-                manifest.append(spec_of(name, tensor))
+                manifest.append(describe_tensor(name, tensor))
                 self._device = tensor.device
         self._manifest, self._names = tuple(manifest), names
 
-    def _meet_engines(self, point: Rendezvous) -> Group:
-        def still_on() -> None:
+    def _wait_for_engines(self, point: Rendezvous) -> Group:
+        def check_active() -> None:
             if self._released.is_set():
-                raise WeightSyncError(f"{point.about}: it was aborted before every engine had joined.")
+                raise WeightSyncError(f"{point.about}: the sync was aborted before every engine had joined.")
 
-        members = tuple(Member(*each) for each in point.read("members", "no engine joined", still_on))
+        members = tuple(Member(*each) for each in point.read("members", "no engine joined", check_active))
         keys = [f"hello/{rank}" for rank in range(1, 1 + len(members))]
         self._keys = ["members", "verdict", *keys]
         hellos = [
-            point.read(key, f"engine {member.engine_id} did not come to receive", still_on)
+            point.read(key, f"engine '{member.engine_id}' did not join", check_active)
             for key, member in zip(keys, members, strict=True)
         ]
         cached = self._group
@@ -156,9 +157,9 @@ class BroadcastSender:
         del cached
         self._group = None
         key = uuid.uuid4().hex
-        backend = common_backend([device_name(self._device), *(hello["device"] for hello in hellos)])
+        backend = choose_backend([get_device_name(self._device), *(hello["device"] for hello in hellos)])
         point.write("verdict", {"group": key, "backend": backend})
-        store = self._connect()  # a separate connection: joining blocks, and `release` must reach the store meanwhile
+        store = self._connect()  # a separate connection, because joining blocks and `release` must be able to write
         with convert_group_errors(point.about):
             return build_group(
                 store,
@@ -175,23 +176,27 @@ class BroadcastSender:
         tensors = ((name, tensor) for name, tensor in source if tensor is not None)
         checksums: dict[str, int] = {}
 
-        def still_on() -> None:
+        def check_active() -> None:
             if self._released.is_set():
-                raise WeightSyncError(f"{about}: it was aborted while weights were sent.")
+                raise WeightSyncError(f"{about}: the sync was aborted while weights were being sent.")
 
         for index, bucket in enumerate(plan_buckets(self._manifest, self._bucket_bytes)):
+            # There are only two buffers, so the one that is filled next must have been sent.
             if len(group.in_flight) == 2:
-                group.finish_oldest(about, still_on)
-            still_on()
-            buffer = group.buffer(index, bucket.num_bytes, device)
+                group.finish_oldest(about, check_active)
+            check_active()
+            buffer = group.get_buffer(index, bucket.num_bytes, device)
             _pack(bucket, tensors, buffer, checksums, about)
             group.start(buffer, about)
         while group.in_flight:
-            group.finish_oldest(about, still_on)
+            group.finish_oldest(about, check_active)
         surplus = next(tensors, None)
         if surplus is not None:
+            # The next sync must build the manifest again.
             self._names = ()
-            raise WeightSyncError(f"{about}: the trainer has a new tensor '{surplus[0]}'; sync again.")
+            raise WeightSyncError(
+                f"{about}: the trainer sent tensor '{surplus[0]}', which it had not announced: sync again."
+            )
         return checksums
 
 
@@ -202,11 +207,11 @@ def _pack(
     checksums: dict[str, int],
     about: str,
 ) -> None:
-    """Fill a bucket with the next tensors, and store their checksums."""
+    """Copy the next tensors into a bucket's buffer, and add their checksums to `checksums`."""
     for slot in bucket.slots:
         name, tensor = next(tensors, (None, None))
-        if name is None or tensor is None or spec_of(name, tensor) != slot.spec:
-            found = "no tensor" if name is None or tensor is None else spec_of(name, tensor)
-            raise WeightSyncError(f"{about}: the trainer announced {slot.spec} but sent {found}.")
-        checksums[name] = tensor_checksum(tensor)
-        buffer[slot.offset : slot.offset + slot.num_bytes].copy_(flat_bytes(tensor))
+        if name is None or tensor is None or describe_tensor(name, tensor) != slot.spec:
+            sent = "no tensor" if name is None or tensor is None else describe_tensor(name, tensor)
+            raise WeightSyncError(f"{about}: the trainer announced {slot.spec} but sent {sent}.")
+        checksums[name] = compute_checksum(tensor)
+        buffer[slot.offset : slot.offset + slot.num_bytes].copy_(to_flat_bytes(tensor))

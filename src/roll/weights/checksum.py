@@ -5,27 +5,26 @@ from __future__ import annotations
 import torch
 import xxhash
 
-__all__ = ["flat_bytes", "tensor_checksum"]
+__all__ = ["compute_checksum", "to_flat_bytes"]
 
 DEVICE_CHUNK_BYTES = 64 * 2**20
 
 
-def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements in row-major order as a flat `uint8` tensor; only a non-contiguous tensor is copied."""
+def to_flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's bytes in row-major order, `uint8` [bytes]; a view unless the tensor is not contiguous."""
     flat = tensor.detach().contiguous().reshape(-1)
-    # A tensor of one element counts as contiguous with any stride, but only stride 1 may be viewed as bytes.
+    # A tensor with a single element counts as contiguous with any stride, but needs stride 1 to be viewed as bytes.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
-def tensor_checksum(tensor: torch.Tensor) -> int:
+def compute_checksum(tensor: torch.Tensor) -> int:
     """Return the XXH3-64 (https://xxhash.com) of the elements' bytes in row-major order.
 
-    It depends only on the bytes and their order, not on strides, device or storage. Shape and dtype are not part of it;
-    the manifest has those. On a CPU it runs at memory speed (31 GB/s measured where a copy ran at 16), and releases the
-    GIL. From another device the bytes are copied to the host piece by piece, so that equal tensors have equal checksums
-    wherever they are; the bus is the limit there.
+    The checksum depends only on the bytes and their order: not on strides, device or storage, nor on shape and dtype,
+    which are in the manifest. On a CPU it runs at memory speed (31 GB/s measured, where a copy ran at 16 GB/s) and
+    releases the GIL. From other devices, the bytes are copied to the host chunk by chunk, and the bus limits the speed.
     """
-    data = flat_bytes(tensor)
+    data = to_flat_bytes(tensor)
     if data.device.type == "cpu":
         return xxhash.xxh3_64_intdigest(data.numpy().data)
     digest = xxhash.xxh3_64()

@@ -1,4 +1,4 @@
-"""Iteration over a source of weights, which is collective over all ranks of a trainer."""
+"""Iteration over a `WeightSource`, which is collective over all ranks of a trainer."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ __all__ = ["iterate_to_end"]
 
 @contextmanager
 def iterate_to_end(source: WeightSource) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
-    """Run the body with an iterator over a source's tensors, and exhaust it afterwards even if the body fails.
+    """Run the body with an iterator over a source's tensors; exhaust the iterator afterwards, even if the body fails.
 
-    Other ranks wait for this one to gather every tensor.
+    Otherwise the other ranks would wait forever for this rank to gather the remaining tensors.
     """
     tensors = iter(source)
     try:

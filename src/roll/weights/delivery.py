@@ -1,4 +1,4 @@
-"""Delivery of one offer of weights to engines: each engine confirms it, fails, or times out."""
+"""Delivers a weight update to engines: each engine confirms it, fails, or times out."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any, TypeVar
 from roll.errors import EngineDiedError, WeightSyncError
 from roll.protocols import InferenceEngine
 from roll.types import WeightReceipt, WeightUpdate
-from roll.weights.broadcast import address_offer
-from roll.weights.plan import total_bytes
-from roll.weights.probe import majority_dtype
-from roll.weights.quantization import quantized_dtype
+from roll.weights.broadcast import address_update
+from roll.weights.plan import sum_bytes
+from roll.weights.probe import find_majority_dtype
+from roll.weights.quantization import find_quantized_dtype
 
 __all__ = ["Delivery", "call_with_timeout"]
 
 T = TypeVar("T")
 
 CANCEL_GRACE_S = 5.0
-"""Time that the other engines have to notice a failed broadcast."""
+"""Time that the other engines have to return after a broadcast has failed."""
 
 
 @dataclass(slots=True)
 class Delivery:
-    """The delivery of one offer to some engines."""
+    """Delivers one weight update to engines, and records their receipts and errors."""
 
     policy_version: int
     timeout_s: float
@@ -38,30 +38,30 @@ class Delivery:
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def deliver(self, engines: Sequence[InferenceEngine], update: WeightUpdate) -> None:
-        """Deliver the offer to all engines; return when each has confirmed or failed.
+        """Send the update to all engines; return when each engine has confirmed it or failed.
 
         Raises:
-            WeightSyncError: one engine of a broadcast failed, which fails the others too, because they receive
-                together.
+            WeightSyncError: an engine failed during a broadcast, so the others cannot finish it.
         """
-        self.num_bytes = total_bytes(update.manifest)
-        self.dtype = quantized_dtype(update.manifest) or majority_dtype(update.manifest)
+        self.num_bytes = sum_bytes(update.manifest)
+        self.dtype = find_quantized_dtype(update.manifest) or find_majority_dtype(update.manifest)
         ids = tuple(engine.engine_id for engine in engines)
         for engine in engines:
-            offer = replace(address_offer(update, engine.engine_id, ids), adapter=self.adapter)
-            self.tasks[engine.engine_id] = asyncio.create_task(self._update(engine, offer))
+            addressed = replace(address_update(update, engine.engine_id, ids), adapter=self.adapter)
+            self.tasks[engine.engine_id] = asyncio.create_task(self._update(engine, addressed))
         together = update.transport == "broadcast"
         waiting = set(self.tasks.values())
         while waiting:
             _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            # The other engines wait for the failed engine in the process group, until they time out.
             if together and (self.dead or self.errors):
                 raise WeightSyncError("an engine failed during a broadcast")
 
-    async def _update(self, engine: InferenceEngine, offer: WeightUpdate) -> None:
-        engine_id, deed = engine.engine_id, f"confirm policy version {self.policy_version}"
+    async def _update(self, engine: InferenceEngine, update: WeightUpdate) -> None:
+        engine_id, action = engine.engine_id, f"confirm policy version {self.policy_version}"
         try:
             self.receipts[engine_id] = await call_with_timeout(
-                self.timeout_s, engine, engine.update_weights(offer), deed
+                self.timeout_s, engine, engine.update_weights(update), action
             )
         except EngineDiedError as error:
             self.dead[engine_id] = error
@@ -69,25 +69,34 @@ class Delivery:
             self.errors[engine_id] = error
 
     async def end(self) -> None:
-        """Wait for every engine's task to end; one that does not end in time is canceled and its engine counts as
-        dead.
-        """
+        """Wait until the calls to all engines have ended; cancel late calls, and add the engines of these to `dead`."""
         if not self.tasks:
             return
         _, late = await asyncio.wait(self.tasks.values(), timeout=CANCEL_GRACE_S)
         for engine_id, task in self.tasks.items():
             if task in late:
                 task.cancel()
-                cause = f"it did not let go of the weight sync of policy version {self.policy_version}"
+                cause = f"it did not end the failed weight sync of policy version {self.policy_version} in time"
                 self.dead[engine_id] = EngineDiedError(engine_id, cause)
 
 
-async def call_with_timeout(limit_s: float, engine: InferenceEngine, call: Coroutine[Any, Any, T], deed: str) -> T:
-    """Await a call; an engine that does not answer counts as dead, even if the call itself cannot be canceled."""
+async def call_with_timeout(limit_s: float, engine: InferenceEngine, call: Coroutine[Any, Any, T], action: str) -> T:
+    """Await a call to an engine, with a timeout, and return its result.
+
+    Args:
+        limit_s: The timeout, in seconds.
+        engine: The engine.
+        call: The call.
+        action: What the engine should do, for the message: "it did not … within 60 s".
+
+    Raises:
+        EngineDiedError: the engine did not answer in time.
+    """
     task = asyncio.ensure_future(call)
     try:
+        # Not `asyncio.wait_for`, which waits for the canceled call to end: the call to a hung engine may never end.
         if not (await asyncio.wait({task}, timeout=limit_s))[0]:
-            raise EngineDiedError(engine.engine_id, f"it did not {deed} within {limit_s:g} s")
+            raise EngineDiedError(engine.engine_id, f"it did not {action} within {limit_s:g} s")
     finally:
         if not task.done():
             task.cancel()

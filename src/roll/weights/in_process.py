@@ -1,9 +1,9 @@
 """Transport `in_process`: trainer and engine share one process, so tensors are passed by reference.
 
-Data flow:  sender stages tensors in a table of this process ─ token in the handle ─► receiver reads the table
+Data flow:  sender stores tensors in a table of this process ─ token in the handle ─► receiver reads the table
 
-Invariants: a staged tensor must not change until its release (the trainer is idle between the sender's `stage` and
-`release`). A token is never reused, so a handle is rejected after its release, or in another process.
+Invariants: staged tensors do not change until their release, because the trainer is idle between the sender's `stage`
+and `release`. A token is never reused, so a handle is rejected after the release and in other processes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from roll.errors import WeightSyncError
 from roll.protocols import WeightSource
 from roll.types import WeightUpdate
-from roll.weights.checksum import tensor_checksum
-from roll.weights.plan import spec_of
+from roll.weights.checksum import compute_checksum
+from roll.weights.plan import describe_tensor
 from roll.weights.receiver import ReceiverLocation, TensorStream
 
 __all__ = ["InProcessSender", "receive"]
@@ -28,7 +28,7 @@ __all__ = ["InProcessSender", "receive"]
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """Identifies one staging of tensors."""
+    """Identifies the tensors that one call to `stage` stored."""
 
     process_id: int
     number: int
@@ -39,29 +39,32 @@ _numbers = itertools.count()
 
 
 class InProcessSender:
-    """The trainer's end. Holds references; only tensors that the source casts or merges are copies."""
+    """The trainer's end of the transport `in_process`.
+
+    It holds references to tensors; only tensors that the source casts or merges are copies.
+    """
 
     def __init__(self) -> None:
         self._token: _Token | None = None
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
-        """Put references into the table; return `None` on ranks other than 0."""
+        """Store references to all tensors in this process; return the update, or `None` on ranks other than 0."""
         self._token = token = _Token(os.getpid(), next(_numbers))
         tensors = [(name, tensor) for name, tensor in source if tensor is not None]
         if not tensors:
             return None
         _staged[token] = tensors
-        if self._token is not token:  # released by another thread; merged or cast tensors use memory of their own
+        if self._token is not token:  # released by another thread; merged or cast tensors would keep their memory
             del _staged[token]
             raise WeightSyncError(
-                f"weight sync of policy version {policy_version}: it was aborted while it was staged."
+                f"weight sync of policy version {policy_version}: the sync was aborted while weights were being staged."
             )
-        manifest = tuple(spec_of(name, tensor) for name, tensor in tensors)
+        manifest = tuple(describe_tensor(name, tensor) for name, tensor in tensors)
         return WeightUpdate(policy_version=policy_version, manifest=manifest, transport="in_process", handle=token)
 
     def send(self) -> dict[str, int]:
-        """Return the checksums; no data is transferred."""
-        return {name: tensor_checksum(tensor) for name, tensor in _staged.get(self._token, ())}
+        """Return the checksums by tensor name; no data is transferred."""
+        return {name: compute_checksum(tensor) for name, tensor in _staged.get(self._token, ())}
 
     def release(self, failed: bool) -> None:
         """Remove the references from the table."""
@@ -74,13 +77,17 @@ class InProcessSender:
 
 @contextmanager
 def receive(update: WeightUpdate, place: ReceiverLocation) -> Generator[TensorStream]:
-    """Read the table."""
+    """Yield the stream of the staged tensors.
+
+    Raises:
+        WeightSyncError: the tensors have been released, or belong to another process.
+    """
     token = update.handle
     if token not in _staged:
         here = os.getpid()
         elsewhere = f"they were staged in process {token.process_id}, this is {here}: use shared_memory or broadcast"
         raise WeightSyncError(
-            f"weight sync of policy version {update.policy_version}: the tensors cannot be fetched, "
+            f"weight sync of policy version {update.policy_version}: the tensors are not available: "
             f"{'they were released already' if token.process_id == here else elsewhere}."
         )
     yield iter(_staged[token])

@@ -1,6 +1,6 @@
-"""The plan of a sync: its tensors, their order, their buckets. Pure functions.
+"""Plans a sync: describes tensors and assigns them to buckets. Pure functions.
 
-Names are those of the HF checkpoint, as the `WeightSource` yields them: tied weights once, LoRA merged.
+Tensors have the names and the order of the `WeightSource`: HF checkpoint names, tied weights once, LoRA merged.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import torch
 from roll.errors import WeightSyncError
 from roll.types import TensorSpec
 
-__all__ = ["ALIGNMENT", "Bucket", "Slot", "dtype_of", "num_bytes", "plan_buckets", "spec_of", "total_bytes"]
+__all__ = ["ALIGNMENT", "Bucket", "Slot", "describe_tensor", "get_dtype", "num_bytes", "plan_buckets", "sum_bytes"]
 
 ALIGNMENT = 64
-"""The offset of every tensor is a multiple of this, in bytes: a cache line, and more than any dtype needs."""
+"""The offset of every tensor is a multiple of this number of bytes: the size of a cache line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """The place of a tensor in its bucket."""
+    """The location of a tensor in its bucket."""
 
     spec: TensorSpec
     offset: int
@@ -31,23 +31,23 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Whole tensors that are sent together."""
+    """Tensors that are sent together; a tensor is never split over buckets."""
 
     slots: tuple[Slot, ...]
     num_bytes: int
-    """The size with the gaps between tensors, a multiple of `ALIGNMENT`."""
+    """The size including the gaps between tensors, a multiple of `ALIGNMENT`."""
 
 
-def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
-    """Describe a tensor."""
+def describe_tensor(name: str, tensor: torch.Tensor) -> TensorSpec:
+    """Return a tensor's name, shape and dtype as a manifest entry."""
     return TensorSpec(name=name, shape=tuple(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."))
 
 
-def dtype_of(spec: TensorSpec) -> torch.dtype:
-    """Return the torch dtype that a manifest names.
+def get_dtype(spec: TensorSpec) -> torch.dtype:
+    """Return the torch dtype of a manifest entry.
 
     Raises:
-        WeightSyncError: torch has no such dtype.
+        WeightSyncError: this version of torch does not have the dtype.
     """
     dtype = getattr(torch, spec.dtype, None)
     if not isinstance(dtype, torch.dtype):
@@ -58,19 +58,19 @@ def dtype_of(spec: TensorSpec) -> torch.dtype:
 
 
 def num_bytes(spec: TensorSpec) -> int:
-    """Return the size of a tensor's elements in bytes."""
-    return spec.num_elements * dtype_of(spec).itemsize
+    """Return the size of a tensor in bytes."""
+    return spec.num_elements * get_dtype(spec).itemsize
 
 
-def total_bytes(manifest: Sequence[TensorSpec]) -> int:
-    """Return the size of all tensors' elements in bytes."""
+def sum_bytes(manifest: Sequence[TensorSpec]) -> int:
+    """Return the total size of a manifest's tensors in bytes, without alignment gaps."""
     return sum(num_bytes(spec) for spec in manifest)
 
 
 def plan_buckets(manifest: Sequence[TensorSpec], bucket_bytes: int) -> tuple[Bucket, ...]:
-    """Fill buckets in manifest order.
+    """Assign tensors to buckets of at most `bucket_bytes`, in manifest order.
 
-    A tensor is never split; one larger than `bucket_bytes` gets a bucket of its own.
+    A tensor is never split: if it is larger than `bucket_bytes`, it gets its own bucket.
     """
     buckets: list[Bucket] = []
     slots: list[Slot] = []

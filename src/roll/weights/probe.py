@@ -1,25 +1,26 @@
-"""The probe: a comparison of the engines' and the trainer's log-probs of fixed tokens. Pure; NumPy only.
+"""The probe compares the engines' and the trainer's log-probs of fixed tokens. Pure functions; NumPy only.
 
-Checksums prove which bytes arrived, and read-back which bytes an engine holds. Only the probe checks whether the engine
-*computes* with them. Its resolution is limited by the difference between two correct implementations ("noise").
-Measured with two attention kernels, mean over tokens, a step of ±lr on every weight:
+Checksums prove which bytes arrived, and read-back proves which bytes an engine holds. Only the probe checks whether the
+engine *computes* with them. Its resolution is limited by the difference between two correct implementations ("noise").
+Measured with two attention kernels, as means over tokens, after a step of ±lr on every weight:
 
-                                  noise     after a step, one layer not applied    the same at
+                                  noise     if the step is missing in one layer    the same, larger lr
     SmolLM2-135M float32, lr 1e-6   3e-6      weakest of 30: 1.3e-5, median 6e-5     lr 1e-5: 1.2e-4, 6e-4
     tiny model   float32, lr 1e-6   5e-7      weakest of 2:  2e-5                    lr 1e-5: 2e-4
     SmolLM2-135M bfloat16, lr 1e-5  4.6e-2    6e-4: hidden in the noise              lr 1e-4: hidden
     tiny model   bfloat16, lr 1e-5  1.2e-2    3e-4: hidden in the noise              lr 1e-4: hidden
 
-So in float32 one layer that misses one step is detected, at a learning rate of about 3e-6 and above. In bfloat16 no
-comparison detects it: rounding is chaotic, so the noise of one policy version does not predict that of the next, and
-comparing changes (now − before) does not cancel it. There the probe detects a layer that never had this model's
-weights, an engine that did not change at all, and an error that accumulates over many steps; read-back covers the rest.
+So in float32 the probe detects a single layer that misses a single step, at a learning rate of about 3e-6 and above. In
+bfloat16 no comparison detects it: rounding is chaotic, so the noise of one policy version does not predict the noise of
+the next, and comparing changes (now − before) does not cancel it. In bfloat16 the probe detects a layer that never had
+this model's weights, an engine that did not change at all, and an error that accumulates over many steps; read-back
+covers the rest.
 
-If weights are quantized, the quantization error is part of the noise, whatever the dtype of the other weights: with
-SmolLM2-135M 0.09 (int8) and 0.18 (fp8) on text.
+If weights are quantized, the quantization error adds to the noise, with any dtype of the other weights: 0.09 (int8)
+and 0.18 (fp8) for SmolLM2-135M on text.
 
-If engine and trainer differ *smoothly* (for example by another scaling in float32), their difference is the same before
-and after a step. The comparison of changes cancels it, and still detects a missed layer.
+If engine and trainer differ *smoothly* (for example by a different scale in float32), their difference is the same
+before and after a step. Comparing the changes cancels it, and still detects a layer that was not updated.
 """
 
 from __future__ import annotations
@@ -30,25 +31,24 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.types import FloatArray, IntArray, TensorSpec, TrainingBatch, TrainingSample
+from roll.types import FloatArray, IntArray, SequenceMedia, TensorSpec, TrainingBatch, TrainingSample
 
-__all__ = ["NOISE", "NoiseBounds", "ProbeGauge", "ProbeResult", "majority_dtype", "probe_batch"]
+__all__ = ["NOISE", "NoiseBounds", "ProbeChecker", "ProbeResult", "build_probe_batch", "find_majority_dtype"]
 
 MARGIN = 3.0
-"""Tolerance as a multiple of the first difference."""
+"""The tolerance is this multiple of the first difference."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoiseBounds:
-    """The possible difference of two correct implementations: mean absolute difference of log-probs in nats."""
+    """Bounds on the mean absolute difference of log-probs between two correct implementations, in nats."""
 
     floor: float
     """Differences up to this are always tolerated."""
     ceiling: float
-    """Differences above this are never tolerated, not even in the first sync, which is the reference for all later
-    ones."""
+    """Differences above this are never tolerated, not even in the first sync, to which later syncs are compared."""
     smooth: bool
-    """Whether the noise changes little with a small step, so that comparing changes is meaningful."""
+    """Whether a small step changes the noise only a little, so that changes of log-probs can be compared."""
 
 
 NOISE = {
@@ -62,16 +62,16 @@ NOISE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeResult:
-    """The comparison of one engine with the trainer after one sync. Differences are of log-probs, in nats."""
+    """The comparison of one engine's log-probs with the trainer's after one sync, in nats."""
 
     mean_abs: float
     max_abs: float
     tolerance: float
     """The tolerance of `mean_abs`."""
     change: float = 0.0
-    """Mean absolute change of the trainer's log-probs since this engine's last probe; 0 at its first."""
+    """Mean absolute change of the trainer's log-probs since this engine's last probe; 0 at its first probe."""
     change_missed: float = 0.0
-    """Mean absolute difference between the engine's change and the trainer's; 0 at its first."""
+    """Mean absolute difference between the engine's change and the trainer's change; 0 at its first probe."""
     change_tolerance: float | None = None
     """The tolerance of `change_missed`; `None` if it is not checked."""
     problem: str = ""
@@ -85,23 +85,23 @@ class _Reading:
 
 
 @dataclass(eq=False)
-class ProbeGauge:
-    """Judges differences relative to those of the first sync. Only readings without a problem are stored."""
+class ProbeChecker:
+    """Checks each engine's log-probs against the trainer's, with a tolerance derived from the first sync."""
 
     noise: NoiseBounds
     """The noise of the dtype that the engines compute in."""
     tolerance: float | None = None
-    """The tolerance of the mean absolute difference; by default `MARGIN` times the first one, within `noise`."""
+    """The tolerance of the mean absolute difference; `None`: `MARGIN` times the first difference, within `noise`."""
     _first: float | None = field(init=False, default=None)
     _first_scale: float = field(init=False, default=1.0)
     _first_change: tuple[float, float] | None = field(init=False, default=None)
     _last: dict[str, _Reading] = field(init=False, default_factory=dict)
 
-    def forget(self, engine_id: str) -> None:
-        """Drop the reading of an engine that was replaced: it is not comparable with the new engine's."""
+    def discard_reading(self, engine_id: str) -> None:
+        """Drop the last log-probs of an engine that was replaced: the new engine's are not comparable with them."""
         self._last.pop(engine_id, None)
 
-    def judge(
+    def check(
         self,
         engine_id: str,
         engine: Sequence[FloatArray],
@@ -109,15 +109,15 @@ class ProbeGauge:
         *,
         weights_changed: bool = True,
     ) -> ProbeResult:
-        """Compare one engine's log-probs with the trainer's.
+        """Compare one engine's log-probs with the trainer's; store both for the next probe if there is no problem.
 
         Args:
             engine_id: The id of the engine.
             engine: The engine's log-probs of each sequence [L]; entry 0 is not compared.
-            trainer: The trainer's log-probs, in the same form.
+            trainer: The trainer's log-probs of the same sequences [L].
             weights_changed: Whether most tensors have changed since this engine's last probe.
         """
-        now = _Reading(_flat(trainer), _flat(engine))
+        now = _Reading(_flatten(trainer), _flatten(engine))
         before = self._last.get(engine_id)
         result = self._compare(now, before, weights_changed)
         if not result.problem:
@@ -131,7 +131,7 @@ class ProbeGauge:
     def _compare(self, now: _Reading, before: _Reading | None, weights_changed: bool) -> ProbeResult:
         gap = np.abs(now.engine - now.trainer)
         mean_abs, max_abs = float(gap.mean()), float(gap.max())
-        tolerance = self._tolerance(now)
+        tolerance = self._compute_tolerance(now)
         problem = ""
         if not np.isfinite(mean_abs):
             problem = "log-probs are not finite"
@@ -142,13 +142,13 @@ class ProbeGauge:
         trainer_change, engine_change = now.trainer - before.trainer, now.engine - before.engine
         change = float(np.abs(trainer_change).mean())
         missed = float(np.abs(engine_change - trainer_change).mean())
-        limit = self._change_tolerance(change)
+        limit = self._compute_change_tolerance(change)
         if weights_changed and np.mean(trainer_change != 0) > 0.5 and not engine_change.any():
-            problem = "log-probs did not change at all, though the trainer's did: it computes with the old weights"
+            problem = "log-probs did not change although the trainer's did: it computes with the old weights"
         elif limit is not None and missed > limit:
             problem = (
-                f"log-probs changed otherwise than the trainer's (which moved by {change:.2g}): the changes differ by "
-                f"{missed:.2g} on average; tolerated: {limit:.2g}"
+                f"log-probs changed differently from the trainer's (which moved by {change:.2g}): the changes differ "
+                f"by {missed:.2g} on average; tolerated: {limit:.2g}"
             )
         return ProbeResult(
             mean_abs=mean_abs,
@@ -160,46 +160,53 @@ class ProbeGauge:
             problem=problem,
         )
 
-    def _tolerance(self, now: _Reading) -> float:
+    def _compute_tolerance(self, now: _Reading) -> float:
         if self.tolerance is not None:
             return self.tolerance
         if self._first is None:
             return self.noise.ceiling
-        # Rounding errors of a log-prob grow with its size; a policy that sharpens is not an error.
+        # The rounding error of a log-prob grows with its magnitude, which grows as the policy sharpens.
         growth = max(1.0, float(np.abs(now.trainer).mean()) / max(self._first_scale, 1e-6))
         return min(self.noise.ceiling, max(self.noise.floor, MARGIN * self._first) * growth)
 
-    def _change_tolerance(self, change: float) -> float | None:
-        """Return `MARGIN` times the first missed change, in proportion to the size of the change."""
+    def _compute_change_tolerance(self, change: float) -> float | None:
+        """Return the tolerance of `change_missed` when the trainer's log-probs change by `change`; `None`: not checked.
+
+        The tolerance is `MARGIN` times the first `change_missed`, times `change` relative to the first change, and at
+        least the noise floor. Before the first change it is twice the noise floor, if the first difference between
+        engine and trainer was at most the floor; otherwise the change is not checked.
+        """
         if not self.noise.smooth:
             return None
         if self._first_change is None:
+            # Before the first change, a small first difference is the only sign that the noise is small.
             return None if self._first is None or self._first > self.noise.floor else self.noise.floor * 2
         first_change, first_missed = self._first_change
         return max(self.noise.floor, MARGIN * first_missed * max(1.0, change / first_change))
 
 
-def _flat(logprobs: Sequence[FloatArray]) -> NDArray[np.float64]:
+def _flatten(logprobs: Sequence[FloatArray]) -> NDArray[np.float64]:
     return np.concatenate([np.asarray(entry, dtype=np.float64)[1:] for entry in logprobs])
 
 
-def majority_dtype(manifest: Sequence[TensorSpec]) -> str:
-    """Return the dtype of most elements."""
+def find_majority_dtype(manifest: Sequence[TensorSpec]) -> str:
+    """Return the name of the dtype that most elements of a manifest have."""
     counts: dict[str, int] = {}
     for spec in manifest:
         counts[spec.dtype] = counts.get(spec.dtype, 0) + spec.num_elements
     return max(counts, key=lambda dtype: counts[dtype], default="float32")
 
 
-def probe_batch(sequences: Sequence[IntArray]) -> TrainingBatch:
-    """Return the probe's sequences as a batch for the trainer: every token but the first is in the loss."""
+def build_probe_batch(sequences: Sequence[IntArray], media: SequenceMedia = ()) -> TrainingBatch:
+    """Return the probe's sequences as a training batch whose loss mask contains every token but the first."""
 
-    def sample(index: int, token_ids: IntArray) -> TrainingSample:
+    def build_sample(index: int, token_ids: IntArray) -> TrainingSample:
         return TrainingSample(
             sample_id=f"probe-{index}",
             unit=index,
             token_ids=np.asarray(token_ids, dtype=np.int32),
             loss_mask=np.arange(len(token_ids)) > 0,
+            media=tuple(media[index]) if media else (),
         )
 
-    return TrainingBatch(samples=tuple(sample(i, s) for i, s in enumerate(sequences)))
+    return TrainingBatch(samples=tuple(build_sample(i, s) for i, s in enumerate(sequences)))

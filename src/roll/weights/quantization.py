@@ -1,17 +1,17 @@
 """Quantization of linear weights to 8 bits for the transfer to engines, with a scale for every output channel.
 
-    trainer   weight [outputs, inputs] ─ a row's largest magnitude / the largest code ─► `<name>_scale` [outputs, 1]
+    trainer   weight [outputs, inputs] ─ max magnitude of a row / largest code ─────────► `<name>_scale` [outputs, 1]
                                        └ weight / scale, to the nearest code ──────────► `<name>`, int8 or float8_e4m3fn
-    engine    codes x scales, rounded to the dtype that it computes in: the applied weight
+    engine    codes x scales, rounded to the dtype that the engine computes in: the applied weight
 
-Both are tensors of the manifest, so checksums are of the bytes that were sent; names and shapes are those of
-`compressed-tensors`. Scales are float32 and sent first, so that one weight at a time can be dequantized.
+Codes and scales are both tensors of the manifest, so checksums cover the bytes that are sent. Their names and shapes
+are those of `compressed-tensors`. Scales are float32 and sent first, so that weights can be dequantized one at a time.
 
-A row is quantized as a whole, on rank 0 and in the engines' dtype. So codes depend only on the weight, not on the
-layout of ranks, nor on whether an adapter was merged into it.
+A row is quantized as a whole, on rank 0 and in the engines' dtype. So its codes depend only on the weight, not on the
+parallel layout or on whether an adapter was merged into the weight.
 
-Engines do not use vLLM's own 8-bit kernels: on a CPU, its int8 kernel also quantizes activations, which more than
-doubles the difference of log-probs.
+vLLM's own 8-bit kernels are not used: on a CPU, its int8 kernel also quantizes activations, which more than doubles the
+difference of log-probs.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ __all__ = [
     "QuantizedWeights",
     "dequantize",
     "dequantize_stream",
+    "find_quantized_dtype",
     "quantize",
-    "quantized_dtype",
     "without_scales",
 ]
 
 FORMATS = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
-"""The dtype and the largest code of each format. Codes are symmetric: int8 does not use -128."""
+"""Dtype and largest code of each format. Codes are symmetric: int8 does not use -128."""
 _CODE_DTYPES = frozenset(str(dtype).removeprefix("torch.") for dtype, _ in FORMATS.values())
 _SUFFIX = "_scale"
 
 
 class QuantizedWeights:
-    """A `WeightSource` that yields some matrices of another one as scales and codes.
+    """A `WeightSource` that quantizes some weights of another source, and yields their scales and codes.
 
     Args:
-        source: All weights.
+        source: The source of all weights.
         format: `int8` or `fp8`.
-        linear: The names of the matrices.
+        linear: The names of the weights to quantize.
     """
 
     def __init__(self, source: WeightSource, format: str, linear: Collection[str]) -> None:
@@ -60,16 +60,16 @@ class QuantizedWeights:
             if name not in self._linear:
                 yield name, weight
                 continue
-            # ranks other than 0 have no weight, and only iterate over the names
+            # ranks other than 0 get no weights: they only iterate over the names
             codes, scales = (weight, weight) if weight is None else quantize(weight, self._format)
             yield name + _SUFFIX, scales
             yield name, codes
 
     def names(self) -> list[str]:
-        """See `WeightSource`."""
-        return [each for name in self._source.names() for each in self._tensors_of(name)]
+        """Return all names in the order of iteration; a quantized weight appears as its scales and its codes."""
+        return [each for name in self._source.names() for each in self._list_tensors(name)]
 
-    def _tensors_of(self, name: str) -> tuple[str, ...]:
+    def _list_tensors(self, name: str) -> tuple[str, ...]:
         return (name + _SUFFIX, name) if name in self._linear else (name,)
 
 
@@ -82,7 +82,7 @@ def quantize(weight: Tensor, format: str) -> tuple[Tensor, Tensor]:
         format: `int8` or `fp8`.
     """
     dtype, largest = FORMATS[format]
-    smallest = torch.finfo(torch.float32).tiny  # also for a row of zeros
+    smallest = torch.finfo(torch.float32).tiny  # for rows of zeros, whose scale must not be 0
     scales = (weight.abs().amax(1, keepdim=True).float() / largest).clamp(min=smallest)
     shares = weight / scales  # in float32
     return (shares if dtype.is_floating_point else shares.round_()).to(dtype), scales
@@ -90,35 +90,35 @@ def quantize(weight: Tensor, format: str) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the weight [outputs, inputs] that codes and scales represent."""
+    """Return the weight [outputs, inputs] that `quantize` turned into codes and scales."""
     return codes.float().mul_(scales).to(dtype)
 
 
-def quantized_dtype(manifest: Sequence[TensorSpec]) -> str | None:
+def find_quantized_dtype(manifest: Sequence[TensorSpec]) -> str | None:
     """Return the dtype of the codes in a manifest; `None` if no weight is quantized."""
     return next((spec.dtype for spec in manifest if spec.dtype in _CODE_DTYPES), None)
 
 
 def without_scales(manifest: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """Return the tensors that are weights of the HF checkpoint, quantized or not."""
-    scales = _scales(manifest)
+    """Return the manifest without the scales of quantized weights: only tensors of the HF checkpoint."""
+    scales = _list_scales(manifest)
     return tuple(spec for spec in manifest if spec.name not in scales)
 
 
 def dequantize_stream(
     tensors: Iterable[tuple[str, Tensor]], manifest: Sequence[TensorSpec], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield every weight that arrives, dequantized, in the form that an engine applies.
+    """Yield received tensors, with codes and scales combined to dequantized weights.
 
     Args:
-        tensors: The tensors that arrive, in order.
+        tensors: The received tensors, in order.
         manifest: The manifest of the tensors.
-        dtype: The dtype that the engine computes in, for quantized weights; others are passed through.
+        dtype: The dtype of dequantized weights; other tensors are passed through unchanged.
 
     Raises:
-        WeightSyncError: codes arrived without scales before them, or with scales of other rows.
+        WeightSyncError: codes were received before their scales, or the shape of the scales is wrong.
     """
-    scale_names, scales = _scales(manifest), dict[str, Tensor]()
+    scale_names, scales = _list_scales(manifest), dict[str, Tensor]()
     in_codes = {spec.name for spec in manifest if spec.dtype in _CODE_DTYPES}
     for name, tensor in tensors:
         if name in scale_names:
@@ -126,14 +126,14 @@ def dequantize_stream(
         elif name not in in_codes:
             yield name, tensor
         else:
-            own = scales.pop(name + _SUFFIX, None)
-            if own is None or own.shape != (len(tensor), 1):
+            scale = scales.pop(name + _SUFFIX, None)
+            if scale is None or scale.shape != (len(tensor), 1):
                 raise WeightSyncError(
                     f"tensor '{name}' was received as {str(tensor.dtype).removeprefix('torch.')} codes before the "
                     "scales of its rows."
                 )
-            yield name, dequantize(tensor, own, dtype)
+            yield name, dequantize(tensor, scale, dtype)
 
 
-def _scales(manifest: Sequence[TensorSpec]) -> frozenset[str]:
+def _list_scales(manifest: Sequence[TensorSpec]) -> frozenset[str]:
     return frozenset(spec.name + _SUFFIX for spec in manifest if spec.dtype in _CODE_DTYPES)

@@ -7,9 +7,9 @@ Data flow:  WeightUpdate ─ open_update ─► transport's stream ─► name, 
             parameters[name].copy_(tensor)
     receipt = WeightReceipt(..., checksums=receiver.checksums)
 
-Invariants: tensors arrive in manifest order, each exactly once; a tensor is hashed before the engine gets it; leaving
-the context without an error means that every tensor was consumed. A yielded tensor is in the transport's buffer, or is
-the trainer's own: copy it at once, never keep or change it. The calls block; an asyncio engine makes them from a
+Invariants: tensors arrive in manifest order, each exactly once; a tensor is hashed before the engine gets it; if the
+context ends without an error, every tensor was consumed. A yielded tensor is in the transport's buffer, or is the
+trainer's own: copy it at once, and neither keep nor change it. The calls block, so an asyncio engine makes them in a
 thread.
 """
 
@@ -25,8 +25,8 @@ import torch
 from roll.errors import WeightSyncError
 from roll.registry import Registry
 from roll.types import WeightUpdate
-from roll.weights.checksum import tensor_checksum
-from roll.weights.plan import num_bytes, spec_of
+from roll.weights.checksum import compute_checksum
+from roll.weights.plan import describe_tensor, num_bytes
 
 __all__ = ["RECEIVE_TIMEOUT_S", "TRANSPORTS", "Receiver", "ReceiverLocation", "TensorStream", "open_update"]
 
@@ -37,12 +37,12 @@ TensorStream: TypeAlias = Iterator[tuple[str, torch.Tensor]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReceiverLocation:
-    """The process and device that receive tensors."""
+    """The process and the device that receive tensors."""
 
     device: torch.device
-    """The device of a transport's own buffers; transports without buffers leave tensors where they are."""
+    """The device of the transport's buffers; transports without buffers leave tensors where they are."""
     worker: int = 0
-    """The number of this process among those of one engine (tensor parallelism), from 0 on."""
+    """The index of this process among the engine's workers (tensor parallelism)."""
     num_workers: int = 1
     timeout_s: float = RECEIVE_TIMEOUT_S
 
@@ -59,15 +59,15 @@ TRANSPORTS: Registry[TransportOpener] = Registry(
 
 
 class Receiver:
-    """Iterates over `(name, tensor)` once, in manifest order, and stores the checksums of the received bytes."""
+    """Yields `(name, tensor)` in manifest order, and checks and hashes each tensor; it can be iterated only once."""
 
     def __init__(self, update: WeightUpdate, stream: TensorStream) -> None:
         self.policy_version = update.policy_version
         self.checksums: dict[str, int] = {}
-        """The checksums of the received bytes, by name; complete after the last tensor."""
+        """The checksums of the received bytes, by tensor name; complete after the last tensor."""
         self.num_bytes = 0
         self._manifest = update.manifest
-        self._stream = self._checked_tensors(stream)
+        self._stream = self._check_tensors(stream)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
         return self._stream
@@ -77,31 +77,34 @@ class Receiver:
         """The names in the manifest that have not been yielded yet."""
         return tuple(spec.name for spec in self._manifest[len(self.checksums) :])
 
-    def _checked_tensors(self, stream: TensorStream) -> TensorStream:
+    def _check_tensors(self, stream: TensorStream) -> TensorStream:
         for expected in self._manifest:
             name, tensor = next(stream, (None, None))
             if name is None or tensor is None:
-                raise WeightSyncError(f"{self._about(expected.name)} is missing: the stream ended before it.")
+                raise WeightSyncError(f"{self._format_location(expected.name)} is missing: the stream ended before it.")
             if name != expected.name:
                 if name in self.unread:
-                    raise WeightSyncError(f"{self._about(expected.name)} is missing: received '{name}' instead.")
+                    raise WeightSyncError(
+                        f"{self._format_location(expected.name)} is missing: received '{name}' instead."
+                    )
                 again = "it was received twice" if name in self.checksums else "it is not in the manifest"
-                raise WeightSyncError(f"{self._about(name)} is unexpected: {again}.")
-            found = spec_of(name, tensor)
+                raise WeightSyncError(f"{self._format_location(name)} is unexpected: {again}.")
+            received = describe_tensor(name, tensor)
             for aspect in ("shape", "dtype"):
-                seen, announced = getattr(found, aspect), getattr(expected, aspect)
+                seen, announced = getattr(received, aspect), getattr(expected, aspect)
                 if seen != announced:
-                    raise WeightSyncError(f"{self._about(name)} has {aspect} {seen}, expected {announced}.")
-            self.checksums[name] = tensor_checksum(tensor)
+                    raise WeightSyncError(f"{self._format_location(name)} has {aspect} {seen}, expected {announced}.")
+            self.checksums[name] = compute_checksum(tensor)
             self.num_bytes += num_bytes(expected)
             yield name, tensor
         surplus = next(stream, None)
         if surplus is not None:
             raise WeightSyncError(
-                f"{self._about(surplus[0])} is unexpected: the last tensor of the manifest was received before it."
+                f"{self._format_location(surplus[0])} is unexpected: the last tensor of the manifest was received "
+                "before it."
             )
 
-    def _about(self, name: str) -> str:
+    def _format_location(self, name: str) -> str:
         return f"weight sync of policy version {self.policy_version}: tensor '{name}'"
 
 
@@ -114,18 +117,18 @@ def open_update(
     num_workers: int = 1,
     timeout_s: float = RECEIVE_TIMEOUT_S,
 ) -> Generator[Receiver]:
-    """Fetch the weights that `update` offers, in this process.
+    """Run the body with a `Receiver`, from which the body must read all weights of an update.
 
     Args:
-        update: The offer that the engine got; plain data, so it may be passed on to another process.
-        device: The device on which `broadcast` puts received tensors.
-        worker: The number of this process among those of the engine that receive (tensor parallelism).
-        num_workers: The number of such processes.
-        timeout_s: The longest wait for the sender or for the other receivers.
+        update: The update that the engine got. Updates are plain data and may be passed on to another process.
+        device: The device of the tensors that `broadcast` receives.
+        worker: The index of this process among the engine's receiving processes (tensor parallelism).
+        num_workers: The number of the engine's receiving processes.
+        timeout_s: The maximum wait for the sender or for other receivers, in seconds.
 
     Raises:
-        WeightSyncError: a tensor is missing, unexpected, of another shape or dtype (names it); the sender has ended,
-            gave up, or cannot be reached; or the engine did not read tensors unread (names them).
+        WeightSyncError: a tensor is missing or unexpected, or has the wrong shape or dtype; the sender has ended, has
+            aborted the sync, or cannot be reached; or the engine did not read all tensors.
     """
     place = ReceiverLocation(device=torch.device(device), worker=worker, num_workers=num_workers, timeout_s=timeout_s)
     with TRANSPORTS.get(update.transport)(update, place) as stream:

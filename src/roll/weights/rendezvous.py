@@ -1,15 +1,16 @@
 """The rendezvous of trainer rank 0 and the engines' processes for a `broadcast`, and their process group.
 
-Data flow, per sync, through the trainer's store (`authenticated_store`; keys below the sync's own name):
+Data flow, per sync, through the trainer's store (`authenticated_store`; keys are prefixed with the sync's name):
 
-    receiver ─ members, hello/<rank>: its cached group and device ─► sender
-    sender   ─ verdict: the group to use, or that the sync is off  ─► receivers
+    receiver ─ members, hello/<rank>: its cached group and device ──► sender
+    sender   ─ verdict: the group to use, or that the sync is aborted ─► receivers
 
 Invariants:
-    - Rank 0 is the trainer; the others follow the order of engines, then of an engine's processes.
-    - A group is reused only if its members are those of this sync and all of them still hold it; one replaced engine
-      means a new group for all. A member that gets an error drops its group, so a broken one is never reused.
-    - Every wait has a timeout, and ends when the sender gives the sync up.
+    - Rank 0 is the trainer; the other ranks are ordered by engine, then by an engine's processes.
+    - A group is reused only if its members are the members of this sync and all of them still have it; if one engine
+      is replaced, all members build a new group. A member that gets an error drops its group, so a broken group is
+      never reused.
+    - Every wait has a timeout, and ends when the sender aborts the sync.
 """
 
 from __future__ import annotations
@@ -27,33 +28,33 @@ import torch
 import torch.distributed as dist
 
 from roll.errors import WeightSyncError
-from roll.process_environment import temporary_environment
+from roll.process_environment import override_environment
 
 __all__ = [
     "Group",
     "Member",
     "Rendezvous",
     "build_group",
-    "common_backend",
+    "choose_backend",
     "convert_group_errors",
-    "device_name",
-    "local_address",
+    "find_local_address",
+    "get_device_name",
 ]
 
 POLL_S = 0.001
 
 NCCL_POLL_S = 0.0001
-"""Polling interval with NCCL; a bucket takes some hundred microseconds between devices of one machine."""
+"""Polling interval with NCCL; between devices of one machine, a bucket takes a few hundred microseconds."""
 
 CHECK_INTERVAL_S = 0.5
-"""Interval of checks whether the sender has given up, while waiting for its broadcast."""
+"""Interval at which a receiver checks whether the sender has aborted the sync, while it waits for a broadcast."""
 
 _NCCL_CLEAN_UP_ONLY = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
-"""A failed NCCL group must not end its process."""
+"""Environment variable that keeps NCCL's watchdog from ending the process of a failed group."""
 
 
 class Member(NamedTuple):
-    """A receiving process: an engine and the number of its worker, from 0 on."""
+    """A receiving process: its engine, and its index among the engine's workers."""
 
     engine_id: str
     worker: int
@@ -65,18 +66,21 @@ class Group:
 
     key: str
     members: tuple[Member, ...]
-    """All members but the trainer, in the order of their ranks."""
+    """All members except the trainer, in rank order."""
     backend: str
     process_group: Any
     timeout: timedelta
     store: Any = None
-    """A reference to the store, whose methods PyTorch calls."""
+    """Keeps the store alive: PyTorch calls its methods without holding a reference."""
     in_flight: list[Any] = field(default_factory=list)
     """Running broadcasts, oldest first."""
     buffers: list[torch.Tensor] = field(default_factory=lambda: [torch.empty(0, dtype=torch.uint8)] * 2)
 
-    def buffer(self, index: int, num_bytes: int, device: torch.device) -> torch.Tensor:
-        """Return one of two alternating buffers: while one is in transfer, the other is filled or read."""
+    def get_buffer(self, index: int, num_bytes: int, device: torch.device) -> torch.Tensor:
+        """Return `num_bytes` of the buffer of bucket `index`.
+
+        Buckets alternate between two buffers: one is filled or read while the other is in transfer.
+        """
         if self.buffers[index % 2].numel() < num_bytes:
             self.buffers[index % 2] = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         return self.buffers[index % 2][:num_bytes]
@@ -86,21 +90,20 @@ class Group:
         with convert_group_errors(about):
             self.in_flight.append(self.process_group.broadcast(buffer, root=0, timeout=self.timeout))
 
-    def finish_oldest(self, about: str, still_on: Callable[[], None]) -> None:
-        """Wait for the oldest broadcast.
+    def finish_oldest(self, about: str, check_active: Callable[[], None]) -> None:
+        """Wait until the oldest running broadcast has completed.
 
-        With NCCL, `wait` returns at once and the device waits, forever if a member is gone. So completion is polled
-        here.
+        With NCCL, `wait` returns at once, and the device waits forever if a member has died. So completion is polled.
 
         Args:
             about: The name of the sync, for messages.
-            still_on: A function called while waiting for NCCL; it raises to end the wait.
+            check_active: A function called repeatedly while waiting for NCCL; it raises an error to end the wait.
         """
         work = self.in_flight[0]
         if self.backend == "nccl":
             deadline = time.monotonic() + self.timeout.total_seconds()
             while not work.is_completed():
-                still_on()
+                check_active()
                 if time.monotonic() > deadline:
                     raise WeightSyncError(
                         f"{about}: a broadcast did not end within {self.timeout.total_seconds():g} s."
@@ -111,10 +114,10 @@ class Group:
         del self.in_flight[0]
 
     def abort(self) -> None:
-        """Abort running broadcasts. Other members notice by their closed connections, not by a timeout.
+        """Abort running broadcasts. Other members get an error at once, because their connections are closed.
 
-        gloo closes connections only when nothing refers to the group any more (its `abort` does nothing), and a
-        traceback may hold our callers' variables. So the only references are those dropped here.
+        gloo's `abort` does nothing: it closes connections only when the last reference to the group is dropped. A
+        traceback may keep the variables of callers alive, so only this object holds references, and drops them here.
         """
         if self.backend == "nccl":
             self.process_group.abort()
@@ -123,13 +126,13 @@ class Group:
 
 
 class Rendezvous:
-    """One side's view of the store, for one sync.
+    """Exchanges data with the other members of one sync through the trainer's store.
 
     Args:
         store: A client of the trainer's store.
-        sync: The unique name of the sync.
+        sync: The unique name of the sync, which prefixes all keys.
         about: The name of the sync in messages.
-        timeout_s: The timeout of each wait.
+        timeout_s: The timeout of each wait, in seconds.
     """
 
     def __init__(self, store: dist.Store, sync: str, about: str, timeout_s: float) -> None:
@@ -140,24 +143,24 @@ class Rendezvous:
         self._last_check = time.monotonic()
 
     def write(self, key: str, value: Any) -> None:
-        """Write plain data for the other members."""
+        """Write a JSON value for the other members."""
         self._store.set(key, json.dumps(value))
 
-    def read(self, key: str, missing: str, still_on: Callable[[], None] = lambda: None) -> Any:
-        """Wait for a value.
+    def read(self, key: str, missing: str, check_active: Callable[[], None] = lambda: None) -> Any:
+        """Wait for a value that another member writes, and return it.
 
         Args:
-            key: The key that another member writes.
-            missing: A description of the missing event, for the timeout's message.
-            still_on: A function called while waiting; it raises to end the wait.
+            key: The key.
+            missing: What has not happened, for the message after a timeout: "{missing} within 60 s".
+            check_active: A function called repeatedly while waiting; it raises an error to end the wait.
 
         Raises:
-            WeightSyncError: the value did not arrive in time, or the trainer's store is gone.
+            WeightSyncError: the value was not written in time, or the connection to the store was lost.
         """
         deadline = time.monotonic() + self._timeout_s
         try:
             while not self._store.check([key]):
-                still_on()
+                check_active()
                 if time.monotonic() > deadline:
                     raise WeightSyncError(f"{self.about}: {missing} within {self._timeout_s:g} s.")
                 time.sleep(POLL_S)
@@ -167,11 +170,11 @@ class Rendezvous:
                 f"{self.about}: the connection to the trainer's store was lost: check whether the trainer still runs."
             ) from error
 
-    def check_given_up(self) -> None:
-        """Check whether the sender has given the sync up since its verdict; at most once every `CHECK_INTERVAL_S`.
+    def check_aborted(self) -> None:
+        """Check whether the sender has aborted the sync; calls within `CHECK_INTERVAL_S` of the last check do nothing.
 
         Raises:
-            WeightSyncError: the sender gave up, or its store is gone.
+            WeightSyncError: the sender has aborted the sync, or the connection to its store was lost.
         """
         if time.monotonic() < self._last_check + CHECK_INTERVAL_S:
             return
@@ -179,19 +182,19 @@ class Rendezvous:
         self._last_check = time.monotonic()
 
     def check_verdict(self, verdict: Mapping[str, str]) -> None:
-        """Raise a `WeightSyncError` if the verdict is that the sync is off."""
+        """Raise a `WeightSyncError` if the sender's verdict says that it aborted the sync."""
         if "abandoned" in verdict:
             raise WeightSyncError(f"{self.about}: the trainer aborted the sync: {verdict['abandoned']}.")
 
-    def forget(self, keys: Sequence[str]) -> None:
-        """Delete values that are not read again."""
+    def delete_values(self, keys: Sequence[str]) -> None:
+        """Delete values that no member needs any more."""
         for key in keys:
             self._store.delete_key(key)
 
 
 @contextmanager
 def convert_group_errors(about: str) -> Generator[None]:
-    """Convert errors of a lost member or a timeout to a `WeightSyncError` that names the sync."""
+    """Convert errors of torch.distributed in the body to a `WeightSyncError` that names the sync."""
     try:
         yield
     except RuntimeError as error:  # the base of all errors of torch.distributed
@@ -199,8 +202,8 @@ def convert_group_errors(about: str) -> Generator[None]:
         raise WeightSyncError(f"{about}: the trainer or an engine aborted the broadcast ({cause}).") from error
 
 
-def device_name(device: torch.device) -> str:
-    """Return `cpu`, or an identity of the accelerator that is unique across hosts."""
+def get_device_name(device: torch.device) -> str:
+    """Return `cpu`, or a name of the accelerator that is unique across hosts."""
     if device.type == "cpu":
         return "cpu"
     properties = torch.get_device_module(device).get_device_properties(device)
@@ -208,17 +211,16 @@ def device_name(device: torch.device) -> str:
     return f"{device.type}:{unique}"
 
 
-def common_backend(devices: Sequence[str]) -> str:
-    """Return `nccl` if every member has its own GPU (NCCL does not support sharing one); else `gloo`, through the
-    host.
-    """
+def choose_backend(devices: Sequence[str]) -> str:
+    """Return `nccl` if every member has its own GPU, else `gloo`: with NCCL, members cannot share a GPU."""
     on_gpu = all(name.startswith("cuda:") for name in devices)
     return "nccl" if on_gpu and len(set(devices)) == len(devices) else "gloo"
 
 
-def local_address(host: str, port: int) -> str:
-    """Return the address of the interface through which this process reaches `host`."""
+def find_local_address(host: str, port: int) -> str:
+    """Return the local address from which this process reaches `host`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Connecting a UDP socket sends nothing; the kernel only chooses the interface.
         probe.connect((host, port))
         return probe.getsockname()[0]
 
@@ -233,9 +235,9 @@ def build_group(
     address: str,
     timeout_s: float,
 ) -> Group:
-    """Connect this process with all others that use the same key; block until all have joined.
+    """Build a process group with all processes that use the same key; block until all have joined.
 
-    It does not use torch's default process group, which belongs to the trainer's ranks or to the engine.
+    The group is separate from torch's default process group, which the trainer's ranks or the engine use.
 
     Raises:
         RuntimeError: a member did not join before the store's timeout.
@@ -244,22 +246,24 @@ def build_group(
     timeout = timedelta(seconds=timeout_s)
     prefixed = dist.PrefixStore(f"group/{key}", store)
     if backend == "nccl":
-        group = _nccl_group(prefixed, rank, size, timeout)
+        group = _build_nccl_group(prefixed, rank, size, timeout)
     else:
         options = dist.ProcessGroupGloo._Options()  # pyrefly: ignore[missing-attribute]  # absent from the stubs
+        # By default gloo uses the address of the host name, which other hosts may not be able to reach.
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = timeout
         group = dist.ProcessGroupGloo(prefixed, rank, size, options)
     return Group(key=key, members=members, backend=backend, process_group=group, timeout=timeout, store=store)
 
 
-def _nccl_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """Build a group whose failure ends no process: trainer and engines survive a failed sync and build a new group.
+def _build_nccl_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """Build an NCCL group whose failure ends no process: trainer and engines survive, and build a new group.
 
-    By default a watchdog ends the process of every member that waits for a lost one. PyTorch reads the variable when a
-    group is created. `Group.finish_oldest` enforces the timeout; the watchdog aborts broadcasts that no code waits for.
+    By default, a watchdog ends the process of every member that waits for a lost member. PyTorch reads the variable
+    that prevents this when a group is created. `Group.finish_oldest` enforces the timeout instead, and the watchdog
+    only aborts broadcasts that no code waits for.
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = 2 * timeout
-    with temporary_environment(_NCCL_CLEAN_UP_ONLY):
+    with override_environment(_NCCL_CLEAN_UP_ONLY):
         return dist.ProcessGroupNCCL(store, rank, size, options)

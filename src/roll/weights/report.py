@@ -1,4 +1,4 @@
-"""The report of a weight sync, and the check of a receipt. Pure; does not import torch."""
+"""The report of a weight sync, and checks of receipts. Does not import torch."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from roll.errors import EngineDiedError
 from roll.types import WeightReceipt
 from roll.weights.probe import ProbeResult
 
-__all__ = ["SyncReport", "checksum_problem", "receipt_problem"]
+__all__ = ["SyncReport", "find_checksum_problem", "find_receipt_problem"]
 
 MAX_NAMES = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncReport:
-    """A push that succeeded for every engine that is alive."""
+    """The result of a weight sync that succeeded for every engine that is alive."""
 
     policy_version: int
-    """The version of the weights, or of the adapter if one was pushed."""
+    """The version of the weights, or of the adapter if an adapter was pushed."""
     transport: str
     seconds: float
-    """The time from the first call to the last checked receipt, without read-back and probe."""
+    """Duration from the first call to the last checked receipt, without read-back and probe."""
     num_bytes: int
-    """The size of all tensors, counted once, however many engines received them."""
+    """Total size of the tensors; each tensor counts once, even if there are several engines."""
     num_tensors: int
     engines: tuple[str, ...]
-    """The engines that confirmed."""
+    """The engines that confirmed the update."""
     dead: Mapping[str, EngineDiedError] = field(default_factory=dict)
-    """The engines that died or did not answer in time. Their weights are unknown: replace them, then `push_to`."""
+    """The engines that died or did not answer in time. Their weights are unknown: replace them, then call `push_to`."""
     num_read_back: int = 0
-    """The number of checksums compared with those that engines hold, over all engines."""
+    """The number of tensors whose checksums were read back and compared, over all engines."""
     readback_s: float = 0.0
     probe: Mapping[str, ProbeResult] = field(default_factory=dict)
     """The probe results by engine; empty if no probe was due."""
     probe_s: float = 0.0
     adapter: str | None = None
-    """The adapter whose weights were pushed; `None`: the policy's own weights."""
+    """The adapter whose weights were pushed; `None` for the policy's own weights."""
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of a sync for the tracker; for probes, those of the worst engine."""
+        """Return the metrics of the sync; probe metrics are the maxima over the engines."""
         values = {
             "sync/transfer_s": self.seconds,
             "sync/bytes": float(self.num_bytes),
@@ -61,12 +61,16 @@ class SyncReport:
         return values
 
 
-def receipt_problem(
+def find_receipt_problem(
     receipt: WeightReceipt, policy_version: int, sent: Mapping[str, int], adapter: str | None = None
 ) -> str:
-    """Return a sentence that describes the problem of a receipt and names tensors; empty if there is none."""
+    """Check a receipt against the checksums that the trainer sent.
+
+    Returns:
+        The problem, beginning with "it" for the engine; empty if there is none.
+    """
     if receipt.adapter != adapter:
-        return f"it confirmed {_owner_suffix(receipt.adapter)} instead of {_owner_suffix(adapter)}"
+        return f"it confirmed {_describe_owner(receipt.adapter)} instead of {_describe_owner(adapter)}"
     if receipt.policy_version != policy_version:
         return f"it confirmed policy version {receipt.policy_version}"
     missing = [name for name in sent if name not in receipt.checksums]
@@ -75,17 +79,17 @@ def receipt_problem(
     unknown = [name for name in receipt.checksums if name not in sent]
     if unknown:
         return f"it received {_list_names(unknown)}, which the trainer did not send"
-    return checksum_problem(receipt.checksums, sent, "received other bytes than the trainer sent for")
+    return find_checksum_problem(receipt.checksums, sent, "received other bytes than the trainer sent for")
 
 
-def _owner_suffix(adapter: str | None) -> str:
+def _describe_owner(adapter: str | None) -> str:
     return "the policy's own weights" if adapter is None else f"the adapter '{adapter}'"
 
 
-def checksum_problem(found: Mapping[str, int], sent: Mapping[str, int], deed: str) -> str:
-    """Return `it`, `deed`, and the names whose checksums differ from the sent ones; empty if none does."""
-    wrong = [name for name, checksum in found.items() if name in sent and sent[name] != checksum]
-    return f"it {deed} {_list_names(wrong)}" if wrong else ""
+def find_checksum_problem(checksums: Mapping[str, int], sent: Mapping[str, int], action: str) -> str:
+    """Return "it {action} …" with the tensors whose checksums differ from the sent ones; empty if all are equal."""
+    wrong = [name for name, checksum in checksums.items() if name in sent and sent[name] != checksum]
+    return f"it {action} {_list_names(wrong)}" if wrong else ""
 
 
 def _list_names(names: Sequence[str]) -> str:

@@ -10,8 +10,9 @@ Data flow, per sync:
 `stage`, `send` and `release` are plain blocking calls that may run in a trainer's process; `run_sync` calls them in
 order from the controller's process, and `send_weights` does both in one process.
 
-Invariants: weights do not change between `stage` and `release`; `release` always follows `stage`, also after an error
-or a cancellation; with several ranks, all stage and send (iterating the source is collective), and rank 0 transmits.
+Invariants: weights do not change between `stage` and `release`; `release` always follows `stage`, even after an error
+or a cancellation; with several ranks, all ranks call `stage` and `send`, because iterating over the source is
+collective, but only rank 0 transmits.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ Deliver = Callable[[WeightUpdate], Awaitable[None]]
 
 
 class TransportSender(Protocol):
-    """A transport's sending end on one rank, kept between syncs."""
+    """The sending end of a transport on one rank; it is kept between syncs."""
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
-        """Prepare an offer of the weights; return `None` on ranks other than 0."""
+        """Prepare the weights for sending; return the update for the engines, or `None` on ranks other than 0."""
         ...
 
     def send(self) -> dict[str, int]:
-        """Transmit the staged weights; return checksums by name (empty on ranks other than 0)."""
+        """Transmit the staged weights; return checksums by tensor name (empty on ranks other than 0)."""
         ...
 
     def release(self, failed: bool) -> None:
@@ -58,12 +59,12 @@ class TransportSender(Protocol):
 
 
 class Sender:
-    """One trainer rank's end of every transport. Keep it between syncs: groups and memory are reused.
+    """Sends the weights of one trainer rank over any transport. Keep it between syncs: groups and memory are reused.
 
     Args:
-        bucket_bytes: The bucket size of `broadcast`; the largest tensor is a lower bound.
-        host: This process's address, as reached by engines on other hosts.
-        timeout_s: The longest wait for the engines.
+        bucket_bytes: The bucket size of `broadcast`; a larger tensor gets its own bucket.
+        host: The address at which engines on other hosts reach this process.
+        timeout_s: The maximum wait for the engines, in seconds.
     """
 
     def __init__(
@@ -81,10 +82,10 @@ class Sender:
         """The transport in use from `stage` to `send`."""
 
     def stage(self, source: WeightSource, policy_version: int, transport: str) -> WeightUpdate | None:
-        """Prepare an offer of the weights for an engine's `open_update`; return `None` on ranks other than 0.
+        """Prepare the weights for sending; return the update for the engines, or `None` on ranks other than 0.
 
         Args:
-            source: The weights, whose tensors must not change until `release`.
+            source: The weights; its tensors must not change until `release`.
             policy_version: The version of the weights.
             transport: `in_process`, `shared_memory` or `broadcast`.
 
@@ -101,14 +102,13 @@ class Sender:
         return self._current.stage(source, policy_version)
 
     def send(self) -> dict[str, int]:
-        """Transmit while engines receive; block until the last byte is sent.
+        """Transmit the staged weights while engines receive them; block until the last byte is sent.
 
         Returns:
             The checksum of the sent bytes, by tensor name; empty on ranks other than 0.
 
         Raises:
-            WeightSyncError: engines did not join or failed midway (names them), or the sync was released before its
-                end.
+            WeightSyncError: an engine did not join or failed while receiving, or `release` was called in the meantime.
         """
         staged, self._staged = self._staged, None
         if staged is None:
@@ -116,13 +116,13 @@ class Sender:
         return staged.send()
 
     def release(self, *, failed: bool = False) -> None:
-        """Release the weights. `failed` aborts a `send` that still runs in another thread."""
+        """Release the weights. With `failed`, also abort a `send` that still runs in another thread."""
         if self._current is not None:
             self._current.release(failed)
             self._current = None
 
     def close(self) -> None:
-        """Free all resources; may be called twice."""
+        """Free all resources. Calling it twice is safe."""
         self.release(failed=True)
         for outgoing in self._outgoing.values():
             outgoing.close()
@@ -130,10 +130,10 @@ class Sender:
 
 
 class SendSteps(Protocol):
-    """The three calls of a sync as the controller makes them, on one rank or on all ranks of a trainer at once."""
+    """The three steps of a sync, called by the controller; each runs on all ranks of a trainer at once."""
 
     async def stage(self, policy_version: int, transport: str) -> WeightUpdate:
-        """Call `Sender.stage` on every rank; return rank 0's offer."""
+        """Call `Sender.stage` on every rank; return rank 0's update."""
         ...
 
     async def send(self) -> Mapping[str, int]:
@@ -141,48 +141,50 @@ class SendSteps(Protocol):
         ...
 
     async def release(self, failed: bool) -> None:
-        """Call `Sender.release` on every rank; must also work while `send` runs."""
+        """Call `Sender.release` on every rank; may be called while `send` runs."""
         ...
 
 
 async def run_sync(steps: SendSteps, policy_version: int, transport: str, deliver: Deliver) -> Mapping[str, int]:
-    """Stage, deliver the offer while sending, then release: the implementation of `TrainerGroup.send_weights`.
+    """Stage the weights, send them while `deliver` passes the update to the engines, then release them.
 
-    If `deliver` or `send` fails, the other one is aborted; the first error is raised.
+    If `deliver` or `send` fails, the other is aborted. This implements `TrainerGroup.send_weights`.
     """
     failed = True
     sending: asyncio.Task[Mapping[str, int]] | None = None
     delivering: asyncio.Task[None] | None = None
     try:
         update = await steps.stage(policy_version, transport)
-        sending = asyncio.create_task(_as_coroutine(steps.send()), name="send-weights")
-        delivering = asyncio.create_task(_as_coroutine(deliver(update)), name="deliver-weights")
+        sending = asyncio.create_task(_await_result(steps.send()), name="send-weights")
+        delivering = asyncio.create_task(_await_result(deliver(update)), name="deliver-weights")
         done, _ = await asyncio.wait({sending, delivering}, return_when=asyncio.FIRST_EXCEPTION)
+        # An engine's error is raised first, because it names the tensor.
         for task in (delivering, sending):
             if task in done:
                 task.result()
         failed = False
         return sending.result()
     finally:
-        await asyncio.shield(_end(steps, failed, sending, delivering))
+        # The release must finish even if this task is canceled: otherwise the trainer would stay in `send`.
+        await asyncio.shield(_release_and_wait(steps, failed, sending, delivering))
 
 
-async def _as_coroutine(awaitable: Awaitable[T]) -> T:
+async def _await_result(awaitable: Awaitable[T]) -> T:
     return await awaitable
 
 
-async def _end(
+async def _release_and_wait(
     steps: SendSteps, failed: bool, sending: asyncio.Task[Any] | None, delivering: asyncio.Task[None] | None
 ) -> None:
-    """Release, then wait for both tasks; a `send` in a thread ends on its own when its weights are released."""
+    """Release the weights, cancel the delivery, and wait for both tasks; the release also ends a `send` in a thread."""
     await steps.release(failed)
     if delivering is not None:
         delivering.cancel()
     await asyncio.gather(*filter(None, (sending, delivering)), return_exceptions=True)
 
 
-class _OneRank:
-    """`SendSteps` over a sender of this process."""
+class _LocalSendSteps:
+    """The `SendSteps` of a single-rank trainer: they call a `Sender` in this process."""
 
     def __init__(self, sender: Sender, source: WeightSource, executor: Executor | None) -> None:
         self._sender = sender
@@ -192,7 +194,7 @@ class _OneRank:
     async def stage(self, policy_version: int, transport: str) -> WeightUpdate:
         loop = asyncio.get_running_loop()
         update = await loop.run_in_executor(self._executor, self._sender.stage, self._source, policy_version, transport)
-        assert update is not None, "a single rank is rank 0"
+        assert update is not None, "rank 0 always returns an update"
         return update
 
     async def send(self) -> Mapping[str, int]:
@@ -211,18 +213,17 @@ async def send_weights(
     sender: Sender,
     executor: Executor | None = None,
 ) -> Mapping[str, int]:
-    """Run `TrainerGroup.send_weights` for a trainer of one rank in this process.
+    """Send the weights of a single-rank trainer in this process: see `TrainerGroup.send_weights`.
 
     Args:
         source: See `Sender.stage`.
         policy_version: See `Sender.stage`.
         transport: See `Sender.stage`.
-        deliver: A function that brings the offer to every engine and returns when all have confirmed.
-        sender: The sender, kept by the caller between syncs.
-        executor: The executor of `stage` and `send`, which run one after the other (the trainer's own thread); by
-            default any thread.
+        deliver: A function that passes the update to every engine, and returns when all engines have confirmed it.
+        sender: The sender, which the caller keeps between syncs.
+        executor: The executor that runs `stage` and `send`, such as the trainer's thread; by default any thread.
 
     Returns:
         The checksum of the sent bytes, by tensor name.
     """
-    return await run_sync(_OneRank(sender, source, executor), policy_version, transport, deliver)
+    return await run_sync(_LocalSendSteps(sender, source, executor), policy_version, transport, deliver)

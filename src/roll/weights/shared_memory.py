@@ -3,13 +3,13 @@
 Data flow:  trainer rank 0 writes tensors ─► anonymous memory file ─ /proc/<pid>/fd/<fd> ─► engines map it
 
 Invariants:
-    - The file has no name (`memfd_create`), so nothing is left in /dev/shm, whichever process dies and however: the
-      kernel frees it with its last user. The size limit of /dev/shm, 64 MiB in a default container, does not apply.
-    - The file is kept from sync to sync, because the first write takes fifteen times as long as a later one. After a
-      failed sync it is closed, because a receiver that gave up late may still read it.
-    - A handle names process, descriptor and inode, so that a reused process id is not mistaken for the sender.
-    - `stage` writes tensors through a descriptor of its own: if the sync is given up in the meantime, another thread
-      closes the file, and its descriptor number may be reused for any other file at once.
+    - The file has no name (`memfd_create`), so nothing is left in /dev/shm however a process dies: the kernel frees the
+      memory with its last user. The size limit of /dev/shm, 64 MiB in a default container, does not apply.
+    - The file is reused by the next sync, because the first write takes fifteen times as long as later ones. After a
+      failed sync it is closed, because a slow receiver may still be reading it.
+    - A handle contains process, descriptor and inode, so that a reused process ID is not mistaken for the sender.
+    - `stage` writes through its own duplicate of the descriptor: if the sync is aborted in the meantime, another thread
+      closes the file, and its descriptor number may immediately be reused for another file.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ import torch
 from roll.errors import UnsupportedError, WeightSyncError
 from roll.protocols import WeightSource
 from roll.types import TensorSpec, WeightUpdate
-from roll.weights.checksum import flat_bytes, tensor_checksum
+from roll.weights.checksum import compute_checksum, to_flat_bytes
 from roll.weights.collective_iteration import iterate_to_end
-from roll.weights.plan import ALIGNMENT, dtype_of, plan_buckets, spec_of
+from roll.weights.plan import ALIGNMENT, describe_tensor, get_dtype, plan_buckets
 from roll.weights.receiver import ReceiverLocation, TensorStream
 
 __all__ = ["SegmentHandle", "SharedMemorySender", "receive"]
 
 COPY_THREADS = 2
-"""Number of copying threads: one core does not use the whole memory bandwidth, and engines wait for the copy."""
+"""Number of threads that copy tensors: a single core cannot use the whole memory bandwidth."""
 MAX_WAITING = 8
-"""Largest number of tensors that wait for a thread."""
+"""Maximum number of tensors that wait for a copying thread."""
 WRITE_BYTES = 2**30
-"""Largest write: Linux writes at most about 2 GiB in one call."""
+"""Maximum number of bytes per write: Linux writes at most about 2 GiB in one call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentHandle:
-    """The location of the memory file."""
+    """The data that an engine needs to map the memory file."""
 
     process_id: int
     descriptor: int
@@ -54,7 +54,7 @@ class SegmentHandle:
 
 
 class SharedMemorySender:
-    """The trainer's end. Holds host memory of the model's size between syncs."""
+    """The trainer's end of the transport `shared_memory`. Between syncs it keeps host memory of the model's size."""
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
@@ -62,7 +62,7 @@ class SharedMemorySender:
         self._checksums: dict[str, int] = {}
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
-        """Write all weights; return `None` on ranks other than 0."""
+        """Write all weights to the file; return the update, or `None` on ranks other than 0."""
         with contextlib.ExitStack() as stack:
             return self._stage(source, policy_version, stack)
 
@@ -78,21 +78,22 @@ class SharedMemorySender:
                 if descriptor < 0:
                     descriptor = self._open()
                     stack.callback(os.close, descriptor)
-                manifest.append(spec_of(name, tensor))
+                manifest.append(describe_tensor(name, tensor))
                 start = -(-end // ALIGNMENT) * ALIGNMENT
                 end = start + tensor.numel() * tensor.element_size()
                 copies.append(pool.submit(_hash_and_copy, tensor, descriptor, start))
-                if len(copies) > MAX_WAITING:  # a merged or gathered tensor uses memory of its own until it is copied
+                if len(copies) > MAX_WAITING:  # a merged or gathered tensor takes extra memory until it is copied
                     copies[-MAX_WAITING].result()
         if not manifest:
             return None
         self._checksums = {spec.name: copy.result() for spec, copy in zip(manifest, copies, strict=True)}
         if os.fstat(descriptor).st_size < end:  # the last tensor is empty, so nothing was written at its offset
             os.ftruncate(descriptor, end)
+        # Another thread may have closed the file in the meantime: see the last invariant.
         kept, inode = self._descriptor, os.fstat(descriptor).st_ino
         if kept is None:
             raise WeightSyncError(
-                f"weight sync of policy version {policy_version}: it was aborted while it was staged."
+                f"weight sync of policy version {policy_version}: the sync was aborted while weights were being staged."
             )
         handle = SegmentHandle(process_id=os.getpid(), descriptor=kept, inode=inode, num_bytes=end)
         return WeightUpdate(
@@ -100,11 +101,11 @@ class SharedMemorySender:
         )
 
     def send(self) -> dict[str, int]:
-        """Return the checksums; all data is written already."""
+        """Return the checksums by tensor name; `stage` has already written all data."""
         return self._checksums
 
     def release(self, failed: bool) -> None:
-        """Keep the file for the next sync, unless this one failed."""
+        """Close the file if the sync failed; otherwise keep it for the next sync."""
         if failed:
             self.close()
 
@@ -116,7 +117,7 @@ class SharedMemorySender:
                 self._descriptor = None
 
     def _open(self) -> int:
-        """Return a new descriptor of the file, which the caller must close."""
+        """Return a duplicate descriptor of the file, created on first use; the caller must close the descriptor."""
         with self._opening:
             if self._descriptor is None:
                 if not hasattr(os, "memfd_create"):
@@ -128,21 +129,22 @@ class SharedMemorySender:
 
 
 def _hash_and_copy(tensor: torch.Tensor, descriptor: int, offset: int) -> int:
-    """Write a tensor's bytes at their offset; return their checksum."""
-    data = flat_bytes(tensor).cpu().numpy().data
+    """Write a tensor's bytes at an offset; return their checksum."""
+    data = to_flat_bytes(tensor).cpu().numpy().data
     while data:
         written = os.pwrite(descriptor, data[:WRITE_BYTES], offset)
         data, offset = data[written:], offset + written
-    return tensor_checksum(tensor)
+    return compute_checksum(tensor)
 
 
 @contextmanager
 def receive(update: WeightUpdate, place: ReceiverLocation) -> Generator[TensorStream]:
-    """Map the file. The yielded tensors are private views: writes to them do not reach the sender."""
+    """Map the file and yield the stream of tensors, which are copy-on-write views."""
     handle: SegmentHandle = update.handle
     with _open_segment(handle, update.policy_version) as descriptor:
+        # Copy-on-write: an engine cannot change the sender's memory. For read-only memory, `torch.frombuffer` warns.
         mapped = mmap.mmap(descriptor, handle.num_bytes, access=mmap.ACCESS_COPY) if handle.num_bytes else b""
-    yield _tensors(update, mapped)
+    yield _map_tensors(update, mapped)
 
 
 @contextmanager
@@ -158,14 +160,15 @@ def _open_segment(handle: SegmentHandle, policy_version: int) -> Generator[int]:
         ) from error
     except OSError as error:
         raise WeightSyncError(
-            f"{about}: the trainer's memory at {path} cannot be opened: its process ended, the update was "
-            "released, or it is on another host or in another container (then set "
+            f"{about}: the trainer's memory at {path} cannot be opened: the trainer has ended, the update was "
+            "released, or the trainer is on another host or in another container (then set "
             "weight_sync.transport=broadcast)."
         ) from error
     try:
+        # The process id or the descriptor may have been reused.
         status = os.fstat(descriptor)
         if status.st_ino != handle.inode:
-            raise WeightSyncError(f"{about}: {path} is not the memory that was offered: the trainer restarted.")
+            raise WeightSyncError(f"{about}: {path} is not the memory of this update: the trainer was restarted.")
         if status.st_size < handle.num_bytes:
             raise WeightSyncError(f"{about}: {path} has {status.st_size} bytes, expected {handle.num_bytes}.")
         yield descriptor
@@ -173,10 +176,10 @@ def _open_segment(handle: SegmentHandle, policy_version: int) -> Generator[int]:
         os.close(descriptor)
 
 
-def _tensors(update: WeightUpdate, mapped: mmap.mmap | bytes) -> TensorStream:
+def _map_tensors(update: WeightUpdate, mapped: mmap.mmap | bytes) -> TensorStream:
     for bucket in plan_buckets(update.manifest, bucket_bytes=2**63):
         for slot in bucket.slots:
-            dtype, spec = dtype_of(slot.spec), slot.spec
+            dtype, spec = get_dtype(slot.spec), slot.spec
             if slot.num_bytes == 0:
                 yield spec.name, torch.empty(spec.shape, dtype=dtype)
             else:

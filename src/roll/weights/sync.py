@@ -1,19 +1,20 @@
-"""The controller's end of a weight sync: push to every engine, check every receipt, read back, probe.
+"""Weight sync, the controller's end: push to every engine, check every receipt, read back, probe.
 
 Data flow:
 
-    trainer.send_weights ─ offer ─► Delivery ─ update_weights ─► engines (all at once)
-              │                        ▲── receipts ──────────────┘
+    trainer.send_weights ─ update ─► Delivery ─ update_weights ─► engines (all at once)
+              │                         ▲── receipts ──────────────┘
               └── checksums ──► compare ──► read back ──► probe ──► SyncReport
 
 Invariants:
-    - One sync at a time; a push and the push to a replaced engine wait for each other.
+    - One sync runs at a time: `push` and `push_to` wait for each other.
     - `push` returns only if every engine that is alive holds every tensor as the trainer sent it, as far as this can be
       verified (docs/weight-sync.md); otherwise it raises `WeightSyncError` with the names of engine and tensor.
-    - Engines are paused only while tensors arrive and are read back. A probe is a request like any other: it runs after
-      they resume, because a paused engine would not answer it.
-    - An engine that dies or does not answer never fails the others. It is reported before they resume, so that the
-      caller can replace it. It may hold a mixture of weights, and gets no further calls.
+    - Engines are paused only while tensors arrive and are read back. The probe runs after they resume: it is an
+      ordinary request, which a paused engine would not answer.
+    - If an engine dies or does not answer, the sync of the other engines still succeeds. The dead engine is reported
+      before the others resume, so that the caller can replace it. It may hold a mixture of old and new weights, and
+      gets no further calls.
 """
 
 from __future__ import annotations
@@ -28,10 +29,10 @@ from roll.config.operations import WeightSyncConfig
 from roll.errors import EngineDiedError, WeightSyncError
 from roll.protocols import InferenceEngine, SupportsReadback, TrainerGroup
 from roll.rollout.engine_group import EngineGroup
-from roll.types import IntArray
+from roll.types import IntArray, SequenceMedia
 from roll.weights.delivery import Delivery, call_with_timeout
-from roll.weights.probe import NOISE, ProbeGauge, ProbeResult, probe_batch
-from roll.weights.report import SyncReport, checksum_problem, receipt_problem
+from roll.weights.probe import NOISE, ProbeChecker, ProbeResult, build_probe_batch
+from roll.weights.report import SyncReport, find_checksum_problem, find_receipt_problem
 
 __all__ = ["SyncReport", "WeightSync"]
 
@@ -42,16 +43,17 @@ SYNC_TIMEOUT_S = 300.0
 
 
 class WeightSync:
-    """Keeps engines on the trainer's weights.
+    """Syncs the trainer's weights to the engines, and verifies that they arrived.
 
     Args:
         trainer: The trainer.
         engines: The engines of the run; sleeping ones get no weights.
-        config: The settings of transport and probe.
-        probe: Token sequences [L], the same for the whole run; if empty, there is no probe.
-        transport: The transport for `auto`: the fastest one that reaches every engine, from the cluster.
-        at_hand: A context in which the trainer's weights are on its device.
-        timeout_s: The timeout for one engine to fetch and confirm, and to answer the probe.
+        config: The settings of the transport and the probe.
+        probe: Token sequences [L], which are the same for the whole run; if empty, engines are not probed.
+        probe_media: Media spans of each sequence; empty if no sequence has media.
+        transport: The transport that `auto` stands for: the fastest one that reaches every engine.
+        weights_on_device: A context in which the trainer's weights are on its device.
+        timeout_s: The time that an engine has to receive and confirm the weights, and to answer the probe.
     """
 
     def __init__(
@@ -61,13 +63,14 @@ class WeightSync:
         config: WeightSyncConfig,
         *,
         probe: Sequence[IntArray] = (),
+        probe_media: SequenceMedia = (),
         transport: str = "in_process",
         weights_on_device: Callable[[], AbstractAsyncContextManager[object]] = nullcontext,
         timeout_s: float = SYNC_TIMEOUT_S,
     ) -> None:
         self.transport = transport if config.transport == "auto" else config.transport
         self.versions: dict[str | None, int] = {}
-        """The version of the last push of each adapter, and of the policy's own weights (`None`)."""
+        """The version of the last push, by adapter; `None` is the key of the policy's own weights."""
         self._adapter: str | None = None
         """The adapter of the last push."""
         self._trainer = trainer
@@ -75,8 +78,10 @@ class WeightSync:
         self._config = config
         self._weights_on_device = weights_on_device
         self._timeout_s = timeout_s
-        self._sequences = [sequence for sequence in probe if len(sequence) > 1]
-        self._probe_gauge: ProbeGauge | None = None
+        kept = [index for index, sequence in enumerate(probe) if len(sequence) > 1]
+        self._sequences = [probe[index] for index in kept]
+        self._media = [probe_media[index] for index in kept] if any(probe_media) else []
+        self._probe_checker: ProbeChecker | None = None
         self._probed: dict[str, Mapping[str, int]] = {}
         self._num_pushes = 0
         self._lock = asyncio.Lock()
@@ -84,16 +89,15 @@ class WeightSync:
         self._unchanged.set()
 
     @asynccontextmanager
-    async def changing(self) -> AsyncIterator[None]:
-        """Run the body, which changes the trainer's weights, while no new engine is synced.
+    async def updating_weights(self) -> AsyncIterator[None]:
+        """Block `push_to` during the body, which changes the trainer's weights.
 
-        An engine that joins in the meantime waits for the next `push`, or for the end of the body. After an update that
-        failed or was canceled it waits for the next `push` only: the trainer's weights are then unknown and may still
-        change.
+        An engine that joins in the meantime waits until the body has ended, or for the next `push`. If the body fails
+        or is canceled, it waits for the next `push`, because the trainer's weights are unknown and may still change.
         """
         self._unchanged.clear()
         try:
-            async with self._lock:
+            async with self._lock:  # wait for a running sync, which reads the weights
                 pass
         except BaseException:
             self._unchanged.set()  # nothing has changed yet
@@ -113,20 +117,20 @@ class WeightSync:
 
         Args:
             policy_version: The version of the weights.
-            adapter: The adapter whose weights the trainer holds, where engines answer with several
-                (`GenerationRequest.adapter`). These weights are confirmed, but neither read back nor probed, because
-                engines score with the policy's own.
-            still: A context that is active while weights arrive and are read back, and left before engines are probed.
-            on_dead: A function called once for each engine that died or did not answer, if possible while the others
-                are still paused: the engine must be replaced and get `push_to` before it serves. Its weights may be a
-                mixture.
+            adapter: The adapter whose weights the trainer currently holds, if engines serve several adapters
+                (`GenerationRequest.adapter`). Its weights are confirmed, but neither read back nor probed, because
+                engines compute log-probs with the policy's own weights.
+            pause_generation: A context that is active while weights arrive and are read back. It ends before the probe.
+            on_dead: A function called with the ids of engines that died or did not answer, if possible while the
+                others are still paused. Their weights may be a mixture of old and new ones, so they must be replaced
+                and synced by `push_to` before they serve.
 
         Returns:
             The report.
 
         Raises:
-            WeightSyncError: a tensor did not arrive as sent, an engine does not hold it, or the probe shows that an
-                engine does not compute with it; names the engine, and the tensor where it is known.
+            WeightSyncError: a tensor was not received as sent, an engine does not hold it, or the probe shows that an
+                engine does not compute with it. The message names the engine and, if known, the tensor.
         """
         async with self._lock:
             every = self._config.probe_every_num_steps
@@ -135,13 +139,15 @@ class WeightSync:
             self._adapter = adapter
             self.versions[adapter] = policy_version
             async with self._weights_on_device():
-                report = await self._sync(tuple(self._engines.awake()), policy_version, due, pause_generation, on_dead)
+                report = await self._sync(
+                    tuple(self._engines.list_awake()), policy_version, due, pause_generation, on_dead
+                )
             self._unchanged.set()
             return report
 
     @asynccontextmanager
     async def pause_pushes(self) -> AsyncIterator[None]:
-        """Run the body while no weights are being sent to any engine."""
+        """Wait for a running sync, and block further syncs during the body."""
         async with self._lock:
             yield
 
@@ -149,21 +155,21 @@ class WeightSync:
         """Send the weights of the last push, which the trainer must still hold, to one new engine.
 
         Raises:
-            EngineDiedError: the engine died again.
-            WeightSyncError: as in `push`, or there was no push yet, or pushes were of several adapters.
+            EngineDiedError: the engine died during the sync.
+            WeightSyncError: as in `push`; or no weights were pushed yet, or weights of several adapters were pushed.
         """
-        async with self._weights_fixed():
+        async with self._lock_weights():
             if not self.versions:
-                raise WeightSyncError(f"engine {engine.engine_id} cannot be synced: no weights were pushed yet.")
+                raise WeightSyncError(f"engine '{engine.engine_id}' cannot be synced: no weights were pushed yet.")
             if len(self.versions) > 1:
                 held = "the policy" if self._adapter is None else f"adapter '{self._adapter}'"
                 raise WeightSyncError(
-                    f"engine {engine.engine_id} cannot be synced: {len(self.versions)} sets of weights were pushed; "
+                    f"engine '{engine.engine_id}' cannot be synced: {len(self.versions)} sets of weights were pushed; "
                     f"the trainer holds only the weights of {held}. Resume the run, which pushes all of them."
                 )
             self._probed.pop(engine.engine_id, None)
-            if self._probe_gauge is not None:
-                self._probe_gauge.forget(engine.engine_id)
+            if self._probe_checker is not None:
+                self._probe_checker.discard_reading(engine.engine_id)
             probed = self._config.probe_every_num_steps > 0
             async with self._weights_on_device():
                 report = await self._sync((engine,), self.versions[self._adapter], probed)
@@ -172,8 +178,8 @@ class WeightSync:
             return report
 
     @asynccontextmanager
-    async def _weights_fixed(self) -> AsyncIterator[None]:
-        """Run the body while the trainer's weights do not change and are not sent elsewhere."""
+    async def _lock_weights(self) -> AsyncIterator[None]:
+        """Wait until the trainer's weights do not change and no sync runs, and keep it so during the body."""
         while True:
             await self._unchanged.wait()
             async with self._lock:
@@ -189,24 +195,25 @@ class WeightSync:
         pause_generation: AbstractAsyncContextManager[object] | None = None,
         on_dead: Callable[[Collection[str]], object] | None = None,
     ) -> SyncReport:
-        tell = on_dead or (lambda dead: None)
+        report_dead = on_dead or (lambda dead: None)
         clock = asyncio.get_running_loop().time
         async with pause_generation or nullcontext():
             begin = clock()
             delivery, sent, dead = await self._transfer(engines, version)
             for engine_id, receipt in delivery.receipts.items():
-                self._require(receipt_problem(receipt, version, sent, self._adapter), engine_id, version)
+                self._raise_if_problem(find_receipt_problem(receipt, version, sent, self._adapter), engine_id, version)
             arrived = clock()
             alive = [engine for engine in engines if engine.engine_id in delivery.receipts]
             num_read_back = 0 if self._adapter is not None else await self._read_back(alive, sent, version, dead)
-            dequantize_stream = clock()
-            told = tuple(dead)
-            tell(told)
+            verified = clock()
+            # Reported while the others are paused, so that no request goes to an engine with a mixture of weights.
+            reported = tuple(dead)
+            report_dead(reported)
         alive = [engine for engine in alive if engine.engine_id not in dead]
         results: dict[str, ProbeResult] = {}
         if probed and self._sequences and alive and self._adapter is None:
             results = await self._probe(alive, sent, version, delivery.dtype, dead)
-            tell(dead.keys() - set(told))
+            report_dead(dead.keys() - set(reported))
         for error in dead.values():
             logger.warning("weight sync of policy version %d: %s", version, error)
         return SyncReport(
@@ -218,22 +225,24 @@ class WeightSync:
             engines=tuple(engine.engine_id for engine in alive if engine.engine_id not in dead),
             dead=dead,
             num_read_back=num_read_back,
-            readback_s=dequantize_stream - arrived,
+            readback_s=verified - arrived,
             probe=results,
-            probe_s=clock() - dequantize_stream,
+            probe_s=clock() - verified,
             adapter=self._adapter,
         )
 
     async def _transfer(
         self, engines: Sequence[InferenceEngine], version: int
     ) -> tuple[Delivery, Mapping[str, int], dict[str, EngineDiedError]]:
-        """Send until all remaining engines have the weights: a death fails a broadcast for the others, so it is
-        repeated.
+        """Send the weights to all engines that are alive. A broadcast is repeated without the engines that died in it.
+
+        Returns:
+            The last delivery, the checksums that were sent, and the engines that died.
         """
         dead: dict[str, EngineDiedError] = {}
         left = list(engines)
         delivery = Delivery(policy_version=version, timeout_s=self._timeout_s, adapter=self._adapter)
-        while left:  # with no engine, for example while all of them sleep, a broadcast would wait for one
+        while left:  # without engines, for example while all sleep, a broadcast would wait forever
             failure: WeightSyncError | None = None
             sent: Mapping[str, int] = {}
             try:
@@ -261,18 +270,20 @@ class WeightSync:
         dead: dict[str, EngineDiedError],
     ) -> int:
         able = [engine for engine in engines if isinstance(engine, SupportsReadback)]
-        asked = {
+        calls = {
             engine.engine_id: call_with_timeout(
-                self._timeout_s, engine, engine.applied_checksums(), "say which weights it holds"
+                self._timeout_s, engine, engine.applied_checksums(), "return the checksums of its weights"
             )
             for engine in able
         }
         count = 0
-        for engine_id, held in (await _await_all(asked, dead)).items():
+        for engine_id, held in (await _await_all(calls, dead)).items():
             if held is not None:
                 count += len(held)
-                self._require(
-                    checksum_problem(held, sent, "computes with other bytes than it received for"), engine_id, version
+                self._raise_if_problem(
+                    find_checksum_problem(held, sent, "computes with other bytes than it received for"),
+                    engine_id,
+                    version,
                 )
         return count
 
@@ -284,73 +295,77 @@ class WeightSync:
         dtype: str,
         dead: dict[str, EngineDiedError],
     ) -> dict[str, ProbeResult]:
-        deed = "answer the probe of a weight sync"
+        action = "answer the probe of a weight sync"
 
-        async def ask() -> dict[str, Any]:
-            asked = {
-                engine.engine_id: call_with_timeout(self._timeout_s, engine, engine.logprobs(self._sequences), deed)
+        async def request_logprobs() -> dict[str, Any]:
+            calls = {
+                engine.engine_id: call_with_timeout(
+                    self._timeout_s, engine, engine.logprobs(self._sequences, self._media), action
+                )
                 for engine in engines
             }
-            return await _await_all(asked, dead)
+            return await _await_all(calls, dead)
 
-        scored = self._trainer.forward(probe_batch(self._sequences), ["logprobs"])
+        scored = self._trainer.forward(build_probe_batch(self._sequences, self._media), ["logprobs"])
         if self.transport == "broadcast":
-            trainer, answers = await asyncio.gather(scored, ask())
-        else:  # on one host both may need the same cores, and are faster in turn: 0.34 s instead of 0.47 s on two cores
+            trainer, answers = await asyncio.gather(scored, request_logprobs())
+        else:  # one after the other: on the same cores this takes 0.34 s instead of 0.47 s (measured on two cores)
             trainer = await scored
-            answers = await ask()
-        if self._probe_gauge is None:
-            self._probe_gauge = ProbeGauge(NOISE.get(dtype, NOISE["bfloat16"]), self._config.probe_tolerance)
+            answers = await request_logprobs()
+        if self._probe_checker is None:
+            self._probe_checker = ProbeChecker(NOISE.get(dtype, NOISE["bfloat16"]), self._config.probe_tolerance)
         results: dict[str, ProbeResult] = {}
         for engine_id, logprobs in answers.items():
             before = self._probed.get(engine_id, {})
             changed = sum(before.get(name) != checksum for name, checksum in sent.items())
-            result = self._probe_gauge.judge(
+            result = self._probe_checker.check(
                 engine_id, logprobs, trainer["logprobs"], weights_changed=2 * changed > len(sent)
             )
-            self._require(_advice(result, engine_id), engine_id, version)
+            self._raise_if_problem(_format_advice(result, engine_id), engine_id, version)
             results[engine_id] = result
             self._probed[engine_id] = sent
         return results
 
-    def _require(self, problem: str, engine_id: str, version: int) -> None:
+    def _raise_if_problem(self, problem: str, engine_id: str, version: int) -> None:
         if problem:
             raise WeightSyncError(
-                f"weight sync of policy version {version} over {self.transport}, engine {engine_id}: {problem}."
+                f"weight sync of policy version {version} over {self.transport}, engine '{engine_id}': {problem}."
             )
 
 
-async def _await_all(asked: Mapping[str, Awaitable[Any]], dead: dict[str, EngineDiedError]) -> dict[str, Any]:
-    """Await all calls at once; record engines that die in `dead`, raise other errors."""
-    answers = await asyncio.gather(*asked.values(), return_exceptions=True)
-    found: dict[str, Any] = {}
-    for engine_id, answer in zip(asked, answers, strict=True):
+async def _await_all(calls: Mapping[str, Awaitable[Any]], dead: dict[str, EngineDiedError]) -> dict[str, Any]:
+    """Await all calls at once. Return the results by engine; add engines that died to `dead`; raise other errors."""
+    answers = await asyncio.gather(*calls.values(), return_exceptions=True)
+    results: dict[str, Any] = {}
+    for engine_id, answer in zip(calls, answers, strict=True):
         if isinstance(answer, EngineDiedError):
             dead[engine_id] = answer
         elif isinstance(answer, BaseException):
             raise answer
         else:
-            found[engine_id] = answer
-    return found
+            results[engine_id] = answer
+    return results
 
 
 def _combine_errors(version: int, failure: WeightSyncError | None, errors: Mapping[str, Exception]) -> Exception:
-    """Combine all errors into one; an engine's own error comes first, because it names the tensor."""
+    """Combine the errors of the engines into one; return `failure` if there are none."""
     if not errors:
-        assert failure is not None, "something failed"
+        assert failure is not None, "no error to report"
         return failure
-    told = "; ".join(f"engine {engine_id}: {error}" for engine_id, error in errors.items())
-    combined = WeightSyncError(f"weight sync of policy version {version} failed: {told}")
+    details = "; ".join(
+        f"engine '{engine_id}': {str(error) or type(error).__name__}" for engine_id, error in errors.items()
+    )
+    combined = WeightSyncError(f"weight sync of policy version {version} failed: {details}")
     combined.__cause__ = next(iter(errors.values()))
     return combined
 
 
-def _advice(result: ProbeResult, engine_id: str) -> str:
+def _format_advice(result: ProbeResult, engine_id: str) -> str:
     if not result.problem:
         return ""
     return (
-        f"every tensor arrived as sent, but its {result.problem} (largest difference {result.max_abs:.2g}). A tensor "
-        "was received and is not what the engine computes with, or engine and trainer compute differently: compare how "
-        "the engine loads and names the layers, and both sides' dtype and attention. If the difference is sound, set "
+        f"every tensor arrived as sent, but its {result.problem} (largest difference {result.max_abs:.2g}). It "
+        "does not compute with a tensor that it received, or engine and trainer compute differently: compare the "
+        "names of layers, dtype and attention of engine and trainer. If the difference is expected, set "
         "weight_sync.probe_tolerance"
     )

@@ -17,7 +17,7 @@ from roll.config.agents import AgentConfig
 from roll.data import ChatRenderer
 from roll.errors import EngineDiedError
 from roll.models import load_tokenizer
-from roll.rollout.attempts import Attempts, SamplingPlan
+from roll.rollout.attempts import RolloutRunner, SamplingPlan
 from roll.types import Generation, GenerationRequest, RewardResult, Rollout, RolloutStatus, SamplingParams
 
 
@@ -85,7 +85,7 @@ async def test_agent_faults_groups_complete_whatever_fails(tiny_model: Path) -> 
         program = Faulty(chance)
         loop = AgentLoop(server, program, config, max_context=4096)
         proxy = Proxy(Speaker(renderer, lambda context: "An answer of some length. " * 3), chance)
-        attempts = Attempts(
+        attempts = RolloutRunner(
             proxy,  # type: ignore[arg-type]
             {"t": reward},
             renderer,
@@ -93,7 +93,9 @@ async def test_agent_faults_groups_complete_whatever_fails(tiny_model: Path) -> 
             max_attempts=9,
             loop=loop,
         )
-        rollouts = await asyncio.gather(*(attempts.attempt(draw, index, plan) for index in range(plan.group_size)))
+        rollouts = await asyncio.gather(
+            *(attempts.generate_and_score(draw, index, plan) for index in range(plan.group_size))
+        )
         assert program.running == 0 and server.sessions.num_open == 0
         assert program.faults == [] and proxy.deaths == 0
     for rollout in rollouts:  # seven attempts failed at most: each rollout had one left

@@ -115,7 +115,7 @@ async def test_agent_loop_without_an_answer_of_its_own_the_models_last_one_is_sc
     [
         ("await ask('a')\nraise KeyError('x')", {}, "KeyError"),
         ("await ask('a')\nawait asyncio.sleep(60)", {"time_s": 0.5}, "did not end within 0.5 s"),
-        ("return 'nothing asked'", {}, "without one answer"),
+        ("return 'nothing asked'", {}, "before it received an answer"),
     ],
 )
 async def test_agent_loop_a_crash_a_hang_and_silence_are_failures_of_ours(
@@ -139,7 +139,7 @@ async def test_agent_loop_requests_beside_the_longest_conversation_are_not_train
                     rollout = await rollout_by(loop, Speaker(renderer, ["6", "42", "T" * 9]))
         assert [renderer.decode(rollout.token_ids[turn.start : turn.end]) for turn in rollout.turns] == expected
         assert rollout.text == "I say 42\n" and rollout.finish_reason == "stop"
-    [note] = [record.message for record in caplog.records if "outside its longest conversation" in record.message]
+    [note] = [record.message for record in caplog.records if "outside the longest conversation" in record.message]
     assert "sent 1 requests" in note and "of 2 answers" in note and "Set rollout.agent.train to `all`" in note
 
 
@@ -304,9 +304,10 @@ raise SystemExit("API error")
         with pytest.raises(InfraError) as raised:
             await rollout_by(loop, Speaker(renderer, []))
     assert str(raised.value) == (
-        "the agent failed: the endpoint refused /v1/chat/completions: 400 messages: List should have at least 1 item "
-        "after validation, not 0; /v1/responses: 400 tools: mcp cannot be served, since only the vendor's own models "
-        "or servers know it: switch it off in the agent's settings, or give the agent a function that does the same. "
+        "the agent failed: the endpoint rejected /v1/chat/completions: 400 messages: List should have at least 1 item "
+        "after validation, not 0; /v1/responses: 400 tools: mcp cannot be offered, because only the vendor's models or "
+        "servers support it: disable the tool in the agent's settings, or give the agent a function with the same "
+        "effect. "
         "The agent: exit code 1: API error"
     )
     assert raised.value.__cause__ is None  # it is printed once
@@ -350,7 +351,7 @@ async def test_agent_loop_every_rollout_works_in_a_copy_of_its_prompts_directory
     assert [rollout.text for rollout in rollouts] == ["I say b\nsum start.txt sum\n"] * 3
     assert (tmp_path / "tasks" / "sum" / "start.txt").read_text() == "sum"
     async with agents(command=command, directory="tasks/{which}") as loop:
-        with pytest.raises(ConfigError, match=r"no column 'which' \(its columns: kind\)"):
+        with pytest.raises(ConfigError, match=r"no column 'which'. Columns: kind"):
             await rollout_by(loop, Speaker(renderer, []))
 
 
@@ -388,7 +389,7 @@ async def test_agent_loop_the_answer_is_from_a_file_or_a_pattern(
     ("settings", "says"),
     [
         ({"command": ["python3"], "directory": "no/such"}, "agent.directory: 'no/such' does not exist"),
-        ({"command": ["no-such-program"]}, "no program 'no-such-program' on the PATH"),
+        ({"command": ["no-such-program"]}, "program 'no-such-program' is not on the PATH"),
     ],
 )
 def test_agent_loop_what_an_agent_lacks_is_found_before_the_run(settings: dict[str, Any], says: str) -> None:
@@ -401,10 +402,10 @@ def test_agent_loop_what_an_agent_lacks_is_found_before_the_run(settings: dict[s
     [
         (
             {"function": "a.py:b", "directory": "fresh", "answer_file": "a"},
-            "directory and answer_file can be set for a",
+            "directory and answer_file can be set only for a",
         ),
-        ({"command": ["a"], "answer_file": "../a"}, "inside of the agent's directory"),
-        ({"command": ["a"], "answer_file": "/a"}, "inside of the agent's directory"),
+        ({"command": ["a"], "answer_file": "../a"}, "inside the agent's directory"),
+        ({"command": ["a"], "answer_file": "/a"}, "inside the agent's directory"),
         ({"command": ["a"], "answer_pattern": "("}, "is not a regular expression"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from roll.agents.contexts import Conversation
-from roll.agents.wire import chat_message, function_call
+from roll.agents.wire import build_chat_message, build_function_call
 
 TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {"name": "look"}}]
 
@@ -17,11 +17,11 @@ def digest(
     tools: list[dict[str, Any]] = TOOLS,
 ) -> bytes:  # fmt: skip
     messages = [
-        chat_message("user", "a"),
-        chat_message("assistant", said, tool_calls=[function_call(call_id, call, given)]),
-        chat_message("tool", "found", tool_call_id=reply_to),
+        build_chat_message("user", "a"),
+        build_chat_message("assistant", said, tool_calls=[build_function_call(call_id, call, given)]),
+        build_chat_message("tool", "found", tool_call_id=reply_to),
     ]
-    return Conversation(messages=messages, tools=tools).digest_with(chat_message("assistant", "done"))
+    return Conversation(messages=messages, tools=tools).compute_digest_with(build_chat_message("assistant", "done"))
 
 
 @pytest.mark.parametrize(

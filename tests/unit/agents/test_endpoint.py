@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from worlds.agents import Speaker, draw_of, opened
 
-from roll.agents import Session, as_rollout
+from roll.agents import Session, build_rollout
 from roll.agents.refusals import Refusal
 from roll.agents.server import AgentServer
 from roll.data import ChatRenderer
@@ -90,7 +90,7 @@ async def test_agent_endpoint_several_answers_are_several_calls_with_seeds_of_th
         assert [choice["message"]["content"] for choice in said["choices"]] == ["a", "b", "c"]
         assert len({request.sampling.seed for request in here.speaker.requests}) == 3
         assert len({request.request_id for request in here.speaker.requests}) == 3
-        assert len(as_rollout(draw_of(renderer), 0, here.session.calls, text="").branches) == 3
+        assert len(build_rollout(draw_of(renderer), 0, here.session.calls, text="").branches) == 3
 
 
 async def test_agent_endpoint_the_runs_sampling_holds_whatever_an_agent_asks_for(renderer: ChatRenderer) -> None:
@@ -107,7 +107,7 @@ async def test_agent_endpoint_a_text_that_goes_on_from_an_answer_extends_its_tok
         _, said = await here.post("/completions", {"model": "m", "prompt": prompt, "stop": "\nObs:"})
         assert said["choices"][0]["text"] == "look"
         await here.post("/completions", {"model": "m", "prompt": prompt + "look\nObs: found\nAct: "})
-        rollout = as_rollout(draw_of(renderer), 0, here.session.calls, text="")
+        rollout = build_rollout(draw_of(renderer), 0, here.session.calls, text="")
     assert len(rollout.branches) == 1
     assert renderer.decode_raw(rollout.token_ids) == "look\nObs: found\nAct: done<|im_end|>"
 
@@ -179,7 +179,7 @@ async def test_agent_endpoint_anthropics_blocks_go_there_and_back(renderer: Chat
         body = {**MESSAGES, "tools": tools, "system": [{"type": "text", "text": "s"}], "messages": messages}
         status, said = await here.post("/v1/messages", body, key="", **{"x-api-key": here.session.key})
         assert status == 200 and said["content"] == [{"type": "text", "text": "Done"}]
-        assert len(as_rollout(draw_of(renderer), 0, here.session.calls, text="").branches) == 1
+        assert len(build_rollout(draw_of(renderer), 0, here.session.calls, text="").branches) == 1
 
 
 @pytest.mark.parametrize("path", ["/chat/completions", "/completions", "/responses", "/messages"])
@@ -240,12 +240,12 @@ async def test_agent_endpoint_streamed_calls_of_tools_are_those_of_one_object(
 
 
 DEMANDS: list[tuple[str, dict[str, Any], str, str]] = [
-    ("/chat/completions", CHAT | {"tool_choice": "required"}, "tool_choice", "a call of one of the functions."),
+    ("/chat/completions", CHAT | {"tool_choice": "required"}, "tool_choice", "a call to one of the functions."),
     (
         "/chat/completions",
         CHAT | {"tool_choice": {"type": "function", "function": {"name": "look"}}},
         "tool_choice",
-        "a call of the function look.",
+        "a call to the function look.",
     ),
     (
         "/chat/completions",
@@ -259,12 +259,12 @@ DEMANDS: list[tuple[str, dict[str, Any], str, str]] = [
         "text",
         'It has this schema: {"type":"array"}',
     ),
-    ("/messages", MESSAGES | {"tool_choice": {"type": "any"}}, "tool_choice", "a call of one of the functions."),
+    ("/messages", MESSAGES | {"tool_choice": {"type": "any"}}, "tool_choice", "a call to one of the functions."),
     (
         "/messages",
         MESSAGES | {"tool_choice": {"type": "tool", "name": "look"}},
         "tool_choice",
-        "a call of the function look.",
+        "a call to the function look.",
     ),
 ]
 
@@ -277,7 +277,7 @@ async def test_agent_endpoint_a_demand_that_nothing_enforces_is_refused_or_told_
         status, said = await here.post(path, body)
         assert status == 400 and f"{field} cannot be enforced" in said["error"]["message"]
         assert "rollout.agent.format_constraints" in said["error"]["message"] and here.speaker.requests == []
-        here.session.tells_demands = True
+        here.session.constraints_as_text = True
         status, _ = await here.post(path, body)
         assert status == 200 and words in renderer.decode_raw(here.speaker.requests[0].token_ids)
 
@@ -286,13 +286,13 @@ async def test_agent_endpoint_what_a_model_was_told_of_a_demand_stays_in_its_con
     renderer: ChatRenderer,
 ) -> None:
     async with world(renderer, "Yes", "No") as here:
-        here.session.tells_demands = True
+        here.session.constraints_as_text = True
         await here.post("/chat/completions", {**CHAT, "tool_choice": "required"})
         after = [*CHAT["messages"], {"role": "assistant", "content": "Yes"}, {"role": "user", "content": "b"}]
         await here.post("/chat/completions", {**CHAT, "messages": after, "tool_choice": "auto"})
         one, two = here.speaker.requests
     assert two.token_ids.tolist()[: len(one.token_ids)] == one.token_ids.tolist()
-    assert len(as_rollout(draw_of(renderer), 0, here.session.calls, text="").branches) == 1
+    assert len(build_rollout(draw_of(renderer), 0, here.session.calls, text="").branches) == 1
 
 
 async def test_agent_endpoint_a_call_that_no_interface_can_carry_stays_text(renderer: ChatRenderer) -> None:
@@ -348,7 +348,7 @@ async def test_agent_endpoint_a_context_that_is_too_long_is_refused_in_openais_w
             assert status == 400 and said["error"]["code"] == "context_length_exceeded"
         tools = [{"type": "function", "function": {"name": "f", "description": "b c " * 1_000}}]
         status, said = await here.post("/chat/completions", {**CHAT, "tools": tools})
-        assert status == 400 and "bytes are more than the model's context holds" in said["error"]["message"]
+        assert status == 400 and "bytes, more than the model's context holds" in said["error"]["message"]
         assert here.speaker.requests == []
 
 
@@ -361,7 +361,9 @@ async def test_agent_endpoint_other_pages_and_too_large_bodies_are_refused_in_th
             assert status == expected and said["error"]["type"]
         headers = {"x-api-key": here.session.key, "Content-Encoding": "gzip"}
         async with here.http.post(here.server.base_url + "/messages", data=b"{}", headers=headers) as response:
-            assert response.status == 400 and "cannot be read" in (await response.json())["error"]["message"]
+            assert (
+                response.status == 400 and "does not match the headers" in (await response.json())["error"]["message"]
+            )
         for key, expected in [(here.session.key, 405), ("", 401)]:  # without one, nobody hears what there is
             headers = {"x-api-key": key}
             async with here.http.get(here.server.base_url + "/messages", headers=headers) as response:
@@ -380,7 +382,7 @@ async def test_agent_endpoint_an_answer_that_comes_as_the_session_ends_is_neithe
 
         session._generate = late
         with pytest.raises(Refusal, match="this session is over"):
-            await session.ask(np.array([70], np.int32))
+            await session.generate_answers(np.array([70], np.int32))
         assert len(speaker.generations) == 1 and session.calls == []
 
 
@@ -405,7 +407,7 @@ async def test_agent_endpoint_no_key_opens_another_session_and_a_key_opens_none_
         for other in wrong:
             status, said = await here.post("/chat/completions", CHAT, key=other)
             assert (status, said["error"]["type"]) == (401, "authentication_error")
-        with pytest.raises(Refusal, match="no key"):  # a byte that is no UTF-8, as aiohttp gives it
+        with pytest.raises(Refusal, match="no API key"):  # a byte that is no UTF-8, as aiohttp gives it
             here.server.sessions.find(f"{here.session.session_id}.\udcff")
         for page in ("/v1/models", "/openapi.json"):
             async with here.http.get(here.server.base_url.removesuffix("/v1") + page) as response:
@@ -491,9 +493,9 @@ async def test_agent_endpoint_what_an_agent_that_left_was_sent_is_kept_and_no_mo
         for _ in range(3):
             await here.post("/chat/completions", CHAT)
         first, second, third = here.session.calls
-        here.session.received(first, 4)
-        here.session.received(second, 1)
-        here.session.received(third, 0)
+        here.session.truncate_to_sent(first, 4)
+        here.session.truncate_to_sent(second, 1)
+        here.session.truncate_to_sent(third, 0)
         assert [renderer.decode(call.token_ids) for call in here.session.calls] == ["abcd", "é"]
         kept = here.session.calls[0]
         assert kept.finish_reason == "abort" and kept.logprobs.tolist() == first.logprobs.tolist()[:4]

@@ -13,7 +13,7 @@ import pytest
 from worlds.agents import Speaker, draw_of, opened, samples, seen
 from worlds.chat_templates import TEMPLATES, Template
 
-from roll.agents import Session, as_rollout
+from roll.agents import Session, build_rollout
 from roll.data import ChatRenderer
 from roll.models import load_tokenizer
 from roll.types import Message
@@ -161,14 +161,14 @@ async def test_agent_token_exactness_every_sample_is_what_the_engine_saw(
             return messages
 
         long = await dialogue(start, 5)
-        keeps = as_rollout(draw_of(renderer), 0, session.calls, text="")
+        keeps = build_rollout(draw_of(renderer), 0, session.calls, text="")
         assert len(keeps.branches) == 1  # the agent's own first context, and then only what extends it
         await asyncio.gather(
             dialogue(long[:3] if len(long[1].get("tool_calls", ())) < 2 else start, 2), dialogue(start, 2)
         )
         await dialogue([{"role": "user", "content": "In short: " + str(len(long))}], 2)
         calls = session.calls
-    rollout = as_rollout(draw_of(renderer), 0, calls, text="")
+    rollout = build_rollout(draw_of(renderer), 0, calls, text="")
     assert sorted(samples(rollout)) == sorted(seen(speaker))
     written = sum(len(generation.token_ids) for generation in speaker.generations)
     assert int((rollout.policy_versions >= 0).sum()) == written
@@ -206,7 +206,7 @@ async def test_agent_token_exactness_an_answer_that_was_cut_off_is_ended_before_
         await client.chat([*messages, answer, {"role": "user", "content": "b"}])
     context = renderer.decode_raw(speaker.requests[1].token_ids)
     assert context.endswith("assistant\nabc<|im_end|>\n<|im_start|>user\nb<|im_end|>\n<|im_start|>assistant\n")
-    assert len(as_rollout(draw_of(renderer), 0, session.calls, text="").branches) == 1
+    assert len(build_rollout(draw_of(renderer), 0, session.calls, text="").branches) == 1
 
 
 class Halves(Speaker):
@@ -214,7 +214,7 @@ class Halves(Speaker):
 
     @property
     def half(self) -> int:
-        return int(self.renderer.piece("é")[0])
+        return int(self.renderer.tokenize("é")[0])
 
     async def generate(self, request: Any) -> Any:
         generation = await super().generate(request)
@@ -261,7 +261,7 @@ async def test_agent_token_exactness_an_answer_that_a_stop_text_ended_keeps_its_
     assert third[: len(second + written[1])] == second + written[1]
     ends = renderer.decode_raw(speaker.requests[1].token_ids[len(first + written[0]) :])
     assert ends.startswith("\nCalled <|b|>") and speaker.half not in fresh
-    assert len(as_rollout(draw_of(renderer), 0, session.calls[:3], text="").branches) == 1
+    assert len(build_rollout(draw_of(renderer), 0, session.calls[:3], text="").branches) == 1
 
 
 async def test_agent_token_exactness_an_answer_is_known_again_without_its_outer_spaces_and_not_under_other_tools(

@@ -15,15 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from worlds.agents import Speaker, request_of
 
 from roll.agents import Session
-from roll.agents.openapi import description
+from roll.agents.openapi import build_description
 from roll.agents.server import AgentServer
 from roll.config.agents import AgentLimits
 from roll.data import ChatRenderer
 from roll.models import load_tokenizer
 
 SECRET = "what-another-agent-was-told"
-PATHS = [path for path, operations in description()["paths"].items() if "post" in operations]
-SCHEMAS = description()["components"]["schemas"]
+PATHS = [path for path, operations in build_description()["paths"].items() if "post" in operations]
+SCHEMAS = build_description()["components"]["schemas"]
 TEXT = st.text(max_size=12) | st.sampled_from(["<|im_end|>", "<tool_call>", "</think>", "\x00", "\ud7ff", "{}"])
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
@@ -68,7 +68,7 @@ def allowed(schema: Any, depth: int = 0) -> st.SearchStrategy[Any]:
 def bodies(draw: st.DrawFn) -> tuple[str, Any]:
     """A path and a body for it: as described, with a part replaced by anything, or nothing of the kind."""
     path = draw(st.sampled_from(PATHS))
-    schema = description()["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    schema = build_description()["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
     body = draw(allowed(schema))
     if draw(st.booleans()):
         name = draw(st.sampled_from(sorted(body)))
@@ -98,7 +98,7 @@ class World:
         texts = ["Yes.", '<tool_call>{"name": "a", "arguments": {}}</tool_call>', "<think>x</think>y", SECRET]
         speaker = Speaker(self.renderer, lambda context: texts[len(context) % 3] if name == "mine" else texts[3])
         limits = AgentLimits(turns=10**6, tokens=10**9, time_s=3600.0)
-        first = request_of(self.renderer.piece("a"), name)
+        first = request_of(self.renderer.tokenize("a"), name)
         session = Session(name, first, speaker.generate, self.renderer, limits=limits, max_context=2048)
         self.server.sessions.add(session)
         return session

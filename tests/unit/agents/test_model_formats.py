@@ -46,7 +46,7 @@ def renderer_of(model: Path, template: str) -> ChatRenderer:
 async def answer_of_model(renderer: ChatRenderer, said: str, tools: list[dict[str, Any]]) -> Answer:
     async with opened(Speaker(renderer, [said])) as (_, session):
         context = renderer.render([Message(role="user", content="?")], tools)
-        [answer] = await session.ask(context, tools=tools)
+        [answer] = await session.generate_answers(context, tools=tools)
         return answer
 
 

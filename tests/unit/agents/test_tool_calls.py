@@ -11,7 +11,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from roll.agents.tool_calls import ToolFormat, format_of, plainly, read_calls
+from roll.agents.tool_calls import ToolFormat, detect_format, read_calls, write_tools_as_text
 from roll.types import Message
 
 FORMATS: list[ToolFormat] = ["hermes", "llama3", "mistral", "harmony", "glm", "gemma4", "plain", "none"]
@@ -130,10 +130,10 @@ def test_agent_tool_call_reading_never_raises_and_says_calls_only_as_json(text: 
 
 
 def test_agent_tool_call_formats_are_known_by_what_a_template_teaches() -> None:
-    assert format_of("{% for m in messages %}{{ m }}{% endfor %}") == "plain"
-    assert format_of("{% if tools %}<tool_call>{% endif %}") == "hermes"
-    assert format_of("{% if tools %}[TOOL_CALLS]{% endif %}") == "mistral"
-    assert format_of("""{% if tools %}{"name": x, "parameters": y}{% endif %}""") == "llama3"
+    assert detect_format("{% for m in messages %}{{ m }}{% endfor %}") == "plain"
+    assert detect_format("{% if tools %}<tool_call>{% endif %}") == "hermes"
+    assert detect_format("{% if tools %}[TOOL_CALLS]{% endif %}") == "mistral"
+    assert detect_format("""{% if tools %}{"name": x, "parameters": y}{% endif %}""") == "llama3"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_agent_tool_call_formats_of_published_templates_are_known(template: str,
     if package is None or package.origin is None:
         pytest.skip("TRL, which set-up installs, keeps models' chat templates")
     directory = Path(package.origin).parent / "chat_templates"
-    assert format_of((directory / f"{template}.jinja").read_text(encoding="utf-8")) == tool_format
+    assert detect_format((directory / f"{template}.jinja").read_text(encoding="utf-8")) == tool_format
 
 
 def test_agent_tool_call_a_template_without_tools_is_told_of_them_in_words() -> None:
@@ -172,7 +172,7 @@ def test_agent_tool_call_a_template_without_tools_is_told_of_them_in_words() -> 
         Message(role="tool", content="one"),
         Message(role="tool", content="two"),
     ]
-    said = plainly(messages, [{"type": "function", "function": {"name": "a"}}])
+    said = write_tools_as_text(messages, [{"type": "function", "function": {"name": "a"}}])
     assert [message.role for message in said] == ["system", "user", "assistant", "user"]
     assert '"name": "a"' in said[0].text
     assert [(c.name, dict(c.arguments)) for c in read_calls(said[2].text, "plain")[1]] == [("a", {"x": 1})] * 2

@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from roll.agents.tree import Call, as_rollout, chains, main_chain
+from roll.agents.tree import Call, build_rollout, find_main_chain, group_chains
 from roll.types import FinishReason, Prompt, PromptDraw, Rollout
 
 
@@ -25,7 +25,7 @@ def rollout_of(*calls: Call, prompt: tuple[int, ...] = (1, 2)) -> Rollout:
     draw = PromptDraw(
         draw_id=4, prompt=Prompt(uid="t/1", domain="t", messages=()), token_ids=np.array(prompt, np.int32)
     )
-    return as_rollout(draw, 0, calls, text="said")
+    return build_rollout(draw, 0, calls, text="said")
 
 
 def spans(rollout: Rollout) -> list[tuple[int, int]]:
@@ -71,7 +71,7 @@ def test_agent_trajectory_tree_a_sub_agent_comes_before_the_chain_that_ends_last
 
 def test_agent_trajectory_tree_several_answers_to_one_context_are_chains_that_are_told_apart_by_their_tokens() -> None:
     rollout = rollout_of(call([1, 2], [10]), call([1, 2], [11]), call([1, 2, 11, 7], [12]))
-    assert chains([call([1], [2]), call([1], [2]), call([1, 2, 3], [4])]) == [
+    assert group_chains([call([1], [2]), call([1], [2]), call([1, 2, 3], [4])]) == [
         [1],
         [0, 2],
     ]
@@ -86,10 +86,10 @@ def test_agent_trajectory_tree_an_answer_that_was_changed_is_context_and_not_tra
 
 def test_agent_trajectory_tree_main_chain_is_the_one_of_most_answers_then_of_most_tokens_then_the_last() -> None:
     title, main, on = call([9] * 50, [1] * 50), call([1, 2], [10]), call([1, 2, 10, 7], [11])
-    assert main_chain([title, main, on]) == [1, 2]
-    assert main_chain([main, on, title]) == [0, 1]
-    assert main_chain([main, title]) == [1]
-    assert main_chain([call([1], [2]), call([3], [4])]) == [1]
+    assert find_main_chain([title, main, on]) == [1, 2]
+    assert find_main_chain([main, on, title]) == [0, 1]
+    assert find_main_chain([main, title]) == [1]
+    assert find_main_chain([call([1], [2]), call([3], [4])]) == [1]
 
 
 @st.composite
@@ -101,7 +101,7 @@ def programs(draw: st.DrawFn) -> list[Call]:
         base: list[int] = []
         if calls and draw(st.booleans()):
             before = draw(st.sampled_from(calls))
-            base = before.whole.tolist()[: None if draw(st.booleans()) else draw(st.integers(0, 4))]
+            base = before.all_token_ids.tolist()[: None if draw(st.booleans()) else draw(st.integers(0, 4))]
         context = base + draw(st.lists(token, min_size=0 if base else 1, max_size=3))
         calls.append(call(context, draw(st.lists(token, min_size=1, max_size=3)), number))
     return calls

@@ -15,7 +15,7 @@ import pytest
 from worlds.agents import Speaker, draw_of, opened
 from worlds.chat_templates import TEMPLATES, Template
 
-from roll.agents import Session, as_rollout
+from roll.agents import Session, build_rollout
 from roll.agents.server import AgentServer
 from roll.config.agents import AgentConfig
 from roll.data import ChatRenderer
@@ -69,7 +69,7 @@ class World:
 
     @property
     def num_chains(self) -> int:
-        return len(as_rollout(draw_of(self.speaker.renderer), 0, self.session.calls, text="").branches)
+        return len(build_rollout(draw_of(self.speaker.renderer), 0, self.session.calls, text="").branches)
 
 
 @asynccontextmanager
@@ -136,8 +136,8 @@ async def test_agent_api_messages_pictures_in_results_are_told_in_words_with_one
             await here.post("/messages", max_tokens=99, messages=messages, tools=tools)
             assert here.seen().count(SHOWN) == 3 and here.num_chains == 1
     assert [record.message for record in caplog.records if "image" in record.message] == [
-        f"agents send parts of messages of the type 'image', which the policy cannot read: it is given the words "
-        f"'{SHOWN}' in their place."
+        f"agents send message parts of the type 'image', which the policy does not support: it gets the text "
+        f"'{SHOWN}' instead."
     ]
 
 
@@ -155,8 +155,8 @@ async def test_agent_api_messages_tools_of_the_vendor_are_left_out_with_one_note
                 await here.post("/messages", max_tokens=9, messages=ask, tools=[web, bash, mine, group])
             assert '"look"' in here.seen() and "web_search" not in here.seen() and "bash" not in here.seen()
             status, said = await here.try_post("/messages", max_tokens=9, messages=ask, tools=[web])
-            assert status == 400 and "web_search cannot be served" in said["error"]["message"]
-            assert "switch it off" in said["error"]["message"] and len(here.speaker.requests) == 2
+            assert status == 400 and "web_search cannot be offered" in said["error"]["message"]
+            assert "disable the tool" in said["error"]["message"] and len(here.speaker.requests) == 2
             status, said = await here.try_post("/messages", max_tokens=9, messages=ask, tools=[{"name": "look"}])
             assert status == 400 and said["error"]["message"].startswith("tools[0].input_schema")
     notes = [record.message for record in caplog.records]
@@ -297,9 +297,9 @@ def _items(said: str) -> list[dict[str, Any]]:
 async def test_agent_api_responses_items_that_are_kept_elsewhere_are_refused_with_what_to_do(tiny_model: Path) -> None:
     async with world(tiny_model) as here:
         status, said = await here.try_post("/responses", input=[{"type": "item_reference", "id": "msg_1"}])
-        assert status == 400 and "send them again" in said["error"]["message"]
+        assert status == 400 and "send the items again" in said["error"]["message"]
         [reference] = here.session.refused
-        assert reference.startswith("/v1/responses: 400 input has an item_reference")
+        assert reference.startswith("/v1/responses: 400 an item_reference in input")
 
 
 # ---- OpenAI's Chat Completions
@@ -334,12 +334,14 @@ async def test_agent_api_a_demand_that_is_told_in_words_is_noted_once(
     asked = [{"role": "user", "content": "a"}]
     with caplog.at_level(logging.WARNING):
         async with world(tiny_model, "b", "c") as here:
-            here.session.tells_demands = AgentConfig(command=["a"]).format_constraints == "prompt"
+            here.session.constraints_as_text = AgentConfig(command=["a"]).format_constraints == "prompt"
             for _ in range(2):
                 await here.post("/chat/completions", messages=asked, tool_choice="required")
-            assert "Answer with a call of one of the functions." in here.seen()
+            assert "Answer with a call to one of the functions." in here.seen()
     [note] = [record.message for record in caplog.records]
-    assert note.startswith("agents send tool_choice, which cannot be enforced: the model is told of it in words")
+    assert note.startswith(
+        "agents send tool_choice, which cannot be enforced: the constraint is passed to the model as text"
+    )
 
 
 async def test_agent_api_the_models_list_says_how_long_a_context_is(tiny_model: Path) -> None:
@@ -380,7 +382,7 @@ async def test_agent_api_fields_that_are_not_known_are_left_out_with_one_note_ea
                 body = {**SERVED[path], **odd, **off, "metadata": {"user_id": "u"}, "store": True}
                 await here.post(path, **body)
     assert sorted(record.message for record in caplog.records) == [
-        f"agents send the field '{name}', which is not served here: it has no effect."
+        f"agents send the field '{name}', which is not supported and has no effect."
         for name in ("parallel_tool_calls", "seed", "x \\x1b[2J", "zzz")
     ]
 
@@ -407,7 +409,7 @@ async def test_agent_api_notes_end_with_one_that_says_so(caplog: pytest.LogCaptu
         async with world(tiny_model, "b", "c") as here:
             for _ in range(2):
                 await here.post("/responses", input="a", **{f"field_{number}": 1 for number in range(99)})
-    assert len(caplog.records) == 65 and "the rest is not noted" in caplog.records[-1].message
+    assert len(caplog.records) == 65 and "further ones are not logged" in caplog.records[-1].message
 
 
 @pytest.mark.parametrize(
@@ -470,10 +472,10 @@ async def test_agent_api_choices_of_tools_demand_a_call_only_where_they_do(
 ) -> None:
     look = LOOK if path == "/chat/completions" else {"type": "function", "name": "look"}
     async with world(tiny_model, "b", "c") as here:
-        here.session.tells_demands = True
+        here.session.constraints_as_text = True
         await here.post(path, **SERVED[path], tools=[look], tool_choice=choice)
         assert ("Answer with a call" in here.seen()) is (words is not None)
-        assert words is None or f"Answer with a call of {words}." in here.seen()
+        assert words is None or f"Answer with a call to {words}." in here.seen()
         assert '"look"' in here.seen()
         await here.post(path, **SERVED[path], tools=[look], tool_choice={"type": "none"})
         assert "Answer with a call" not in here.seen() and '"look"' not in here.seen()
@@ -490,7 +492,7 @@ async def test_agent_api_a_choice_of_the_vendors_tool_is_noted(
 
 async def test_agent_api_other_formats_of_an_answer_are_told_in_words(tiny_model: Path) -> None:
     async with world(tiny_model, "b", "c") as here:
-        here.session.tells_demands = True
+        here.session.constraints_as_text = True
         await here.post("/responses", input="a", text={"format": {"type": "grammar", "definition": "x"}})
         assert 'Answer in this format: {"type":"grammar","definition":"x"}' in here.seen()
         await here.post("/chat/completions", messages=ASK, response_format={"type": "text"})
@@ -501,7 +503,11 @@ async def test_agent_api_other_formats_of_an_answer_are_told_in_words(tiny_model
 async def test_agent_api_what_the_vendor_keeps_is_refused_with_what_to_send(tiny_model: Path, field: str) -> None:
     async with world(tiny_model) as here:
         status, said = await here.try_post("/responses", input="a", **{field: {"id": "x"}})
-        assert status == 400 and said["error"]["param"] == field and "send it in input" in said["error"]["message"]
+        assert (
+            status == 400
+            and said["error"]["param"] == field
+            and "send the messages in input" in said["error"]["message"]
+        )
 
 
 async def test_agent_api_halves_of_characters_are_replaced(tiny_model: Path) -> None:

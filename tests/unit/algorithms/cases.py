@@ -24,7 +24,7 @@ from roll.types import (
 )
 from roll.types import Turn as RollTurn
 
-LONGEST = 16
+MAX_LENGTH = 16
 """Longest possible answer of every batch here."""
 PROMPT = 2
 """Tokens of every prompt."""
@@ -201,7 +201,7 @@ def inputs_of(batch: TrainingBatch, attempts: dict[str, Attempt], *, order: Sequ
         num_expert_tokens=float(whole.num_expert_tokens),
         num_sequences=float(whole.num_sequences),
         num_units=float(whole.num_units),
-        max_lengths=torch.full((len(lengths),), float(LONGEST), dtype=torch.float64),
+        max_lengths=torch.full((len(lengths),), float(MAX_LENGTH), dtype=torch.float64),
     )
 
 
@@ -231,7 +231,7 @@ def random_answers(seed: int, lengths: Sequence[int], noise: float = 0.3) -> lis
     return result
 
 
-def loss_inputs_of(answers: Sequence[paper.Answer], longest: int = LONGEST, experts: bool = True) -> LossInputs:
+def loss_inputs_of(answers: Sequence[paper.Answer], longest: int = MAX_LENGTH, experts: bool = True) -> LossInputs:
     """The same for ROLL."""
 
     def column(name: str) -> torch.Tensor:

@@ -16,7 +16,7 @@ from training_helpers import grads_of, make_batch, make_spec, values_of
 
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.model import LoRAConfig
-from roll.pipelines.learning.losses import policy_loss
+from roll.pipelines.learning.losses import build_policy_loss
 from roll.protocols import LossFn
 from roll.training import TorchBackend
 from roll.types import AttentionStatistics, LossInputs, SequenceAttention, TrainingBatch, TrainingSample
@@ -34,7 +34,7 @@ def algorithm(name: str) -> AlgorithmConfig:
 
 
 def loss_of(name: str) -> LossFn:
-    return policy_loss(algorithm(name))
+    return build_policy_loss(algorithm(name))
 
 
 def batch_of(name: str, model: Any, seed: int = 3) -> TrainingBatch:
@@ -201,7 +201,7 @@ def idle_case(name: str, batch: TrainingBatch) -> Case:
         kl={"coefficient": 0.1, "estimator": "full", "place": "loss"},
     )
     batch = valued(replace(batch, samples=tuple(few)))
-    return Case(batch=batch, loss=policy_loss(everything), backend="all outputs")
+    return Case(batch=batch, loss=build_policy_loss(everything), backend="all outputs")
 
 
 def run_rank(rank: int, directory: Path, model: Path, cases: dict[str, Case]) -> None:

@@ -12,7 +12,7 @@ from reference_pairs import Padded, averaged, of_ratios, summed
 from torch import Tensor
 
 from roll.algorithms.losses import LikelihoodLoss
-from roll.algorithms.losses.preference import KTOLoss, PreferenceLoss, forms
+from roll.algorithms.losses.preference import KTOLoss, PreferenceLoss, pairwise
 from roll.protocols import LossFn
 from roll.types import LossInputs
 
@@ -20,32 +20,35 @@ PAIRS: dict[str, tuple[PreferenceLoss, Callable[[Padded], Tensor]]] = {
     "dpo": (PreferenceLoss(), of_ratios(summed, paper.dpo)),
     "dpo, large beta": (PreferenceLoss(beta=1.7), of_ratios(summed, lambda w, r, m: paper.dpo(w, r, m, 1.7))),
     "normalised dpo": (PreferenceLoss(scores="mean"), of_ratios(averaged, paper.dpo)),
-    "cdpo": (PreferenceLoss(form=forms.Sigmoid(label_smoothing=0.1)), of_ratios(summed, paper.cdpo)),
-    "robust": (PreferenceLoss(form=forms.Sigmoid(label_smoothing=0.1, robust=True)), of_ratios(summed, paper.robust)),
-    "ipo": (PreferenceLoss(form=forms.Squared(), scores="mean"), of_ratios(averaged, paper.ipo)),
+    "cdpo": (PreferenceLoss(pairwise_loss=pairwise.Sigmoid(label_smoothing=0.1)), of_ratios(summed, paper.cdpo)),
+    "robust": (
+        PreferenceLoss(pairwise_loss=pairwise.Sigmoid(label_smoothing=0.1, robust=True)),
+        of_ratios(summed, paper.robust),
+    ),
+    "ipo": (PreferenceLoss(pairwise_loss=pairwise.Squared(), scores="mean"), of_ratios(averaged, paper.ipo)),
     "ipo of sums": (
-        PreferenceLoss(form=forms.Squared(), beta=0.3),
+        PreferenceLoss(pairwise_loss=pairwise.Squared(), beta=0.3),
         of_ratios(summed, lambda w, r, m: paper.ipo(w, r, m, 0.3)),
     ),
-    "hinge": (PreferenceLoss(form=forms.Hinge()), of_ratios(summed, paper.hinge)),
+    "hinge": (PreferenceLoss(pairwise_loss=pairwise.Hinge()), of_ratios(summed, paper.hinge)),
     "hinge, large beta": (
-        PreferenceLoss(form=forms.Hinge(), beta=3.0),
+        PreferenceLoss(pairwise_loss=pairwise.Hinge(), beta=3.0),
         of_ratios(summed, lambda w, r, m: paper.hinge(w, r, m, 3.0)),
     ),
-    "exo": (PreferenceLoss(form=forms.ExoPair()), of_ratios(summed, paper.exo)),
-    "discopop": (PreferenceLoss(form=forms.Discopop()), of_ratios(summed, paper.discopop)),
+    "exo": (PreferenceLoss(pairwise_loss=pairwise.ExoPair()), of_ratios(summed, paper.exo)),
+    "discopop": (PreferenceLoss(pairwise_loss=pairwise.Discopop()), of_ratios(summed, paper.discopop)),
     "simpo": (
         PreferenceLoss(beta=2.0, scores="mean", against_reference=False, margin=0.5),
         paper.simpo,
     ),
     "cpo": (PreferenceLoss(against_reference=False, likelihood=1.0), paper.cpo),
     "rpo": (PreferenceLoss(likelihood=0.7, likelihood_mean="answers"), lambda batch: paper.rpo(batch, 0.1, 0.7)),
-    "nca": (PreferenceLoss(form=forms.NcaPair()), of_ratios(summed, paper.nca)),
-    "sppo": (PreferenceLoss(form=forms.SppoHard()), of_ratios(summed, paper.sppo)),
-    "apo_zero": (PreferenceLoss(form=forms.ApoZero()), of_ratios(summed, paper.apo_zero)),
-    "apo_down": (PreferenceLoss(form=forms.ApoDown()), of_ratios(summed, paper.apo_down)),
+    "nca": (PreferenceLoss(pairwise_loss=pairwise.NcaPair()), of_ratios(summed, paper.nca)),
+    "sppo": (PreferenceLoss(pairwise_loss=pairwise.SppoHard()), of_ratios(summed, paper.sppo)),
+    "apo_zero": (PreferenceLoss(pairwise_loss=pairwise.ApoZero()), of_ratios(summed, paper.apo_zero)),
+    "apo_down": (PreferenceLoss(pairwise_loss=pairwise.ApoDown()), of_ratios(summed, paper.apo_down)),
     "orpo": (
-        PreferenceLoss(form=forms.OddsRatio(), scores="mean", against_reference=False, likelihood=1.0),
+        PreferenceLoss(pairwise_loss=pairwise.OddsRatio(), scores="mean", against_reference=False, likelihood=1.0),
         paper.orpo,
     ),
 }

@@ -27,7 +27,7 @@ from roll.training import TorchBackend
 from roll.training.precision import Precision
 from roll.types import Divergence, ForwardOptions, TopLogprobs, TrainingBatch, TrainingSample
 
-DOUBLE = Precision.of("float64")
+DOUBLE = Precision.from_name("float64")
 STILL = {"learning_rate": 1e-30}
 """A step that moves nothing, so that one back-end serves all losses."""
 

@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from cases import LONGEST, after_prompt, attention_of, inputs_of, to_groups
+from cases import MAX_LENGTH, after_prompt, attention_of, inputs_of, to_groups
 from reference_advantages import Attempt
 
 from roll.algorithms.losses import CreditedLoss
 from roll.algorithms.selection import Selection, select
-from roll.algorithms.token_weights import compute_token_weights, kl_token_rewards
+from roll.algorithms.token_weights import add_advantages, compute_kl_token_rewards
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
-from roll.pipelines.learning.losses import policy_loss
+from roll.pipelines.learning.losses import build_policy_loss
 from roll.types import LossInputs, LossOutputs, TrainingBatch
 
 
@@ -42,7 +42,7 @@ class Step:
             seen.append(inputs)
             return LossOutputs(loss=inputs.logprobs.sum())
 
-        loss = policy_loss(self.algorithm)
+        loss = build_policy_loss(self.algorithm)
         (replace(loss, loss=look) if isinstance(loss, CreditedLoss) else look)(inputs_of(batch, self.attempts))
         return seen[0].advantages.tolist()
 
@@ -52,7 +52,7 @@ class Step:
     def loss(self, **given: Any) -> tuple[LossOutputs, np.ndarray]:
         """Loss and gradient in every loss token's log-prob."""
         inputs = self.inputs(**given)
-        outputs = policy_loss(self.algorithm)(inputs)
+        outputs = build_policy_loss(self.algorithm)(inputs)
         outputs.loss.backward()
         assert inputs.logprobs.grad is not None
         return outputs, inputs.logprobs.grad.numpy()
@@ -67,15 +67,17 @@ def take_step(algorithm: AlgorithmConfig, attempts: Sequence[Attempt]) -> Step:
     own_attempts = [a for a in attempts if not a.expert]
     greedy = to_groups(own_attempts, greedy=True) if algorithm.advantage.mean == "greedy" else ()
     shown = [r for group in to_groups([a for a in attempts if a.expert]) for r in group.rollouts]
-    selection = select(to_groups(own_attempts), algorithm, max_new_tokens=LONGEST, greedy=greedy, demonstrations=shown)
-    batch = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=LONGEST)
+    selection = select(
+        to_groups(own_attempts), algorithm, max_new_tokens=MAX_LENGTH, greedy=greedy, demonstrations=shown
+    )
+    batch = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=MAX_LENGTH)
     own = [by_name[s.sample_id] for s in batch.samples]
     old, ref = [after_prompt(a.old) for a in own], [after_prompt(a.ref) for a in own]
     rewards = []
     if algorithm.uses_reference and algorithm.kl.place == "reward":
-        rewards = kl_token_rewards(batch, old, ref, algorithm, algorithm.kl.coefficient)
+        rewards = compute_kl_token_rewards(batch, old, ref, algorithm, algorithm.kl.coefficient)
     critics = algorithm.critic.num_critics if algorithm.uses_critic else 0
-    batch = compute_token_weights(
+    batch = add_advantages(
         batch,
         selection,
         algorithm,

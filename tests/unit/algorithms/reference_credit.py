@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 PRESET: dict[str, Any] = {
-    "form": "coupled",
+    "pattern": "coupled",
     "amplification": 1.5,
     "share": 0.4,
     "introduction": 3,
@@ -19,7 +19,7 @@ PRESET: dict[str, Any] = {
 
 def reference_factors(waad: list[float], fai: list[float], mask: list[bool], options: dict[str, Any]) -> list[float]:
     """Of every token; a jump is from a counted token to the next one, if that is counted too."""
-    form, g, share = options["form"], options["amplification"], options["share"]
+    pattern, g, share = options["pattern"], options["amplification"], options["share"]
     k, a = options["introduction"], options["back_share"]
     n = len(waad)
     jump = [abs(waad[t] - waad[t + 1]) if t + 1 < n and mask[t] and mask[t + 1] else 0.0 for t in range(n)]
@@ -34,9 +34,9 @@ def reference_factors(waad: list[float], fai: list[float], mask: list[bool], opt
         low, high = ordered[math.floor(place)], ordered[math.ceil(place)]
         return low + (high - low) * (place - math.floor(place))
 
-    chosen = top(jump) if form == "local" else top(fai)
+    chosen = top(jump) if pattern == "local" else top(fai)
     gamma = [1 + (g - 1) * (t in chosen) for t in range(n)]
-    if form == "coupled" and chosen:
+    if pattern == "coupled" and chosen:
         calm_limit = quantile([waad[t] for t in counted], options["calm_quantile"])
         jump_limit = quantile([jump[t] for t in counted], options["jump_quantile"])
         introductions = set()

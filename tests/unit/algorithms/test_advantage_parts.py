@@ -8,16 +8,22 @@ from typing import Any
 import numpy as np
 import pytest
 import reference_advantages as ref
-from cases import KINDS, LONGEST, random_attempts
+from cases import KINDS, MAX_LENGTH, random_attempts
 from reference_advantages import Attempt
 
-from roll.algorithms.advantages import drop_smallest, estimate, rescale_weights
+from roll.algorithms.advantages import estimate_advantages, mask_smallest, rescale_weights
 from roll.algorithms.episodes import Episode
-from roll.algorithms.filters import filter_reason, select_rollouts, top_variance
+from roll.algorithms.filters import find_filter_reason, select_rollouts, select_top_variance
 from roll.algorithms.kl import adapt_coefficient
 from roll.algorithms.normalization import Moments, normalize_rewards, whiten_values
-from roll.algorithms.returns import discounted_returns, gae, step_advantages, token_rewards, turn_returns
-from roll.algorithms.rewards import shape_reward, soft_overlong
+from roll.algorithms.returns import (
+    compute_discounted_returns,
+    compute_gae,
+    compute_step_advantages,
+    compute_token_rewards,
+    compute_turn_returns,
+)
+from roll.algorithms.rewards import compute_soft_overlong_penalty, shape_reward
 
 EXACT = {"rtol": 1e-10, "atol": 1e-12}
 FLOAT32 = {"rtol": 2e-6, "atol": 2e-6}
@@ -118,10 +124,10 @@ def test_advantage_returns_of_turns_and_tokens(gamma: float, kind: str) -> None:
         for a in attempts:
             episode = episode_of(a)
             outcome = outcomes[a.name]
-            np.testing.assert_allclose(turn_returns(episode, outcome, gamma), turns[a.name], **EXACT)
-            np.testing.assert_allclose(token_rewards(episode, outcome), ref.token_rewards(a, outcome), **EXACT)
+            np.testing.assert_allclose(compute_turn_returns(episode, outcome, gamma), turns[a.name], **EXACT)
+            np.testing.assert_allclose(compute_token_rewards(episode, outcome), ref.token_rewards(a, outcome), **EXACT)
             np.testing.assert_allclose(
-                discounted_returns(token_rewards(episode, outcome), gamma), tokens[a.name], **EXACT
+                compute_discounted_returns(compute_token_rewards(episode, outcome), gamma), tokens[a.name], **EXACT
             )
 
 
@@ -133,7 +139,7 @@ def test_advantage_generalised_advantage_estimation(gamma: float, lam: float, ki
         outcomes = {a.name: a.reward for a in attempts}
         advantages, returns = ref.gae(outcomes, attempts, gamma, lam)
         episodes = [episode_of(a) for a in attempts]
-        found = estimate(
+        found = estimate_advantages(
             episodes, np.array(list(outcomes.values())), estimator="gae", std="none", gamma=gamma, gae_lambda=lam
         )
         for a, e, x, g in zip(attempts, episodes, found.advantages, found.returns, strict=True):
@@ -142,7 +148,7 @@ def test_advantage_generalised_advantage_estimation(gamma: float, lam: float, ki
             assert not x[~e.mask].any()
             assert not g[~e.mask].any()
             assert e.values is not None
-            exact = gae(token_rewards(e, a.reward), e.values[e.mask].astype(np.float64), gamma, lam)
+            exact = compute_gae(compute_token_rewards(e, a.reward), e.values[e.mask].astype(np.float64), gamma, lam)
             np.testing.assert_allclose(exact, advantages[a.name], rtol=1e-9, atol=1e-12)
 
 
@@ -153,7 +159,7 @@ def test_advantage_step_advantages_compare_turns_that_began_in_the_same_state(st
     for seed in range(6):
         attempts = random_attempts(seed, kind)
         expected = ref.anchor_state(attempts, 0.9, divide=std != "none")
-        found = step_advantages([episode_of(a) for a in attempts], gamma=0.9, std=std)
+        found = compute_step_advantages([episode_of(a) for a in attempts], gamma=0.9, std=std)
         for a, values in zip(attempts, found, strict=True):
             np.testing.assert_allclose(values, expected[a.name], rtol=1e-9, atol=1e-12)
             met += sum(map(bool, expected[a.name]))
@@ -164,9 +170,9 @@ def test_advantage_equal_states_of_different_prompts_are_not_compared() -> None:
     def episode(group: int, reward: float) -> Episode:
         return Episode(group=group, reward=reward, num_tokens=1, turns=((0, 1),), states=("start",))
 
-    apart = step_advantages([episode(0, 1.0), episode(1, 0.0)], gamma=1.0, std="none")
+    apart = compute_step_advantages([episode(0, 1.0), episode(1, 0.0)], gamma=1.0, std="none")
     assert [float(a[0]) for a in apart] == [0.0, 0.0]
-    together = step_advantages([episode(0, 1.0), episode(0, 0.0)], gamma=1.0, std="none")
+    together = compute_step_advantages([episode(0, 1.0), episode(0, 0.0)], gamma=1.0, std="none")
     assert [float(a[0]) for a in together] == [0.5, -0.5]
 
 
@@ -195,7 +201,7 @@ def test_advantage_estimates_with_rewards_per_token_whitening_and_clip(estimator
             expected = ref.whitened(expected)
         episodes = [episode_of(a) for a in attempts]
         given = {"estimator": estimator, "gamma": 0.9, "step_weight": 0.7, "whiten": whiten, "clip": 0.8}
-        found = estimate(episodes, np.array(list(outcomes.values())), **given).advantages
+        found = estimate_advantages(episodes, np.array(list(outcomes.values())), **given).advantages
         for a, e, x in zip(attempts, episodes, found, strict=True):
             clipped = [min(max(value, -0.8), 0.8) for value in expected[a.name]]
             np.testing.assert_allclose(x[e.mask], clipped, **FLOAT32)
@@ -230,7 +236,7 @@ def test_advantage_the_tokens_on_which_critics_agree_most(kind: str, share: floa
         spread = [np.std(np.array(a.values), axis=0) for a in attempts]
         masks = [_mask(a) for a in attempts]
         expected = ref.lowest(ref.critic_deviations(attempts), share)
-        found = drop_smallest(spread, masks, share)  # type: ignore[arg-type]
+        found = mask_smallest(spread, masks, share)  # type: ignore[arg-type]
         total = sum(int(mask.sum()) for mask in masks)
         assert sum(int(drop.sum()) for drop in found) == int(share * total)
         for a, drop, mask in zip(attempts, found, masks, strict=True):
@@ -240,18 +246,20 @@ def test_advantage_the_tokens_on_which_critics_agree_most(kind: str, share: floa
 
 def test_advantage_critics_that_agree_everywhere_drop_nothing() -> None:
     values, masks = [np.zeros(4, np.float32)] * 3, [np.ones(4, np.bool_)] * 3
-    assert not np.concatenate(drop_smallest(values, masks, 0.5)).any()
+    assert not np.concatenate(mask_smallest(values, masks, 0.5)).any()
 
 
 @pytest.mark.parametrize("buffer", [0, 1, 4, 16])
 def test_advantage_shaped_rewards(buffer: int) -> None:
-    for length in range(LONGEST + 4):
-        assert soft_overlong(length, LONGEST, buffer) == pytest.approx(ref.soft_overlong(length, LONGEST, buffer))
+    for length in range(MAX_LENGTH + 4):
+        assert compute_soft_overlong_penalty(length, MAX_LENGTH, buffer) == pytest.approx(
+            ref.soft_overlong(length, MAX_LENGTH, buffer)
+        )
         for well_formed in (True, False):
             found = shape_reward(
                 1.3,
                 length=length,
-                max_length=LONGEST,
+                max_length=MAX_LENGTH,
                 well_formed=well_formed,
                 scale=2.0,
                 shift=-0.5,
@@ -261,14 +269,14 @@ def test_advantage_shaped_rewards(buffer: int) -> None:
                 format_penalty=0.1,
             )
             # 2 x 1.3 - 0.5 = 2.1, clipped to 1.5
-            expected = 1.5 - 0.4 * ref.soft_overlong(length, LONGEST, buffer) - (0.0 if well_formed else 0.1)
+            expected = 1.5 - 0.4 * ref.soft_overlong(length, MAX_LENGTH, buffer) - (0.0 if well_formed else 0.1)
             assert found == pytest.approx(expected)
 
 
 def test_advantage_rewards_of_turns_without_a_token_are_not_lost() -> None:
     def rewards(*turns: tuple[int, int], given: tuple[float, ...]) -> list[float]:
         episode = Episode(group=0, reward=10.0, num_tokens=6, turns=turns, turn_rewards=given)
-        return token_rewards(episode, 10.0).tolist()
+        return compute_token_rewards(episode, 10.0).tolist()
 
     assert rewards((0, 2), (4, 4), given=(1.0, 2.0)) == [0.0, 13.0]
     assert rewards((0, 0), (1, 3), given=(1.0, 2.0)) == [1.0, 12.0]
@@ -278,7 +286,7 @@ def test_advantage_rewards_of_turns_without_a_token_are_not_lost() -> None:
 
 def test_advantage_groups_are_left_out_for_the_first_reason_that_applies() -> None:
     def why(*rewards: float, **given: Any) -> str:
-        return filter_reason(np.array(rewards), **given)
+        return find_filter_reason(np.array(rewards), **given)
 
     assert why(1, 1) == "zero variance: every reward is 1"
     assert why(1, 1, skip_zero_variance=False) == ""
@@ -288,7 +296,7 @@ def test_advantage_groups_are_left_out_for_the_first_reason_that_applies() -> No
     assert why(1, 0.5, max_mean=0.75) == "mean reward 0.75 is not below 0.75"
     assert why(0, 1, min_std=0.5) == "standard deviation 0.5 is not above 0.5"
     assert why(0, 1, min_std=0.49) == ""
-    assert why() == "it has no rollout"
+    assert why() == "the group has no rollout"
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -306,7 +314,7 @@ def test_advantage_kept_rollouts_and_groups(seed: int) -> None:
     count = 0
     while count < share * len(rewards) - 1e-9:
         count += 1
-    assert top_variance(rewards.tolist(), share) == sorted(best[:count])
+    assert select_top_variance(rewards.tolist(), share) == sorted(best[:count])
 
 
 def test_advantage_factors_have_mean_one() -> None:
@@ -331,7 +339,7 @@ def test_advantage_rewards_that_are_not_finite_are_refused(bad: float) -> None:
 
 def test_advantage_baselines_that_are_missing_are_named() -> None:
     alone = [Episode(group=7, reward=1.0, num_tokens=1)]
-    with pytest.raises(ValueError, match="group 7 has no reward of a greedy answer"):
+    with pytest.raises(ValueError, match="greedy answer, but group 7 has none"):
         normalize_rewards(alone, np.ones(1), mean="greedy", std="none")
     with pytest.raises(ValueError, match="critic"):
-        estimate(alone, np.ones(1), estimator="gae")
+        estimate_advantages(alone, np.ones(1), estimator="gae")

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from roll.algorithms.advantages import estimate
+from roll.algorithms.advantages import estimate_advantages
 from roll.algorithms.episodes import Episode
 from roll.algorithms.normalization import EPSILON, Baseline, Scope, has_zero_variance, normalize_rewards
 
@@ -100,14 +100,14 @@ def test_advantage_zero_variance() -> None:
 
 def test_advantage_generalised_advantages_by_hand() -> None:
     episode = Episode(group=0, reward=1.0, num_tokens=3, values=np.array([0.5, 0.2, 0.6], np.float32))
-    (found,) = estimate([episode], np.array([1.0]), estimator="gae", gamma=0.5, gae_lambda=0.5).advantages
+    (found,) = estimate_advantages([episode], np.array([1.0]), estimator="gae", gamma=0.5, gae_lambda=0.5).advantages
     # deltas 0.5 x 0.2 - 0.5 = -0.4, 0.5 x 0.6 - 0.2 = 0.1, 1 - 0.6 = 0.4; A = 0.4, 0.1 + 0.1, -0.4 + 0.25 x 0.2
     assert found.tolist() == pytest.approx([-0.35, 0.2, 0.4])
 
 
 def test_advantage_turn_returns_by_hand_and_nothing_for_the_environment() -> None:
     episode = Episode(group=0, reward=0.0, num_tokens=5, turns=((0, 2), (3, 5)), turn_rewards=(1.0, 0.0))
-    (found,) = estimate([episode], np.array([2.0]), estimator="turn", gamma=0.5).advantages
+    (found,) = estimate_advantages([episode], np.array([2.0]), estimator="turn", gamma=0.5).advantages
     assert found.tolist() == [2.0, 2.0, 0.0, 2.0, 2.0]  # 1 + 0.5 x 2, and 2
 
 
@@ -137,7 +137,7 @@ def test_advantage_importing_them_does_not_import_torch() -> None:
 
 def test_advantage_the_last_chunk_has_the_whole_value_and_each_before_it_gamma_times_the_next() -> None:
     episode = Episode(group=0, reward=2, num_tokens=6, turns=((0, 1), (2, 4), (5, 6)))
-    (found,) = estimate([episode], np.array([2.0]), estimator="chunk", gamma=0.5).advantages
+    (found,) = estimate_advantages([episode], np.array([2.0]), estimator="chunk", gamma=0.5).advantages
     assert found.tolist() == [0.5, 0, 1, 1, 0, 2]
 
 
@@ -157,7 +157,7 @@ def test_advantages_without_a_mean_are_not_divided_by_the_rounding_of_equal_rewa
     ]
     outcomes, _ = normalize_rewards(episodes, rewards, mean="none", std=std)
     np.testing.assert_allclose(outcomes, rewards, rtol=1e-12)
-    found = estimate(episodes, outcomes, estimator=estimator, gae_lambda=1.0).advantages
+    found = estimate_advantages(episodes, outcomes, estimator=estimator, gae_lambda=1.0).advantages
     last = [advantages[-1] for advantages in found]
     np.testing.assert_allclose(last, rewards, rtol=1e-6)
 

@@ -11,7 +11,7 @@ import torch
 from pair_helpers import inputs_of, random_pairs
 
 from roll.algorithms.losses import DistillationLoss, LikelihoodLoss, SummedLoss, TopDistillationLoss
-from roll.algorithms.teacher_advantages import teacher_advantages
+from roll.algorithms.teacher_advantages import compute_teacher_advantages
 from roll.types import Divergence, LossInputs, Needs
 
 
@@ -133,12 +133,12 @@ def test_distillation_loss_losses_are_summed_with_their_weights_and_needs() -> N
 def test_distillation_loss_a_teachers_advantages() -> None:
     logprobs, teacher = (np.array(x, np.float32) for x in ([0.0, -1.0, -2.0, -3.0], [0.0, -1.5, -0.5, -9.0]))
     mask = np.array([False, True, True, True])
-    np.testing.assert_allclose(teacher_advantages(logprobs, teacher, mask), [0, -0.5, 1.5, -6])
-    cut = teacher_advantages(logprobs, teacher + 5, mask, coefficient=2.0, limit=4.0)
+    np.testing.assert_allclose(compute_teacher_advantages(logprobs, teacher, mask), [0, -0.5, 1.5, -6])
+    cut = compute_teacher_advantages(logprobs, teacher + 5, mask, coefficient=2.0, limit=4.0)
     np.testing.assert_allclose(cut, [0, 4, 4, -2])
     assert cut.dtype == np.float32
-    with pytest.raises(ValueError, match="are of one sample, but have shapes"):
-        teacher_advantages(logprobs[1:], teacher, mask)
+    with pytest.raises(ValueError, match="must have the same shape"):
+        compute_teacher_advantages(logprobs[1:], teacher, mask)
 
 
 @pytest.mark.parametrize(
@@ -149,5 +149,5 @@ def test_distillation_loss_a_teachers_advantages_are_cut_after_the_coefficient(
 ) -> None:
     """Log-ratios are 0.5, -3 and 0.3, and the limit 1 is of what is added to other advantages."""
     logprobs, teacher = np.array([-1.0, -1.0, -1.0], np.float32), np.array([-0.5, -4.0, -0.7], np.float32)
-    found = teacher_advantages(logprobs, teacher, np.ones(3, np.bool_), coefficient=coefficient, limit=1.0)
+    found = compute_teacher_advantages(logprobs, teacher, np.ones(3, np.bool_), coefficient=coefficient, limit=1.0)
     np.testing.assert_allclose(found, expected, rtol=1e-6)

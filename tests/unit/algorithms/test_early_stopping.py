@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.filters import cannot_pass_filter, filter_reason
+from roll.algorithms.filters import cannot_pass_filter, find_filter_reason
 
 bounds = st.fixed_dictionaries(
     {},
@@ -27,7 +27,7 @@ def test_early_stopping_a_doomed_group_fails_whatever_comes(
 ) -> None:
     outcomes = itertools.product([0.0, 0.25, 0.5, 1.0], repeat=missing)
     passes = any(
-        not filter_reason(np.array([*rewards, *rest]), skip_zero_variance=False, **filters) for rest in outcomes
+        not find_filter_reason(np.array([*rewards, *rest]), skip_zero_variance=False, **filters) for rest in outcomes
     )
     if cannot_pass_filter(rewards, missing, (0.0, 1.0), **filters):
         assert not passes

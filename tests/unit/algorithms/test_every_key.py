@@ -1,8 +1,8 @@
 """No key below `algorithm` is dead: changing it alone changes what a step collects, computes, or starts.
 
-Two steps go through the pipeline's own functions (the controller, `Reinforcement.collect`, `learn`, the trainers'
-specs). Behind them stand a loop that takes rollouts from a list, and trainers that write down what they are asked to
-do, with the loss's value.
+Two steps go through the pipeline's own functions (the controller, `ReinforcementObjective.collect`, `learn`, the
+trainers' specs). Behind them stand a loop that takes rollouts from a list, and trainers that write down what they are
+asked to do, with the loss's value.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from model_helpers import loss_inputs_of_batch
 from worlds.tiny_model import write_tiny_model
 
 from roll.config.algorithm import AlgorithmConfig
-from roll.config.keys import Key, all_keys
+from roll.config.keys import Key, iterate_keys
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data import ChatRenderer
 from roll.models import load_tokenizer
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.learning.updates import learn
-from roll.pipelines.reinforcement.objective import Reinforcement, live_demonstrations
+from roll.pipelines.reinforcement.objective import ReinforcementObjective, build_demonstration_player
 from roll.pipelines.reinforcement.sampling import build_controller
-from roll.pipelines.reinforcement.trainers import critic_path, critic_specs, policy_spec
+from roll.pipelines.reinforcement.trainers import build_critic_specs, build_policy_spec, resolve_critic_path
 from roll.pipelines.snapshots import PolicySnapshots
 from roll.protocols import LossFn
 from roll.rollout import RolloutScheduler, SamplingPlan
@@ -53,7 +53,7 @@ from roll.types import (
     TrainingBatch,
 )
 
-KEYS = {(key.dotted, variant): key for key in all_keys(AlgorithmConfig) for variant in key.variants or ("",)
+KEYS = {(key.dotted, variant): key for key in iterate_keys(AlgorithmConfig) for variant in key.variants or ("",)
         if not key.members}  # fmt: skip
 
 SIZE = 3
@@ -258,9 +258,9 @@ def config_of(keys: dict[str, Any], directory: Path, model: Path) -> RLVRConfig:
 def run(config: RLVRConfig, model: Path) -> list[Any]:
     """All that happens in two steps."""
     log: list[Any] = [
-        repr(policy_spec(config, model)),
-        repr(critic_specs(config, model)),
-        str(critic_path(config, model)),
+        repr(build_policy_spec(config, model)),
+        repr(build_critic_specs(config, model)),
+        str(resolve_critic_path(config, model)),
     ]
     num_critics = config.algorithm.num_critic_models
     answers = Answers()
@@ -268,7 +268,7 @@ def run(config: RLVRConfig, model: Path) -> list[Any]:
         seed=config.seed,
         state=LearningState(data={}),
         spans=SimpleNamespace(phase=nothing),
-        ledger=SimpleNamespace(open=lambda draws, step: log.append([d.draw_id for d in draws])),
+        ledger=SimpleNamespace(record_draws=lambda draws, step: log.append([d.draw_id for d in draws])),
         mid_update=False,
         has_trained=False,
     )
@@ -297,15 +297,15 @@ async def two_steps(config: RLVRConfig, session: Any, learner: Any, answers: Ans
     data: Any = SimpleNamespace(train=Prompts())
     controller = build_controller(config, session.state, data, session.ledger, generation, plan)
     live: Any = SimpleNamespace(generation=generation, plan=plan, waiting=nothing)
-    parts: Any = SimpleNamespace(config=config, run=session, batches=controller, live=live, ahead=False)
-    objective: Any = Reinforcement(online=parts, shown=live_demonstrations(parts))
+    parts: Any = SimpleNamespace(config=config, run=session, batches=controller, live=live, is_asynchronous=False)
+    objective: Any = ReinforcementObjective(online=parts, get_demonstrations=build_demonstration_player(parts))
     for _ in range(2):
         collected = await objective.collect(await controller.next_batch())
         await learn(session, learner, config.algorithm, collected.choice, config.rollout)
-        objective.note(collected)
+        objective.update_state(collected)
         session.state.step += 1
         session.state.policy_version += 1  # the second step's tokens are stale
-        await controller.settle(0, {rollout.rollout_id for rollout in collected.rollouts})
+        await controller.complete_step(0, {rollout.rollout_id for rollout in collected.rollouts})
     await controller.close()
 
 
@@ -365,7 +365,7 @@ class Answers:
     async def generate(self, request: GenerationRequest, *, session: str, pinned: bool, on_start: Any) -> None:
         on_start("engine")
 
-    async def end_orphans(self) -> None: ...
+    async def wait_for_orphaned_requests(self) -> None: ...
 
     async def reward(self, rollout: Rollout) -> RewardResult:
         """Demonstrations get more than some of the policy's rollouts, less than others."""

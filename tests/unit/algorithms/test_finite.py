@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from cases import LONGEST, loss_inputs_of, random_answers, random_attempts, to_groups
+from cases import MAX_LENGTH, loss_inputs_of, random_answers, random_attempts, to_groups
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pipeline_helpers import algorithm_of, take_step
@@ -118,7 +118,7 @@ def test_algorithm_finite_steps_without_a_rollout_are_empty(name: str) -> None:
         for g in groups
     ]
     for empty in ([], nothing, failed, [*nothing[:1], *failed[1:]]):
-        selection = select(empty, algorithm, max_new_tokens=LONGEST, greedy=_greedy(groups))
+        selection = select(empty, algorithm, max_new_tokens=MAX_LENGTH, greedy=_greedy(groups))
         assert selection.rollouts == ()
         assert selection.outcomes.shape == (0,)
         assert all(fate == "failed" for fate, _ in selection.fates.values())

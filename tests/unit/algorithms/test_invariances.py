@@ -14,7 +14,7 @@ from pipeline_helpers import Step, algorithm_of, take_step
 from reference_advantages import Attempt
 
 from roll.config.presets import PRESET_NAMES
-from roll.pipelines.learning.losses import policy_loss, value_loss
+from roll.pipelines.learning.losses import build_policy_loss, build_value_loss
 from roll.types import TrainingBatch
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-9}
@@ -206,7 +206,7 @@ def _critic(step: Step, batch: TrainingBatch, order: list[int]) -> tuple[float, 
         step.inputs(order=order), values=values, old_values=column("old_values"), returns=column("returns"),
         num_tokens=float(batch.num_loss_tokens),
     )  # fmt: skip
-    outputs = value_loss(step.algorithm)(inputs)
+    outputs = build_value_loss(step.algorithm)(inputs)
     outputs.loss.backward()
     assert values.grad is not None
     return outputs.loss.item(), gradients_by_sample(step, values.grad.numpy(), order)
@@ -216,7 +216,7 @@ def _critic(step: Step, batch: TrainingBatch, order: list[int]) -> tuple[float, 
 def test_algorithm_invariance_a_loss_travels_to_another_process(name: str) -> None:
     import pickle
 
-    loss = policy_loss(algorithm_of(name, **KL))
+    loss = build_policy_loss(algorithm_of(name, **KL))
     assert pickle.loads(pickle.dumps(loss)) == loss
 
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import reference_loss as paper
 import torch
-from cases import LONGEST, loss_inputs_of, random_answers
+from cases import MAX_LENGTH, loss_inputs_of, random_answers
 
 from roll.algorithms import gates
-from roll.algorithms.aggregate import token_weights
+from roll.algorithms.aggregate import compute_aggregation_weights
 from roll.algorithms.correction import Correction
-from roll.algorithms.kl import KLEstimator, kl_per_token
+from roll.algorithms.kl import KLEstimator, estimate_kl
 from roll.algorithms.losses import PolicyLoss, ValueLoss
 from roll.algorithms.ratio import log_ratio
 from roll.types import LossInputs
@@ -50,9 +50,9 @@ def both(loss: PolicyLoss, reference: paper.Loss, lengths: tuple[int, ...], seed
     inputs = loss_inputs_of(answers)
     outputs = loss(inputs)
     outputs.loss.backward()
-    assert outputs.loss.item() == pytest.approx(paper.total_loss(answers, reference, LONGEST), rel=1e-11, abs=1e-12)
+    assert outputs.loss.item() == pytest.approx(paper.total_loss(answers, reference, MAX_LENGTH), rel=1e-11, abs=1e-12)
     assert inputs.logprobs.grad is not None
-    expected = paper.gradient(answers, reference, LONGEST)
+    expected = paper.gradient(answers, reference, MAX_LENGTH)
     scale = max(abs(x) for x in expected)
     np.testing.assert_allclose(inputs.logprobs.grad.numpy(), expected, rtol=1e-5, atol=1e-8 + 1e-8 * scale)
 
@@ -102,7 +102,7 @@ def test_loss_corrections(level: Any, given: dict[str, Any], corrects: Any) -> N
     correction = Correction(level=level, corrects=corrects, **given)
     for seed in range(4):
         answers = random_answers(seed, (3, 1, 4, 2, 6))
-        weights = correction.weights(loss_inputs_of(answers))
+        weights = correction.compute_weights(loss_inputs_of(answers))
         expected = [paper.correction_weight(a, t, reference) for a in answers for t in range(len(a.new))]
         np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-12)
     loss = PolicyLoss(correction=correction)
@@ -113,7 +113,7 @@ def test_loss_corrections(level: Any, given: dict[str, Any], corrects: Any) -> N
 def test_loss_corrections_for_mismatch_and_for_staleness_multiply_to_the_one_for_both(seed: int) -> None:
     inputs = loss_inputs_of(random_answers(seed, (3, 1, 4, 2, 6)))
     both, mismatch, staleness = (
-        Correction(level="sequence", corrects=corrects, upper=None).factor(inputs)
+        Correction(level="sequence", corrects=corrects, upper=None).compute_factor(inputs)
         for corrects in ("both", "mismatch", "staleness")
     )
     torch.testing.assert_close(mismatch * staleness, both, rtol=1e-12, atol=0)
@@ -123,8 +123,8 @@ def test_loss_corrections_for_mismatch_and_for_staleness_multiply_to_the_one_for
 @pytest.mark.parametrize("aggregation", OVER)
 def test_loss_aggregations(aggregation: Any, lengths: tuple[int, ...]) -> None:
     answers = random_answers(3, lengths)
-    found = token_weights(loss_inputs_of(answers), aggregation)
-    expected = [paper.token_weight(a, answers, OVER[aggregation], LONGEST) for a in answers for _ in a.new]
+    found = compute_aggregation_weights(loss_inputs_of(answers), aggregation)
+    expected = [paper.token_weight(a, answers, OVER[aggregation], MAX_LENGTH) for a in answers for _ in a.new]
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-14)
     both(
         PolicyLoss(aggregation=aggregation),
@@ -149,7 +149,7 @@ def test_loss_entropy_bonus_where_it_is_paid(aggregation: Any) -> None:
     answers = [replace(a, gets_bonus=[]) for a in random_answers(7, (3, 1, 4, 2))]
     inputs = replace(loss_inputs_of(random_answers(7, (3, 1, 4, 2))), entropy_mask=None)
     reference = paper.Loss(objective=paper.ppo(0.2, 0.2), eta=0.3, over=OVER[aggregation])
-    assert loss(inputs).loss.item() == pytest.approx(paper.total_loss(answers, reference, LONGEST), rel=1e-12)
+    assert loss(inputs).loss.item() == pytest.approx(paper.total_loss(answers, reference, MAX_LENGTH), rel=1e-12)
 
 
 def test_loss_entropy_and_full_kl_carry_their_own_gradient() -> None:
@@ -251,13 +251,13 @@ def test_loss_critic_metrics_leave_an_experts_tokens_out() -> None:
 def test_loss_unknown_names_are_refused() -> None:
     inputs = loss_inputs_of(random_answers(1, (3,)))
     with pytest.raises(ValueError, match="median"):
-        token_weights(inputs, "median")  # type: ignore[arg-type]
+        compute_aggregation_weights(inputs, "median")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="k4"):
-        kl_per_token(inputs.logprobs, inputs.old_logprobs, "k4")  # type: ignore[arg-type]
+        estimate_kl(inputs.logprobs, inputs.old_logprobs, "k4")  # type: ignore[arg-type]
 
 
 def test_loss_without_chunk_ids_a_sequence_is_one_chunk() -> None:
     inputs = replace(loss_inputs_of(random_answers(1, (3, 2, 4))), chunk_ids=None)
     torch.testing.assert_close(log_ratio(inputs, level="chunk"), log_ratio(inputs, level="sequence"))
-    chunk, geometric = (Correction(level=level).factor(inputs) for level in ("chunk", "geometric"))
+    chunk, geometric = (Correction(level=level).compute_factor(inputs) for level in ("chunk", "geometric"))
     torch.testing.assert_close(chunk, geometric)

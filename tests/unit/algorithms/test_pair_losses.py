@@ -14,7 +14,7 @@ from pair_helpers import PAIRS, REFERENCE_FREE, SINGLE, inputs_of, random_pairs,
 from reference_pairs import Padded
 
 from roll.algorithms.losses import BradleyTerryLoss, LikelihoodLoss, RegressionLoss
-from roll.algorithms.losses.preference import KTOLoss, PreferenceLoss, forms, reference_point
+from roll.algorithms.losses.preference import KTOLoss, PreferenceLoss, compute_reference_point, pairwise
 from roll.protocols import LossFn
 from roll.types import LossInputs
 
@@ -55,8 +55,8 @@ def _scored(inputs):
 @pytest.mark.parametrize("num_pairs", [1, 5])
 def test_preference_loss_pairs(name: str, num_pairs: int, targets: bool) -> None:
     loss, expected = PAIRS[name]
-    if targets and not loss.form.takes_margin:
-        with pytest.raises(ValueError, match="pairs have no margin"):
+    if targets and not loss.pairwise_loss.supports_margin:
+        with pytest.raises(ValueError, match="pairs must not have margins"):
             loss(inputs_of(random_pairs(1, targets=True)))
         return
     for seed in range(3):
@@ -104,13 +104,17 @@ def test_preference_loss_what_does_not_come_is_named() -> None:
         (BradleyTerryLoss(), "values"),
     ):
         given = _scored(inputs) if isinstance(loss, RegressionLoss | BradleyTerryLoss) else inputs
-        with pytest.raises(ValueError, match=f"this loss needs {lacking}, which the batch does not have"):
+        with pytest.raises(ValueError, match=f"this loss needs {lacking}, but the batch has none"):
             loss(replace(given, **{lacking: None}))
 
 
 @pytest.mark.parametrize(
     ("rows", "message"),
-    [([0], "has 1 such answers"), ([0, 1, 2], "has [13] such answers"), ([0, 0], "has 2 such answers, [02] of them")],
+    [
+        ([0], "has 1 answers"),
+        ([0, 1, 2], "has [13] answers"),
+        ([0, 0], "has 2 answers with a loss token, [02] of them"),
+    ],
 )
 def test_preference_loss_what_is_no_pair_is_refused(rows: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -118,19 +122,19 @@ def test_preference_loss_what_is_no_pair_is_refused(rows: list[int], message: st
 
 
 def test_preference_loss_a_reward_models_samples_have_one_loss_token_each() -> None:
-    with pytest.raises(ValueError, match="each sample has one token in the loss"):
+    with pytest.raises(ValueError, match="exactly one loss token per sample"):
         BradleyTerryLoss()(replace(inputs_of(random_pairs(0)), values=torch.zeros(99)))
 
 
 def test_preference_loss_settings_without_a_meaning_are_refused() -> None:
     for wrong in (
         lambda: PreferenceLoss(beta=0.0),
-        lambda: PreferenceLoss(form=forms.ApoZero(), margin=1.0),
-        lambda: PreferenceLoss(form=forms.OddsRatio()),
-        lambda: forms.Sigmoid(label_smoothing=0.5),
-        lambda: forms.ExoPair(label_smoothing=0.0),
-        lambda: forms.Discopop(tau=1.0),
-        lambda: reference_point([], []),
+        lambda: PreferenceLoss(pairwise_loss=pairwise.ApoZero(), margin=1.0),
+        lambda: PreferenceLoss(pairwise_loss=pairwise.OddsRatio()),
+        lambda: pairwise.Sigmoid(label_smoothing=0.5),
+        lambda: pairwise.ExoPair(label_smoothing=0.0),
+        lambda: pairwise.Discopop(tau=1.0),
+        lambda: compute_reference_point([], []),
     ):
         with pytest.raises(ValueError):
             wrong()
@@ -201,8 +205,8 @@ def test_preference_loss_kto_without_an_answer_of_one_kind_has_finite_metrics() 
 
 
 def test_preference_loss_the_reference_point_is_never_below_zero() -> None:
-    assert reference_point([-3.0, -5.0], [-4.0, -7.0]) == pytest.approx(1.5)
-    assert reference_point([-4.0], [-3.0]) == 0.0
+    assert compute_reference_point([-3.0, -5.0], [-4.0, -7.0]) == pytest.approx(1.5)
+    assert compute_reference_point([-4.0], [-3.0]) == 0.0
 
 
 def test_preference_loss_losses_travel_to_other_processes() -> None:

@@ -65,7 +65,7 @@ def test_preference_loss_layout_and_order_change_nothing(
     name: str, model: Any, backends: dict[str, TorchBackend]
 ) -> None:
     loss, expected = (PAIRS | SINGLE)[name]
-    batch = pair_batch(7, targets=name in PAIRS and PAIRS[name][0].form.takes_margin)
+    batch = pair_batch(7, targets=name in PAIRS and PAIRS[name][0].pairwise_loss.supports_margin)
     right, grads = padded_gradient(model, batch, expected)
     metrics = []
     for layout, backend in backends.items():

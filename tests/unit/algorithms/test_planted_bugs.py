@@ -41,5 +41,5 @@ def test_mutation_planted_bug_has_its_place_and_its_tests(bug: Any) -> None:
 def test_mutation_planted_bugs_are_chosen_by_number_and_by_text() -> None:
     assert len(SCRIPT.chosen([])) == len(SCRIPT.BUGS) == len({bug.what for bug in SCRIPT.BUGS})
     assert [number for number, _ in SCRIPT.chosen(["2"])] == [2]
-    assert {bug.file for _, bug in SCRIPT.chosen(["choosing.py"])} == {"algorithms/choosing.py"}
+    assert {bug.file for _, bug in SCRIPT.chosen(["answer_selection.py"])} == {"algorithms/answer_selection.py"}
     assert SCRIPT.chosen(["999", "no such text"]) == []

@@ -14,12 +14,12 @@ from cases import loss_inputs_of
 
 from roll.algorithms.correction import Correction
 from roll.algorithms.gates import MinClip, SignSplit
-from roll.algorithms.kl import kl_per_token
+from roll.algorithms.kl import estimate_kl
 from roll.algorithms.losses import PolicyLoss, UserLoss, ValueLoss
 from roll.algorithms.ratio import log_ratio
 from roll.config.algorithm import AlgorithmConfig
 from roll.errors import LossError
-from roll.pipelines.learning.losses import policy_loss
+from roll.pipelines.learning.losses import build_policy_loss
 from roll.types import LossInputs
 
 
@@ -48,7 +48,7 @@ def test_policy_loss_a_wrong_token_that_became_ten_times_less_likely_since_it_wa
     name: str,
 ) -> None:
     """At a batch's only update, where the trainer's policy before the update is the current one."""
-    loss = policy_loss(AlgorithmConfig.model_validate({"type": name}))
+    loss = build_policy_loss(AlgorithmConfig.model_validate({"type": name}))
     assert isinstance(loss, PolicyLoss)
     found = []
     for sampled in (0.05, 0.5):
@@ -64,7 +64,7 @@ def test_policy_loss_a_wrong_token_that_became_ten_times_less_likely_since_it_wa
 def test_policy_loss_kimis_penalty_pulls_however_far_the_policy_has_gone(away: float, level: str) -> None:
     """d/dlogprob of -(A log pi - tau/2 (log pi - log old)^2) is -(A - tau (log pi - log old)); nothing is clamped."""
     inputs = replace(inputs_of({"new": [0.5], "advantages": [1.0]}), old_logprobs=torch.tensor([math.log(0.5) - away]))
-    loss = policy_loss(
+    loss = build_policy_loss(
         AlgorithmConfig.model_validate({"type": "kimi15", "ratio": {"level": level}, "correction": {"upper": None}})
     )
     outputs = loss(inputs)
@@ -115,7 +115,7 @@ def test_policy_loss_the_engines_mismatch_by_hand() -> None:
 
 def test_policy_loss_a_veto_leaves_the_whole_sequence_out() -> None:
     inputs = inputs_of({"new": [0.5, 0.5], "old": [0.5, 0.01], "rollout": [0.5, 0.5]}, {"new": [0.5], "rollout": [0.5]})
-    assert Correction(veto=0.1).weights(inputs).tolist() == [0.0, 0.0, 1.0]
+    assert Correction(veto=0.1).compute_weights(inputs).tolist() == [0.0, 0.0, 1.0]
 
 
 def test_policy_loss_ratios_of_chunks_and_sequences_by_hand() -> None:
@@ -137,7 +137,7 @@ def test_policy_loss_tokens_that_gmpo_cuts_count_as_clipped() -> None:
     """log 2 = 0.69 is above its limit of 0.4, log 1.25 = 0.22 is not; a ratio below 1 raises no objective of A > 0."""
     up = {"new": [0.4, 0.5, 0.1], "old": [0.2, 0.4, 0.4], "advantages": [1.0, 1.0, 1.0]}
     down = {"new": [0.4, 0.1], "old": [0.2, 0.4], "advantages": [-1.0, -1.0]}
-    outputs = policy_loss(AlgorithmConfig(type="gmpo"))(inputs_of(up, down))
+    outputs = build_policy_loss(AlgorithmConfig(type="gmpo"))(inputs_of(up, down))
     assert outputs.metrics["policy/clip_fraction"].item() == pytest.approx(2 / 5)
     # the means of log-ratios: (0.4 + log 1.25 + log 0.25) / 3 and (log 2 - 0.4) / 2
     first, second = math.exp((0.4 + math.log(1.25 * 0.25)) / 3), math.exp((math.log(2) - 0.4) / 2)
@@ -155,7 +155,7 @@ STALE = {
 
 @pytest.mark.parametrize("name", STALE)
 def test_policy_loss_losses_for_stale_rollouts_weigh_against_the_engine_at_the_only_update(name: Any) -> None:
-    loss = policy_loss(AlgorithmConfig(type=name))
+    loss = build_policy_loss(AlgorithmConfig(type=name))
     for sign in (-1.0, 1.0):
         stale = {"new": [0.4, 0.2, 0.5], "rollout": [0.2, 0.4, 0.1], "advantages": [sign] * 3}
         _, found = gradient(loss, inputs_of(stale))
@@ -174,7 +174,7 @@ def test_policy_loss_an_expert_is_imitated_whatever_the_ratio() -> None:
 def test_policy_loss_kl_estimators_by_hand() -> None:
     logprobs = torch.tensor([math.log(0.5), math.log(0.1)], dtype=torch.float64)
     ref = torch.tensor([math.log(0.25), math.log(0.2)], dtype=torch.float64)
-    k1, k2, k3, absolute = (kl_per_token(logprobs, ref, n).tolist() for n in ("k1", "k2", "k3", "absolute"))
+    k1, k2, k3, absolute = (estimate_kl(logprobs, ref, n).tolist() for n in ("k1", "k2", "k3", "absolute"))
     assert k1 == pytest.approx([math.log(2), -math.log(2)])
     assert k2 == pytest.approx([math.log(2) ** 2 / 2] * 2)
     assert k3 == pytest.approx([0.5 - 1 + math.log(2), 2 - 1 - math.log(2)])
@@ -184,8 +184,8 @@ def test_policy_loss_kl_estimators_by_hand() -> None:
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "absolute"])
 def test_policy_loss_a_divergence_of_arrays_is_that_of_tensors(estimator: Any) -> None:
     logprobs, ref = torch.tensor([[-0.1, -3.0, -90.0, -0.2], [-0.4, -0.1, -1.0, -0.2]], dtype=torch.float64)
-    found = kl_per_token(logprobs.numpy(), ref.numpy(), estimator)
-    assert found == pytest.approx(kl_per_token(logprobs, ref, estimator).numpy(), rel=1e-14)
+    found = estimate_kl(logprobs.numpy(), ref.numpy(), estimator)
+    assert found == pytest.approx(estimate_kl(logprobs, ref, estimator).numpy(), rel=1e-14)
 
 
 def test_policy_loss_k1_and_k3_are_unbiased_and_the_gradient_of_k2_is_that_of_the_true_divergence() -> None:
@@ -195,9 +195,9 @@ def test_policy_loss_k1_and_k3_are_unbiased_and_the_gradient_of_k2_is_that_of_th
     truth = (logp.exp() * (logp - ref)).sum()
     probabilities = logp.exp().detach()
     for estimator in ("k1", "k3"):
-        assert (probabilities * kl_per_token(logp, ref, estimator)).sum().item() == pytest.approx(truth.item())
+        assert (probabilities * estimate_kl(logp, ref, estimator)).sum().item() == pytest.approx(truth.item())
     (expected,) = torch.autograd.grad(truth, logits, retain_graph=True)
-    (found,) = torch.autograd.grad((probabilities * kl_per_token(logp, ref, "k2")).sum(), logits)
+    (found,) = torch.autograd.grad((probabilities * estimate_kl(logp, ref, "k2")).sum(), logits)
     torch.testing.assert_close(found, expected)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import reference_loss as paper
-from cases import KINDS, LONGEST, random_attempts
+from cases import KINDS, MAX_LENGTH, random_attempts
 from pipeline_helpers import algorithm_of, take_step
 from reference_presets import METHODS
 
@@ -41,7 +41,7 @@ def test_preset_advantages_loss_and_selection_are_those_of_the_paper(name: str, 
             np.testing.assert_allclose(found, answer.advantages, rtol=2e-6, atol=2e-6, err_msg=f"{kind} {seed}")
         rounded = [_rounded(answer) for answer in answers]
         outputs, _ = step.loss()
-        expected = paper.total_loss(rounded, method.loss, LONGEST)
+        expected = paper.total_loss(rounded, method.loss, MAX_LENGTH)
         assert outputs.loss.item() == pytest.approx(expected, rel=1e-6, abs=1e-6), (kind, seed)
         compared += 1
     assert compared >= 9
@@ -73,7 +73,9 @@ def test_preset_its_gradient_is_the_finite_difference_of_the_papers_loss(name: s
         attempts = random_attempts(seed, kind, critics=algorithm.critic.num_critics)
         step = take_step(algorithm, attempts)
         _, found = step.loss()
-        expected = paper.gradient(method.answers(attempts, beta if method.kl_in_reward else 0.0), method.loss, LONGEST)
+        expected = paper.gradient(
+            method.answers(attempts, beta if method.kl_in_reward else 0.0), method.loss, MAX_LENGTH
+        )
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7, err_msg=kind)
         assert np.abs(found).max() > 1e-4
 

@@ -26,7 +26,7 @@ from roll.algorithms.losses import (
     PreferenceLoss,
     SummedLoss,
 )
-from roll.algorithms.losses.preference import forms, reference_point
+from roll.algorithms.losses.preference import compute_reference_point, pairwise
 from roll.models import load_causal_lm, load_tokenizer
 from roll.protocols import LossFn
 from roll.training import TorchBackend
@@ -45,18 +45,20 @@ WORSE = ["8", "No, never will I", "b", "5 4 3 2 1 0"]
 SMOOTHED = {"robust": 0.1, "exo_pair": 1e-3}
 OF_DPO: dict[str, LossFn] = {
     "sigmoid": PreferenceLoss(),
-    "hinge": PreferenceLoss(form=forms.Hinge()),
-    "ipo": PreferenceLoss(form=forms.Squared(), scores="mean"),
-    "exo_pair": PreferenceLoss(form=forms.ExoPair()),
-    "nca_pair": PreferenceLoss(form=forms.NcaPair()),
-    "robust": PreferenceLoss(form=forms.Sigmoid(label_smoothing=0.1, robust=True)),
-    "sppo_hard": PreferenceLoss(form=forms.SppoHard()),
-    "apo_zero": PreferenceLoss(form=forms.ApoZero()),
-    "apo_down": PreferenceLoss(form=forms.ApoDown()),
-    "discopop": PreferenceLoss(form=forms.Discopop()),
+    "hinge": PreferenceLoss(pairwise_loss=pairwise.Hinge()),
+    "ipo": PreferenceLoss(pairwise_loss=pairwise.Squared(), scores="mean"),
+    "exo_pair": PreferenceLoss(pairwise_loss=pairwise.ExoPair()),
+    "nca_pair": PreferenceLoss(pairwise_loss=pairwise.NcaPair()),
+    "robust": PreferenceLoss(pairwise_loss=pairwise.Sigmoid(label_smoothing=0.1, robust=True)),
+    "sppo_hard": PreferenceLoss(pairwise_loss=pairwise.SppoHard()),
+    "apo_zero": PreferenceLoss(pairwise_loss=pairwise.ApoZero()),
+    "apo_down": PreferenceLoss(pairwise_loss=pairwise.ApoDown()),
+    "discopop": PreferenceLoss(pairwise_loss=pairwise.Discopop()),
     "sigmoid_norm": PreferenceLoss(scores="mean"),
     "sigmoid, sft": PreferenceLoss(likelihood=0.3),
-    "sigmoid, nca_pair": SummedLoss(parts=((1.0, PreferenceLoss()), (0.3, PreferenceLoss(form=forms.NcaPair())))),
+    "sigmoid, nca_pair": SummedLoss(
+        parts=((1.0, PreferenceLoss()), (0.3, PreferenceLoss(pairwise_loss=pairwise.NcaPair())))
+    ),
 }
 """By TRL's names of loss types; `aot` and `aot_unpaired` sort all answers of a batch, which no loss here does."""
 
@@ -202,7 +204,7 @@ def test_trl_parity_kto(kind: str, world: World, tmp_path: Path) -> None:
         for model in (load_causal_lm(world.student, torch.float32), reference):
             found = with_reference(others, model).samples
             sums.append([float(s.ref_logprobs[s.loss_mask].sum()) for s in found])
-        z0 = reference_point(*sums)
+        z0 = compute_reference_point(*sums)
         assert z0 == pytest.approx(trainer._metrics["train"]["kl"][-1], rel=1e-5)
     check(own, KTOLoss(reference_point=z0, beta=0.3, **weights), loss, named, student_of(world))
 
@@ -211,15 +213,15 @@ REFERENCE_FREE: dict[str, tuple[dict[str, Any], PreferenceLoss]] = {
     "cpo": ({"loss_type": "sigmoid"}, PreferenceLoss(against_reference=False, likelihood=1.0)),
     "cpo, smoothed": (
         {"loss_type": "sigmoid", "label_smoothing": 0.1, "cpo_alpha": 0.5},
-        PreferenceLoss(form=forms.Sigmoid(label_smoothing=0.1), against_reference=False, likelihood=0.5),
+        PreferenceLoss(pairwise_loss=pairwise.Sigmoid(label_smoothing=0.1), against_reference=False, likelihood=0.5),
     ),
     "cpo, hinge": (
         {"loss_type": "hinge", "cpo_alpha": 0.0},
-        PreferenceLoss(form=forms.Hinge(), against_reference=False),
+        PreferenceLoss(pairwise_loss=pairwise.Hinge(), against_reference=False),
     ),
     "cpo, ipo": (
         {"loss_type": "ipo", "cpo_alpha": 0.0},
-        PreferenceLoss(form=forms.Squared(), scores="mean", against_reference=False),
+        PreferenceLoss(pairwise_loss=pairwise.Squared(), scores="mean", against_reference=False),
     ),
     "simpo": (
         {"loss_type": "simpo", "cpo_alpha": 0.0, "beta": 2.0, "simpo_gamma": 0.5},
@@ -227,7 +229,7 @@ REFERENCE_FREE: dict[str, tuple[dict[str, Any], PreferenceLoss]] = {
     ),
     "orpo": (
         {},
-        PreferenceLoss(form=forms.OddsRatio(), scores="mean", against_reference=False, likelihood=1.0),
+        PreferenceLoss(pairwise_loss=pairwise.OddsRatio(), scores="mean", against_reference=False, likelihood=1.0),
     ),
 }
 

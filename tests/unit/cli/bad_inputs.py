@@ -12,7 +12,7 @@ from typing import Any, get_args, get_origin
 
 import yaml
 
-from roll.config.keys import Key, Shape, all_keys
+from roll.config.keys import Key, Shape, iterate_keys
 from roll.config.pipelines.rlvr import RLVRConfig
 
 BadInput = tuple[bytes, list[str], str]
@@ -45,7 +45,7 @@ BASE: dict[str, Any] = {
     "tracking": {"console": "plain", "tensorboard": True},
 }
 
-KEYS = [key for key in all_keys(RLVRConfig) if "options" not in key.path]
+KEYS = [key for key in iterate_keys(RLVRConfig) if "options" not in key.path]
 ANYTHING: list[Any] = [
     None, True, False, 0, -1, 1, 3.5, -2.5, 1e400, float("nan"), "", "x", "8", "true", "yes", [], [1], ["x"], [[]],
     {}, {"x": 1}, {"type": "y"}, 10**30, "ünïcode", "a\nb", "null", [None], {"source": "z"},

@@ -77,8 +77,8 @@ def test_cli_bad_input_a_file_of_the_other_kind_is_said_to_be_that(tmp_path, cap
     path.write_bytes(written(BASE))
     for command in ("check", "train"):
         assert run([command, str(simulation)]) == 2
-        assert "describes a simulation, not a run: give it to `roll simulate`" in capsys.readouterr().err
+        assert "describes a simulation, not a run: use it with `roll simulate`" in capsys.readouterr().err
     assert run(["simulate", str(path)]) == 2
-    assert "describes a run, not a simulation: give it to `roll train`" in capsys.readouterr().err
+    assert "describes a run, not a simulation: use it with `roll train`" in capsys.readouterr().err
     assert run(["check", str(tmp_path)]) == 2
-    assert f"Is a directory. That of this run is '{path}'" in capsys.readouterr().err
+    assert f"Is a directory. The configuration of this run is '{path}'" in capsys.readouterr().err

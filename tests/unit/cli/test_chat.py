@@ -104,11 +104,11 @@ def test_cli_chat_a_conversation_that_is_too_long_is_refused_and_stays_as_it_was
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("/rest", "there is no /rest. Did you mean 'reset'?"),
-        ("/temperature warm", "'warm' is not a number from 0 on"),
-        ("/tokens 0", "'0' is not a number from 1 on"),
-        ("/tokens nan", "'nan' is not a number from 1 on"),
-        ("/again", "nothing was said yet"),
+        ("/rest", "unknown command /rest. Did you mean 'reset'?"),
+        ("/temperature warm", "'warm' is not a number from 0 to 1,000,000"),
+        ("/tokens 0", "'0' is not a number from 1 to 1,000,000"),
+        ("/tokens nan", "'nan' is not a number from 1 to 1,000,000"),
+        ("/again", "there is no message to answer again"),
     ],
 )
 def test_cli_chat_a_mistyped_command_gets_one_message_and_the_conversation_goes_on(
@@ -123,7 +123,7 @@ def test_cli_chat_a_mistyped_command_gets_one_message_and_the_conversation_goes_
     ("arguments", "message"),
     [
         (["no-such-model"], "neither in the catalogue nor a directory"),
-        (["{models}/first", "--base"], "is no run: give a run first"),
+        (["{models}/first", "--base"], "is not a run"),
     ],
 )
 def test_cli_chat_a_source_that_is_no_model_gets_one_message(

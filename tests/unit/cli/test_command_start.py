@@ -47,7 +47,7 @@ def test_cli_start_files_of_the_current_directory_do_not_shadow_modules(tmp_path
         (tmp_path / f"{name}.py").write_text("raise SystemExit('shadowed')")
     done = roll(tmp_path, "check", "run.yaml")
     assert "shadowed" not in done.stdout + done.stderr
-    assert "arithmetic: '8' (right) scores 1" in done.stdout
+    assert "arithmetic: '8' (correct) scores 1" in done.stdout
 
 
 def test_cli_start_a_package_in_an_archive_is_named(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_cli_compare_two_runs_are_compared_by_what_both_have(
 def test_cli_compare_metrics_can_be_named(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert compared(runs, "-m", "own/*", capsys=capsys)["metrics"] == {"own/thing": [4.0, 4.0]}
     assert roll(["compare", *runs, "-m", "onw/*"]) == 2
-    assert "no metric of these runs is called 'onw/*'. There are: eval/*, own/*, reward/*" in capsys.readouterr().err
+    assert "no metric of these runs matches 'onw/*'. Known: eval/*, own/*, reward/*" in capsys.readouterr().err
 
 
 def test_cli_compare_tables_show_the_change_of_two_runs(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,7 +88,7 @@ def test_cli_compare_a_run_that_has_not_finished_a_step_is_compared_too(
 
 def test_cli_compare_one_run_and_no_run_get_one_message(runs: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert roll(["compare", runs[0]]) == 2
-    assert "give two or more" in capsys.readouterr().err
+    assert "at least two runs" in capsys.readouterr().err
     assert roll(["compare", runs[0], "nowhere"]) == 2
     assert "there is no run 'nowhere'" in capsys.readouterr().err
 

@@ -10,7 +10,7 @@ from aiohttp import web
 from click.testing import CliRunner, Result
 
 from roll.cli.commands import Session, roll
-from roll.cli.playing import Sampling, rollouts
+from roll.cli.playing import PlayerSettings, play_episodes
 from roll.errors import InfraError, UserError
 
 OWN = """
@@ -94,30 +94,30 @@ def test_cli_env_random_rollouts_are_shown_counted_and_written(own: str, tmp_pat
     text = tmp_path / "episodes.txt"
     found = run("rollout", f"{own}:Maze", "size=5", "--episodes=3", "--seed=4", f"--text={text}")
     assert "You stand at " in found.output and "seed 6" in found.output
-    assert "3 episode(s): rewards 1.000 on average, from 1 to 1; 1.0 turns." in found.output
+    assert "3 episode(s): mean reward 1.000, from 1 to 1; 1.0 turns on average." in found.output
     assert text.read_text().count("═══ terminated after 1 turns, rewards 1") == 3
     assert "You stand" not in run("rollout", f"{own}:Maze", "--quiet").output
 
 
 def test_cli_env_a_check_names_rules_of_every_environment_in_a_file_and_fails_if_one_is_broken(own: str) -> None:
     found = run("check", f"{own}:Maze")
-    assert found.return_value == 0 and f"{own}:Maze: keeps the protocol." in found.output
+    assert found.return_value == 0 and f"{own}:Maze: follows the protocol." in found.output
     found = run("check", own)
     assert found.return_value == 1
-    assert f"{own}:Maze: keeps the protocol." in found.output
-    assert f"{own}:Broken: broken: `step(action)` gives" in found.output and "NotOne" not in found.output
+    assert f"{own}:Maze: follows the protocol." in found.output
+    assert f"{own}:Broken: broken: `step(action)` returns" in found.output and "NotOne" not in found.output
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["play", "guess_number", "secret"], "'secret' is no argument of an environment: write KEY=VALUE"),
+        (["play", "guess_number", "secret"], "'secret' is not of the form KEY=VALUE"),
         (["rollout", "guess_number", "secret=[1"], "while parsing"),
         (["rollout", "guess_number", "colour=1"], "has no argument 'colour'"),
-        (["rollout", "guess_number", "--policy=model"], "--policy model needs --model"),
-        (["rollout", "guess_number", "--policy=openai", "--model=x"], "--policy openai needs --url"),
+        (["rollout", "guess_number", "--policy=model"], "--policy model requires --model"),
+        (["rollout", "guess_number", "--policy=openai", "--model=x"], "--policy openai requires --url"),
         (["list", "sokobann"], "no environment has 'sokobann' in its name. Did you mean 'sokoban'?"),
-        (["play", "mazes.py"], "'mazes.py' is a file: name the class in it, as in mazes.py:Maze"),
+        (["play", "mazes.py"], "'mazes.py' is a file: give the class in the file, for example mazes.py:Maze"),
         (["check", "nowhere.py"], "'nowhere.py' cannot be read"),
         (["play", "game:Sokobann-v0-easy"], "Did you mean 'game:Sokoban-v0-easy'"),
     ],
@@ -130,9 +130,9 @@ def test_cli_env_mistakes_are_answered_with_what_to_do(arguments: list[str], mes
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Broken", r"`step\(action\)` gives .*Found: \('Done.', 1.0, True, {}\). Fix: return five values"),
-        ("NoInfo", r"`reset\(seed\)` gives .*Found: 'Go.'. Fix: return `observation, info`"),
-        ("Raises", r"failed: KeyError: 'exit' \(.*mazes.py:\d+\). `roll env check` says more"),
+        ("Broken", r"`step\(action\)` returns .*Found: \('Done.', 1.0, True, {}\). Fix: return five values"),
+        ("NoInfo", r"`reset\(seed\)` returns .*Found: 'Go.'. Fix: return `observation, info`"),
+        ("Raises", r"failed: KeyError: 'exit' \(.*mazes.py:\d+\). Check the environment with `roll env check`"),
         ("Unbuilt", "failed: RuntimeError: no licence"),
     ],
 )
@@ -159,24 +159,24 @@ async def test_cli_env_a_server_plays_from_the_whole_conversation() -> None:
     await site.start()
     try:
         port = runner.addresses[0][1]
-        sampling = Sampling(model="m", url=f"http://127.0.0.1:{port}/v1/", max_new_tokens=7, temperature=0.5)
+        sampling = PlayerSettings(model="m", url=f"http://127.0.0.1:{port}/v1/", max_new_tokens=7, temperature=0.5)
         options = {"max_number": 3, "secret": 3}
-        (played,) = await rollouts("guess_number", options, "openai", sampling, [0], 9)
-        elsewhere = Sampling(model="m", url=f"http://127.0.0.1:{port}/v2", max_new_tokens=7, temperature=0.5)
-        with pytest.raises(UserError, match="/v2/chat/completions answered 404"):
-            await rollouts("guess_number", options, "openai", elsewhere, [0], 9)
+        (played,) = await play_episodes("guess_number", options, "openai", sampling, [0], 9)
+        elsewhere = PlayerSettings(model="m", url=f"http://127.0.0.1:{port}/v2", max_new_tokens=7, temperature=0.5)
+        with pytest.raises(UserError, match="/v2/chat/completions returned status 404"):
+            await play_episodes("guess_number", options, "openai", elsewhere, [0], 9)
     finally:
         await runner.cleanup()
     assert [turn.action for turn in played.turns] == ["1", "3"] and played.total == 1
     assert (asked[1]["model"], asked[1]["max_tokens"], asked[1]["temperature"]) == ("m", 7, 0.5)
     assert [message["role"] for message in asked[1]["messages"]] == ["user", "assistant", "user"]
     with pytest.raises(InfraError, match="cannot be reached"):
-        await rollouts("guess_number", options, "openai", sampling, [0], 9)
+        await play_episodes("guess_number", options, "openai", sampling, [0], 9)
 
 
 async def test_cli_env_the_embedded_engine_plays(tiny_model: Path) -> None:
-    sampling = Sampling(model=str(tiny_model), url=None, max_new_tokens=4, temperature=1.0)
-    played = await rollouts("guess_number", {"max_number": 3}, "model", sampling, [0, 0], 2)
+    sampling = PlayerSettings(model=str(tiny_model), url=None, max_new_tokens=4, temperature=1.0)
+    played = await play_episodes("guess_number", {"max_number": 3}, "model", sampling, [0, 0], 2)
     assert played[0] == played[1] and played[0].turns
 
 
@@ -184,13 +184,18 @@ def test_cli_env_a_players_own_tool_is_written_as_in_a_configuration(tmp_path: P
     file = tmp_path / "own.py"
     file.write_text("def lookup(word: str, *, book: str) -> str:\n  'Looks a word up.'\n  return {}[word]")
     found = run(
-        "rollout", "math:Generated-v0-easy", "--form=xml", f"--tool={{tool: '{file}:lookup', options: {{book: b}}}}"
+        "rollout",
+        "math:Generated-v0-easy",
+        "--tool-format=xml",
+        f"--tool={{tool: '{file}:lookup', options: {{book: b}}}}",
     )
     assert "<lookup>…</lookup>: Looks a word up." in found.output
 
 
 def test_cli_env_a_player_may_have_tools() -> None:
-    found = run("rollout", "math:Generated-v0-easy", "--tool=calculator", "--form=json")
+    found = run("rollout", "math:Generated-v0-easy", "--tool=calculator", "--tool-format=json")
     assert '"name": "calculator"' in found.output and "1 turns" in found.output
     assert "Did you mean 'calculator'?" in str(run("rollout", "guess_number", "--tool=calculater").exception)
-    assert "Did you mean 'xml'?" in str(run("rollout", "guess_number", "--tool=calculator", "--form=xm").exception)
+    assert "Did you mean 'xml'?" in str(
+        run("rollout", "guess_number", "--tool=calculator", "--tool-format=xm").exception
+    )

@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Path:
     config = make_config(tmp_path / "runs")
     with RunDirectory.create(config.run_dir, config.model_dump(mode="json")) as directory:
         MetricsFile(directory.metrics_path).append(1, "train", {"reward/mean": 0.5, "time/step_s": 1.0})
-        write_rollouts(directory.rollouts_path(1), 1, [make_group(2)])
+        write_rollouts(directory.get_rollouts_path(1), 1, [make_group(2)])
         directory.summary_path.write_text('{"setup_s": 1.0}')
     return directory.path
 
@@ -91,8 +91,8 @@ def test_cli_hostile_run_harmed_metrics_are_compared_by_what_can_be_read(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("roll.tracking.metrics_file._MOST_LINES", 5000)
-    monkeypatch.setattr("roll.tracking.metrics_file._MOST_VALUES", 5000)
+    monkeypatch.setattr("roll.tracking.metrics_file._MAX_LINES", 5000)
+    monkeypatch.setattr("roll.tracking.metrics_file._MAX_VALUES", 5000)
     with (run / "metrics.jsonl").open("ab") as file:
         file.write(content)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -100,7 +100,7 @@ def test_cli_hostile_run_harmed_metrics_are_compared_by_what_can_be_read(
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < GIB
     said = capsys.readouterr()
     assert ("reward/mean" in said.out) is is_shown
-    assert said.err == "" if is_shown else ("`roll dashboard` shows it" in said.err and said.err.count("\n") == 1)
+    assert said.err == "" if is_shown else ("`roll dashboard`" in said.err and said.err.count("\n") == 1)
 
 
 @pytest.mark.parametrize("harm", [_link_out, _endless, _terabyte], ids=lambda harm: harm.__name__.strip("_"))
@@ -117,7 +117,7 @@ def test_cli_hostile_run_rollouts_behind_a_link_are_not_followed(run: Path, caps
     (run / "rollouts").rename(run.parent / "elsewhere")
     (run / "rollouts").symlink_to(run.parent / "elsewhere")
     assert roll(["view", str(run)]) == 2
-    assert "is a link, which is not followed" in capsys.readouterr().err
+    assert "is a link, and links are not followed" in capsys.readouterr().err
 
 
 def test_cli_hostile_run_a_file_that_is_deleted_while_the_others_are_read_is_left_out(
@@ -126,28 +126,28 @@ def test_cli_hostile_run_a_file_that_is_deleted_while_the_others_are_read_is_lef
     from roll.cli.viewing import show
 
     write_rollouts(run / "rollouts" / "step-000002.parquet", 2, [make_group(4)])
-    listed = show.rollout_files
+    listed = show.list_rollout_files
 
     def then_deleted(directory: Path) -> list:
         found = listed(directory)
         found[0].path.unlink()
         return found
 
-    monkeypatch.setattr(show, "rollout_files", then_deleted)
+    monkeypatch.setattr(show, "list_rollout_files", then_deleted)
     assert roll(["view", str(run)]) == 0
     said = capsys.readouterr()
     assert "2.0" in said.out and "4.0" not in said.out
-    assert said.err == "Left out: 'rollouts/step-000002.parquet' does not exist.\n"
+    assert said.err == "Skipped: 'rollouts/step-000002.parquet' does not exist.\n"
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("kind=foo", "kind is train or eval"),
-        ("correct=maybe", "correct is yes or no"),
-        ("finish!=stopped", "finish is stop or length or abort or context"),
-        ("status=done", "status is "),
-        ("domain=a domain=b", "'domain=' is written twice, and no rollout can be both"),
+        ("kind=foo", "kind must be train or eval"),
+        ("correct=maybe", "correct must be yes or no"),
+        ("finish!=stopped", "finish must be stop or length or abort or context"),
+        ("status=done", "status must be "),
+        ("domain=a domain=b", "the filter has several conditions `domain=…`"),
     ],
 )
 def test_cli_hostile_run_a_filter_that_no_rollout_can_match_is_refused(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.cli.init import shipped_examples
+from roll.cli.init import find_shipped_examples
 from roll.cli.main import run
 from roll.cli.scaffold import OWN, PIPELINES
 from roll.config.load import load_config
@@ -19,14 +19,22 @@ ROLL = [sys.executable, "-c", "from roll.cli import main; main()"]
 
 
 def test_cli_init_the_examples_are_written_where_the_documentation_finds_them(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     assert run(["init", str(tmp_path / "work"), "--examples"]) == 0
     said = capsys.readouterr().out
     assert f"cd {tmp_path / 'work'}" in said and "roll train examples/quickstart.yaml" in said
-    source = shipped_examples()
+    source = find_shipped_examples()
     for path in source.rglob("*"):
         if path.is_file() and "__pycache__" not in path.parts:
             assert (tmp_path / "work" / "examples" / path.relative_to(source)).read_bytes() == path.read_bytes()
     assert run(["init", str(tmp_path / "work"), "--examples"]) == 0, "written again, nothing differs"
+
+
+def test_cli_init_names_the_command_by_its_path_if_it_is_not_on_the_path(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    monkeypatch.setattr(sys, "argv", [".venv/bin/roll"])
+    assert run(["init", str(tmp_path / "work"), "--examples"]) == 0
+    assert f"  {Path.cwd()}/.venv/bin/roll train examples/quickstart.yaml\n" in capsys.readouterr().out
 
 
 def test_cli_init_a_file_that_the_user_changed_is_never_overwritten(tmp_path, capsys):
@@ -56,6 +64,7 @@ def test_cli_init_writes_a_configuration_of_every_pipeline_that_check_accepts(
     pipeline, tmp_path, tiny_model, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     more = ["--teacher", str(tiny_model)] if pipeline.startswith("distill") else []
     more += ["--reward", OWN] if pipeline == "rlvr" else []
     assert run(["init", "work", "--yes", "--pipeline", pipeline, "--model", str(tiny_model), *more]) == 0
@@ -110,12 +119,12 @@ def test_cli_init_asks_what_is_not_given(tmp_path, tiny_model, monkeypatch):
     ("options", "words"),
     [
         (["--pipeline", "distill"], "--teacher is missing: Which model teaches?"),
-        (["--pipeline", "sft", "--reward", "math"], "the pipeline 'sft' has no use for --reward"),
-        (["--data", "rows.jsonl"], "has the columns q, a; none of them is known to hold the prompts"),
+        (["--pipeline", "sft", "--reward", "math"], "the pipeline 'sft' does not support --reward"),
+        (["--data", "rows.jsonl"], "has the columns q, a, and none of these names is known for prompts"),
         (["--data", "none.jsonl"], "cannot be read"),
-        (["--data", "rows.csv"], "must be a .jsonl or .parquet file"),
-        (["--data", "list.jsonl"], "must have one JSON object a line"),
-        (["--examples", "--reward", "math"], "which --reward cannot change"),
+        (["--data", "rows.csv"], "is not a .jsonl or .parquet file"),
+        (["--data", "list.jsonl"], "must have one JSON object per line"),
+        (["--examples", "--reward", "math"], "--reward cannot be combined with --examples"),
     ],
 )
 def test_cli_init_options_that_cannot_be_followed_write_nothing(options, words, tmp_path, capsys, monkeypatch):

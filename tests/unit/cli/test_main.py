@@ -17,8 +17,8 @@ from worlds.timing import LOOPS
 
 from roll import running
 from roll.cli.commands import Session
-from roll.cli.main import end as end_process
-from roll.cli.main import guarded, run
+from roll.cli.main import exit_process as end_process
+from roll.cli.main import run, run_guarded
 from roll.errors import ConfigError, InfraError, TrainingDivergedError
 from roll.pipelines.stop import Interrupted
 
@@ -30,7 +30,7 @@ def end(error: BaseException, session: Session | None = None) -> int:
     def fail() -> None:
         raise error
 
-    return guarded(fail, session or Session())
+    return run_guarded(fail, session or Session())
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_cli_main_a_failure_of_the_run_is_a_message_and_a_log_and_1(capsys, run_
     [
         ({"eval/loss": 1.5}, 0, ""),
         ({"eval/loss": 1.5, "eval/num_answers": 2.0}, 0, ""),
-        ({"eval/num_answers": 0.0}, 1, "Error: no answers: nothing was measured.\n"),
+        ({"eval/num_answers": 0.0}, 1, "Error: there were no answers, so nothing was measured.\n"),
     ],
     ids=["examples", "examples-and-answers", "nothing"],
 )

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from roll.cli.answer_files import read_answers, words_as_tokens
+from roll.cli.answer_files import encode_words, read_answers
 from roll.cli.main import run
 from roll.errors import DataError
 
@@ -38,7 +38,12 @@ def test_cli_reward_test_a_table_a_summary_and_success(tmp_path: Path, capsys: p
         ["5", "1", "1"],
     ]
     summary = "\n".join(lines[5:])
-    for words in ("4 answers, 4 scored", "accuracy   50.0% of 4", "component  math: mean 0.5 of 4", "4 of 4 came out"):
+    for words in (
+        "4 answers, 4 scored",
+        "accuracy   50.0% of 4",
+        "component  math: mean 0.5 of 4",
+        "4 of 4 results are as expected",
+    ):
         assert words in summary
     assert "correct 2, wrong 1, unfinished 1" in summary
 
@@ -49,7 +54,7 @@ def test_cli_reward_test_what_comes_out_otherwise_than_expected_is_told_and_fail
     file = write(tmp_path / "a.jsonl", [GOOD[0], {**GOOD[1], "expected": True}])
     assert run(["reward", "test", file, "-r", "math"]) == 1
     out = capsys.readouterr().out
-    assert "wrong (expected: true)" in out and "1 of 2 came out as expected; not lines 2" in out
+    assert "wrong (expected: true)" in out and "1 of 2 results are as expected; other results in lines 2" in out
 
 
 def test_cli_reward_test_says_which_keys_may_have_the_reference(
@@ -58,8 +63,8 @@ def test_cli_reward_test_says_which_keys_may_have_the_reference(
     file = write(tmp_path / "a.jsonl", [{"response": "7", "solution": "7"}])
     assert run(["reward", "test", file, "-r", "math"]) == 2
     said = capsys.readouterr().err
-    assert "line 1: there is no 'answer', but the reward 'math' compares with it" in said
-    assert "must be called answer or reference or ground_truth. The line also has 'solution'." in said
+    assert "line 1: the reward 'math' needs a reference answer" in said
+    assert "add a key named answer or reference or ground_truth. Other keys of the line: 'solution'." in said
 
 
 def test_cli_reward_test_marks_answers_of_which_only_the_end_is_shown(
@@ -106,7 +111,7 @@ def test_cli_reward_test_why_answers_were_not_scored_is_said_in_full(
     path = write(tmp_path / "a.jsonl", [{"response": "a", "answer": "b"}, {"response": "c", "answer": "d"}])
     assert run(["reward", "test", path, "-r", f"{{type: python, function: '{mine}:reward'}}"]) == 1
     (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not scored lines 1, 2: ")]
-    assert "return a number, a truth value" in said
+    assert "return a number, a bool" in said
     assert run(["reward", "test", path, "-r", f"{{type: python, function: '{mine}:Scorer'}}"]) == 2
     assert "It is a class: name a function, or an instance of it." in capsys.readouterr().err
 
@@ -137,16 +142,16 @@ def test_cli_reward_test_a_configurations_rewards_are_used_by_domain(
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ("{", r"line 2: not JSON"),
+        ("{", r"line 2: the line is not valid JSON"),
         ("[1]", "line 2: an answer must be a JSON object, got list: '[1]'"),
-        ({"respnse": "7"}, "line 2: there is no 'response', which is the answer to score. It has: 'respnse'. Did you"),
+        ({"respnse": "7"}, "line 2: the key 'response', the answer to score, is missing. Keys: 'respnse'. Did you"),
         ({"response": 7}, "line 2: 'response' must be text, got 7"),
         ({"response": "7", "answer": ["7"]}, "line 2: 'answer' must be text or a number, got ['7']"),
         ({"response": "7", "finished": "no"}, "line 2: 'finished' must be true or false, got 'no'"),
         ({"response": "7", "metadata": 3}, "line 2: 'metadata' must be an object, got 3"),
         ({"response": "7", "prompt": 3}, "line 2: the prompt must be text or a list of chat messages, got 3"),
         ({"response": "7", "expected": "yes"}, "line 2: 'expected' must be true, false or a number, got 'yes'"),
-        ({"response": "7"}, "line 2: there is no 'answer', but the reward 'math' compares with it"),
+        ({"response": "7"}, "line 2: the reward 'math' needs a reference answer"),
     ],
 )
 def test_cli_reward_test_a_malformed_line_is_told_by_its_number(
@@ -161,9 +166,9 @@ def test_cli_reward_test_a_malformed_line_is_told_by_its_number(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "give either --config FILE"),
-        (["-r", "math", "-c", "x.yaml"], "give either --config FILE"),
-        (["-r", "math", "seed=1"], "'seed=1' changes a configuration: give --config too"),
+        ([], "exactly one of --config FILE"),
+        (["-r", "math", "-c", "x.yaml"], "exactly one of --config FILE"),
+        (["-r", "math", "seed=1"], "'seed=1' overrides a configuration: it requires --config"),
         (["-r", "mth"], "'mth' is not known. Did you mean 'math'?"),
         (["-r", "{type: math, extrct: boxed}"], "extrct"),
         (["-r", "{type: math"], "is not YAML"),
@@ -182,7 +187,7 @@ def test_cli_reward_test_files_that_cannot_be_used(tmp_path: Path, capsys: pytes
     assert run(["reward", "test", str(tmp_path / "none.jsonl"), "-r", "math"]) == 2
     assert "cannot be read: No such file" in capsys.readouterr().err
     assert run(["reward", "test", write(tmp_path / "empty.jsonl", []), "-r", "math"]) == 2
-    assert "holds no answers" in capsys.readouterr().err
+    assert "has no answers" in capsys.readouterr().err
     (tmp_path / "latin.jsonl").write_bytes(b'{"response": "\xe9"}')
     assert run(["reward", "test", str(tmp_path / "latin.jsonl"), "-r", "math"]) == 2
     assert "is not UTF-8 text" in capsys.readouterr().err
@@ -190,18 +195,20 @@ def test_cli_reward_test_files_that_cannot_be_used(tmp_path: Path, capsys: pytes
 
 def test_cli_reward_test_a_domain_must_be_named_where_there_are_several(tmp_path: Path) -> None:
     file = Path(write(tmp_path / "a.jsonl", [{"response": "7"}]))
-    with pytest.raises(DataError, match="names no 'domain', and there are several rewards: choose one of 'a', 'b'"):
-        list(read_answers(file, ["a", "b"], words_as_tokens, None))
+    with pytest.raises(
+        DataError, match="the key 'domain' is missing, and there are several rewards: choose one of 'a', 'b'"
+    ):
+        list(read_answers(file, ["a", "b"], encode_words, None))
     file = Path(write(tmp_path / "b.jsonl", [{"response": "7", "domain": "sum"}]))
-    with pytest.raises(DataError, match=r"there is no domain 'sum'. Did you mean 'sums'\? Known: 'sums', 'b'"):
-        list(read_answers(file, ["sums", "b"], words_as_tokens, None))
+    with pytest.raises(DataError, match=r"unknown domain 'sum'. Did you mean 'sums'\? Choose one of 'sums', 'b'"):
+        list(read_answers(file, ["sums", "b"], encode_words, None))
 
 
 def test_cli_reward_test_further_keys_are_metadata_and_words_stand_in_for_tokens(tmp_path: Path) -> None:
     file = Path(write(tmp_path / "a.jsonl", [GOOD[3]]))
-    (line,) = read_answers(file, [""], words_as_tokens, None)
+    (line,) = read_answers(file, [""], encode_words, None)
     assert dict(line.rollout.prompt.metadata) == {"extra": "x", "level": 3}
-    assert words_as_tokens("a b a c") == [0, 1, 0, 2]
+    assert encode_words("a b a c") == [0, 1, 0, 2]
 
 
 def test_cli_reward_test_penalties_count_words_without_a_model_and_say_so(

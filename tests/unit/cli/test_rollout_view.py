@@ -14,7 +14,7 @@ from unit.tracking.conftest import make_config, make_group
 from worlds import tiny_model
 
 from roll.cli.main import run as roll
-from roll.cli.viewing.index import RolloutFile, parse_filter, rollout_files, sort_rows
+from roll.cli.viewing.index import RolloutFile, list_rollout_files, parse_filter, sort_rows
 from roll.errors import UserError
 from roll.tracking import RunDirectory
 from roll.tracking.rollout_table import write_rollouts
@@ -34,8 +34,8 @@ def run(tmp_path: Path) -> RunDirectory:
             groups = [make_group(2 * step), make_group(2 * step + 1, (None, 0.25))]
             if step == 2:
                 groups[0] = _saying(groups[0], HOSTILE)
-            write_rollouts(directory.rollouts_path(step), step, groups, {f"{2 * step}.0": 1.5})
-        write_rollouts(directory.evaluation_path(2), 2, [make_group(0)])
+            write_rollouts(directory.get_rollouts_path(step), step, groups, {f"{2 * step}.0": 1.5})
+        write_rollouts(directory.get_evaluation_path(2), 2, [make_group(0)])
     return directory
 
 
@@ -48,7 +48,7 @@ def _saying(group: Group, text: str) -> Group:
 
 def _ids(run: RunDirectory, text: str) -> list[str]:
     wanted = parse_filter(text)
-    return [row.values["id"] for file in rollout_files(run.rollouts_dir) for row in file.rows(wanted)]
+    return [row.values["id"] for file in list_rollout_files(run.rollouts_dir) for row in file.read_rows(wanted)]
 
 
 @pytest.mark.parametrize(
@@ -78,13 +78,13 @@ def test_cli_view_a_filter_takes_the_rollouts_that_it_describes(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("rewrd>1", "rollouts have no 'rewrd'. Did you mean 'reward'?"),
-        ("reward>high", "reward is a number: write reward>0.5, or reward=3..7"),
-        ("reward>nan", "nothing compares with NaN"),
-        ("reward<1..2", "a range goes with = or !=: write reward=1..2"),
-        ("domain>a", "domain is no number: write domain=…"),
-        ('"open', "quotation mark without its other half"),
-        ("step=1..2..3", "step is a number"),
+        ("rewrd>1", "unknown column 'rewrd'. Did you mean 'reward'?"),
+        ("reward>high", "reward must be a number, as in reward>0.5 or reward=3..7"),
+        ("reward>nan", "NaN cannot be compared"),
+        ("reward<1..2", "a range must follow = or !=, as in reward=1..2"),
+        ("domain>a", "domain is not a number: use domain=…"),
+        ('"open', "has an unclosed quotation mark"),
+        ("step=1..2..3", "step must be a number"),
     ],
 )
 def test_cli_view_a_malformed_filter_is_refused_with_what_to_write(text: str, message: str) -> None:
@@ -93,10 +93,10 @@ def test_cli_view_a_malformed_filter_is_refused_with_what_to_write(text: str, me
 
 
 def test_cli_view_rows_without_a_value_come_last_in_either_order(run: RunDirectory) -> None:
-    rows = [row for file in rollout_files(run.rollouts_dir) for row in file.rows(parse_filter("step=1"))]
+    rows = [row for file in list_rollout_files(run.rollouts_dir) for row in file.read_rows(parse_filter("step=1"))]
     assert [row.values["reward"] for row in sort_rows(rows, "reward")] == [0.0, 0.25, 1.0, None]
     assert [row.values["reward"] for row in sort_rows(rows, "-reward")] == [1.0, 0.25, 0.0, None]
-    with pytest.raises(UserError, match="no 'rewards'"):
+    with pytest.raises(UserError, match="unknown column 'rewards'"):
         sort_rows(rows, "-rewards")
 
 
@@ -109,15 +109,15 @@ def test_cli_view_where_the_output_is_no_terminal_a_table_is_printed(
     assert [line.split()[2] for line in lines] == ["4.0", "5.1"]
     assert all(line.isprintable() for line in lines)
     assert roll(["view", str(run.path), "-f", "reward>9"]) == 0
-    assert capsys.readouterr().out == "No rollout is like that.\n"
+    assert capsys.readouterr().out == "No rollout matches the filter.\n"
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["nowhere"], "there is no run 'nowhere'"),
-        (["{run}", "-f", "nothing>1"], "rollouts have no 'nothing'"),
-        (["{run}", "-s", "nothing"], "rollouts have no 'nothing'"),
+        (["{run}", "-f", "nothing>1"], "unknown column 'nothing'"),
+        (["{run}", "-s", "nothing"], "unknown column 'nothing'"),
     ],
 )
 def test_cli_view_a_mistake_gets_one_message(
@@ -131,13 +131,13 @@ def test_cli_view_a_mistake_gets_one_message(
 def test_cli_view_a_damaged_file_is_named_and_the_others_are_shown(
     run: RunDirectory, content: bytes, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run.rollouts_path(2).write_bytes(content)
+    run.get_rollouts_path(2).write_bytes(content)
     assert roll(["view", str(run.path)]) == 0
     said = capsys.readouterr()
-    assert "step-000002.parquet' holds no rollouts that can be read" in said.err
+    assert "the rollouts in" in said.err and "step-000002.parquet' cannot be read" in said.err
     assert said.out.count("train") == 4 and said.out.count("eval") == 2
-    run.rollouts_path(1).write_bytes(content)
-    run.evaluation_path(2).write_bytes(content)
+    run.get_rollouts_path(1).write_bytes(content)
+    run.get_evaluation_path(2).write_bytes(content)
     assert roll(["view", str(run.path)]) == 2
 
 
@@ -145,30 +145,34 @@ def test_cli_view_a_table_of_something_else_is_named(run: RunDirectory, capsys: 
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    pq.write_table(pa.table({"step": [1], "text": ["a"]}), run.rollouts_path(2))
+    pq.write_table(pa.table({"step": [1], "text": ["a"]}), run.get_rollouts_path(2))
     assert roll(["view", str(run.path)]) == 0
-    assert "no rollouts that can be read: it has no column 'rollout_id'" in capsys.readouterr().err
+    assert "cannot be read: the column 'rollout_id' is missing" in capsys.readouterr().err
 
 
 def test_cli_view_a_file_of_an_earlier_version_is_shown_without_the_columns_that_it_lacks(run: RunDirectory) -> None:
     import pyarrow.parquet as pq
 
-    path = run.rollouts_path(2)
+    path = run.get_rollouts_path(2)
     later = ["step", "engine_id", "components", "policy_versions", "logprobs", "verdict"]
     pq.write_table(pq.read_table(path).drop_columns(later), path)
-    rows = [row for file in rollout_files(run.rollouts_dir) for row in file.rows(parse_filter("kind=train step=2"))]
+    rows = [
+        row
+        for file in list_rollout_files(run.rollouts_dir)
+        for row in file.read_rows(parse_filter("kind=train step=2"))
+    ]
     assert [row.values["id"] for row in rows] == ["4.0", "4.1", "5.0", "5.1"]
     first = rows[0].values
     assert (first["step"], first["tokens"], first["engine"], first["verdict"]) == (2, 3, None, None)
-    assert rows[0].file.rollout(0)["components"] is None
-    tokens = rows[0].file.rollout(0, tokens=True)
+    assert rows[0].file.read_rollout(0)["components"] is None
+    tokens = rows[0].file.read_rollout(0, tokens=True)
     assert len(tokens["token_ids"]) == 3 and tokens["logprobs"] is None
 
 
 def test_cli_view_what_is_no_regular_file_is_not_opened(run: RunDirectory) -> None:
-    os.mkfifo(run.rollouts_path(3))
-    run.rollouts_path(4).mkdir()
-    assert [(file.kind, file.step) for file in rollout_files(run.rollouts_dir)] == [
+    os.mkfifo(run.get_rollouts_path(3))
+    run.get_rollouts_path(4).mkdir()
+    assert [(file.kind, file.step) for file in list_rollout_files(run.rollouts_dir)] == [
         ("train", 2),
         ("eval", 2),
         ("train", 1),
@@ -176,9 +180,9 @@ def test_cli_view_what_is_no_regular_file_is_not_opened(run: RunDirectory) -> No
 
 
 def test_cli_view_a_number_that_is_none_comes_last_in_either_order(run: RunDirectory) -> None:
-    for file in rollout_files(run.rollouts_dir):
+    for file in list_rollout_files(run.rollouts_dir):
         _spoil_file(file.path, "reward", [0.5, math.nan, 1.0, math.nan][: 2 if file.kind == "eval" else 4])
-    rows = [row for file in rollout_files(run.rollouts_dir) for row in file.rows(parse_filter("kind=train"))]
+    rows = [row for file in list_rollout_files(run.rollouts_dir) for row in file.read_rows(parse_filter("kind=train"))]
     found = [str(row.values["reward"]) for row in sort_rows(rows, "reward")]
     assert found == ["0.5", "0.5", "1.0", "1.0", *["nan"] * 4]
     found = [str(row.values["reward"]) for row in sort_rows(rows, "-reward")]
@@ -201,26 +205,26 @@ def test_cli_view_a_column_of_another_type_is_named(
 ) -> None:
     _spoil(run, column, cell)
     asked = ["view", str(run.path), "--filter", "reward>0", "--sort", "verdict"]
-    (file, *_) = rollout_files(run.rollouts_dir)
-    with pytest.raises(UserError, match=r"step-000002\.parquet' holds no rollouts that can be read"):
-        file.rollout(0, tokens=column == "policy_versions")
+    (file, *_) = list_rollout_files(run.rollouts_dir)
+    with pytest.raises(UserError, match=r"step-000002\.parquet' cannot be read"):
+        file.read_rollout(0, tokens=column == "policy_versions")
     if column not in ("text", "messages", "components", "policy_versions"):  # which a list does not read
         assert roll(asked) == 0  # with the other files
         said = capsys.readouterr()
-        assert said.err.startswith("Left out: ") and said.err.count("\n") == 1
+        assert said.err.startswith("Skipped: ") and said.err.count("\n") == 1
         assert "2.0" in said.out and "4.0" not in said.out
 
 
 def test_cli_view_what_is_null_is_shown_as_such(run: RunDirectory) -> None:
     pytest.importorskip("textual")
     from roll.cli.viewing.screen import describe_rollout
-    from roll.cli.viewing.tokens import token_lines
+    from roll.cli.viewing.tokens import format_tokens
 
     _spoil(run, "logprobs", [None])
     _spoil(run, "messages", [None, {"role": None, "content": None}])
-    (file, *_) = rollout_files(run.rollouts_dir)
-    assert [cell.plain for cell in token_lines(file.rollout(0, tokens=True), str)[0]][3:5] == ["nan", "nan%"]
-    assert "answer of the model" in describe_rollout(file.rollout(0)).plain
+    (file, *_) = list_rollout_files(run.rollouts_dir)
+    assert [cell.plain for cell in format_tokens(file.read_rollout(0, tokens=True), str)[0]][3:5] == ["nan", "nan%"]
+    assert "answer of the model" in describe_rollout(file.read_rollout(0)).plain
     assert "a –" in describe_rollout({"components": [("a", None)]}).plain
     assert describe_rollout({"step": 12345678, "advantage": -0.70710678118}).plain.startswith(
         "step 12345678  advantage -0.7071  "
@@ -228,15 +232,15 @@ def test_cli_view_what_is_null_is_shown_as_such(run: RunDirectory) -> None:
 
 
 def test_cli_view_a_rollout_that_a_resume_has_dropped_is_said(run: RunDirectory) -> None:
-    (file, *_) = rollout_files(run.rollouts_dir)
-    rows = list(file.rows(parse_filter("")))
-    write_rollouts(run.rollouts_path(2), 2, [make_group(4, (1.0,))])
+    (file, *_) = list_rollout_files(run.rollouts_dir)
+    rows = list(file.read_rows(parse_filter("")))
+    write_rollouts(run.get_rollouts_path(2), 2, [make_group(4, (1.0,))])
     with pytest.raises(UserError, match="fewer rollouts than before: read the files again"):
-        rows[-1].file.rollout(rows[-1].number)
+        rows[-1].file.read_rollout(rows[-1].number)
 
 
 def _spoil(run: RunDirectory, column: str, cell: Any) -> None:
-    _spoil_file(run.rollouts_path(2), column, [cell] * 4)
+    _spoil_file(run.get_rollouts_path(2), column, [cell] * 4)
 
 
 def _spoil_file(path: Path, column: str, cells: Sequence[Any]) -> None:
@@ -305,7 +309,7 @@ async def test_cli_view_a_rollout_its_group_and_its_tokens_open_and_close(run: R
         await pilot.press("escape", "t")
         await _settled(app, pilot)
         lines = _screen(app)
-        assert "3 tokens. Tokens are shown by their numbers" in lines  # since the model is not there
+        assert "3 tokens. Only token ids are shown" in lines  # since the model is not there
         assert "-0.2500" in lines and "77.9%" in lines  # exp(-0.25)
         await pilot.press("escape", "question_mark")
         await pilot.pause()
@@ -332,7 +336,7 @@ async def test_cli_view_hostile_text_does_not_act_on_the_terminal_or_the_screen(
 
 
 async def test_cli_view_an_answer_of_ten_megabytes_is_shown_from_its_beginning(run: RunDirectory) -> None:
-    write_rollouts(run.rollouts_path(3), 3, [_saying(make_group(6), "begin " + "\x1b[31mx" * 1_700_000)])
+    write_rollouts(run.get_rollouts_path(3), 3, [_saying(make_group(6), "begin " + "\x1b[31mx" * 1_700_000)])
     app = _app(run, "step=3")
     async with app.run_test(size=(120, 40)) as pilot:
         await _settled(app, pilot)
@@ -351,7 +355,7 @@ async def test_cli_view_tokens_are_spelt_by_the_runs_model(tmp_path: Path, run: 
         await _settled(app, pilot)
         await pilot.press("t")
         await _settled(app, pilot)
-        assert "Tokens are shown by their numbers" not in _screen(app)
+        assert "Only token ids are shown" not in _screen(app)
 
 
 async def test_cli_view_tokens_are_spelt_by_the_tokenizer_that_the_run_kept(tmp_path: Path, run: RunDirectory) -> None:
@@ -362,11 +366,11 @@ async def test_cli_view_tokens_are_spelt_by_the_tokenizer_that_the_run_kept(tmp_
         await _settled(app, pilot)
         await pilot.press("t")
         await _settled(app, pilot)
-        assert "Tokens are shown by their numbers" not in _screen(app)
+        assert "Only token ids are shown" not in _screen(app)
 
 
 async def test_cli_view_a_damaged_file_leaves_the_others_readable(run: RunDirectory) -> None:
-    run.rollouts_path(2).write_bytes(b"torn")
+    run.get_rollouts_path(2).write_bytes(b"torn")
     app = _app(run)
     async with app.run_test(size=(200, 40)) as pilot:
         await _settled(app, pilot)
@@ -377,7 +381,7 @@ async def test_cli_view_a_damaged_file_leaves_the_others_readable(run: RunDirect
 def test_cli_view_only_files_of_rollouts_are_read(run: RunDirectory) -> None:
     for name in ("notes.parquet", "step-x.parquet", ".step-000009.parquet.tmp"):
         (run.rollouts_dir / name).write_bytes(b"")
-    assert [(file.kind, file.step) for file in rollout_files(run.rollouts_dir)] == [
+    assert [(file.kind, file.step) for file in list_rollout_files(run.rollouts_dir)] == [
         ("train", 2), ("eval", 2), ("train", 1),
     ]  # fmt: skip
-    assert isinstance(rollout_files(run.rollouts_dir)[0], RolloutFile)
+    assert isinstance(list_rollout_files(run.rollouts_dir)[0], RolloutFile)

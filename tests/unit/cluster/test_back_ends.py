@@ -76,7 +76,9 @@ async def test_cluster_backend_a_back_end_of_the_users_runs_the_trainer(backend:
     finally:
         await group.close()
     assert said == {"values": ["here", ForwardOptions(adapter=False)]}
-    with pytest.raises(ConfigError, match=r"'echo' is '.*test_back_ends:Echo': register 'a:B' by another name"):
+    with pytest.raises(
+        ConfigError, match=r"'echo' is already registered as '.*:Echo': register 'a:B' under another name"
+    ):
         TRAINERS.register("echo", "a:B")
 
 
@@ -88,7 +90,7 @@ async def test_cluster_backend_a_back_end_of_the_users_runs_the_trainer(backend:
             "training.backend 'mine_as_rank.py:Mine' is called with (spec), which () does not",
         ),
         ("class Mine:\n    def __init__(self, spec): ...", "lacks train_step, forward_backward, "),
-        ("", "train back-end: 'mine_as_rank.py' has no 'Mine'"),
+        ("", "training back-end: 'mine_as_rank.py' has no 'Mine'"),
     ],
 )
 def test_cluster_backend_a_back_end_of_the_users_that_is_wrong_is_named_before_a_run(

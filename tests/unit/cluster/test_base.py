@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from roll.cluster.base import start_together
+from roll.cluster.base import start_concurrently
 
 
 class Role:
@@ -38,7 +38,7 @@ def test_cluster_roles_start_at_the_same_time_and_are_closed_the_last_one_first(
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
-            roles = await start_together(stack, first(), nobody(), second())
+            roles = await start_concurrently(stack, first(), nobody(), second())
             assert [role and role.name for role in roles] == ["first", None, "second"]
             assert closed == []
 
@@ -60,7 +60,7 @@ def test_cluster_what_started_is_closed_when_another_role_fails() -> None:
 
     async def run() -> None:
         async with AsyncExitStack() as stack:
-            await start_together(stack, broken("one"), slow(), broken("two"))
+            await start_concurrently(stack, broken("one"), slow(), broken("two"))
 
     with pytest.raises(RuntimeError, match="one"):
         asyncio.run(asyncio.wait_for(run(), 10))
@@ -82,7 +82,7 @@ def test_cluster_what_started_is_closed_when_the_start_is_cancelled() -> None:
             await asyncio.Event().wait()
 
         async with AsyncExitStack() as stack:
-            await start_together(stack, quick(), slow())
+            await start_concurrently(stack, quick(), slow())
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(run())

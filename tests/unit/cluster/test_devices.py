@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from roll.cluster.devices import Placement
-from roll.cluster.devices import place as place_roles
+from roll.cluster.devices import Placement, resolve_placement
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import PlacementError
 
@@ -29,30 +28,30 @@ def config(
 
 
 def place(config: RLVRConfig, devices_per_node: int) -> Placement:
-    return place_roles(config.cluster, config.roles, devices_per_node)
+    return resolve_placement(config.cluster, config.roles, devices_per_node)
 
 
 def test_device_mapping_disaggregated_roles_get_their_own_devices() -> None:
     placement = place(config({"actor_train": "0-1", "actor_infer": "2-3"}), devices_per_node=4)
-    assert [seat.local_devices for seat in placement.seats["actor_train"]] == [(0,), (1,)]
-    assert [seat.local_devices for seat in placement.seats["actor_infer"]] == [(2,), (3,)]
-    assert placement.workers_on_first_node == 4
+    assert [seat.local_devices for seat in placement.slots["actor_train"]] == [(0,), (1,)]
+    assert [seat.local_devices for seat in placement.slots["actor_infer"]] == [(2,), (3,)]
+    assert placement.num_workers_on_first_node == 4
 
 
 def test_device_mapping_critics_and_the_reference_share_the_trainers_devices_unless_they_are_named() -> None:
     both = {"type": "ppo", "kl": {"coefficient": 0.1}}
-    shared = place(config({"actor_train": "0-1", "actor_infer": 2}, algorithm=both), devices_per_node=8).seats
+    shared = place(config({"actor_train": "0-1", "actor_infer": 2}, algorithm=both), devices_per_node=8).slots
     assert shared["critic"] == shared["reference"] == shared["actor_train"]
     mapping = {"actor_train": "0-1", "actor_infer": 2, "critic": "3-5", "reference": 6}
     apart = place(config(mapping, algorithm=both), devices_per_node=8)
-    assert [seat.local_devices for seat in apart.seats["critic"]] == [(3,), (4,), (5,)]
-    assert [seat.local_devices for seat in apart.seats["reference"]] == [(6,)]
-    assert apart.seats["actor_train"] == shared["actor_train"]
+    assert [seat.local_devices for seat in apart.slots["critic"]] == [(3,), (4,), (5,)]
+    assert [seat.local_devices for seat in apart.slots["reference"]] == [(6,)]
+    assert apart.slots["actor_train"] == shared["actor_train"]
 
 
 @pytest.mark.parametrize("role", ["critic", "reference"])
 def test_device_mapping_devices_of_a_role_that_the_run_does_not_have_are_refused(role: str) -> None:
-    with pytest.raises(ValueError, match=f"device_mapping.{role} is set but no {role} is used"):
+    with pytest.raises(ValueError, match=f"device_mapping.{role} is set, but no {role} is used"):
         config({"actor_train": 0, "actor_infer": 1, role: 2})
 
 
@@ -66,18 +65,18 @@ def test_device_mapping_devices_for_a_reference_that_is_the_policy_without_adapt
 
 
 def test_device_mapping_devices_for_a_reference_that_the_trainer_keeps_are_refused() -> None:
-    with pytest.raises(ValueError, match="the trainer itself keeps the reference"):
+    with pytest.raises(ValueError, match="the policy's trainer holds the reference"):
         config({"reference": 1}, algorithm={"kl": {"coefficient": 0.1, "estimator": "full"}})
 
 
 def test_device_mapping_a_local_run_has_one_rank_of_every_role() -> None:
-    with pytest.raises(ValueError, match=r"device_mapping\.critic names devices \[0, 1\]"):
+    with pytest.raises(ValueError, match=r"device_mapping\.critic maps devices \[0, 1\]"):
         config({"critic": "0-1"}, kind="local", algorithm={"type": "ppo"})
 
 
 def test_device_mapping_global_numbers_become_machine_and_local_device() -> None:
     placement = place(config({"actor_train": "0-3", "actor_infer": "4-7"}, nodes=2, tensor_parallel=2), 4)
-    assert [(s.node, s.local_devices) for s in placement.seats["actor_infer"]] == [(1, (0, 1)), (1, (2, 3))]
+    assert [(s.node, s.local_devices) for s in placement.slots["actor_infer"]] == [(1, (0, 1)), (1, (2, 3))]
 
 
 def test_device_mapping_a_device_beyond_the_cluster_is_refused_with_its_number() -> None:
@@ -86,5 +85,5 @@ def test_device_mapping_a_device_beyond_the_cluster_is_refused_with_its_number()
 
 
 def test_device_mapping_an_engine_across_machines_is_refused() -> None:
-    with pytest.raises(PlacementError, match=r"\[1, 2\] of one engine lie on machines \[0, 1\]"):
+    with pytest.raises(PlacementError, match=r"\[1, 2\] of one engine are on machines \[0, 1\]"):
         place(config({"actor_train": 0, "actor_infer": "1-2"}, nodes=2, tensor_parallel=2), 2)

@@ -105,7 +105,7 @@ async def test_worker_pool_closing_ends_calls_and_refuses_new_ones(pool: WorkerP
 
 
 async def test_worker_pool_a_pool_beside_it_is_one_of_its_own(pool: WorkerPool) -> None:
-    own = pool.sub_pool(1)
+    own = pool.create_sub_pool(1)
     try:
         assert await own.submit(operator.add, 1, 1, time_limit_s=60) == 2
         assert own.health()["workers"] == 1
@@ -125,8 +125,8 @@ async def test_worker_pool_a_place_that_dies_is_started_again(ray_here: object) 
         assert await pool.submit(operator.add, 1, 1, time_limit_s=60) == 2
         hanging = asyncio.create_task(pool.submit(time.sleep, 1000, time_limit_s=1000))
         await asyncio.sleep(0)
-        ray.kill(pool._places[0].actor)
-        with pytest.raises(WorkerDiedError, match="place of the worker pool died"):
+        ray.kill(pool._nodes[0].actor)
+        with pytest.raises(WorkerDiedError, match="actor of the worker pool died"):
             await hanging
         assert await pool.submit(operator.add, 1, 1, time_limit_s=60) == 2
         assert pool.health()["restarts"] == 1
@@ -141,5 +141,5 @@ async def test_worker_pool_it_keeps_objects_that_are_asked_again(pool: WorkerPoo
     with pytest.raises(IndexError, match="pop from empty list"):
         await made[1].call("pop")
     await made[0].close()
-    with pytest.raises(WorkerDiedError, match="its process was ended"):
+    with pytest.raises(WorkerDiedError, match="the process was ended"):
         await made[0].call("pop")

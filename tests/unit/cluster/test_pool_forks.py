@@ -66,7 +66,7 @@ async def test_worker_pool_fork_one_that_cannot_be_made_says_why_and_the_next_on
 async def test_worker_pool_fork_a_crash_ends_one_object_and_says_how(pool: LocalWorkerPool) -> None:
     bad = await pool.create_actor(eval, "__import__('faulthandler')", prepare=(time.time, ()))
     good = await kept(pool, 1)
-    with pytest.raises(WorkerDiedError, match=r"its process \(\d+\) ended with signal SIGSEGV"):
+    with pytest.raises(WorkerDiedError, match=r"the process \(\d+\) ended with signal SIGSEGV"):
         await bad.call("_sigsegv")
     with pytest.raises(WorkerDiedError, match="SIGSEGV"):
         await bad.call("_sigsegv")
@@ -92,7 +92,7 @@ async def test_worker_pool_fork_a_cancelled_call_ends_its_object_with_what_it_st
     with pytest.raises(asyncio.CancelledError):
         await hanging
     await ended(child)
-    with pytest.raises(WorkerDiedError, match="in the midst of a call"):
+    with pytest.raises(WorkerDiedError, match="killed during a call"):
         await made.call("poll")
     assert await other.call("pop") == 1
 

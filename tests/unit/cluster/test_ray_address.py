@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("ray")
 
-from roll.cluster.ray_cluster import _check_address, _job_config
+from roll.cluster.ray_cluster import _build_job_config, _check_address
 from roll.errors import PlacementError
 
 
@@ -38,6 +38,6 @@ def test_ray_address_that_ray_resolves_is_left_to_it(address: str) -> None:
 
 
 def test_ray_address_ray_workers_do_not_search_the_current_directory_first() -> None:
-    config = _job_config()
+    config = _build_job_config()
     config._py_driver_sys_path.extend(["/here"])  # as `ray.init` does
     assert not config._py_driver_sys_path

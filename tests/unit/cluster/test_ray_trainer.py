@@ -43,7 +43,7 @@ class Rank:
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_trainer, "LONGEST_BEHIND_S", 0.01)
+    monkeypatch.setattr(ray_trainer, "FAILURE_TIMEOUT_S", 0.01)
 
 
 async def test_ray_trainer_the_first_rank_speaks_for_all_once_all_have_answered() -> None:
@@ -70,7 +70,9 @@ async def test_ray_trainer_a_rank_that_waits_for_one_that_failed_is_asked_nothin
     group = RayTrainerGroup(ranks)
     with pytest.raises(ValueError, match="lacks"):
         await group.is_save_written(wait=True)
-    with pytest.raises(WorkerDiedError, match=r"no longer work together, since one failed: a sample lacks"):
+    with pytest.raises(
+        WorkerDiedError, match=r"the trainer cannot continue, because one of its ranks failed: a sample lacks"
+    ):
         await group.is_save_written(wait=True)
     assert [rank.asked for rank in ranks] == [["is_save_written"]] * 2
     await group.release(failed=True)  # gets through to whoever sends

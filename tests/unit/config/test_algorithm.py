@@ -14,12 +14,12 @@ from roll.config.base import Section
 from roll.config.distillation import DistillationConfig
 from roll.config.load import dump_yaml, load_config
 from roll.config.pipelines.distill import DistillConfig
-from roll.config.presets import PRESET_NAMES, describe_preset, preset
+from roll.config.presets import PRESET_NAMES, describe_preset, load_preset
 from roll.config.rollout import RolloutConfig
 from roll.config.truncation import (
-    distillation_truncation_note,
-    distillation_truncation_problem,
-    truncation_note,
+    describe_distillation_truncation,
+    describe_truncation,
+    find_distillation_truncation_problem,
 )
 from roll.errors import ConfigError
 
@@ -52,7 +52,7 @@ def refusal(*overrides: str) -> str:
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_config_algorithm_a_preset_sets_its_keys_and_nothing_else(name: str) -> None:
     config = AlgorithmConfig(type=name)
-    own, plain = leaves(preset(name)), leaves(AlgorithmConfig().model_dump())
+    own, plain = leaves(load_preset(name)), leaves(AlgorithmConfig().model_dump())
     for dotted, value in own.items():
         assert at(config, dotted) == value, dotted
     expanded = leaves(config.model_dump())
@@ -72,7 +72,7 @@ def test_config_algorithm_a_preset_survives_being_written_out(name: str, tmp_pat
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_config_algorithm_the_users_keys_win(name: str) -> None:
-    own = leaves(preset(name))
+    own = leaves(load_preset(name))
     others: dict[str, Any] = {"aggregation": "constant_length", "advantage.clip": 3.0, "reward.scale": 2.0}
     numbers = {k: v for k, v in own.items() if isinstance(v, float) and "drop" not in k}
     changed = {k: v / 2 if v else 0.25 for k, v in numbers.items() if k != "gate.bound"} | others
@@ -97,7 +97,7 @@ def test_config_algorithm_an_unknown_preset_is_answered_with_the_known_ones() ->
 
 
 def test_config_algorithm_presets_are_described() -> None:
-    assert describe_preset("grpo").startswith("GRPO: group-relative policy optimisation (DeepSeekMath")
+    assert describe_preset("grpo").startswith("GRPO: group-relative policy optimization (DeepSeekMath")
 
 
 IMPOSSIBLE = {
@@ -108,10 +108,10 @@ IMPOSSIBLE = {
     "a critic's rate without one": (["critic.learning_rate=1e-4"], "no critic is used", "estimator to gae"),
     "several critics without one": (["critic.num_critics=2"], "no critic is used", "estimator to gae"),
     "agreement of one critic": (["type=ppo", "critic.drop_agreed=0.2"], "compare several critics", "num_critics to 2"),
-    "bonus by agreement of one": (["type=ppo", "entropy.drop_divergent=0.2"], "several critics", "got 1"),
-    "turns of tokens": (["advantage.estimator=token", "advantage.whiten=turn"], "not for each turn", "to token"),
-    "turns of a critic": (["type=ppo", "advantage.whiten=turn"], "not for each turn", "whiten to token"),
-    "states without groups": (["advantage.estimator=anchor_state", "advantage.mean=none"], "mean to group", "got none"),
+    "bonus by agreement of one": (["type=ppo", "entropy.drop_divergent=0.2"], "several critics", "not 1"),
+    "turns of tokens": (["advantage.estimator=token", "advantage.whiten=turn"], "not for turns", "to token"),
+    "turns of a critic": (["type=ppo", "advantage.whiten=turn"], "not for turns", "whiten to token"),
+    "states without groups": (["advantage.estimator=anchor_state", "advantage.mean=none"], "mean to group", "not none"),
     "two corrections": (["ratio.against=rollout"], "correct for them twice", "correction.upper to null"),
     "a product of one token": (["ratio.reduce=product"], "would change nothing", "chunk or sequence"),
     "a limit before no mean": (["ratio.max_token_log_ratio=0.4"], "would change nothing", "set it to sequence"),
@@ -119,36 +119,36 @@ IMPOSSIBLE = {
     "a refill without a filter": (
         ["filters.refill=true", "filters.skip_zero_variance=false"], "needs a filter", "skip_zero_variance: true",
     ),
-    "a refill that never ends": (["filters.refill=true", "filters.top_variance=0.5"], "always leaves", "default"),
+    "a refill that never ends": (["filters.refill=true", "filters.top_variance=0.5"], "always drops", "default"),
     "no mean can pass": (["filters.min_mean=0.5", "filters.max_mean=0.5"], "no group would pass", "0.5"),
-    "no factor can pass": (["correction.mask_low=2", "correction.mask_high=1"], "every token is left out", "mask_low"),
+    "no factor can pass": (["correction.mask_low=2", "correction.mask_high=1"], "token is masked out", "mask_low"),
     "weights upside down": (["type=tis", "gate.lower=2"], "lower 2.0 exceeds upper 1.0", "gate"),
     "full divergence in the reward": (
         ["kl.coefficient=0.1", "kl.estimator=full", "kl.place=reward"], "works only in the loss", "place: loss",
     ),
     "a target for no penalty": (["kl.target=0.1"], "which is 0", "such as 0.1"),
-    "groups of one": (["rollout.group_size=1"], "group_size >= 2", "raise it"),
-    "leave one out of one": (["type=rloo", "rollout.group_size=1"], "leave_one_out", "group_size >= 2"),
-    "the optimal baseline of one": (["type=opo", "rollout.group_size=1"], "length_weighted", "group_size >= 2"),
+    "groups of one": (["rollout.group_size=1"], "group_size of at least 2", "raise group_size"),
+    "leave one out of one": (["type=rloo", "rollout.group_size=1"], "leave_one_out", "group_size of at least 2"),
+    "the optimal baseline of one": (["type=opo", "rollout.group_size=1"], "length_weighted", "size of at least 2"),
     "variance of one": (
         ["type=reinforce", "filters.skip_zero_variance=true", "rollout.group_size=1"], "every group of one", "false",
     ),
-    "critics without rollouts": (["type=asy_ppo", "rollout.group_size=1"], "share each group's rollouts", "raise"),
+    "critics without rollouts": (["type=asy_ppo", "rollout.group_size=1"], "learns from different rollouts", "raise"),
     "states without turns": (["type=gi_gpo"], "no source under data has several turns", "guess_number"),
-    "parts of nothing": (["updates.num_minibatches=9"], "exceeds rollout.prompts_per_step 8", "whole groups"),
+    "parts of nothing": (["updates.num_minibatches=9"], "exceeds rollout.prompts_per_step 8", "whole group"),
     "a buffer over the answer": (["reward.overlong_buffer=33"], "exceeds rollout.max_new_tokens 32", "lower"),
     "a horizon upside down": (["type=attention_credit", "credit.horizon_start=101"], "horizon", "101"),
     "a function that is no path": (["loss=my_loss"], "algorithm.loss", "my_loss"),
     "a shared critic of its own": (["type=asy_ppo", "critic.shared=true"], "critic.num_critics", "remove"),
     "a shared critic's own rate": (
-        ["type=ppo", "critic.shared=true", "critic.learning_rate=1e-4"], "models of their own", "critic.learning_rate",
+        ["type=ppo", "critic.shared=true", "critic.learning_rate=1e-4"], "for separate critics", "critic.learning_rate",
     ),
     "a coefficient not shared": (["type=ppo", "critic.coefficient=0.5"], "critic.shared is false", "coefficient"),
     "a nucleus in a product": (
-        ["correction.level=sequence", "rollout.top_p=0.9"], "rollout.top_p 0.9 makes", "correction.level to token",
+        ["correction.level=sequence", "rollout.top_p=0.9"], "with rollout.top_p 0.9, old", "correction.level to token",
     ),
     "a top k in a ratio's product": (
-        ["type=topr", "ratio.level=sequence", "ratio.reduce=product", "rollout.top_k=50"], "an answer's that", "reduce",
+        ["type=topr", "ratio.level=sequence", "ratio.reduce=product", "rollout.top_k=50"], "answer's tokens", "reduce",
     ),
     "penalties in the run's moments": (
         ["kl.coefficient=0.1", "kl.place=reward", "advantage.std=running"], "running moments", "group or batch",
@@ -214,11 +214,11 @@ def test_config_algorithm_what_can_work_is_accepted_and_stays_as_it_was_said(ove
     [
         (
             ["rollout.top_p=0.9"],
-            "rollout.top_p 0.9: old/rollout is the probability of what the engine kept, at least 0.9",
+            "rollout.top_p 0.9: old/rollout is the probability mass that the engine kept, at least 0.9",
         ),
         (
             ["rollout.top_k=5", "algorithm.type=tis"],
-            "below 1 at every token, also where engine and trainer agree; the rat",
+            "below 1 at every token, even if engine and trainer agree; the rat",
         ),
         (["rollout.top_p=0.9", "algorithm.correction.upper=null"], ""),
         (["algorithm.type=tis"], ""),
@@ -230,18 +230,18 @@ def test_config_algorithm_truncated_sampling_is_explained_where_it_enters_a_rati
     overrides: list[str], words: str
 ) -> None:
     config = load_config(QUICKSTART, overrides)
-    note = truncation_note(config.algorithm, config.rollout)
+    note = describe_truncation(config.algorithm, config.rollout)
     assert words in note and bool(note) == bool(words)
 
 
 @pytest.mark.parametrize(
     ("rollout", "distillation", "refused", "noted"),
     [
-        ({"top_p": 0.9}, {"place": "reward"}, True, False),
-        ({"top_k": 5}, {"place": "reward", "reward_weight": 1.0}, True, True),
-        ({"top_k": 5}, {"place": "loss"}, False, False),
-        ({"top_p": 0.9, "top_k": 5}, {"place": "loss", "reward_weight": 1.0}, False, True),
-        ({}, {"place": "reward", "reward_weight": 1.0}, False, False),
+        ({"top_p": 0.9}, {"mode": "reward"}, True, False),
+        ({"top_k": 5}, {"mode": "reward", "reward_weight": 1.0}, True, True),
+        ({"top_k": 5}, {"mode": "loss"}, False, False),
+        ({"top_p": 0.9, "top_k": 5}, {"mode": "loss", "reward_weight": 1.0}, False, True),
+        ({}, {"mode": "reward", "reward_weight": 1.0}, False, False),
     ],
     ids=str,
 )
@@ -258,8 +258,8 @@ def test_config_algorithm_truncated_sampling_is_refused_where_a_teacher_is_a_rew
     else:
         DistillConfig.model_validate(given)
     settings = DistillationConfig.model_validate(distillation), RolloutConfig.model_validate(rollout)
-    assert bool(distillation_truncation_problem(*settings)) == refused
-    assert bool(distillation_truncation_note(*settings)) == noted
+    assert bool(find_distillation_truncation_problem(*settings)) == refused
+    assert bool(describe_distillation_truncation(*settings)) == noted
 
 
 def test_config_algorithm_numbers_that_are_none_are_refused() -> None:

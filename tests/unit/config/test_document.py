@@ -83,8 +83,8 @@ def test_config_document_an_alias_and_a_merge_key_are_copied_in():
         ("a: 1\n---\nb: 2", ["f.yaml:2", "one document"]),
         ("a: !!python/object/apply:os.system [ls]", ["f.yaml:1", "tag"]),
         ("a: !!int foo", ["f.yaml:1", "'foo'"]),
-        ("? [1]\n: 2", ["f.yaml:1", "keys are text"]),
-        ("1: 2", ["f.yaml:1", "keys are text", "'1'", "quotes"]),
+        ("? [1]\n: 2", ["f.yaml:1", "keys must be text"]),
+        ("1: 2", ["f.yaml:1", "keys must be text", "'1'", "quotes"]),
         ("a: &x [*x]", ["f.yaml:1", "alias"]),
         ("a: *nowhere", ["f.yaml:1", "nowhere"]),
         ("a: " + "9" * 6000, ["f.yaml:1", "too long"]),
@@ -115,7 +115,7 @@ def test_config_document_a_file_that_is_missing_names_its_neighbour(tmp_path):
     (tmp_path / "quickstart.yaml").write_text("name: x")
     with pytest.raises(ConfigError, match=r"does not exist.*Did you mean 'quickstart\.yaml'\?"):
         read(tmp_path / "quikstart.yaml")
-    with pytest.raises(ConfigError, match="no directory"):
+    with pytest.raises(ConfigError, match=r"does not exist\. The directory"):
         read(tmp_path / "nowhere" / "a.yaml")
 
 
@@ -196,7 +196,7 @@ def test_config_document_a_file_that_is_no_configuration_is_refused_by_its_size_
     path = tmp_path / "c.yaml"
     with path.open("wb") as file:
         file.truncate(2**40)  # a sparse terabyte
-    with pytest.raises(ConfigError, match=r"c\.yaml' is larger than 16 MiB: no configuration is"):
+    with pytest.raises(ConfigError, match=r"c\.yaml' is larger than 16 MiB, the maximum size"):
         read(path)
     path.write_text("".join(f"key{i}: 1\n" for i in range(200_000)))
     with pytest.raises(ConfigError, match="more than 20000 values: this is not a configuration"):

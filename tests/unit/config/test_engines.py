@@ -11,11 +11,11 @@ import pytest
 from roll.config.engines import (
     ENGINES,
     EngineCapabilities,
-    EngineNeed,
+    EngineRequirement,
     LazyEngine,
     check_engine,
-    engine_capabilities,
-    engines_with,
+    get_engine_capabilities,
+    list_engines_with,
     resolve_engine_kind,
 )
 from roll.config.inference import InferenceConfig
@@ -43,8 +43,8 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_config_engines_are_described_without_importing_torch_ray_or_vllm() -> None:
     code = (
         "import sys\n"
-        "from roll.config.engines import ENGINES, engine_capabilities\n"
-        "assert engine_capabilities('hf').can_sleep and engine_capabilities('vllm').tensor_parallel\n"
+        "from roll.config.engines import ENGINES, get_engine_capabilities\n"
+        "assert get_engine_capabilities('hf').can_sleep and get_engine_capabilities('vllm').tensor_parallel\n"
         "assert not {'torch', 'ray', 'vllm', 'transformers', 'roll.inference.hf'} & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -53,8 +53,8 @@ def test_config_engines_are_described_without_importing_torch_ray_or_vllm() -> N
 def test_config_engines_that_are_registered_need_no_other_change(registered: None) -> None:
     assert InferenceConfig(engine="sleeper").engine == "sleeper"
     assert resolve_engine_kind("sleeper") == "sleeper"
-    assert engines_with("lora") == ["nowhere"]
-    check_engine("sleeper", [EngineNeed(capability="can_sleep", reason="a test")])
+    assert list_engines_with("lora") == ["nowhere"]
+    check_engine("sleeper", [EngineRequirement(capability="can_sleep", reason="a test")])
 
 
 def test_config_engines_whose_library_is_missing_say_how_to_install_it(registered: None) -> None:
@@ -69,13 +69,13 @@ def test_config_engines_whose_library_is_missing_say_how_to_install_it(registere
 
 def test_config_engines_that_lack_a_capability_are_named_with_those_that_have_it(registered: None) -> None:
     with pytest.raises(ConfigError) as caught:
-        check_engine("sleeper", [EngineNeed(capability="lora", reason="an adapter", instead="merge it")])
+        check_engine("sleeper", [EngineRequirement(capability="lora", reason="an adapter", alternative="merge it")])
     assert str(caught.value) == (
-        "inference.engine is sleeper, which cannot answer with adapters (lora), but an adapter needs it: set "
+        "inference.engine is sleeper, which cannot generate with adapters (lora), but an adapter needs it: set "
         "inference.engine to nowhere, or merge it."
     )
-    with pytest.raises(ConfigError, match=r"needs it\. No engine that is known here can do it\.$"):
-        check_engine("sleeper", [EngineNeed(capability="supports_images", reason="a picture")])
+    with pytest.raises(ConfigError, match=r"needs it\. No installed engine has this capability\.$"):
+        check_engine("sleeper", [EngineRequirement(capability="supports_images", reason="a picture")])
 
 
 def test_config_engines_of_a_file_without_capabilities_have_the_defaults(
@@ -83,12 +83,12 @@ def test_config_engines_of_a_file_without_capabilities_have_the_defaults(
 ) -> None:
     (tmp_path / "silent_engine.py").write_text("class Silent:\n    def __init__(self, spec):\n        pass\n")
     monkeypatch.chdir(tmp_path)
-    assert engine_capabilities("silent_engine.py:Silent") == EngineCapabilities()
+    assert get_engine_capabilities("silent_engine.py:Silent") == EngineCapabilities()
 
 
 def test_config_engines_whose_capabilities_are_no_capabilities_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"are of type dict: make them an EngineCapabilities of roll\.inference"):
-        engine_capabilities(f"{__name__}:WRONG")
+    with pytest.raises(ConfigError, match=r"are of type dict: set them to an EngineCapabilities of roll\.inference"):
+        get_engine_capabilities(f"{__name__}:WRONG")
 
 
 @pytest.mark.parametrize(
@@ -98,11 +98,11 @@ def test_config_engines_whose_capabilities_are_no_capabilities_are_refused() -> 
             "class E:\n    def __init__(self, spec): pass\n    def close(self): pass",
             r"E' lacks start, generate, .*, load:",
         ),
-        ("class E: pass", r"is called with \(spec\), which \(\) does not take"),
+        ("class E: pass", r"is called with \(spec\), which \(\) does not accept"),
         (
             "from roll.inference import EngineCapabilities\nclass E:\n"
             "    capabilities = EngineCapabilities(can_sleep='no')",
-            r"says can_sleep='no': write True or False",
+            r"can_sleep of the engine .* is 'no': it must be True or False",
         ),
     ],
 )

@@ -12,30 +12,34 @@ from worlds.model_sizes import Sizes
 
 from roll.config.activation_memory import (
     FullestStage,
-    activation_bytes_per_token,
-    forward_backward_bytes,
-    fullest_stage,
-    gathered_bytes,
-    logit_bytes,
+    estimate_activation_bytes_per_token,
+    estimate_forward_backward_bytes,
+    estimate_gathered_bytes,
+    estimate_logit_bytes,
+    find_fullest_stage,
 )
 from roll.config.estimate import (
     DEFAULT_CPU_KV_BYTES,
     JudgeEngines,
-    disk_use,
-    frozen_bytes,
-    heap_bytes,
-    kernel_bytes,
-    num_lora_parameters,
-    sync_bytes,
-    training_bytes,
+    count_lora_parameters,
+    estimate_disk_use,
+    estimate_frozen_bytes,
+    estimate_heap_bytes,
+    estimate_kernel_bytes,
+    estimate_sync_bytes,
+    estimate_training_bytes,
 )
 from roll.config.load import load_config
 from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
-from roll.config.training import trims_heap
+from roll.config.training import should_trim_heap
 from roll.models import describe_model
-from roll.pipelines.online.check.estimate import batch_arithmetic, memory_by_role, rollout_bytes
-from roll.pipelines.reinforcement.check import further_memory
+from roll.pipelines.online.check.estimate import (
+    compute_run_sizes,
+    estimate_memory_by_role,
+    estimate_rollout_bytes,
+)
+from roll.pipelines.reinforcement.check import estimate_extra_memory
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 RAY = ["cluster.type=ray", "cluster.device_mapping.actor_train=0-1", "cluster.device_mapping.actor_infer=0-1"]
@@ -43,16 +47,16 @@ RAY = ["cluster.type=ray", "cluster.device_mapping.actor_train=0-1", "cluster.de
 
 def batch_of(*overrides, longest=40, train=57, held_out=24):
     config = load_config(QUICKSTART, overrides)
-    return config, batch_arithmetic(
+    return config, compute_run_sizes(
         config, longest_prompt=longest, train_prompts={"arithmetic": train}, held_out_prompts=held_out
     )
 
 
 def memory_of(*overrides, kind="hf", on_accelerator=False):
     config, batch = batch_of(*overrides)
-    further = further_memory(config, Sizes(), batch)
-    roles = memory_by_role(
-        config, Sizes(), batch, engine_kind=kind, max_context=72, on_accelerator=on_accelerator, further=further
+    further = estimate_extra_memory(config, Sizes(), batch)
+    roles = estimate_memory_by_role(
+        config, Sizes(), batch, engine_kind=kind, max_context=72, on_accelerator=on_accelerator, extra=further
     )
     return {role.role: role for role in roles}
 
@@ -101,7 +105,7 @@ def test_config_estimate_without_held_out_prompts_nothing_is_evaluated():
 
 def test_config_estimate_epochs_follow_the_weights_of_the_sources():
     config = load_config(QUICKSTART, ["data.0.weight=3", "data.1={source: file, path: x.jsonl, reward: exact}"])
-    batch = batch_arithmetic(
+    batch = compute_run_sizes(
         config, longest_prompt=10, train_prompts={"arithmetic": 60, "file": 40}, held_out_prompts=0
     )
     assert batch.epochs == {"arithmetic": pytest.approx(192 / 60), "file": pytest.approx(64 / 40)}
@@ -127,7 +131,7 @@ def test_config_estimate_moments_in_8_bits_take_a_quarter_and_their_scales():
 
 
 def test_config_estimate_adapters_alone_have_gradients_and_moments():
-    adapters = num_lora_parameters(Sizes(), 4)
+    adapters = count_lora_parameters(Sizes(), 4)
     # per layer: q and o 192+192 each, k and v 192+64 each, gate, up and down 192+512 each; times rank and layers
     assert adapters == 2 * 4 * (2 * 384 + 2 * 256 + 3 * 704)
     parts = memory_of("model.lora.rank=4")["actor_train"].parts
@@ -160,7 +164,9 @@ def test_config_estimate_a_judge_holds_a_model_of_its_own_and_its_requests():
     overrides = ["data.0.reward=judge", "judge.dtype=float32", "judge.num_engines=2", "judge.max_num_seqs=4"]
     config, batch = batch_of(*overrides)
     judge = JudgeEngines(sizes=Sizes(num_parameters=3_000_000), kind="hf", max_context=500)
-    roles = memory_by_role(config, Sizes(), batch, engine_kind="hf", max_context=72, on_accelerator=True, judge=judge)
+    roles = estimate_memory_by_role(
+        config, Sizes(), batch, engine_kind="hf", max_context=72, on_accelerator=True, judge=judge
+    )
     (found,) = [role for role in roles if role.role == "judge"]
     assert found.count == 2
     # keys and values, layers, one head of 64, float32
@@ -207,14 +213,14 @@ def test_config_estimate_every_critic_is_trained_in_full_but_has_no_logits():
 
 def test_config_estimate_critics_of_another_model_count_with_its_size():
     config, batch = batch_of("algorithm.type=ppo")
-    roles = memory_by_role(
+    roles = estimate_memory_by_role(
         config,
         Sizes(),
         batch,
         engine_kind="hf",
         max_context=72,
         on_accelerator=False,
-        further=further_memory(config, Sizes(), batch, critic_sizes=Sizes(num_parameters=500_000)),
+        extra=estimate_extra_memory(config, Sizes(), batch, critic_sizes=Sizes(num_parameters=500_000)),
     )
     critic = next(role for role in roles if role.role == "critic")
     assert (critic.parts["AdamW"], critic.parts["weights"]) == (4_000_000, 1_000_000)
@@ -231,9 +237,9 @@ def test_config_estimate_codes_that_are_sent_count_beyond_the_activations_that_a
     linear, experts = 2 * 192 * (8 * 64 + 3 * 512), 10**10
     config, batch = batch_of("inference.quantization=fp8")
     sizes = Sizes(expert_parameters=experts, num_parameters=2 * 10**10)
-    assert sync_bytes(config.inference, Sizes(), 2) == 2 * (1_000_000 - linear) + linear
-    assert sync_bytes(load_config(QUICKSTART).inference, Sizes(), 2) == 2_000_000
-    roles = memory_by_role(config, sizes, batch, engine_kind="hf", max_context=72, on_accelerator=False)
+    assert estimate_sync_bytes(config.inference, Sizes(), 2) == 2 * (1_000_000 - linear) + linear
+    assert estimate_sync_bytes(load_config(QUICKSTART).inference, Sizes(), 2) == 2_000_000
+    roles = estimate_memory_by_role(config, sizes, batch, engine_kind="hf", max_context=72, on_accelerator=False)
     policy = roles[0].parts
     assert policy["weights in codes"] == linear + experts - policy["activations"]
     assert "weights in codes" not in memory_of("inference.quantization=fp8")["actor_train"].parts
@@ -278,11 +284,11 @@ def test_config_estimate_the_run_s_own_process_writes_rollouts() -> None:
 )
 def test_config_estimate_checkpoints_are_counted(overrides, kept):
     config, batch = batch_of(*overrides)
-    rollouts = rollout_bytes(config, batch, 40)
+    rollouts = estimate_rollout_bytes(config, batch, 40)
     assert rollouts == 12 * (40 + config.max_answer_tokens) * (
         config.training.num_steps * config.rollouts_per_step + batch.num_evaluations * batch.evaluation_samples
     )
-    use = disk_use(config, config.training, Sizes(), config.training.num_steps, rollout_bytes=rollouts)
+    use = estimate_disk_use(config, config.training, Sizes(), config.training.num_steps, rollout_bytes=rollouts)
     assert use.num_checkpoints == kept
     assert use.checkpoint_bytes == 14_000_000
     assert use.peak_bytes == (kept + (kept > 0)) * 14_000_000 + rollouts
@@ -290,11 +296,11 @@ def test_config_estimate_checkpoints_are_counted(overrides, kept):
 
 def test_config_estimate_checkpoints_hold_every_critics_masters_and_moments():
     config, batch = batch_of("algorithm.type=asy_ppo")
-    equal = further_memory(config, Sizes(), batch)
-    found = disk_use(config, config.training, Sizes(), 1, num_further=equal.num_trained)
+    equal = estimate_extra_memory(config, Sizes(), batch)
+    found = estimate_disk_use(config, config.training, Sizes(), 1, num_further=equal.num_trained)
     assert found.checkpoint_bytes == 14_000_000 + 2 * 12_000_000
-    other = further_memory(config, Sizes(), batch, critic_sizes=Sizes(num_parameters=500_000))
-    small = disk_use(config, config.training, Sizes(), 1, num_further=other.num_trained)
+    other = estimate_extra_memory(config, Sizes(), batch, critic_sizes=Sizes(num_parameters=500_000))
+    small = estimate_disk_use(config, config.training, Sizes(), 1, num_further=other.num_trained)
     assert small.checkpoint_bytes == 14_000_000 + 2 * 6_000_000
 
 
@@ -309,8 +315,8 @@ def test_config_estimate_activations_are_those_that_autograd_keeps(dtype, checkp
     element = {"bfloat16": 2, "float32": 4}[dtype]
     more = Sizes(num_kv_heads=kv_heads, num_layers=4)
     settings = {"checkpointing": checkpointing, "mlp_slice": mlp_slice}
-    estimate = sum(activation_bytes_per_token(more, element, **settings))
-    estimate -= sum(activation_bytes_per_token(sizes, element, **settings))
+    estimate = sum(estimate_activation_bytes_per_token(more, element, **settings))
+    estimate -= sum(estimate_activation_bytes_per_token(sizes, element, **settings))
     assert estimate / 2 == pytest.approx(per_layer, rel=0.1)
 
 
@@ -319,7 +325,7 @@ def test_config_estimate_activations_of_experts_are_those_that_autograd_keeps():
     inner = 128
     kept = [saved_by_experts(Sizes(), inner, chosen) / NUM_TOKENS for chosen in (2, 4)]
     sizes = [Sizes(intermediate_size=chosen * inner, experts_per_token=chosen) for chosen in (2, 4)]
-    estimated = [sum(activation_bytes_per_token(s, 2, checkpointing=False)) for s in sizes]
+    estimated = [sum(estimate_activation_bytes_per_token(s, 2, checkpointing=False)) for s in sizes]
     assert estimated[1] - estimated[0] == pytest.approx(kept[1] - kept[0], rel=0.1)
 
 
@@ -403,13 +409,13 @@ def kept_bytes(model) -> int:
 def test_config_estimate_a_step_trains_what_is_learnt_from_its_groups(share, per_group, tokens):
     config = load_config(QUICKSTART, [f"training.share_prefix={str(share).lower()}"])
     numbers = {"longest_prompt": 40, "train_prompts": {"arithmetic": 57}, "held_out_prompts": 24}
-    assert batch_arithmetic(config, **numbers, trained_per_group=per_group).trained_tokens == 8 * tokens
+    assert compute_run_sizes(config, **numbers, trained_per_group=per_group).trained_tokens == 8 * tokens
 
 
 def test_config_estimate_an_eighth_of_what_is_alive_lies_free_in_a_heap_that_is_closed() -> None:
     parts = {"weights": 3000, "activations": 1000, "kernels of products": 800}  # which leave no holes
-    assert heap_bytes(parts, trimmed=True) == {"heap": 500}
-    assert heap_bytes(parts, trimmed=False) == {"heap": 400}
+    assert estimate_heap_bytes(parts, trimmed=True) == {"heap": 500}
+    assert estimate_heap_bytes(parts, trimmed=False) == {"heap": 400}
 
 
 @pytest.mark.parametrize(
@@ -429,7 +435,7 @@ def test_config_estimate_an_eighth_of_what_is_alive_lies_free_in_a_heap_that_is_
 )
 def test_config_estimate_heaps_are_closed_where_less_memory_is_asked_for(overrides: list[str], is_closed: bool) -> None:
     config = load_config(QUICKSTART, overrides)
-    assert trims_heap(config.model, config.training, config.num_ranks) is is_closed
+    assert should_trim_heap(config.model, config.training, config.num_ranks) is is_closed
     parts = dict(memory_of(*overrides)["actor_train"].parts)
     free = parts.pop("heap")
     alive = sum(parts.values()) - parts["kernels of products"]
@@ -459,13 +465,13 @@ def test_config_estimate_a_rank_gathers_the_experts_that_ep_leaves_to_it(ranks: 
     parallel = ParallelConfig(ep=ep)
     layer = 100_000 + experts * 3 * 192 * 64
     for learns, on_accelerator, each in ((True, False, 2 + 4), (True, True, 3 * 2 + 4), (False, True, 2 * 2)):
-        found = gathered_bytes(parallel, Mixture(), ranks, 2, learns=learns, on_accelerator=on_accelerator)
+        found = estimate_gathered_bytes(parallel, Mixture(), ranks, 2, learns=learns, on_accelerator=on_accelerator)
         assert found == {"gathered weights": each * layer}
 
 
 def test_config_estimate_a_large_vocabulary_is_gathered_and_added_up_alone():
     sizes = Sizes(vocab_size=4096)
-    found = gathered_bytes(ParallelConfig(), sizes, 2, 2, learns=True, on_accelerator=True)
+    found = estimate_gathered_bytes(ParallelConfig(), sizes, 2, 2, learns=True, on_accelerator=True)
     assert found == {"gathered weights": (2 + 4) * 4096 * 192}
 
 
@@ -476,7 +482,9 @@ def test_config_estimate_stages_of_several_parts_keep_more_micro_batches_in_flig
         config = load_config(QUICKSTART, [])
         training = config.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
         places = {"micro_batches": micro_batches, "on_accelerator": True}
-        return forward_backward_bytes(config.model, training, Mixture(num_layers=8), 1000, 4, **places)["activations"]
+        return estimate_forward_backward_bytes(config.model, training, Mixture(num_layers=8), 1000, 4, **places)[
+            "activations"
+        ]
 
     assert kept(pp=4) == kept()
     assert kept(pp=4, vpp=2) == round(kept() * 11 / 8)
@@ -494,7 +502,7 @@ def test_config_estimate_the_first_stage_has_more_than_its_share_where_the_last_
     def parts(on_accelerator: bool = True, ranks: int = 2, **parallel: int) -> dict[str, int]:
         training = config.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
         places = {"micro_batches": 8, "on_accelerator": on_accelerator}
-        return training_bytes(config.model, training, sizes, 1000, ranks, **places)
+        return estimate_training_bytes(config.model, training, sizes, 1000, ranks, **places)
 
     found, one = parts(pp=2), parts(ranks=1)
     assert one["AdamW"] == 8 * sizes.num_parameters
@@ -504,8 +512,8 @@ def test_config_estimate_the_first_stage_has_more_than_its_share_where_the_last_
     assert found["activations"] == pytest.approx(one["activations"] * 2 * 19 / 30, abs=1)
     shared = parts(ranks=4, pp=2)
     assert (shared["weights"], shared["AdamW"]) == pytest.approx((4 * stage / 2, 8 * stage / 2), abs=1)
-    assert frozen_bytes(sizes, ParallelConfig(pp=2), 2, 2) == pytest.approx(2 * stage, abs=1)
-    assert frozen_bytes(sizes, ParallelConfig(dp_replicate=2), 4, 2) == sizes.num_parameters  # two copies
+    assert estimate_frozen_bytes(sizes, ParallelConfig(pp=2), 2, 2) == pytest.approx(2 * stage, abs=1)
+    assert estimate_frozen_bytes(sizes, ParallelConfig(dp_replicate=2), 4, 2) == sizes.num_parameters  # two copies
 
 
 def test_config_estimate_of_experts_those_that_a_token_goes_through_are_weighed_against_the_vocabulary() -> None:
@@ -514,8 +522,8 @@ def test_config_estimate_of_experts_those_that_a_token_goes_through_are_weighed_
         num_parameters=600 + 8 * 1000, num_layers=8, vocab_size=60, hidden_size=10, expert_parameters=8 * 800,
         experts_per_token=1,
     )  # fmt: skip
-    assert fullest_stage(sizes, ParallelConfig(pp=2)) == FullestStage(weights=5_600 / 8_600, activations=2 * 5 / 8)
-    assert fullest_stage(sizes, ParallelConfig()) == FullestStage(weights=1.0, activations=1.0)
+    assert find_fullest_stage(sizes, ParallelConfig(pp=2)) == FullestStage(weights=5_600 / 8_600, activations=2 * 5 / 8)
+    assert find_fullest_stage(sizes, ParallelConfig()) == FullestStage(weights=1.0, activations=1.0)
 
 
 @pytest.mark.parametrize(
@@ -536,10 +544,10 @@ def test_config_estimate_gradients_take_the_place_of_activations(
 
     def parts(on_accelerator: bool = False) -> dict[str, int]:
         places = {"micro_batches": micro_batches, "on_accelerator": on_accelerator}
-        return training_bytes(config.model, training, sizes, 1000, ranks, **places)
+        return estimate_training_bytes(config.model, training, sizes, 1000, ranks, **places)
 
     places = {"micro_batches": micro_batches, "on_accelerator": False}
-    passing = forward_backward_bytes(config.model, training, sizes, 1000, ranks, **places)["activations"]
+    passing = estimate_forward_backward_bytes(config.model, training, sizes, 1000, ranks, **places)["activations"]
     late = 4 * (sizes.num_parameters - 256 * 192) // ranks if fewer else 0
     assert parts()["activations"] == passing - late
     assert parts(on_accelerator=True)["activations"] >= passing
@@ -563,7 +571,7 @@ def test_config_estimate_products_of_another_size_have_kernels_of_their_own(
 
     def kernels(on_accelerator: bool = False, **changes: Any) -> dict[str, int]:
         model = config.model.model_copy(update=changes)
-        return kernel_bytes(model, training, sizes, micro_batches, on_accelerator=on_accelerator)
+        return estimate_kernel_bytes(model, training, sizes, micro_batches, on_accelerator=on_accelerator)
 
     assert kernels() == {"kernels of products": round(0.57 * 2**20 * products)}
     adapted = min(products + 3 * 5 * micro_batches, 1024)
@@ -601,7 +609,9 @@ def test_config_estimate_fused_norms_and_gates_keep_less(kv_heads: int) -> None:
         - saved_bytes(sizes, 2, "bfloat16", False, None, fused=fused)
         for fused in (False, True)
     )
-    estimated = [sum(activation_bytes_per_token(sizes, 2, checkpointing=False, fused=fused)) for fused in (False, True)]
+    estimated = [
+        sum(estimate_activation_bytes_per_token(sizes, 2, checkpointing=False, fused=fused)) for fused in (False, True)
+    ]
     assert estimated[0] - estimated[1] == pytest.approx((plain - fused) / NUM_TOKENS, rel=0.1)
 
 
@@ -610,7 +620,7 @@ def test_config_estimate_adapters_keep_what_lies_between_their_matrices_also_whe
 
     def kept(sizes: Any, rank: int, *, offloaded: bool = False) -> int:
         settings = {"checkpointing": False, "offloaded": offloaded, "lora_rank": rank}
-        return activation_bytes_per_token(sizes, 2, **settings)[0]
+        return estimate_activation_bytes_per_token(sizes, 2, **settings)[0]
 
     for sizes, adapters in ((Sizes(), 7), (Mixture(), 4)):
         own = 2 * 2 * 16 * adapters  # layers, bytes, rank
@@ -621,8 +631,8 @@ def test_config_estimate_adapters_keep_what_lies_between_their_matrices_also_whe
 def test_config_estimate_of_an_offloaded_layer_its_input_and_what_a_gate_needs_pass() -> None:
     """A hidden vector, and 4 vectors inside an MLP with one gradient; of half of the tokens, where MLPs take those."""
     settings = {"checkpointing": False, "offloaded": True}
-    assert activation_bytes_per_token(Sizes(), 2, **settings) == (0, 2 * 192 + 2 * 5 * 512)
-    assert activation_bytes_per_token(Sizes(), 2, mlp_slice=0.5, **settings) == (0, 2 * 192 + 2 * 5 * 512 // 2)
+    assert estimate_activation_bytes_per_token(Sizes(), 2, **settings) == (0, 2 * 192 + 2 * 5 * 512)
+    assert estimate_activation_bytes_per_token(Sizes(), 2, mlp_slice=0.5, **settings) == (0, 2 * 192 + 2 * 5 * 512 // 2)
 
 
 def test_config_estimate_a_slice_of_more_tokens_than_there_are_is_all_of_them() -> None:
@@ -630,7 +640,9 @@ def test_config_estimate_a_slice_of_more_tokens_than_there_are_is_all_of_them() 
 
     def passing(tokens: int) -> dict[str, int]:
         training = config.training.model_copy(update={"tiled_mlp_tokens": tokens})
-        return forward_backward_bytes(config.model, training, Sizes(), 1000, 1, micro_batches=1, on_accelerator=True)
+        return estimate_forward_backward_bytes(
+            config.model, training, Sizes(), 1000, 1, micro_batches=1, on_accelerator=True
+        )
 
     assert passing(5000) == passing(1000)
     assert passing(500)["a layer"] == passing(1000)["a layer"] // 2
@@ -642,7 +654,7 @@ def test_config_estimate_ranks_that_share_a_row_have_a_part_of_its_activations()
     def kept(**parallel: int) -> int:
         training = config.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
         places = {"micro_batches": 1, "on_accelerator": True}
-        return forward_backward_bytes(config.model, training, Sizes(), 1000, 4, **places)["activations"]
+        return estimate_forward_backward_bytes(config.model, training, Sizes(), 1000, 4, **places)["activations"]
 
     assert kept(cp=2) == kept(tp=2) == kept() // 2
     assert kept(cp=2, tp=2) == kept() // 4
@@ -658,9 +670,9 @@ def test_config_estimate_ranks_that_share_a_row_have_a_part_of_its_activations()
 )
 def test_config_estimate_of_logits_a_chunk_is_there_and_what_is_kept_of_them(tokens: int, expected: int) -> None:
     sizes = Sizes(vocab_size=50_000)
-    assert logit_bytes(sizes, tokens, 2) == expected
-    assert logit_bytes(sizes, tokens, 2, layer=1000) == logit_bytes(sizes, tokens, 2) - 1000
-    assert logit_bytes(sizes, tokens, 2, layer=10**10) == 0
+    assert estimate_logit_bytes(sizes, tokens, 2) == expected
+    assert estimate_logit_bytes(sizes, tokens, 2, layer=1000) == estimate_logit_bytes(sizes, tokens, 2) - 1000
+    assert estimate_logit_bytes(sizes, tokens, 2, layer=10**10) == 0
 
 
 @pytest.mark.parametrize("fused", [False, True])
@@ -685,5 +697,5 @@ def test_config_estimate_other_norms_and_gates_than_llama_s_are_counted(
             pytest.skip("nothing is fused without a compiler")
         kept.append(kept_bytes(model) / NUM_TOKENS)
         found = describe_model(directory)
-        estimated.append(sum(activation_bytes_per_token(found, 2, checkpointing=False, fused=fused)))
+        estimated.append(sum(estimate_activation_bytes_per_token(found, 2, checkpointing=False, fused=fused)))
     assert estimated[1] - estimated[0] == pytest.approx(kept[1] - kept[0], rel=0.12), (kept, estimated)

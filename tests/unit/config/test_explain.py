@@ -12,16 +12,16 @@ import yaml
 from configuration_page import reference
 from pydantic_core import PydanticUndefined
 
-from roll.config.explain import explain, find_keys, summary_of
-from roll.config.keys import all_keys, template
+from roll.config.explain import explain, find_keys, get_summary
+from roll.config.keys import iterate_keys, replace_indices
 from roll.config.load import dump_config, load_config
 from roll.config.pipelines.rlvr import RLVRConfig
-from roll.config.schema import json_schema
+from roll.config.schema import build_json_schema
 from roll.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
-KEYS = list(all_keys(RLVRConfig))
+KEYS = list(iterate_keys(RLVRConfig))
 
 
 def test_config_explain_every_key_is_documented():
@@ -38,7 +38,7 @@ def test_config_explain_every_section_is_documented():
     assert len(sections) > 15
     for section in sections:
         assert inspect.getdoc(section), section
-        assert summary_of(section).endswith("."), section
+        assert get_summary(section).endswith("."), section
 
 
 def test_config_explain_every_resolved_key_is_among_the_keys():
@@ -53,7 +53,7 @@ def test_config_explain_every_resolved_key_is_among_the_keys():
 
     known = {key.path for key in KEYS}
     for path in leaves(dump_config(config)):
-        assert template(path) in known, path
+        assert replace_indices(path) in known, path
 
 
 def test_config_explain_a_key_is_explained_with_type_default_and_place():
@@ -61,7 +61,7 @@ def test_config_explain_a_key_is_explained_with_type_default_and_place():
     assert "Peak learning rate of AdamW." in text
     assert "a number > 0" in text
     assert "1e-06" in text
-    assert "training: Optimisation of the policy." in text
+    assert "training: Training of the policy." in text
     assert "unit     tokens" in explain("rollout.max_new_tokens")
     assert "required" in explain("training.num_steps")
 
@@ -125,7 +125,7 @@ def test_config_explain_an_unknown_key_leads_to_the_nearest(name, nearest):
 
 @pytest.fixture(scope="module")
 def validator():
-    schema = json_schema()
+    schema = build_json_schema()
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 
@@ -133,7 +133,7 @@ def validator():
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
 def test_config_explain_the_schema_accepts_what_loads(path):
     config = load_config(path)
-    validator = jsonschema.Draft202012Validator(json_schema(config.pipeline))
+    validator = jsonschema.Draft202012Validator(build_json_schema(config.pipeline))
     assert list(validator.iter_errors(yaml.safe_load(path.read_text()))) == []
     assert list(validator.iter_errors(dump_config(config))) == []
 
@@ -159,7 +159,7 @@ def test_config_explain_the_schema_refuses_what_does_not_load(validator, change)
 
 
 def test_config_explain_the_schema_carries_meanings_for_editors():
-    text = json.dumps(json_schema())
+    text = json.dumps(build_json_schema())
     assert all(key.meaning in text or json.dumps(key.meaning)[1:-1] in text for key in KEYS if key.dotted != "model")
 
 

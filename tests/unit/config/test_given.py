@@ -73,10 +73,13 @@ def test_config_python_objects_are_no_part_of_the_resolved_configuration_and_are
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"data": ROWS}, "reward= has to say how their answers are scored"),
+        ({"data": ROWS}, "so reward= must be set as well"),
         ({"held_out": ROWS}, "pass the training rows as data= as well"),
-        ({"reward": score}, "the configuration has no data: pass the rows as data= as well"),
-        ({"data": ROWS, "reward": 7}, "reward= is a function of (text, answer, metadata), a reward's type such as"),
+        ({"reward": score}, "the configuration has none: pass the rows as data= as well"),
+        (
+            {"data": ROWS, "reward": 7},
+            "reward= must be a function of (text, answer, metadata), a reward's type such as",
+        ),
     ],
 )
 def test_config_python_objects_what_does_not_fit_is_refused_with_what_to_give(given, message):
@@ -86,9 +89,9 @@ def test_config_python_objects_what_does_not_fit_is_refused_with_what_to_give(gi
 
 
 def test_config_python_objects_a_resumed_run_refuses_objects_that_it_has_no_place_for():
-    with pytest.raises(ConfigError, match="this run's data are not Python objects: leave it out"):
+    with pytest.raises(ConfigError, match="the data of this run are not Python objects: remove data="):
         with_python_objects(load_config(ARITHMETIC), ROWS, None, None)
-    with pytest.raises(ConfigError, match=r"reward= has 1 functions, but the rewards of 'arithmetic' have 0 places"):
+    with pytest.raises(ConfigError, match=r"reward= has 1 functions, but 'arithmetic' has 0 rewards"):
         with_python_objects(load_config(ARITHMETIC), None, None, score)
 
 
@@ -111,5 +114,5 @@ def test_config_python_objects_examples_may_be_beside_others():
 
 
 def test_config_python_objects_a_pipeline_without_rewards_is_given_none():
-    with pytest.raises(ConfigError, match=r"reward= .*the pipeline sft learns from examples and scores nothing"):
+    with pytest.raises(ConfigError, match=r"reward= .*the pipeline sft learns from given examples"):
         load(SFT, data=CHATS, reward=score)

@@ -12,13 +12,13 @@ from roll.config.document import parse
 from roll.config.history import (
     CONFIG,
     HISTORY,
-    config_at,
-    differences,
+    build_transition_history,
     dump_entries,
     extend_history,
-    first_recorded,
+    find_differences,
+    find_first_recorded_config,
     read_history,
-    transition_history,
+    restore_config,
 )
 from roll.config.load import dump_config, load_config, load_run_config
 from roll.errors import RunDirectoryError
@@ -43,7 +43,7 @@ def run(tmp_path):
 def resume(run: RunDirectory, step: int, *overrides: str):
     """What `roll resume` does with its overrides, from a checkpoint of `step`."""
     config = load_run_config(run.path, overrides)
-    run.adopt(dump_config(config), step, overrides)
+    run.record_resume(dump_config(config), step, overrides)
     return config
 
 
@@ -64,7 +64,9 @@ def test_config_history_every_step_has_the_settings_it_was_trained_with(run):
     resume(run, 10, "training.learning_rate=2e-5")
     resume(run, 20, "training.learning_rate=3e-5", "training.num_steps=500")
     current, history = dump_config(load_config(run.path / CONFIG)), read_history(run.path)
-    rates = {step: config_at(current, history, step)["training"]["learning_rate"] for step in (1, 10, 11, 20, 21, 99)}
+    rates = {
+        step: restore_config(current, history, step)["training"]["learning_rate"] for step in (1, 10, 11, 20, 21, 99)
+    }
     usual = load_config(BASE).training.learning_rate
     assert rates == {1: usual, 10: usual, 11: 2e-5, 20: 2e-5, 21: 3e-5, 99: 3e-5}
 
@@ -111,13 +113,13 @@ def test_config_history_a_run_that_recorded_from_its_first_step_on_is_replayed_f
     resume(run, 8, "rollout.max_new_tokens=99")
     history = read_history(run.path)
     (run.path / HISTORY).write_text(dump_entries(history[1:]))  # as if it had been so from the start
-    assert first_recorded(run.path)["rollout"]["max_new_tokens"] == 17
+    assert find_first_recorded_config(run.path)["rollout"]["max_new_tokens"] == 17
 
 
 def test_config_history_a_replay_begins_with_the_settings_that_were_recorded_first(run, tmp_path):
     resume(run, 5, "tracking.record_rollouts=true", "rollout.max_new_tokens=17")
     resume(run, 8, "rollout.max_new_tokens=99")
-    assert first_recorded(run.path)["rollout"]["max_new_tokens"] == 17
+    assert find_first_recorded_config(run.path)["rollout"]["max_new_tokens"] == 17
     assert load_replay_config(run.path).rollout.max_new_tokens == 17
 
 
@@ -152,11 +154,11 @@ def test_config_history_undoing_changes_gives_what_was_trained(resumes):
         step = min(step, max(trained, default=0))
         trained = {s: t for s, t in trained.items() if s <= step}
         whole = extend_history(current, history, step, tree, ["x=1"])
-        history = whole if end == "whole" else transition_history(history, whole, step)
+        history = whole if end == "whole" else build_transition_history(history, whole, step)
         current = current if end == "no config" else tree
         if end == "whole":
             trained |= dict.fromkeys(range(step + 1, step + 3), tree)
-        assert [config_at(current, history, s) for s in trained] == list(trained.values())
+        assert [restore_config(current, history, s) for s in trained] == list(trained.values())
     assert parse(dump_entries(history), HISTORY)[0] == [entry.fields for entry in history]
 
 
@@ -178,12 +180,12 @@ def test_config_history_a_resume_that_is_killed_between_its_files_leaves_a_true_
     monkeypatch.undo()
     goes_on_with = resume(run, 30).training.learning_rate
     current, history = dump_config(load_config(run.path / CONFIG)), read_history(run.path)
-    rates = [config_at(current, history, step)["training"]["learning_rate"] for step in (30, 31)]
+    rates = [restore_config(current, history, step)["training"]["learning_rate"] for step in (30, 31)]
     assert rates == [usual, goes_on_with]
     assert goes_on_with == (2e-5 if written < 2 else usual)
 
 
 def test_config_history_differences_are_dotted_leaves():
     before, after = {"a": {"b": 1, "c": [1]}, "x.y": 1}, {"a": {"b": 2, "c": [1]}, "x.y": 1}
-    assert list(differences({"k": before["a"]}, {"k": after["a"]}, "")) == [("k.b", 1, 2)]
-    assert list(differences(before, after, "s")) == [("s", before, after)]
+    assert list(find_differences({"k": before["a"]}, {"k": after["a"]}, "")) == [("k.b", 1, 2)]
+    assert list(find_differences(before, after, "s")) == [("s", before, after)]

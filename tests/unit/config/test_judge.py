@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from roll.cluster.devices import place
+from roll.cluster.devices import resolve_placement
 from roll.config.load import dump_config, load_config
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ConfigError, PlacementError
@@ -43,7 +43,7 @@ def test_config_judge_engines_follow_from_devices(
 ) -> None:
     loaded = config(mapping, judge={"engine": "vllm", **judge})
     assert (loaded.num_judges, loaded.judge_devices) == (number, devices)
-    seats = place(loaded.cluster, loaded.roles, devices_per_node=8).seats["judge"]
+    seats = resolve_placement(loaded.cluster, loaded.roles, devices_per_node=8).slots["judge"]
     assert [device for seat in seats for device in seat.local_devices] == devices
     assert len(seats) == number
 
@@ -51,22 +51,28 @@ def test_config_judge_engines_follow_from_devices(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "data.0.reward.0 asks the run's own judge, but none is configured: add a section `judge`"),
+        ({}, "data.0.reward.0 uses the run's own judge, but no judge is configured: add a section `judge`"),
         ({"judge": "m", "data": [{"source": "arithmetic", "reward": "math"}]}, "judge starts 'm', but no reward"),
         ({"judge": {"tensor_parallel": 2}}, "judge.tensor_parallel is 2, but cluster.type local has one device"),
-        ({"judge": {"engine": "hf", "tensor_parallel": 2}}, "the hf engine runs on one device"),
+        ({"judge": {"engine": "hf", "tensor_parallel": 2}}, "the hf engine supports only one device"),
         (
             {"judge": {"max_context": 1024}},
-            "no room for questions next to data.0.reward.0.max_reply_tokens 1024",
+            "no room for questions, since data.0.reward.0.max_reply_tokens is 1024",
         ),
-        ({"judge": {"num_engines": 3}, "mapping": {}}, r"needs 3 devices .* shares those of actor_infer, .* are 2"),
+        (
+            {"judge": {"num_engines": 3}, "mapping": {}},
+            r"needs 3 devices .* actor_infer, whose devices it shares, has only 2",
+        ),
         ({"judge": {"num_engines": 2}, "mapping": {"judge": 3}}, "judge.num_engines 2 x .*device_mapping.judge has 1"),
-        ({"judge": {"tensor_parallel": 2}, "mapping": {"judge": "3-5"}}, "3 devices, which .* 2 does not divide"),
+        (
+            {"judge": {"tensor_parallel": 2}, "mapping": {"judge": "3-5"}},
+            "3 devices, but the number must be divisible by judge.tensor_parallel 2",
+        ),
         (
             {"mapping": {"judge": 3}, "data": [{"source": "arithmetic", "reward": "math"}]},
-            "device_mapping.judge is set but the run has no judge of its own",
+            "device_mapping.judge is set, but the run has no judge",
         ),
-        ({"judge": "m", "cluster": {"device_mapping": {"judge": 1}}}, "type local runs it on device 0 alone"),
+        ({"judge": "m", "cluster": {"device_mapping": {"judge": 1}}}, "type local uses only device 0"),
     ],
 )
 def test_config_judge_a_judge_that_does_not_fit_is_refused(changes: dict[str, Any], words: str) -> None:
@@ -77,4 +83,4 @@ def test_config_judge_a_judge_that_does_not_fit_is_refused(changes: dict[str, An
 def test_config_judge_devices_that_are_not_there_are_refused() -> None:
     with pytest.raises(PlacementError, match=r"device_mapping\.judge names device 4, but 1 x 4 devices"):
         loaded = config({"judge": 4}, judge="m")
-        place(loaded.cluster, loaded.roles, devices_per_node=4)
+        resolve_placement(loaded.cluster, loaded.roles, devices_per_node=4)

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from roll.config.document import parse
-from roll.config.keys import all_keys
-from roll.config.load import as_override_list, dump_config, dump_yaml, load_config, load_run_config
+from roll.config.keys import iterate_keys
+from roll.config.load import dump_config, dump_yaml, format_overrides, load_config, load_run_config
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.problems import MAX_LINES, NAMES_ELSEWHERE
 from roll.errors import ConfigError, RunDirectoryError
@@ -115,7 +115,7 @@ def test_config_load_overrides_may_be_a_dictionary_of_values():
     overrides = {"training.learning_rate": 1e-7, "name": "a: b"[:1], "data.0.operations": ("-",)}
     config = load_config(QUICKSTART, overrides)
     assert (config.training.learning_rate, config.name, config.data[0].operations) == (1e-7, "a", ["-"])
-    assert load_config(QUICKSTART, as_override_list(overrides)) == config
+    assert load_config(QUICKSTART, format_overrides(overrides)) == config
 
 
 def test_config_load_the_file_is_not_changed_by_overrides():
@@ -151,10 +151,10 @@ def test_config_load_an_unknown_key_names_file_line_and_the_nearest():
     line = next(number for number, content in enumerate(text.splitlines(), 1) if "lerning" in content)
     tree, origins = parse(text, "quickstart.yaml")
     from roll.config.document import Document
-    from roll.config.problems import unknown_key
+    from roll.config.problems import describe_unknown_key
 
     document = Document(name="quickstart.yaml", tree=tree, origins=origins)
-    message = unknown_key(("training", "lerning_rate"), document, RLVRConfig)
+    message = describe_unknown_key(("training", "lerning_rate"), document, RLVRConfig)
     assert message == (f"unknown key 'training.lerning_rate' (quickstart.yaml:{line}). Did you mean 'learning_rate'?")
     assert not path.exists()
 
@@ -201,9 +201,9 @@ def test_config_load_a_key_of_another_source_says_what_this_source_has():
 
 
 def test_config_load_names_from_elsewhere_lead_to_keys_that_exist():
-    known = {key.dotted for key in all_keys(RLVRConfig)}
+    known = {key.dotted for key in iterate_keys(RLVRConfig)}
     assert set(NAMES_ELSEWHERE.values()) <= known
-    assert not set(NAMES_ELSEWHERE) & {key.path[-1] for key in all_keys(RLVRConfig)}
+    assert not set(NAMES_ELSEWHERE) & {key.path[-1] for key in iterate_keys(RLVRConfig)}
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_config_load_names_from_elsewhere_lead_to_keys_that_exist():
         ("algorithm=grpo", "'algorithm' must be a section, got 'grpo'. Write `algorithm.type=grpo`, or in a file `algorithm: {type: grpo}`."),  # noqa: E501
         ("algorithm=grp0", "Write `algorithm.type=grpo`, or in a file"),
         ("algorithm=xyz", "'algorithm' must be a section, got 'xyz'."),
-        ("training=null", "must be a section, got null. Nothing is written below it"),
+        ("training=null", "must be a section, got null. The section is empty"),
         ("data=[]", "'data' must be a list of sections, not empty, got []."),
         ("data={}", "'data' must be a list of sections, not empty, got {}."),
         ("name=a/b", "'name' must be text, of letters (A to Z, a to z), digits, '.', '_' and '-', beginning with"),
@@ -240,18 +240,18 @@ def test_config_load_names_from_elsewhere_lead_to_keys_that_exist():
         ("data.0.reward=5", "'data.0.reward.0' must be a section with the key 'type'"),
         ("data.0.reward=[{wieght: 1}]", "missing key 'data.0.reward.0.type'"),
         ("data.0.reward={type: regex, pattern: '('}", "'data.0.reward.0.pattern': '(' is not a regular expression"),
-        ("data.0.prompt_template=hello", "does not contain '{prompt}'"),
+        ("data.0.prompt_template=hello", "does not contain {prompt}"),
         ("data.0.max_operand=0", "max_operand 0 is below min_operand 1"),
-        ("model={path: m, lora: {target_modules: 3}}", "'model.lora.target_modules' must be a list of texts or 'all-linear', got 3."),  # noqa: E501
+        ("model={path: m, lora: {target_modules: 3}}", "'model.lora.target_modules' must be a list of strings or 'all-linear', got 3."),  # noqa: E501
         ("training.num_steps=1e99", "must be a whole number >= 1, got 1e+99."),
         ("training.learning_rate='nan'", "must be a number > 0, got 'nan'."),
         ("cluster.device_mapping={actor_train: 0-x}", "'0-x' is not a list of devices"),
         ("cluster.device_mapping={actor_train: 3-0}", "'3-0' is not a list of devices"),
         ("cluster.device_mapping={actor_train: null}", "null is not a list of devices"),
-        ("cluster.device_mapping={actor_train: 0-999999999999}", "'0-999999999999' are more than 100,000 devices"),
-        ("cluster.device_mapping={actor_train: [0, 0]}", "names a device twice"),
+        ("cluster.device_mapping={actor_train: 0-999999999999}", "'0-999999999999' has more than 100,000 devices"),
+        ("cluster.device_mapping={actor_train: [0, 0]}", "contains a device twice"),
         ("cluster.device_mapping={actor_train: 0-3}", "4 trainer ranks"),
-        ("rollout.group_size=1", "rollout.group_size >= 2"),
+        ("rollout.group_size=1", "a rollout.group_size of at least 2"),
         ("pipeline=rlvrr", "'pipeline': 'rlvrr' is not known. Did you mean 'rlvr'?"),
         ("pipeline=3", "'pipeline': 3 is not known."),
     ],
@@ -264,10 +264,8 @@ def test_config_load_a_wrong_value_is_named_with_what_is_right(line, expected):
 
 def test_config_load_a_missing_key_says_what_it_is_for_and_how_to_write_it():
     message = refusal({"name": "x", "model": "m", "data": [{"source": "arithmetic"}]})
-    assert (
-        "missing key 'training': How the model is updated. Write, for example, `training: {num_steps: 40}`." in message
-    )
-    assert "missing key 'data.0.reward': How answers are scored" in message
+    assert "missing key 'training': Training of the model. Write, for example, `training: {num_steps: 40}`." in message
+    assert "missing key 'data.0.reward': Rewards that score the answers" in message
     assert message.startswith("2 problems in the configuration:\n  ")
 
 
@@ -293,7 +291,7 @@ def test_config_load_a_combination_that_is_wrong_points_at_its_line(tmp_path):
         ("training.num_steps", "has no '='"),
         ("=3", "has no valid key"),
         ("a..b=3", "has no valid key"),
-        ("data.5.weight=1", "'data' is a list of 1; write a position from 0 to 1"),
+        ("data.5.weight=1", "'data' is a list with 1 entries: write a position from 0 to 1"),
         ("data.x=1", "unknown key 'data.x'"),
         ("training.num_steps.x=1", "is a single value"),
         ("training.num_steps=[", "not valid YAML"),
@@ -314,8 +312,8 @@ def test_config_load_overrides_as_one_text_are_refused():
     [
         ({"seed": np.int64(3)}, "'seed' is a Python int64"),
         ({"inference": {"options": {"f": print}}}, "'inference.options.f' is a Python builtin"),
-        ({3: 4}, "keys are text"),
-        (5, "a configuration is a file or a dictionary, got int"),
+        ({3: 4}, "keys must be text"),
+        (5, "a configuration must be a file or a dictionary, not int"),
     ],
 )
 def test_config_load_python_values_that_are_not_plain_are_refused(source, expected):
@@ -396,5 +394,5 @@ def test_config_load_a_number_too_long_to_be_written_is_named():
 def test_config_load_epochs_have_an_end():
     tree = {"pipeline": "sft", "name": "x", "model": "m", "data": [{"source": "arithmetic"}]}
     config = load_config(tree | {"training": {"num_epochs": 1_000_000, "num_steps": 5}})
-    assert config.training.within(10).num_steps == 5
+    assert config.training.with_num_steps(10).num_steps == 5
     assert "must be a number > 0 and <= 1000000 or null" in refusal(tree | {"training": {"num_epochs": 1e308}})

@@ -18,8 +18,8 @@ BASE: dict[str, Any] = {
 DISTILL = {**BASE, "pipeline": "distill", "teacher": "runs/quickstart"}
 PREFER = {**BASE, "pipeline": "preference_online"}
 REJECT = {**BASE, "pipeline": "rejection_sampling"}
-IN_ENGINE = {"teacher": {"model": "t", "place": "engine"}}
-AS_REWARD = {"distillation": {"place": "reward"}}
+IN_ENGINE = {"teacher": {"model": "t", "backend": "engine"}}
+AS_REWARD = {"distillation": {"mode": "reward"}}
 TWO = [{"source": "arithmetic", "domain": name, "reward": "math"} for name in ("a", "b")]
 
 
@@ -27,9 +27,9 @@ TWO = [{"source": "arithmetic", "domain": name, "reward": "math"} for name in ("
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"tracking": {"record_rollouts": True}}, r"`roll replay`, which cannot replay"),
+        ({"tracking": {"record_rollouts": True}}, r"`roll replay`, which does not support"),
         ({"updates": {"num_minibatches": 9}}, r"num_minibatches 9 exceeds rollout.prompts_per_step 8"),
-        ({"data": [{"source": "guess_number", "demonstrations": True}]}, r"brings demonstrations"),
+        ({"data": [{"source": "guess_number", "demonstrations": True}]}, r"has demonstrations"),
     ],
 )
 def test_config_online_what_none_of_them_does_is_refused(
@@ -42,22 +42,22 @@ def test_config_online_what_none_of_them_does_is_refused(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (IN_ENGINE, r"distillation.place loss compares whole distributions"),
-        ({**IN_ENGINE, **AS_REWARD, "rollout": {"temperature": 0.8}}, r"rollout.temperature is 0.8, but engines say"),
-        ({"distillation": {"place": "reward", "divergence": "jsd"}}, r"divergence jsd needs whole distributions"),
-        ({"distillation": {"limit": 2.0}}, r"limit cuts advantages, which place loss does not have"),
-        ({"distillation": {"reward_weight": 1.0}, "rollout": {"group_size": 1}}, r"rollout.group_size is 1: raise it"),
-        ({"teacher": ["a", "b"]}, r"teachers 'a' and 'b' both name no domains"),
+        (IN_ENGINE, r"distillation.mode loss compares whole distributions"),
+        ({**IN_ENGINE, **AS_REWARD, "rollout": {"temperature": 0.8}}, r"rollout.temperature is 0.8, but engines"),
+        ({"distillation": {"mode": "reward", "divergence": "jsd"}}, r"divergence jsd needs whole distributions"),
+        ({"distillation": {"limit": 2.0}}, r"limit bounds advantages, but `mode: loss` has no advantages"),
+        ({"distillation": {"reward_weight": 1.0}, "rollout": {"group_size": 1}}, r"group_size is 1: raise group_size"),
+        ({"teacher": ["a", "b"]}, r"teachers 'a' and 'b' both have no domains"),
         ({"teacher": {"model": "a", "domains": ["x"]}}, r"names 'x', but the sources are arithmetic"),
         ({"data": TWO, "teacher": {"model": "a", "domains": ["a"]}}, r"'b' has no teacher"),
         ({"data": TWO, "teacher": [{"model": "m", "domains": ["a"]}, {"model": "n", "domains": ["a", "b"]}]},
          r"'a' has 2 teachers"),
-        ({"data": TWO, "teacher": [{"model": "m", "domains": ["a"]}, {"model": "n", "place": "engine"}]},
-         r"give all the same place"),
+        ({"data": TWO, "teacher": [{"model": "m", "domains": ["a"]}, {"model": "n", "backend": "engine"}]},
+         r"set the same backend for all teachers"),
         ({"data": TWO, **AS_REWARD, "cluster": {"type": "ray"}, "teacher": [
-            {"model": "m", "domains": ["a"], "place": "engine"}, {"model": "n", "place": "engine"}]},
+            {"model": "m", "domains": ["a"], "backend": "engine"}, {"model": "n", "backend": "engine"}]},
          r"2 teachers in engines need 2 devices, 1 each, but there are 1"),
-        ({"cluster": {"device_mapping": {"teacher": [0]}}}, r"the student's own trainer holds the teachers"),
+        ({"cluster": {"device_mapping": {"teacher": [0]}}}, r"the student's trainer holds the teachers"),
     ],
 )  # fmt: skip
 def test_config_online_a_distillation_that_cannot_be_is_refused(change: dict[str, Any], words: str) -> None:
@@ -81,7 +81,10 @@ def test_config_online_every_source_has_the_teacher_that_names_it_or_the_one_tha
     [
         ({"preference": {"type": "kto"}}, r"kto learns from single answers"),
         ({"rollout": {"group_size": 1}}, r"a pair needs two rollouts"),
-        ({"preference": {"type": "simpo"}, "cluster": {"device_mapping": {"reference": [0]}}}, r"needs no reference"),
+        (
+            {"preference": {"type": "simpo"}, "cluster": {"device_mapping": {"reference": [0]}}},
+            r"does not use a reference",
+        ),
     ],
 )
 def test_config_online_pairs_that_cannot_be_are_refused(change: dict[str, Any], words: str) -> None:

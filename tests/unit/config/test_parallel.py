@@ -16,22 +16,24 @@ STAGES = ["cluster.type=ray", "cluster.device_mapping.actor_train=0-3", "trainin
 
 def test_config_parallel_stages_and_what_divides_a_row_share_their_samples() -> None:
     parallel = ParallelConfig(pp=2, cp=3, tp=2, dp_replicate=5)
-    assert (parallel.num_ranks, parallel.share_ranks, parallel.ranks_per_micro_batch) == (60, 12, 6)
-    assert parallel.invalid_layout_reason(120) is None
-    assert parallel.invalid_layout_reason(
+    assert (parallel.num_ranks, parallel.ranks_per_share, parallel.ranks_per_micro_batch) == (60, 12, 6)
+    assert parallel.find_layout_problem(120) is None
+    assert parallel.find_layout_problem(
         6
     ) == "6 trainer ranks cannot be divided by training.parallel's pp 2 x dp_replicate 5 x " + ("cp 3 x tp 2")
 
 
 def test_config_parallel_credit_by_attention_is_refused_with_stages() -> None:
     load_config(QUICKSTART, STAGES)
-    with pytest.raises(ConfigError, match=r"algorithm.credit.type \w+ looks at layers that several stages have"):
+    with pytest.raises(
+        ConfigError, match=r"algorithm.credit.type \w+ needs the attention of layers that lie on several stages"
+    ):
         load_config(QUICKSTART, [*STAGES, "algorithm.type=attention_credit"])
 
 
 def test_config_parallel_parts_of_stages_are_refused_without_stages() -> None:
     load_config(QUICKSTART, [*STAGES, "training.parallel.vpp=2"])
-    with pytest.raises(ConfigError, match=r"vpp 2 gives every stage .* set training.parallel.pp to 2 or more"):
+    with pytest.raises(ConfigError, match=r"vpp 2 splits each pipeline stage.* set training.parallel.pp to 2 or more"):
         load_config(QUICKSTART, ["training.parallel.vpp=2"])
     with pytest.raises(ConfigError, match=r"vpp.*1000"):  # of so many, each is listed before a layer is counted
         load_config(QUICKSTART, [*STAGES, "training.parallel.vpp=1000000000"])
@@ -39,7 +41,7 @@ def test_config_parallel_parts_of_stages_are_refused_without_stages() -> None:
 
 @pytest.mark.parametrize(
     ("backend", "says"),
-    [("megatron", "megatron takes tp and pp: leave out the others"), ("deepspeed", "leave training.parallel out")],
+    [("megatron", "megatron supports only tp and pp"), ("deepspeed", "does not support training.parallel")],
 )
 def test_config_parallel_parts_of_stages_are_refused_by_other_back_ends(backend: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):

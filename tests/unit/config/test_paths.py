@@ -9,7 +9,7 @@ import pytest
 from pydantic import AfterValidator, BaseModel
 
 from roll.cli.main import run
-from roll.config.base import expanded
+from roll.config.base import expand_path
 from roll.config.load import load_config
 from roll.config.pipelines import PIPELINES
 from roll.config.simulation import SimulationConfig
@@ -44,20 +44,20 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ],
 )
 def test_config_path_are_expanded(home: Path, written: str, meant: str) -> None:
-    assert expanded(written) == f"{home}{meant.format(home=home)}"
+    assert expand_path(written) == f"{home}{meant.format(home=home)}"
 
 
 @pytest.mark.parametrize("name", ["a/~/b", "owner/model", "smollm2-135m-instruct", "costs 5$", "a~", "", None])
 def test_config_path_without_a_variable_stay_as_they_are(home: Path, name: str | None) -> None:
-    assert expanded(name) == name
+    assert expand_path(name) == name
 
 
 def test_config_path_of_files_whose_names_look_like_variables_stay_as_they_are(home: Path) -> None:
     for name in ("$rows.jsonl", "~nobody-here.jsonl"):
-        with pytest.raises(ValueError, match="not known here"):
-            expanded(name)
+        with pytest.raises(ValueError, match="not defined on this machine"):
+            expand_path(name)
         (home / name).write_text("")
-        assert expanded(name) == name
+        assert expand_path(name) == name
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_config_path_of_files_whose_names_look_like_variables_stay_as_they_are(h
 def test_config_path_of_a_configuration_are_expanded_or_refused(home: Path, override: str, value: Any) -> None:
     assert value(load_config(BASE, [f"{override}=~/there"])) == f"{home}/there"
     assert value(load_config(BASE, [f"{override}=$HOME/there"])) == f"{home}/there"
-    with pytest.raises(ConfigError, match=r"'\$NOWHERE/there' names the variable \$NOWHERE, which is not known here"):
+    with pytest.raises(ConfigError, match=r"'\$NOWHERE/there' uses the variable \$NOWHERE, which is not defined"):
         load_config(BASE, [f"{override}=$NOWHERE/there"])
 
 
@@ -101,7 +101,7 @@ def test_config_path_are_marked_wherever_a_key_is_called_like_one() -> None:
             visit(field.annotation)
             texts = "str" in str(field.annotation) and not isinstance(field.annotation, type(BaseModel))
             if texts and name.rpartition("_")[2] in words:
-                marked = any(isinstance(each, AfterValidator) and each.func is expanded for each in field.metadata)
+                marked = any(isinstance(each, AfterValidator) and each.func is expand_path for each in field.metadata)
                 missing.update(() if marked else {f"{kind.__name__}.{name}"})
 
     for each in (*(PIPELINES.get(name) for name in PIPELINES), SimulationConfig):
@@ -121,9 +121,9 @@ def test_config_path_a_seed_is_one_that_every_generator_takes(seed: int, good: b
 
 @pytest.mark.parametrize("name", ["a\x00b", "a/" + "x" * 300, "é" * 200])
 def test_config_path_that_no_file_can_have_are_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"'output_dir': .* can be no file's name"):
+    with pytest.raises(ConfigError, match=r"'output_dir': .* is not a valid file name"):
         load_config({**BASE, "output_dir": name})
-    with pytest.raises(ModelError, match="can be no file's name"):
+    with pytest.raises(ModelError, match="is not a valid file name"):
         find_model(name)
 
 
@@ -131,7 +131,7 @@ def test_config_path_that_no_file_can_have_are_refused(name: str) -> None:
 def test_config_path_with_an_empty_variable_are_refused(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     """They would begin at the root of all files."""
     monkeypatch.setenv("EMPTY", "")
-    with pytest.raises(ConfigError, match=r"names the variable \$\{?EMPTY\}?, which is empty"):
+    with pytest.raises(ConfigError, match=r"uses the variable \$\{?EMPTY\}?, which is empty"):
         load_config({**BASE, "output_dir": path})
 
 
@@ -141,4 +141,4 @@ def test_config_path_that_are_too_long_are_said_in_one_line(
 ) -> None:
     name, *rest = command
     assert run([name, "x" * 300, *rest]) == 2
-    assert capsys.readouterr().err.endswith("is longer than a file's name may be.\n")
+    assert capsys.readouterr().err.endswith("is too long.\n")

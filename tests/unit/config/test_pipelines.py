@@ -13,7 +13,7 @@ import pytest
 from configuration_page import BEGIN, END, reference, renew
 
 from roll.cli.main import run
-from roll.cluster.devices import place
+from roll.cluster.devices import resolve_placement
 from roll.config.base import Section, option
 from roll.config.cluster import ClusterConfig, DeviceMapping, Devices, RoleDevices
 from roll.config.document import dump
@@ -22,7 +22,7 @@ from roll.config.load import dump_config, dump_yaml, load_config, load_run_confi
 from roll.config.pipelines import PIPELINES
 from roll.config.python_objects import load_with_python_objects
 from roll.config.run import RunConfig
-from roll.config.schema import json_schema
+from roll.config.schema import build_json_schema
 from roll.errors import ConfigError, PlacementError
 from roll.pipelines.recording.configuration import load_replay_config
 
@@ -93,7 +93,7 @@ def test_config_pipelines_its_own_sections_stand_where_a_reader_looks_first() ->
     [
         ({"imitation": {"fil": "x"}}, r"unknown key 'imitation.fil'. Did you mean 'file'\?"),
         ({"imitation": {"file": "x", "num_epochs": 0}}, "'imitation.num_epochs' must be a whole number >= 1, got 0"),
-        ({"imitation": None}, "'imitation' must be a section, got null. Nothing is written below it"),
+        ({"imitation": None}, "'imitation' must be a section, got null. The section is empty"),
         ({"rollout": {"group_size": 2}}, "unknown key 'rollout'"),
         ({"num_generations": 2}, r"unknown key 'num_generations'\. (?!.*rollout)"),
         ({"save_steps": 2}, "Did you mean 'checkpoint.every_num_steps'"),
@@ -115,13 +115,13 @@ def test_config_pipelines_it_is_explained_and_has_a_schema_and_a_page(tmp_path: 
     assert "How often it is read." in explain("num_epochs", "toy")
     with pytest.raises(ConfigError, match="'group_size' is a key of another pipeline: add --pipeline agentic"):
         explain("group_size", "toy")
-    jsonschema.validate(BASE, json_schema("toy"))
-    assert list(json_schema("toy")["properties"]) == list(ToyConfig.model_fields)
+    jsonschema.validate(BASE, build_json_schema("toy"))
+    assert list(build_json_schema("toy")["properties"]) == list(ToyConfig.model_fields)
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\n{END}\nafter")
     renew(page, "toy")
     assert reference("toy") in page.read_text() and "### `imitation`" in page.read_text()
-    for function in (explain, json_schema, reference):
+    for function in (explain, build_json_schema, reference):
         with pytest.raises(ConfigError, match=r"unknown pipeline 'tyo'\. Did you mean 'toy'\?"):
             function(*(["", "tyo"] if function is explain else ["tyo"]))  # type: ignore[operator]
 
@@ -130,7 +130,7 @@ def test_config_pipelines_commands_explain_and_show_it(tmp_path: Path, capsys: p
     assert run(["config", "explain", "--pipeline", "toy", "num_epochs"]) == 0
     assert "How often it is read." in capsys.readouterr().out
     assert run(["config", "schema", "--pipeline", "toy"]) == 0
-    assert json.loads(capsys.readouterr().out) == json_schema("toy")
+    assert json.loads(capsys.readouterr().out) == build_json_schema("toy")
     (tmp_path / "x.yaml").write_text(dump(BASE))
     assert run(["config", "show", str(tmp_path / "x.yaml")]) == 0
     assert "num_epochs: 1" in capsys.readouterr().out
@@ -143,13 +143,15 @@ def test_config_pipelines_commands_explain_and_show_it(tmp_path: Path, capsys: p
 
 def test_config_pipelines_a_run_of_it_is_resumed_and_what_it_has_not_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(dump_yaml(load_config(BASE)))
-    assert load_run_config(tmp_path, ["imitation.num_epochs=2"]).section("imitation", ImitationConfig).num_epochs == 2
+    assert (
+        load_run_config(tmp_path, ["imitation.num_epochs=2"]).get_section("imitation", ImitationConfig).num_epochs == 2
+    )
     with pytest.raises(ConfigError, match="'seed' is 0 in this run and cannot change"):
         load_run_config(tmp_path, ["seed=1"])
-    with pytest.raises(ConfigError, match="ran the pipeline toy, which has no replay"):
+    with pytest.raises(ConfigError, match="ran the pipeline toy, which does not support replays"):
         load_replay_config(tmp_path)
-    with pytest.raises(ConfigError, match="runs the pipeline toy and has no section `rollout`"):
-        load_config(BASE).section("rollout", Section)
+    with pytest.raises(ConfigError, match="runs the pipeline toy, which has no section `rollout`"):
+        load_config(BASE).get_section("rollout", Section)
     with pytest.raises(ConfigError, match="unknown key 'data'"):
         load_with_python_objects(BASE, (), [{"prompt": "p"}], None, "math")
 
@@ -157,13 +159,13 @@ def test_config_pipelines_a_run_of_it_is_resumed_and_what_it_has_not_is_refused(
 def test_config_pipelines_a_role_of_its_own_gets_devices_like_any_other() -> None:
     cluster = {"type": "ray", "device_mapping": {"actor_train": "0-1", "teacher": "4-7"}}
     config = load_config(BASE | {"cluster": cluster}, ["cluster.num_nodes=2"])
-    seats = place(config.cluster, config.roles, devices_per_node=4).seats
+    seats = resolve_placement(config.cluster, config.roles, devices_per_node=4).slots
     assert [(seat.node, seat.local_devices) for seat in seats["teacher"]] == [(1, (0, 1)), (1, (2, 3))]
     assert [seat.local_devices for seat in seats["actor_train"]] == [(0,), (1,)]
     assert dump_config(config)["cluster"]["device_mapping"]["teacher"] == [4, 5, 6, 7]
     assert "two for each of its engines" in explain("cluster.device_mapping.teacher", "toy")
     with pytest.raises(PlacementError, match=r"device_mapping\.teacher names device 4, but 1 x 4 devices"):
-        place(load_config(BASE | {"cluster": cluster}).cluster, config.roles, devices_per_node=4)
+        resolve_placement(load_config(BASE | {"cluster": cluster}).cluster, config.roles, devices_per_node=4)
 
 
 @pytest.mark.parametrize(
@@ -171,11 +173,17 @@ def test_config_pipelines_a_role_of_its_own_gets_devices_like_any_other() -> Non
     [
         ("cluster.device_mapping.techer=1", r"unknown key 'cluster.device_mapping.techer' .*Did you mean 'teacher'\?"),
         ("cluster.device_mapping.zz=1", "Known here: actor_train, actor_infer, critic, reference, judge, teacher"),
-        ("cluster.device_mapping.critic=1", "pipeline toy has no such role: remove it .here are actor_train, teacher."),
-        ("cluster.device_mapping.actor_infer=1", "actor_infer is set but the pipeline toy has no such role"),
-        ("cluster.device_mapping.teacher=0-2", "has 3 devices, which imitation.tensor_parallel 2 does not divide"),
+        (
+            "cluster.device_mapping.critic=1",
+            "pipeline toy has no such role: remove the key .the roles are actor_train, teacher.",
+        ),
+        ("cluster.device_mapping.actor_infer=1", "actor_infer is set, but the pipeline toy has no such role"),
+        (
+            "cluster.device_mapping.teacher=0-2",
+            "has 3 devices, but the number must be divisible by imitation.tensor_parallel 2",
+        ),
         ("cluster.device_mapping.teacher=0-x", "'0-x' is not a list of devices"),
-        ("cluster.device_mapping.actor_train=0-3", "for 4 trainer ranks, but cluster.type local"),
+        ("cluster.device_mapping.actor_train=0-3", "to 4 trainer ranks, but cluster.type local"),
     ],
 )
 def test_config_pipelines_a_mapping_that_the_pipeline_cannot_use_is_refused(override: str, message: str) -> None:

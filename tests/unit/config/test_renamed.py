@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 from roll.config import renamed
-from roll.config.keys import all_keys
+from roll.config.keys import iterate_keys
 from roll.config.load import load_config
 from roll.config.pipelines import PIPELINES
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
 from roll.pipelines.state import RunState
-from roll.tracking.metric_meanings import meaning_of
+from roll.tracking.metric_meanings import find_meaning
 from roll.tracking.metrics_file import MetricsFile, read_metrics
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
@@ -38,8 +38,8 @@ def write(directory: Path, tree: dict, *lines: str) -> Path:
 
 
 def test_table_leads_to_names_that_exist() -> None:
-    keys = {key.dotted.replace(".N", "") for name in PIPELINES for key in all_keys(PIPELINES.get(name))}
-    keys |= {key.dotted.replace(".N", "") for key in all_keys(SimulationConfig)}
+    keys = {key.dotted.replace(".N", "") for name in PIPELINES for key in iterate_keys(PIPELINES.get(name))}
+    keys |= {key.dotted.replace(".N", "") for key in iterate_keys(SimulationConfig)}
     for old, last in renamed.RENAMED_KEYS.items():
         section = old.rpartition(".")[0]
         assert any(f".{key}".endswith(f".{section}.{last}") for key in keys), old
@@ -48,7 +48,7 @@ def test_table_leads_to_names_that_exist() -> None:
         assert any(f".{each}".endswith(f".{key}") for each in keys), key
     for old, new in renamed.RENAMED_METRICS.items():
         suffix = "reward_counted" if old.endswith("/") else ""
-        assert meaning_of(new + suffix) is not None and meaning_of(old + suffix) is None, old
+        assert find_meaning(new + suffix) is not None and find_meaning(old + suffix) is None, old
 
 
 def test_file_override_and_dictionary_take_former_names(
@@ -88,7 +88,9 @@ def test_both_names_are_an_error_with_both_lines(tree: dict, tmp_path: Path) -> 
     message = str(caught.value)
     assert f"'sandbox.patience_s' ({file}:{first}) is the former name of" in message
     assert f"'sandbox.reconnect_timeout_s' ({file}:{first + 1})" in message and "lerning_rate" in message
-    with pytest.raises(ConfigError, match=r"'sandbox\.patience_s' and 'sandbox\.reconnect_timeout_s' are two names"):
+    with pytest.raises(
+        ConfigError, match=r"'sandbox\.patience_s' and 'sandbox\.reconnect_timeout_s' are names of the same key"
+    ):
         load_config(tree, ["sandbox.patience_s=1", "sandbox.reconnect_timeout_s=2"])
 
 

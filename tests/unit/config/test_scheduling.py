@@ -13,16 +13,16 @@ from roll.config.scheduling import SchedulingConfig
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"type": "tail_batching", "async_ratio": 1.0}, "type tail_batching is synchronous"),
-        ({"type": "batch", "async_ratio": 0.5}, "type batch is synchronous"),
+        ({"type": "tail_batching", "async_ratio": 1.0}, "`type: tail_batching` is synchronous"),
+        ({"type": "batch", "async_ratio": 0.5}, "`type: batch` is synchronous"),
         ({"async_ratio": 1.0, "prompt_redundancy": 1.5}, "no step waits for a slow prompt"),
-        ({"type": "tail_batching", "prompt_redundancy": 1.0}, "needs prompt_redundancy above 1"),
-        ({"type": "tail_batching", "choose": "launch_order"}, "remove choose"),
+        ({"type": "tail_batching", "prompt_redundancy": 1.0}, "needs redundant prompts"),
+        ({"type": "tail_batching", "choose": "launch_order"}, "remove `choose`"),
         ({"type": "tail_batching", "leftovers": "drop"}, "set leftovers to defer"),
-        ({"type": "batch", "prompt_redundancy": 2.0}, "redundant ones only cost"),
+        ({"type": "batch", "prompt_redundancy": 2.0}, "redundancy has no benefit"),
         ({"prompt_redundancy": 0.5}, "greater than or equal to 1"),
         ({"async_ratio": -1.0}, "greater than or equal to 0"),
-        ({"reward_range": (1.0, 0.0)}, "from low to high"),
+        ({"reward_range": (1.0, 0.0)}, "must be a lower and a higher reward"),
     ],
 )
 def test_config_scheduling_contradictions_are_refused(settings: dict[str, Any], reason: str) -> None:
@@ -43,7 +43,7 @@ def test_config_scheduling_contradictions_are_refused(settings: dict[str, Any], 
 def test_config_scheduling_redundancy_is_rounded_up_to_whole_prompts(
     settings: dict[str, Any], wanted: int, prompts: int
 ) -> None:
-    assert SchedulingConfig(**settings).num_prompts(wanted) == prompts
+    assert SchedulingConfig(**settings).compute_num_prompts(wanted) == prompts
 
 
 @pytest.mark.parametrize(("ratio", "bound"), [(0.0, 0), (0.25, 1), (1.0, 1), (1.5, 2), (8.0, 8)])

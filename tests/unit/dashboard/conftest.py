@@ -31,15 +31,15 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         with RunDirectory.create(tmp_path / "runs" / name, dump_config(config)) as run:
             metrics = MetricsFile(run.metrics_path)
             metrics.append(0, "evaluation", {"eval/accuracy": 0.25, "time/evaluate_s": 2.0})
-            write_rollouts(run.evaluation_path(0), 0, [make_group(0, (1.0, 0.0))])
+            write_rollouts(run.get_evaluation_path(0), 0, [make_group(0, (1.0, 0.0))])
             for step in range(1, num_steps + 1):
                 write_step(run, metrics, step)
             TraceFile(run.trace_path).append(trace_of(num_steps))
-            run.log_path("controller").write_text(
+            run.get_log_path("controller").write_text(
                 "2026-01-01 10:00:00,000 INFO roll: it begins\n"
                 "2026-01-01 10:00:01,000 WARNING roll.x: nothing is learnt (3 steps in a row; alarms.no_signal)\n"
             )
-            checkpoint = run.checkpoint_path(num_steps)
+            checkpoint = run.get_checkpoint_path(num_steps)
             checkpoint.mkdir()
             entries = [("trained", ""), ("filtered", "zero variance: every reward is 0"), ("expired", "")]
             (checkpoint / "ledger.jsonl").write_text(
@@ -61,7 +61,7 @@ def write_step(run: RunDirectory, metrics: MetricsFile, step: int) -> None:
             "token_advantages": np.array([-1.0, -1.0, np.nan], np.float32),
         }
     }
-    write_rollouts(run.rollouts_path(step), step, groups, {first: -1.0}, tokens)
+    write_rollouts(run.get_rollouts_path(step), step, groups, {first: -1.0}, tokens)
     figures = {
         "reward/mean": step / 10,
         "time/step_s": 10.0,

@@ -14,13 +14,13 @@ from unit.dashboard.conftest import client_of, endpoints, ids
 
 from roll.cli.main import run as roll
 from roll.dashboard import serving
-from roll.dashboard.access import cookie_name
-from roll.dashboard.rollouts import row_of
+from roll.dashboard.access import build_cookie_name
+from roll.dashboard.rollouts import encode_row
 from roll.errors import ConfigError
 
 MakeRun = Callable[..., Path]
 TOKEN = "t0ken-of-this-server"
-COOKIE = cookie_name(TOKEN)
+COOKIE = build_cookie_name(TOKEN)
 
 
 def everywhere(path: Path) -> TestClient:
@@ -35,7 +35,13 @@ def test_dashboard_access_without_the_token_nothing_at_all_is_answered(make_run:
         {}, {"Authorization": "Bearer "}, {"Authorization": f"Bearer {TOKEN}x"}, {"Authorization": f"Basic {TOKEN}"},
         {"Cookie": f"{COOKIE}="}, {"Cookie": f"{COOKIE}={TOKEN[:-1]}"}, {"Cookie": "\x00;=;"},
     )  # fmt: skip
-    for url in ("/", "/static/x.js", "/api/runs", f"/api/runs/{run}/events", *endpoints(run, row_of(1, "train", 0))):
+    for url in (
+        "/",
+        "/static/x.js",
+        "/api/runs",
+        f"/api/runs/{run}/events",
+        *endpoints(run, encode_row(1, "train", 0)),
+    ):
         for headers in wrong:
             assert client.get(url, headers=headers).status_code == 401, (url, headers)
         assert client.get(url, params={"token": "wrong"}).status_code == 401
@@ -121,7 +127,7 @@ def test_dashboard_access_other_addresses_get_a_token_and_this_machine_needs_non
 
 @pytest.mark.parametrize("token", ["", "short", "with space", "a;b=cdefgh", "ümlautümlaut"])
 def test_dashboard_access_a_token_that_is_none_is_refused(tmp_path: Path, token: str) -> None:
-    with pytest.raises(ConfigError, match="a token has"):
+    with pytest.raises(ConfigError, match="--token must have"):
         serving.serve([tmp_path], "0.0.0.0", 0, token, open_browser=False, say=print)
 
 
@@ -157,7 +163,7 @@ def test_dashboard_access_who_is_told_the_address_can_connect_at_once() -> None:
 def test_dashboard_access_a_malformed_cookie_of_another_server_does_not_hide_ours(make_run: MakeRun) -> None:
     client = client_of(make_run(), token=TOKEN)
     for other in ('theme={"dark": 1}', "a b=c", "=", 'x="y'):
-        cookies = f"{other}; {cookie_name(TOKEN)}={TOKEN}; {other}"
+        cookies = f"{other}; {build_cookie_name(TOKEN)}={TOKEN}; {other}"
         assert client.get("/api/runs", headers={"Cookie": cookies}).status_code == 200
 
 

@@ -40,15 +40,15 @@ def test_dashboard_answers_every_question_has_an_answer_and_every_link_a_view(ma
 
 def test_dashboard_answers_a_reward_that_rises_is_not_flat(make_run: MakeRun) -> None:
     run = make_run(num_steps=12)  # 0.1, 0.2, … 1.2: the first five have 0.3, the last five 1.0
-    assert asked(run)["flat"]["answer"] == "It is not: it rose from 0.300 to 1.000."
+    assert asked(run)["flat"]["answer"] == "The reward is not flat: it rose from 0.300 to 1.000."
 
 
 def test_dashboard_answers_a_flat_reward_is_told_its_causes(make_run: MakeRun) -> None:
     run = make_run()
     rewrite(run, reward__mean=0.0, rollout__unfinished_share=0.9, data__groups_trained=0.0)
     flat = asked(run)["flat"]
-    assert "90% of answers are cut off" in flat["answer"]
-    assert "no group had rewards that differ" in flat["answer"] and "too hard" in flat["answer"]
+    assert "90% of answers are truncated" in flat["answer"]
+    assert "the rewards within each group are equal" in flat["answer"] and "too hard" in flat["answer"]
     assert {"text": "answers that were cut off", "view": "rollouts"}.items() <= flat["links"][1].items()
 
 
@@ -69,7 +69,7 @@ def test_dashboard_answers_staleness_is_compared_with_what_the_async_ratio_allow
     run = make_run()
     rewrite(run, rollout__staleness_max=2.0, rollout__staleness_mean=0.5)
     found = asked(run)["off_policy"]
-    assert found["answer"].startswith("By at most 2 updates, 0.50 on average; the async ratio allows 0.")
+    assert found["answer"].startswith("Yes, by at most 2 updates, 0.50 on average; the async ratio allows 0.")
     assert found["tone"] == "bad"
 
 
@@ -85,8 +85,8 @@ def test_dashboard_answers_a_ledger_with_a_gap_is_told(make_run: MakeRun) -> Non
 
 def test_dashboard_answers_time_goes_into_the_longest_phase(make_run: MakeRun) -> None:
     found = asked(make_run())["time"]  # six of ten seconds generate
-    assert found["answer"] == "Mostly into generate. A step takes 10.0 s; 3 of 3 were held back by generating."
-    assert found["figures"][0] == {"name": "generate, s a step", "value": 6.0}
+    assert found["answer"] == "Mostly to generate. A step takes 10.0 s; in 3 of 3 steps the bottleneck was generation."
+    assert found["figures"][0] == {"name": "generate, s per step", "value": 6.0}
 
 
 def test_dashboard_answers_take_a_ledger_whose_entries_have_values_of_any_kind(make_run: MakeRun) -> None:
@@ -94,7 +94,7 @@ def test_dashboard_answers_take_a_ledger_whose_entries_have_values_of_any_kind(m
     ledger = next(run.glob("checkpoints/*/ledger.jsonl"))
     odd = {"fate": "filtered", "why": ["a", {"b": 1}], "uid": {"c": [2]}, "draw_id": [0]}
     ledger.write_text(json.dumps(odd) + "\n")
-    assert "gaps or repeats" in asked(run)["once"]["answer"]
+    assert "gaps or repeated draws" in asked(run)["once"]["answer"]
     assert asked(run)["filtered"]["answer"]
 
 
@@ -109,8 +109,8 @@ def test_dashboard_answers_about_time_count_a_step_once_and_whole(make_run: Make
     ]
     TraceFile(run / "trace.json").append([event, *again])  # step 4 was interrupted after a second, and made again
     found = asked(run)["time"]  # (10 + 10 + 10 + 20) / 4; 18 s each for generating and the checkpoint
-    assert "A step takes 12.5 s; 3 of 4 were held back by generating." in found["answer"]
-    assert {"name": "checkpoint, s a step", "value": 4.5} in found["figures"]
+    assert "A step takes 12.5 s; in 3 of 4 steps the bottleneck was generation." in found["answer"]
+    assert {"name": "checkpoint, s per step", "value": 4.5} in found["figures"]
 
 
 def test_dashboard_answers_the_tokens_that_were_pushed_down_most_are_one_link_away(make_run: MakeRun) -> None:
@@ -125,7 +125,7 @@ def test_dashboard_answers_the_tokens_that_were_pushed_down_most_are_one_link_aw
 def test_dashboard_answers_a_run_is_told_which_other_is_nearest(make_run: MakeRun) -> None:
     first, second = make_run("first"), make_run("second")
     found = asked(first, second)["differs"]
-    assert found["answer"] == "second is nearest: 1 keys differ, its name included."
+    assert found["answer"] == "The most similar run is second: 1 keys differ, including the name."
 
 
 def test_dashboard_answers_a_plan_beside_the_run_is_told(make_run: MakeRun) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.dashboard.changes import Pace, changes
+from roll.dashboard.changes import CpuLimiter, stream_changes
 from roll.dashboard.runs import Run
 from roll.dashboard.vocabulary import Vocabularies
 
@@ -19,9 +19,9 @@ async def test_dashboard_watch_changes_are_told_once_for_what_grew(
     monkeypatch.setattr("roll.dashboard.changes._POLL_S", 0.0)
     monkeypatch.setattr("roll.dashboard.changes._REST_S", 0.0)
     run, owes = Run(make_run(), "demo", Vocabularies()), False
-    pace = Pace()
-    monkeypatch.setattr(pace, "is_over_budget", lambda: owes)
-    events = changes(run, pace)
+    limiter = CpuLimiter()
+    monkeypatch.setattr(limiter, "is_over_budget", lambda: owes)
+    events = stream_changes(run, limiter)
 
     async def after(step: int) -> str:
         with (run.path / "metrics.jsonl").open("a") as file:
@@ -41,12 +41,12 @@ async def test_dashboard_watch_changes_are_told_once_for_what_grew(
 def test_dashboard_watch_time_taken_is_owed_until_its_share_has_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     now, taken = 0.0, 0.0
-    pace = Pace(share=0.005, clock=lambda: now, spent=lambda: taken)  # 0.01 s a second
+    limiter = CpuLimiter(share=0.005, clock=lambda: now, spent=lambda: taken)  # 0.01 s a second
 
     def owes_after(seconds: float) -> bool:
         nonlocal now
         now += seconds
-        return pace.is_over_budget()
+        return limiter.is_over_budget()
 
     assert not owes_after(1)
     taken += 0.035

@@ -46,20 +46,25 @@ def test_dashboard_endings_answers_say_how_a_recorded_run_ended(asked: dict[str,
     figures = {figure["name"]: figure["value"] for figure in stopped["figures"]}
     assert figures["last step"] == step
     if end == "finished" or (end == "alarm" and pipeline in NO_ALARM):
-        assert stopped["answer"] == f"It finished: all {step} steps were made." and stopped["tone"] == "good"
-        assert figures["steps asked for"] == step > 0
+        assert stopped["answer"] == f"The run finished all {step} steps." and stopped["tone"] == "good"
+        assert figures["configured steps"] == step > 0
     elif end == "alarm":
-        assert stopped["answer"].startswith("An alarm stopped it") and "alarms." in stopped["answer"]
+        assert stopped["answer"].startswith("An alarm stopped the run") and "alarms." in stopped["answer"]
     elif end == "reward-raises":
-        assert stopped["answer"].startswith("An alarm stopped it after step 1 of 4: ")
+        assert stopped["answer"].startswith("An alarm stopped the run after step 1 of 4: ")
         assert "the grader is down" in stopped["answer"]
     elif end == "error":
-        assert stopped["answer"].startswith("It failed after step 3 of ") and stopped["tone"] == "bad"
+        assert stopped["answer"].startswith("The run failed after step 3 of ") and stopped["tone"] == "bad"
         assert "the data server went away" in stopped["answer"]
     elif end == "interrupted":
-        assert stopped["answer"].startswith("It was interrupted after step 3 of ") and "SIGINT" in stopped["answer"]
+        assert (
+            stopped["answer"].startswith("The run was interrupted after step 3 of ") and "SIGINT" in stopped["answer"]
+        )
     else:
-        assert stopped["answer"].startswith("It ended after step 3") and "no summary says why" in stopped["answer"]
+        assert (
+            stopped["answer"].startswith("The run ended after step 3")
+            and "no summary with the cause" in stopped["answer"]
+        )
 
 
 @pytest.mark.parametrize(("pipeline", "end"), combinations())
@@ -71,10 +76,10 @@ def test_dashboard_endings_answers_follow_the_pipeline_of_a_recorded_run(
     if pipeline in SUPERVISED:
         assert learning["question"] == "Why does my loss not fall?" and "reward" not in learning["answer"]
         assert "examples" in found["pushed"]["answer"] and "no reward" in found["fooled"]["answer"]
-        assert "Nothing is generated" in found["off_policy"]["answer"]
+        assert "generates nothing" in found["off_policy"]["answer"]
     else:
         assert pipeline in ONLINE and learning["question"] == "Why is my reward flat?"
     if end == "reward-raises":
-        assert learning["answer"].startswith("There is no reward to look at") and learning["tone"] == "bad"
+        assert learning["answer"].startswith("Answers of ") and learning["tone"] == "bad"
         assert "the grader is down" in learning["answer"]
     assert "ended without a word" not in json.dumps({key: value for key, value in found.items() if key != "path"})

@@ -25,12 +25,12 @@ def test_dashboard_metrics_columns_share_steps_and_times_and_a_missing_value_is_
     metrics = read(tmp_path)
     file.append(2, "train", {"a": float("nan"), "b": 3.0, "time/step_s": 5.0})
     metrics.refresh()
-    assert metrics.series(["a", "b", "c"], "train", None) == {
+    assert metrics.build_series(["a", "b", "c"], "train", None) == {
         "steps": [1, 2], "time_s": [12.0, 17.0], "series": {"a": [1.0, None], "b": [None, 3.0]},
     }  # fmt: skip
-    assert metrics.series(["a"], "train", since=1) == {"steps": [2], "time_s": [17.0], "series": {"a": [None]}}
-    assert metrics.series(["eval/accuracy"], "eval", None)["series"] == {"eval/accuracy": [0.5]}
-    assert {"name": "b", "kind": "train"} in metrics.names()["names"]
+    assert metrics.build_series(["a"], "train", since=1) == {"steps": [2], "time_s": [17.0], "series": {"a": [None]}}
+    assert metrics.build_series(["eval/accuracy"], "eval", None)["series"] == {"eval/accuracy": [0.5]}
+    assert {"name": "b", "kind": "train"} in metrics.build_overview()["names"]
 
 
 def test_dashboard_metrics_a_resume_that_truncates_is_followed(tmp_path: Path) -> None:
@@ -41,8 +41,8 @@ def test_dashboard_metrics_a_resume_that_truncates_is_followed(tmp_path: Path) -
     file.truncate(1)
     file.append(2, "train", {"a": 20.0})
     metrics.refresh()
-    assert metrics.series(["a"], "train", None)["series"] == {"a": [1.0, 20.0]}
-    assert metrics.series(["a"], "train", None)["steps"] == [1, 2]
+    assert metrics.build_series(["a"], "train", None)["series"] == {"a": [1.0, 20.0]}
+    assert metrics.build_series(["a"], "train", None)["steps"] == [1, 2]
 
 
 def test_dashboard_metrics_what_is_no_row_is_counted_and_left_out(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_dashboard_metrics_what_is_no_row_is_counted_and_left_out(tmp_path: Path
     (tmp_path / "metrics.jsonl").write_text("\n".join(rows) + "\n")
     metrics = read(tmp_path)
     assert metrics.problem == "12 lines of metrics.jsonl are malformed."
-    found = metrics.series(["a", "text", "deep", "huge", "whole"], "train", None)["series"]
+    found = metrics.build_series(["a", "text", "deep", "huge", "whole"], "train", None)["series"]
     assert found == {"a": [1.0], "text": [None], "deep": [None], "huge": [None], "whole": [None]}
 
 
@@ -64,7 +64,7 @@ def test_dashboard_metrics_many_points_are_thinned_and_keep_lows_and_highs(tmp_p
         for step in range(10_000):
             value = {3333: 50.0, 7777: -50.0}.get(step, (step % 7) / 7)
             file.write(json.dumps({"step": step, "kind": "train", "a": value, "b": -value}) + "\n")
-    found = read(tmp_path).series(["a", "b"], "train", None)
+    found = read(tmp_path).build_series(["a", "b"], "train", None)
     assert len(found["steps"]) <= 2002
     assert {0, 3333, 7777, 9999} <= set(found["steps"])
     assert (min(found["series"]["a"]), max(found["series"]["a"])) == (-50.0, 50.0)
@@ -75,7 +75,7 @@ def test_dashboard_metrics_all_points_come_where_they_are_asked_for(tmp_path: Pa
     with (tmp_path / "metrics.jsonl").open("w") as file:
         for step in range(5000):
             file.write(json.dumps({"step": step, "kind": "train", "a": float(step)}) + "\n")
-    found = read(tmp_path).series(["a"], "train", None, full=True)
+    found = read(tmp_path).build_series(["a"], "train", None, full=True)
     assert found["steps"] == list(range(5000))
     assert found["series"]["a"] == [float(step) for step in range(5000)]
 
@@ -99,4 +99,4 @@ def test_dashboard_metrics_time_stays_finite(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     metrics = Metrics(SafeDirectory(tmp_path))
     metrics.refresh()
-    assert metrics.names()["kinds"]["train"]["time_s"] == [2.0, 2.0, 2.0]
+    assert metrics.build_overview()["kinds"]["train"]["time_s"] == [2.0, 2.0, 2.0]

@@ -14,7 +14,7 @@ import pytest
 from unit.dashboard.conftest import client_of, ids
 from unit.tracking.conftest import make_group
 
-from roll.dashboard.rollouts import Rollouts, file_of, row_of
+from roll.dashboard.rollouts import Rollouts, decode_row, encode_row
 from roll.tracking.reading.files import SafeDirectory
 from roll.tracking.rollout_table import TOKEN_COLUMNS, write_rollouts
 
@@ -37,23 +37,23 @@ def shown(answer: dict[str, Any]) -> list[str]:
 
 def index_of(path: Path) -> Rollouts:
     index = Rollouts(SafeDirectory(path), lambda step: step - 1.0)
-    for name, stamp in index.pending():
+    for name, stamp in index.list_pending():
         index.add(name, stamp)
     return index
 
 
 def test_dashboard_rollouts_a_row_says_where_its_rollout_lies() -> None:
     for step, kind, place in ((0, "eval", 3), (7, "train", 0), (999_999_999, "eval", 2**20 - 1)):
-        row = row_of(step, kind, place)
+        row = encode_row(step, kind, place)
         assert row < 2**53
-        assert file_of(row) == (f"{'eval-' if kind == 'eval' else ''}step-{step:06d}.parquet", place)
+        assert decode_row(row) == (f"{'eval-' if kind == 'eval' else ''}step-{step:06d}.parquet", place)
 
 
 def test_dashboard_rollouts_every_rollout_is_a_row_with_what_the_run_recorded(make_run: MakeRun) -> None:
     answer = ask(make_run(), sort="row")
     assert (answer["total"], answer["matching"]) == (14, 14)
     assert answer["rows"][2] == {
-        "row": row_of(1, "train", 0), "kind": "train", "step": 1, "rollout_id": "2.0", "draw_id": 2, "index": 0,
+        "row": encode_row(1, "train", 0), "kind": "train", "step": 1, "rollout_id": "2.0", "draw_id": 2, "index": 0,
         "domain": "arithmetic", "reward": 1, "correct": True, "verdict": "correct", "status": "completed",
         "finish_reason": "stop", "num_tokens": 3, "num_turns": 1, "staleness": -2, "policy_version": 2, "advantage": -1,
         "engine_id": "engine-0", "prompt": "2 + 1 =", "text": "The answer is 2.",
@@ -104,14 +104,14 @@ def test_dashboard_rollouts_a_page_is_what_sorting_everything_gives(tmp_path: Pa
         order = sorted(known, key=lambda i: ((rewards[i] or 0) * (-1 if desc else 1), i)) + unknown
         for offset in (0, 30, 395):
             found = ask(tmp_path, sort="reward", desc=desc, offset=offset, limit=20)
-            assert [file_of(row["row"])[1] for row in found["rows"]] == order[offset : offset + 20]
+            assert [decode_row(row["row"])[1] for row in found["rows"]] == order[offset : offset + 20]
 
 
 def test_dashboard_rollouts_a_text_is_searched_for_in_slices_that_go_on(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("roll.dashboard.questions._SEARCH_S", 0.0)  # one file a time
-    monkeypatch.setattr("roll.dashboard.questions.search.__defaults__", (0.0,))
+    monkeypatch.setattr("roll.dashboard.questions.search_texts.__defaults__", (0.0,))
     path, found, cursor, searched = make_run(), [], "", []
     while True:
         answer = ask(path, q="ANSWER is 7", kind="train", cursor=cursor)
@@ -144,7 +144,7 @@ def test_dashboard_rollouts_a_group_is_of_one_step_and_kind_whatever_draws_are_c
         shutil.copy(path / "rollouts" / "step-000001.parquet", path / "rollouts" / f"{name}.parquet")
     client = client_of(path)
     (run,) = ids(client).values()
-    for row in (row_of(1, "train", 0), row_of(1, "eval", 0), row_of(2, "train", 0)):
+    for row in (encode_row(1, "train", 0), encode_row(1, "eval", 0), encode_row(2, "train", 0)):
         found = client.get(f"/api/runs/{run}/rollouts/{row}/group").json()["rows"]
         assert [one["row"] for one in found] == [row, row + 1]
 
@@ -154,7 +154,7 @@ def test_dashboard_rollouts_a_text_is_found_in_every_row_group(make_run: MakeRun
     file = path / "rollouts" / "step-000002.parquet"
     pq.write_table(pq.read_table(file), file, row_group_size=1)
     before = ask(path, q="answer", kind="train", step_min=2, step_max=2)
-    assert [row["row"] for row in before["rows"]] == [row_of(2, "train", place) for place in range(4)]
+    assert [row["row"] for row in before["rows"]] == [encode_row(2, "train", place) for place in range(4)]
 
 
 def test_dashboard_rollouts_a_file_that_could_not_be_read_is_read_once_it_was_replaced(make_run: MakeRun) -> None:
@@ -186,20 +186,20 @@ def test_dashboard_rollouts_new_files_are_added_and_those_of_a_resume_replaced(m
     path = make_run()
     index = index_of(path)
     write_rollouts(path / "rollouts" / "step-000004.parquet", 4, [make_group(8)])
-    assert [name for name, _ in index.pending()] == ["step-000004.parquet"]
-    for name, stamp in index.pending():
+    assert [name for name, _ in index.list_pending()] == ["step-000004.parquet"]
+    for name, stamp in index.list_pending():
         index.add(name, stamp)
     assert len(index) == 16
     (path / "rollouts" / "step-000003.parquet").unlink()
     write_rollouts(path / "rollouts" / "step-000002.parquet", 2, [make_group(40, (0.25,))])
-    for name, stamp in index.pending():
+    for name, stamp in index.list_pending():
         index.add(name, stamp)
     assert len(index) == 2 + 4 + 1 + 2
-    at = index.position(row_of(2, "train", 0))
-    assert index.column("reward")[at] == 0.25
-    assert index.previews([row_of(2, "train", 0)]) == [("40 + 1 =", "The answer is 40.")]
+    at = index.find_position(encode_row(2, "train", 0))
+    assert index.get_column("reward")[at] == 0.25
+    assert index.read_previews([encode_row(2, "train", 0)]) == [("40 + 1 =", "The answer is 40.")]
     with pytest.raises(KeyError):
-        index.position(row_of(3, "train", 0))
+        index.find_position(encode_row(3, "train", 0))
 
 
 def test_dashboard_rollouts_files_of_earlier_versions_are_read_through_their_lists(
@@ -228,7 +228,7 @@ def test_dashboard_rollouts_a_group_is_shown_with_its_whole_texts(make_run: Make
     path = make_run()
     client = client_of(path)
     (run,) = ids(client).values()
-    rows = client.get(f"/api/runs/{run}/rollouts/{row_of(2, 'train', 3)}/group").json()["rows"]
+    rows = client.get(f"/api/runs/{run}/rollouts/{encode_row(2, 'train', 3)}/group").json()["rows"]
     assert [(row["rollout_id"], row["text"]) for row in rows] == [
         ("5.0", "The answer is 5."), ("5.1", "The answer is 6."),
     ]  # fmt: skip

@@ -27,7 +27,7 @@ def spans(found: dict[str, Any]) -> list[tuple[str, str, float, float]]:
 
 def test_dashboard_trace_spans_lie_in_the_lanes_of_who_did_them(tmp_path: Path) -> None:
     TraceFile(tmp_path / "trace.json").append(trace_of(1))
-    found = read(tmp_path).lanes(None, None, 4000)
+    found = read(tmp_path).build_lanes(None, None, 4000)
     assert sorted(spans(found)) == [
         ("controller", "generate", 0.0, 6.0), ("controller", "step 1", 0.0, 10.0),
         ("rollouts 0", "generating", 0.0, 5.0),
@@ -44,12 +44,12 @@ def test_dashboard_trace_a_trace_that_grows_is_read_on_from_where_it_was(tmp_pat
     file = TraceFile(tmp_path / "trace.json")
     file.append(events[:10])
     trace = read(tmp_path)
-    before = len(trace.lanes(None, None, 4000)["spans"])
+    before = len(trace.build_lanes(None, None, 4000)["spans"])
     file.append(events[10:])
     trace.refresh(60.0)
-    assert spans(trace.lanes(None, None, 4000)) == spans(read(tmp_path).lanes(None, None, 4000))
+    assert spans(trace.build_lanes(None, None, 4000)) == spans(read(tmp_path).build_lanes(None, None, 4000))
     assert before == 6
-    assert len(trace.lanes(None, None, 4000)["spans"]) == 15
+    assert len(trace.build_lanes(None, None, 4000)["spans"]) == 15
 
 
 def test_dashboard_trace_a_trace_that_is_rewritten_while_it_is_read_shows_only_what_stands_in_it(
@@ -68,12 +68,12 @@ def test_dashboard_trace_a_trace_that_is_rewritten_while_it_is_read_shows_only_w
     TraceFile(path).append([event | {"name": "after"} for event in trace_of(5) if event["ph"] == "X"])
     for _ in range(2):
         trace.refresh(60.0)
-    assert {name for _, name, *_ in spans(trace.lanes(None, None, 4000))} == {"after"}
+    assert {name for _, name, *_ in spans(trace.build_lanes(None, None, 4000))} == {"after"}
 
 
 def test_dashboard_trace_a_window_holds_what_touches_it(tmp_path: Path) -> None:
     TraceFile(tmp_path / "trace.json").append(trace_of(3))
-    found = read(tmp_path).lanes(16.5, 18.0, 4000)
+    found = read(tmp_path).build_lanes(16.5, 18.0, 4000)
     assert {name for _, name, _, _ in spans(found)} == {"forward_backward", "train", "step 2"}
 
 
@@ -82,7 +82,7 @@ def test_dashboard_trace_the_phase_that_held_a_step_back_is_named_and_inner_ones
 ) -> None:
     TraceFile(tmp_path / "trace.json").append(trace_of(2))
     said = {"phases": {"generate": 6.0, "train": 3.0}, "held_back_by": "generate"}
-    assert [asdict(step) for step in read(tmp_path).steps()] == [
+    assert [asdict(step) for step in read(tmp_path).build_steps()] == [
         {"step": step, "start_s": start, "end_s": start + 10, **said}
         for step, start in ((1, 0.0), (2, 10.0))
     ]  # fmt: skip
@@ -95,14 +95,14 @@ def test_dashboard_trace_many_spans_are_joined_lane_by_lane_and_long_ones_stay(t
     ]
     long = {"ts": 1_000_000, "name": "step 1", "ph": "X", "dur": 500_000, "pid": 7, "tid": 0}
     TraceFile(tmp_path / "trace.json").append([*short, long, long | {"name": "end"}])
-    found = read(tmp_path).lanes(None, None, 100)
+    found = read(tmp_path).build_lanes(None, None, 100)
     assert found["merged"] and len(found["spans"]) <= 100
     kept = spans(found)
     assert ("controller", "step 1", 0.0, 0.5) in kept
     engines = [span for span in kept if span[0] == "engine-0"]
     assert min(span[2] for span in engines) == 0.0
     assert max(span[3] for span in engines) == 0.49985
-    assert read(tmp_path).lanes(0.1, 0.1005, 100)["merged"] is False
+    assert read(tmp_path).build_lanes(0.1, 0.1005, 100)["merged"] is False
 
 
 def test_dashboard_trace_rollouts_take_over_lanes_of_those_that_ended(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_dashboard_trace_rollouts_take_over_lanes_of_those_that_ended(tmp_path: 
         )
     ]  # fmt: skip
     TraceFile(tmp_path / "trace.json").append(events)
-    assert sorted(span[0] for span in spans(read(tmp_path).lanes(None, None, 100))) == [
+    assert sorted(span[0] for span in spans(read(tmp_path).build_lanes(None, None, 100))) == [
         "rollouts 0", "rollouts 0", "rollouts 1",
     ]  # fmt: skip
 
@@ -131,7 +131,7 @@ def test_dashboard_trace_what_is_no_event_is_left_out(tmp_path: Path) -> None:
     ]
     lines += ['{"ts":1,"ph":"X","name":[]},', '{"ts":5,"ph":"X","name":"n","dur":"x","tid":-7,"pid":null,"args":[1]},']
     (tmp_path / "trace.json").write_text("\n".join(lines) + "\n{")
-    assert spans(read(tmp_path).lanes(None, None, 100)) == [("controller", "n", 0.0, 0.0)]
+    assert spans(read(tmp_path).build_lanes(None, None, 100)) == [("controller", "n", 0.0, 0.0)]
 
 
 def test_dashboard_trace_spans_that_never_end_take_no_more_than_their_room(
@@ -143,7 +143,7 @@ def test_dashboard_trace_spans_that_never_end_take_no_more_than_their_room(
     events += [{"ts": 20, "ph": "e", "id": f"train-{i}.0", **rollout} for i in range(11)]
     TraceFile(tmp_path / "trace.json").append(events)
     trace = read(tmp_path)
-    found = trace.lanes(None, None, 100)
+    found = trace.build_lanes(None, None, 100)
     assert [span["args"]["id"] for span in found["spans"]] == ["train-7.0", "train-8.0", "train-9.0"]
     assert len({span["lane"] for span in found["spans"]}) == 3
     assert {len(span["name"]) for span in found["spans"]} == {200}

@@ -17,19 +17,21 @@ def test_dashboard_vocabulary_a_broken_tokenizer_is_parsed_once_until_it_changes
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[bytes] = []
-    load = vocabulary._load
-    monkeypatch.setattr(vocabulary, "_load", lambda content, name: [parsed.append(content), load(content, name)][1])
+    load = vocabulary._load_tokenizer
+    monkeypatch.setattr(
+        vocabulary, "_load_tokenizer", lambda content, name: [parsed.append(content), load(content, name)][1]
+    )
     found = Vocabularies()
     for run in ("a", "b"):
         (tmp_path / run).mkdir()
         (tmp_path / run / TOKENIZER).write_text("{}")
         for _ in range(3):
-            assert found.of(SafeDirectory(tmp_path / run)) is None
+            assert found.find(SafeDirectory(tmp_path / run)) is None
     assert parsed == [b"{}"]
     Tokenizer(WordLevel({"one": 0}, unk_token="one")).save(str(tmp_path / "a" / TOKENIZER))
-    good = found.of(SafeDirectory(tmp_path / "a"))
-    assert good is not None and good.texts([0]) == ["one"]
-    assert found.of(SafeDirectory(tmp_path / "a")) is good
+    good = found.find(SafeDirectory(tmp_path / "a"))
+    assert good is not None and good.decode_tokens([0]) == ["one"]
+    assert found.find(SafeDirectory(tmp_path / "a")) is good
     assert len(parsed) == 2
 
 
@@ -39,4 +41,4 @@ def test_dashboard_vocabulary_a_tokenizer_that_is_too_large_is_not_read(
     with (tmp_path / TOKENIZER).open("wb") as file:
         file.truncate(vocabulary._LARGEST + 1)
     monkeypatch.setattr(SafeDirectory, "read", lambda *_, **__: pytest.fail("it is read"))
-    assert Vocabularies().of(SafeDirectory(tmp_path)) is None
+    assert Vocabularies().find(SafeDirectory(tmp_path)) is None

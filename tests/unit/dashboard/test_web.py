@@ -20,9 +20,9 @@ from unit.dashboard.conftest import client_of, endpoints, ids
 from unit.dashboard.spoiling import spoil
 from unit.tracking.conftest import make_group
 
-from roll.dashboard.changes import Pace, changes
+from roll.dashboard.changes import CpuLimiter, stream_changes
 from roll.dashboard.health import _ALARM
-from roll.dashboard.rollouts import row_of
+from roll.dashboard.rollouts import encode_row
 from roll.dashboard.runs import Run
 from roll.dashboard.vocabulary import Vocabularies
 from roll.tracking.rollout_table import write_rollouts
@@ -55,7 +55,7 @@ def test_dashboard_web_every_endpoint_answers_for_a_run(make_run: MakeRun) -> No
         "model": "smollm2-135m-instruct", "reward": 0.3, "held_out": 0.25,
     }  # fmt: skip
     assert expected.items() <= run.items()
-    for url in endpoints(run["id"], row_of(1, "train", 0)):
+    for url in endpoints(run["id"], encode_row(1, "train", 0)):
         answer = client.get(url)
         assert answer.status_code == 200, (url, answer.text)
         assert answer.headers["content-type"] == "application/json"
@@ -71,12 +71,12 @@ def test_dashboard_web_health_names_alarms_draws_and_failures(make_run: MakeRun)
     (alarm,) = found["alarms"]
     assert (alarm["step"], alarm["alarm"]) == (3, "no_signal")
     assert alarm["message"] == "nothing is learnt (3 steps in a row; alarms.no_signal)"
-    assert alarm["rows"][0] == row_of(3, "train", 3) and len(alarm["rows"]) == 12
+    assert alarm["rows"][0] == encode_row(3, "train", 3) and len(alarm["rows"]) == 12
     assert found["ledger"]["fates"] == {"trained": 6, "filtered": 3}
     assert [step["trained"] for step in found["ledger"]["by_step"]] == [2.0, 2.0, 2.0]
     assert found["ledger"]["reasons"] == {
         "filtered: zero variance: every reward is 0": 1,
-        "expired: no reason given": 1,
+        "expired: no reason recorded": 1,
     }
     assert found["failures"] == [{"cause": "engine died", "count": 3, "first_step": 1, "last_step": 3}]
     assert found["syncs"][0] == {"step": 1, "version": 1.0, "bytes": 5.0}
@@ -111,7 +111,7 @@ async def test_dashboard_web_the_stream_of_changes_ends_with_the_server(
     monkeypatch.setattr("roll.dashboard.changes._POLL_S", 0.001)
     run = Run(make_run(), "demo", Vocabularies())
     ending = iter([False, True])
-    told = [text async for text in changes(run, Pace(), lambda: next(ending))]
+    told = [text async for text in stream_changes(run, CpuLimiter(), lambda: next(ending))]
     assert told == ["retry: 2000\n\n"]
 
 
@@ -159,7 +159,7 @@ def test_dashboard_web_unknown_things_are_refused_with_a_reason(make_run: MakeRu
 def test_dashboard_web_the_head_of_what_would_be_answered_can_be_asked_for(make_run: MakeRun) -> None:
     client = client_of(make_run())
     run = ids(client)["demo"]
-    for url in ("/api/runs", *endpoints(run, row_of(1, "train", 0)), f"/api/runs/{run}/events"):
+    for url in ("/api/runs", *endpoints(run, encode_row(1, "train", 0)), f"/api/runs/{run}/events"):
         assert client.head(url).status_code == 200, url
     assert client.head("/api/runs/none/metrics").status_code == 404
     assert client.post("/api/runs").status_code == 405
@@ -190,7 +190,7 @@ def test_dashboard_web_hostile_texts_come_as_data(make_run: MakeRun, hostile: st
     write_rollouts(path / "rollouts" / "step-000004.parquet", 4, [group])
     client = client_of(path)
     (run,) = ids(client).values()
-    row = row_of(4, "train", 0)
+    row = encode_row(4, "train", 0)
     kept = hostile.encode("utf-8", "replace").decode()
     for url in endpoints(run, row):
         answer = client.get(url)
@@ -215,7 +215,7 @@ def test_dashboard_web_halves_of_surrogate_pairs_in_any_file_are_shown_as_questi
     (path / "results.json").write_text(json.dumps({"variants": {"c\ud800": {}}}))
     client = client_of(path)
     (run,) = ids(client).values()
-    answers = [client.get(url) for url in endpoints(run, row_of(1, "train", 0))]
+    answers = [client.get(url) for url in endpoints(run, encode_row(1, "train", 0))]
     assert [answer.status_code for answer in answers] == [200] * len(answers)
     together = "".join(answer.text for answer in answers)
     assert all(text in together for text in ('"x/?"', '"a?"', '"b?":"?"', '"?: ?":1', '"c?"'))
@@ -234,7 +234,7 @@ def test_dashboard_web_settings_that_are_no_usual_numbers_end_no_page(make_run: 
         file.write(json.dumps({"step": 4, "kind": "train"} | figures) + "\n")
     client = client_of(path)
     (run,) = ids(client).values()
-    for url in endpoints(run, row_of(1, "train", 0)):
+    for url in endpoints(run, encode_row(1, "train", 0)):
         answer = client.get(url)
         assert answer.status_code == 200, (url, answer.text)
         strict(answer)
@@ -249,7 +249,7 @@ def test_dashboard_web_what_is_nested_deeply_ends_no_page(make_run: MakeRun, dep
     (path / "trace.json").write_text("[\n" + event + ",\n" + event.replace('"B"', nested) + ",\n")
     client = client_of(path)
     (run,) = ids(client).values()
-    for url in endpoints(run, row_of(1, "train", 0)):
+    for url in endpoints(run, encode_row(1, "train", 0)):
         assert client.get(url).status_code == 200, url
     spans = client.get(f"/api/runs/{run}/trace/lanes").json()["spans"]
     assert spans[0]["args"] == {"b": "B"} and len(spans) == (2 if depth < 100 else 1)
@@ -260,9 +260,9 @@ def test_dashboard_web_what_is_asked_for_stays_bounded(make_run: MakeRun, monkey
     client = client_of(path)
     (run,) = ids(client).values()
     answer = client.get("/api/diff", params={"runs": ",".join([run] * 101)})
-    assert (answer.status_code, answer.json()["error"]) == (400, "at most 100 runs are compared at once, not 101.")
+    assert (answer.status_code, answer.json()["error"]) == (400, "at most 100 runs can be compared at once, got 101.")
     monkeypatch.setattr("roll.dashboard.questions._LARGEST_GROUP", 1)
-    group = f"/api/runs/{run}/rollouts/{row_of(1, 'train', 1)}/group"
+    group = f"/api/runs/{run}/rollouts/{encode_row(1, 'train', 1)}/group"
     assert [one["rollout_id"] for one in client.get(group).json()["rows"]] == ["2.0"]
     monkeypatch.undo()
     monkeypatch.setattr("roll.dashboard.web._MOST_GROUP_CHARACTERS", 10)
@@ -285,11 +285,10 @@ def test_dashboard_web_a_row_with_values_of_another_type_is_refused_with_the_rea
     pq.write_table(table.set_column(place, column, pa.array([b"\xff"] * len(table))), file)
     client = client_of(path)
     (run,) = ids(client).values()
-    one = f"/api/runs/{run}/rollouts/{row_of(2, 'train', 0)}"
+    one = f"/api/runs/{run}/rollouts/{encode_row(2, 'train', 0)}"
     answer = client.get(one)
     assert (
-        answer.status_code == 404
-        and "'step-000002.parquet' holds no rollouts that can be read" in answer.json()["error"]
+        answer.status_code == 404 and "the rollouts in 'step-000002.parquet' cannot be read" in answer.json()["error"]
     )
 
 
@@ -303,8 +302,11 @@ def test_dashboard_web_a_list_with_entries_left_out_is_refused_with_the_reason(m
     pq.write_table(table.set_column(place, field, pa.array([[None]] * len(table), field.type)), file)
     client = client_of(path)
     (run,) = ids(client).values()
-    answer = client.get(f"/api/runs/{run}/rollouts/{row_of(2, 'train', 0)}")
-    assert (answer.status_code, answer.json()["error"]) == (404, f"'{column}' has entries without a value.")
+    answer = client.get(f"/api/runs/{run}/rollouts/{encode_row(2, 'train', 0)}")
+    assert (answer.status_code, answer.json()["error"]) == (
+        404,
+        f"the column '{column}' has lists with missing entries, which a run does not write.",
+    )
 
 
 def test_dashboard_web_failures_are_of_the_step_of_their_file_whatever_stands_in_it(make_run: MakeRun) -> None:
@@ -354,7 +356,7 @@ def test_dashboard_web_nothing_outside_the_given_directories_is_read(make_run: M
     assert set(ids(client)) == {"runs"}, "a directory of links is no run"
     run = Run(path, "run", Vocabularies()).id
     direct = client_of(path)
-    urls = ["/api/runs", *endpoints(run, row_of(1, "train", 0))]
+    urls = ["/api/runs", *endpoints(run, encode_row(1, "train", 0))]
     for url in (
         "/static/../web.py",
         "/static/%2e%2e/web.py",
@@ -392,7 +394,7 @@ def test_dashboard_web_malformed_directories_are_shown_or_refused(make_run: Make
     with client_of(tmp_path / "bad") as client:  # one event loop for all requests
         found = strict(client.get("/api/runs"))
         assert len(found) > 0.8 * num
-        row = row_of(rng.randint(1, 3), "train", 0)
+        row = encode_row(rng.randint(1, 3), "train", 0)
         for run in found:
             for url in endpoints(run["id"], row):
                 _is_refused_or_shown(client, url, run["name"])

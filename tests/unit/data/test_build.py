@@ -63,7 +63,7 @@ def test_data_source_a_template_that_refuses_a_role_gives_a_data_error(tiny_mode
     strict = load_tokenizer(str(tiny_model))
     strict.chat_template = "{{ raise_exception('System role not supported') }}"
     with pytest.raises(
-        DataError, match=r"refuses a conversation of system, user: System role not supported. .*system_prompt"
+        DataError, match=r"rejects a conversation of system, user: System role not supported. .*system_prompt"
     ):
         ChatRenderer(strict).render(CHAT)
 
@@ -80,13 +80,13 @@ def test_data_source_evaluation_takes_the_same_prompts_every_time_from_all_domai
 ) -> None:
     entries: list[DataConfig] = [arithmetic(domain="sums"), arithmetic(domain="products", operations=["*"])]
     data = build_data(entries, tokenizer, 0)
-    first = data.evaluation(6)
+    first = data.get_evaluation_draws(6)
     assert [d.draw_id for d in first] == [*range(6)]
     assert [d.prompt.domain for d in first] == ["sums", "products"] * 3
-    assert [d.prompt.uid for d in first] == [d.prompt.uid for d in data.evaluation(6)]
-    assert len(data.evaluation(1000)) == 48
+    assert [d.prompt.uid for d in first] == [d.prompt.uid for d in data.get_evaluation_draws(6)]
+    assert len(data.get_evaluation_draws(1000)) == 48
     trained = {draw.prompt.uid for draw in data.train.draw(400)}
-    assert len(trained) == 114 and not trained & {d.prompt.uid for d in data.evaluation(1000)}
+    assert len(trained) == 114 and not trained & {d.prompt.uid for d in data.get_evaluation_draws(1000)}
 
 
 def test_data_source_a_prompt_that_is_too_long_is_refused_before_training(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -36,7 +36,7 @@ def tokenizer_of(model: Path, template: Template) -> PreTrainedTokenizerBase:
 
 def learnt(tokenizer: PreTrainedTokenizerBase, messages: list[Message], num_given: int = 0) -> list[str]:
     """The texts of the stretches that are learnt."""
-    ids, mask = ChatRenderer(tokenizer).conversation(messages, num_given)
+    ids, mask = ChatRenderer(tokenizer).tokenize_conversation(messages, num_given)
     assert ids.dtype == np.int32 and mask.dtype == np.bool_ and ids.shape == mask.shape
     borders = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
     return [tokenizer.decode(ids[a:b]) for a, b in zip(borders[::2], borders[1::2], strict=True)]
@@ -63,7 +63,7 @@ def test_conversation_the_assistants_texts_and_what_ends_them_are_learnt_and_not
 @pytest.mark.parametrize("name", KEEPS_TURNS)
 def test_conversation_the_tokens_are_the_templates_own(tiny_model: Path, name: str) -> None:
     tokenizer = tokenizer_of(tiny_model, TEMPLATES[name])
-    ids, mask = ChatRenderer(tokenizer).conversation(CHAT)
+    ids, mask = ChatRenderer(tokenizer).tokenize_conversation(CHAT)
     whole = tokenizer.apply_chat_template([m.to_dict() for m in CHAT], tokenize=True, return_dict=False)
     assert ids.tolist() == whole and not mask[0]
 
@@ -72,7 +72,7 @@ def test_conversation_the_tokens_are_the_templates_own(tiny_model: Path, name: s
 def test_conversation_every_learnt_turn_follows_what_the_engine_is_given(tiny_model: Path, name: str) -> None:
     tokenizer = tokenizer_of(tiny_model, TEMPLATES[name])
     renderer = ChatRenderer(tokenizer)
-    ids, mask = renderer.conversation(CHAT, 3)
+    ids, mask = renderer.tokenize_conversation(CHAT, 3)
     head = renderer.render(CHAT[:3])
     assert ids[: len(head)].tolist() == head.tolist()
     assert int(mask.argmax()) == len(head)
@@ -81,7 +81,7 @@ def test_conversation_every_learnt_turn_follows_what_the_engine_is_given(tiny_mo
 def test_conversation_marks_and_prefixes_and_transformers_agree(tiny_model: Path) -> None:
     marked = TEMPLATES["marked"]
     tokenizer = tokenizer_of(tiny_model, marked)
-    ids, mask = ChatRenderer(tokenizer).conversation(CHAT)
+    ids, mask = ChatRenderer(tokenizer).tokenize_conversation(CHAT)
     theirs = tokenizer.apply_chat_template(
         [m.to_dict() for m in CHAT],
         return_dict=True,
@@ -89,7 +89,7 @@ def test_conversation_marks_and_prefixes_and_transformers_agree(tiny_model: Path
     )
     assert ids.tolist() == theirs["input_ids"] and mask.astype(int).tolist() == theirs["assistant_masks"]
     tokenizer.chat_template = marked.text.replace("{%- generation %}", "").replace("{%- endgeneration %}", "")
-    assert ChatRenderer(tokenizer).conversation(CHAT)[1].tolist() == mask.tolist()
+    assert ChatRenderer(tokenizer).tokenize_conversation(CHAT)[1].tolist() == mask.tolist()
 
 
 def test_conversation_thousands_of_special_tokens_are_found_fast(tiny_model: Path) -> None:
@@ -97,10 +97,10 @@ def test_conversation_thousands_of_special_tokens_are_found_fast(tiny_model: Pat
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.add_special_tokens({"additional_special_tokens": [f"<unused{i}>" for i in range(6000)]})
     renderer = ChatRenderer(tokenizer)
-    assert renderer.special_in("a<<unused599>") == "<unused599>"
-    assert renderer.special_in("<unused6000><unused 1>") is None
+    assert renderer.find_special_token("a<<unused599>") == "<unused599>"
+    assert renderer.find_special_token("<unused6000><unused 1>") is None
     started = time.process_time()
-    assert renderer.special_in("<unused" * 10_000 + "<div>" * 20_000) is None
+    assert renderer.find_special_token("<unused" * 10_000 + "<div>" * 20_000) is None
     assert time.process_time() - started < 5  # about 30 ms on one core
 
 
@@ -125,7 +125,7 @@ def test_conversation_a_template_that_drops_reasoning_everywhere_is_refused(tiny
 def test_conversation_a_template_whose_generation_prompt_is_no_beginning_is_refused(tiny_model: Path) -> None:
     text = TEMPLATES["qwen-2.5"].text.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n<think>\\n'")
     tokenizer = tokenizer_of(tiny_model, Template(text=text, special=TEMPLATES["qwen-2.5"].special, end="<|im_end|>"))
-    with pytest.raises(DataError, match="begins an assistant's message differently once there is one"):
+    with pytest.raises(DataError, match="renders the start of an assistant's message differently"):
         learnt(tokenizer, CHAT[:2])
 
 
@@ -133,7 +133,7 @@ def test_conversation_a_template_that_ends_no_turn_is_refused(tiny_model: Path) 
     text = "{% for m in messages %}{{ m.role + ': ' + m.content + '\n' }}{% endfor %}"
     text += "{{ 'assistant: ' * add_generation_prompt }}"
     tokenizer = tokenizer_of(tiny_model, Template(text=text, special=("</s>", "<s>"), end=""))
-    with pytest.raises(DataError, match="ends it without a special token"):
+    with pytest.raises(DataError, match="does not end an assistant's message with a special token"):
         learnt(tokenizer, CHAT[:2])
 
 
@@ -142,7 +142,7 @@ def test_conversation_a_token_never_reaches_from_the_header_into_the_answer(defa
     tokenizer = load_tokenizer(str(default_model))
     chat = [user("1 + 1?"), assistant("\n\n2"), user("2 + 2?"), assistant("4")]
     renderer = ChatRenderer(tokenizer)
-    ids, mask = renderer.conversation(chat)
+    ids, mask = renderer.tokenize_conversation(chat)
     assert ids.tolist() != tokenizer.apply_chat_template([m.to_dict() for m in chat], return_dict=False)
     assert learnt(tokenizer, chat) == ["\n\n2<|im_end|>", "4<|im_end|>"]
     head = renderer.render(chat[:1])
@@ -151,7 +151,7 @@ def test_conversation_a_token_never_reaches_from_the_header_into_the_answer(defa
 
 def test_conversation_the_default_models_mask_is_what_is_counted_by_hand(default_model: Path) -> None:
     tokenizer = load_tokenizer(str(default_model))
-    ids, mask = ChatRenderer(tokenizer).conversation([user("What is 3 + 4?"), assistant("7")])
+    ids, mask = ChatRenderer(tokenizer).tokenize_conversation([user("What is 3 + 4?"), assistant("7")])
     text = (
         "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
         "<|im_start|>user\nWhat is 3 + 4?<|im_end|>\n<|im_start|>assistant\n7<|im_end|>\n"
@@ -164,7 +164,7 @@ def test_conversation_the_default_models_mask_is_what_is_counted_by_hand(default
 def test_conversation_without_a_template_texts_follow_each_other(tiny_model: Path) -> None:
     base = load_tokenizer(str(tiny_model))
     base.chat_template = None
-    ids, _ = ChatRenderer(base).conversation(CHAT)
+    ids, _ = ChatRenderer(base).tokenize_conversation(CHAT)
     end = base.eos_token
     said = f"What is 1 + 2?It is 3.{end}\n\nAnd 2 + 2?\n\n4, of course.\nSure?{end}"
     assert base.decode(ids) == said
@@ -174,7 +174,7 @@ def test_conversation_without_a_template_texts_follow_each_other(tiny_model: Pat
 
 def test_conversation_a_plain_text_is_learnt_to_its_end(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
-    ids, mask = ChatRenderer(tokenizer).plain("once")
+    ids, mask = ChatRenderer(tokenizer).tokenize_plain("once")
     assert tokenizer.decode(ids) == f"once{tokenizer.eos_token}"
     assert mask.tolist() == [False, True, True, True, True]  # nothing comes before the first token
 
@@ -188,7 +188,7 @@ def test_conversation_a_tools_message_is_context(tiny_model: Path) -> None:
 @pytest.mark.parametrize("name", ["gemma", "mistral"])
 def test_conversation_what_the_template_refuses_is_said_in_its_words(tiny_model: Path, name: str) -> None:
     tokenizer = tokenizer_of(tiny_model, TEMPLATES[name])
-    with pytest.raises(DataError, match=r"refuses a conversation of user, assistant, assistant: .*must alternate"):
+    with pytest.raises(DataError, match=r"rejects a conversation of user, assistant, assistant: .*must alternate"):
         learnt(tokenizer, [user("a"), assistant("b"), assistant("c")])
 
 
@@ -216,6 +216,6 @@ def test_conversation_tokens_that_begin_with_a_space_stay_whole_at_an_answers_be
         chat_template=TEMPLATES["mistral"].text,
     )
     chat = [user("1+1?"), assistant("3"), user("What?"), assistant("3")]
-    ids, mask = ChatRenderer(tokenizer).conversation(chat)
+    ids, mask = ChatRenderer(tokenizer).tokenize_conversation(chat)
     assert ids.tolist() == tokenizer.apply_chat_template([m.to_dict() for m in chat], return_dict=False)
     assert [tokenizer.convert_ids_to_tokens(int(token)) for token in ids[mask]] == ["▁3", "</s>"] * 2

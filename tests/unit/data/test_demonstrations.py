@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from roll.config.data import FileData, GuessNumberData
 from roll.data import ChatRenderer
-from roll.data.guess_number import guess_number_prompts, halving_guesses
-from roll.data.tables import table_prompts
+from roll.data.guess_number import build_guess_number_prompts, compute_halving_guesses
+from roll.data.tables import load_table_prompts
 from roll.envs import make
 from roll.errors import DataError
 from roll.models import load_tokenizer
@@ -25,7 +25,7 @@ def test_data_demonstrations_halving_wins_exactly_where_the_turns_allow_it(
     max_number: int, num_turns: int, data: Any
 ) -> None:
     secret = data.draw(st.integers(1, max_number))
-    guesses = halving_guesses(max_number, num_turns, secret)
+    guesses = compute_halving_guesses(max_number, num_turns, secret)
     env = make("guess_number", {"max_number": max_number, "num_turns": num_turns, "secret": secret})
     env.reset()
     outcomes = [env.step(guess) for guess in guesses]
@@ -36,8 +36,8 @@ def test_data_demonstrations_halving_wins_exactly_where_the_turns_allow_it(
 
 def test_data_demonstrations_the_game_brings_an_expert_where_it_is_asked_to() -> None:
     config: dict[str, Any] = {"source": "guess_number", "max_number": 3, "num_turns": 2}
-    plain, _ = guess_number_prompts(GuessNumberData(**config), "d", 0)
-    shown, held_out = guess_number_prompts(GuessNumberData(**config, demonstrations=True), "d", 0)
+    plain, _ = build_guess_number_prompts(GuessNumberData(**config), "d", 0)
+    shown, held_out = build_guess_number_prompts(GuessNumberData(**config, demonstrations=True), "d", 0)
     assert [p.expert for p in (plain[i] for i in range(3))] == [(), (), ()]
     assert [p.expert for p in (shown[i] for i in range(3))] == [("2", "1"), ("2",), ("2", "3")]
     assert plain.fingerprint != shown.fingerprint  # a resumed run notices
@@ -48,7 +48,7 @@ def rows(path: Path, *values: Any) -> Any:
     lines = [json.dumps({"prompt": f"q{i}", "answer": "1", "how": value, "level": 2}) for i, value in enumerate(values)]
     path.write_text("\n".join(lines))
     config = FileData(source="file", path=str(path), reward="math", held_out=0, expert_key="how")
-    return table_prompts(config, "d", 0)[0]
+    return load_table_prompts(config, "d", 0)[0]
 
 
 def test_data_demonstrations_a_column_holds_demonstrations_and_some_rows_have_none(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_data_demonstrations_a_column_that_is_not_there_is_refused(tmp_path: Pat
     path.write_text('{"prompt": "q", "answer": "1"}')
     config = FileData(source="file", path=str(path), reward="math", held_out=0, expert_key="how")
     with pytest.raises(DataError, match="`expert_key`"):
-        table_prompts(config, "d", 0)
+        load_table_prompts(config, "d", 0)
 
 
 def test_data_demonstrations_an_answer_goes_on_where_the_prompt_ends_and_a_turn_where_the_answer_ends(
@@ -76,7 +76,12 @@ def test_data_demonstrations_an_answer_goes_on_where_the_prompt_ends_and_a_turn_
     tokenizer = load_tokenizer(str(tiny_model))
     renderer = ChatRenderer(tokenizer)
     prompt = renderer.render([Message(role="user", content="Guess.")])
-    flat = [*prompt, *renderer.answer("2"), *renderer.follow_up("Higher."), *renderer.answer("3")]
+    flat = [
+        *prompt,
+        *renderer.tokenize_answer("2"),
+        *renderer.tokenize_follow_up("Higher."),
+        *renderer.tokenize_answer("3"),
+    ]
     assert tokenizer.decode(flat) == (
         "<|im_start|>user\nGuess.<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"
         "<|im_start|>user\nHigher.<|im_end|>\n<|im_start|>assistant\n3<|im_end|>"
@@ -88,7 +93,7 @@ def test_data_demonstrations_an_answer_of_a_model_without_a_template_ends_with_i
 ) -> None:
     base = load_tokenizer(str(tiny_model))
     base.chat_template = None
-    ids = ChatRenderer(base).answer("2")
+    ids = ChatRenderer(base).tokenize_answer("2")
     assert ids[-1] == base.eos_token_id
     assert base.decode(ids[:-1].tolist()) == "2"
 
@@ -99,5 +104,5 @@ def test_data_demonstrations_a_template_that_begins_answers_otherwise_is_refused
         "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'answer: ' }}{% endif %}"
     )
-    with pytest.raises(DataError, match="cannot be put into the model's tokens"):
-        ChatRenderer(strange).answer("2")
+    with pytest.raises(DataError, match="cannot be tokenized as the model's answer"):
+        ChatRenderer(strange).tokenize_answer("2")

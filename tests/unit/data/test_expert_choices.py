@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from roll.data.expert_choices import experts_by_context, first_known
+from roll.data.expert_choices import merge_experts, merge_records
 from roll.data.samples import build_samples
 from roll.types import Branch, IntArray, Prompt, Rollout, Turn
 
@@ -17,10 +17,10 @@ def record(*choices: int) -> IntArray:
 
 
 def test_router_replay_the_first_record_of_a_token_counts_and_later_ones_say_what_is_unknown() -> None:
-    found = first_known([record(1, 2, -1), None, record(3, 3, 3, 3, -1)], 5)
+    found = merge_records([record(1, 2, -1), None, record(3, 3, 3, 3, -1)], 5)
     assert found is not None and found.ravel().tolist() == [1, 2, 3, 3, -1] and found.dtype == np.int8
-    assert first_known([None, None], 3) is None
-    shorter = first_known([record(1, 2, 3)], 2)
+    assert merge_records([None, None], 3) is None
+    shorter = merge_records([record(1, 2, 3)], 2)
     assert shorter is not None and shorter.ravel().tolist() == [1, 2]
 
 
@@ -40,13 +40,13 @@ def test_router_replay_a_rewritten_history_has_its_own_choices() -> None:
         branches=(Branch(start=4, context=np.array([5], np.int32)),),
     )
     records = [(0, record(1, 1, 1, -1)), (3, record(2, 2, 2, 2, 2, -1)), (4, record(3, 3, -1))]
-    found = experts_by_context(rollout, records)
+    found = merge_experts(rollout, records)
     assert [x.ravel().tolist() for x in found] == [[1, 1, 1, 2, 2, -1], [3, 3, -1]]
     first, second = build_samples(replace(rollout, experts=found))
     assert first.experts is found[0] and second.experts is found[1]
     assert len(first) == len(found[0]) and len(second) == len(found[1])
-    assert experts_by_context(rollout, [(0, None), (3, None), (4, None)]) == ()
-    unknown = experts_by_context(rollout, [records[0], (3, None), (4, None)])
+    assert merge_experts(rollout, [(0, None), (3, None), (4, None)]) == ()
+    unknown = merge_experts(rollout, [records[0], (3, None), (4, None)])
     assert [x.ravel().tolist() for x in unknown] == [[1, 1, 1, -1, -1, -1], [-1, -1, -1]]
     changed = replace(rollout, experts=(found[1], found[0]))  # by a loop of the user's own, after it was recorded
     assert all(sample.experts is None for sample in build_samples(changed))

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from roll.config.data import FileData
 from roll.data.files import _as_dict, _RepeatedKey
 from roll.data.rows import RowItems
-from roll.data.tables import table_prompts
+from roll.data.tables import load_table_prompts
 from roll.errors import DataError
 from roll.types import Message, Prompt
 
@@ -29,7 +29,7 @@ def config(path: Path, **changes: Any) -> FileData:
 
 
 def load(path: Path, *, seed: int = 0, **changes: Any) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
-    return table_prompts(config(path, **changes), "d", seed)
+    return load_table_prompts(config(path, **changes), "d", seed)
 
 
 def prompts(source: RowItems[Prompt]) -> list[Prompt]:
@@ -66,7 +66,7 @@ def test_data_file_chats_are_kept_and_get_the_system_prompt_only_where_they_have
 def test_data_file_an_answer_pattern_takes_the_reference_out_of_its_column(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", [{"prompt": "q", "answer": "so\n#### 1,234 "}])
     assert prompts(load(path, answer_pattern=r"#### (.+)")[0])[0].answer == "1,234"
-    with pytest.raises(DataError, match="line 1: answer_pattern 'X: ' is not found"):
+    with pytest.raises(DataError, match="line 1: answer_pattern 'X: ' does not match"):
         load(path, answer_pattern="X: ")
     with pytest.raises(ValidationError, match="is not a regular expression"):
         load(path, answer_pattern="(")
@@ -113,7 +113,7 @@ def test_data_file_a_held_out_file_is_left_out_of_training(tmp_path: Path, caplo
     assert [p.uid for p in training] == [f"d/{i}" for i in range(1, 8)]
     assert sorted(p.uid for p in held_out) == [f"d/held_out/{i}" for i in range(1, 5)]
     assert "3 prompts" in caplog.text and "held out, not trained on" in caplog.text
-    with pytest.raises(DataError, match="none is left to train on"):
+    with pytest.raises(DataError, match="no row is left to train on"):
         load(train, held_out_path=str(train))
 
 
@@ -126,7 +126,7 @@ def test_data_file_content_is_read_when_asked_for_and_a_changed_file_is_noticed(
     with pytest.raises(DataError, match="changed while the run was using it"):
         training[5]
     path.unlink()
-    with pytest.raises(DataError, match="cannot be read any more"):
+    with pytest.raises(DataError, match="can no longer be read"):
         training[5]
 
 
@@ -144,16 +144,16 @@ def _deep(depth: int) -> bytes:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        (b"{not json}", "line 2: not JSON"),
-        (b'{"prompt": "a", "answer": "b"', "line 2: not JSON"),
+        (b"{not json}", "line 2: the line is not valid JSON"),
+        (b'{"prompt": "a", "answer": "b"', "line 2: the line is not valid JSON"),
         (b'["prompt"]', "line 2: a row must be a JSON object, got list"),
         (b"null", "got NoneType"),
-        (b"\xff\xfe", "line 2: not UTF-8"),
-        (_deep(100_000), "line 2: not JSON"),
+        (b"\xff\xfe", "line 2: the line is not UTF-8"),
+        (_deep(100_000), "line 2: the line is not valid JSON"),
         (b'{"prompt": "a", "answer": ' + b"1" * 5000 + b"}", "line 2: "),
         (b'{"promt": "a", "answer": "b"}', r"line 2: there is no column 'prompt'. Did you mean 'promt'\?"),
         (b'{"prompt": "a", "anwser": "b"}', r"no column 'answer'. Did you mean 'anwser'\?"),
-        (b"{}", "It has: none"),
+        (b"{}", "The columns are: none"),
         (b'{"prompt": "", "answer": "b"}', "must be text or a list of chat messages"),
         (b'{"prompt": [], "answer": "b"}', "must be text or a list of chat messages"),
         (b'{"prompt": 3, "answer": "b"}', "got 3"),
@@ -162,12 +162,15 @@ def _deep(depth: int) -> bytes:
             "role must be one of system, user, assistant, tool",
         ),
         (b'{"prompt": [{"role": "user"}], "answer": "b"}', "message 1: `content` must be text, got None"),
-        (b'{"prompt": "a", "answer": "b",}', "line 2: not JSON"),
-        (b'{"prompt": "a", "answer": "b"},,', "line 2: not JSON"),
-        (b'{"prompt": "a", "answer": "b", "answer": "c"}', "line 2: the key 'answer' comes twice"),
+        (b'{"prompt": "a", "answer": "b",}', "line 2: the line is not valid JSON"),
+        (b'{"prompt": "a", "answer": "b"},,', "line 2: the line is not valid JSON"),
+        (b'{"prompt": "a", "answer": "b", "answer": "c"}', "line 2: the key 'answer' occurs twice"),
         (b'{"prompt": "a", "answer": null}', "'answer' must be text or a number, got None"),
         (b'{"prompt": "a", "answer": ["b"]}', "must be text or a number"),
-        (b'{"prompt": "a", "answer": " "}', "line 2: the answer is empty, but the reward 'math' compares with it"),
+        (
+            b'{"prompt": "a", "answer": " "}',
+            "line 2: the answer is empty, but the reward 'math' needs a reference answer",
+        ),
         (b'{"prompt": "a \\ud800", "answer": "b"}', "not valid Unicode text at character 2"),
         (b'{"prompt": "a", "answer": "\\udfff"}', "'answer' is not valid Unicode"),
     ],
@@ -188,7 +191,7 @@ def test_data_file_missing_empty_and_unknown_files_are_refused(tmp_path: Path) -
     for name, words in {
         "trian.jsonl": r"does not exist. Did you mean 'train.jsonl'\?",
         "no/where.jsonl": "nor does its directory",
-        "empty.jsonl": "holds no rows",
+        "empty.jsonl": "has no rows",
         "data.csv": "neither .jsonl nor .parquet",
         "bad.parquet": "not a readable Parquet file",
         ".": "is a directory: name a file in it",
@@ -212,7 +215,7 @@ def test_data_file_a_relative_path_says_where_it_was_looked_for(
 
 def test_data_file_a_missing_column_lists_the_others_as_they_are_called(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", [{"question": "a", "answer": "b"}])
-    with pytest.raises(DataError, match=r"no column 'prompt'.* It has: 'question', 'answer'\."):
+    with pytest.raises(DataError, match=r"no column 'prompt'.* The columns are: 'question', 'answer'\."):
         load(path)
 
 
@@ -227,7 +230,7 @@ def test_data_file_an_unreadable_file_is_refused(tmp_path: Path) -> None:
 
 def test_data_file_a_reward_that_compares_needs_an_answer_column(tmp_path: Path) -> None:
     path = write(tmp_path / "d.jsonl", [{"prompt": "a"}])
-    with pytest.raises(ValidationError, match="compares with an answer, but answer_key is null"):
+    with pytest.raises(ValidationError, match="needs a reference answer, but answer_key is null"):
         load(path, answer_key=None)
     form = {"type": "regex", "pattern": "!$"}
     assert prompts(load(path, answer_key=None, reward=[form])[0])[0].answer == ""
@@ -260,7 +263,7 @@ def test_data_file_any_corpus_loads_or_gives_a_data_error_with_a_line(
     try:
         training, _ = load(path)
     except DataError as error:
-        assert "corpus.jsonl', line " in str(error) or "holds no rows" in str(error)
+        assert "corpus.jsonl', line " in str(error) or "has no rows" in str(error)
     else:
         for prompt in prompts(training):
             assert prompt.messages and all(m.text.encode() or True for m in prompt.messages)

@@ -12,14 +12,14 @@ import pytest
 from roll.config.data import HuggingFaceData
 from roll.data import huggingface
 from roll.data.rows import RowItems
-from roll.data.tables import table_prompts
+from roll.data.tables import load_table_prompts
 from roll.errors import DataError
 from roll.types import Prompt
 
 
 def load(path: object, **changes: Any) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
     settings = {"source": "huggingface", "path": str(path), "reward": "math", "held_out": 0, **changes}
-    return table_prompts(HuggingFaceData(**settings), "d", 0)
+    return load_table_prompts(HuggingFaceData(**settings), "d", 0)
 
 
 def rows(low: int, high: int) -> datasets.Dataset:
@@ -90,7 +90,7 @@ def test_data_huggingface_of_very_many_files_some_are_looked_at_before_each_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows(0, 6).save_to_disk(tmp_path / "data", num_shards=3)
-    monkeypatch.setattr(huggingface, "MOST_LOOKED_AT", 2)
+    monkeypatch.setattr(huggingface, "MAX_CHECKED_FILES", 2)
     training, _ = load(tmp_path / "data")  # looks at the first two
     os.utime(tmp_path / "data" / "data-00001-of-00003.arrow", ns=(0, 0))
     assert training[0].answer == "0"  # the third and the first

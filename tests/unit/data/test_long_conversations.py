@@ -15,7 +15,7 @@ from unit.data.training_templates import tokenizers_of
 
 from roll.data import ChatRenderer, turn_pieces
 from roll.data.templates import ChatTemplate
-from roll.data.turn_pieces import SHORTEST, common_length
+from roll.data.turn_pieces import MIN_LENGTH, compute_common_length
 from roll.errors import DataError
 from roll.models import load_tokenizer
 from roll.types import Message
@@ -113,7 +113,7 @@ SOME = ("deepseekv3", "diffusion_gemma", "glm4moe", "gptoss", "muse_glimmer", "p
 def outcome(tokenizer: PreTrainedTokenizerBase, chat: Sequence[Message], **given: Any) -> tuple[Any, ...]:
     """Return the ids and the mask, or what is refused."""
     try:
-        ids, mask = ChatRenderer(tokenizer).conversation(chat, **given)
+        ids, mask = ChatRenderer(tokenizer).tokenize_conversation(chat, **given)
     except DataError as error:
         return (str(error),)
     return ids.tolist(), np.flatnonzero(mask).tolist()
@@ -124,13 +124,13 @@ def test_conversation_long_masks_of_long_conversations_are_those_of_every_prompt
     tokenizers: dict[str, PreTrainedTokenizerBase], shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = SHAPES[shape]()
-    assert len(chat) >= SHORTEST
+    assert len(chat) >= MIN_LENGTH
     for name, tokenizer in tokenizers.items():
         if shape not in ("mixed", "questions") and name not in SOME:
             continue
         found = outcome(tokenizer, chat)
         with monkeypatch.context() as patched:
-            patched.setattr(turn_pieces, "SHORTEST", 10**9)
+            patched.setattr(turn_pieces, "MIN_LENGTH", 10**9)
             assert found == outcome(tokenizer, chat), name
 
 
@@ -157,7 +157,7 @@ def test_conversation_long_masks_of_long_conversations_take_time_that_grows_with
 
     monkeypatch.setattr(ChatTemplate, "_render", counting)
     chat = questions(600) if shape == "questions" else SHAPES[shape]()
-    ChatRenderer(tokenizers[name]).conversation(chat)
+    ChatRenderer(tokenizers[name]).tokenize_conversation(chat)
     assert rendered < 45 * len(chat)
 
 
@@ -187,7 +187,7 @@ def test_conversation_long_masks_of_long_conversations_of_templates_that_look_fa
     tokenizer.chat_template = COUNTING.replace("EACH", each).replace("ASKING", asking)
     chat = questions(70)
     found = outcome(tokenizer, chat)
-    monkeypatch.setattr(turn_pieces, "SHORTEST", 10**9)
+    monkeypatch.setattr(turn_pieces, "MIN_LENGTH", 10**9)
     assert found == outcome(tokenizer, chat)
 
 
@@ -197,7 +197,7 @@ def test_conversation_long_masks_of_long_conversations_leave_out_what_is_not_to_
     chat = questions(70)
     given = {"num_given": 31, "untrained": {35, 61, 69}}
     found = outcome(tokenizers["qwen3"], chat, **given)
-    monkeypatch.setattr(turn_pieces, "SHORTEST", 10**9)
+    monkeypatch.setattr(turn_pieces, "MIN_LENGTH", 10**9)
     assert found == outcome(tokenizers["qwen3"], chat, **given)
 
 
@@ -205,5 +205,5 @@ def test_conversation_long_masks_of_long_conversations_leave_out_what_is_not_to_
     ("one", "other", "length"), [("", "", 0), ("abc", "abd", 2), ("abc", "abc", 3), ("ab", "abc", 2), ("x", "y", 0)]
 )
 def test_conversation_long_the_common_beginning_of_two_texts(one: str, other: str, length: int) -> None:
-    assert common_length(one, other) == length
-    assert common_length("é" * 999 + one, "é" * 999 + other) == 999 + length
+    assert compute_common_length(one, other) == length
+    assert compute_common_length("é" * 999 + one, "é" * 999 + other) == 999 + length

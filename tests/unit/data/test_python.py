@@ -75,12 +75,15 @@ def test_data_python_numbers_of_numpy_are_numbers():
     [
         ("3 + 4", "data of 'own' is of type str: give a list of dictionaries"),
         (3, "data of 'own' is of type int: give a list"),
-        ([], "data of 'own' holds no rows"),
-        ([{"prompt": "a", "answer": "1"}, 3], "data of 'own', row 1 is of type int: give a list of dictionaries"),
+        ([], "data of 'own' has no rows"),
+        ([{"prompt": "a", "answer": "1"}, 3], "data of 'own', row 1 is of type int, but must be a dictionary"),
         ([{"question": "a", "answer": "1"}], "row 0: there is no column 'prompt'"),
         ([{"prompt": "a", "answer": math.nan}], "row 0: column 'answer' is nan: give an answer, or leave the row out"),
-        ([{"prompt": "a", "answer": 10**5_000}], "row 0: column 'answer' is too long a number: give it as text"),
-        ([{"prompt": nested(100_000), "answer": "1"}], "row 0, message 1: a chat message is {role, content}"),
+        (
+            [{"prompt": "a", "answer": 10**5_000}],
+            "row 0: column 'answer' has a number that is too long: give it as text",
+        ),
+        ([{"prompt": nested(100_000), "answer": "1"}], "row 0, message 1: a chat message must be {role, content}"),
         ((1 / 0 for _ in range(2)), "data of 'own' cannot be read: ZeroDivisionError"),
     ],
 )

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from transformers import PreTrainedTokenizerBase
 
 from roll.data import ChatRenderer
-from roll.data.reasoning import answer_of, begun_thought, reasoning_format, split_reasoning
+from roll.data.reasoning import detect_reasoning_format, extract_answer, find_reasoning_start, split_reasoning
 from roll.models import load_tokenizer
 from roll.types import Message
 
@@ -58,15 +58,15 @@ def test_data_reasoning_is_told_from_the_answer(text: str, thought: str | None, 
 
 
 def test_data_reasoning_that_the_prompt_began_needs_its_end() -> None:
-    assert answer_of("Two and two.</think>Four.", begun=True) == "Four."
-    assert answer_of("Two and two. Four.", begun=True) is None
-    assert answer_of("Two and two. Four.", begun=False) == "Two and two. Four."
+    assert extract_answer("Two and two.</think>Four.", begun=True) == "Four."
+    assert extract_answer("Two and two. Four.", begun=True) is None
+    assert extract_answer("Two and two. Four.", begun=False) == "Two and two. Four."
 
 
 def test_data_reasoning_of_a_known_format_is_read_in_that_one_alone() -> None:
     """An answer about another model's tags is an answer."""
-    harmony = reasoning_format("{{ '<|channel|>final<|message|>' }}")
-    assert answer_of("<|channel|>final<|message|>It ends with </think>, always.", harmony) == (
+    harmony = detect_reasoning_format("{{ '<|channel|>final<|message|>' }}")
+    assert extract_answer("<|channel|>final<|message|>It ends with </think>, always.", harmony) == (
         "It ends with </think>, always."
     )
 
@@ -87,7 +87,7 @@ def test_data_reasoning_of_a_known_format_is_read_in_that_one_alone() -> None:
     ],
 )
 def test_data_reasoning_begun_by_a_prompt_is_seen(prompt: str, begun: str) -> None:
-    assert begun_thought(prompt) == begun
+    assert find_reasoning_start(prompt) == begun
 
 
 def templates() -> Path:
@@ -116,20 +116,20 @@ def templates() -> Path:
     ],
 )
 def test_data_reasoning_format_is_that_of_the_template(name: str, end: str | None) -> None:
-    form = reasoning_format((templates() / f"{name}.jinja").read_text(encoding="utf-8"))
+    form = detect_reasoning_format((templates() / f"{name}.jinja").read_text(encoding="utf-8"))
     assert (form is None) if end is None else (form is not None and form.ends == (end,))
 
 
 def test_data_reasoning_format_is_that_of_the_tokenizer_without_a_template() -> None:
-    form = reasoning_format("", {"[INST]", "[THINK]", "[/THINK]"})
+    form = detect_reasoning_format("", {"[INST]", "[THINK]", "[/THINK]"})
     assert form is not None and form.ends == ("[/THINK]",)
-    assert reasoning_format("", {"<|im_end|>"}) is None
+    assert detect_reasoning_format("", {"<|im_end|>"}) is None
 
 
 def test_data_reasoning_format_of_a_template_of_ones_own() -> None:
-    form = reasoning_format("{{ '<reasoning>' + m.thought + '</reasoning>' }}")
-    assert answer_of("<reasoning>Two.</reasoning>Four.", form) == "Four."
-    assert answer_of("<reasoning>Two.", form) is None
+    form = detect_reasoning_format("{{ '<reasoning>' + m.thought + '</reasoning>' }}")
+    assert extract_answer("<reasoning>Two.</reasoning>Four.", form) == "Four."
+    assert extract_answer("<reasoning>Two.", form) is None
 
 
 def with_special(model: Path, template: str, *special: str) -> PreTrainedTokenizerBase:
@@ -144,34 +144,34 @@ def test_data_reasoning_marked_by_special_tokens_is_seen_in_what_was_generated(t
     template = (templates() / "gptoss.jinja").read_text(encoding="utf-8")
     renderer = ChatRenderer(with_special(tiny_model, template, *special))
     prompt = renderer.render([Message(role="user", content="2 + 2?")])
-    answer = renderer.piece(f"{HARMONY}<|return|>")
+    answer = renderer.tokenize(f"{HARMONY}<|return|>")
     assert renderer.decode(answer) == HARMONY
-    assert renderer.final_text(answer, prompt) == "Four."
-    assert renderer.final_text(renderer.piece("<|channel|>analysis<|message|>Two and"), prompt) == ""
+    assert renderer.decode_final_text(answer, prompt) == "Four."
+    assert renderer.decode_final_text(renderer.tokenize("<|channel|>analysis<|message|>Two and"), prompt) == ""
 
 
 def test_data_reasoning_marked_by_tokens_of_the_tokenizer_is_seen(tiny_model: Path) -> None:
     tokenizer = with_special(tiny_model, "{% for m in messages %}[INST]{{ m.content }}[/INST]{% endfor %}")
     tokenizer.add_special_tokens({"additional_special_tokens": ["[THINK]", "[/THINK]", "[INST]", "[/INST]"]})
     renderer = ChatRenderer(tokenizer)
-    answer = renderer.piece("[THINK]Two.[/THINK]Four.</s>[INST]<|im_end|>")
+    answer = renderer.tokenize("[THINK]Two.[/THINK]Four.</s>[INST]<|im_end|>")
     assert renderer.decode(answer) == "[THINK]Two.[/THINK]Four.</s>"
-    assert renderer.final_text(answer, renderer.piece("[INST]2 + 2?[/INST]")) == "Four.</s>"
+    assert renderer.decode_final_text(answer, renderer.tokenize("[INST]2 + 2?[/INST]")) == "Four.</s>"
 
 
 def test_data_reasoning_begun_by_the_generation_prompt_needs_its_end(tiny_model: Path) -> None:
     template = (templates() / "qwen3_5_think.jinja").read_text(encoding="utf-8")
     renderer = ChatRenderer(with_special(tiny_model, template))
     prompt = renderer.render([Message(role="user", content="2 + 2?")])
-    assert renderer.final_text(renderer.piece("Two.\n</think>\n\nFour.<|im_end|>"), prompt) == "\n\nFour."
-    assert renderer.final_text(renderer.piece("Two. Four.<|im_end|>"), prompt) == ""
+    assert renderer.decode_final_text(renderer.tokenize("Two.\n</think>\n\nFour.<|im_end|>"), prompt) == "\n\nFour."
+    assert renderer.decode_final_text(renderer.tokenize("Two. Four.<|im_end|>"), prompt) == ""
     silent = renderer.render([Message(role="user", content="2 + 2?")], template_kwargs={"enable_thinking": False})
-    assert renderer.final_text(renderer.piece("Four.<|im_end|>"), silent) == "Four."
+    assert renderer.decode_final_text(renderer.tokenize("Four.<|im_end|>"), silent) == "Four."
 
 
 def test_data_reasoning_leaves_texts_of_models_without_special_marks_as_they_were(tiny_model: Path) -> None:
     renderer = ChatRenderer(load_tokenizer(str(tiny_model)))
-    ids = renderer.piece("<|im_start|>Two <tool_call> and two.<|im_end|>")
+    ids = renderer.tokenize("<|im_start|>Two <tool_call> and two.<|im_end|>")
     assert renderer.decode(ids) == "Two <tool_call> and two."
     assert renderer.decode(np.zeros(0, np.int32)) == ""
 
@@ -179,7 +179,7 @@ def test_data_reasoning_leaves_texts_of_models_without_special_marks_as_they_wer
 @given(st.lists(st.sampled_from(["<think>", "</think>", "a", " ", "\n", "<"])), st.booleans())
 def test_data_reasoning_is_no_part_of_the_answer(parts: list[str], begun: bool) -> None:
     text = "".join(parts)
-    answer = answer_of(text, begun=begun)
+    answer = extract_answer(text, begun=begun)
     if answer is None:
         assert begun or "<think>" in text
     else:
@@ -190,5 +190,5 @@ def test_data_reasoning_is_no_part_of_the_answer(parts: list[str], begun: bool) 
 def test_data_reasoning_of_hostile_texts_takes_linear_time(piece: str) -> None:
     started = time.process_time()
     split_reasoning(piece * (2_000_000 // len(piece)), begun=True)
-    begun_thought(piece * (2_000_000 // len(piece)))
+    find_reasoning_start(piece * (2_000_000 // len(piece)))
     assert time.process_time() - started < 10  # about 20 ms

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from roll.config.data import ReasoningGymData
-from roll.data.reasoning_gym import reasoning_gym_prompts
+from roll.data.reasoning_gym import build_reasoning_gym_prompts
 from roll.data.source import PromptList
 from roll.errors import DataError
 
 
 def load(task: str, seed: int = 0, **changes: Any) -> tuple[PromptList, PromptList]:
-    return reasoning_gym_prompts(ReasoningGymData(source=f"reasoning_gym:{task}", **changes), "d", seed)
+    return build_reasoning_gym_prompts(ReasoningGymData(source=f"reasoning_gym:{task}", **changes), "d", seed)
 
 
 def test_data_reasoning_gym_tasks_are_seeded_and_held_out_ones_do_not_occur_in_training() -> None:
@@ -56,8 +56,8 @@ def test_data_reasoning_gym_options_reach_the_task() -> None:
             {"options": {"min_term": 2}},
             r"has no option 'min_term'. Did you mean 'min_terms'\? It has: .*max_digits",
         ),
-        ("chain_sum", {"options": {"min_terms": 5, "max_terms": 2}}, "refuses its options"),
-        ("chain_sum", {"options": {"min_terms": "two"}}, "refuses its options"),
+        ("chain_sum", {"options": {"min_terms": 5, "max_terms": 2}}, "rejects its options"),
+        ("chain_sum", {"options": {"min_terms": "two"}}, "rejects its options"),
         ("chain_sum", {"options": {"seed": 3}}, "set by `size` and the run's seed"),
     ],
 )
@@ -68,5 +68,5 @@ def test_data_reasoning_gym_wrong_tasks_and_options_are_refused(task: str, chang
 
 def test_data_reasoning_gym_a_task_with_few_questions_that_leaves_none_to_hold_out_says_so() -> None:
     one_digit = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
-    with pytest.raises(DataError, match="leave none to hold out"):
+    with pytest.raises(DataError, match="none is left to hold out"):
         load("chain_sum", size=5000, held_out=0.001, options=one_digit)

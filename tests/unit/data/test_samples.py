@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.minibatches import critic_share
+from roll.algorithms.minibatches import select_critic_share
 from roll.algorithms.rewards import shape_rollout
 from roll.algorithms.selection import Selection
-from roll.algorithms.token_weights import compute_token_weights, kl_token_rewards
+from roll.algorithms.token_weights import add_advantages, compute_kl_token_rewards
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch, build_samples
-from roll.pipelines.learning.measures import mean_advantages
+from roll.pipelines.learning.measures import compute_mean_advantages
 from roll.types import EXPERT, Branch, Prompt, RewardResult, Rollout, TrainingBatch, Turn
 
 
@@ -101,7 +101,7 @@ def weighed(rollouts: list[Rollout], algorithm: AlgorithmConfig, **said: Any) ->
     )
     batch = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=8)
     given = {name: make(batch) for name, make in said.items()}
-    return compute_token_weights(batch, selection, algorithm, **given)
+    return add_advantages(batch, selection, algorithm, **given)
 
 
 def by_token(batch: TrainingBatch, name: str) -> list[list[float]]:
@@ -150,7 +150,7 @@ def test_training_sample_a_rewritten_history_changes_where_tokens_stand_and_not_
     assert by_token(plain, "advantages") == by_token(several, "advantages")
     assert any(any(x) for x in by_token(plain, "advantages"))
     assert not any(s.advantages[: s.prefix_length].any() for s in several.samples)
-    assert mean_advantages(several).keys() == mean_advantages(plain).keys()
+    assert compute_mean_advantages(several).keys() == compute_mean_advantages(plain).keys()
     if name == "gae":
         own = replace(several, samples=tuple(s for s in several.samples if not s.expert))
         expected = replace(plain, samples=plain.samples[:2])
@@ -162,14 +162,14 @@ def test_training_sample_a_penalty_per_token_is_of_the_tokens_that_were_written(
     batch = build_batch([rollout((SECOND,))], temperature=1.0, max_new_tokens=8)
     algorithm = AlgorithmConfig.model_validate({"type": "grpo", "kl": {"estimator": "k1"}})
     own, ref = ([np.full(len(s), x, np.float32) for s in batch.samples] for x in (-1.0, -3.0))
-    rewards = kl_token_rewards(batch, own, ref, algorithm, 0.5)
+    rewards = compute_kl_token_rewards(batch, own, ref, algorithm, 0.5)
     assert [r.tolist() for r in rewards] == [np.where(s.loss_mask, -1.0, 0.0).tolist() for s in batch.samples]
 
 
 def test_training_sample_critics_are_dealt_whole_rollouts() -> None:
     rollouts = [rollout((SECOND,) if i % 2 else (SECOND, THIRD), index=i) for i in range(6)]
     batch = build_batch(rollouts, temperature=1.0, max_new_tokens=8)
-    shares = [critic_share(batch, critic, 2) for critic in range(2)]
+    shares = [select_critic_share(batch, critic, 2) for critic in range(2)]
     assert [{s.sequence for s in share.samples} for share in shares] == [
         {f"train-7.{i}" for i in range(first, 6, 2)} for first in range(2)
     ]

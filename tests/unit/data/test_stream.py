@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.data import PromptStream, WeightedSource
-from roll.data.source import Interleaved, PromptList
+from roll.data.source import InterleavedSource, PromptList
 from roll.errors import CheckpointError, DataError
-from roll.types import IntArray, Message, Prompt
+from roll.types import EncodedText, Message, Prompt
 
 
 def prompt(domain: str, key: int) -> Prompt:
@@ -25,8 +25,8 @@ def source(domain: str, size: int, weight: float = 1.0) -> WeightedSource:
     return WeightedSource(domain=domain, items=prompts, weight=weight, fingerprint=prompts.fingerprint)
 
 
-def render(prompt: Prompt) -> IntArray:
-    return np.zeros(len(prompt.messages[0].text), np.int32)
+def render(prompt: Prompt) -> EncodedText:
+    return EncodedText(np.zeros(len(prompt.messages[0].text), np.int32))
 
 
 def stream(*sources: WeightedSource, seed: int = 0, max_prompt_tokens: int | None = None) -> PromptStream:
@@ -144,9 +144,9 @@ def test_data_stream_a_prompt_longer_than_the_context_is_refused_with_its_length
 
 def test_data_stream_interleaved_prompts_take_one_of_each_in_turn() -> None:
     parts = [PromptList(prompt(domain, key) for key in range(size)) for domain, size in (("a", 3), ("b", 0), ("c", 1))]
-    mixed = Interleaved(parts)
+    mixed = InterleavedSource(parts)
     assert [mixed[i].uid for i in range(len(mixed))] == ["a/0", "c/0", "a/1", "a/2"]
-    assert len(Interleaved([])) == 0
+    assert len(InterleavedSource([])) == 0
 
 
 def test_data_stream_a_repeated_draw_has_an_id_of_its_own_and_takes_the_place_of_no_other_prompt() -> None:
@@ -172,4 +172,4 @@ def test_data_stream_repeated_draws_count_in_their_sources_share() -> None:
 def test_data_stream_where_an_item_comes_in_the_first_epoch() -> None:
     drawn = stream(source("a", 7))
     for position, draw in enumerate(drawn.draw(7)):
-        assert drawn.position_of("a", int(draw.uid.partition("/")[2])) == position
+        assert drawn.find_position("a", int(draw.uid.partition("/")[2])) == position

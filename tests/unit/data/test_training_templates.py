@@ -191,7 +191,7 @@ def check(
     mode: tuple[tuple[str, bool], ...] = (),
 ) -> None:
     """Check that these turns are learnt and nothing else, each right behind the rendered generation prompt."""
-    ids, mask = ChatRenderer(tokenizer).conversation(messages)
+    ids, mask = ChatRenderer(tokenizer).tokenize_conversation(messages)
     borders = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
     assert [tokenizer.decode(ids[a:b]) for a, b in zip(borders[::2], borders[1::2], strict=True)] == turns
     places = [i for i, message in enumerate(messages) if message.role == "assistant"]
@@ -247,8 +247,8 @@ def test_chat_template_masks_behind_a_system_prompt(tokenizers: dict[str, PreTra
     form = WRITTEN[name]
     chat: list[Message] = [Message(role="system", content="Be brief."), ASKED, assistant("It is 3.")]
     if "system" not in form.takes:
-        with pytest.raises(DataError, match=r"refuses a conversation of system, user, assistant"):
-            ChatRenderer(tokenizers[name]).conversation(chat)
+        with pytest.raises(DataError, match=r"rejects a conversation of system, user, assistant"):
+            ChatRenderer(tokenizers[name]).tokenize_conversation(chat)
     else:
         check(tokenizers[name], chat, [f"{form.begin}It is 3.{form.end}"], form.mode)
 
@@ -257,10 +257,10 @@ def test_chat_template_masks_behind_a_system_prompt(tokenizers: dict[str, PreTra
 def test_chat_template_masks_of_a_tool_call(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
     form = WRITTEN[name]
     if not form.call:
-        with pytest.raises(DataError, match=r"refuses a conversation|leaves out the call of the tool 'add'"):
-            ChatRenderer(tokenizers[name]).conversation(CALLED)
+        with pytest.raises(DataError, match=r"rejects a conversation|leaves out the call to tool 'add'"):
+            ChatRenderer(tokenizers[name]).tokenize_conversation(CALLED)
     elif name == "diffusion_gemma":  # it marks the header that it writes behind a tool's result as not generated
-        ids, mask = ChatRenderer(tokenizers[name]).conversation(CALLED)
+        ids, mask = ChatRenderer(tokenizers[name]).tokenize_conversation(CALLED)
         assert tokenizers[name].decode(ids[mask]) == f"{form.call}{form.call_end}It is 3.{form.end}"
     else:
         end = form.end if form.call_end is None else form.call_end
@@ -284,7 +284,7 @@ def test_chat_template_masks_of_reasoning_in_a_field(tokenizers: dict[str, PreTr
         check(tokenizers[name], chat, [f"{form.thought}It is 3.{form.end}"], form.thinking_mode)
     else:
         with pytest.raises(DataError, match="leaves out the reasoning"):
-            ChatRenderer(tokenizers[name]).conversation(chat)
+            ChatRenderer(tokenizers[name]).tokenize_conversation(chat)
 
 
 @pytest.mark.parametrize("name", sorted(WRITTEN))
@@ -305,8 +305,10 @@ def test_chat_template_masks_of_two_answers_in_a_row(tokenizers: dict[str, PreTr
         turns = [f"{form.begin}It is 3.{first}", f"{form.begin}Indeed.{form.end}"]
         check(tokenizers[name], chat, turns, form.mode)
     else:
-        with pytest.raises(DataError, match=r"refuses a conversation|begins an assistant's message differently"):
-            ChatRenderer(tokenizers[name]).conversation(chat)
+        with pytest.raises(
+            DataError, match=r"rejects a conversation|renders the start of an assistant's message differently"
+        ):
+            ChatRenderer(tokenizers[name]).tokenize_conversation(chat)
 
 
 def test_chat_template_masks_of_deepseek_begin_in_the_thought_that_the_prompt_begins(
@@ -331,16 +333,16 @@ def test_chat_template_masks_of_answers_that_do_not_continue_the_prompt_are_refu
     tokenizers: dict[str, PreTrainedTokenizerBase], name: str, chat: list[Message]
 ) -> None:
     """The prompt begins a thought, so the model would never generate these answers."""
-    with pytest.raises(DataError, match=r"differently once there is one \(the generation prompt ends with .*<think>"):
-        ChatRenderer(tokenizers[name]).conversation(chat)
+    with pytest.raises(DataError, match=r"differently from its generation prompt \(which ends with .*<think>"):
+        ChatRenderer(tokenizers[name]).tokenize_conversation(chat)
 
 
 def test_chat_template_masks_behind_a_tools_result_of_deepseek(tokenizers: dict[str, PreTrainedTokenizerBase]) -> None:
     """Behind a tool's result its prompt begins no thought; the call itself does not continue the one that it begins."""
-    ids, mask = ChatRenderer(tokenizers["deepseekv3"]).conversation(CALLED)
+    ids, mask = ChatRenderer(tokenizers["deepseekv3"]).tokenize_conversation(CALLED)
     assert tokenizers["deepseekv3"].decode(ids[mask]) == f"It is 3.{DEEPSEEK_END}"
-    with pytest.raises(DataError, match="leaves out the call of the tool 'add'"):
-        ChatRenderer(tokenizers["deepseek_r1_distill"]).conversation(CALLED)
+    with pytest.raises(DataError, match="leaves out the call to tool 'add'"):
+        ChatRenderer(tokenizers["deepseek_r1_distill"]).tokenize_conversation(CALLED)
 
 
 def test_chat_template_masks_leave_out_messages_that_are_not_to_be_trained(
@@ -348,16 +350,16 @@ def test_chat_template_masks_leave_out_messages_that_are_not_to_be_trained(
 ) -> None:
     chat = [ASKED, assistant("It is 3."), ASKED_AGAIN, assistant("4")]
     renderer = ChatRenderer(tokenizers["qwen3"])
-    ids, mask = renderer.conversation(chat, untrained={3})
+    ids, mask = renderer.tokenize_conversation(chat, untrained={3})
     assert tokenizers["qwen3"].decode(ids[mask]) == "<think>\n\n</think>\n\nIt is 3.<|im_end|>"
-    assert not renderer.conversation(chat, untrained={1, 3})[1].any()
+    assert not renderer.tokenize_conversation(chat, untrained={1, 3})[1].any()
 
 
 def test_chat_template_masks_follow_the_variables_of_the_template(
     tokenizers: dict[str, PreTrainedTokenizerBase],
 ) -> None:
     renderer = ChatRenderer(tokenizers["qwen3_5_think"])
-    ids, mask = renderer.conversation([ASKED, assistant("3")], template_kwargs={"enable_thinking": False})
+    ids, mask = renderer.tokenize_conversation([ASKED, assistant("3")], template_kwargs={"enable_thinking": False})
     assert tokenizers["qwen3_5_think"].decode(ids[mask]) == "3<|im_end|>"
     prompt = renderer.render([ASKED], template_kwargs={"enable_thinking": False})
     assert ids[: len(prompt)].tolist() == prompt.tolist()
@@ -368,7 +370,7 @@ def test_chat_template_masks_of_a_conversation_with_tools_show_the_tools(
 ) -> None:
     tool = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
     for name in ("qwen2_5", "gptoss", "glm4moe", "diffusion_gemma"):
-        ids, mask = ChatRenderer(tokenizers[name]).conversation(CALLED, tools=[tool])
+        ids, mask = ChatRenderer(tokenizers[name]).tokenize_conversation(CALLED, tools=[tool])
         shown = tokenizers[name].decode(ids[: int(mask.argmax())])
         assert "Adds." in shown and tokenizers[name].decode(ids[mask]).startswith(WRITTEN[name].call)
 
@@ -382,11 +384,11 @@ def test_chat_template_masks_keep_to_narrower_marks(tiny_model: Path) -> None:
         "{% endgeneration %}{% else %}{{ m.content }}{% endif %}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
-    ids, mask = ChatRenderer(tokenizer).conversation([ASKED, assistant("1+2=3")])
+    ids, mask = ChatRenderer(tokenizer).tokenize_conversation([ASKED, assistant("1+2=3")])
     assert tokenizer.decode(ids[mask]) == "3<|im_end|>"
     tokenizer.chat_template = tokenizer.chat_template.replace("m.role == 'assistant'", "m.role == 'nobody'")
     with pytest.raises(DataError, match="marks no token of the assistant's answers as generated"):
-        ChatRenderer(tokenizer).conversation([ASKED, assistant("1+2=3")])
+        ChatRenderer(tokenizer).tokenize_conversation([ASKED, assistant("1+2=3")])
 
 
 def test_chat_template_prompts_reach_templates_that_take_content_as_read(
@@ -394,13 +396,13 @@ def test_chat_template_prompts_reach_templates_that_take_content_as_read(
 ) -> None:
     """The templates of some models for pictures leave out content that is a text."""
     for name in ("idefics3", "smolvlm"):
-        assert "User: What is 1 + 2?" in ChatRenderer(tokenizers[name]).text([ASKED])
-    assert "[INST] What is 1 + 2? [/INST]" in ChatRenderer(tokenizers["llava_next"]).text([ASKED])
+        assert "User: What is 1 + 2?" in ChatRenderer(tokenizers[name]).render_text([ASKED])
+    assert "[INST] What is 1 + 2? [/INST]" in ChatRenderer(tokenizers["llava_next"]).render_text([ASKED])
 
 
 def test_chat_template_demonstrations_end_with_the_token_that_ends_an_answer(
     tokenizers: dict[str, PreTrainedTokenizerBase],
 ) -> None:
     """Not with the one by which the template of Phi ends a conversation."""
-    answer = ChatRenderer(tokenizers["phi3"]).answer("3")
+    answer = ChatRenderer(tokenizers["phi3"]).tokenize_answer("3")
     assert tokenizers["phi3"].decode(answer) == "3<|end|>"

@@ -148,22 +148,22 @@ class Leaves(Good):
 
 
 BROKEN = {
-    OldReset: ("`reset(seed)` gives an observation and information", "return `observation, info`"),
-    NoSeed: ("`reset(seed)` gives an observation and information", "take `seed=None` as its argument"),
+    OldReset: ("`reset(seed)` returns an observation and information", "return `observation, info`"),
+    NoSeed: ("`reset(seed)` returns an observation and information", "accept the argument `seed=None`"),
     OldStep: (
-        "`step(action)` gives `(observation, reward, terminated",
-        "an old interface's `done` becomes `terminated`",
+        "`step(action)` returns `(observation, reward, terminated",
+        "with an old interface, `done` as `terminated`",
     ),
-    NoText: ("`step(action)` gives", "describe what is seen as text"),
-    NotANumber: ("a reward is a finite number", "return a float"),
-    TextAsFlag: ("`terminated` is True or False", "return `bool(terminated)`"),
-    NoInfo: ("`step(action)` gives", "return `{}`"),
-    Fragile: ("`step(action)` gives", "an exception is a failure of the environment"),
-    WrongArgument: ("`reset(seed)` gives", "an exception is a failure of the environment"),
-    Leaves: ("`step(action)` gives", "an exception is a failure of the environment"),
-    GlobalRandom: ("equal seeds and actions give equal episodes", "use no global one"),
-    Remembers: ("equal seeds and actions give equal episodes", "made anew in `reset`"),
-    ForgetfulCopy: ("`spawn(same_state=True)` gives a copy in the same state", "copy.deepcopy"),
+    NoText: ("`step(action)` returns", "return a string, an image"),
+    NotANumber: ("a reward must be a finite number", "return a float"),
+    TextAsFlag: ("`terminated` must be True or False", "return `bool(terminated)`"),
+    NoInfo: ("`step(action)` returns", "return `{}`"),
+    Fragile: ("`step(action)` returns", "an exception is a failure of the environment"),
+    WrongArgument: ("`reset(seed)` returns", "an exception is a failure of the environment"),
+    Leaves: ("`step(action)` returns", "an exception is a failure of the environment"),
+    GlobalRandom: ("equal seeds and actions give equal episodes", "do not use a global generator"),
+    Remembers: ("equal seeds and actions give equal episodes", "is created in `reset`"),
+    ForgetfulCopy: ("`spawn(same_state=True)` returns a copy in the same state", "copy.deepcopy"),
 }
 
 
@@ -196,7 +196,7 @@ def test_env_conformance_what_is_only_missing_is_advice() -> None:
     assert [finding.rule[:25] for finding in findings] == [
         "`sample_random_action()` ",
         '`info["state"]` names the',
-        "other seeds give other ep",
+        "different seeds give diff",
         "episodes end",
         "an environment can be sen",
     ]
@@ -214,7 +214,7 @@ def test_env_conformance_a_machine_that_pauses_once_is_no_slow_environment(
 
 def test_env_conformance_slow_parsing_and_hangs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conformance, "_SLOW_S", 0.01)
-    slow = [finding for finding in check_object(Quadratic) if "time that grows" in finding.rule]
+    slow = [finding for finding in check_object(Quadratic) if "grows at most linearly" in finding.rule]
     assert slow and "took" in slow[0].found
     monkeypatch.setattr(conformance, "_TIME_LIMIT_S", 0.2)
 
@@ -235,7 +235,7 @@ def test_env_conformance_slow_parsing_and_hangs_are_found(monkeypatch: pytest.Mo
             time.sleep(9)
 
     (once,) = check_object(AlwaysHangs)  # no other rule waits for it again
-    assert once.remedy == "look for a loop that does not end"
+    assert once.remedy == "check the environment for an endless loop"
 
 
 @pytest.mark.parametrize("name", [name for name in ENVS if name.endswith(("-easy", "-slippery", "guess_number"))])

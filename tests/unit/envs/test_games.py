@@ -11,14 +11,14 @@ import pytest
 from worlds.game_solvers import SOLVERS, solved
 
 from roll.envs import ENVS, make
-from roll.envs.games.answers import boxed, numbers
-from roll.envs.games.clues import clues
-from roll.envs.games.game_2048 import slid
-from roll.envs.games.mastermind import pegs
-from roll.envs.games.sudoku import solutions
-from roll.envs.games.wiki_pages import pages
-from roll.envs.games.wordle import marks
-from roll.envs.games.words import words
+from roll.envs.games.answers import extract_box, parse_numbers
+from roll.envs.games.clues import list_clues
+from roll.envs.games.game_2048 import slide
+from roll.envs.games.mastermind import count_pegs
+from roll.envs.games.sudoku import iterate_solutions
+from roll.envs.games.wiki_pages import list_pages
+from roll.envs.games.wordle import mark_guess
+from roll.envs.games.words import list_words
 from roll.errors import DataError
 
 
@@ -126,7 +126,7 @@ def test_env_games_copies_have_the_same_settings_and_if_asked_the_same_state(nam
     assert env.spawn(max_turns=14).max_turns == 14
     with pytest.raises(TypeError, match="colour"):
         env.spawn(colour=1)
-    with pytest.raises(ValueError, match="same state has the same arguments"):
+    with pytest.raises(ValueError, match="same_state and overrides must not be given together"):
         env.spawn(same_state=True, max_turns=3)
 
 
@@ -212,27 +212,40 @@ def test_env_games_no_short_text_makes_a_game_fail(name: str) -> None:
 
 
 def test_env_games_the_last_closed_box_counts() -> None:
-    assert boxed("first \\boxed{1}, then \\boxed{ 2 3 }.") == "2 3"
-    assert boxed("\\boxed{a{b}c}") == "a{b}c"
-    assert boxed("\\boxed{a") is boxed("boxed{a}") is boxed("\\boxed{ }") is boxed("\\boxed{a\nb}") is None
-    assert boxed("\\boxed{" + "a" * 80 + "}") == "a" * 80
-    assert boxed("\\boxed{" + "a" * 81 + "}") is None
-    assert numbers("3  4", 2) == [3, 4]
-    assert numbers("3 4", 3) is numbers("3 -4") is numbers("x") is numbers("") is numbers("²") is None
+    assert extract_box("first \\boxed{1}, then \\boxed{ 2 3 }.") == "2 3"
+    assert extract_box("\\boxed{a{b}c}") == "a{b}c"
+    assert (
+        extract_box("\\boxed{a")
+        is extract_box("boxed{a}")
+        is extract_box("\\boxed{ }")
+        is extract_box("\\boxed{a\nb}")
+        is None
+    )
+    assert extract_box("\\boxed{" + "a" * 80 + "}") == "a" * 80
+    assert extract_box("\\boxed{" + "a" * 81 + "}") is None
+    assert parse_numbers("3  4", 2) == [3, 4]
+    assert (
+        parse_numbers("3 4", 3)
+        is parse_numbers("3 -4")
+        is parse_numbers("x")
+        is parse_numbers("")
+        is parse_numbers("²")
+        is None
+    )
 
 
 def test_env_games_pegs_and_marks_are_those_of_the_rules() -> None:
-    assert pegs((1, 2, 3, 4), (1, 3, 2, 5)) == (1, 2)
-    assert pegs((1, 1, 2, 2), (1, 2, 1, 1)) == (1, 2)  # black 1; white: one 1 and one 2
-    assert marks("LEVEL", "HELLO") == "XGYYX"
-    assert marks("ABIDE", "SPEED") == "XXYXY"  # one E of two
+    assert count_pegs((1, 2, 3, 4), (1, 3, 2, 5)) == (1, 2)
+    assert count_pegs((1, 1, 2, 2), (1, 2, 1, 1)) == (1, 2)  # black 1; white: one 1 and one 2
+    assert mark_guess("LEVEL", "HELLO") == "XGYYX"
+    assert mark_guess("ABIDE", "SPEED") == "XXYXY"  # one E of two
 
 
 def test_env_games_tiles_merge_once_a_move() -> None:
     board = ((2, 2, 2, 2), (4, 4, 8, 0), (0, 2, 0, 2), (2, 0, 0, 0))
-    assert slid(board, "left") == ((4, 4, 0, 0), (8, 8, 0, 0), (4, 0, 0, 0), (2, 0, 0, 0))
-    assert slid(board, "right")[1] == (0, 0, 8, 8)
-    assert slid(board, "up") == ((2, 2, 2, 4), (4, 4, 8, 0), (2, 2, 0, 0), (0, 0, 0, 0))
+    assert slide(board, "left") == ((4, 4, 0, 0), (8, 8, 0, 0), (4, 0, 0, 0), (2, 0, 0, 0))
+    assert slide(board, "right")[1] == (0, 0, 8, 8)
+    assert slide(board, "up") == ((2, 2, 2, 4), (4, 4, 8, 0), (2, 2, 0, 0), (0, 0, 0, 0))
 
 
 def test_env_games_sudokus_have_one_solution() -> None:
@@ -241,21 +254,21 @@ def test_env_games_sudokus_have_one_solution() -> None:
         _, info = env.reset(seed=seed)
         cells = [int(sign) for sign in info["state"]]
         assert sum(map(bool, cells)) == env.clues
-        (only,) = solutions(cells, env.scale)
+        (only,) = iterate_solutions(cells, env.scale)
         for row in range(env.scale):
             assert sorted(only[row * env.scale : (row + 1) * env.scale]) == list(range(1, env.scale + 1))
             assert sorted(only[row :: env.scale]) == list(range(1, env.scale + 1))
-    assert len(list(solutions([0] * 16, 4))) == 288  # as many as there are
+    assert len(list(iterate_solutions([0] * 16, 4))) == 288  # as many as there are
 
 
 def test_env_games_lists_of_words_are_sound() -> None:
     for rare in (False, True):
-        assert all(3 <= len(word) <= 7 and word.isascii() and word.isalpha() for word in words(rare=rare))
-        assert all(len(words(length, rare)) >= 40 for length in range(3, 8))
-        assert len(set(clues(rare).values())) == len(clues(rare)) > 100
-        assert all(word.isalpha() and clue for word, clue in clues(rare).items())
-    for page in pages().values():
-        assert set(page.links) <= pages().keys() - {page.title}
+        assert all(3 <= len(word) <= 7 and word.isascii() and word.isalpha() for word in list_words(rare=rare))
+        assert all(len(list_words(length, rare)) >= 40 for length in range(3, 8))
+        assert len(set(list_clues(rare).values())) == len(list_clues(rare)) > 100
+        assert all(word.isalpha() and clue for word, clue in list_clues(rare).items())
+    for page in list_pages().values():
+        assert set(page.links) <= list_pages().keys() - {page.title}
         assert len(set(page.links)) == len(page.links) >= 3
 
 
@@ -307,24 +320,24 @@ def test_env_games_a_bandits_best_machine_pays_as_often_as_it_should() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("GuessTheNumber-v0-easy", {"max_turns": 0}, "max_turns is 0: give at least 1"),
+        ("GuessTheNumber-v0-easy", {"max_turns": 0}, "max_turns must be at least 1, .* got 0"),
         ("Mastermind-v0-easy", {"code_length": 9}, "code of 9 different numbers"),
         ("Minesweeper-v0-easy", {"num_mines": 17}, "has room for 16"),
-        ("Wordle-v0-easy", {"word_length": 9}, "word_length is 9: give 3 to 7"),
-        ("Hangman-v0-easy", {"word_length": 2}, "word_length is 2"),
-        ("Sudoku-v0-easy", {"scale": 6}, "scale is 6: give 4 or 9"),
-        ("Sudoku-v0-easy", {"clues": 16}, "leaves none of 16 cells empty"),
+        ("Wordle-v0-easy", {"word_length": 9}, "word_length must be from 3 to 7, got 9"),
+        ("Hangman-v0-easy", {"word_length": 2}, "word_length must be from 3 to 7, got 2"),
+        ("Sudoku-v0-easy", {"scale": 6}, "scale must be 4 or 9"),
+        ("Sudoku-v0-easy", {"clues": 16}, "clues must be less than the 16 cells"),
         ("Game2048-v0-easy", {"target_tile": 48}, "power of two"),
-        ("Sokoban-v0-easy", {"dim_room": [4, 6]}, "at least 5 each"),
-        ("Sokoban-v0-easy", {"num_boxes": 5}, "has place for 4"),
+        ("Sokoban-v0-easy", {"dim_room": [4, 6]}, "each at least 5"),
+        ("Sokoban-v0-easy", {"num_boxes": 5}, "has space for 4"),
         ("Crosswords-v0-easy", {"max_turns": 8}, "too few to fill 3 words"),
         ("WordSearch-v0-easy", {"num_words": 51}, "at most 50"),
         ("FrozenLake-v0-easy", {"holes": 1.0}, "from 0 to below 1"),
-        ("FrozenLake-v0-easy", {"size": 12}, "the way is 22 moves long"),
-        ("Bandit-v0-easy", {"best": 1.5}, "best is 1.5"),
+        ("FrozenLake-v0-easy", {"size": 12}, "the shortest path has 22 moves"),
+        ("Bandit-v0-easy", {"best": 1.5}, "best must be a probability from 0 to 1, got 1.5"),
         ("Bandit-v0-easy", {"num_machines": 27}, "at most 26"),
-        ("TowerofHanoi-v0-easy", {"num_disks": 0}, "num_disks is 0"),
-        ("FifteenPuzzle-v0-easy", {"num_rows": 1}, "num_rows is 1"),
+        ("TowerofHanoi-v0-easy", {"num_disks": 0}, "num_disks must be at least"),
+        ("FifteenPuzzle-v0-easy", {"num_rows": 1}, "num_rows must be at least"),
     ],
 )
 def test_env_games_arguments_that_make_no_sense_are_refused(name: str, options: dict[str, Any], message: str) -> None:

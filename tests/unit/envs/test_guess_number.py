@@ -30,7 +30,7 @@ def test_env_guess_number_an_action_without_a_number_costs_its_turn() -> None:
     env.reset()
     observation, reward, ended, _, info = env.step("well")
     assert (observation, reward, ended, info["state"]) == (
-        "That is no number. Pick one: 1, 2 or 3. Answer with a number.",
+        "That is not a number. Pick one: 1, 2 or 3. Answer with a number.",
         0.0,
         False,
         "?",
@@ -48,7 +48,7 @@ def test_env_guess_number_a_seed_gives_the_same_secret_again() -> None:
 
 
 def test_env_guess_number_wrong_options_and_names_are_refused() -> None:
-    with pytest.raises(DataError, match="secret 9 is not from 1 to 3"):
+    with pytest.raises(DataError, match="secret must be from 1 to 3, got 9"):
         make("guess_number", {"max_number": 3, "secret": 9})
     with pytest.raises(DataError, match=r"has no argument 'colour'\. It accepts: max_number, num_turns, secret"):
         make("guess_number", {"colour": 1})

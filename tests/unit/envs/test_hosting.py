@@ -117,28 +117,37 @@ def test_env_hosting_what_an_environment_says_can_be_encoded_and_its_state_has_a
         ({"fails": "step"}, "its step failed: KeyError: 'piece'"),
         ({"fails": "time"}, "its step failed: TimeoutError: its server is slow"),
         ({"fails": "reset"}, "its reset failed: RuntimeError: no board"),
-        ({"returns": ("a", 1.0)}, r"`step\(action\)` gives .* Found: \('a', 1.0\). Fix: return five values"),
-        ({"returns": (1, 1.0, True, True, {})}, "`step.* Found: the observation 1 of type int. Fix: describe"),
-        ({"returns": ("a", "1.0", True, True, {})}, "a reward is a finite number. Found: the reward '1.0' of type str"),
-        ({"returns": ("a", float("nan"), True, True, {})}, "a reward is a finite number. Found: the reward nan"),
-        ({"returns": ("a", 1.0, "no", True, {})}, "`terminated` is True or False. Found: 'no' of type str"),
+        ({"returns": ("a", 1.0)}, r"`step\(action\)` returns .* Found: \('a', 1.0\). Fix: return five values"),
+        ({"returns": (1, 1.0, True, True, {})}, "`step.* Found: the observation 1 of type int. Fix: return a string"),
+        (
+            {"returns": ("a", "1.0", True, True, {})},
+            "a reward must be a finite number. Found: the reward '1.0' of type str",
+        ),
+        ({"returns": ("a", float("nan"), True, True, {})}, "a reward must be a finite number. Found: the reward nan"),
+        ({"returns": ("a", 1.0, "no", True, {})}, "`terminated` must be True or False. Found: 'no' of type str"),
         ({"returns": ("a", 1.0, True, True, None)}, "`step.* Found: the information None .* Fix: return `{}`"),
         ({"returns": "win"}, "`step.* Found: 'win'. Fix: return five values"),
-        ({"returns": ("a", 10**400, True, True, {})}, "a reward is a finite number. Found: the reward 1000"),
-        ({"returns": ("a", 1.0, Contrary(), True, {})}, "`terminated` is True or False. Found: .*Contrary"),
-        ({"returns": ("a", 1.0, True, True, {"state": Contrary()})}, "what its step returned failed: RuntimeError"),
-        ({"returns": ("a", 1.0, True, True, {"prefix": Contrary()})}, "what its step returned failed: RuntimeError"),
+        ({"returns": ("a", 10**400, True, True, {})}, "a reward must be a finite number. Found: the reward 1000"),
+        ({"returns": ("a", 1.0, Contrary(), True, {})}, "`terminated` must be True or False. Found: .*Contrary"),
+        (
+            {"returns": ("a", 1.0, True, True, {"state": Contrary()})},
+            "the result of its step cannot be read: RuntimeError",
+        ),
+        (
+            {"returns": ("a", 1.0, True, True, {"prefix": Contrary()})},
+            "the result of its step cannot be read: RuntimeError",
+        ),
         (
             {"returns": ("a", 1.0, True, True, {"tool_calls": 5})},
             r".*info\['tool_calls'\].* a list .* Found: 5",
         ),
         (
             {"returns": ([{"type": "image", "digest": "0f", "grid": 7}], 1.0, True, True, {})},
-            r".*the observation \[.* of type list \(the grid of an image part must be .*, got 7\)\. Fix: describe",
+            r".*the observation \[.* of type list \(the grid of a part of kind 'image' must be .*, got 7\)\. Fix: ret",
         ),
         (
             {"returns": ("a", 1.0, True, True, {"tool_results": [{"content": "x", "name": 5}]})},
-            r"each .* a content, and texts as `tool_call_id` and `name`, if any\. Found: \[.*'name': 5",
+            r"each .* has `content`; `tool_call_id` and `name`, if given, are strings\. Found: \[.*'name': 5",
         ),
         ({"returns": ("a", 1.0, True, True, {"tool_results": [{}]})}, r".*info\['tool_results'\].* Found: \[{}\]"),
     ],
@@ -164,7 +173,7 @@ def test_env_hosting_call_time_of_an_environment_leaves_out_how_long_it_took_to_
     async def metrics() -> tuple[dict[str, float], dict[str, float]]:
         hosts = EnvHosts(hosts={"slow": SlowHost()})
         await one_step(hosts, replace(settings(step_s=0.5), host="slow"))
-        return hosts.metrics(), hosts.metrics()
+        return hosts.collect_metrics(), hosts.collect_metrics()
 
     found, later = simulate(metrics())
     assert found["env/own.module:Waits/start_s"] == 3.0
@@ -199,12 +208,14 @@ def test_env_hosting_an_environment_that_does_not_close_is_given_up(caplog: pyte
         async def close(self) -> None: ...
 
     assert simulate(one_step(EnvHosts({"pool": Stuck()}), settings()))[0] == "go"
-    assert "does not close: TimeoutError" in caplog.text
+    assert "cannot be closed: TimeoutError" in caplog.text
 
 
 @pytest.mark.usefixtures("waits")
 def test_env_hosting_a_host_that_a_run_does_not_have_and_wrong_options_are_the_users_to_mend() -> None:
-    with pytest.raises(ConfigError, match="asks for the host 'http', which this run does not have: it has loop"):
+    with pytest.raises(
+        ConfigError, match=r"requires the host 'http', but this run does not have it\. Available hosts: loop"
+    ):
         simulate(one_step(EnvHosts(), EnvironmentSettings(name="guess_number", host="http")))
     with pytest.raises(DataError, match="has no argument 'colour'"):
         simulate(one_step(EnvHosts(), settings(colour=1)))
@@ -214,8 +225,8 @@ def test_env_hosting_a_host_that_a_run_does_not_have_and_wrong_options_are_the_u
     ("action", "message"),
     [
         ("hang", "its step took longer than 0.5 s"),
-        ("crash", r"its step failed: WorkerDiedError: its process \(\d+\) ended with code 3"),
-        ("leak", "its step failed: MemoryError: its process is over its limit of memory"),
+        ("crash", r"its step failed: WorkerDiedError: the process \(\d+\) ended with code 3"),
+        ("leak", "its step failed: MemoryError: the process exceeded its memory limit"),
         ("1/0", r"its step failed: ZeroDivisionError: division by zero \(<string>:1\)"),
     ],
 )

@@ -89,7 +89,7 @@ def test_env_vector_next_step_begins_anew_with_the_call_after_the_end(kind: type
 
 def test_env_vector_without_autoreset_an_ended_episode_takes_no_step_before_its_reset() -> None:
     envs = SyncVectorEnv([Counter(), Counter()], autoreset="disabled")
-    with pytest.raises(DataError, match=r"environment 0 \(Counter\) has no episode"):
+    with pytest.raises(DataError, match=r"environment 0 \(Counter\) has no running episode"):
         envs.step(["1", "1"])
     envs.reset()
     envs.step({1: "3"})
@@ -131,7 +131,7 @@ def test_env_vector_after_several_failures_none_of_their_episodes_goes_on(kind: 
     with pytest.raises(InfraError, match="environment 0"):
         envs.step(["x", "x", "1"])
     for index in (0, 1):
-        with pytest.raises(DataError, match=f"environment {index} .* has no episode"):
+        with pytest.raises(DataError, match=f"environment {index} .* has no running episode"):
             envs.step({index: "1"})
     assert envs.step({2: "1"})[0] == ["2"]
 
@@ -194,10 +194,14 @@ def test_env_vector_an_interrupt_that_does_not_end_the_wait_for_a_step_is_seen_n
 def test_env_vector_a_single_text_or_a_wrong_number_of_actions_is_refused() -> None:
     envs = make_vec("guess_number")
     envs.reset()
-    for actions, message in (("5", "one text"), (["1", "2"], "2 actions for 1"), ({4: "x"}, "no environment 4")):
+    for actions, message in (
+        ("5", "one text"),
+        (["1", "2"], "2 actions for 1"),
+        ({4: "x"}, "environment 4 does not exist"),
+    ):
         with pytest.raises(DataError, match=message):
             envs.step(actions)
-    with pytest.raises(DataError, match="autoreset is 'maybe': choose one of same_step, next_step, disabled"):
+    with pytest.raises(DataError, match="autoreset is 'maybe', but must be one of same_step, next_step, disabled"):
         make_vec("guess_number", autoreset="maybe")  # type: ignore[arg-type]
 
 

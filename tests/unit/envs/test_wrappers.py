@@ -9,7 +9,14 @@ import pytest
 
 from roll.envs import ENVS, EnvWrapper, make, make_vec, register
 from roll.envs.hosting import EnvHosts
-from roll.envs.wrappers import EpisodeTracking, FormatPenalty, ObservationHistory, TimeLimit, wrapped, wrapper_functions
+from roll.envs.wrappers import (
+    EpisodeTracking,
+    FormatPenalty,
+    ObservationHistory,
+    TimeLimit,
+    get_wrapper_functions,
+    wrap,
+)
 from roll.errors import ConfigError
 from roll.types import EnvironmentSettings
 
@@ -160,16 +167,17 @@ def test_env_wrappers_work_around_coroutines() -> None:
 
 
 def test_env_wrappers_are_found_by_gems_names() -> None:
-    envs = make_vec("game:GuessTheNumber-v0-easy", wrappers=wrapper_functions("concat_with_action, episode_tracking"))
+    wrappers = get_wrapper_functions("concat_with_action, episode_tracking")
+    envs = make_vec("game:GuessTheNumber-v0-easy", wrappers=wrappers)
     observations, infos = envs.reset()
     assert infos[0]["step_counter"] == 0
     assert envs.step(["\\boxed{11}"])[0][0].startswith(observations[0])
     with pytest.raises(ConfigError, match=r"unknown wrapper 'concatt'\. Did you mean 'concat'"):
-        wrapper_functions("concatt")
+        get_wrapper_functions("concatt")
     with pytest.raises(ConfigError, match="tokenizer"):
-        wrapper_functions("concat_chat")
+        get_wrapper_functions("concat_chat")
     with pytest.raises(ConfigError, match="not the name of one wrapper"):
-        wrapped(Board(), "concat,episode_tracking", {})
+        wrap(Board(), "concat,episode_tracking", {})
 
 
 def test_env_wrappers_a_wrapper_that_overrides_step_as_gems_do_works() -> None:

@@ -54,7 +54,7 @@ async def has_generated(engine: HFEngine, tokens: int) -> None:
     """Return when every running row has this many tokens, and there is one."""
     while True:
         rows = engine._decoder.rows if engine._decoder else []
-        if rows and all(row.generated >= tokens for row in rows):
+        if rows and all(row.num_generated >= tokens for row in rows):
             return
         await asyncio.sleep(0)
 

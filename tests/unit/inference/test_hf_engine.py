@@ -16,7 +16,7 @@ from hf_helpers import engine_spec, generate_all, has_generated, prompt, referen
 
 from roll.errors import EngineDiedError, ModelError, UserError
 from roll.inference import EngineSpec, build_engine
-from roll.inference.hf import HFEngine, partial_tokens
+from roll.inference.hf import HFEngine, get_partial_tokens
 from roll.models import load_causal_lm
 from roll.protocols import InferenceEngine
 from roll.running import has_detached_threads
@@ -84,13 +84,13 @@ async def test_hf_engine_temperature_and_filters_are_those_of_the_sampling_distr
 async def test_hf_engine_what_is_made_of_an_answer_can_be_seen_while_it_is_made(tiny_model: Path) -> None:
     async with running(tiny_model) as engine:
         one = request("a")
-        assert len(partial_tokens(engine, "a")) == 0
+        assert len(get_partial_tokens(engine, "a")) == 0
         work = asyncio.create_task(engine.generate(one))
-        while not (seen := partial_tokens(engine, "a").tolist()) and not work.done():
+        while not (seen := get_partial_tokens(engine, "a").tolist()) and not work.done():
             await asyncio.sleep(0)
         result = await work
         assert seen and seen == result.token_ids[: len(seen)].tolist()
-        assert len(partial_tokens(engine, "a")) == 0
+        assert len(get_partial_tokens(engine, "a")) == 0
 
 
 async def test_hf_engine_a_greedy_answer_is_the_most_likely_token_each_time(tiny_model: Path) -> None:
@@ -217,10 +217,10 @@ async def test_hf_engine_pause_keep_freezes_and_resume_goes_on_as_if_nothing_was
         await has_generated(engine, 5)
         await engine.pause("keep")
         rows = engine._decoder.rows if engine._decoder else []
-        made = rows[0].generated
+        made = rows[0].num_generated
         for _ in range(200):
             await asyncio.sleep(0)
-        assert rows[0].generated == made and not task.done()
+        assert rows[0].num_generated == made and not task.done()
         waiting = asyncio.create_task(engine.generate(request("b")))
         await engine.resume()
         assert same(await task, undisturbed)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from roll.errors import ConfigError, UnsupportedError, UserError
 from roll.inference import EngineSpec
-from roll.inference.hf_requests import RequestQueue, Row, check_options, check_request, new_row, row_uniforms
+from roll.inference.hf_requests import RequestQueue, Row, check_options, check_request, create_row, draw_uniforms
 from roll.types import GenerationRequest, SamplingParams
 
 
@@ -30,49 +30,49 @@ def names(rows: list[Row]) -> list[str]:
 def test_hf_requests_a_longer_series_of_random_numbers_begins_with_the_shorter(
     seed: int, short: int, more: int
 ) -> None:
-    assert (row_uniforms(seed, short + more)[:short] == row_uniforms(seed, short)).all()
+    assert (draw_uniforms(seed, short + more)[:short] == draw_uniforms(seed, short)).all()
 
 
 def test_hf_requests_random_numbers_never_change_between_versions() -> None:
     # First doubles of NumPy's PCG64 for these seeds; runs could not be resumed bit for bit if they changed.
-    assert row_uniforms(0, 2).tolist() == [0.6369616873214543, 0.2697867137638703]
-    assert row_uniforms(1, 1).tolist() == [0.5118216247002567]
+    assert draw_uniforms(0, 2).tolist() == [0.6369616873214543, 0.2697867137638703]
+    assert draw_uniforms(1, 1).tolist() == [0.5118216247002567]
 
 
 def test_hf_requests_without_a_seed_differ_by_order_and_by_the_engines_seed() -> None:
-    rows = [new_row(request(), order, seed) for order, seed in ((0, 0), (1, 0), (0, 1), (0, 0))]
+    rows = [create_row(request(), order, seed) for order, seed in ((0, 0), (1, 0), (0, 1), (0, 0))]
     first, second, other_engine, again = (row.uniforms.tolist() for row in rows)
     assert first == again and first != second and first != other_engine
 
 
 def test_hf_requests_a_requests_own_seed_wins() -> None:
-    assert (new_row(request(seed=7), 3, 9).uniforms == row_uniforms(7, 4)).all()
+    assert (create_row(request(seed=7), 3, 9).uniforms == draw_uniforms(7, 4)).all()
 
 
 def test_hf_requests_a_row_ends_at_its_stop_token_and_keeps_it() -> None:
-    row = new_row(request(stop_token_ids=(9,)), 0, 0)
+    row = create_row(request(stop_token_ids=(9,)), 0, 0)
     assert [row.append(token, -0.5, 1) for token in (5, 9)] == [False, True]
-    result = row.result("e")
+    result = row.build_result("e")
     assert result.token_ids.tolist() == [5, 9] and result.finish_reason == "stop"
     assert result.logprobs.tolist() == [-0.5, -0.5] and result.policy_versions.tolist() == [1, 1]
 
 
 def test_hf_requests_a_row_ends_when_it_has_all_its_tokens() -> None:
-    row = new_row(request(max_new_tokens=2), 0, 0)
+    row = create_row(request(max_new_tokens=2), 0, 0)
     assert [row.append(5, 0.0, 0), row.append(6, 0.0, 0)] == [False, True]
-    assert row.result("e").finish_reason == "length"
+    assert row.build_result("e").finish_reason == "length"
 
 
 def test_hf_requests_a_stop_token_in_the_prompt_does_not_end_anything() -> None:
-    row = new_row(request(prompt=3, stop_token_ids=(2,)), 0, 0)
-    assert row.result("e", aborted=True).finish_reason == "abort"
-    assert row.result("e").finish_reason == "length"  # nothing was generated: the prompt's last token is 2
+    row = create_row(request(prompt=3, stop_token_ids=(2,)), 0, 0)
+    assert row.build_result("e", aborted=True).finish_reason == "abort"
+    assert row.build_result("e").finish_reason == "length"  # nothing was generated: the prompt's last token is 2
 
 
 def test_hf_requests_a_wave_is_ordered_by_priority_then_arrival() -> None:
     queue = RequestQueue()
     for order, (name, priority) in enumerate([("a", 1), ("b", 0), ("c", 1), ("d", 0)]):
-        queue.add(new_row(request(name, priority=priority), order, 0))
+        queue.add(create_row(request(name, priority=priority), order, 0))
     assert queue.take(lambda row, taken: True) == []  # no wave yet
     queue.begin_wave()
     assert names(queue.take(lambda row, taken: True)) == ["b", "d", "a", "c"]
@@ -81,34 +81,34 @@ def test_hf_requests_a_wave_is_ordered_by_priority_then_arrival() -> None:
 def test_hf_requests_a_wave_stops_at_the_first_request_that_does_not_fit() -> None:
     queue = RequestQueue()
     for order, prompt in enumerate([1, 9, 1]):
-        queue.add(new_row(request(str(order), prompt=prompt), order, 0))
+        queue.add(create_row(request(str(order), prompt=prompt), order, 0))
     queue.begin_wave()
     assert names(queue.take(lambda row, taken: row.prompt_length < 5)) == ["0"]
-    assert queue.in_wave == 2  # the third may not overtake the second
+    assert queue.num_in_wave == 2  # the third may not overtake the second
 
 
 def test_hf_requests_arrivals_wait_for_the_next_wave() -> None:
     queue = RequestQueue()
-    queue.add(new_row(request("a"), 0, 0))
+    queue.add(create_row(request("a"), 0, 0))
     queue.begin_wave()
-    queue.add(new_row(request("b"), 1, 0))
-    assert names(queue.take(lambda row, taken: True)) == ["a"] and len(queue) == 1 and queue.in_wave == 0
+    queue.add(create_row(request("b"), 1, 0))
+    assert names(queue.take(lambda row, taken: True)) == ["a"] and len(queue) == 1 and queue.num_in_wave == 0
 
 
 def test_hf_requests_put_back_come_first_and_in_their_order() -> None:
     queue = RequestQueue()
-    queue.add(new_row(request("a"), 0, 0))
+    queue.add(create_row(request("a"), 0, 0))
     queue.begin_wave()
-    queue.put_back([new_row(request("x"), 1, 0), new_row(request("y"), 2, 0)])
+    queue.put_back([create_row(request("x"), 1, 0), create_row(request("y"), 2, 0)])
     assert names(queue.take(lambda row, taken: True)) == ["x", "y", "a"]
 
 
 def test_hf_requests_are_removed_wherever_they_wait() -> None:
     queue = RequestQueue()
-    queue.add(new_row(request("a"), 0, 0))
+    queue.add(create_row(request("a"), 0, 0))
     queue.begin_wave()
-    queue.add(new_row(request("b"), 1, 0))
-    queue.add(new_row(request("c"), 2, 0))
+    queue.add(create_row(request("b"), 1, 0))
+    queue.add(create_row(request("c"), 2, 0))
     assert names(queue.remove({"a", "b", "z"})) == ["a", "b"] and len(queue) == 1
 
 
@@ -151,7 +151,7 @@ def test_hf_requests_options_that_do_not_exist_are_refused(changes: dict[str, ob
 def test_hf_requests_a_request_that_is_put_back_without_an_answer_forgets_which_experts_read_its_prompt() -> None:
     """Both their prompts are computed again; what was made of the first one's stays as it was made."""
     chosen = np.arange(2, dtype=np.int8).reshape(2, 1, 1)
-    begun, waiting = (new_row(request(name), order, 0) for order, name in enumerate("ab"))
+    begun, waiting = (create_row(request(name), order, 0) for order, name in enumerate("ab"))
     for row in (begun, waiting):
         row.store_experts(0, chosen)
     begun.append(7, -1.0, 0)
@@ -167,5 +167,5 @@ def test_hf_requests_a_request_that_is_put_back_without_an_answer_forgets_which_
 
 
 def test_hf_requests_engine_without_adapters_refuses_a_request_that_names_one() -> None:
-    with pytest.raises(UnsupportedError, match=r"the hf engine cannot answer with adapters \(lora\), .* for 'judge'"):
+    with pytest.raises(UnsupportedError, match=r"the hf engine does not support LoRA adapters, .* 'judge'"):
         check_request(replace(request(), adapter="judge"), max_context=10, vocab_size=5)

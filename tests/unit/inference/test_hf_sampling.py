@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.inference.hf_requests import row_uniforms
+from roll.inference.hf_requests import draw_uniforms
 from roll.inference.hf_sampling import Sampler
 from roll.inference.inversion import BLOCK
 from roll.types import SamplingParams
@@ -167,7 +167,7 @@ def test_hf_sampling_frequencies_follow_the_probabilities() -> None:
     rows = 64
     counts = np.zeros(4)
     sampler = Sampler()
-    numbers = np.stack([row_uniforms(seed, 200) for seed in range(rows)])
+    numbers = np.stack([draw_uniforms(seed, 200) for seed in range(rows)])
     for step in range(200):
         result = sampler.sample(torch.tensor([QUARTERS] * rows), [params()] * rows, numbers[:, step])
         counts += np.bincount(result.tokens, minlength=4)

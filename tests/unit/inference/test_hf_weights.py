@@ -18,8 +18,8 @@ from families import FAMILIES, write_model
 
 from roll.errors import WeightSyncError
 from roll.inference import hf_weights
-from roll.models import linear_weights
-from roll.weights import tensor_checksum
+from roll.models import list_linear_weights
+from roll.weights import compute_checksum
 from roll.weights.quantization import QuantizedWeights, dequantize, quantize
 
 NAME = "model.layers.1.mlp.down_proj.weight"
@@ -48,7 +48,7 @@ async def test_hf_weights_after_a_sync_the_engine_is_the_other_model(
         7
     }
     assert (receipt.engine_id, receipt.policy_version) == ("e0", 7)
-    assert receipt.checksums == {name: tensor_checksum(tensor) for name, tensor in weights.items()}
+    assert receipt.checksums == {name: compute_checksum(tensor) for name, tensor in weights.items()}
 
 
 async def test_hf_weights_of_another_dtype_are_cast(tiny_model: Path, other: Path) -> None:
@@ -69,13 +69,13 @@ async def test_hf_weights_in_codes_make_it_the_model_that_is_read_back(
     if family in FAMILIES:
         path = write_model(tmp_path / "own", tiny_model, FAMILIES[family])
     weights = {name: tensor.bfloat16() for name, tensor in load_file(path / "model.safetensors").items()}
-    linear = linear_weights(str(path))
+    linear = list_linear_weights(str(path))
     back = {n: dequantize(*quantize(w, form), torch.bfloat16) if n in linear else w for n, w in weights.items()}
     async with running(path, dtype="bfloat16") as engine:
         before = await engine.generate(request("a"))
         await sync(engine, dict(QuantizedWeights(Weights(weights), form, linear)), 1)
         after = await engine.generate(request("a"))
-        held = hf_weights._live_tensors(engine._decoder.model)  # type: ignore[union-attr]
+        held = hf_weights._list_live_tensors(engine._decoder.model)  # type: ignore[union-attr]
         assert all(torch.equal(held[name], tensor) for name, tensor in back.items())
         await sync(engine, back, 2)
         again = await engine.generate(request("a"))
@@ -164,7 +164,7 @@ async def test_hf_weights_a_wrong_offer_is_refused_with_the_tensors_name(
 async def test_hf_weights_a_layer_that_arrived_but_was_not_applied_is_caught(
     tiny_model: Path, other: Path, monkeypatch: pytest.MonkeyPatch, linear: tuple[str, ...]
 ) -> None:
-    weights, live_tensors = load_file(other / "model.safetensors"), hf_weights._live_tensors
+    weights, live_tensors = load_file(other / "model.safetensors"), hf_weights._list_live_tensors
     calls = 0
 
     def with_a_stale_copy(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -177,9 +177,9 @@ async def test_hf_weights_a_layer_that_arrived_but_was_not_applied_is_caught(
             tensors = {**tensors}
         return tensors
 
-    monkeypatch.setattr(hf_weights, "_live_tensors", with_a_stale_copy)
+    monkeypatch.setattr(hf_weights, "_list_live_tensors", with_a_stale_copy)
     async with running(tiny_model) as engine:
-        with pytest.raises(WeightSyncError, match=f"'{NAME}' of policy version 4 arrived, but the model does not"):
+        with pytest.raises(WeightSyncError, match=f"'{NAME}' of policy version 4 was received, but the model holds"):
             await sync(engine, dict(QuantizedWeights(Weights(weights), "int8", linear)), 4)
 
 
@@ -188,7 +188,7 @@ async def test_hf_weights_not_a_number_arrives_as_sent(tiny_model: Path, other: 
     weights[NAME][0, 0] = float("nan")
     async with running(tiny_model) as engine:
         receipt = await sync(engine, weights, 1)  # bytes are compared, so NaN equals itself
-    assert receipt.checksums[NAME] == tensor_checksum(weights[NAME])
+    assert receipt.checksums[NAME] == compute_checksum(weights[NAME])
 
 
 async def test_hf_weights_sleep_frees_the_memory_and_kept_requests_go_on_after_the_sync(tiny_model: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from roll.errors import ConfigError, EngineDiedError, EngineError
-from roll.inference.own_engine import OwnEngine
+from roll.inference.own_engine import UserEngine
 from roll.protocols import InferenceEngine, SupportsReadback
 from roll.types import Generation, GenerationRequest, SamplingParams
 
@@ -43,8 +43,8 @@ class Echo:
         return self.answer
 
 
-def own(answer: Any) -> OwnEngine:
-    return OwnEngine("mine.py:Echo", "engine-0", lambda: Echo(answer))
+def own(answer: Any) -> UserEngine:
+    return UserEngine("mine.py:Echo", "engine-0", lambda: Echo(answer))
 
 
 def test_own_engine_is_an_engine_that_passes_on_what_it_is_told() -> None:
@@ -64,7 +64,7 @@ def test_own_engine_is_an_engine_that_passes_on_what_it_is_told() -> None:
 )
 def test_own_engine_that_cannot_be_built_is_refused_by_name(build: Callable[[], Any], words: str) -> None:
     with pytest.raises(ConfigError, match=f"engine 'mine.py:Echo' .*{words}"):
-        OwnEngine("mine.py:Echo", "engine-0", build)
+        UserEngine("mine.py:Echo", "engine-0", build)
 
 
 @pytest.mark.parametrize(
@@ -74,15 +74,15 @@ def test_own_engine_that_cannot_be_built_is_refused_by_name(build: Callable[[], 
         (
             dataclasses.replace(MADE, logprobs=np.zeros(1, np.float32)),
             lambda engine: engine.generate(REQUEST),
-            r"arrays of one length, and returned shapes \[\(2,\), \(1,\), \(2,\)\]",
+            r"arrays of one length, but returned shapes \[\(2,\), \(1,\), \(2,\)\]",
         ),
-        ([0.0], lambda engine: engine.logprobs([PROMPT]), r"a list of arrays, of the sequences' lengths \[2\]"),
+        ([0.0], lambda engine: engine.logprobs([PROMPT]), r"a list of arrays with the sequences' lengths \[2\]"),
         (None, lambda engine: engine.update_weights(None), "update_weights returned NoneType, not WeightReceipt"),
         (KeyError("x"), lambda engine: engine.start(), r"start failed at .*test_own_engine.py:\d+: KeyError: 'x'"),
     ],
 )
 def test_own_engine_that_fails_is_named_with_the_method(
-    answer: Any, call: Callable[[OwnEngine], Coroutine[Any, Any, Any]], words: str
+    answer: Any, call: Callable[[UserEngine], Coroutine[Any, Any, Any]], words: str
 ) -> None:
     with pytest.raises(EngineError, match=f"engine 'mine.py:Echo': .*{words}"):
         asyncio.run(call(own(answer)))
@@ -90,7 +90,7 @@ def test_own_engine_that_fails_is_named_with_the_method(
 
 def test_own_engine_without_async_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Echo, "wake", lambda self: None)
-    with pytest.raises(EngineError, match="wake is no coroutine: write `async def wake`"):
+    with pytest.raises(EngineError, match="wake is not a coroutine function: write `async def wake`"):
         asyncio.run(own(None).wake())
 
 

@@ -23,14 +23,14 @@ from safetensors.torch import save_file
 from roll.errors import ConfigError, DataError, InfraError, ModelError, WeightSyncError
 from roll.inference import EngineSpec, build_engine, resolve_engine_kind
 from roll.inference.vllm import VLLMEngine
-from roll.inference.vllm.arguments import engine_arguments
+from roll.inference.vllm.arguments import build_engine_arguments
 from roll.inference.vllm.child import LogStream
 from roll.inference.vllm.conversion import check_fits, check_tokens, to_generation
 from roll.inference.vllm.direct import DirectLoad, TensorPlacement
 from roll.inference.vllm.environment import prepare_environment
-from roll.inference.vllm.launch import Launch, _start_error
+from roll.inference.vllm.launch import VLLMServer, _build_start_error
 from roll.inference.vllm.stats import Stats
-from roll.inference.vllm.worker import check_applied, check_manifest, checkpoint_shapes
+from roll.inference.vllm.worker import check_applied, check_manifest, read_checkpoint_shapes
 from roll.types import GenerationRequest, SamplingParams, TensorSpec, WeightUpdate
 
 SPEC = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=100, max_num_seqs=8, seed=3)
@@ -61,7 +61,7 @@ def test_vllm_what_vllm_refuses_names_the_options_that_the_user_set(
     log = tmp_path / "engine.log"
     log.write_text("ValueError: no place for 'no_such'\n")
     spec = replace(SPEC, options=options, log_path=log)
-    error = _start_error(spec, 0, RuntimeError("the child ended"))
+    error = _build_start_error(spec, 0, RuntimeError("the child ended"))
     assert isinstance(error, ModelError) and str(error).endswith(f"{said} (see {log})")
 
 
@@ -70,12 +70,12 @@ def test_vllm_a_dead_engine_is_explained_by_its_root_cause_and_not_by_the_logs_e
     log.write_text(LOG)
     spec = replace(SPEC, log_path=log)
     model = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 8))
-    started = Launch(spec, model, cpu=True, stats=Stats(), log_size=LOG.index("INFO"))
-    said = started.cause_of_death()
+    started = VLLMServer(spec, model, cpu=True, stats=Stats(), log_size=LOG.index("INFO"))
+    said = started.find_cause_of_death()
     assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB" in said
     assert str(log) in said and "EngineDeadError" not in said
     log.write_text(LOG[: LOG.index("(Engine")])
-    assert Launch(spec, model, cpu=True, stats=Stats(), log_size=LOG.index("INFO")).cause_of_death() == (
+    assert VLLMServer(spec, model, cpu=True, stats=Stats(), log_size=LOG.index("INFO")).find_cause_of_death() == (
         f"vLLM stopped serving (see {log})"
     )
 
@@ -102,7 +102,7 @@ def test_vllm_a_misspelt_engine_is_refused_with_the_nearest_name() -> None:
 
 def test_vllm_a_cpu_engine_never_chunks_a_prefill_and_fits_any_prompt_into_one_step() -> None:
     long = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=9000)
-    arguments = engine_arguments(long, cpu=True)
+    arguments = build_engine_arguments(long, cpu=True)
     assert arguments["enable_chunked_prefill"] is False
     assert arguments["max_num_batched_tokens"] >= arguments["max_model_len"] == 9001
     assert arguments["kv_cache_memory_bytes"] == 256 * 2**20
@@ -110,11 +110,11 @@ def test_vllm_a_cpu_engine_never_chunks_a_prefill_and_fits_any_prompt_into_one_s
 
 
 def test_vllm_an_engine_on_a_device_takes_its_own_share_and_sleeps_only_where_it_is_to() -> None:
-    alone = engine_arguments(SPEC, cpu=False)
+    alone = build_engine_arguments(SPEC, cpu=False)
     assert alone["kv_cache_memory_bytes"] is None and alone["enable_sleep_mode"] is False
     assert "enforce_eager" not in alone and "enable_chunked_prefill" not in alone
     shared = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=1, sleeps=True)
-    assert engine_arguments(shared, cpu=False)["enable_sleep_mode"] is True
+    assert build_engine_arguments(shared, cpu=False)["enable_sleep_mode"] is True
 
 
 class Client:
@@ -148,7 +148,7 @@ async def test_vllm_an_engine_that_slept_answers_only_after_a_weight_sync() -> N
     with pytest.raises(WeightSyncError, match=r"sleeps: call wake\(\)"):
         await engine.update_weights(update)
     await engine.wake()
-    with pytest.raises(WeightSyncError, match="sync its weights before it answers"):
+    with pytest.raises(WeightSyncError, match="lost its weights while asleep: run a weight sync first"):
         await engine.generate(request(2, 3))
     assert (await engine.update_weights(update)).checksums == {"w": 1}
     with pytest.raises(InfraError, match="asked"):
@@ -157,7 +157,7 @@ async def test_vllm_an_engine_that_slept_answers_only_after_a_weight_sync() -> N
 
 def test_vllm_the_users_engine_options_win() -> None:
     spec = EngineSpec(engine_id="e", kind="vllm", model_path="/model", max_context=1, options={"block_size": 64})
-    assert engine_arguments(spec, cpu=True)["block_size"] == 64
+    assert build_engine_arguments(spec, cpu=True)["block_size"] == 64
 
 
 @given(prompt=st.integers(1, 120), answer=st.integers(-3, 120))
@@ -203,15 +203,15 @@ def test_vllm_a_manifest_lacks_what_the_engine_derives_and_nothing_else(tied: bo
 def test_vllm_an_unknown_tensor_and_another_shape_are_named() -> None:
     with pytest.raises(WeightSyncError, match=r"'other.weight' is unknown"):
         check_manifest(specs(CHECKPOINT | {"other.weight": (1,)}), CHECKPOINT, tied=False, policy_version=1)
-    with pytest.raises(WeightSyncError, match=r"'layer.weight' has shape \(4, 5\), the engine's has \(4, 4\)"):
+    with pytest.raises(WeightSyncError, match=r"'layer.weight' has shape \(4, 5\), but must have \(4, 4\)"):
         check_manifest(specs(CHECKPOINT | {"layer.weight": (4, 5)}), CHECKPOINT, tied=False, policy_version=1)
 
 
 def test_vllm_shapes_are_read_from_all_files_of_a_checkpoint(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2, 3)}, tmp_path / "model-00001-of-00002.safetensors")
     save_file({"b": torch.zeros(4)}, tmp_path / "model-00002-of-00002.safetensors")
-    assert checkpoint_shapes(tmp_path) == {"a": (2, 3), "b": (4,)}
-    assert checkpoint_shapes(tmp_path / "nowhere") is None
+    assert read_checkpoint_shapes(tmp_path) == {"a": (2, 3), "b": (4,)}
+    assert read_checkpoint_shapes(tmp_path / "nowhere") is None
 
 
 def test_vllm_a_tensor_that_arrived_but_was_not_applied_is_named() -> None:
@@ -219,9 +219,9 @@ def test_vllm_a_tensor_that_arrived_but_was_not_applied_is_named() -> None:
     plain = dict(model.named_parameters())
     padded = {"norm.weight": plain["norm.weight"].data.clone(), "embed.weight": plain["embed.weight"].data[:5].clone()}
     check_applied(model, set(plain), plain, padded, 2)
-    with pytest.raises(WeightSyncError, match=r"'norm\.weight' arrived but the engine holds other values"):
+    with pytest.raises(WeightSyncError, match=r"'norm\.weight' was received, but the engine holds other values"):
         check_applied(model, set(plain), plain, {"norm.weight": torch.full((4,), 2.0)}, 2)
-    with pytest.raises(WeightSyncError, match=r"nothing was loaded into vLLM's 'embed\.weight' \(1 in all\)"):
+    with pytest.raises(WeightSyncError, match=r"vLLM's 'embed\.weight' was not loaded \(1 such parameters\)"):
         check_applied(model, {"norm.weight"}, plain, {}, 2)
 
 
@@ -242,10 +242,10 @@ def test_vllm_a_fused_layer_is_packed_once_with_its_parts_in_order() -> None:
     layer, shapes = Layer(0), ((2, 2), (1, 2), (1, 2))
     load = DirectLoad({name: TensorPlacement(layer, "weight", i, shapes, True) for i, name in enumerate("qkv")})
     q, k, v = torch.tensor([[1.0, 2], [3, 4]]), torch.tensor([[5.0, 6]]), torch.tensor([[7.0, 8]])
-    load.take("k", k)
-    load.take("q", q)
+    load.load_tensor("k", k)
+    load.load_tensor("q", q)
     assert layer.packed == [] and load.finish() == {"q", "k", "v"}
-    load.take("v", v)
+    load.load_tensor("v", v)
     assert load.finish() == set()
     (packed,) = layer.packed
     assert packed.tolist() == [[1, 2], [3, 4], [5, 6], [7, 8]]
@@ -258,9 +258,9 @@ def test_vllm_other_parameters_keep_their_place_and_their_padding() -> None:
         "embed": TensorPlacement(embedding, "weight", 0, ((2, 2),), False),
         "head": TensorPlacement(output, "weight", 0, ((2, 2),), False, True),
     })  # fmt: skip
-    load.take("embed", torch.ones(2, 2))
-    load.take("head", 2 * torch.ones(2, 2))
-    load.take("derived.inv_freq", torch.ones(5))
+    load.load_tensor("embed", torch.ones(2, 2))
+    load.load_tensor("head", 2 * torch.ones(2, 2))
+    load.load_tensor("derived.inv_freq", torch.ones(5))
     assert embedding.weight is held and held.tolist() == [[1, 1], [1, 1], [0, 0]] and embedding.packed == []
     assert [packed.tolist() for packed in output.packed] == [[[2, 2], [2, 2]]]
 

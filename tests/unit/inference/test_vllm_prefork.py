@@ -18,7 +18,7 @@ from roll.errors import EngineDiedError
 from roll.inference import EngineSpec
 from roll.inference.vllm import child, launch
 from roll.inference.vllm import prefork as module
-from roll.inference.vllm.prefork import PreforkedProcess, _Context, process_ahead, take
+from roll.inference.vllm.prefork import PreforkedProcess, _Context, claim_process, open_preforked_process
 
 LIGHT = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=%d, pipe_handle=%d)"
 NOTHING = "import sys; sys.exit(3)  # %d %d"
@@ -85,7 +85,7 @@ def test_vllm_prestart_one_that_has_named_itself_ends_with_its_launch(
     os.mkfifo(named)
     naming = f"from setproctitle import setproctitle; setproctitle('new'); open({str(named)!r}, 'w').close(); "
     monkeypatch.setattr(module, "_PROGRAM", naming + LIGHT)
-    ahead = PreforkedProcess(launch._variables("its launch", None, Path(os.devnull), cpu=True), None)
+    ahead = PreforkedProcess(launch._build_environment("its launch", None, Path(os.devnull), cpu=True), None)
     named.read_text()  # once it has its name
     launch.end_launch("another")
     assert ahead.process.poll() is None
@@ -107,7 +107,7 @@ def test_vllm_prestart_a_signal_that_ends_it_is_its_exit_code_and_closes_its_sen
 
 
 def test_vllm_prestart_one_that_nobody_took_is_gone_after_the_block() -> None:
-    with process_ahead(variables("b"), None):
+    with open_preforked_process(variables("b"), None):
         (ahead,) = module._waiting
         assert psutil.pid_exists(ahead.process.pid)
     assert module._waiting == []
@@ -115,11 +115,11 @@ def test_vllm_prestart_one_that_nobody_took_is_gone_after_the_block() -> None:
 
 
 def test_vllm_prestart_one_that_was_taken_is_its_takers() -> None:
-    with process_ahead(variables("c"), None):
-        ahead = take(None)
+    with open_preforked_process(variables("c"), None):
+        ahead = claim_process(None)
         assert ahead is not None
         assert ahead.name == "c"
-        assert take(None) is None
+        assert claim_process(None) is None
     assert ahead.process.poll() is None
     ahead.close()
 
@@ -127,22 +127,22 @@ def test_vllm_prestart_one_that_was_taken_is_its_takers() -> None:
 def test_vllm_prestart_it_is_not_used_where_libraries_would_have_read_something_else(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with process_ahead(variables(), 2):
-        assert take(None) is None
-        assert take(1) is None
+    with open_preforked_process(variables(), 2):
+        assert claim_process(None) is None
+        assert claim_process(1) is None
         with monkeypatch.context() as changed:
             changed.setenv("OMP_SCHEDULE", "dynamic")
-            assert take(2) is None
-        ahead = take(2)
+            assert claim_process(2) is None
+        ahead = claim_process(2)
     assert ahead is not None
     ahead.close()
 
 
 def test_vllm_prestart_one_that_has_died_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PROGRAM", NOTHING)
-    with process_ahead(variables(), None):
+    with open_preforked_process(variables(), None):
         module._waiting[0].process.wait()
-        assert take(None) is None
+        assert claim_process(None) is None
 
 
 def test_vllm_prestart_one_that_dies_before_it_has_heard_all_is_spawned_anew(
@@ -214,7 +214,7 @@ def test_vllm_prestart_a_run_goes_on_without_one_where_no_process_can_be_told_th
     resource_tracker.ensure_running()
     before = opened_pipes()
     with launch.prestart_engine(None):
-        assert take(None) is None
+        assert claim_process(None) is None
     assert opened_pipes() <= before  # what earlier tests left may be closed meanwhile
 
 
@@ -224,7 +224,7 @@ from roll.inference.vllm import child
 child._end_with_parent = child._take_over_streams = lambda: None
 os.environ._data[b""] = b"inherited"  # as `env '=inherited' …` leaves it; it can be neither set nor deleted
 os.environ["GONE_THEN"] = "1"
-child.begin({name: value for name, value in os.environ.items() if name != "GONE_THEN"} | {"NEW": "yes"})
+child.set_up_process({name: value for name, value in os.environ.items() if name != "GONE_THEN"} | {"NEW": "yes"})
 print(os.environ[""], os.environ["NEW"], "GONE_THEN" in os.environ)
 """
 
@@ -283,7 +283,7 @@ def test_vllm_prestart_a_run_goes_on_without_one_where_none_can_be_started(monke
     resource_tracker.ensure_running()
     before = opened_pipes()
     with launch.prestart_engine(None):
-        assert take(None) is None
+        assert claim_process(None) is None
     assert opened_pipes() <= before  # what earlier tests left may be closed meanwhile
     assert launch._starting.acquire(blocking=False)
     launch._starting.release()
@@ -314,7 +314,7 @@ def test_vllm_prestart_a_start_that_is_cancelled_before_its_turn_starts_nothing(
     tmp_path: Path, waiting: PreforkedProcess
 ) -> None:
     launch.end_launch(waiting.name)
-    with pytest.raises(EngineDiedError, match="cancelled"):
+    with pytest.raises(EngineDiedError, match="canceled"):
         launch.launch(spec(tmp_path / "log"), waiting.name, waiting)
     assert waiting.process.returncode == -signal.SIGKILL
     assert not (tmp_path / "log").exists()
@@ -322,10 +322,10 @@ def test_vllm_prestart_a_start_that_is_cancelled_before_its_turn_starts_nothing(
 
 def test_vllm_prestart_a_start_that_is_cancelled_before_it_has_a_process_has_none(tmp_path: Path) -> None:
     process = get_context("spawn").Process(target=os.getpid)
-    with launch._children_of(spec(tmp_path / "log"), "its name"):
+    with launch._patch_multiprocessing(spec(tmp_path / "log"), "its name"):
         launch.end_launch("another name")
         spawn.get_preparation_data("any")
         launch.end_launch("its name")
-        with pytest.raises(EngineDiedError, match="cancelled"):
+        with pytest.raises(EngineDiedError, match="canceled"):
             process.start()
     assert process.pid is None

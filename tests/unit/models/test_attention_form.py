@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import torch
 
-from roll.models import AttentionSpan, position_scale
+from roll.models import AttentionSpan, compute_position_scale
 
 
 def test_model_attention_windows_and_chunks_by_hand() -> None:
@@ -30,10 +30,10 @@ def test_model_attention_queries_are_scaled_by_their_place_in_their_text_and_not
     """The model has scaled by 1 + a log(1 + floor((t + 1) / f)), with t counted along the row."""
     layer = SimpleNamespace(attn_temperature_tuning=True, use_rope=False, floor_scale=2, attn_scale=0.5)
     positions = torch.tensor([0, 1, 2, 0, 1, 5])
-    found = position_scale(layer, positions, torch.float64)
+    found = compute_position_scale(layer, positions, torch.float64)
     assert found is not None and found.dtype == torch.float64
     one, two, three, four = (1 + 0.5 * math.log(1 + n) for n in range(4))
     by_row, by_text = [one, two, two, three, three, four], [one, two, two, one, two, four]
     torch.testing.assert_close(found * torch.tensor(by_row).double(), torch.tensor(by_text).double())
-    assert position_scale(SimpleNamespace(attn_temperature_tuning=True), positions, torch.float64) is None
-    assert position_scale(SimpleNamespace(use_rope=False), positions, torch.float64) is None
+    assert compute_position_scale(SimpleNamespace(attn_temperature_tuning=True), positions, torch.float64) is None
+    assert compute_position_scale(SimpleNamespace(use_rope=False), positions, torch.float64) is None

@@ -15,7 +15,7 @@ import pytest
 from roll.errors import ModelError
 from roll.models import CATALOGUE, load_causal_lm, load_tokenizer
 from roll.models import catalogue as catalogue_module
-from roll.models.catalogue import CatalogueEntry, cached_directory, prepare
+from roll.models.catalogue import CatalogueEntry, get_cached_directory, prepare
 
 DEFAULT = CATALOGUE["smollm2-135m-instruct"]
 
@@ -63,7 +63,7 @@ def test_model_catalogue_the_package_is_located_without_importing_it(
     monkeypatch.setattr(catalogue_module, "_convert", write_model)
     entry = entry_for(package, hashlib.sha256(b"GGUF").hexdigest())
     directory = prepare(entry)
-    assert directory == cached_directory(entry) and directory.parent == cache / "models"
+    assert directory == get_cached_directory(entry) and directory.parent == cache / "models"
     assert (directory / "config.json").read_text() == "{} model.gguf"
 
 
@@ -102,7 +102,7 @@ def test_model_catalogue_whoever_comes_second_takes_what_the_first_made(
 
     def convert(source: Path, directory: Path) -> None:
         write_model(source, directory)
-        target = cached_directory(entry)  # another process finishes now
+        target = get_cached_directory(entry)  # another process finishes now
         target.mkdir(parents=True)
         (target / "config.json").write_text("the first one")
 
@@ -153,7 +153,7 @@ def test_model_catalogue_two_processes_prepare_the_same_model_at_once(cache: Pat
     program = "from roll.models import resolve_model; print(resolve_model('smollm2-135m-instruct'))"
     processes = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     printed = {process.communicate(timeout=280)[0].strip() for process in processes}
-    assert printed == {str(cached_directory(DEFAULT))}
+    assert printed == {str(get_cached_directory(DEFAULT))}
     assert [path.name for path in (cache / "models").iterdir()] == [DEFAULT.cache_name]
-    prepared = {file.name: file.read_bytes() for file in cached_directory(DEFAULT).iterdir()}
+    prepared = {file.name: file.read_bytes() for file in get_cached_directory(DEFAULT).iterdir()}
     assert prepared == {file.name: file.read_bytes() for file in default_model.iterdir()}

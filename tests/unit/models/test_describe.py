@@ -18,12 +18,12 @@ from roll.errors import ConfigError, ModelError
 from roll.models import (
     CATALOGUE,
     check_rope_scaling,
-    context_length,
+    count_parameters,
     describe_model,
     load_causal_lm,
     load_tokenizer,
-    num_parameters,
-    rope_scaling_length,
+    read_context_length,
+    read_rope_scaling_length,
 )
 
 
@@ -31,13 +31,13 @@ def test_model_describe_parameters_of_the_tiny_model_counted_by_hand(tiny_model:
     embedding, norm = 260 * 32, 32
     attention = 32 * 32 + 2 * 16 * 32 + 32 * 32
     mlp = 3 * 32 * 64
-    assert num_parameters(tiny_model) == embedding + 2 * (attention + mlp + 2 * norm) + norm
+    assert count_parameters(tiny_model) == embedding + 2 * (attention + mlp + 2 * norm) + norm
 
 
 def test_model_describe_tied_weights_count_once_and_untied_twice(tmp_path: Path) -> None:
     untied = write_tiny_model(tmp_path / "untied", tied=False)
     tied = write_tiny_model(tmp_path / "tied")
-    assert num_parameters(untied) - num_parameters(tied) == 260 * 32
+    assert count_parameters(untied) - count_parameters(tied) == 260 * 32
 
 
 def test_model_describe_description_of_the_tiny_model(tiny_model: Path) -> None:
@@ -50,8 +50,8 @@ def test_model_describe_description_of_the_tiny_model(tiny_model: Path) -> None:
         8,
     )
     assert description.dtype == "float32" and description.vocab_size == 260
-    assert context_length(tiny_model) == 512
-    assert description.kv_bytes_per_token(4) == 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, dims, bytes
+    assert read_context_length(tiny_model) == 512
+    assert description.compute_kv_bytes_per_token(4) == 2 * 2 * 2 * 8 * 4  # keys and values, layers, heads, dims, bytes
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_model_describe_texts_may_be_as_long_as_positions_are_turned_alike(
     settings = json.loads((tiny_model / "config.json").read_text())
     settings = {name: value for name, value in settings.items() if name != "rope_parameters"} | rope
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    assert rope_scaling_length(settings) == limit
+    assert read_rope_scaling_length(settings) == limit
     check_rope_scaling(tmp_path, limit or 512, "x")
     if limit is None:
         check_rope_scaling(tmp_path, 10_000, "x")
@@ -83,13 +83,13 @@ def test_model_describe_catalogue_describes_the_default_model_as_its_files_do(de
     files = json.loads((default_model / "config.json").read_text())
     stated = CATALOGUE["smollm2-135m-instruct"]
     assert {key: files[key] for key in stated.config} == stated.config
-    assert num_parameters(default_model) == stated.num_parameters
+    assert count_parameters(default_model) == stated.num_parameters
     assert describe_model(default_model) == describe_model("smollm2-135m-instruct")
 
 
 def test_model_describe_header_count_equals_the_loaded_models(tiny_model: Path) -> None:
     model = load_causal_lm(tiny_model, "float32")
-    assert num_parameters(tiny_model) == sum(p.numel() for p in model.parameters())
+    assert count_parameters(tiny_model) == sum(p.numel() for p in model.parameters())
 
 
 def test_model_describe_describing_and_resolving_import_no_torch(tiny_model: Path) -> None:
@@ -238,10 +238,10 @@ def test_model_describe_layers_or_a_vocabulary_that_the_files_cannot_have_are_re
     tiny_model: Path, tmp_path: Path
 ) -> None:
     layers = changed(tiny_model, tmp_path / "layers", {"num_hidden_layers": 9999})
-    with pytest.raises(ModelError, match="num_hidden_layers: 9999, but the weight files hold 20 tensors"):
+    with pytest.raises(ModelError, match="num_hidden_layers: 9999, but the weight files contain 20 tensors"):
         load_causal_lm(layers, "float32")
     words = changed(tiny_model, tmp_path / "words", {"vocab_size": 2**31 - 1})
-    with pytest.raises(ModelError, match="vocab_size: 2147483647 and hidden_size: 32, but the weight files hold"):
+    with pytest.raises(ModelError, match="vocab_size: 2147483647 and hidden_size: 32, but the weight files contain"):
         load_causal_lm(words, "float32")
 
 

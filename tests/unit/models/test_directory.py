@@ -16,16 +16,16 @@ from worlds.model_directories import NOT_FINITE, QUANTIZED, REFUSED, TRAINED, ma
 from roll.errors import ModelError
 from roll.models import (
     check_stored_finite,
+    count_parameters,
     describe_model,
     find_model,
+    find_stop_token_ids,
     load_causal_lm,
     load_scorer,
     load_tokenizer,
-    num_parameters,
     resolve_model,
-    stop_token_ids,
 )
-from roll.models.loading import tie
+from roll.models.loading import tie_weights
 
 
 @pytest.mark.parametrize("kind", [kind for kind in REFUSED if kind not in NOT_FINITE])
@@ -46,7 +46,7 @@ def test_model_directory_model_weights_that_are_not_finite_are_named_in_files_an
 ):
     directory = make_directory(kind, tiny_model, tmp_path / "model")
     left: dict[str, Any] = {}
-    load_causal_lm(directory, "float32", left=lambda model, files: left.update(model=model, files=files))
+    load_causal_lm(directory, "float32", meta_init=lambda model, files: left.update(model=model, files=files))
     for look in (
         lambda: check_stored_finite(directory),
         lambda: load_causal_lm(directory, "bfloat16"),
@@ -67,11 +67,11 @@ def test_model_directory_model_directories_of_the_same_model_are_loaded_alike(
     assert all(torch.equal(p, expected[name]) for name, p in model.named_parameters())
     assert all(p.requires_grad for p in model.parameters())
     left: dict[str, Any] = {}
-    empty = load_causal_lm(directory, "float32", left=lambda model, files: left.update(files=files))
+    empty = load_causal_lm(directory, "float32", meta_init=lambda model, files: left.update(files=files))
     assert dict(empty.named_parameters()).keys() == expected.keys()
     for name, parameter in expected.items():
         assert torch.equal(left["files"].read(name, [(0, size) for size in parameter.shape]), parameter)
-    assert num_parameters(directory) == num_parameters(tiny_model)
+    assert count_parameters(directory) == count_parameters(tiny_model)
     assert describe_model(directory) == describe_model(tiny_model)
 
 
@@ -102,11 +102,11 @@ def test_model_directory_model_weights_that_are_tied_are_compared_again_once_the
     embeddings = model.get_parameter("model.embed_tokens.weight")
     head = model.get_submodule("lm_head")
     head.weight = torch.nn.Parameter(embeddings.detach().clone())
-    tie(model, "m")
+    tie_weights(model, "m")
     assert head.weight is embeddings
     head.weight = torch.nn.Parameter(embeddings.detach() + 1)
     with pytest.raises(ModelError, match="ties its weights"):
-        tie(model, "m")
+        tie_weights(model, "m")
 
 
 def test_model_directory_model_head_in_another_dtype_is_equal_where_its_numbers_are(tiny_model: Path, tmp_path: Path):
@@ -130,7 +130,7 @@ def test_model_directory_quantized_models_are_served_where_no_trainer_reads_them
     directory = make_directory(kind, tiny_model, tmp_path / "model")
     assert find_model(directory, allow_quantized=True) == resolve_model(directory, allow_quantized=True) == directory
     assert load_tokenizer(directory) is not None
-    assert stop_token_ids(directory) == (2, 3)
+    assert find_stop_token_ids(directory) == (2, 3)
 
 
 @pytest.mark.parametrize("settings", [None, {}])

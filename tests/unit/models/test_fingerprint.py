@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from roll.models.fingerprint import model_fingerprint
+from roll.models.fingerprint import compute_model_fingerprint
 
 
 def test_model_fingerprint_a_change_of_some_matrices_alone_is_seen(tmp_path: Path) -> None:
@@ -17,6 +17,16 @@ def test_model_fingerprint_a_change_of_some_matrices_alone_is_seen(tmp_path: Pat
         for place in range(begin, min(begin + 50_000, len(content))):
             content[place] ^= 1
         weights.write_bytes(content)
-        seen.add(model_fingerprint(tmp_path))
-        assert model_fingerprint(tmp_path) in seen
+        seen.add(compute_model_fingerprint(tmp_path))
+        assert compute_model_fingerprint(tmp_path) in seen
     assert len(seen) == 4
+
+
+def test_model_fingerprint_the_settings_of_an_image_processor_are_seen(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    seen = {compute_model_fingerprint(tmp_path)}
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        for setting in ("true", "false"):
+            (tmp_path / name).write_text(f'{{"do_normalize": {setting}}}')
+            seen.add(compute_model_fingerprint(tmp_path))
+    assert len(seen) == 5

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "training"))
 from families import FAMILIES, write_model
 
 from roll.errors import ModelError
-from roll.models import linear_weights
+from roll.models import list_linear_weights
 
 STAYS = re.compile(
     r"embed|lm_head|norm|conv\.conv|conv1d|mlp\.gate\.weight|block_sparse_moe\.gate\.|shared_expert_gate"
@@ -34,8 +34,8 @@ def test_model_linear_every_matrix_but_embeddings_outputs_and_routers(
         with pytest.raises(
             ModelError, match=r"experts\.\w+' of all experts in one tensor\. Set inference\.quantization"
         ):
-            linear_weights(str(path))
+            list_linear_weights(str(path))
     else:
-        found = linear_weights(str(path))
+        found = list_linear_weights(str(path))
         assert found == {key for key in matrices if not STAYS.search(key)}
         assert any("experts" in key for key in found) == FAMILIES[name].moe

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from worlds.tiny_model import CHAT_TEMPLATE
 
 from roll.errors import ModelError
-from roll.models import load_causal_lm, load_tokenizer, stop_token_ids
+from roll.models import find_stop_token_ids, load_causal_lm, load_tokenizer
 
 
 @pytest.fixture
@@ -68,13 +68,17 @@ def test_model_loading_a_missing_weight_is_refused_and_named_not_invented(model_
     weights = load_file(model_copy / "model.safetensors")
     del weights["model.layers.1.mlp.up_proj.weight"]
     save_file(weights, model_copy / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(ModelError, match=r"lacks 1 of its weights, first 'model\.layers\.1\.mlp\.up_proj\.weight'"):
+    with pytest.raises(
+        ModelError, match=r"lacks 1 of its weights, for example 'model\.layers\.1\.mlp\.up_proj\.weight'"
+    ):
         load_causal_lm(model_copy, "float32")
 
 
 def test_model_loading_a_weight_of_another_shape_is_refused_and_named(model_copy: Path) -> None:
     edit_json(model_copy / "config.json", intermediate_size=96)
-    with pytest.raises(ModelError, match=r"first 'model\.layers\.0\.mlp\.down_proj\.weight': .*, expected \(32, 96\)"):
+    with pytest.raises(
+        ModelError, match=r"for example 'model\.layers\.0\.mlp\.down_proj\.weight': .*, expected \(32, 96\)"
+    ):
         load_causal_lm(model_copy, "float32")
 
 
@@ -101,30 +105,33 @@ def test_model_loading_what_a_library_quotes_of_a_file_is_cut_short(model_copy: 
 def test_model_loading_stop_tokens_that_are_no_token_ids_are_refused(model_copy: Path, named: object) -> None:
     edit_json(model_copy / "generation_config.json", eos_token_id=named)
     with pytest.raises(ModelError, match=r"generation_config.json' has eos_token_id: .*, but it must be a token ID"):
-        stop_token_ids(model_copy)
+        find_stop_token_ids(model_copy)
 
 
 def test_model_loading_a_stop_token_below_zero_is_none(model_copy: Path) -> None:
     edit_json(model_copy / "generation_config.json", eos_token_id=-1)
-    assert -1 not in stop_token_ids(model_copy)
+    assert -1 not in find_stop_token_ids(model_copy)
 
 
 def test_model_loading_stop_tokens_are_all_that_the_files_name(tiny_model: Path) -> None:
-    assert stop_token_ids(tiny_model) == (2, 3)  # the chat turn's end, and the document's end from generation_config
+    assert find_stop_token_ids(tiny_model) == (
+        2,
+        3,
+    )  # the chat turn's end, and the document's end from generation_config
 
 
 def test_model_loading_stop_tokens_of_a_base_model_include_the_end_of_a_chat_turn(model_copy: Path) -> None:
     edit_json(model_copy / "generation_config.json", eos_token_id=3)
     edit_json(model_copy / "config.json", eos_token_id=3)
     edit_json(model_copy / "tokenizer_config.json", eos_token="<|endoftext|>")
-    assert stop_token_ids(model_copy) == (2, 3)
+    assert find_stop_token_ids(model_copy) == (2, 3)
 
 
 def test_model_loading_without_a_chat_template_only_named_tokens_stop(model_copy: Path) -> None:
     edit_json(model_copy / "generation_config.json", eos_token_id=3)
     edit_json(model_copy / "config.json", eos_token_id=3)
     edit_json(model_copy / "tokenizer_config.json", eos_token="<|endoftext|>", chat_template=None)
-    assert stop_token_ids(model_copy) == (3,)
+    assert find_stop_token_ids(model_copy) == (3,)
 
 
 def test_model_loading_a_template_that_ends_turns_with_plain_text_adds_no_stop_token(model_copy: Path) -> None:
@@ -132,15 +139,15 @@ def test_model_loading_a_template_that_ends_turns_with_plain_text_adds_no_stop_t
     edit_json(model_copy / "config.json", eos_token_id=3)
     template = CHAT_TEMPLATE.replace("<|im_end|>", "###")
     edit_json(model_copy / "tokenizer_config.json", eos_token="<|endoftext|>", chat_template=template)
-    assert stop_token_ids(model_copy) == (3,)
+    assert find_stop_token_ids(model_copy) == (3,)
 
 
 def test_model_loading_a_template_that_refuses_the_question_adds_no_stop_token(model_copy: Path) -> None:
     template = "{{ raise_exception('no') }}"
     edit_json(model_copy / "tokenizer_config.json", chat_template=template)
-    assert stop_token_ids(model_copy) == (2, 3)
+    assert find_stop_token_ids(model_copy) == (2, 3)
 
 
 def test_model_loading_stop_token_of_the_default_model(default_model: Path) -> None:
-    assert stop_token_ids(default_model) == (2,)
+    assert find_stop_token_ids(default_model) == (2,)
     assert load_tokenizer(default_model).convert_ids_to_tokens(2) == "<|im_end|>"

@@ -129,7 +129,7 @@ def resolve_with_hub(endpoint: str, name: str, cache: Path) -> subprocess.Comple
 def test_model_resolve_an_unreachable_hub_gives_one_clear_message(tmp_path: Path) -> None:
     done = resolve_with_hub("http://127.0.0.1:9", "owner/smollm2-135m", tmp_path)
     assert done.stdout.startswith(
-        "ModelError: model 'owner/smollm2-135m' is no directory on this machine, and could not be "
+        "ModelError: model 'owner/smollm2-135m' is not a directory on this machine and could not be "
     )
     assert "Did you mean 'smollm2-135m-instruct'?" in done.stdout
     assert len(done.stdout.strip().splitlines()) == 1
@@ -150,7 +150,9 @@ def test_model_resolve_a_hub_model_is_downloaded_once_and_found_again_without_th
 
 def test_model_resolve_a_model_that_the_hub_does_not_have(tmp_path: Path, small_hub: str) -> None:
     done = resolve_with_hub(small_hub, "owner/other", tmp_path)
-    assert done.stdout.startswith("ModelError: model 'owner/other' is no directory on this machine, and could not be ")
+    assert done.stdout.startswith(
+        "ModelError: model 'owner/other' is not a directory on this machine and could not be "
+    )
 
 
 def test_model_resolve_an_index_that_is_no_index_is_refused(model_copy: Path) -> None:
@@ -162,7 +164,7 @@ def test_model_resolve_an_index_that_is_no_index_is_refused(model_copy: Path) ->
 def test_model_resolve_an_index_of_a_name_that_no_file_can_have_is_refused(model_copy: Path) -> None:
     (model_copy / "model.safetensors").unlink()
     (model_copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x" * 100_000}}))
-    with pytest.raises(ModelError, match=r"lacks 1 of 1 weight files, first 'x+\.\.\.: copy"):
+    with pytest.raises(ModelError, match=r"lacks 1 of 1 weight files, for example 'x+\.\.\.: copy"):
         resolve_model(str(model_copy))
 
 

@@ -39,7 +39,7 @@ def test_agentic_examples_the_first_run_shows_episodes_as_the_second_one_asks_th
         if not stepwise:
             env = make(entry.environment, entry.options)
             if entry.tools:
-                env = with_tools(env, ["calculator"], form=entry.tool_calls.form)
+                env = with_tools(env, ["calculator"], tool_format=entry.tool_calls.format)
             assert env.reset(seed=1_000_000 + number)[0] == example["messages"][1]["content"]
     asked = EpisodeList(entry, "d", 0, 1)[0].messages[:-1]
     assert [message.to_dict() for message in asked] == shown[0]["messages"][:1]

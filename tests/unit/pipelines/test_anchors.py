@@ -15,21 +15,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.algorithms.selection import select
-from roll.algorithms.token_weights import compute_token_weights
+from roll.algorithms.token_weights import add_advantages
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.pipelines.agentic import AgenticConfig, AnchorsConfig
 from roll.data import PromptStream, WeightedSource
 from roll.data.environment import EpisodeList
 from roll.data.samples import build_batch, build_samples
 from roll.pipelines.episodes import anchors
-from roll.pipelines.episodes.curriculum import domain_of
+from roll.pipelines.episodes.curriculum import choose_domain
 from roll.pipelines.episodes.draws import EpisodeDraws
 from roll.pipelines.episodes.state import AgenticState, KeptEpisode
-from roll.pipelines.reinforcement.demonstrations import anchor_demonstration
-from roll.rollout.episode import play
+from roll.pipelines.reinforcement.demonstrations import build_anchor_demonstration
+from roll.rollout.episode import play_episode
 from roll.types import (
     Anchor,
     Branch,
+    EncodedText,
     EnvironmentSettings,
     Generation,
     GenerationRequest,
@@ -103,24 +104,24 @@ def group(*solved: bool | str, uid: str = "a/9", anchor: Anchor | None = None, t
     ],
 )
 def test_anchors_lie_where_they_should(config: dict[str, Any], num_turns: int, expected: list[int]) -> None:
-    assert anchors.choose_anchors(AnchorsConfig(**config), num_turns) == expected
+    assert anchors.list_anchors(AnchorsConfig(**config), num_turns) == expected
 
 
 @given(num_turns=st.integers(2, 300), num_anchors=st.integers(1, 400))
 def test_anchor_even_anchors_are_different_boundaries_inside_at_like_distances(
     num_turns: int, num_anchors: int
 ) -> None:
-    found = anchors.choose_anchors(AnchorsConfig(num_anchors=num_anchors), num_turns)
+    found = anchors.list_anchors(AnchorsConfig(num_anchors=num_anchors), num_turns)
     assert len(found) == min(num_anchors, num_turns - 1)
     gaps = np.diff([0, *found, num_turns])
     assert gaps.min() >= 1 and gaps.max() - gaps.min() <= 1
 
 
 def test_anchor_a_rollback_stands_at_the_last_turn_that_is_not_passed() -> None:
-    assert anchors.open_anchors(ROLLBACK, kept()) == [3]
-    assert anchors.open_anchors(ROLLBACK, kept(passed=frozenset({3, 2}))) == [1]
-    assert anchors.open_anchors(ROLLBACK, kept(passed=frozenset({0, 1, 2, 3}))) == []
-    assert anchors.open_anchors(PARALLEL, kept(passed=frozenset({2}))) == [1, 3]
+    assert anchors.list_remaining_anchors(ROLLBACK, kept()) == [3]
+    assert anchors.list_remaining_anchors(ROLLBACK, kept(passed=frozenset({3, 2}))) == [1]
+    assert anchors.list_remaining_anchors(ROLLBACK, kept(passed=frozenset({0, 1, 2, 3}))) == []
+    assert anchors.list_remaining_anchors(PARALLEL, kept(passed=frozenset({2}))) == [1, 3]
 
 
 def test_anchor_an_episode_that_was_summed_up_is_not_kept_since_its_turns_are_not_the_environments() -> None:
@@ -135,7 +136,7 @@ def test_anchor_as_many_draws_begin_at_anchors_as_asked_for_spread_over_episodes
     both = [kept(uid="a/0"), kept(uid="a/1"), kept(uid="b/0", domain="b")]
 
     def chosen(number: int, seed: int = 3, domain: str = "a", **unrepeated: int) -> tuple[str, int] | None:
-        found = anchors.choose(config, both, unrepeated, domain=domain, seed=seed, number=number)
+        found = anchors.choose_anchor(config, both, unrepeated, domain=domain, seed=seed, number=number)
         return found and (found[0].trajectory.uid, found[1].num_turns)
 
     drawn = [chosen(number) for number in range(4000)]
@@ -145,7 +146,7 @@ def test_anchor_as_many_draws_begin_at_anchors_as_asked_for_spread_over_episodes
     counts = [drawn.count((uid, k)) for uid in ("a/0", "a/1") for k in (1, 2, 3)]
     assert min(counts) > 0.75 * sum(counts) / 6
     assert {chosen(number, domain="b") for number in range(99)} - {None} == {("b/0", k) for k in (1, 2, 3)}
-    assert {chosen(number, a=anchors.MOST_UNREPEATED) for number in range(99)} == {None}
+    assert {chosen(number, a=anchors.MAX_UNREPEATED) for number in range(99)} == {None}
     assert {chosen(number, domain="c") for number in range(99)} == {None}
 
 
@@ -160,7 +161,7 @@ def test_anchor_draws_at_anchors_are_repeats_and_one_left_in_flight_begins_there
     draws = EpisodeDraws(config=config, state=state, stream=stream())
     first, second = draws.draw(2)
     assert (first.draw_id, second.draw_id, first.position) == (0, 1, 5) and first.anchor and second.anchor
-    anchors.note_anchors(config.anchors or ROLLBACK, state, [], [second])
+    anchors.update_anchors(config.anchors or ROLLBACK, state, [], [second])
     resumed = EpisodeDraws(config=config, state=state, stream=stream())
     again = resumed.redraw(1, "a", 5)
     assert again.anchor == second.anchor and again.uid == second.uid
@@ -178,7 +179,7 @@ def test_anchor_the_environment_of_a_draw_under_a_curriculum_is_that_of_its_numb
     ]
     state = AgenticState(success_rates={"a": 0.4})
     draws = EpisodeDraws(config=config, state=state, stream=PromptStream(sources, Plain().prompt, 0)).draw(24)
-    assert [draw.prompt.domain for draw in draws] == [domain_of(config, state, draw.draw_id) for draw in draws]
+    assert [draw.prompt.domain for draw in draws] == [choose_domain(config, state, draw.draw_id) for draw in draws]
 
 
 # ---- what is kept
@@ -202,7 +203,10 @@ def test_anchor_an_anchor_is_passed_once_the_last_rollouts_from_it_succeeded() -
     beaten = group(True, True, anchor=at(first, 0))
     assert anchors.update_kept_episodes(ROLLBACK, [last], [beaten], ()) == ()
     (held,) = anchors.update_kept_episodes(ROLLBACK, [last], [beaten], {"a/0"})  # a draw that begins there is in flight
-    assert held.passed == {0, 1, 2, 3} and anchors.choose(ROLLBACK, [held], {}, domain="a", seed=0, number=0) is None
+    assert (
+        held.passed == {0, 1, 2, 3}
+        and anchors.choose_anchor(ROLLBACK, [held], {}, domain="a", seed=0, number=0) is None
+    )
 
 
 def test_anchor_rare_successes_are_kept_and_the_oldest_gives_way_to_a_new_one() -> None:
@@ -231,22 +235,22 @@ def test_anchor_what_is_not_repeated_is_given_up_and_after_three_times_the_envir
     state = AgenticState(kept=tuple(kept(uid=f"a/{i}") for i in range(5)))
     for number in range(3):
         gone = group(True, "ReplayError: it differs.", anchor=at(kept(uid=f"a/{number}"), 1))
-        assert anchors.anchor_metrics(state.kept, [gone])["anchors/not_repeated"] == 1
-        anchors.note_anchors(PARALLEL, state, [gone], [gone.draw] if number else [])
+        assert anchors.compute_anchor_metrics(state.kept, [gone])["anchors/not_repeated"] == 1
+        anchors.update_anchors(PARALLEL, state, [gone], [gone.draw] if number else [])
         assert state.unrepeated == {"a": number + 1} and len(state.kept) == 4 - number
     assert [record.message for record in caplog.records] == [
         *["it differs."] * 2,
-        "it differs. No more of its groups begin at anchors.",
+        "it differs. Groups of 'a' no longer begin at anchors.",
     ]
-    assert anchors.choose(PARALLEL, state.kept, state.unrepeated, domain="a", seed=0, number=0) is None
+    assert anchors.choose_anchor(PARALLEL, state.kept, state.unrepeated, domain="a", seed=0, number=0) is None
     died = group("WorkerDiedError: gone", anchor=at(kept(uid="a/3"), 1))
-    anchors.note_anchors(PARALLEL, state, [died], [died.draw])
+    anchors.update_anchors(PARALLEL, state, [died], [died.draw])
     assert state.unrepeated == {"a": 3} and len(state.kept) == 2 and state.begun == {"0": ["a/3", 1]}
 
 
 def test_anchor_figures_tell_success_by_how_much_was_replayed() -> None:
     groups = [group(True, False, anchor=at(kept(), 3)), group(False, anchor=at(kept(), 1)), group(True, True)]
-    assert anchors.anchor_metrics([kept()], groups) == {
+    assert anchors.compute_anchor_metrics([kept()], groups) == {
         "anchors/kept": 1.0,
         "anchors/groups": 2.0,
         "anchors/not_repeated": 0.0,
@@ -303,14 +307,12 @@ def test_anchor_what_was_replayed_is_imitated_by_what_it_was_worth_to_the_whole_
     algorithm = AlgorithmConfig.model_validate(settings)
     anchor = Anchor(trajectory=trajectory(4, reward=2.0), num_turns=2)
     played = group(True, False, anchor=anchor)
-    shown = anchor_demonstration(played.draw, anchor, 2)
+    shown = build_anchor_demonstration(played.draw, anchor, 2)
     assert shown.token_ids.tolist() == [0, 1, 2, 3, 4] and shown.expert
     (sample,) = build_samples(shown)
     assert sample.loss_mask.tolist() == [False, False, True, True, False, True, True]
     selection = select([played], algorithm, max_new_tokens=8, demonstrations=[shown])
-    batch = compute_token_weights(
-        build_batch(selection.rollouts, temperature=1.0, max_new_tokens=8), selection, algorithm
-    )
+    batch = add_advantages(build_batch(selection.rollouts, temperature=1.0, max_new_tokens=8), selection, algorithm)
     *own, last = batch.samples
     assert last.expert and last.advantages is not None
     np.testing.assert_allclose(last.advantages, [0, 0, 0.75, 0.75, 0, 1.5, 1.5], rtol=1e-6)
@@ -327,7 +329,7 @@ def test_anchor_rewards_that_were_replayed_are_of_the_episode_but_not_of_what_is
     won = replace(played.rollouts[0], reward=RewardResult(value=1.0, correct=True))
     selection = select([replace(played, rollouts=(won,))], algorithm, max_new_tokens=8)
     (shaped,) = (*selection.trained, *selection.others)
-    assert shaped.episode.total == 0.5 and shaped.trained == 0.5
+    assert shaped.episode.total == 0.5 and shaped.training_reward == 0.5
 
 
 # ---- what it is good for
@@ -336,34 +338,34 @@ def test_anchor_rewards_that_were_replayed_are_of_the_episode_but_not_of_what_is
 class Plain:
     """A chat template of letters, which are tokens; 0 ends an answer."""
 
-    drops_tools = False
+    drops_tool_results = False
 
-    def text(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
+    def render_text(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
         return "".join(f"{m.role[0]}:{m.text}\n" for m in messages) + "a:"
 
-    def tokens(self, text: str) -> IntArray:
-        return np.array([ord(letter) for letter in text], np.int32)
+    def encode(self, text: str) -> EncodedText:
+        return EncodedText(np.array([ord(letter) for letter in text], np.int32))
 
-    def prompt(self, prompt: Prompt) -> IntArray:
-        return self.tokens(self.text(prompt.messages, prompt.tools))
+    def prompt(self, prompt: Prompt) -> EncodedText:
+        return self.encode(self.render_text(prompt.messages, prompt.tools))
 
-    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+    def decode_final_text(self, token_ids: IntArray, context: IntArray) -> str:
         return self.decode(token_ids)
 
     def decode(self, token_ids: IntArray) -> str:
         return "".join(chr(token) for token in token_ids if token)
 
-    def parse_answer(self, answer: IntArray, after: IntArray, stops: Any = ()) -> tuple[str, bool]:
+    def parse_answer(self, answer: IntArray, context: IntArray, stops: Any = ()) -> tuple[str, bool]:
         return self.decode(answer), bool(len(answer)) and answer[-1] == 0
 
-    def suffix_ids(self, text: str, ended: bool) -> IntArray | None:
-        return self.tokens(text)
+    def encode_suffix(self, text: str, ended: bool) -> EncodedText | None:
+        return self.encode(text)
 
     def escape_special_tokens(self, text: str) -> str:
         return text
 
-    def follow_up(self, observation: str) -> IntArray:
-        return self.tokens(f"\nu:{observation}\na:")
+    def tokenize_follow_up(self, observation: str) -> IntArray:
+        return self.encode(f"\nu:{observation}\na:").token_ids
 
 
 CODE = "badcabdc"
@@ -376,6 +378,9 @@ class Chain:
     async def open(self, settings: EnvironmentSettings) -> AsyncIterator[Chain]:
         self.place = 0
         yield Chain()
+
+    async def store_images(self, result: Any, environment: str) -> Any:
+        return result
 
     async def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         self.place = 0
@@ -426,7 +431,7 @@ async def trained(config: AgenticConfig, num_steps: int) -> tuple[Table, Agentic
     async def played(draw: PromptDraw, index: int, generate: Any) -> Rollout:
         first = GenerationRequest(request_id="r", token_ids=draw.token_ids, sampling=SamplingParams(max_new_tokens=2))
         hosts: Any = chain
-        rollout = await play(draw, index, first, generate, renderer, hosts=hosts)
+        rollout = await play_episode(draw, index, first, generate, renderer, hosts=hosts)
         total = sum(turn.reward for turn in (*rollout.replayed, *rollout.turns))
         return replace(rollout, reward=RewardResult(value=total, correct=total == 1))
 
@@ -436,7 +441,7 @@ async def trained(config: AgenticConfig, num_steps: int) -> tuple[Table, Agentic
         return replace(await policy.generate(request), token_ids=np.array([ord(next(script)), 0], np.int32))
 
     shown = await played(stream.redraw(-1, "chain", 0), 0, expert)
-    episode = KeptEpisode(domain="chain", position=0, trajectory=anchors.record_trajectory(shown), shown=True)
+    episode = KeptEpisode(domain="chain", position=0, trajectory=anchors.build_trajectory(shown), shown=True)
     state = AgenticState(kept=(episode,))
     draws = EpisodeDraws(config=config, state=state, stream=stream)
     for _ in range(num_steps):
@@ -446,7 +451,7 @@ async def trained(config: AgenticConfig, num_steps: int) -> tuple[Table, Agentic
             groups.append(Group(draw=draw, rollouts=tuple(rollouts)))
             policy.learn(groups[-1])
         if config.anchors:
-            anchors.note_anchors(config.anchors, state, groups, ())
+            anchors.update_anchors(config.anchors, state, groups, ())
     return policy, state
 
 
@@ -472,11 +477,11 @@ def test_anchor_a_chain_that_chance_never_ends_is_learnt_from_one_demonstration_
 
 
 def test_anchors_that_could_not_be_are_refused() -> None:
-    with pytest.raises(ValueError, match="anchors lie between turns, but every environment has num_turns 1"):
+    with pytest.raises(ValueError, match="anchors are between turns, but every environment has num_turns 1"):
         chain_config(anchors={}, environments=[{"environment": "a"}])
-    with pytest.raises(ValueError, match=r"but rollout\.loop plays them"):
+    with pytest.raises(ValueError, match=r"but rollout\.loop replaces that loop"):
         chain_config(anchors={}, rollout={"loop": "mine:loop"})
-    with pytest.raises(ValueError, match=r"rollout\.agent plays in ROLL's place, and no environment would be opened"):
+    with pytest.raises(ValueError, match=r"rollout\.agent generates whole rollouts, so no environment would be used"):
         chain_config(rollout={"agent": {"function": "mine.py:agent"}})
     with pytest.raises(ValueError, match=r"algorithm\.imitation would change nothing"):
         chain_config(algorithm={"imitation": {"weight": 0}})

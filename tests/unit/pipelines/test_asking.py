@@ -7,8 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from roll.pipelines.supervised.frozen_outputs import compute_once
-from roll.pipelines.supervised.output_store import OutputStore, Rows, rows_of
+from roll.pipelines.supervised.frozen_outputs import compute_missing_outputs
+from roll.pipelines.supervised.output_store import OutputStore, Rows, build_rows
 from roll.types import TrainingBatch, TrainingSample
 
 
@@ -33,10 +33,14 @@ class World:
 
     async def ask(self, trainer: Any, batch: TrainingBatch) -> list[Rows]:
         self.asked.append([s.sample_id for s in batch.samples])
-        return [rows_of(logprobs=np.full(s.loss_mask.sum(), len(self.asked), np.float32)) for s in batch.samples]
+        return [build_rows(logprobs=np.full(s.loss_mask.sum(), len(self.asked), np.float32)) for s in batch.samples]
 
     def run(self, kept: OutputStore, *batches: tuple[TrainingSample, ...]) -> None:
-        asyncio.run(compute_once(cast(Any, self), cast(Any, None), kept, batches, self.ask, who="the reference"))
+        asyncio.run(
+            compute_missing_outputs(
+                cast(Any, self), cast(Any, None), kept, batches, self.ask, model_name="the reference"
+            )
+        )
 
 
 def test_frozen_model_outputs_batches_are_asked_as_they_are_learnt_and_what_is_kept_stays() -> None:
@@ -45,6 +49,6 @@ def test_frozen_model_outputs_batches_are_asked_as_they_are_learnt_and_what_is_k
     second = (sample(2, 0, 5), sample(2, 1, 9), sample(3, 0, 7), sample(3, 1, 8))  # all but one as in the first
     world.run(kept, first, second, ())
     assert world.asked == [["0.0", "0.1", "1.0", "1.1"], ["2.0", "2.1"]]
-    assert [kept.of(s)["logprobs"][0] for s in (*first, second[0], second[1])] == [1, 1, 1, 1, 1, 2]
+    assert [kept.get_rows(s)["logprobs"][0] for s in (*first, second[0], second[1])] == [1, 1, 1, 1, 1, 2]
     world.run(kept, second, first)
     assert (world.num_started, world.num_closed, len(world.asked)) == (1, 1, 2)

@@ -13,7 +13,7 @@ import pytest
 from roll.algorithms.normalization import Moments
 from roll.config.operations import CheckpointConfig
 from roll.errors import CheckpointError, CheckpointVersionError, RunDirectoryError, UserError
-from roll.pipelines.checkpoint_files import checkpoints, find_checkpoint, read_checkpoint
+from roll.pipelines.checkpoint_files import find_checkpoint, list_checkpoints, read_checkpoint
 from roll.pipelines.checkpointer import Checkpointer
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.state import RunState
@@ -52,8 +52,8 @@ def ledger_of(count: int) -> DataLedger:
     ledger = DataLedger()
     for i in range(count):
         prompt = Prompt(uid=f"d/{i}", domain="d", messages=())
-        ledger.open([PromptDraw(draw_id=i, prompt=prompt, token_ids=np.zeros(1, np.int32))], step=1)
-        ledger.settle(i, Fate.TRAINED, step=1)
+        ledger.record_draws([PromptDraw(draw_id=i, prompt=prompt, token_ids=np.zeros(1, np.int32))], step=1)
+        ledger.record_fate(i, Fate.TRAINED, step=1)
     return ledger
 
 
@@ -81,17 +81,17 @@ async def test_checkpoint_a_checkpoint_reads_back_as_written(run: RunDirectory) 
     assert read_checkpoint(path, RunState).state == RunState(**core, evaluated_at=4)  # type: ignore[arg-type]
     assert list(saved.ledger) == list(ledger_of(3))
     assert (saved.trainer_path / "weights").read_text() == "weights"
-    assert path == run.checkpoint_path(4)
+    assert path == run.get_checkpoint_path(4)
 
 
 async def test_checkpoint_critics_are_saved_beside_the_trainer_and_found_by_number(run: RunDirectory) -> None:
     critics = [FileTrainer("first"), FileTrainer("second")]
     path = await Checkpointer(run, CheckpointConfig(), FileTrainer(), critics).save(RunState(step=1), ledger_of(0))
     saved = read_checkpoint(path, RunState)
-    assert [(saved.critic_path(i) / "weights").read_text() for i in (0, 1)] == ["first", "second"]
-    assert saved.critic_path(1) == path / "critic-1"
-    with pytest.raises(CheckpointError, match=r"holds no 'critic-2'.*fewer critics"):
-        saved.critic_path(2)
+    assert [(saved.get_critic_path(i) / "weights").read_text() for i in (0, 1)] == ["first", "second"]
+    assert saved.get_critic_path(1) == path / "critic-1"
+    with pytest.raises(CheckpointError, match=r"has no 'critic-2'.*fewer critics"):
+        saved.get_critic_path(2)
 
 
 async def test_checkpoint_a_critic_that_cannot_be_saved_leaves_the_previous_checkpoint_whole(run: RunDirectory) -> None:
@@ -99,18 +99,18 @@ async def test_checkpoint_a_critic_that_cannot_be_saved_leaves_the_previous_chec
     checkpointer = Checkpointer(run, CheckpointConfig(keep_last=1), FileTrainer(), critics)
     await checkpointer.save(RunState(step=1), ledger_of(1))
     critics[1].fails = OSError("disk full")
-    with pytest.raises(CheckpointError, match=r"could not be written: disk full\..*'step-000001', is whole"):
+    with pytest.raises(CheckpointError, match=r"could not be written: disk full\..*'step-000001', is complete"):
         await checkpointer.save(RunState(step=2), ledger_of(2))
     found = find_checkpoint(run.checkpoints_dir)
     assert found is not None and read_checkpoint(found, RunState).state.step == 1
-    assert read_checkpoint(found, RunState).critic_path(1).is_dir()
+    assert read_checkpoint(found, RunState).get_critic_path(1).is_dir()
 
 
 async def test_checkpoint_the_newest_are_kept_and_the_best_where_asked(run: RunDirectory) -> None:
     checkpointer = Checkpointer(run, CheckpointConfig(keep_last=2, keep_best=True), FileTrainer())
     for step in range(1, 6):
         await checkpointer.save(RunState(step=step, best_step=min(step, 2)), ledger_of(0))
-    assert list(checkpoints(run.checkpoints_dir)) == [2, 4, 5]
+    assert list(list_checkpoints(run.checkpoints_dir)) == [2, 4, 5]
 
 
 async def test_checkpoint_a_failure_while_saving_leaves_the_previous_one_whole(run: RunDirectory) -> None:
@@ -118,7 +118,7 @@ async def test_checkpoint_a_failure_while_saving_leaves_the_previous_one_whole(r
     checkpointer = Checkpointer(run, CheckpointConfig(), trainer)
     await checkpointer.save(RunState(step=1), ledger_of(1))
     trainer.fails = OSError("disk full")
-    with pytest.raises(CheckpointError, match=r"could not be written: disk full\..*'step-000001', is whole"):
+    with pytest.raises(CheckpointError, match=r"could not be written: disk full\..*'step-000001', is complete"):
         await checkpointer.save(RunState(step=2), ledger_of(2))
     found = find_checkpoint(run.checkpoints_dir)
     assert found is not None and read_checkpoint(found, RunState).state.step == 1
@@ -138,7 +138,9 @@ async def test_checkpoint_a_full_disk_is_one_message_and_its_remains_are_removed
     trainer = FileTrainer()
     checkpointer = Checkpointer(run, CheckpointConfig(), trainer)
     trainer.fails = failure
-    with pytest.raises(RunDirectoryError, match=r"could not be written: No space left.*none before it.*Free space"):
+    with pytest.raises(
+        RunDirectoryError, match=r"could not be written: No space left.*no earlier checkpoint.*Free space"
+    ):
         await checkpointer.save(RunState(step=2), ledger_of(2))
     assert list(run.checkpoints_dir.iterdir()) == []
     trainer.fails = None
@@ -215,7 +217,7 @@ async def test_checkpoint_what_is_damaged_is_refused_with_the_checkpoint_before_
     checkpointer = Checkpointer(run, CheckpointConfig(keep_last=2), FileTrainer())
     paths = [await checkpointer.save(RunState(step=step), ledger_of(0)) for step in (9, 10)]
     ways = ["No checkpoint is older: if files are damaged, begin a new run."]
-    ways += [f"If files are damaged, move '{paths[1]}' away: `roll resume` then goes on from 'step-000009'."]
+    ways += [f"If files are damaged, move '{paths[1]}' away: `roll resume` then continues from 'step-000009'."]
     for path, way in zip(paths, ways, strict=True):
         with pytest.raises(CheckpointError) as caught:
             await read_checkpoint(path, RunState).restore(Damaged())
@@ -273,12 +275,12 @@ async def test_checkpoint_what_is_written_in_the_background_has_its_name_once_it
     ledger, state = ledger_of(3), RunState(step=1, num_draws=2)
     await checkpointer.save(state, ledger)
     state.step, state.num_draws, trainer.state = 2, 3, "later"  # training goes on
-    await checkpointer.settle(wait=False)
+    await checkpointer.publish_pending(wait=False)
     assert find_checkpoint(run.checkpoints_dir) is None
     assert told == []
     trainer.write()
-    await checkpointer.settle(wait=False)
-    saved = read_checkpoint(run.checkpoint_path(1), RunState)
+    await checkpointer.publish_pending(wait=False)
+    saved = read_checkpoint(run.get_checkpoint_path(1), RunState)
     assert (saved.state.step, list(saved.ledger)) == (1, list(ledger_of(2)))
     assert (saved.trainer_path / "weights").read_text() == "weights"
     assert told == [1]
@@ -289,25 +291,25 @@ async def test_checkpoint_the_next_save_waits_for_the_one_before(run: RunDirecto
     checkpointer = Checkpointer(run, CheckpointConfig(asynchronous=True, keep_last=2), trainer)
     await checkpointer.save(RunState(step=1), ledger_of(0))
     await checkpointer.save(RunState(step=2), ledger_of(0))
-    assert list(checkpoints(run.checkpoints_dir)) == [1]
-    await checkpointer.settle(wait=True)
-    assert list(checkpoints(run.checkpoints_dir)) == [1, 2]
+    assert list(list_checkpoints(run.checkpoints_dir)) == [1]
+    await checkpointer.publish_pending(wait=True)
+    assert list(list_checkpoints(run.checkpoints_dir)) == [1, 2]
 
 
 async def test_checkpoint_a_failure_in_the_background_is_said_at_the_next_boundary(run: RunDirectory) -> None:
     trainer = BackgroundTrainer()
     checkpointer = Checkpointer(run, CheckpointConfig(asynchronous=True), trainer)
     await checkpointer.save(RunState(step=1), ledger_of(0))
-    await checkpointer.settle(wait=True)
+    await checkpointer.publish_pending(wait=True)
     await checkpointer.save(RunState(step=2), ledger_of(0))
     trainer.fails = OSError(errno.ENOSPC, "No space left on device")
     with pytest.raises(RunDirectoryError, match=r"step-000002' could not be written: No space left.*'step-000001', is"):
-        await checkpointer.settle(wait=False)
+        await checkpointer.publish_pending(wait=False)
     assert [path.name for path in run.checkpoints_dir.iterdir()] == ["step-000001"]
-    await checkpointer.settle(wait=True)  # it was said
+    await checkpointer.publish_pending(wait=True)  # it was said
     await checkpointer.save(RunState(step=3), ledger_of(0))
-    await checkpointer.settle(wait=True)
-    assert list(checkpoints(run.checkpoints_dir)) == [3]
+    await checkpointer.publish_pending(wait=True)
+    assert list(list_checkpoints(run.checkpoints_dir)) == [3]
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -315,7 +317,7 @@ async def test_checkpoint_a_checkpoint_is_on_the_disk_before_it_has_its_name(
     run: RunDirectory, monkeypatch: pytest.MonkeyPatch, asynchronous: bool
 ) -> None:
     """After a power cut, a file has what it was synced with, and a directory the names that it was synced with."""
-    final, fsync, rename = run.checkpoint_path(1), os.fsync, os.rename
+    final, fsync, rename = run.get_checkpoint_path(1), os.fsync, os.rename
     synced: dict[int, int] = {}
     """By inode, when it was last changed before its sync."""
     named: list[bool] = []
@@ -339,7 +341,7 @@ async def test_checkpoint_a_checkpoint_is_on_the_disk_before_it_has_its_name(
     trainer = BackgroundTrainer() if asynchronous else FileTrainer()
     checkpointer = Checkpointer(run, CheckpointConfig(asynchronous=asynchronous), trainer)
     await checkpointer.save(RunState(step=1), ledger_of(1))
-    await checkpointer.settle(wait=True)
+    await checkpointer.publish_pending(wait=True)
     assert named
     assert run.checkpoints_dir.stat().st_ino in synced
 
@@ -376,13 +378,13 @@ async def test_checkpoint_what_failed_is_removed_once_no_trainer_writes_any_more
         critic.breaks = critic.breaks or OSError(errno.EIO, "of the same checkpoint: said with the other's")
         with pytest.raises(RunDirectoryError, match=f"step-{step:06d}' could not be written: Input/output error"):
             await checkpointer.save(RunState(step=step), ledger_of(0))
-            await checkpointer.settle(wait=True)
+            await checkpointer.publish_pending(wait=True)
         assert not policy.begun
         assert not critic.begun
         assert not list(run.checkpoints_dir.glob(".*"))
         await checkpointer.save(RunState(step=step), ledger_of(0))
-        await checkpointer.settle(wait=True)
-        assert find_checkpoint(run.checkpoints_dir) == run.checkpoint_path(step)
+        await checkpointer.publish_pending(wait=True)
+        assert find_checkpoint(run.checkpoints_dir) == run.get_checkpoint_path(step)
 
 
 async def test_checkpoint_a_checkpoint_that_failed_unheard_keeps_none_from_being_written(
@@ -393,8 +395,8 @@ async def test_checkpoint_a_checkpoint_that_failed_unheard_keeps_none_from_being
     await checkpointer.save(RunState(step=1), ledger_of(0))
     trainer.breaks = OSError(errno.EIO, "Input/output error")
     await checkpointer.save(RunState(step=2), ledger_of(0))
-    await checkpointer.settle(wait=True)
-    assert list(checkpoints(run.checkpoints_dir)) == [2]
+    await checkpointer.publish_pending(wait=True)
+    assert list(list_checkpoints(run.checkpoints_dir)) == [2]
     assert "step-000001' could not be written: Input/output error" in caplog.text
 
 
@@ -409,7 +411,7 @@ async def test_checkpoint_an_old_checkpoint_that_cannot_be_removed_costs_a_warni
     with monkeypatch.context() as patch:
         patch.setattr("roll.pipelines.checkpointer.shutil.rmtree", refuse)
         await checkpointer.save(RunState(step=2), ledger_of(0))
-    assert "step-000001', which is not kept, could not be removed" in caplog.text
-    assert list(checkpoints(run.checkpoints_dir)) == [2]
+    assert "step-000001' could not be removed" in caplog.text
+    assert list(list_checkpoints(run.checkpoints_dir)) == [2]
     await checkpointer.save(RunState(step=3), ledger_of(0))
     assert [path.name for path in run.checkpoints_dir.iterdir()] == ["step-000003"]

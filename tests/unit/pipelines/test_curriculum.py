@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from roll.config.pipelines.agentic import AgenticConfig
-from roll.pipelines.episodes.curriculum import domain_of, note_successes, shares
+from roll.pipelines.episodes.curriculum import choose_domain, compute_domain_shares, update_success_rates
 from roll.pipelines.episodes.state import AgenticState
 from roll.types import Anchor, Group, Prompt, PromptDraw, RewardResult, Rollout, Trajectory
 
@@ -50,17 +50,17 @@ def group(domain: str, *solved: bool) -> Group:
 
 
 def test_curriculum_shares_are_weights_times_4_p_of_1_minus_p_and_no_less_than_the_least() -> None:
-    assert shares(config(), {}) == {"a": 0.25, "b": 0.75}
-    assert shares(config(), {"a": 0.25, "b": 1.0}) == pytest.approx({"a": 0.75 / 1.35, "b": 0.6 / 1.35})
+    assert compute_domain_shares(config(), {}) == {"a": 0.25, "b": 0.75}
+    assert compute_domain_shares(config(), {"a": 0.25, "b": 1.0}) == pytest.approx({"a": 0.75 / 1.35, "b": 0.6 / 1.35})
 
 
 def test_curriculum_averages_forget_and_what_was_not_played_has_none() -> None:
     state = AgenticState(data={})
     curriculum = config().curriculum
     assert curriculum is not None
-    note_successes(curriculum, state, [group("a", True, True, False, False)])
+    update_success_rates(curriculum, state, [group("a", True, True, False, False)])
     assert state.success_rates == {"a": 0.5}
-    note_successes(curriculum, state, [group("a", True, True), group("b")])
+    update_success_rates(curriculum, state, [group("a", True, True), group("b")])
     assert state.success_rates == {"a": 0.25 * 0.5 + 0.75}  # each of two episodes halves what was before
 
 
@@ -71,32 +71,32 @@ def test_curriculum_episodes_that_began_in_the_midst_of_a_success_say_nothing_of
     one = group("a", True, True)
     empty = Trajectory(uid="a/0", prompt_token_ids=one.draw.token_ids, token_ids=one.draw.token_ids, turns=(), reward=1)
     begun = replace(one, draw=replace(one.draw, anchor=Anchor(trajectory=empty, num_turns=1)))
-    note_successes(curriculum, state, [begun, group("a", False, False)])
+    update_success_rates(curriculum, state, [begun, group("a", False, False)])
     assert state.success_rates == {"a": 0.0}
 
 
 def test_curriculum_draws_follow_the_shares_and_depend_on_nothing_else() -> None:
     state = AgenticState(data={}, success_rates={"a": 0.25, "b": 1.0})
     settings, others = config(), config(seed=1)
-    drawn = [domain_of(settings, state, number) for number in range(4000)]
-    assert drawn[:50] == [domain_of(config(), state, number) for number in range(50)]
+    drawn = [choose_domain(settings, state, number) for number in range(4000)]
+    assert drawn[:50] == [choose_domain(config(), state, number) for number in range(50)]
     assert Counter(drawn)["a"] / 4000 == pytest.approx(0.75 / 1.35, abs=0.03)
-    assert drawn != [domain_of(others, state, number) for number in range(4000)]
+    assert drawn != [choose_domain(others, state, number) for number in range(4000)]
 
 
 def test_curriculum_a_curriculum_that_contradicts_itself_is_refused() -> None:
-    with pytest.raises(ValueError, match="curriculum mixes environments, but there is one alone"):
+    with pytest.raises(ValueError, match="curriculum mixes environments, but only one is configured"):
         config(environments=[{"environment": "a"}])
-    with pytest.raises(ValueError, match="domain_quotas keeps that as it is"):
+    with pytest.raises(ValueError, match="domain_quotas fixes the mixture"):
         config(rollout={"prompts_per_step": 8, "scheduling": {"domain_quotas": True}})
-    with pytest.raises(ValueError, match="several environments are called"):
+    with pytest.raises(ValueError, match="several environments have the names"):
         config(environments=[{"environment": "a"}, {"environment": "a"}])
-    with pytest.raises(ValueError, match="cannot replay a run of the pipeline agentic"):
+    with pytest.raises(ValueError, match="does not support the pipeline agentic"):
         config(tracking={"record_rollouts": True})
 
 
 def test_curriculum_what_hosts_need_is_checked() -> None:
     with pytest.raises(ValueError, match="host http needs the url"):
         config(environments=[{"environment": "a", "host": "http"}, {"environment": "b"}])
-    with pytest.raises(ValueError, match="url is of host http, but host is loop"):
+    with pytest.raises(ValueError, match="url needs host http, but host is loop"):
         config(environments=[{"environment": "a", "host": "loop", "url": "http://x"}, {"environment": "b"}])

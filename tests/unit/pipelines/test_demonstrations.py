@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from roll.algorithms.selection import select
-from roll.algorithms.token_weights import compute_token_weights
+from roll.algorithms.token_weights import add_advantages
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.presets import PRESET_NAMES
 from roll.data import ChatRenderer
@@ -21,8 +21,8 @@ from roll.errors import InfraError
 from roll.models import load_tokenizer
 from roll.pipelines.reinforcement.demonstrations import play_demonstrations
 from roll.rollout import SamplingPlan
-from roll.rollout.episode import EpisodePlan
-from roll.rollout.replaying import record_trajectory
+from roll.rollout.episode_start import EpisodePlan
+from roll.rollout.replaying import build_trajectory
 from roll.types import (
     Anchor,
     EnvironmentSettings,
@@ -91,8 +91,8 @@ async def test_demonstrations_a_demonstration_is_played_and_scored_in_the_models
     parts = parts_of(tiny_model)
     (rollout,) = await shown(parts, [game(3, ("2", "3")), game(1, ())])
     renderer = parts.live.generation.renderer
-    hint = renderer.follow_up("No, my number is higher than 2. Pick one: 1, 2 or 3. Answer with a number.")
-    first, second = renderer.answer("2"), renderer.answer("3")
+    hint = renderer.tokenize_follow_up("No, my number is higher than 2. Pick one: 1, 2 or 3. Answer with a number.")
+    first, second = renderer.tokenize_answer("2"), renderer.tokenize_answer("3")
     assert rollout.token_ids.tolist() == [*first, *hint, *second]
     ends = len(first) + len(hint)
     assert rollout.turns == (
@@ -107,8 +107,8 @@ async def test_demonstrations_a_demonstration_is_played_and_scored_in_the_models
 async def test_demonstrations_what_was_replayed_to_a_group_is_shown_as_it_was_recorded(tiny_model: Path) -> None:
     parts = parts_of(tiny_model)
     (whole,) = await shown(parts, [game(3, ("2", "3"))])
-    begun = replace(game(3, ("1",)), anchor=Anchor(trajectory=record_trajectory(whole), num_turns=1))
-    at_the_prompt = replace(begun, anchor=Anchor(trajectory=record_trajectory(whole), num_turns=0))
+    begun = replace(game(3, ("1",)), anchor=Anchor(trajectory=build_trajectory(whole), num_turns=1))
+    at_the_prompt = replace(begun, anchor=Anchor(trajectory=build_trajectory(whole), num_turns=0))
     (rollout,) = await shown(parts, [begun, at_the_prompt])
     end = whole.turns[0].end
     assert rollout.token_ids.tolist() == whole.token_ids[:end].tolist()
@@ -166,7 +166,7 @@ def learn_from(algorithm: AlgorithmConfig, groups: list[Group], *shown: Rollout)
     batch = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=8)
     critics = algorithm.critic.num_critics if algorithm.uses_critic else 0
     values = [[np.full(len(s), 0.1 * m, np.float32) for s in batch.samples] for m in range(critics)]
-    return selection, compute_token_weights(batch, selection, algorithm, values=values)
+    return selection, add_advantages(batch, selection, algorithm, values=values)
 
 
 def advantages(batch: TrainingBatch) -> dict[str, list[float]]:

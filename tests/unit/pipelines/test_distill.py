@@ -19,8 +19,8 @@ from roll.algorithms.losses import DistillationLoss, PolicyLoss, SummedLoss
 from roll.config.distillation import DistillationConfig
 from roll.data.samples import build_batch
 from roll.errors import InfraError, ModelError
-from roll.pipelines.distill.objective import distillation_loss, sampled_divergence, with_advantages
-from roll.pipelines.distill.teachers import EngineTeacher, teacher_logprobs
+from roll.pipelines.distill.objective import build_distillation_loss, estimate_divergence, with_advantages
+from roll.pipelines.distill.teachers import EngineTeacher, compute_teacher_logprobs
 from roll.types import Needs, Output, Outputs, Prompt, RewardResult, Rollout, TrainingBatch
 
 
@@ -63,7 +63,7 @@ def taught(rollouts: list[Rollout], value: float) -> TrainingBatch:
 
 def test_distill_a_token_is_worth_the_log_ratio_of_teacher_to_student_and_its_rollouts_advantage() -> None:
     rollouts = [rollout(0, 0, [-1.0, -3.0], reward=1.0), rollout(0, 1, [-2.0], reward=0.0)]
-    config = DistillationConfig(place="reward", coefficient=0.5, reward_weight=2.0)
+    config = DistillationConfig(mode="reward", coefficient=0.5, reward_weight=2.0)
     batch = with_advantages(taught(rollouts, -2.0), rollouts, config)
     # rewards 1 and 0: mean 0.5, unbiased deviation 0.70711, so advantages of 0.70711 and -0.70711, twice
     own = 2.0 * 0.5 / (np.sqrt(0.5) + 1e-6)
@@ -75,15 +75,15 @@ def test_distill_a_token_is_worth_the_log_ratio_of_teacher_to_student_and_its_ro
 
 def test_distill_the_divergence_that_the_sampled_tokens_show_is_their_mean_log_ratio() -> None:
     batch = taught([rollout(0, 0, [-1.0, -3.0]), rollout(0, 1, [-0.5])], -2.0)
-    assert sampled_divergence(batch) == {"training/distill/divergence": pytest.approx((1.0 - 1.0 + 1.5) / 3)}
-    assert sampled_divergence(build_batch([rollout(0, 0, [-1.0])], temperature=1.0, max_new_tokens=4)) == {}
+    assert estimate_divergence(batch) == {"training/distill/divergence": pytest.approx((1.0 - 1.0 + 1.5) / 3)}
+    assert estimate_divergence(build_batch([rollout(0, 0, [-1.0])], temperature=1.0, max_new_tokens=4)) == {}
 
 
 def test_distill_every_rollout_is_scored_by_the_teacher_of_its_source_in_the_order_of_the_batch() -> None:
     rollouts = [rollout(0, 0, [-1.0], domain="a"), rollout(1, 0, [-1.0], domain="b"), rollout(2, 0, [-1.0], domain="a")]
     batch = build_batch(rollouts, temperature=1.0, max_new_tokens=4)
     first, second = Says(-1.0), Says(-2.0)
-    found = asyncio.run(teacher_logprobs([first, second], {"a": 0, "b": 1}, batch, rollouts))
+    found = asyncio.run(compute_teacher_logprobs([first, second], {"a": 0, "b": 1}, batch, rollouts))
     assert [column[0] for column in found] == [-1.0, -2.0, -1.0]
     assert (first.asked, second.asked) == (["0.0", "2.0"], ["1.0"])
 
@@ -92,12 +92,13 @@ def test_distill_a_teacher_that_has_nothing_to_score_is_not_asked() -> None:
     rollouts = [rollout(0, 0, [-1.0], domain="a")]
     idle = Says(-2.0)
     batch = build_batch(rollouts, temperature=1.0, max_new_tokens=4)
-    assert len(asyncio.run(teacher_logprobs([Says(-1.0), idle], {"a": 0, "b": 1}, batch, rollouts))) == 1
+    assert len(asyncio.run(compute_teacher_logprobs([Says(-1.0), idle], {"a": 0, "b": 1}, batch, rollouts))) == 1
     assert idle.asked == []
 
 
 async def test_distill_an_engine_teachers_log_probs_that_are_not_finite_name_the_engine() -> None:
-    async def logprobs(sequences: Sequence[Any]) -> list[np.ndarray]:
+    async def logprobs(sequences: Sequence[Any], media: Sequence[Any]) -> list[np.ndarray]:
+        assert len(media) == len(sequences)
         return [np.where(np.arange(len(ids)) == 2, np.nan, -1.0).astype(np.float32) for ids in sequences]
 
     engine: Any = SimpleNamespace(engine_id="teacher-0", logprobs=logprobs)
@@ -107,13 +108,13 @@ async def test_distill_an_engine_teachers_log_probs_that_are_not_finite_name_the
 
 
 def test_distill_the_loss_is_what_the_configuration_says() -> None:
-    exact = distillation_loss(DistillationConfig(divergence="jsd", beta=0.1))
+    exact = build_distillation_loss(DistillationConfig(divergence="jsd", beta=0.1))
     assert isinstance(exact, DistillationLoss)
     assert (exact.divergence.kind, exact.divergence.beta) == ("jsd", 0.1)
-    assert isinstance(distillation_loss(DistillationConfig(place="reward")), PolicyLoss)
-    mixed = distillation_loss(DistillationConfig(reward_weight=1.0, coefficient=0.3))
+    assert isinstance(build_distillation_loss(DistillationConfig(mode="reward")), PolicyLoss)
+    mixed = build_distillation_loss(DistillationConfig(reward_weight=1.0, coefficient=0.3))
     assert isinstance(mixed, SummedLoss) and [weight for weight, _ in mixed.parts] == [0.3, 1.0]
-    assert distillation_loss(DistillationConfig(place="reward")).needs == Needs()
+    assert build_distillation_loss(DistillationConfig(mode="reward")).needs == Needs()
 
 
 def test_distill_a_teacher_with_another_tokenizer_is_refused_before_anything_starts(
@@ -137,10 +138,10 @@ def test_distill_a_teacher_with_another_tokenizer_is_refused_before_anything_sta
         "training": {"num_steps": 1},
         "tracking": {"console": "quiet", "tensorboard": False},
     }
-    with pytest.raises(ModelError, match=r"has another tokenizer than .* 2 of the student's differ"):
+    with pytest.raises(ModelError, match=r"differs from that of .* 2 of the student's differ"):
         roll.train(config)
     assert not (tmp_path / "run").exists()
-    assert any("another tokenizer" in problem for problem in roll.check(config).problems)
+    assert any("the tokenizer of teacher.model" in problem for problem in roll.check(config).problems)
 
 
 def test_distill_roll_check_counts_the_teachers_memory(tmp_path: Path, tiny_model: Path) -> None:
@@ -156,7 +157,7 @@ def test_distill_roll_check_counts_the_teachers_memory(tmp_path: Path, tiny_mode
         "training": {"num_steps": 1},
         "inference": {"engine": "hf"},
     }
-    held, own = (roll.check({**base, **more}) for more in ({}, {"distillation": {"place": "reward"}}))
+    held, own = (roll.check({**base, **more}) for more in ({}, {"distillation": {"mode": "reward"}}))
     assert held.model is not None and not held.problems and not own.problems
     size = 4 * held.model.num_parameters
     assert held.memory[0].parts["teachers"] == size

@@ -16,10 +16,10 @@ from worlds.tiny_model import VOCAB_SIZE, write_tiny_model
 
 from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import ConfigError, ModelError
-from roll.pipelines.distill_offline.losses import offline_loss
-from roll.pipelines.distill_offline.paths import teachers_of
+from roll.pipelines.distill_offline.losses import build_offline_loss
+from roll.pipelines.distill_offline.paths import resolve_offline_teachers
 from roll.pipelines.distill_offline.teachers import TeacherOutputs, compute_teacher_outputs
-from roll.pipelines.supervised.preparation import Prepared, policy_spec, prepare
+from roll.pipelines.supervised.preparation import Prepared, build_policy_spec, prepare
 from roll.training import TorchBackend
 from roll.training.precision import Precision
 from roll.types import TrainingBatch
@@ -72,13 +72,13 @@ class DoubleTeachers:
 
 def everything(prepared: Prepared) -> TrainingBatch:
     draws = prepared.examples.train.draw(len(WORDS))
-    return TrainingBatch(samples=tuple(s for draw in draws for s in prepared.examples.samples(draw)))  # type: ignore[arg-type]
+    return TrainingBatch(samples=tuple(s for draw in draws for s in prepared.examples.build_samples(draw)))  # type: ignore[arg-type]
 
 
 def ask(
     settings: DistillOfflineConfig, prepared: Prepared, batch: TrainingBatch, cluster: Any = None
 ) -> tuple[TeacherOutputs, TrainingBatch]:
-    paths = teachers_of(settings, prepared.model_path)
+    paths = resolve_offline_teachers(settings, prepared.model_path)
     cluster = cluster or DoubleTeachers()
     taught = asyncio.run(compute_teacher_outputs(settings, prepared, cluster, paths, batch.samples))
     return taught, asyncio.run(taught.with_teacher_columns(batch))
@@ -121,63 +121,63 @@ def test_distill_offline_kept_tokens_of_several_teachers_give_the_loss_of_plain_
     cluster = DoubleTeachers()
     _, completed = ask(settings, prepared, batch, cluster)
     assert cluster.started == [str(teachers[1]), str(teachers[0])]
-    student = TorchBackend(policy_spec(settings, prepared), precision=DOUBLE)
-    found = student.measure(completed, offline_loss(settings.distillation)).loss
+    student = TorchBackend(build_policy_spec(settings, prepared), precision=DOUBLE)
+    found = student.measure(completed, build_offline_loss(settings.distillation)).loss
     expected = by_hand(tiny_model, {"long": teachers[1], "short": teachers[0]}, batch, k, weight)
     assert found == pytest.approx(expected, abs=1e-6)
     again = DoubleTeachers()
     _, read = ask(settings, prepared, batch, again)  # from disk
     assert again.started == []
-    assert student.measure(read, offline_loss(settings.distillation)).loss == found
+    assert student.measure(read, build_offline_loss(settings.distillation)).loss == found
 
 
 def test_distill_offline_the_whole_vocabulary_kept_is_the_exact_divergence(
     tmp_path: Path, tiny_model: Path, teachers: list[Path]
 ) -> None:
     kept = config(tmp_path, tiny_model, str(teachers[0]), top_k=VOCAB_SIZE)
-    exact = config(tmp_path, tiny_model, str(teachers[0]), place="loss")
+    exact = config(tmp_path, tiny_model, str(teachers[0]), mode="loss")
     prepared = prepare(kept, "supervised")
     batch = everything(prepared)
     _, completed = ask(kept, prepared, batch)
-    spec = dataclasses.replace(policy_spec(exact, prepared), teachers=(str(teachers[0]),))
+    spec = dataclasses.replace(build_policy_spec(exact, prepared), teachers=(str(teachers[0]),))
     found, expected = (
-        TorchBackend(spec, precision=DOUBLE).train_step(given, offline_loss(settings.distillation))
+        TorchBackend(spec, precision=DOUBLE).train_step(given, build_offline_loss(settings.distillation))
         for settings, given in ((kept, completed), (exact, batch))
     )
     assert found.loss == pytest.approx(expected.loss, abs=1e-6)
     assert found.grad_norm == pytest.approx(expected.grad_norm, rel=1e-6)
-    softened = config(tmp_path, tiny_model, str(teachers[0]), place="loss", temperature=1e3)
-    nearly_equal = TorchBackend(spec, precision=DOUBLE).measure(batch, offline_loss(softened.distillation))
+    softened = config(tmp_path, tiny_model, str(teachers[0]), mode="loss", temperature=1e3)
+    nearly_equal = TorchBackend(spec, precision=DOUBLE).measure(batch, build_offline_loss(softened.distillation))
     assert 0 < nearly_equal.loss < 1e-3 * expected.loss
 
 
 def test_distill_offline_models_that_cannot_teach_are_refused_before_anything_starts(
     tmp_path: Path, tiny_model: Path, teachers: list[Path]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"top_k is 300, but teacher\.model '.*' predicts 260 tokens: lower it"):
-        teachers_of(config(tmp_path, tiny_model, str(teachers[0]), top_k=300), tiny_model)
+    with pytest.raises(ConfigError, match=r"top_k is 300, but teacher\.model '.*' predicts 260 tokens: lower distil"):
+        resolve_offline_teachers(config(tmp_path, tiny_model, str(teachers[0]), top_k=300), tiny_model)
     other = write_tiny_model(tmp_path / "other")
     vocabulary = json.loads((other / "tokenizer.json").read_text())
     words = vocabulary["model"]["vocab"]
     words["a"], words["b"] = words["b"], words["a"]
     (other / "tokenizer.json").write_text(json.dumps(vocabulary))
     for place in ("precomputed", "loss"):
-        with pytest.raises(ModelError, match=r"another tokenizer than model\.path .* 2 of the student's differ"):
-            teachers_of(config(tmp_path, tiny_model, str(other), place=place), tiny_model)
+        with pytest.raises(ModelError, match=r"differs from that of model\.path .* 2 of the student's differ"):
+            resolve_offline_teachers(config(tmp_path, tiny_model, str(other), mode=place), tiny_model)
     longer = write_tiny_model(tmp_path / "longer")
     described = json.loads((longer / "config.json").read_text())
     (longer / "config.json").write_text(json.dumps({**described, "vocab_size": 272}))
-    for settings in ({"top_k": 8}, {"place": "loss"}):
-        assert teachers_of(config(tmp_path, tiny_model, str(longer), **settings), tiny_model) == [longer]
+    for settings in ({"top_k": 8}, {"mode": "loss"}):
+        assert resolve_offline_teachers(config(tmp_path, tiny_model, str(longer), **settings), tiny_model) == [longer]
 
 
 @pytest.mark.parametrize(
     ("teacher", "distillation", "message"),
     [
-        ("t", {"divergence": "reverse"}, "reverse needs whole distributions, but place is precomputed"),
-        ("t", {"temperature": 2.0}, "temperature 2 is of whole distributions, but place is precomputed"),
-        ("t", {"place": "loss", "directory": "d"}, "directory is used only with place precomputed"),
-        ({"model": "t", "place": "engine"}, {}, "set teacher.place to trainer"),
+        ("t", {"divergence": "reverse"}, "reverse needs whole distributions, but `mode: precomputed`"),
+        ("t", {"temperature": 2.0}, "temperature 2 needs whole distributions, but `mode: precomputed`"),
+        ("t", {"mode": "loss", "directory": "d"}, "directory is used only with `mode: precomputed`"),
+        ({"model": "t", "backend": "engine"}, {}, "set teacher.backend to trainer"),
         ([{"model": "t", "domains": ["long"]}], {}, "'short' has no teacher"),
         ("t", {"weight": 0.0}, "greater than 0"),
     ],

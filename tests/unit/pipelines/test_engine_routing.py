@@ -16,8 +16,12 @@ from families import FAMILIES, write_model
 from hf_helpers import generate_all, prompt, request, running
 from training_helpers import make_spec
 
-from roll.pipelines.learning.engine_routing import own_routing, router_replay_metrics, without_recorded_experts
-from roll.pipelines.learning.measures import agreement_metrics
+from roll.pipelines.learning.engine_routing import (
+    compute_router_replay_metrics,
+    drop_recorded_experts,
+    score_with_own_routing,
+)
+from roll.pipelines.learning.measures import compute_agreement_metrics
 from roll.training import TorchBackend
 from roll.types import Generation, GenerationRequest, TrainingBatch, TrainingSample
 
@@ -43,7 +47,7 @@ def test_router_replay_figures_by_hand() -> None:
     own = np.array([[[1, 0]], [[2, 1]], [[0, 1]], [[-1, -1]]], np.int16)
     batch = TrainingBatch(samples=(sample([5, 6, 7, 8], [0.0, -1.0, -2.0, -3.0], engine),), temperature=1.0)
     apart, near = np.array([0.0, -1.5, -2.0, -2.0]), np.array([0.0, -1.0, -2.3, -3.0])
-    found = router_replay_metrics(batch, ([apart], [own]), [near])
+    found = compute_router_replay_metrics(batch, ([apart], [own]), [near])
     assert found["agreement/replayed_share"] == pytest.approx(2 / 3)
     assert found["agreement/expert_overlap"] == pytest.approx(3 / 4)
     assert found["agreement/own_routing/logprob_mean_abs"] == pytest.approx(1.5 / 3)
@@ -88,7 +92,7 @@ class Policy:
 def distance(batch: TrainingBatch, logprobs: list[np.ndarray]) -> float:
     """`agreement/logprob_mean_abs` of a run whose trainer says this."""
     said = tuple(replace(s, old_logprobs=own) for s, own in zip(batch.samples, logprobs, strict=True))
-    return agreement_metrics(replace(batch, samples=said), [])["agreement/logprob_mean_abs"]
+    return compute_agreement_metrics(replace(batch, samples=said), [])["agreement/logprob_mean_abs"]
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -104,10 +108,10 @@ def test_router_replay_brings_the_trainers_log_probs_nearer_to_the_engines(
     batch = TrainingBatch(samples=samples, temperature=1.0)
     backend = TorchBackend(make_spec(path, dtype=dtype, router_replay="engine"))
     replayed = backend.forward(batch, ["logprobs"])["logprobs"]
-    own = backend.forward(without_recorded_experts(batch), ["logprobs"])["logprobs"]
+    own = backend.forward(drop_recorded_experts(batch), ["logprobs"])["logprobs"]
     assert distance(batch, replayed) <= 0.6 * distance(batch, own)
 
-    found = router_replay_metrics(batch, asyncio.run(own_routing(Policy(backend), batch)), replayed)
+    found = compute_router_replay_metrics(batch, asyncio.run(score_with_own_routing(Policy(backend), batch)), replayed)
     assert found["agreement/replayed_share"] == 1 and 0.9 < found["agreement/expert_overlap"] < 1
     for name in ("logprob_mean_abs", "logprob_max_abs", "divergence"):
         assert found[f"agreement/engine_routing/{name}"] < found[f"agreement/own_routing/{name}"], name

@@ -19,7 +19,7 @@ def checkpoint(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     shutil.copytree(tiny_model, directory / "model")
     (directory / "adapter").mkdir()
     shutil.copy(tiny_model / "model.safetensors", directory / "adapter" / "adapter_model.safetensors")
-    monkeypatch.setattr(exporting, "model_card", lambda *unused, **settings: "card")
+    monkeypatch.setattr(exporting, "build_model_card", lambda *unused, **settings: "card")
     monkeypatch.setattr(exporting, "find_checkpoint", lambda directory: directory)
     return directory
 

@@ -11,7 +11,14 @@ import pytest
 from roll.config.alarms import AlarmsConfig
 from roll.pipelines import measures
 from roll.pipelines.learning.alarms import check_alarms
-from roll.pipelines.learning.failures import Failures, Retries, check_failures, count_failures, describe, step_alarms
+from roll.pipelines.learning.failures import (
+    Failures,
+    RetryCounter,
+    check_failures,
+    check_step_failures,
+    count_failures,
+    describe_failures,
+)
 from roll.pipelines.learning.state import LearningState
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus
@@ -45,15 +52,15 @@ def test_failures_shares_are_of_the_answers_that_a_verifier_was_asked_about() ->
     boom = [f"a worker (process {7 + i}) is gone (prompt 'd/{i}')" for i in range(2)]
     groups = [group(0, boom[0], RIGHT, CUT, CUT), group(1, boom[1], LATE, CUT, "other")]
     found = count_failures(groups)
-    assert (found.asked, found.failed, found.timed_out) == (5, 3, 1)  # three were cut off: nobody looked at them
+    assert (found.num_judged, found.failed, found.timed_out) == (5, 3, 1)  # three were cut off: nobody looked at them
     assert found.metrics() == {
         "rollout/infra_errors": 3, "rollout/infra_error_share": 0.6, "reward/timeouts": 1, "reward/timeout_share": 0.2
     }  # fmt: skip
-    assert describe(found) == (
+    assert describe_failures(found) == (
         "3 of 5 answers got no reward, 2 of them: a worker is gone (first: prompt 'd/0'); "
         "1 of 5 answers took longer to verify than time_limit_s"
     )
-    assert describe(count_failures([group(0, RIGHT, CUT)])) == ""
+    assert describe_failures(count_failures([group(0, RIGHT, CUT)])) == ""
 
 
 def steps(config: AlarmsConfig, *found: tuple[int, int, int]) -> list[int]:
@@ -62,14 +69,14 @@ def steps(config: AlarmsConfig, *found: tuple[int, int, int]) -> list[int]:
     for number, (asked, failed, late) in enumerate(found, 1):
         state.step = number
         results = [*["boom"] * failed, *[LATE] * late, *[RIGHT] * (asked - failed - late)]
-        if step_alarms(config, state, [group(0, *results)], first=number == 1):
+        if check_step_failures(config, state, [group(0, *results)], first=number == 1):
             when.append(number)
     return when
 
 
 @pytest.mark.parametrize("index", [1, 2])
 def test_failures_a_first_step_that_failed_altogether_stops_the_run_at_once(index: int) -> None:
-    bad = Failures(asked=8, **{("failed", "timed_out")[index - 1]: 8})
+    bad = Failures(num_judged=8, **{("failed", "timed_out")[index - 1]: 8})
     if index == 1:
         bad.causes["boom"] = 8
         bad.prompts["boom"] = "d/0"
@@ -102,7 +109,7 @@ def test_failures_who_wants_only_warnings_can_have_them() -> None:
 
 def test_failures_a_step_without_answers_has_no_mean_reward_and_says_nothing_of_a_missing_signal() -> None:
     groups = [group(0, "boom", "boom")]
-    metrics = measures.rollout_metrics(groups)
+    metrics = measures.compute_rollout_metrics(groups)
     assert "reward/mean" not in metrics and "accuracy" not in metrics
     config = AlarmsConfig(patience=1)
     assert check_alarms(config, metrics | {"data/groups_trained": 0.0}, {}) == ({}, [])
@@ -110,30 +117,33 @@ def test_failures_a_step_without_answers_has_no_mean_reward_and_says_nothing_of_
 
 
 def test_failures_an_evaluation_without_answers_measures_nothing() -> None:
-    assert measures.evaluation_metrics([group(0, "boom", "boom")]) == {"eval/num_answers": 0, "eval/infra_errors": 2}
+    assert measures.compute_evaluation_metrics([group(0, "boom", "boom")]) == {
+        "eval/num_answers": 0,
+        "eval/infra_errors": 2,
+    }
 
 
 def test_failures_the_score_follows_every_answer_and_accuracy_those_with_a_verdict() -> None:
-    mixed = measures.evaluation_metrics([group(0, RIGHT), group(1, FLOAT, FLOAT, FLOAT)])
+    mixed = measures.compute_evaluation_metrics([group(0, RIGHT), group(1, FLOAT, FLOAT, FLOAT)])
     assert mixed["eval/accuracy"] == 1.0
     assert mixed["eval/verified_share"] == 0.25
     assert mixed["eval/score"] == (1 + 3 * 0.25) / 4
-    decided = measures.evaluation_metrics([group(0, RIGHT, WRONG)])
+    decided = measures.compute_evaluation_metrics([group(0, RIGHT, WRONG)])
     assert decided["eval/accuracy"] == decided["eval/score"] == 0.5
-    graded = measures.evaluation_metrics([group(0, FLOAT)])
+    graded = measures.compute_evaluation_metrics([group(0, FLOAT)])
     assert "eval/accuracy" not in graded and graded["eval/score"] == graded["eval/reward"] == 0.25
 
 
 def test_failures_an_evaluation_says_every_part_of_a_reward_that_has_several() -> None:
     two = [RewardResult(value=1.0, components={"liked": 1.0, "watched": float(n)}) for n in (0, 1)]
-    metrics = measures.evaluation_metrics([group(0, *two)])
+    metrics = measures.compute_evaluation_metrics([group(0, *two)])
     assert [v for k, v in metrics.items() if k.endswith("/reward/watched")] == [0.5]
     one = RewardResult(value=1.0, components={"liked": 1.0})
-    assert not [k for k in measures.evaluation_metrics([group(0, one)]) if "/reward/" in k]
+    assert not [k for k in measures.compute_evaluation_metrics([group(0, one)]) if "/reward/" in k]
 
 
 def test_failures_retries_are_counted_and_the_first_of_a_step_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    retries = Retries()
+    retries = RetryCounter()
 
     def move(before: Any, after: RolloutState, detail: str = "") -> None:
         retries.on_transition(Transition("train-0.0", before, after, 0.0, detail))
@@ -143,7 +153,7 @@ def test_failures_retries_are_counted_and_the_first_of_a_step_is_said(caplog: py
         move(RolloutState.REWARDING, RolloutState.QUEUED, "boom")
         move(RolloutState.REWARDING, RolloutState.QUEUED, "boom")
         move(RolloutState.REWARDING, RolloutState.INFRA_ERROR, "boom")
-    assert [record.getMessage() for record in caplog.records] == ["an answer is tried again: boom"]
+    assert [record.getMessage() for record in caplog.records] == ["an answer failed and is retried: boom"]
     assert retries.metrics() == {"rollout/retries": 4}
     assert retries.metrics() == {"rollout/retries": 0}
     move(RolloutState.REWARDING, RolloutState.INFRA_ERROR, "bang")

@@ -71,7 +71,7 @@ async def test_check_fast_a_reward_that_works_for_an_answer_is_not_refused(own: 
 async def test_check_fast_a_reward_that_takes_long_is_left_for_the_run(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "LONGEST_TRIAL_S", 0.5)
+    monkeypatch.setattr(preflight, "MAX_TRIAL_S", 0.5)
     await check_rewards(SandboxConfig(), [(source(type="python", function=f"{own}:never_answers"), PROMPT)])
 
 
@@ -135,8 +135,8 @@ def test_check_fast_a_disk_without_room_for_checkpoints_is_refused_before_a_run(
     monkeypatch.setattr("shutil.disk_usage", usage)
     assert roll.check(settings).problems == []
     free -= 1
-    assert any("must fit: make room" in problem for problem in roll.check(settings).problems)
-    with pytest.raises(RunDirectoryError, match=r"the disk has .* free, and .*must fit: make room"):
+    assert any("must fit: free space" in problem for problem in roll.check(settings).problems)
+    with pytest.raises(RunDirectoryError, match=r"the disk has .* free, but .*must fit: free space"):
         roll.train(settings)
     assert not (tmp_path / "run").exists()
 
@@ -155,7 +155,7 @@ def test_check_fast_a_run_that_saves_nothing_needs_no_room_for_checkpoints(
         ({"algorithm": {"loss": "own_rewards.py:nothing"}}, "loss 'own_rewards.py:nothing' is called with (inputs)"),
         ({"algorithm": {"gate": {"type": "python", "gate": "gone.py:G"}}}, "gate: there is no file 'gone.py'"),
         ({"algorithm": {"advantage": {"function": "gone.py:f"}}}, "advantage function: there is no file 'gone.py'"),
-        ({"training": {"num_steps": 1, "backend": "gone.py:B"}}, "train back-end: there is no file 'gone.py'"),
+        ({"training": {"num_steps": 1, "backend": "gone.py:B"}}, "training back-end: there is no file 'gone.py'"),
         (
             {"training": {"num_steps": 1, "backend": "own_rewards.py:Kind"}},
             "'own_rewards.py:Kind' lacks train_step, forward_backward, ",

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from roll.pipelines.supervised.output_store import OutputStore, Rows, rows_of
+from roll.pipelines.supervised.output_store import OutputStore, Rows, build_rows
 from roll.types import TrainingSample
 
 
@@ -19,7 +19,7 @@ def sample(draw: int, asked: list[int], answer: list[int]) -> TrainingSample:
 
 
 def said(*logprobs: float) -> Rows:
-    return rows_of(logprobs=np.array(logprobs, np.float32))
+    return build_rows(logprobs=np.array(logprobs, np.float32))
 
 
 def test_teacher_output_store_what_a_model_said_is_read_again_and_asked_for_once(tmp_path: Path) -> None:
@@ -31,16 +31,16 @@ def test_teacher_output_store_what_a_model_said_is_read_again_and_asked_for_once
     kept.add([second], [said(-6, -7)])
     for found in (kept, OutputStore(tmp_path)):
         assert found.find_missing([first, again, second, longer]) == []
-        assert found.of(again)["logprobs"].tolist() == [-1, -2.5]
-        assert found.of(longer)["logprobs"].tolist() == [-3, -4, -5]  # the same tokens, of which others count
-        assert found.of(second)["logprobs"].tolist() == [-6, -7]
+        assert found.get_rows(again)["logprobs"].tolist() == [-1, -2.5]
+        assert found.get_rows(longer)["logprobs"].tolist() == [-3, -4, -5]  # the same tokens, of which others count
+        assert found.get_rows(second)["logprobs"].tolist() == [-6, -7]
 
 
 def test_teacher_output_store_rows_have_several_columns_of_several_widths(tmp_path: Path) -> None:
     one = sample(0, [1], [2, 3])
     ids, logprobs = np.array([[4, 5, 6], [7, 8, 9]], np.uint16), np.log(np.array([[3, 2, 1], [6, 5, 4]], np.float32))
-    OutputStore(tmp_path).add([one], [rows_of(token_ids=ids, logprobs=logprobs)])
-    rows = OutputStore(tmp_path).of(one)
+    OutputStore(tmp_path).add([one], [build_rows(token_ids=ids, logprobs=logprobs)])
+    rows = OutputStore(tmp_path).get_rows(one)
     assert rows["token_ids"].tolist() == ids.tolist()
     assert rows["logprobs"].tobytes() == logprobs.tobytes()
     assert rows.dtype.itemsize == 3 * (2 + 4)  # nothing but the numbers

@@ -12,10 +12,10 @@ from roll.algorithms import selection
 from roll.algorithms.rewards import ShapedRollout, shape_rollout
 from roll.algorithms.selection import Selection
 from roll.algorithms.selection import select as select_groups
-from roll.algorithms.token_weights import compute_token_weights
+from roll.algorithms.token_weights import add_advantages
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
-from roll.pipelines.online.boundary import settle
+from roll.pipelines.online.boundary import record_fates
 from roll.rollout import DataLedger
 from roll.types import Fate, Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus, Turn
 
@@ -29,7 +29,7 @@ def select(groups: list[Group], algorithm: AlgorithmConfig) -> Selection:
 
 def advantages(chosen: Selection, algorithm: AlgorithmConfig = GRPO) -> dict[str, list[float]]:
     """Of the answers' tokens, by rollout."""
-    batch = compute_token_weights(build_batch(chosen.rollouts, temperature=1.0, max_new_tokens=8), chosen, algorithm)
+    batch = add_advantages(build_batch(chosen.rollouts, temperature=1.0, max_new_tokens=8), chosen, algorithm)
     return {s.sample_id: s.advantages[s.loss_mask].tolist() for s in batch.samples}
 
 
@@ -123,10 +123,10 @@ def test_learning_a_rollouts_reward_is_shaped_once_whatever_asks_for_it(monkeypa
 def test_learning_every_draw_gets_a_fate_in_the_ledger() -> None:
     groups = [group(0, [1.0, 0.0]), group(1, [0.0, 0.0]), group(2, [None])]
     ledger = DataLedger()
-    ledger.open([g.draw for g in groups], step=1)
-    settle(ledger, select(groups, GRPO).fates, step=1)
+    ledger.record_draws([g.draw for g in groups], step=1)
+    record_fates(ledger, select(groups, GRPO).fates, step=1)
     assert [entry.fate for entry in ledger] == [Fate.TRAINED, Fate.FILTERED, Fate.FAILED]
-    assert ledger.in_flight() == []
+    assert ledger.list_in_flight() == []
 
 
 @pytest.mark.parametrize(

@@ -60,20 +60,20 @@ def refusal(pipeline: str, tiny_model: Path, tmp_path: Path, row: dict[str, Any]
 @pytest.mark.parametrize("pipeline", sorted(SETTINGS))
 def test_media_in_a_row_is_refused_by_every_pipeline(pipeline: str, tiny_model: Path, tmp_path: Path) -> None:
     said = refusal(pipeline, tiny_model, tmp_path, rows(pipeline, ASKED))
-    assert "1 of 3 rows" in said and "1 × pictures, sound or films" in said
+    assert "1 of 3 rows" in said and "1 × images, audio or video" in said
     assert f"{PLACE.format(tmp_path)}, message 1: a part of `content` is of type 'image_url'" in said
-    assert f"are not consumed by pipeline '{pipeline}' yet" in said
+    assert f"are not supported by pipeline '{pipeline}' yet" in said
 
 
 @pytest.mark.parametrize("pipeline", ["rlvr", "sft"])
 def test_media_in_a_column_is_refused_with_the_pipeline(pipeline: str, tiny_model: Path, tmp_path: Path) -> None:
     row = rows(pipeline, "What is it?") | {"images": ["a.png"]}
     said = refusal(pipeline, tiny_model, tmp_path, row)
-    assert PLACE.format(tmp_path) in said and f"not consumed by pipeline '{pipeline}' yet. Remove it" in said
+    assert PLACE.format(tmp_path) in said and f"not supported by pipeline '{pipeline}' yet. Remove it" in said
 
 
 def test_media_refusal_is_tested_for_every_pipeline() -> None:
-    assert {*SETTINGS, "agentic"} == set(PIPELINES)
+    assert {*SETTINGS, "agentic", "diffusion"} == set(PIPELINES)  # rows of `diffusion` are not messages
 
 
 SEES = """
@@ -95,4 +95,4 @@ def test_media_in_an_observation_is_refused_by_agentic(tiny_model: Path, tmp_pat
     given = {"pipeline": "agentic", "name": "x", "output_dir": str(tmp_path), "model": str(tiny_model)}
     given["environments"] = [entry]
     said = problems("agentic", {**given, **ONLINE})
-    assert "sees.py:Sees' shows a part of kind 'image'" in said and "consumed by pipeline 'agentic' yet" in said
+    assert "sees.py:Sees' returned a part of kind 'image'" in said and "this model reads only text" in said

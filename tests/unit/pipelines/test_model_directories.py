@@ -60,7 +60,7 @@ def without_other_processes(monkeypatch: pytest.MonkeyPatch) -> None:
         return ()
 
     monkeypatch.setattr("roll.preflight.rewards.try_rewards", try_rewards)
-    monkeypatch.setattr("roll.preflight.layout._ask", lambda *unused: None)
+    monkeypatch.setattr("roll.preflight.layout._run_check", lambda *unused: None)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from roll.pipelines.online.loop import train
-from roll.pipelines.online.protocols import Collected, Update
+from roll.pipelines.online.protocols import CollectedBatch, UpdateOutcome
 from roll.simulation import clock
 
 
@@ -57,7 +57,7 @@ class Steps:
         finally:
             self.say("end")
 
-    async def take_steps(self, step: Callable[[], Awaitable[list[str]]]) -> None:
+    async def run_steps(self, step: Callable[[], Awaitable[list[str]]]) -> None:
         while self.batches:
             if alarms := await step():
                 raise RuntimeError("; ".join(alarms))
@@ -66,14 +66,16 @@ class Steps:
         await asyncio.sleep(10.0)
         return self.batches.pop(0)
 
-    async def unless_stopped(self, work: Coroutine[Any, Any, Any]) -> Any:
+    async def run_unless_stopped(self, work: Coroutine[Any, Any, Any]) -> Any:
         return await work
 
-    def count_update(self) -> None:
+    def advance_policy_version(self) -> None:
         self.version += 1
 
-    async def finish_step(self, collected: Collected[Any], update: Update, note: Callable[[], None]) -> list[str]:
-        note()
+    async def finish_step(
+        self, collected: CollectedBatch[Any], update: UpdateOutcome, update_state: Callable[[], None]
+    ) -> list[str]:
+        update_state()
         self.say(f"boundary at version {self.version}")
         self.metrics.append(dict(update.metrics))
         return ["alarm"] if collected.choice == "bad" else []
@@ -88,16 +90,16 @@ class Objective:
     def __init__(self, run: Steps) -> None:
         self.run = run
 
-    async def collect(self, batch: Any) -> Collected[str]:
+    async def collect(self, batch: Any) -> CollectedBatch[str]:
         found: Any = () if batch == "empty" else (batch,)
-        return Collected(batch=batch, choice=batch, rollouts=found, fates={})
+        return CollectedBatch(batch=batch, choice=batch, rollouts=found, fates={})
 
-    async def learn(self, collected: Collected[str]) -> Update:
+    async def learn(self, collected: CollectedBatch[str]) -> UpdateOutcome:
         await asyncio.sleep(5.0)
         self.run.say(f"learn {collected.choice}")
-        return Update(metrics={"loss": 0.5}, stepped=collected.choice != "frozen")
+        return UpdateOutcome(metrics={"loss": 0.5}, stepped=collected.choice != "frozen")
 
-    def note(self, collected: Collected[str]) -> None:
+    def update_state(self, collected: CollectedBatch[str]) -> None:
         self.run.say(f"note {collected.choice}")
 
 

@@ -105,7 +105,7 @@ def answers(batch: TrainingBatch) -> list[int]:
 def test_online_loops_the_best_answers_are_imitated_at_the_temperature_that_wrote_them() -> None:
     groups = group(1, "a", 0.5, 1.0, 0.9, 0.0), group(2, "b", 0.1, 0.2, 0.3, 0.0), group(3, "a", 0.0, 0.0, 0.6, 0.0)
     rejection = {"keep": 2, "min_reward": 0.5, "aggregation": "sequence_mean"}
-    policy = after_a_step(rejection_objective.objective, "rejection_sampling", *groups, rejection=rejection)
+    policy = after_a_step(rejection_objective.build_objective, "rejection_sampling", *groups, rejection=rejection)
     assert answers(policy.batch) == [11, 12, 32]
     assert policy.batch.temperature == 0.7
     assert policy.loss == LikelihoodLoss(aggregation="sequence_mean")
@@ -115,7 +115,7 @@ def test_online_loops_every_pair_is_a_unit_of_a_better_and_a_worse_answer_with_w
     groups = group(1, "a", 0.0, 1.0, 0.75, 0.9), group(2, "b", 0.2, 0.2, 0.2, 0.2), group(3, "a", 0.8, 0.0, 0.2, 0.0)
     pairing = {"type": "all", "min_difference": 0.7}
     policy = after_a_step(
-        preference_objective.objective, "preference_online", *groups, pairing=pairing, reference=Says(-3.0)
+        preference_objective.build_objective, "preference_online", *groups, pairing=pairing, reference=Says(-3.0)
     )
     assert answers(policy.batch) == [11, 10, 13, 10, 12, 10, 30, 31, 30, 33]
     assert [sample.unit for sample in policy.batch.samples] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
@@ -132,13 +132,13 @@ def test_online_loops_every_answer_learns_from_the_teacher_of_its_source_at_its_
     groups = group(1, "a", 0.0, 1.0, 0.0, 0.0), group(2, "b", 0.0, 0.0, 0.0, 0.0)
     teachers = [Says(-2.0), Says(-5.0)] if place == "reward" else []
     policy = after_a_step(
-        distill_objective.objective,
+        distill_objective.build_objective,
         "distill",
         *groups,
         parts=([100, 13],),  # the second teacher lacks the last answer's token
         teachers=teachers,
         teacher=teacher,
-        distillation={"place": place},
+        distillation={"mode": place},
     )
     assert answers(policy.batch) == [10, 11, 12, 20, 21, 22, 23]
     assert [sample.teacher for sample in policy.batch.samples] == [1, 1, 1, 0, 0, 0, 0]

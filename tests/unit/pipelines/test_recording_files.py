@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +16,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from roll.errors import DataError, UnsupportedError
+from roll.errors import DataError
 from roll.pipelines.recording import files
 from roll.pipelines.recording.files import Recording, RecordingWriter, truncate_recording
 from roll.pipelines.recording.recorded_work import RecordedWork
-from roll.pipelines.recording.records import Move, RecordedDraw, RecordedStep, Request, Session
-from roll.pipelines.recording.tables import schemas, tables_of
+from roll.pipelines.recording.records import (
+    RecordedDraw,
+    RecordedRequest,
+    RecordedSession,
+    RecordedStep,
+    RecordedTransition,
+)
+from roll.pipelines.recording.table_schemas import build_schemas
 from roll.types import (
     Branch,
     Group,
@@ -41,6 +46,17 @@ FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 IDS = st.builds(RolloutId, purpose=TEXT, draw_id=st.integers(0, 99), index=st.integers(0, 99))
 TIMES = st.floats(min_value=0, max_value=1e6)
 TOKENS = arrays(np.int32, st.integers(0, 6), elements=st.integers(0, 2**31 - 1))
+
+
+SPANS = st.builds(
+    MediaSpan,
+    kind=st.sampled_from(["image", "audio", "video"]),
+    digest=st.text("0123456789abcdef", min_size=1, max_size=8),
+    start=st.integers(0, 9),
+    end=st.integers(0, 9),
+    grid=st.one_of(st.none(), st.tuples(*[st.integers(1, 9)] * 3)),
+)
+MEDIA = st.lists(SPANS, max_size=2).map(tuple)
 
 
 @st.composite
@@ -72,8 +88,12 @@ def rollouts(draw: st.DrawFn, of: PromptDraw, index: int, purpose: str) -> Rollo
         reward=reward if scored else None,
         engine_id=draw(TEXT),
         turns=tuple(draw(st.lists(turn, max_size=2))),
-        branches=tuple(draw(st.lists(st.builds(Branch, start=st.integers(0, 9), context=TOKENS), max_size=2))),
+        branches=tuple(
+            draw(st.lists(st.builds(Branch, start=st.integers(0, 9), context=TOKENS, media=MEDIA), max_size=2))
+        ),
         counts=draw(st.dictionaries(TEXT, st.integers(0, 9), max_size=2)),
+        prompt_media=draw(MEDIA),
+        media=draw(MEDIA),
         purpose=purpose,
         expert=purpose == "expert",
         experts=tuple(draw(st.lists(arrays(np.int8, (length, 2, 1), elements=st.integers(-1, 9)), max_size=1))),
@@ -83,7 +103,9 @@ def rollouts(draw: st.DrawFn, of: PromptDraw, index: int, purpose: str) -> Rollo
 @st.composite
 def groups(draw: st.DrawFn, draw_id: int, purpose: str = "train") -> Group:
     prompt = Prompt(uid=draw(TEXT), domain=draw(TEXT), messages=())
-    of = PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=draw(TOKENS), position=draw(st.integers(-1, 9)))
+    of = PromptDraw(
+        draw_id=draw_id, prompt=prompt, token_ids=draw(TOKENS), position=draw(st.integers(-1, 9)), media=draw(MEDIA)
+    )
     return Group(
         draw=of, rollouts=tuple(draw(rollouts(of, index, purpose)) for index in range(draw(st.integers(0, 2))))
     )
@@ -114,11 +136,13 @@ def recorded_steps(draw: st.DrawFn, number: int = 1) -> RecordedStep:
         pending=tuple(draw(st.lists(st.tuples(st.integers(0, 9), TEXT, st.integers(0, 9)), max_size=2))),
         counters=draw(st.dictionaries(TEXT, st.integers(0, 9), max_size=2)),
         timings_s=draw(st.dictionaries(TEXT, TIMES, max_size=2)),
-        moves=tuple(draw(st.lists(st.builds(Move, TIMES, IDS, TEXT, TEXT, TEXT), max_size=3))),
+        moves=tuple(draw(st.lists(st.builds(RecordedTransition, TIMES, IDS, TEXT, TEXT, TEXT), max_size=3))),
         requests=tuple(
             draw(
                 st.lists(
-                    st.builds(Request, TEXT, TEXT, TIMES, FLOATS, TIMES, st.integers(0, 9), st.integers(-1, 9), TEXT),
+                    st.builds(
+                        RecordedRequest, TEXT, TEXT, TIMES, FLOATS, TIMES, st.integers(0, 9), st.integers(-1, 9), TEXT
+                    ),
                     max_size=3,
                 )
             )
@@ -126,8 +150,8 @@ def recorded_steps(draw: st.DrawFn, number: int = 1) -> RecordedStep:
     )
 
 
-def session(number: int = 1, step: int = 0) -> Session:
-    return Session(
+def session(number: int = 1, step: int = 0) -> RecordedSession:
+    return RecordedSession(
         number=number,
         step=step,
         started=1.5,
@@ -168,26 +192,15 @@ def test_recording_a_step_is_read_as_it_was_written_to_the_last_bit(tmp_path: Pa
 
 
 def test_recording_a_rollout_has_no_field_that_is_not_recorded() -> None:
-    columns = set(schemas()["rollouts"].names)
+    columns = set(build_schemas()["rollouts"].names)
     kept = {"prompt": "groups", "reward": "columns of its own", "expert": "purpose"}
     kept["replayed"] = "nowhere: rollouts of agentic runs alone have it, and those are refused"
     kept["final_text"] = "nowhere: rewards read it, and what they said is recorded"
-    kept |= dict.fromkeys(("media", "prompt_media"), "nowhere: rollouts with media are refused, see the next test")
     assert {field.name for field in dataclasses.fields(Rollout)} - set(kept) <= columns
     renamed = {"value": "reward", "duration_s": "reward_duration_s"}
     assert {renamed.get(field.name, field.name) for field in dataclasses.fields(RewardResult)} <= columns
-    turns = schemas()["rollouts"].field("turns").type.value_type
+    turns = build_schemas()["rollouts"].field("turns").type.value_type
     assert {field.name for field in dataclasses.fields(Turn)} == {turns.field(i).name for i in range(4)}
-
-
-def test_recording_a_recording_refuses_rollouts_with_media() -> None:
-    """Nothing makes them yet; without their pictures they would be other rollouts."""
-    step = small(0)
-    (group,) = step.groups
-    span = MediaSpan(kind="image", digest="00ff", start=0, end=1)
-    seeing = replace(group, rollouts=(replace(group.rollouts[0], prompt_media=(span,)),))
-    with pytest.raises(UnsupportedError, match="recordings hold none yet"):
-        tables_of(replace(step, groups=(seeing,)))
 
 
 def small(number: int) -> RecordedStep:
@@ -238,8 +251,8 @@ def test_recording_a_recording_is_cut_back_to_the_checkpoint_and_goes_on(tmp_pat
     writer.begin(session(2, step=3))
     writer.write(small(4))
     recording = Recording.open(tmp_path)
-    assert (recording.first, recording.last) == (1, 4)
-    assert [s.number for s in recording.used_sessions()] == [1, 2]
+    assert (recording.first_step, recording.last_step) == (1, 4)
+    assert [s.number for s in recording.list_used_sessions()] == [1, 2]
 
 
 def test_recording_a_session_that_recorded_nothing_is_not_used(tmp_path: Path) -> None:
@@ -248,14 +261,14 @@ def test_recording_a_session_that_recorded_nothing_is_not_used(tmp_path: Path) -
     writer.begin(session(2, step=2))
     writer.begin(session(3, step=2))
     writer.write(small(3))
-    assert [s.number for s in Recording.open(tmp_path).used_sessions()] == [1, 3]
+    assert [s.number for s in Recording.open(tmp_path).list_used_sessions()] == [1, 3]
 
 
 def test_recording_a_torn_line_at_the_end_was_never_recorded(tmp_path: Path) -> None:
     directory = recorded(tmp_path, 2)
     index = directory / "index.jsonl"
     index.write_bytes(index.read_bytes()[:-5])
-    assert Recording.open(tmp_path).last == 1
+    assert Recording.open(tmp_path).last_step == 1
 
 
 @pytest.mark.parametrize("at", [10, 3000, -12, -2])
@@ -287,7 +300,7 @@ def test_recording_a_malformed_line_is_named_with_its_place(tmp_path: Path) -> N
     index = recorded(tmp_path, 2) / "index.jsonl"
     lines = index.read_bytes().splitlines(keepends=True)
     index.write_bytes(lines[0] + b"{nonsense}\n" + lines[2])
-    with pytest.raises(DataError, match=rf"index\.jsonl', line 2 \(byte {len(lines[0]):,}\): is malformed"):
+    with pytest.raises(DataError, match=rf"index\.jsonl', line 2 \(byte {len(lines[0]):,}\) is malformed"):
         Recording.open(tmp_path)
     fields = json.loads(lines[1])
     del fields["files"]
@@ -320,16 +333,20 @@ def test_recording_a_hostile_line_stops_reading_and_cutting_back_with_its_place(
     ("name", "change", "words"),
     [
         ("step.json", lambda facts: {**facts, "counters": ["x"]}, r"step\.json', counters: Input should be a valid"),
-        ("step.json", lambda facts: {**facts, "step": 7}, r"step\.json' is of step 7"),
+        ("step.json", lambda facts: {**facts, "step": 7}, r"step\.json' belongs to step 7"),
         ("rollouts", lambda table: table.drop(["status"]), r"lacks the columns \['status'\]"),
         ("rollouts", lambda table: table.set_column(5, "logprobs", pa.array([["x"]])), "column logprobs .* is of type"),
         ("rollouts", lambda table: table.set_column(1, "draw_id", pa.array([99])), "KeyError: 99"),
         (
             "rollouts",
             lambda table: table.set_column(4, "token_ids", pa.array([[1]], pa.list_(pa.int32()))),
-            "not align",
+            "of different lengths",
         ),
-        ("rollouts", lambda table: table.set_column(8, "text", pa.array([None], pa.string())), "text .* has nulls"),
+        (
+            "rollouts",
+            lambda table: table.set_column(8, "text", pa.array([None], pa.string())),
+            "text .* has missing values",
+        ),
     ],
 )
 def test_recording_a_step_that_roll_never_writes_is_refused(
@@ -343,7 +360,7 @@ def test_recording_a_step_that_roll_never_writes_is_refused(
     else:
         pq.write_table(change(pq.read_table(path)), path)
     first, last = map(json.loads, index.read_bytes().splitlines())
-    last["files"][path.name] = [path.stat().st_size, files._digests(path.read_bytes())]
+    last["files"][path.name] = [path.stat().st_size, files._compute_digests(path.read_bytes())]
     index.write_text("".join(f"{json.dumps(line)}\n" for line in (first, last)))
     with pytest.raises(DataError, match=words):
         Recording.open(tmp_path).read(1)
@@ -354,19 +371,19 @@ def test_recording_another_format_a_gap_and_nothing_at_all_are_refused(tmp_path:
         Recording.open(tmp_path)
     directory = recorded(tmp_path, 1)
     RecordingWriter(directory).write(small(4))
-    with pytest.raises(DataError, match="lacks steps 2 to 3"):
+    with pytest.raises(DataError, match="does not contain steps 2 to 3"):
         Recording.open(tmp_path)
     index = directory / "index.jsonl"
     index.write_bytes(index.read_bytes().replace(b'"format":1', b'"format":99'))
-    with pytest.raises(DataError, match="has format 99, this version of ROLL reads 1"):
+    with pytest.raises(DataError, match="has format 99, but this version of ROLL reads 1"):
         Recording.open(tmp_path)
 
 
 def test_recording_the_work_of_answers_is_found_by_their_names() -> None:
     requests = (
-        Request("train-2.0", "e", 1.0, 1.5, 3.0, 3, 5, "stop"),
-        Request("train-2.0.t1", "e", 3.75, 4.0, 5.0, 9, 2, "length"),
-        Request("train-9.0", "e", 0.0, 0.0, 5.0, 3, -1, "cancelled"),
+        RecordedRequest("train-2.0", "e", 1.0, 1.5, 3.0, 3, 5, "stop"),
+        RecordedRequest("train-2.0.t1", "e", 3.75, 4.0, 5.0, 9, 2, "length"),
+        RecordedRequest("train-9.0", "e", 0.0, 0.0, 5.0, 3, -1, "cancelled"),
     )
     work = RecordedWork.of([dataclasses.replace(small(2), requests=requests)])
     assert work.tokens == {"train-2.0": 5, "train-2.0.t1": 2}

@@ -15,7 +15,7 @@ import roll
 from roll.config.history import read_history
 from roll.config.load import load_config
 from roll.errors import CheckpointError, ConfigError
-from roll.pipelines.fingerprints import check_unchanged, fingerprints
+from roll.pipelines.fingerprints import check_unchanged, compute_fingerprints
 
 ROWS = [
     {"messages": [{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}]}
@@ -72,7 +72,7 @@ def test_resume_of_an_ended_run_says_so_and_starts_nothing(
     before = files_of(Path("runs/run"))
     monkeypatch.setattr("roll.pipelines.commands.Tracker", None)  # whoever starts something has one
     again = roll.resume("runs/run")
-    assert "has ended: all its 2 steps are trained" in caplog.text and "training.num_steps=4" in caplog.text
+    assert "is finished: all 2 steps are trained" in caplog.text and "training.num_steps=4" in caplog.text
     assert (again.num_steps, again.score_after) == (first.num_steps, first.score_after)
     assert files_of(Path("runs/run")) == before
     with pytest.raises(ConfigError, match=r"no effect: training\.learning_rate=0\.1"):
@@ -97,7 +97,7 @@ def test_resume_without_a_checkpoint_keeps_what_was_recorded(project: Path) -> N
     run = Path("runs/run")
     lose_checkpoints(run)
     recorded = (run / "metrics.jsonl").read_bytes()
-    with pytest.raises(ConfigError, match="ended with step 2, and it has no checkpoint"):
+    with pytest.raises(ConfigError, match="finished with step 2, but has no checkpoint"):
         roll.resume(run)
     assert (run / "metrics.jsonl").read_bytes() == recorded
 
@@ -206,11 +206,14 @@ def test_resume_compares_the_code_of_rewards_and_of_what_they_import(
         {"source": "arithmetic", "domain": "other", "reward": {"type": "math"}},
     ]
     loaded = load_config({**REWARDED, "data": data})
-    assert list(fingerprints(loaded, {"a": "1"})) == ["the held-out rows of 'a'", "the code of 'rewards.py:score'"]
-    before = fingerprints(loaded, {})
+    assert list(compute_fingerprints(loaded, {"a": "1"})) == [
+        "the held-out rows of 'a'",
+        "the code of 'rewards.py:score'",
+    ]
+    before = compute_fingerprints(loaded, {})
     Path("helper.py").write_text("changed = 1\n")
     with pytest.raises(CheckpointError, match=r"the code of 'rewards\.py:score' changed since the checkpoint"):
-        check_unchanged(before, fingerprints(loaded, {}))
+        check_unchanged(before, compute_fingerprints(loaded, {}))
     check_unchanged({}, before)
     check_unchanged({"the code of 'gone.py:score'": "1"}, before)
 
@@ -221,7 +224,7 @@ def test_resume_compares_the_source_of_a_reward_that_was_given(caplog: pytest.Lo
     def of(function: Any) -> dict[str, str]:
         rows = [{"prompt": "a", "answer": "b"}]
         loaded = load_with_python_objects(REWARDED, (), rows, None, function)
-        return fingerprints(loaded, {})
+        return compute_fingerprints(loaded, {})
 
     def score(text: str, answer: str, metadata: Any) -> float:
         return float(text == answer)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as drawing
 from hypothesis import strategies as st
 
-from roll.algorithms.hacking import hacking_metrics, repeated_text_share, shared_ngram_share
+from roll.algorithms.hacking import compute_hacking_metrics, compute_repeated_text_share, compute_shared_ngram_share
 from roll.config.alarms import AlarmsConfig
 from roll.pipelines.learning.alarms import Alarm, check_alarms
 from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout
@@ -45,19 +45,19 @@ def group(number: int, texts: list[str], **results: object) -> Group:
 def test_reward_hacking_texts_count_as_repeated_where_another_prompt_got_them_too() -> None:
     # a twice within one prompt is no repetition; to d/1 and d/2 it is; short answers are left out
     answers = [("d/0", OTHER), ("d/0", OTHER), ("d/1", LONG), ("d/2", LONG), ("d/3", ["7"]), ("d/4", ["7"])]
-    assert repeated_text_share(answers) == pytest.approx(2 / 4)
-    assert repeated_text_share([("d/0", ["7"]), ("d/1", ["7"])]) == 0.0
-    assert repeated_text_share([]) == 0.0
+    assert compute_repeated_text_share(answers) == pytest.approx(2 / 4)
+    assert compute_repeated_text_share([("d/0", ["7"]), ("d/1", ["7"])]) == 0.0
+    assert compute_repeated_text_share([]) == 0.0
 
 
 def test_reward_hacking_ngrams_count_as_shared_where_half_of_the_prompts_have_them() -> None:
     # LONG has 14 words: 7 runs of eight; OTHER has 15 words: 8 runs. Of four prompts, two is half.
     two = [("d/0", LONG), ("d/1", LONG), ("d/2", OTHER), ("d/3", ["x"])]
-    assert shared_ngram_share(two) == pytest.approx(14 / 22)
+    assert compute_shared_ngram_share(two) == pytest.approx(14 / 22)
     one = [("d/0", LONG), ("d/0", LONG), ("d/2", OTHER), ("d/3", ["x"])]
-    assert shared_ngram_share(one) == 0.0
+    assert compute_shared_ngram_share(one) == 0.0
     five = [*two, ("d/4", ["y"])]  # now half of five is three
-    assert shared_ngram_share(five) == 0.0
+    assert compute_shared_ngram_share(five) == 0.0
 
 
 @drawing(max_examples=60, deadline=None)
@@ -66,7 +66,7 @@ def test_reward_hacking_shared_ngrams_are_those_of_sets(answers: list[tuple[str,
     runs = [(uid, tuple(words[i : i + 8])) for uid, words in answers for i in range(len(words) - 7)]
     enough = max(2, math.ceil(len({uid for uid, _ in answers}) / 2))
     shared = [run for _, run in runs if len({uid for uid, other in runs if other == run}) >= enough]
-    assert shared_ngram_share(answers) == pytest.approx(len(shared) / len(runs) if runs else 0.0)
+    assert compute_shared_ngram_share(answers) == pytest.approx(len(shared) / len(runs) if runs else 0.0)
 
 
 def test_reward_hacking_a_long_answer_costs_no_more_than_its_bound() -> None:
@@ -74,7 +74,7 @@ def test_reward_hacking_a_long_answer_costs_no_more_than_its_bound() -> None:
     groups = [group(number, ["a b " * 25_000]) for number in range(64)]
     groups = [replace(g, rollouts=(replace(g.rollouts[0], token_ids=tokens),)) for g in groups]
     started = time.thread_time()
-    assert hacking_metrics(groups, [])["hacking/repeated_text_share"] == 1.0
+    assert compute_hacking_metrics(groups, [])["hacking/repeated_text_share"] == 1.0
     assert time.thread_time() - started < 0.5  # of all tokens as tuples it took 5 s
 
 
@@ -82,20 +82,20 @@ def test_reward_hacking_a_loop_that_an_answer_ends_in_is_found_however_it_began(
     tokens = np.concatenate((np.arange(50_000), np.tile([1, 2, 3], 2_000))).astype(np.int32)
     found = group(0, ["a"])
     rollout = replace(found.rollouts[0], token_ids=tokens)
-    assert hacking_metrics([replace(found, rollouts=(rollout,))], [])["hacking/self_repetition_share"] == 1.0
+    assert compute_hacking_metrics([replace(found, rollouts=(rollout,))], [])["hacking/self_repetition_share"] == 1.0
 
 
 def test_reward_hacking_a_steps_figures_by_hand() -> None:
     groups = [group(0, ["a", "bb bb bb bb bb bb bb"]), group(1, ["a b c", "a bb ccc dddd eeeee"])]
-    found = hacking_metrics(groups, [2.0, 2.0, 2.0, 2.0, 2.0])
+    found = compute_hacking_metrics(groups, [2.0, 2.0, 2.0, 2.0, 2.0])
     # lengths 1, 7, 3, 5: mean 4, twice that of the first steps; of four answers one repeats its only run of four
     assert found["hacking/length_ratio"] == 2.0
     assert found["hacking/self_repetition_share"] == 0.25
     # rewards 0, 1, 0, 1; deviations -3, 3, -1, 1 and -.5, .5, -.5, .5: 4 / sqrt(20 x 1)
     assert found["hacking/length_reward_correlation"] == pytest.approx(4 / 20**0.5)
     assert "hacking/disagreement_share" not in found
-    assert "hacking/length_ratio" not in hacking_metrics(groups, [2.0])
-    assert hacking_metrics([], []) == {}
+    assert "hacking/length_ratio" not in compute_hacking_metrics(groups, [2.0])
+    assert compute_hacking_metrics([], []) == {}
 
 
 def test_reward_hacking_components_disagree_where_one_says_right_and_another_wrong() -> None:
@@ -105,7 +105,7 @@ def test_reward_hacking_components_disagree_where_one_says_right_and_another_wro
         group(2, ["a"], decisions={"math": False, "judge": False}),
         group(3, ["a"], decisions={"math": True}),  # nobody to disagree with
     ]
-    assert hacking_metrics(groups, [])["hacking/disagreement_share"] == pytest.approx(1 / 3)
+    assert compute_hacking_metrics(groups, [])["hacking/disagreement_share"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.parametrize(
@@ -115,12 +115,17 @@ def test_reward_hacking_components_disagree_where_one_says_right_and_another_wro
             "hacking/repeated_text_share",
             0.6,
             "repeated_text_above",
-            "60% of longer answers were given to other prompts",
+            "60% of longer answers were given to more than one prompt",
         ),
-        ("hacking/shared_ngram_share", 0.6, "shared_ngrams_above", "60% of what is answered stands in most answers"),
-        ("hacking/self_repetition_share", 0.6, "self_repetition_above", "60% of answers mostly repeat themselves"),
-        ("hacking/disagreement_share", 0.6, "disagreement_above", "60% of answers are right to one component"),
-        ("rollout/unfinished_share", 0.96, "unfinished_above", "answer 0 without a look at it"),
+        ("hacking/shared_ngram_share", 0.6, "shared_ngrams_above", "60% of the 8-grams of answers"),
+        ("hacking/self_repetition_share", 0.6, "self_repetition_above", "60% of answers consist mostly of repetitions"),
+        (
+            "hacking/disagreement_share",
+            0.6,
+            "disagreement_above",
+            "60% of answers are correct for one reward component",
+        ),
+        ("rollout/unfinished_share", 0.96, "unfinished_above", "a truncated answer scores 0"),
     ],
 )
 def test_reward_hacking_each_can_warn_or_stop(metric: str, value: float, name: str, words: str) -> None:

@@ -9,7 +9,7 @@ import pytest
 from roll.algorithms.losses import BradleyTerryLoss, RegressionLoss
 from roll.config.pipelines.reward_model import RewardModelConfig
 from roll.pipelines.reward_model import check
-from roll.pipelines.reward_model.losses import loss_of
+from roll.pipelines.reward_model.losses import build_loss
 
 
 def config(**section: Any) -> RewardModelConfig:
@@ -23,8 +23,8 @@ def config(**section: Any) -> RewardModelConfig:
 
 
 def test_reward_model_the_loss_is_the_configured_one() -> None:
-    assert loss_of(config(centering=0.3).reward_model) == BradleyTerryLoss(centering=0.3)
-    assert loss_of(config(loss="regression").reward_model) == RegressionLoss()
+    assert build_loss(config(centering=0.3).reward_model) == BradleyTerryLoss(centering=0.3)
+    assert build_loss(config(loss="regression").reward_model) == RegressionLoss()
 
 
 @pytest.mark.parametrize(("loss", "kind"), [("bradley_terry", "pair"), ("regression", "scored")])
@@ -32,7 +32,7 @@ def test_reward_model_the_check_reads_the_rows_that_training_reads(
     monkeypatch: pytest.MonkeyPatch, loss: str, kind: str
 ) -> None:
     seen: dict[str, Any] = {}
-    monkeypatch.setattr(check, "look", lambda config, **settings: seen.update(settings))
+    monkeypatch.setattr(check, "inspect_examples", lambda config, **settings: seen.update(settings))
     check.inspect(config(loss=loss))
     assert (seen["kind"], seen["role"]) == (kind, "reward_model")
     assert seen["loss"] == f"roll.pipelines.reward_model.losses:{loss.upper()}"

@@ -29,7 +29,7 @@ class Checkpointer:
         self.saved.append(state.step)
         return f"step-{state.step}"
 
-    async def settle(self, *, wait: bool) -> None:
+    async def publish_pending(self, *, wait: bool) -> None:
         """Nothing is written in the background."""
 
 
@@ -44,7 +44,7 @@ def parts(
         checkpoint=CheckpointConfig(),
         state=RunState(step=step, data={"cursor": step}, num_draws=3 * step),
         stream=SimpleNamespace(restore=lambda state: None),  # type: ignore[arg-type]
-        ledger=SimpleNamespace(forget_from=lambda number: None),  # type: ignore[arg-type]
+        ledger=SimpleNamespace(drop_from=lambda number: None),  # type: ignore[arg-type]
         checkpointer=Checkpointer(failure),  # type: ignore[arg-type]
         tracker=SimpleNamespace(spans=Spans()),  # type: ignore[arg-type]
         stop=StopRequest(),
@@ -65,7 +65,7 @@ async def test_checkpoint_save_an_error_saves_the_last_boundary_where_it_still_s
         (parts(7, 0, mid_update=True), []),  # weights have moved on
         (parts(7, 0, has_trained=False), []),  # they are those of the model that the run began with
     ):
-        await made.save_before_the_end(ValueError("boom"), nothing_runs)
+        await made.save_after_error(ValueError("boom"), nothing_runs)
         assert made.checkpointer.saved == saved
 
 
@@ -92,8 +92,8 @@ async def test_checkpoint_save_a_run_that_is_interrupted_before_it_trained_saves
 
 async def test_checkpoint_save_a_save_that_fails_too_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
     made = parts(7, 0, failure=OSError("disk full"))
-    await made.save_before_the_end(ValueError("boom"), nothing_runs)
-    assert "could not be saved: disk full" in caplog.text
+    await made.save_after_error(ValueError("boom"), nothing_runs)
+    assert "could not be saved: OSError: disk full" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -138,6 +138,6 @@ async def test_checkpoint_save_the_boundary_stands_until_a_weight_may_have_moved
 def test_checkpoint_save_the_best_step_is_one_that_training_made(scores: dict[int, float], best: int | None) -> None:
     state = RunState()
     for step, score in scores.items():
-        state.note_score(step, score)
+        state.record_score(step, score)
     assert state.best_step == best
     json.dumps(state.to_json(), allow_nan=False)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.config.pipelines.rlvr import RLVRConfig
-from roll.pipelines.snapshots import PolicySnapshots, train_inference
+from roll.pipelines.snapshots import PolicySnapshots, compute_train_inference_metrics
 from roll.types import ForwardOptions, StepResult, TrainingBatch, TrainingSample
 
 NAN = float("nan")
@@ -60,17 +60,17 @@ def of(num: int) -> tuple[PolicySnapshots, Policy]:
 async def test_policy_snapshots_of_the_last_versions_are_kept() -> None:
     snapshots, policy = of(2)
     for version in (0, 1, 1, 2, 3):  # a step that was skipped leaves the version as it was
-        await snapshots.keep(version)
+        await snapshots.store_weights(version)
     assert policy.kept == [(0, (0,)), (1, (0, 1)), (1, (0, 1)), (2, (1, 2)), (3, (2, 3))]
     none, policy = of(0)
-    await none.keep(0)
+    await none.store_weights(0)
     assert policy.kept == []  # a synchronous run needs none
 
 
 async def test_policy_snapshots_score_each_stale_token_under_the_version_that_sampled_it() -> None:
     snapshots, policy = of(2)
     for version in (3, 4):
-        await snapshots.keep(version)
+        await snapshots.store_weights(version)
     batch = TrainingBatch(
         samples=(
             sample(0, [3, 4, 5], [-1.0] * 3),
@@ -80,7 +80,7 @@ async def test_policy_snapshots_score_each_stale_token_under_the_version_that_sa
             sample(4, [2, 4], [-1.0] * 2),  # older than anything that is kept
         )
     )
-    found = await snapshots.logprobs(batch, 5)
+    found = await snapshots.compute_logprobs(batch, 5)
     assert policy.asked == [(3, ["0"]), (4, ["0", "2", "4"])]
     assert found[1] is None and found[3] is None
     np.testing.assert_equal(found[0], np.array([NAN, -4.0, -5.0, NAN], np.float32))
@@ -97,7 +97,7 @@ def test_policy_snapshots_mismatch_and_staleness_by_hand() -> None:
     """
     own = sample(0, [4, 5, 3], [-1.0, -2.0, -1.0], old_logprobs=[-1.4, -1.8, -1.2], behavior_logprobs=[-1.1, NAN, NAN])
     shown = sample(1, [0], [0.0], expert=True, old_logprobs=[-9.0])
-    found = train_inference(TrainingBatch(samples=(own, shown)), [], version=5)
+    found = compute_train_inference_metrics(TrainingBatch(samples=(own, shown)), [], version=5)
     k3 = {d: math.exp(d) - 1 - d for d in (-0.1, 0.2, -0.3)}
     expected = {
         "stale_share": 2 / 3,
@@ -117,7 +117,7 @@ def test_policy_snapshots_mismatch_and_staleness_by_hand() -> None:
 def test_policy_snapshots_mismatch_of_a_token_that_the_trainer_finds_nearly_certain_is_finite() -> None:
     """An engine's log-prob may be arbitrarily low; the divergence counts it as one of e^20."""
     own = sample(0, [5], [-2000.0], old_logprobs=[-1.0])
-    found = train_inference(TrainingBatch(samples=(own,)), [], version=5)
+    found = compute_train_inference_metrics(TrainingBatch(samples=(own,)), [], version=5)
     assert found["train_inference/mismatch/log_ratio_max_abs"] == pytest.approx(1999.0)
     assert found["train_inference/mismatch/kl"] == pytest.approx(math.exp(20) - 21)
 
@@ -126,13 +126,13 @@ def test_policy_snapshots_without_snapshots_mismatch_is_of_fresh_tokens_and_stal
     """The log-probs come from the only update's own forward pass."""
     batch = TrainingBatch(samples=(sample(0, [4, 5], [-1.0, -2.0]),))
     result = StepResult(loss=0.0, num_tokens=3, num_loss_tokens=2, logprobs=(np.array([0.0, -1.5, -1.75], np.float32),))
-    found = train_inference(batch, [result], version=5)
+    found = compute_train_inference_metrics(batch, [result], version=5)
     assert found["train_inference/known_share"] == 0.5
     assert found["train_inference/mismatch/log_ratio_mean"] == pytest.approx(0.25)
     assert not any("staleness" in name for name in found)
-    fresh = train_inference(batch, [result], version=4)
+    fresh = compute_train_inference_metrics(batch, [result], version=4)
     assert fresh["train_inference/staleness/log_ratio_max_abs"] == fresh["train_inference/stale_share"] == 0.0
-    assert train_inference(batch, [], version=5) == {}
+    assert compute_train_inference_metrics(batch, [], version=5) == {}
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), *[st.floats(-8, 0, width=32)] * 3), min_size=1, max_size=9))
@@ -142,7 +142,7 @@ def test_policy_snapshots_mismatch_and_staleness_add_up_to_the_whole_difference(
     versions, rollout, behavior, old = (list(column) for column in zip(*tokens, strict=True))
     behavior = [b if v < 5 else NAN for v, b in zip(versions, behavior, strict=True)]
     one = sample(0, versions, rollout, old_logprobs=old, behavior_logprobs=behavior)
-    found = train_inference(TrainingBatch(samples=(one,)), [], version=5)
+    found = compute_train_inference_metrics(TrainingBatch(samples=(one,)), [], version=5)
     total = float(np.mean(np.array(old, np.float64) - np.array(rollout, np.float64)))
     parts = [found[f"train_inference/{name}/log_ratio_mean"] for name in ("mismatch", "staleness")]
     assert sum(parts) == pytest.approx(total, abs=1e-5)
@@ -169,7 +169,7 @@ def test_policy_snapshots_are_as_many_as_the_async_ratio_allows(algorithm: dict[
     assert settings({"async_ratio": 1.5}, {}, **algorithm).num_snapshots == 2
     assert settings({}, {}, **algorithm).num_snapshots == 0
     assert settings({"async_ratio": 1.5}, {}).num_snapshots == 0
-    with pytest.raises(ValueError, match=r"training\.backend deepspeed keeps no snapshots"):
+    with pytest.raises(ValueError, match=r"training\.backend deepspeed does not support snapshots"):
         settings({"async_ratio": 1.0}, {"backend": "deepspeed"}, **algorithm)
     assert settings({}, {"backend": "deepspeed"}, **algorithm).algorithm.uses_snapshots
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 
-from roll.pipelines.start_notes import StartNotes
+from roll.pipelines.start_notes import StartProgress
 
 
 async def test_start_notes_what_is_still_starting_is_said_whenever_that_changes() -> None:
     said: list[str] = []
     now = 0.0
-    notes = StartNotes(said.append, clock=lambda: now)
+    notes = StartProgress(said.append, clock=lambda: now)
     gates = {name: asyncio.Event() for name in ("engines (vllm)", "trainer")}
-    tasks = [asyncio.create_task(notes.of(name, gate.wait())) for name, gate in gates.items()]
+    tasks = [asyncio.create_task(notes.await_start(name, gate.wait())) for name, gate in gates.items()]
     await asyncio.sleep(0)
     now = 3.0
     gates["trainer"].set()
@@ -28,8 +28,8 @@ async def test_start_notes_what_is_still_starting_is_said_whenever_that_changes(
 
 async def test_start_notes_a_start_that_is_cancelled_says_nothing_more() -> None:
     said: list[str] = []
-    notes = StartNotes(said.append)
-    tasks = [asyncio.create_task(notes.of(name, asyncio.Event().wait())) for name in ("engines", "trainer")]
+    notes = StartProgress(said.append)
+    tasks = [asyncio.create_task(notes.await_start(name, asyncio.Event().wait())) for name in ("engines", "trainer")]
     await asyncio.sleep(0)
     for task in tasks:
         task.cancel()

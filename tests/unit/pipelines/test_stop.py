@@ -9,7 +9,7 @@ import signal
 import pytest
 
 from roll.errors import InfraError
-from roll.pipelines.stop import ONE_SIGNAL_S, Interrupted, StopRequest, stop_on_signals
+from roll.pipelines.stop import DUPLICATE_SIGNAL_S, Interrupted, StopRequest, stop_on_signals
 
 
 async def test_stop_work_that_ends_first_gives_its_result() -> None:
@@ -72,7 +72,7 @@ async def test_stop_work_that_is_cancelled_without_a_stop_was_not_interrupted() 
         work.cancel()
         await work
 
-    with pytest.raises(InfraError, match="no signal asked for it"):
+    with pytest.raises(InfraError, match="canceled without a signal"):
         await StopRequest().run_unless_stopped(wait())
 
 
@@ -138,7 +138,7 @@ async def test_stop_a_stop_is_said_once() -> None:
 
 @pytest.mark.parametrize(
     ("first", "seconds_between"),
-    [(signal.SIGINT, ONE_SIGNAL_S + 0.1), pytest.param(signal.SIGTERM, 0.0, id="another one at once")],
+    [(signal.SIGINT, DUPLICATE_SIGNAL_S + 0.1), pytest.param(signal.SIGTERM, 0.0, id="another one at once")],
 )
 async def test_stop_a_second_signal_reaches_what_holds_the_loop_up(
     first: signal.Signals, seconds_between: float

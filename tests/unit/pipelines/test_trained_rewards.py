@@ -15,18 +15,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.aggregate import token_weights
-from roll.algorithms.minibatches import critic_share
-from roll.algorithms.rewards import judged_range, shape_rollout
-from roll.algorithms.selection import Selection, early_stop_predicate, select
-from roll.algorithms.token_weights import compute_token_weights, kl_token_rewards
+from roll.algorithms.aggregate import compute_aggregation_weights
+from roll.algorithms.minibatches import select_critic_share
+from roll.algorithms.rewards import compute_filter_value_range, shape_rollout
+from roll.algorithms.selection import Selection, build_early_stop_predicate, select
+from roll.algorithms.token_weights import add_advantages, compute_kl_token_rewards
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data.samples import build_batch
-from roll.pipelines.reinforcement.objective import Reinforcement
+from roll.pipelines.reinforcement.objective import ReinforcementObjective
 from roll.types import Fate, Group, LossInputs, Prompt, PromptDraw, RewardResult, Rollout, Turn
 
-LONGEST = 8
+MAX_LENGTH = 8
 MALFORMED: dict[str, Any] = {"reward": {"format_penalty": 0.5}}
 
 
@@ -67,15 +67,15 @@ def advantages(groups: list[Group], algorithm: AlgorithmConfig, kl: dict[str, fl
         algorithm: its settings.
         kl: by rollout, log-ratio of policy to reference at each of its tokens.
     """
-    selection = select(groups, algorithm, max_new_tokens=LONGEST)
-    batch = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=LONGEST)
+    selection = select(groups, algorithm, max_new_tokens=MAX_LENGTH)
+    batch = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=MAX_LENGTH)
     penalties = []
     if kl is not None:
         old = [np.full(len(s), kl[s.sample_id], np.float32) for s in batch.samples]
         ref = [np.zeros(len(s), np.float32) for s in batch.samples]
-        penalties = kl_token_rewards(batch, old, ref, algorithm, algorithm.kl.coefficient)
+        penalties = compute_kl_token_rewards(batch, old, ref, algorithm, algorithm.kl.coefficient)
     found = {}
-    for sample in compute_token_weights(batch, selection, algorithm, token_rewards=penalties).samples:
+    for sample in add_advantages(batch, selection, algorithm, token_rewards=penalties).samples:
         values = sample.advantages[sample.loss_mask]
         assert np.ptp(values) <= 1e-6
         found[sample.sample_id] = float(values[0])
@@ -94,12 +94,12 @@ def test_trained_rewards_a_penalty_in_a_group_of_equal_rewards_is_trained() -> N
 
 
 def test_trained_rewards_dapo_filters_by_accuracy_whatever_the_penalties() -> None:
-    chosen = select([half_malformed()], algorithm_of("dapo", **MALFORMED), max_new_tokens=LONGEST)
+    chosen = select([half_malformed()], algorithm_of("dapo", **MALFORMED), max_new_tokens=MAX_LENGTH)
     assert chosen.fates[0] == (Fate.FILTERED, "zero variance: every reward is 1")
     mixed = group(1, RewardResult(value=0.3, correct=True), RewardResult(value=0.3, correct=False))
-    assert select([mixed], algorithm_of("dapo"), max_new_tokens=LONGEST).fates[1][0] is Fate.TRAINED
+    assert select([mixed], algorithm_of("dapo"), max_new_tokens=MAX_LENGTH).fates[1][0] is Fate.TRAINED
     unjudged = group(2, *valued(0.3, 0.3))
-    assert select([unjudged], algorithm_of("dapo"), max_new_tokens=LONGEST).fates[2][0] is Fate.FILTERED
+    assert select([unjudged], algorithm_of("dapo"), max_new_tokens=MAX_LENGTH).fates[2][0] is Fate.FILTERED
 
 
 def test_trained_rewards_groups_are_judged_by_their_shaped_rewards_and_their_deviation() -> None:
@@ -107,7 +107,7 @@ def test_trained_rewards_groups_are_judged_by_their_shaped_rewards_and_their_dev
 
     def trained(**filters: Any) -> set[int]:
         algorithm = algorithm_of("grpo", **MALFORMED, filters=filters)
-        found = select(groups, algorithm, max_new_tokens=LONGEST).fates
+        found = select(groups, algorithm, max_new_tokens=MAX_LENGTH).fates
         return {draw_id for draw_id, (fate, _) in found.items() if fate is Fate.TRAINED}
 
     assert trained(max_mean=0.8) == {0, 1}  # 0.75 and 0.75
@@ -133,16 +133,16 @@ def test_trained_rewards_that_were_given_as_equal_stay_equal_whatever_turns_they
     cut = group(0, *valued(0.3, 0.3))
     turns = [(Turn(start=0, end=1, reward=0.1), Turn(start=1, end=2, reward=0.2)), (Turn(start=0, end=2, reward=0.7),)]
     played = replace(cut, rollouts=tuple(replace(r, turns=t) for r, t in zip(cut.rollouts, turns, strict=True)))
-    assert select([played], algorithm_of("grpo"), max_new_tokens=LONGEST).fates[0][0] is Fate.FILTERED
+    assert select([played], algorithm_of("grpo"), max_new_tokens=MAX_LENGTH).fates[0][0] is Fate.FILTERED
 
 
 @given(
     reward=st.floats(-2.0, 3.0),
-    length=st.integers(1, LONGEST),
+    length=st.integers(1, MAX_LENGTH),
     scale=st.floats(0.1, 5.0),
     shift=st.floats(-2.0, 2.0),
     clip=st.none() | st.floats(0.1, 3.0),
-    buffer=st.integers(0, LONGEST),
+    buffer=st.integers(0, MAX_LENGTH),
     malformed=st.booleans(),
     metric=st.sampled_from(["reward", "accuracy"]),
     correct=st.none() | st.booleans(),
@@ -153,17 +153,17 @@ def test_trained_rewards_what_a_group_is_judged_by_lies_in_its_range(
     keys = {**shaping, "overlong_buffer": buffer, "overlong_penalty": 0.7, "format_penalty": 0.3}
     algorithm = algorithm_of("grpo", reward=keys, filters={"metric": metric})
     result = RewardResult(value=reward, correct=correct, verdict="no answer" if malformed else "")
-    found = shape_rollout(group(0, result, length=length).rollouts[0], algorithm, LONGEST).judged
-    between = judged_range((-2.0, 3.0), algorithm, single_turn=True)
+    found = shape_rollout(group(0, result, length=length).rollouts[0], algorithm, MAX_LENGTH).filter_value
+    between = compute_filter_value_range((-2.0, 3.0), algorithm, single_turn=True)
     assert between is not None
     assert between[0] - 1e-12 <= found <= between[1] + 1e-12
 
 
 def test_trained_rewards_a_clip_that_spares_the_rewards_of_turns_bounds_nothing() -> None:
     clipped = algorithm_of("grpo", reward={"clip": 0.5}, filters={"max_mean": 0.9})
-    assert judged_range((0.0, 2.0), clipped, single_turn=True) == (0.0, 0.5)
-    assert judged_range((0.0, 2.0), clipped, single_turn=False) is None
-    assert early_stop_predicate(clipped, (0.0, 2.0), LONGEST, single_turn=False) is None
+    assert compute_filter_value_range((0.0, 2.0), clipped, single_turn=True) == (0.0, 0.5)
+    assert compute_filter_value_range((0.0, 2.0), clipped, single_turn=False) is None
+    assert build_early_stop_predicate(clipped, (0.0, 2.0), MAX_LENGTH, single_turn=False) is None
 
 
 @contextmanager
@@ -179,7 +179,7 @@ def selected(sources: list[dict[str, Any]], groups: list[Group], **algorithm: An
             "model": "m",
             "data": sources,
             "algorithm": algorithm,
-            "rollout": {"max_new_tokens": LONGEST, "group_size": 2},
+            "rollout": {"max_new_tokens": MAX_LENGTH, "group_size": 2},
             "training": {"num_steps": 1},
         }
     )
@@ -190,13 +190,13 @@ def selected(sources: list[dict[str, Any]], groups: list[Group], **algorithm: An
         return ()
 
     online: Any = SimpleNamespace(config=config, run=run)
-    return asyncio.run(Reinforcement(online=online, shown=shown).collect(batch)).choice
+    return asyncio.run(ReinforcementObjective(online=online, get_demonstrations=shown).collect(batch)).choice
 
 
 def test_trained_rewards_a_source_with_turns_moves_no_limit_of_the_source_beside_it() -> None:
     single, game = {"source": "arithmetic", "reward": "math"}, {"source": "guess_number", "num_turns": 2}
-    cut = group(0, *valued(1.0, 0.9), length=LONGEST, domain="arithmetic")
-    played = group(1, *valued(1.0, 0.9), length=LONGEST, turns=2, domain="guess_number")
+    cut = group(0, *valued(1.0, 0.9), length=MAX_LENGTH, domain="arithmetic")
+    played = group(1, *valued(1.0, 0.9), length=MAX_LENGTH, turns=2, domain="guess_number")
     shaping = {"overlong_buffer": 4, "overlong_penalty": 1.0}
     for sources in ([single], [single, game]):
         found = selected(sources, [cut, played], reward=shaping)
@@ -206,7 +206,7 @@ def test_trained_rewards_a_source_with_turns_moves_no_limit_of_the_source_beside
 
 def test_trained_rewards_the_constant_length_of_dr_grpo_is_a_prompts_own() -> None:
     groups = [group(0, *valued(1.0, 0.0)), group(1, *valued(1.0, 0.0), turns=2)]
-    batch = build_batch([r for g in groups for r in g.rollouts], temperature=1.0, max_new_tokens=LONGEST)
+    batch = build_batch([r for g in groups for r in g.rollouts], temperature=1.0, max_new_tokens=MAX_LENGTH)
     assert [s.max_length for s in batch.samples] == [8, 8, 16, 16]
     zeros = torch.zeros(4)
     inputs = LossInputs(
@@ -221,7 +221,7 @@ def test_trained_rewards_the_constant_length_of_dr_grpo_is_a_prompts_own() -> No
         num_units=2.0,
         max_lengths=torch.tensor([8.0, 16.0]),
     )
-    assert token_weights(inputs, "constant_length").tolist() == [1 / 16, 1 / 16, 1 / 32, 1 / 32]
+    assert compute_aggregation_weights(inputs, "constant_length").tolist() == [1 / 16, 1 / 16, 1 / 32, 1 / 32]
 
 
 PENALTY = {"kl": {"coefficient": 0.5, "place": "reward", "estimator": "k1"}}
@@ -249,7 +249,7 @@ def test_trained_rewards_a_rollout_that_is_not_trained_counts_in_the_baseline_wi
 
 
 def test_trained_rewards_moments_of_the_run_cannot_be_taken_of_penalised_rewards() -> None:
-    with pytest.raises(ValueError, match="running moments are of rewards without it: set kl"):
+    with pytest.raises(ValueError, match="running moments are those of rewards without the penalty: set kl"):
         algorithm_of("grpo", **PENALTY, advantage={"mean": "running"})
     algorithm_of("ppo", **PENALTY, advantage={"mean": "running"})  # whose penalty stays with its token
 
@@ -263,8 +263,8 @@ def test_trained_rewards_reinforce_pp_baseline_whitens_over_groups_that_are_not_
 
 def shares(sizes: list[int], num: int, step: int) -> list[list[str]]:
     groups = [group(i, *valued(*[0.0] * size)) for i, size in enumerate(sizes)]
-    batch = build_batch([r for g in groups for r in g.rollouts], temperature=1.0, max_new_tokens=LONGEST)
-    return [[s.sample_id for s in critic_share(batch, m, num, first=step).samples] for m in range(num)]
+    batch = build_batch([r for g in groups for r in g.rollouts], temperature=1.0, max_new_tokens=MAX_LENGTH)
+    return [[s.sample_id for s in select_critic_share(batch, m, num, first=step).samples] for m in range(num)]
 
 
 def test_trained_rewards_two_critics_get_the_odd_rollouts_in_turn() -> None:
@@ -289,8 +289,8 @@ def test_trained_rewards_a_group_is_doomed_by_the_rewards_that_are_trained() -> 
     one, cut = group(0, *valued(0.5)).rollouts, group(0, RewardResult(value=0.5, verdict="no answer")).rollouts
 
     def doomed(finished: Any, missing: int, **filters: Any) -> bool:
-        doom = early_stop_predicate(
-            algorithm_of("grpo", **MALFORMED, filters=filters), (0.0, 1.0), LONGEST, single_turn=True
+        doom = build_early_stop_predicate(
+            algorithm_of("grpo", **MALFORMED, filters=filters), (0.0, 1.0), MAX_LENGTH, single_turn=True
         )
         return doom is not None and doom(finished, missing)
 

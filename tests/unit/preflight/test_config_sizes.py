@@ -13,7 +13,7 @@ from roll.errors import ModelError
 from roll.models import describe_model
 from roll.pipelines.registry import CHECKS
 from roll.preflight import layout
-from roll.preflight.config_sizes import cached_config, sizes_from_config
+from roll.preflight.config_sizes import find_cached_config, read_model_sizes
 from roll.preflight.report import Report
 
 NAME = "owner/tiny"
@@ -40,7 +40,7 @@ def hub(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Pa
 def in_process(monkeypatch: pytest.MonkeyPatch, tiny_model: Path) -> None:
     """Sizes without a process of their own, which takes seconds to import torch."""
     sizes = describe_model(tiny_model)
-    monkeypatch.setattr("roll.preflight.config_sizes.sizes_from_config", lambda name: sizes)
+    monkeypatch.setattr("roll.preflight.config_sizes.read_model_sizes", lambda name: sizes)
 
 
 def checked(model: str, **changes: Any) -> Report:
@@ -65,7 +65,7 @@ def test_preflight_model_size_check_shows_roles_of_a_hub_model_by_its_config_alo
     # bfloat16 runs have float32 masters with two moments in float32
     assert trainer.parts["AdamW"] == 8 * whole.num_parameters
     (note,) = [note for note in report.notes if NAME in note]
-    assert "is not here yet" in note and "Its sizes are those of its config.json" in note
+    assert "is not on this machine yet" in note and "sizes are from config.json" in note
     assert report.problems == []
     assert f"model {NAME}: " in str(report) and "actor_train" in str(report)
 
@@ -84,8 +84,10 @@ def test_preflight_model_size_check_says_why_sizes_of_a_hub_model_are_not_known(
     report = checked("owner/other")
     assert report.model is None and report.memory == []
     (note,) = report.notes
-    assert "'owner/other' is not here yet" in note
-    assert "Its sizes, and the memory of roles, are not known: the config.json of 'owner/other' is not in" in note
+    assert "'owner/other' is not on this machine yet" in note
+    assert (
+        "The model's sizes, and the memory of roles, are not known: the config.json of 'owner/other' is not in" in note
+    )
     assert report.problems == []
 
 
@@ -94,9 +96,9 @@ def test_preflight_model_size_dry_run_of_a_hub_model_needs_its_config_alone(
 ) -> None:
     asked: list[Any] = []
     found = {"between": 1, "gradients": 1, "peak": 2, "traffic": [], "layers": []}
-    monkeypatch.setattr(layout, "_ask", lambda request, waited: asked.append(request) or found)
+    monkeypatch.setattr(layout, "_run_check", lambda request, waited: asked.append(request) or found)
     report = checked(NAME)
-    layout.try_a_step(report, report.config)
+    layout.try_step(report, report.config)
     ((spec, with_step),) = asked
     assert (Path(spec.model_path), with_step) == (hub, True)
 
@@ -104,7 +106,7 @@ def test_preflight_model_size_dry_run_of_a_hub_model_needs_its_config_alone(
 @pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize("name", ["owner/other", "a" * 200, "../x", "a//b", ""])
 def test_preflight_model_size_cached_config_of_names_that_are_not_there_is_none(name: str) -> None:
-    assert cached_config(name) is None
+    assert find_cached_config(name) is None
 
 
 def test_preflight_model_size_from_a_hub_that_does_not_answer_are_given_up(
@@ -113,7 +115,7 @@ def test_preflight_model_size_from_a_hub_that_does_not_answer_are_given_up(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     monkeypatch.setattr("roll.models.hub_fetch.TIMEOUT_S", 0.0)
     with pytest.raises(ModelError, match=r"the config\.json of 'owner/other' .*\(the hub did not answer within 0 s\)"):
-        sizes_from_config("owner/other")
+        read_model_sizes("owner/other")
 
 
 @pytest.mark.usefixtures("hub")
@@ -122,7 +124,7 @@ def test_preflight_model_size_from_a_config_that_ends_its_process_are_an_error(
 ) -> None:
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(ModelError, match="could not be read: exit code 1"):
-        sizes_from_config(NAME)
+        read_model_sizes(NAME)
 
 
 @pytest.mark.usefixtures("hub", "in_process")
@@ -131,5 +133,5 @@ def test_preflight_model_size_check_of_a_hub_model_says_that_engines_of_an_evalu
     report = checked(NAME, evaluation={"answers": answers})
     roles = {role.role for role in report.memory}
     assert "actor_train" in roles and "actor_infer" not in roles
-    assert any("engines for evaluation.answers is not known" in note for note in report.notes)
+    assert any("engines for evaluation.answers is unknown" in note for note in report.notes)
     assert report.problems == []

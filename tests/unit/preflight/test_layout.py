@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from roll.config.parallel import ParallelConfig
-from roll.preflight.layout import _idle, _in_words
+from roll.preflight.layout import _format_bubble, _format_layout
 
 
 def test_preflight_layout_it_is_said_which_layers_a_stage_has() -> None:
     found = {"between": 2**30, "gradients": 2**29, "peak": 2**31, "traffic": [], "layers": [(0, 8), (18, 18)]}
-    assert list(_in_words(found, 1)) == [
-        "a rank of stage 1, with layers 0 to 8 and 18, holds 1.00 GiB between steps, 0.50 GiB of gradients, and at "
-        "most 2.00 GiB"
+    assert list(_format_layout(found, 1)) == [
+        "a rank of stage 1 (layers 0 to 8 and 18) holds 1.00 GiB between steps and 0.50 GiB of gradients; the peak is "
+        "2.00 GiB"
     ]
 
 
 def test_preflight_layout_it_is_said_how_long_stages_wait_for_each_other() -> None:
     """3 / (8 + 3) and 3 / (32 + 3); with two parts each, 3 / (2 x 8 + 3) and 3 / (2 x 32 + 3)."""
-    said = "of a step of 8 micro-batches on each data share, and"
-    assert _idle(ParallelConfig(pp=4)) == f"stages wait for each other 27.3% {said} 8.6% of one of 32"
-    assert _idle(ParallelConfig(pp=4, vpp=2)) == (
-        f"stages of 2 parts each wait for each other 15.8% {said} 4.5% of one of 32"
+    said = "of a step with 8 micro-batches per data rank, and"
+    assert _format_bubble(ParallelConfig(pp=4)) == (f"the pipeline bubble of the stages is 27.3% {said} 8.6% with 32")
+    assert _format_bubble(ParallelConfig(pp=4, vpp=2)) == (
+        f"the pipeline bubble of the stages with 2 model chunks each is 15.8% {said} 4.5% with 32"
     )

@@ -1,4 +1,4 @@
-"""References that are not right against themselves are named before a run."""
+"""References that do not match themselves are named before a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from roll.config.rewards import RewardConfig
 from roll.data.stream import PromptStream, WeightedSource
 from roll.errors import DataError
 from roll.preflight.references import check_references
-from roll.rewards.own_references import prepare_worker, problem_of
+from roll.rewards.reference_checks import check_reference, prepare_worker
 from roll.types import Message, Prompt
 
 SOLUTION = r"So $x=\boxed{\frac{1}{2}}$."
@@ -47,21 +47,21 @@ def _prepared() -> None:
         (
             {"type": "math", "extract": "last_number"},
             "x+y",
-            "'x+y' is not right against itself (no answer, extract: last",
+            "'x+y' does not match itself (no answer, extract: last",
         ),
-        ({"type": "math", "extract": "boxed"}, "x}", "is not right against itself"),
-        ({"type": "math"}, "...", "is not right against itself"),
+        ({"type": "math", "extract": "boxed"}, "x}", "does not match itself"),
+        ({"type": "math"}, "...", "does not match itself"),
         ({"type": "choice"}, "(C) Paris", ""),
         ({"type": "choice"}, "Paris", ""),
-        ({"type": "choice"}, "2", "'2' names none of the letters ABCDE, nor an option of the prompt"),
-        ({"type": "choice", "letters": "AB"}, "C", "names none of the letters AB"),
+        ({"type": "choice"}, "2", "'2' contains none of the letters ABCDE, and is no option of the prompt"),
+        ({"type": "choice", "letters": "AB"}, "C", "contains none of the letters AB"),
         ({"type": "exact"}, "", ""),
     ],
 )
 def test_preflight_references_is_its_own_right_answer_or_named(
     reward: dict[str, Any], reference: str, problem: str
 ) -> None:
-    found = problem_of(config(**reward), reference, QUESTION)
+    found = check_reference(config(**reward), reference, QUESTION)
     assert problem in found and bool(found) == bool(problem)
 
 
@@ -81,8 +81,8 @@ async def test_preflight_references_of_the_wrong_column_refuse_the_run_and_name_
     with pytest.raises(DataError) as caught:
         await check_references([source(type="choice")], {"d": prompts(["0", "1", "2", "3", "0", "1", "A"])})
     text = str(caught.value)
-    assert text.startswith("the references of 6 of 7 prompts of 'd' are not right against themselves")
-    assert "'d/1': '0' names none of the letters ABCDE" in text and "'d/5'" in text and "'d/6'" not in text
+    assert text.startswith("the reference answers of 6 of 7 prompts of 'd' are wrong")
+    assert "'d/1': '0' contains none of the letters ABCDE" in text and "'d/5'" in text and "'d/6'" not in text
     assert "and 1 more" in text and "answer_key" in text
 
 
@@ -90,7 +90,7 @@ async def test_preflight_references_of_which_few_are_bad_are_warned_of(caplog: p
     """One bad row of many costs its own rollouts alone."""
     with caplog.at_level(logging.WARNING):
         await check_references([source(type="math")], {"d": prompts([*map(str, range(19)), "x", r"\boxed{"])})
-    assert "the references of 1 of 21 prompts of 'd'" in caplog.text and "'d/21'" in caplog.text
+    assert "the reference answers of 1 of 21 prompts of 'd'" in caplog.text and "'d/21'" in caplog.text
 
 
 async def test_preflight_references_in_further_columns_are_read_before_the_run() -> None:
@@ -102,12 +102,12 @@ async def test_preflight_references_in_further_columns_are_read_before_the_run()
 
 async def test_preflight_references_that_are_plain_need_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run on sums starts as fast as before."""
-    from roll.rewards import own_references
+    from roll.rewards import reference_checks
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("a worker was asked")
 
-    monkeypatch.setattr(own_references, "in_pool", refuse)
+    monkeypatch.setattr(reference_checks, "run_in_pool", refuse)
     await check_references([source(type="math")], {"d": prompts(["7", "-3", "1/2", "$5", "40%", "2 1/2", "3e8"])})
     await check_references([source(type="choice")], {"d": prompts(list("ABCDE"))})
     with pytest.raises(AssertionError, match="a worker was asked"):
@@ -117,5 +117,5 @@ async def test_preflight_references_that_are_plain_need_no_worker(monkeypatch: p
 def test_preflight_references_are_a_sample_spread_over_the_source() -> None:
     items = prompts([str(number) for number in range(100)])
     stream = PromptStream([WeightedSource(domain="d", items=items, weight=1.0, fingerprint="")], lambda *_: None, 0)  # type: ignore[arg-type, return-value]
-    assert [prompt.answer for prompt in stream.some_of_each(4)["d"]] == ["0", "25", "50", "75"]
-    assert len(stream.some_of_each(1000)["d"]) == 100
+    assert [prompt.answer for prompt in stream.sample_by_domain(4)["d"]] == ["0", "25", "50", "75"]
+    assert len(stream.sample_by_domain(1000)["d"]) == 100

@@ -18,8 +18,8 @@ from roll.config.rewards import RewardList, as_reward_list
 from roll.errors import UnscorableError
 from roll.protocols import Reward
 from roll.rewards import build_reward
-from roll.rewards.choice import chosen_letter, options_of, score_choice
-from roll.rewards.choice_mentions import MOST_LETTERS, find_mentions
+from roll.rewards.choice import extract_letter, parse_options, score_choice
+from roll.rewards.choice_mentions import MAX_LETTERS, find_mentions
 from roll.types import Rollout
 
 MakeRollout = Callable[..., Rollout]
@@ -231,7 +231,7 @@ CHOSEN = [
 
 @pytest.mark.parametrize(("text", "letter"), CHOSEN)
 def test_reward_choice_reads_the_letter_that_an_answer_settles_on(text: str, letter: str) -> None:
-    assert chosen_letter(text, "ABCDE") == letter
+    assert extract_letter(text, "ABCDE") == letter
 
 
 NONE = [
@@ -292,7 +292,7 @@ NONE = [
 
 @pytest.mark.parametrize("text", NONE)
 def test_reward_choice_without_one_letter_settled_on_is_no_answer(text: str) -> None:
-    assert chosen_letter(text, "ABCDE") is None
+    assert extract_letter(text, "ABCDE") is None
 
 
 CHINESE = [
@@ -359,14 +359,14 @@ CHINESE = [
 
 @pytest.mark.parametrize(("text", "letter"), CHINESE)
 def test_reward_choice_reads_chinese_answers(text: str, letter: str | None) -> None:
-    assert chosen_letter(text, "ABCDE") == letter
+    assert extract_letter(text, "ABCDE") == letter
 
 
 @given(st.sampled_from("ABCD"), st.sampled_from("ABCD"), st.sampled_from(["or", "and", "/", ",", "&", "或", "和"]))
 def test_reward_choice_of_two_letters_is_never_right(one: str, other: str, joint: str) -> None:
     if one != other:
         for form in ("The answer is {}.", "Answer: {}", "\\boxed{{{}}}", "<answer>{}</answer>", "答案: {}", "{}"):
-            assert chosen_letter(form.format(f"{one} {joint} {other}"), "ABCD") is None
+            assert extract_letter(form.format(f"{one} {joint} {other}"), "ABCD") is None
 
 
 @given(st.sampled_from("ABCD"), st.sampled_from("ABCD"))
@@ -379,7 +379,7 @@ def test_reward_choice_never_counts_a_letter_that_is_denied(right: str, wrong: s
             "The answer is {0}, not {1}.",
             "I would rule out {1}. It must be {0}.",
         ):
-            assert chosen_letter(form.format(right, wrong), "ABCD") == right
+            assert extract_letter(form.format(right, wrong), "ABCD") == right
             assert score_choice(form.format(right, wrong), wrong, "ABCD") is False
 
 
@@ -387,10 +387,10 @@ QUESTION = "What is the capital of France?\n\nA. London\nB) Berlin\n(C) Paris\n*
 
 
 def test_reward_choice_reads_the_options_that_a_question_lists() -> None:
-    assert options_of(QUESTION, "ABCDE") == {"A": "London", "B": "Berlin", "C": "Paris", "D": "Rome"}
-    assert options_of("A. one\nC. three", "ABCDE") == {}  # B is missing
-    assert options_of("A. one\nB. two\nA. again", "ABCDE") == {}
-    assert options_of("No options here. A dog.", "ABCDE") == {}
+    assert parse_options(QUESTION, "ABCDE") == {"A": "London", "B": "Berlin", "C": "Paris", "D": "Rome"}
+    assert parse_options("A. one\nC. three", "ABCDE") == {}  # B is missing
+    assert parse_options("A. one\nB. two\nA. again", "ABCDE") == {}
+    assert parse_options("No options here. A dog.", "ABCDE") == {}
 
 
 @pytest.mark.parametrize(
@@ -424,7 +424,7 @@ async def test_reward_choice_reference_without_a_letter_is_refused(
     pool: LocalWorkerPool, rollout: MakeRollout, reference: str
 ) -> None:
     """No answer could ever be right, so it must not look as if all were wrong."""
-    with pytest.raises(UnscorableError, match=r"names none of the letters ABCDE.*change `letters`"):
+    with pytest.raises(UnscorableError, match=r"contains none of the letters ABCDE.*change `letters`"):
         await build(pool, "choice")(rollout("C", reference))
 
 
@@ -457,14 +457,14 @@ async def test_reward_choice_reference_without_a_letter_is_refused(
 )
 def test_reward_choice_is_found_in_linear_time(piece: str) -> None:
     def seconds(text: str) -> float:
-        chosen_letter(text, "ABCDE")
+        extract_letter(text, "ABCDE")
         started = time.process_time()
-        chosen_letter(text, "ABCDE")
+        extract_letter(text, "ABCDE")
         return time.process_time() - started
 
     # 20,000 characters, all that is looked at, take some 10 to 100 ms; 19,000 line ends once took 16.5 s
     assert seconds((piece * 20_000)[:20_000]) < 5
-    assert sum(len(mention.letters) for mention in find_mentions((piece * 20_000)[:20_000], "ABCDE")) <= MOST_LETTERS
+    assert sum(len(mention.letters) for mention in find_mentions((piece * 20_000)[:20_000], "ABCDE")) <= MAX_LETTERS
 
 
 async def test_reward_choice_without_a_letter_is_no_answer(pool: LocalWorkerPool, rollout: MakeRollout) -> None:

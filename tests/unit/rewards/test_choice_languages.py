@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from roll.rewards.choice import chosen_letter, options_of, score_choice
+from roll.rewards.choice import extract_letter, parse_options, score_choice
 
 ANSWERS = [
     ("A (Paris)", "A"),
@@ -139,7 +139,7 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("text", "letter"), ANSWERS)
 def test_reward_choice_reads_sentences_of_other_languages_and_brackets(text: str, letter: str | None) -> None:
-    assert chosen_letter(text, "ABCDE") == letter
+    assert extract_letter(text, "ABCDE") == letter
 
 
 def test_reward_choice_never_takes_another_letter_for_right() -> None:
@@ -153,7 +153,7 @@ def test_reward_choice_never_takes_another_letter_for_right() -> None:
 
 
 def test_reward_choice_options_with_brackets_are_no_list_of_options() -> None:
-    assert options_of("A (Paris)\nB (Rome)", "ABCDE") == {}
+    assert parse_options("A (Paris)\nB (Rome)", "ABCDE") == {}
 
 
 @pytest.mark.parametrize(
@@ -161,5 +161,5 @@ def test_reward_choice_options_with_brackets_are_no_list_of_options() -> None:
 )
 def test_reward_choice_of_long_texts_takes_linear_time(text: str) -> None:
     begin = time.process_time()
-    chosen_letter(text, "ABCDE")
+    extract_letter(text, "ABCDE")
     assert time.process_time() - begin < 5

@@ -17,11 +17,11 @@ from pydantic import TypeAdapter, ValidationError
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.rewards import JudgeReward, RewardList, as_reward_list
 from roll.errors import ConfigError, RewardInfraError, UnscorableError
-from roll.models import load_tokenizer, stop_token_ids
+from roll.models import find_stop_token_ids, load_tokenizer
 from roll.rewards import build_reward
-from roll.rewards.judge.engine_judge import EngineChat, JudgeModel, Verdicts, verdict_tree
+from roll.rewards.judge.engine_judge import EngineChat, JudgeModel, VerdictNode, build_verdict_tree
 from roll.rewards.judge.replies import read_preference
-from roll.rewards.judge.rubrics import pairwise_schema, pointwise_schema
+from roll.rewards.judge.rubrics import build_pairwise_schema, build_pointwise_schema
 from roll.types import Generation, GenerationRequest, Message, Rollout
 
 QUESTION: list[Message] = [Message(role="system", content="Judge."), Message(role="user", content="?")]
@@ -38,7 +38,7 @@ class Model:
             name="tiny",
             identity="1",
             tokenizer=self.tokenizer,
-            stop_token_ids=stop_token_ids(model),
+            stop_token_ids=find_stop_token_ids(model),
             max_context=4096,
             generate=self.generate,
         )
@@ -74,7 +74,7 @@ async def test_reward_engine_judge_a_score_is_the_mean_over_all_verdicts_and_dig
     tiny_model: Path,
 ) -> None:
     model = Model(tiny_model, 'It is \\"so\\" so.", "sco', SCORES)
-    reply = json.loads(await EngineChat(config(), model.judge).ask(QUESTION, pointwise_schema(1, 10)))
+    reply = json.loads(await EngineChat(config(), model.judge).ask(QUESTION, build_pointwise_schema(1, 10)))
     # 0.4 x (0.25 x 10 + 0.75 x 1) + 0.6 x 9
     assert reply == {"reasoning": 'It is "so" so.', "score": pytest.approx(6.7, abs=1e-5)}
     text, first, second = (asked for asked, _ in model.asked)
@@ -88,13 +88,13 @@ async def test_reward_engine_judge_the_likeliest_verdict_may_be_asked_for_and_no
 ) -> None:
     model = Model(tiny_model, weights=SCORES)
     chat = EngineChat(config(verdict="most_likely", explain=False), model.judge)
-    assert json.loads(await chat.ask(QUESTION, pointwise_schema(1, 10, explain=False))) == {"score": 9}
+    assert json.loads(await chat.ask(QUESTION, build_pointwise_schema(1, 10, explain=False))) == {"score": 9}
     assert model.asked[0][0].endswith('assistant\n{"score": ')
 
 
 async def test_reward_engine_judge_a_comparison_weighs_all_outcomes(tiny_model: Path) -> None:
     model = Model(tiny_model, weights={'"winner": "': {"A": 0.5, "t": 0.3, "B": 0.2}})
-    reply = await EngineChat(config(), model.judge).ask(QUESTION, pairwise_schema(explain=False))
+    reply = await EngineChat(config(), model.judge).ask(QUESTION, build_pairwise_schema(explain=False))
     assert json.loads(reply) == {"winner": "A", "probabilities": {"A": 0.5, "B": 0.2, "tie": 0.3}}
     found = read_preference(reply)
     assert (found.winner, found.points) == ("A", pytest.approx(0.65))  # 0.5 + 0.3 / 2
@@ -103,7 +103,7 @@ async def test_reward_engine_judge_a_comparison_weighs_all_outcomes(tiny_model: 
 
 async def test_reward_engine_judge_text_ends_at_a_quotation_mark_or_with_the_answer(tiny_model: Path) -> None:
     model = Model(tiny_model, "no \\x escape", SCORES)
-    reply = json.loads(await EngineChat(config(), model.judge).ask(QUESTION, pointwise_schema(1, 10)))
+    reply = json.loads(await EngineChat(config(), model.judge).ask(QUESTION, build_pointwise_schema(1, 10)))
     assert reply["reasoning"] == "no \\x escape"
     ends = {model.tokenizer.decode([token]) for token in model.asked[0][1].sampling.stop_token_ids}
     assert '"' in ends and "<|im_end|>" in ends and "a" not in ends
@@ -114,8 +114,8 @@ async def test_reward_engine_judge_an_answer_too_long_for_the_judge_is_given_up_
 ) -> None:
     model = Model(tiny_model, weights=SCORES)
     long: list[Message] = [Message(role="user", content="x" * 4096)]
-    with pytest.raises(UnscorableError, match=r"would need \d{4} tokens .* has 4096: raise judge\.max_context"):
-        await EngineChat(config(explain=False), model.judge).ask(long, pointwise_schema(1, 10, explain=False))
+    with pytest.raises(UnscorableError, match=r"needs \d{4} tokens .* has 4096: raise judge\.max_context"):
+        await EngineChat(config(explain=False), model.judge).ask(long, build_pointwise_schema(1, 10, explain=False))
     assert model.asked == []
 
 
@@ -126,7 +126,7 @@ def test_reward_engine_judge_shares_of_all_verdicts_are_products_along_the_tree_
     chance = np.random.default_rng(seed)
     sequences = {value: tuple(map(ord, f"score: {value}}}")) for value in values}
 
-    def walk(node: Verdicts, before: Sequence[int], share: float) -> dict[int, float]:
+    def walk(node: VerdictNode, before: Sequence[int], share: float) -> dict[int, float]:
         whole = (*before, *node.prefix)
         if node.leaf is not None:
             assert sequences[node.leaf][: len(whole)] == whole
@@ -137,7 +137,7 @@ def test_reward_engine_judge_shares_of_all_verdicts_are_products_along_the_tree_
             found |= walk(branch, (*whole, token), share * float(part))
         return found
 
-    found = walk(verdict_tree(sequences), (), 1.0)
+    found = walk(build_verdict_tree(sequences), (), 1.0)
     assert found.keys() == values
     assert math.isclose(sum(found.values()), 1.0, rel_tol=1e-9)
 
@@ -156,7 +156,7 @@ async def test_reward_engine_judge_equal_answers_are_judged_once_and_counted(
     assert first.value == again.value == pytest.approx((6.7 - 1) / 9, abs=1e-5)
     assert (first.correct, first.verdict) == (True, "6.7 of 10")
     assert len(model.asked) == 2  # the root, and what may follow a 1
-    assert (model.judge.usage.num_asked, model.judge.usage.num_kept) == (2, 1)
+    assert (model.judge.usage.num_verdicts, model.judge.usage.num_cached) == (2, 1)
     await reward.close()
 
 
@@ -176,18 +176,18 @@ async def test_reward_engine_judge_what_engines_fail_at_is_never_a_reward(
 
 
 async def test_reward_engine_judge_a_judge_without_a_run_is_refused(pool: LocalWorkerPool) -> None:
-    with pytest.raises(ConfigError, match="no `url`, and here is no run with a judge of its own"):
+    with pytest.raises(ConfigError, match="no `url`, and this run has no judge model"):
         build(None, pool)
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"model": "m"}, "`model` belongs to an endpoint, but there is no `url`"),
-        ({"api_key_env": "KEY"}, "`api_key_env` belongs to an endpoint"),
-        ({"structured": "none"}, "`structured` belongs to an endpoint"),
+        ({"model": "m"}, "`model` is used only with an endpoint: set `url`"),
+        ({"api_key_env": "KEY"}, "`api_key_env` is used only with an endpoint"),
+        ({"structured": "none"}, "`structured` is used only with an endpoint"),
         ({"url": "http://host/v1"}, "needs the name of a model: set `model`"),
-        ({"scale": [0, 1000]}, "has 1,001 verdicts, and the run's own judge weighs at most 101"),
+        ({"scale": [0, 1000]}, "has 1,001 verdicts, but the run's own judge supports at most 101"),
     ],
 )
 def test_reward_engine_judge_settings_that_do_not_fit_are_refused(settings: dict[str, Any], words: str) -> None:

@@ -68,9 +68,9 @@ SCHEMA = {
         ('```json\n{"answer": 7, "steps": ["a"]}\n```', "fine"),
         ('{"answer": NaN, "steps": ["a"]}', "not JSON"),
         ('{"answer": 7, "steps": ["a"], "more": -Infinity}', "not JSON"),
-        ('{"answer": "7"}', "JSON does not fit its schema at 'answer' (type)"),
-        ('{"answer": 7, "steps": ["a", 1]}', "JSON does not fit its schema at 'steps[1]' (type)"),
-        ("{}", "JSON does not fit its schema at 'the top' (required)"),
+        ('{"answer": "7"}', "JSON does not match its schema at 'answer' (type)"),
+        ('{"answer": 7, "steps": ["a", 1]}', "JSON does not match its schema at 'steps[1]' (type)"),
+        ("{}", "JSON does not match its schema at 'the top' (required)"),
         ("7 it is", "not JSON"),
         ("[" * 50_000, "not JSON"),
     ],
@@ -101,7 +101,7 @@ async def test_reward_format_a_pattern_must_match_all_of_it(pool: LocalWorkerPoo
 
 async def test_reward_format_a_schema_that_is_none_is_refused_at_once(pool: LocalWorkerPool) -> None:
     with pytest.raises(
-        ConfigError, match=r"json_schema of the reward 'format' is no JSON Schema, at 'properties.a.type'"
+        ConfigError, match=r"json_schema of the reward 'format' is not a valid JSON Schema, at 'properties.a.type'"
     ):
         build(pool, form(json_schema={"properties": {"a": {"type": "nmuber"}}}))
 
@@ -109,7 +109,7 @@ async def test_reward_format_a_schema_that_is_none_is_refused_at_once(pool: Loca
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({}, "it asks for nothing"),
+        ({}, "no format is required"),
         ({"tags": ["a", "a"]}, "names a tag twice"),
         ({"tags": ["<a>"]}, "is not the name of a tag"),
         ({"pattern": "x", "only_tags": True}, "need tags"),

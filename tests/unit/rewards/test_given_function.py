@@ -11,11 +11,11 @@ import pytest
 
 from roll.config.rewards import PythonReward
 from roll.errors import ConfigError, RewardInfraError
-from roll.rewards.python import python_verifier
+from roll.rewards.python import build_python_verifier
 
 
 def verifier(function, pool, **settings):
-    return python_verifier(PythonReward(type="python", **settings).with_object(function), pool)
+    return build_python_verifier(PythonReward(type="python", **settings).with_object(function), pool)
 
 
 async def test_reward_function_a_closure_runs_in_a_worker_with_what_it_captured(pool, rollout):
@@ -107,7 +107,7 @@ async def test_reward_function_one_that_ends_its_thread_here_is_not_waited_for(p
 async def test_reward_function_a_large_captured_object_is_warned_of(pool, caplog):
     table = b"x" * (5 * 2**20)
     verifier(lambda text, answer, metadata: len(table), pool)
-    assert "takes 5 MiB along to every call" in caplog.text
+    assert "captured 5 MiB, which are sent with every call" in caplog.text
 
 
 async def test_reward_function_a_function_that_takes_other_arguments_is_refused_before_training(pool):
@@ -116,5 +116,5 @@ async def test_reward_function_a_function_that_takes_other_arguments_is_refused_
 
 
 async def test_reward_function_a_reward_that_was_not_given_again_says_so(pool):
-    with pytest.raises(ConfigError, match=r"the reward 'mine' is a Python object, which no file keeps: give it again"):
-        python_verifier(PythonReward(type="python", name="mine"), pool)
+    with pytest.raises(ConfigError, match=r"the reward 'mine' is a Python object, which is not stored in a file"):
+        build_python_verifier(PythonReward(type="python", name="mine"), pool)

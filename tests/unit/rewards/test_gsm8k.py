@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from roll.config.data import FileData
-from roll.data.tables import table_prompts
+from roll.data.tables import load_table_prompts
 from roll.rewards.math import score_math
 
 DATA = Path(__file__).parents[4] / "shared" / "data" / "gsm8k" / "test.jsonl"
@@ -22,7 +22,7 @@ def references() -> list[str]:
     config = FileData(
         source="file", path=str(DATA), prompt_key="question", answer_pattern="#### (.+)", reward="math", held_out=0
     )
-    prompts, _ = table_prompts(config, "gsm8k", 0)
+    prompts, _ = load_table_prompts(config, "gsm8k", 0)
     return [prompts[i].answer for i in range(len(prompts))]
 
 

@@ -16,8 +16,8 @@ from roll.config.rewards import RewardList, as_reward_list
 from roll.errors import ConfigError, MalformedPromptError, UnscorableError
 from roll.rewards import build_reward, instruction_checks
 from roll.rewards.compose import WeightedReward
-from roll.rewards.instruction_checks import INSTRUCTIONS, InstructionError, check, variants
-from roll.rewards.sentences import capital_words, num_words, sentences
+from roll.rewards.instruction_checks import INSTRUCTIONS, InstructionError, check_instruction, make_variants
+from roll.rewards.sentences import count_capital_words, count_words, split_sentences
 from roll.types import Rollout
 
 MakeRollout = Callable[..., Rollout]
@@ -141,9 +141,9 @@ CASES: list[tuple[str, dict[str, Any], list[str], list[str]]] = [
 def test_reward_instructions_what_follows_an_instruction_and_what_does_not(
     name: str, arguments: dict[str, Any], follow: list[str], break_it: list[str]
 ) -> None:
-    assert [check(name, arguments, text) for text in follow] == [True] * len(follow)
-    assert [check(name, arguments, text) for text in break_it] == [False] * len(break_it)
-    assert check(name, arguments, "  \n") is False
+    assert [check_instruction(name, arguments, text) for text in follow] == [True] * len(follow)
+    assert [check_instruction(name, arguments, text) for text in break_it] == [False] * len(break_it)
+    assert check_instruction(name, arguments, "  \n") is False
 
 
 def test_reward_instructions_all_25_instructions_are_there_and_tried() -> None:
@@ -159,14 +159,14 @@ def test_reward_instructions_no_text_breaks_a_check_and_loose_accepts_whatever_s
     text: str, case: tuple[str, dict[str, Any], list[str], list[str]]
 ) -> None:
     name, arguments, _, _ = case
-    strict = check(name, arguments, text)
-    loose = any(check(name, arguments, variant) for variant in variants(text))
+    strict = check_instruction(name, arguments, text)
+    loose = any(check_instruction(name, arguments, variant) for variant in make_variants(text))
     assert loose or not strict
 
 
 def test_reward_instructions_variants_by_hand() -> None:
-    assert variants("a\n*b*\nc") == ["a\n*b*\nc", "*b*\nc", "a\n*b*", "*b*", "a\nb\nc", "b\nc", "a\nb", "b"]
-    assert variants("one") == ["one", ""]
+    assert make_variants("a\n*b*\nc") == ["a\n*b*\nc", "*b*\nc", "a\n*b*", "*b*", "a\nb\nc", "b\nc", "a\nb", "b"]
+    assert make_variants("one") == ["one", ""]
 
 
 @pytest.mark.parametrize(
@@ -186,27 +186,27 @@ def test_reward_instructions_variants_by_hand() -> None:
     ],
 )
 def test_reward_instructions_sentences(text: str, found: list[str]) -> None:
-    assert sentences(text) == found
+    assert split_sentences(text) == found
 
 
 @pytest.mark.parametrize("piece", [". ", "1. ", "1.", "a. ", "A. ", "1 . ", "\n1."])
 def test_reward_instructions_sentences_take_time_in_proportion_to_the_text(piece: str) -> None:
     started = time.thread_time()
-    sentences(piece * (100_000 // len(piece)))
+    split_sentences(piece * (100_000 // len(piece)))
     assert time.thread_time() - started < 1.0  # marks without words took 49 s
 
 
 def test_reward_instructions_words() -> None:
-    assert num_words("It's 3 o'clock, isn't it?") == 8  # It s 3 o clock isn t it
-    assert capital_words("I saw the U.S. and NASA-ESA, A-b c") == 3
+    assert count_words("It's 3 o'clock, isn't it?") == 8  # It s 3 o clock isn t it
+    assert count_capital_words("I saw the U.S. and NASA-ESA, A-b c") == 3
 
 
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
         ("keywords:exist", {}, r"unknown instruction 'keywords:exist'. Did you mean 'keywords:existence'\?"),
-        ("keywords:existence", {}, "'keywords' must be a list of texts, got None"),
-        ("keywords:existence", {"keywords": "a"}, "must be a list of texts, got 'a'"),
+        ("keywords:existence", {}, "'keywords' must be a list of non-empty strings, got None"),
+        ("keywords:existence", {"keywords": "a"}, "must be a list of non-empty strings, got 'a'"),
         (
             "keywords:frequency",
             {"keyword": "a", "frequency": 1, "relation": "at most"},
@@ -216,20 +216,24 @@ def test_reward_instructions_words() -> None:
         (
             "detectable_format:number_bullet_lists",
             {"num_bullets": 1.5},
-            "'num_bullets' must be a whole number, got 1.5",
+            "'num_bullets' must be a whole number of at least 0, got 1.5",
         ),
-        ("detectable_format:number_bullet_lists", {"num_bullets": True}, "must be a whole number, got True"),
+        (
+            "detectable_format:number_bullet_lists",
+            {"num_bullets": True},
+            "must be a whole number of at least 0, got True",
+        ),
     ],
 )
 def test_reward_instructions_unusable_instructions_are_named(name: str, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InstructionError, match=words):
-        check(name, arguments, "text")
+        check_instruction(name, arguments, "text")
 
 
 def test_reward_instructions_a_language_needs_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "langdetect", None)
     with pytest.raises(ConfigError, match=r"pip install 'roll-rl\[instructions\]'"):
-        instruction_checks.language_of("text")
+        instruction_checks.detect_language("text")
 
 
 def build(pool: LocalWorkerPool, **settings: Any) -> WeightedReward:
@@ -285,7 +289,7 @@ async def test_reward_instructions_columns_may_be_json_and_called_otherwise(
         ),
         ({"instruction_id_list": "x"}, MalformedPromptError, "must be a list of instructions, got 'x'"),
         ({"instruction_id_list": ["a"], "kwargs": []}, MalformedPromptError, "'kwargs' must be a list of 1 entries"),
-        ({"instruction_id_list": ["a"], "kwargs": [3]}, MalformedPromptError, "entries of 'kwargs' must be mappings"),
+        ({"instruction_id_list": ["a"], "kwargs": [3]}, MalformedPromptError, "'kwargs' must be a list of mappings"),
         (
             {"instruction_id_list": ["nope"]},
             MalformedPromptError,

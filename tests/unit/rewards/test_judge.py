@@ -22,7 +22,7 @@ from roll.errors import ConfigError, RewardInfraError, UnscorableError
 from roll.rewards import build_reward
 from roll.rewards.compose import WeightedReward
 from roll.rewards.judge import Judge
-from roll.rewards.judge.cache import ReplyCache, content_key
+from roll.rewards.judge.cache import ReplyCache, compute_content_key
 from roll.rewards.judge.chat import EndpointChat
 from roll.rewards.judge.replies import ReplyError, read_score, read_winner
 from roll.types import Message, Rollout
@@ -206,14 +206,14 @@ async def test_reward_judge_an_unreachable_judge_is_our_failure_never_a_reward(
         "status": (status(500), "status 500: busy"),
         "slow": (slow, r"no reply within 0\.2 s"),
         "cut off": (cut, "Disconnected|reset"),
-        "no completion": (lambda body: web.json_response({"error": "?"}), "no chat completion"),
+        "no completion": (lambda body: web.json_response({"error": "?"}), "not a chat completion"),
         "empty": (lambda body: completion(""), "its reply is empty"),
     }
     answer, words = answers[kind]
     server.answer = answer or server.answer
     settings = {"url": "http://127.0.0.1:9/v1"} if kind == "refused" else {}
     reward = build(server, pool, max_attempts=2, time_limit_s=0.2 if kind == "slow" else 60.0, **settings)
-    with pytest.raises(RewardInfraError, match=f"failed 2 times in a row; the last time: .*({words})"):
+    with pytest.raises(RewardInfraError, match=f"failed 2 times in a row; the last error: .*({words})"):
         await reward(rollout("7", "7"))
     assert len(server.bodies) == (0 if kind == "refused" else 2)
     await reward.close()
@@ -230,10 +230,10 @@ def replied(content: Any, finish_reason: str | None = "stop", **fields: Any) -> 
         (lambda body: replied('{"score": 10}', "length"), "cut off .finish_reason 'length'.: raise `max_reply_tokens`"),
         (lambda body: replied('{"explanation": "good", "score": 1', "length"), "cut off"),
         (lambda body: replied('{"score": 10}', "content_filter"), "cut off by a filter"),
-        (lambda body: replied("", reasoning_content='I think {"score": 10}'), "reasoning and no answer"),
+        (lambda body: replied("", reasoning_content='I think {"score": 10}'), "reasoning, but no answer"),
         (lambda body: replied(None, "length", reasoning_content='{"score": 10}'), "cut off"),
         (lambda body: replied([{"type": "thinking", "thinking": "hm", "text": '{"score": 10}'}]), "is empty"),
-        (lambda body: replied({"text": "x"}), "no chat completion"),
+        (lambda body: replied({"text": "x"}), "not a chat completion"),
     ],
 )
 async def test_reward_judge_a_judges_reply_that_is_no_whole_answer_is_asked_for_again_and_is_then_our_failure(
@@ -258,7 +258,7 @@ async def test_reward_judge_a_judges_reply_that_is_no_whole_answer_is_asked_for_
             "safety SAFETY RECITATION refusal content_filtered PROHIBITED_CONTENT BLOCKLIST SPII",
             "by a filter, or refused",
         ),
-        ("error abort insufficient_system_resource OTHER MALFORMED_RESPONSE", "failed in the midst"),
+        ("error abort insufficient_system_resource OTHER MALFORMED_RESPONSE", "failed during a reply"),
     ],
 )
 async def test_reward_judge_a_judges_finish_reason_is_read_in_the_spelling_of_every_server(
@@ -309,14 +309,14 @@ async def test_reward_judge_a_judge_that_asks_for_a_day_is_told_of_at_once(
     told_before_waiting: list[bool] = []
 
     async def sleep(seconds: float) -> None:
-        told_before_waiting.append("asks to wait 86400 s (Retry-After), with status 429" in caplog.text)
+        told_before_waiting.append("requires a wait of 86400 s (Retry-After) after status 429" in caplog.text)
 
     server.answer = status(429, Retry_After="86400")
     chat = EndpointChat(config(server, max_attempts=3), sleep=sleep)
     with pytest.raises(RewardInfraError, match=r"status 429: busy \(Retry-After: 86400 s\)"):
         await chat.ask([Message(role="user", content="?")], {})
     assert told_before_waiting == [True, True]
-    assert caplog.text.count("asks to wait") == 1
+    assert caplog.text.count("requires a wait") == 1
     await chat.close()
 
 
@@ -343,7 +343,7 @@ async def test_reward_judge_a_key_that_is_not_set_is_told_before_training(
     server: JudgeServer, pool: LocalWorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("MY_JUDGE_KEY", raising=False)
-    with pytest.raises(ConfigError, match="environment variable MY_JUDGE_KEY, which is to hold the key"):
+    with pytest.raises(ConfigError, match="environment variable MY_JUDGE_KEY, which should hold the key"):
         build(server, pool, api_key_env="MY_JUDGE_KEY")
 
 
@@ -352,7 +352,7 @@ async def test_reward_judge_one_answer_that_the_judge_cannot_take_does_not_stop_
 ) -> None:
     server.script = [status(400)]
     reward = build(server, pool)
-    with pytest.raises(RewardInfraError, match="cannot answer this request: status 400: busy; should it not know"):
+    with pytest.raises(RewardInfraError, match="cannot answer this request: status 400: busy; if it does not support"):
         await reward(rollout("too long", "7"))
     assert len(server.bodies) == 1
     assert (await reward(rollout("7", "7"))).value == 1.0
@@ -367,10 +367,10 @@ async def test_reward_judge_a_reply_that_cannot_be_read_is_asked_for_again_with_
     assert (await reward(rollout("7", "7"))).value == 1.0
     second, third = (body["messages"][2:] for body in server.bodies[1:])
     assert second[0] == {"role": "assistant", "content": "I like it!"}
-    assert second[1]["content"].startswith("Your reply holds no JSON object.")
+    assert second[1]["content"].startswith("Your reply contains no JSON object.")
     assert third[1]["content"].startswith("Your score 11 is not between 1 and 10.")
     server.answer = lambda body: completion("no")
-    with pytest.raises(RewardInfraError, match="no readable verdict in 3 attempts; the last time: Your reply holds no"):
+    with pytest.raises(RewardInfraError, match="no readable verdict in 3 attempts; the last error: Your reply"):
         await reward(rollout("8", "7"))
     await reward.close()
 
@@ -584,7 +584,7 @@ def test_reward_judge_a_verdict_behind_long_thoughts_is_read() -> None:
 async def test_reward_judge_a_hostile_body_is_our_failure(body: str, server: JudgeServer, rollout: MakeRollout) -> None:
     server.answer = lambda _: web.Response(text=body, content_type="application/json")
     ask = Judge(settings := config(server, max_attempts=1), EndpointChat(settings))
-    with pytest.raises(RewardInfraError, match=r"no chat completion|more than 1,048,576 bytes"):
+    with pytest.raises(RewardInfraError, match=r"not a chat completion|more than 1,048,576 bytes"):
         await ask.judge(rollout("x", "7"))
     await ask.close()
 
@@ -617,22 +617,22 @@ def test_reward_judge_a_cache_directory_that_cannot_be_used_costs_the_cache_alon
     cache = ReplyCache(2, str(tmp_path / "file" / "cache"))
     cache.put("a", "1")
     assert cache.get("a") == "1"
-    assert "kept in memory alone" in caplog.text
+    assert "cached in memory only" in caplog.text
 
 
 def test_reward_judge_equal_content_has_equal_keys() -> None:
-    assert content_key("a", {"x": 1, "y": [2]}) == content_key("a", {"y": [2], "x": 1})
-    assert content_key("a", "b") != content_key("ab", "")
-    assert len(content_key("\ud800")) == 40
+    assert compute_content_key("a", {"x": 1, "y": [2]}) == compute_content_key("a", {"y": [2], "x": 1})
+    assert compute_content_key("a", "b") != compute_content_key("ab", "")
+    assert len(compute_content_key("\ud800")) == 40
 
 
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"url": "host:8000"}, "is not an address"),
-        ({"url": "http://me:secret@host/v1"}, "holds a password"),
-        ({"scale": [5, 1]}, "the first must be below the second"),
-        ({"cache_dir": "x", "cache_size": 0}, "keeps nothing"),
+        ({"url": "host:8000"}, "is not a URL"),
+        ({"url": "http://me:secret@host/v1"}, "contains a password"),
+        ({"scale": [5, 1]}, "the first number must be below the second"),
+        ({"cache_dir": "x", "cache_size": 0}, "disables the cache"),
         ({"api_key_env": "sk-123"}, "String should match pattern"),
     ],
 )

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.rewards.final_answer import last_boxed, last_number
+from roll.rewards.final_answer import find_last_box, find_last_number
 from roll.rewards.math import score_math
-from roll.rewards.mathematics.plain_number import number_of
+from roll.rewards.mathematics.plain_number import parse_number
 
 RIGHT = [
     # the last number counts
@@ -151,10 +151,10 @@ def test_math_verifier_only_the_end_of_an_endless_answer_is_read() -> None:
 
 
 def test_math_verifier_boxes_may_hold_braces() -> None:
-    assert last_boxed(r"\boxed{\frac{1}{2}}") == r"\frac{1}{2}"
-    assert last_boxed(r"\fbox{ \{1, 2\} }") == r"\{1, 2\}"
-    assert last_boxed(r"\boxed{1} \boxed{2") is None
-    assert last_boxed("nothing") is None
+    assert find_last_box(r"\boxed{\frac{1}{2}}") == r"\frac{1}{2}"
+    assert find_last_box(r"\fbox{ \{1, 2\} }") == r"\{1, 2\}"
+    assert find_last_box(r"\boxed{1} \boxed{2") is None
+    assert find_last_box("nothing") is None
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_math_verifier_boxes_may_hold_braces() -> None:
     ],
 )
 def test_math_verifier_the_last_number_that_stands_for_itself(text: str, number: str | None) -> None:
-    assert last_number(text) == number
+    assert find_last_number(text) == number
 
 
 @settings(max_examples=300, deadline=None)
@@ -184,7 +184,7 @@ def test_math_verifier_a_number_equals_itself_however_it_is_written_and_no_neigh
     plain = f"{sign}{whole}.{point}" if decimals else f"{sign}{whole}"
     grouped = f"{sign}{int(whole):,}" + (f".{point}" if decimals else "")
     for written in (plain, grouped, f"${plain}$", f"{exact.numerator}/{exact.denominator}", f"\\text{{{plain}}}"):
-        found = number_of(written)
+        found = parse_number(written)
         assert found is not None and found.value == exact
         assert score_math(f"So the answer is {written}.", plain, "auto")[0]
         assert score_math(f"Thus \\boxed{{{written}}}", plain, "auto")[0]
@@ -194,9 +194,9 @@ def test_math_verifier_a_number_equals_itself_however_it_is_written_and_no_neigh
 @settings(max_examples=300, deadline=None)
 @given(text=st.text(alphabet="0123456789+-*/^=.,$%\\{}()[] \nabxboxedfrac", max_size=60))
 def test_math_verifier_extraction_never_fails(text: str) -> None:
-    last_number(text)
-    last_boxed(text)
-    number_of(text)
+    find_last_number(text)
+    find_last_box(text)
+    parse_number(text)
 
 
 def test_math_verifier_importing_the_verifier_imports_no_heavy_library() -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from roll.rewards.math import LONGEST_REFERENCE, score_math
+from roll.rewards.math import MAX_REFERENCE_LENGTH, score_math
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ from roll.rewards.math import LONGEST_REFERENCE, score_math
         (r"\boxed{\frac{1}{2}", r"\frac{1}{2}"),
         (r"<answer>\boxed{5</answer>", "5"),
         (r"\boxed{Paris", "Paris"),
-        (r"\boxed{5", "5" * (LONGEST_REFERENCE + 1)),
+        (r"\boxed{5", "5" * (MAX_REFERENCE_LENGTH + 1)),
     ],
 )
 def test_math_verifier_math_of_a_box_that_is_not_closed_is_no_answer(text: str, reference: str) -> None:
@@ -64,7 +64,7 @@ def test_math_verifier_math_of_a_reference_of_20000_characters_takes_no_time(pie
 
 def test_math_verifier_math_of_a_long_reference_is_right_as_the_same_text() -> None:
     reference = ", ".join(map(str, range(1_000)))
-    assert len(reference) > LONGEST_REFERENCE
+    assert len(reference) > MAX_REFERENCE_LENGTH
     assert score_math(reference, reference, "auto") == (True, "correct")
     assert score_math(rf"So \boxed{{{reference}}}.", reference, "auto") == (True, "correct")
     assert score_math(f"The list:\n{reference}", reference, "boxed") == (False, "no answer")

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from roll.config.data import FileData
 from roll.data.bad_rows import BadRows
 from roll.data.prompts import PromptReader
-from roll.rewards.final_answer import reference_answer
+from roll.rewards.final_answer import extract_reference
 from roll.rewards.math import prepare_worker, score_math
-from roll.rewards.mathematics.same_text import normalized_text
-from roll.rewards.mathematics.symbolic import looks_explosive
+from roll.rewards.mathematics.same_text import normalize_text
+from roll.rewards.mathematics.symbolic import is_too_large
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -160,7 +160,7 @@ def test_math_verifier_math_identical_text_is_right_in_every_form(reference: str
 @given(st.text(max_size=60), st.sampled_from(["{}", "\\boxed{{{}}}", "<answer>{}</answer>", "The answer is {}."]))
 def test_math_verifier_math_identical_text_is_right_whatever_it_is(text: str, form: str) -> None:
     """Braces that do not match open no box, and marks of tags and boxes are read as such."""
-    if re.search(r"[{}<>\\#\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]", text) or not normalized_text(text):
+    if re.search(r"[{}<>\\#\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]", text) or not normalize_text(text):
         return
     assert score_math(form.format(text), text, "auto", 60)[0] is True
 
@@ -241,7 +241,7 @@ SOLUTION = r"We have $2x = 1$, so $x=\boxed{\frac{1}{2}}$. (The other root, $3$,
     ],
 )
 def test_math_verifier_math_reference_is_the_answer_that_a_solution_ends_with(reference: str, answer: str) -> None:
-    assert reference_answer(reference) == answer
+    assert extract_reference(reference) == answer
 
 
 @pytest.mark.parametrize(
@@ -342,8 +342,8 @@ def test_math_verifier_math_hostile_repetition_is_refused_by_its_looks(
     seen: list[int] = []
     from roll.rewards.mathematics import symbolic
 
-    parsed = symbolic._parsed
-    monkeypatch.setattr(symbolic, "_parsed", lambda text: seen.append(len(text)) or parsed(text))
+    parsed = symbolic._parse
+    monkeypatch.setattr(symbolic, "_parse", lambda text: seen.append(len(text)) or parsed(text))
     right, verdict = score_math(rf"\boxed{{{body}}}", "x+1", "auto")
     assert (right, verdict) in [(False, "too large"), (False, "wrong")]
     assert max(seen, default=0) < 100
@@ -356,7 +356,7 @@ def test_math_verifier_math_looks_are_judged_in_linear_time(piece: str) -> None:
     def seconds(size: int) -> float:
         text = "x^" + (piece * size)[:size] + "x"
         started = time.process_time()
-        looks_explosive(text)
+        is_too_large(text)
         return time.process_time() - started
 
     assert seconds(3_900) < 40 * (seconds(390) + 0.005)  # blanks behind `^` took 60 times as long for 4 times as many
@@ -371,4 +371,4 @@ def test_math_verifier_math_usual_answers_are_not_refused_by_their_looks() -> No
         "a_1 + a_2 + a_3 + a_4",
     ]
     usual += ["+".join(f"x_{{{n}}}^2" for n in range(40)), r"2 \cdot " * 20 + "2", r"x_1 x_2 x_3 x_4 x_5 x_6"]
-    assert not [text for text in usual if looks_explosive(text)]
+    assert not [text for text in usual if is_too_large(text)]

@@ -16,13 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.rewards.math import prepare_worker, score_math
-from roll.rewards.mathematics import parser_memory, symbolic
-from roll.rewards.mathematics.compare import same_answer
-from roll.rewards.mathematics.notation import cleaned
-from roll.rewards.mathematics.restated import restates
-from roll.rewards.mathematics.shape import TooDeepError, shape_of
-from roll.rewards.mathematics.symbolic import SlowError, limited, looks_explosive, same_value
-from roll.rewards.mathematics.units import split_percent, split_unit, unit_of
+from roll.rewards.mathematics import parser_caches, symbolic
+from roll.rewards.mathematics.compare import is_same_answer
+from roll.rewards.mathematics.notation import normalize_notation
+from roll.rewards.mathematics.shape import TooDeepError, parse_shape
+from roll.rewards.mathematics.symbolic import SlowError, call_with_limit, has_same_value, is_too_large
+from roll.rewards.mathematics.unevaluated import is_unevaluated
+from roll.rewards.mathematics.units import parse_unit, split_percent, split_unit
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -381,7 +381,7 @@ def test_math_verifier_a_calculation_is_no_answer_to_a_number(text: str, referen
     ],
 )
 def test_math_verifier_one_notation_of_a_number_is_an_answer(text: str, reference: str) -> None:
-    assert not restates(text)
+    assert not is_unevaluated(text)
     assert score_math(rf"\boxed{{{text}}}", reference, "auto")[0]
 
 
@@ -410,15 +410,15 @@ def test_math_verifier_a_formula_equals_itself_written_otherwise_and_nothing_nex
     tree: tuple[str, sympy.Expr],
 ) -> None:
     text, _ = tree
-    assert same_answer(f"1 + ({text}) - 1", text)
-    assert not same_answer(f"({text}) + 1", text)
-    assert not same_answer(f"({text}) + 0.0000001", text)
+    assert is_same_answer(f"1 + ({text}) - 1", text)
+    assert not is_same_answer(f"({text}) + 1", text)
+    assert not is_same_answer(f"({text}) + 0.0000001", text)
 
 
 def test_math_verifier_a_variable_may_be_written_as_a_sum() -> None:
-    assert same_answer("1 + (x) - 1", "x") and same_answer(r"\frac{2x}{2}", "x")
-    assert not same_answer("1 + (x) - 2", "x") and not same_answer("y", "x")
-    assert not same_value(r"\{1, 2\}", "x") and not same_value("x=1", "x")  # neither has a value of its own
+    assert is_same_answer("1 + (x) - 1", "x") and is_same_answer(r"\frac{2x}{2}", "x")
+    assert not is_same_answer("1 + (x) - 2", "x") and not is_same_answer("y", "x")
+    assert not has_same_value(r"\{1, 2\}", "x") and not has_same_value("x=1", "x")  # neither has a value of its own
 
 
 HOSTILE = {
@@ -523,9 +523,9 @@ def test_math_verifier_separators_alone_are_no_answer(text: str, reference: str)
 )
 def test_math_verifier_readers_of_an_answer_never_fail(pieces: list[str]) -> None:
     text = "".join(pieces)
-    clean = cleaned(text)
-    shape_of(clean)
-    restates(text)
+    clean = normalize_notation(text)
+    parse_shape(clean)
+    is_unevaluated(text)
     split_unit(text)
     split_percent(text)
 
@@ -534,7 +534,7 @@ def test_math_verifier_readers_of_an_answer_never_fail(pieces: list[str]) -> Non
     ("reader", "piece"),
     [
         (reader, piece)
-        for reader in (cleaned, shape_of, restates, split_unit, split_percent, looks_explosive)
+        for reader in (normalize_notation, parse_shape, is_unevaluated, split_unit, split_percent, is_too_large)
         for piece in [
             "(",
             ")",
@@ -577,19 +577,19 @@ def test_math_verifier_readers_take_linear_time(reader: object, piece: str) -> N
 
 
 def test_math_verifier_what_explodes_is_refused_by_its_looks() -> None:
-    assert looks_explosive(r"\sum x^{10^{10}}")
-    assert looks_explosive("9^9^9")
-    assert looks_explosive("f" + "(" * 40)
-    assert looks_explosive("a!!")
-    assert looks_explosive(r"\binom{10000000}{5000000}")
-    assert not looks_explosive(r"\int_0^1 x^{2} dx + e^{x^2} + 2^{2016} + \binom{100}{50}")
+    assert is_too_large(r"\sum x^{10^{10}}")
+    assert is_too_large("9^9^9")
+    assert is_too_large("f" + "(" * 40)
+    assert is_too_large("a!!")
+    assert is_too_large(r"\binom{10000000}{5000000}")
+    assert not is_too_large(r"\int_0^1 x^{2} dx + e^{x^2} + 2^{2016} + \binom{100}{50}")
 
 
 def test_math_verifier_a_slow_comparison_is_interrupted() -> None:
     prepare_worker()
     with pytest.raises(SlowError):
-        limited(0.5, same_value, r"\int e^{x^{2}} \sin x^{3} \log x dx", "7")
-    assert same_value(r"\sqrt{4}", "2")  # and no alarm is left behind
+        call_with_limit(0.5, has_same_value, r"\int e^{x^{2}} \sin x^{3} \log x dx", "7")
+    assert has_same_value(r"\sqrt{4}", "2")  # and no alarm is left behind
 
 
 def test_math_verifier_an_alarm_that_a_destructor_swallows_rings_again_without_a_word(
@@ -606,19 +606,19 @@ def test_math_verifier_an_alarm_that_a_destructor_swallows_rings_again_without_a
     said: list[object] = []
     monkeypatch.setattr(sys, "unraisablehook", said.append)
     with pytest.raises(SlowError):
-        limited(60.0, compare)
+        call_with_limit(60.0, compare)
     assert not said
     Unheard = type("Unheard", (), {"__del__": lambda _: 1 / 0})
-    limited(60.0, Unheard)
+    call_with_limit(60.0, Unheard)
     assert len(said) == 1  # everything else is heard
 
 
 def test_math_verifier_a_matrix_is_compared_like_any_other_value() -> None:
     two = r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}"
-    assert same_value(two, two)
-    assert not same_value(two, r"\begin{pmatrix} 1 & 2 \\ 3 & 5 \end{pmatrix}")
-    assert not same_value("x", two)
-    assert not same_value(two, "x")
+    assert has_same_value(two, two)
+    assert not has_same_value(two, r"\begin{pmatrix} 1 & 2 \\ 3 & 5 \end{pmatrix}")
+    assert not has_same_value("x", two)
+    assert not has_same_value(two, "x")
 
 
 def test_math_verifier_an_alarm_that_rings_as_a_comparison_ends_stays_inside() -> None:
@@ -635,7 +635,7 @@ def test_math_verifier_an_alarm_that_rings_as_a_comparison_ends_stays_inside() -
 
             sys.setprofile(profiled)
             try:
-                outcomes.append(limited(60.0, int, "7"))
+                outcomes.append(call_with_limit(60.0, int, "7"))
             except SlowError:
                 outcomes.append(None)
             finally:
@@ -648,15 +648,15 @@ def test_math_verifier_an_alarm_that_rings_as_a_comparison_ends_stays_inside() -
 
 
 def test_math_verifier_units_by_hand() -> None:
-    speed, there = unit_of("km/h"), unit_of(r"\text{ m}/\text{s}")
+    speed, there = parse_unit("km/h"), parse_unit(r"\text{ m}/\text{s}")
     assert speed is not None and there is not None
     assert speed.dimension == there.dimension == (("length", 1), ("time", -1))
     assert speed.factor / there.factor == Fraction(1000, 3600)
-    area = unit_of("square feet")
+    area = parse_unit("square feet")
     assert area is not None and area.factor == Fraction(3048, 10000) ** 2
-    cube, litre = unit_of("cm^3"), unit_of("mL")
+    cube, litre = parse_unit("cm^3"), parse_unit("mL")
     assert cube is not None and cube == litre
-    assert unit_of("apples") is None and unit_of("") is None
+    assert parse_unit("apples") is None and parse_unit("") is None
     assert split_unit(r"\pi r^2 h") == (r"\pi r^2 h", None)
     assert split_unit("2 x") == ("2 x", None)
     assert split_unit(r"6\sqrt{3} \text{ apples}") == (r"6\sqrt{3}", None)
@@ -664,14 +664,14 @@ def test_math_verifier_units_by_hand() -> None:
 
 def test_math_verifier_what_the_parser_remembers_of_new_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare_worker()
-    usual = parser_memory.num_remembered()
-    monkeypatch.setattr(parser_memory, "MOST_REMEMBERED", usual + 300)
+    usual = parser_caches.count_cached()
+    monkeypatch.setattr(parser_caches, "MAX_CACHED", usual + 300)
     pieces = [r"\frac{a}{b}", r"\sqrt{c}", r"\sin x", r"|y|", r"(z)^{2}", r"n!", r"\binom{k}{2}", r"\log_2 t"]
     remembered = []
     for first in pieces:
         for second in pieces:
-            symbolic._parsed(f"{first}+2{second}{first}")
-            remembered.append(parser_memory.num_remembered())
+            symbolic._parse(f"{first}+2{second}{first}")
+            remembered.append(parser_caches.count_cached())
     assert max(remembered) <= usual + 300
     assert min(remembered[1:]) < remembered[0]  # it began anew at least once, and understands as before
-    assert same_value(r"\frac{x^2-1}{x-1}", "x+1") and not same_value(r"\sqrt{x}", "x")
+    assert has_same_value(r"\frac{x^2-1}{x-1}", "x+1") and not has_same_value(r"\sqrt{x}", "x")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from roll.rewards.mathematics.notation import cleaned, matching
-from roll.rewards.mathematics.restated import restates
+from roll.rewards.mathematics.notation import match_brackets, normalize_notation
+from roll.rewards.mathematics.unevaluated import is_unevaluated
 
 
 @pytest.mark.parametrize(
@@ -27,19 +27,19 @@ from roll.rewards.mathematics.restated import restates
     ],
 )
 def test_math_verifier_one_spelling_for_each_thing(text: str, expected: str) -> None:
-    assert cleaned(text) == expected
+    assert normalize_notation(text) == expected
 
 
 def test_math_verifier_brackets_behind_a_backslash_close_nothing() -> None:
-    assert matching(r"(a\)b)", "(", ")") == {0: 5}
-    assert matching(r"\(a)", "(", ")") == {}
+    assert match_brackets(r"(a\)b)", "(", ")") == {0: 5}
+    assert match_brackets(r"\(a)", "(", ")") == {}
 
 
 @pytest.mark.parametrize(
     "text", ["84/2", r"\cdot 5", "(17)(23)", "(17)23", "17(23)", "|3|-4", r"x \approx 5+6", "x = 3+4", "17--25"]
 )
 def test_math_verifier_what_leaves_something_to_do_restates(text: str) -> None:
-    assert restates(text)
+    assert is_unevaluated(text)
 
 
 @pytest.mark.parametrize(
@@ -47,4 +47,4 @@ def test_math_verifier_what_leaves_something_to_do_restates(text: str) -> None:
     ["-5", "+5", "17/1", "1/0", "3/4", r"3\sqrt{13} \approx 10.82", r"x \approx 11", "|3|", r"\frac{84}{2}", "(7)"],
 )
 def test_math_verifier_a_number_restates_nothing(text: str) -> None:
-    assert not restates(text)
+    assert not is_unevaluated(text)

@@ -14,7 +14,7 @@ from roll.config.rewards import RewardList, as_reward_list
 from roll.rewards import build_reward
 from roll.rewards.code.extract import extract_code
 from roll.rewards.compose import WeightedReward
-from roll.rewards.reasoning import scored_text
+from roll.rewards.reasoning import get_scored_text
 from roll.types import RewardResult, Rollout
 
 MakeRollout = Callable[..., Rollout]
@@ -51,6 +51,9 @@ CASES: list[tuple[Any, str, str, str, str, dict[str, Any]]] = [
     ("choice", "C", "The answer is B", "C", "I do not know.", {}),
     ("short_answer", "Paris", "<answer>Rome</answer>", "<answer>Paris</answer>", "<answer>none</answer>", {}),
     ("exact", "Paris", "Rome", "Paris", "I do not know.", {}),
+    ("box", "[0, 0, 9, 9]", "[20, 20, 30, 30]", "[0, 0, 9, 9]", "I do not know.", {}),
+    ("point", "[0, 0, 9, 9]", "(20, 20)", "(3, 3)", "I do not know.", {}),
+    ("edit_distance", "Paris", "Ngnnc", "Paris", "<answer>ngn</answer>", {}),
     ("instructions", "", "First, second", "Blue is calm", "Blue, calm", INSTRUCTIONS),
     (NO_JSON, "", "[1]", '{"a": 1}', "none", {}),
 ]
@@ -139,7 +142,7 @@ def test_reward_reasoning_refuses_what_is_no_tag(value: str) -> None:
 
 def test_reward_reasoning_leaves_the_program_behind_it(rollout: MakeRollout) -> None:
     draft, program = "```python\ndef f(x):\n    return x\n```", "```python\ndef f(x):\n    return x + 1\n```"
-    text = scored_text(rollout(f"<think>Try:\n{draft}\n</think>\nHere:\n{program}"), "auto")
+    text = get_scored_text(rollout(f"<think>Try:\n{draft}\n</think>\nHere:\n{program}"), "auto")
     assert text is not None and extract_code(text, "python") == "def f(x):\n    return x + 1\n"
-    given_up = scored_text(rollout(f"<think>Try:\n{program}\n</think>\nI give up."), "auto")
+    given_up = get_scored_text(rollout(f"<think>Try:\n{program}\n</think>\nI give up."), "auto")
     assert given_up == "\nI give up."

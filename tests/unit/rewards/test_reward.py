@@ -154,7 +154,7 @@ async def test_reward_components_are_weighted_named_and_agree_on_what_is_solved(
 
 
 def test_reward_an_empty_list_of_rewards_is_refused() -> None:
-    with pytest.raises(ValueError, match="name at least one reward"):
+    with pytest.raises(ValueError, match="add at least one reward"):
         as_reward_list([])
 
 

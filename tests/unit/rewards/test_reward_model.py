@@ -21,7 +21,7 @@ from roll.errors import ModelError, RewardInfraError, UnscorableError
 from roll.rewards import build_reward
 from roll.rewards.batching import Batcher
 from roll.rewards.compose import WeightedReward
-from roll.rewards.reward_model import _device, _token_ids, check_reward_models
+from roll.rewards.reward_model import _resolve_device, _tokenize, check_reward_models
 from roll.types import Message, Rollout
 
 MakeRollout = Callable[..., Rollout]
@@ -90,8 +90,8 @@ def test_reward_model_a_template_that_writes_the_date_is_rendered_as_it_was_in_t
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     tokenizer.chat_template = "Today: {{ strftime_now('%d %b %Y') }}\n" + tokenizer.chat_template
     chat: list[Message] = [Message(role="user", content="?")]
-    trained, _ = ChatRenderer(tokenizer).conversation([*chat, Message(role="assistant", content="yes")])
-    assert _token_ids(tokenizer, chat, "yes", 1000) == trained.tolist()
+    trained, _ = ChatRenderer(tokenizer).tokenize_conversation([*chat, Message(role="assistant", content="yes")])
+    assert _tokenize(tokenizer, chat, "yes", 1000) == trained.tolist()
     assert tokenizer.decode(trained).startswith("Today: 01 Jan 2025")
 
 
@@ -104,7 +104,7 @@ def test_reward_model_a_model_that_scores_nothing_is_refused_before_anything_sta
         return load_config(base).data
 
     check_reward_models(data(model_path))
-    with pytest.raises(ModelError, match=r"is no reward model: a LlamaForCausalLM writes text and scores nothing"):
+    with pytest.raises(ModelError, match=r"is not a reward model: a LlamaForCausalLM generates text without scores"):
         check_reward_models(data(tiny_model))
     with pytest.raises(ModelError, match="is not a directory on this machine"):
         check_reward_models(data(tiny_model / "nowhere"))
@@ -114,9 +114,9 @@ async def test_reward_model_a_model_without_a_head_or_with_fewer_outputs_is_refu
     pool: LocalWorkerPool, rollout: MakeRollout, model_path: Path, tiny_model: Path
 ) -> None:
     plain, narrow = build(pool, tiny_model), build(pool, model_path, label=2)
-    with pytest.raises(UnscorableError, match=r"is no reward model: it lacks the weights \['score.weight'\]"):
+    with pytest.raises(UnscorableError, match=r"is not a reward model: it lacks the weights \['score.weight'\]"):
         await plain(rollout("a"))
-    with pytest.raises(UnscorableError, match="has 2 outputs, so `label` 2 is none of them"):
+    with pytest.raises(UnscorableError, match="has 2 outputs, so `label` must be below 2, got 2"):
         await narrow(rollout("a"))
     missing = build(pool, tiny_model / "nowhere")
     with pytest.raises(UnscorableError, match="not a directory"):
@@ -129,7 +129,7 @@ async def test_reward_model_a_model_that_takes_too_long_is_our_failure(
     pool: LocalWorkerPool, rollout: MakeRollout, model_path: Path
 ) -> None:
     reward = build(pool, model_path, time_limit_s=0.001)
-    with pytest.raises(RewardInfraError, match=r"the reward model .* took longer than 0\.001 s"):
+    with pytest.raises(RewardInfraError, match=r"the reward model .* did not score a batch within 0\.001 s"):
         await reward(rollout("a"))
     await reward.close()
 
@@ -204,4 +204,4 @@ def test_reward_model_without_a_device_auto_is_the_cpu_also_for_a_build_that_cou
         return None if check_available else torch.device("cuda")
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", built_for_cuda)
-    assert _device("auto") == torch.device("cpu")
+    assert _resolve_device("auto") == torch.device("cpu")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from roll.errors import ConfigError
-from roll.rewards.pickled_function import give
+from roll.rewards.pickled_function import pickle_function
 from roll.rewards.python import call_reward
-from roll.rewards.signatures import bound, check_signature, given_values
+from roll.rewards.signatures import bind_arguments, check_signature, make_values
 from roll.types import Prompt
 
 ROW = {
@@ -27,7 +27,7 @@ def prompt(metadata: dict[str, Any] | None = None) -> Prompt:
 
 def called(function: Callable[..., Any], metadata: dict[str, Any] | None = None, **options: Any) -> Any:
     check_signature(function, "f", options)
-    arguments, named = bound(function, given_values("It is 72.", prompt(metadata)), options)
+    arguments, named = bind_arguments(function, make_values("It is 72.", prompt(metadata)), options)
     return function(*arguments, **named)
 
 
@@ -106,18 +106,18 @@ def test_reward_signature_of_roll_in_another_order_are_bound_by_name() -> None:
         (lambda text: 1.0, "too many positional arguments"),
         (lambda text, answer: 1.0, "too many positional arguments"),
         (lambda: 1.0, "too many positional arguments"),
-        (lambda answer, question, text: 1.0, "the names say another order than text, answer, metadata"),
+        (lambda answer, question, text: 1.0, "the parameters are not in the order text, answer, metadata"),
         (
             lambda prompts, completions, **kwargs: 1.0,
-            "'prompts' is a batch, but a function scores one answer at a time",
+            "the parameter 'prompts' receives a batch, but ROLL scores one answer at a time",
         ),
-        (lambda completions, answer, **kwargs: 1.0, "'completions' is a batch"),
-        (lambda data_sources, solution_strs, ground_truths, extra_infos: 1.0, "'data_sources' is a batch"),
+        (lambda completions, answer, **kwargs: 1.0, "the parameter 'completions' receives a batch"),
+        (lambda data_sources, solution_strs, ground_truths, extra_infos: 1.0, "'data_sources' receives a batch"),
         (
             lambda data_source, solution_str, ground_truth, tokenizer: 1.0,
-            "nothing is known of the argument 'tokenizer'",
+            "ROLL has no value for the argument 'tokenizer'",
         ),
-        (lambda solution_str, ground_truth, /: 1.0, "'solution_str' takes no name, since it stands before '/'"),
+        (lambda solution_str, ground_truth, /: 1.0, "'solution_str' cannot be passed by name"),
     ],
 )
 def test_reward_signature_that_do_not_fit_are_refused_with_both_that_do(function: Callable[..., Any], why: str) -> None:
@@ -137,6 +137,6 @@ def test_reward_signature_of_verl_may_return_a_score_with_other_figures() -> Non
     def compute_score(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> Any:
         return {"score": 0.5, "acc": True, "pred": "72", "odd": float("nan"), "share": np.float32(0.25)}
 
-    judgement = call_reward(give(compute_score), given_values("It is 72.", prompt()), {})
+    judgement = call_reward(pickle_function(compute_score), make_values("It is 72.", prompt()), {})
     assert (judgement.value, judgement.verdict) == (0.5, "0.5")
     assert dict(judgement.parts) == {"acc": 1.0, "share": 0.25}

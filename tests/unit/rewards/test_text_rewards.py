@@ -18,9 +18,9 @@ from roll.config.rewards import RewardList, as_reward_list
 from roll.errors import UnscorableError
 from roll.protocols import Reward
 from roll.rewards import build_reward
-from roll.rewards.final_answer import last_tagged
-from roll.rewards.short_answer import exact_match, f1, references_of
-from roll.rewards.simple import overlength, repeated_share
+from roll.rewards.final_answer import find_last_tagged
+from roll.rewards.short_answer import compute_f1, is_exact_match, parse_references
+from roll.rewards.simple import compute_overlength_share, compute_repeated_share
 from roll.types import Rollout
 
 MakeRollout = Callable[..., Rollout]
@@ -31,21 +31,23 @@ def build(pool: LocalWorkerPool, *entries: Any) -> Reward:
 
 
 def test_reward_text_words_are_compared_without_case_articles_and_punctuation() -> None:
-    assert exact_match("The Eiffel-Tower!", "eiffel tower")
-    assert not exact_match("tower eiffel", "eiffel tower")
-    assert exact_match("\u201cRock \u2019n\u2019 roll\u201d\u2026", "rock 'n' roll")  # as models write them
+    assert is_exact_match("The Eiffel-Tower!", "eiffel tower")
+    assert not is_exact_match("tower eiffel", "eiffel tower")
+    assert is_exact_match("\u201cRock \u2019n\u2019 roll\u201d\u2026", "rock 'n' roll")  # as models write them
     # 2 common words of 3 and 2: precision 2/3, recall 1, F1 = 2 x 2/3 / (5/3) = 0.8
-    assert f1("in Paris France", "paris france") == pytest.approx(0.8)
-    assert f1("", "paris") == 0.0
-    assert f1("the", "a") == f1("", "A") == f1("!", "A") == f1("-", "+") == 0.0  # nothing is not any article or sign
-    assert f1("A.", "a") == f1("+", "+") == f1("", "") == 1.0
+    assert compute_f1("in Paris France", "paris france") == pytest.approx(0.8)
+    assert compute_f1("", "paris") == 0.0
+    assert (
+        compute_f1("the", "a") == compute_f1("", "A") == compute_f1("!", "A") == compute_f1("-", "+") == 0.0
+    )  # nothing is not any article or sign
+    assert compute_f1("A.", "a") == compute_f1("+", "+") == compute_f1("", "") == 1.0
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_reward_text_f1_is_symmetric_and_1_exactly_for_equal_bags_of_words(a: str, b: str) -> None:
-    assert f1(a, b) == f1(b, a)
-    assert 0.0 <= f1(a, b) <= 1.0
-    assert f1(a, a) == 1.0
+    assert compute_f1(a, b) == compute_f1(b, a)
+    assert 0.0 <= compute_f1(a, b) <= 1.0
+    assert compute_f1(a, a) == 1.0
 
 
 @pytest.mark.parametrize(
@@ -60,13 +62,13 @@ def test_reward_text_f1_is_symmetric_and_1_exactly_for_equal_bags_of_words(a: st
     ],
 )
 def test_reward_text_the_last_tagged_answer_counts(text: str, inside: str | None) -> None:
-    assert last_tagged(text) == inside
+    assert find_last_tagged(text) == inside
 
 
 def test_reward_text_a_million_open_tags_hold_nobody_up() -> None:
     started = time.process_time()
-    assert last_tagged("<answer>" * 200_000) is None
-    assert f1("<answer>" * 200_000, "7") == 0.0
+    assert find_last_tagged("<answer>" * 200_000) is None
+    assert compute_f1("<answer>" * 200_000, "7") == 0.0
     assert time.process_time() - started < 5
 
 
@@ -99,15 +101,15 @@ async def test_reward_text_the_best_of_several_references_counts(pool: LocalWork
     ],
 )
 def test_reward_text_short_answer_reads_references_as_data_sets_write_them(cell: Any, references: list[str]) -> None:
-    assert references_of(cell) == references
+    assert parse_references(cell) == references
 
 
 @pytest.mark.parametrize(
     ("cell", "problem"),
     [
-        ({"label": "NYC"}, "the object has the keys 'label', and none of text, value"),
-        ([object()], "is not a text, a number, a list of these"),
-        ([[[[[["deep"]]]]]], "nests too deeply"),
+        ({"label": "NYC"}, "the object has the keys 'label', but none of text, value"),
+        ([object()], "is not a string, a number, a list of these"),
+        ([[[[[["deep"]]]]]], "nested too deeply"),
     ],
 )
 async def test_reward_text_short_answer_refuses_references_that_it_cannot_read(
@@ -130,13 +132,15 @@ async def test_reward_text_short_answer_without_any_reference_is_refused(
 
 
 def test_reward_text_repeated_ngrams_by_hand() -> None:
-    assert repeated_share([1, 2, 1, 2, 1, 2], 2) == pytest.approx(1 - 2 / 5)  # 12 21 12 21 12: two kinds of five
-    assert repeated_share([1, 2, 3], 2) == 0.0
-    assert repeated_share([1], 2) == 0.0
+    assert compute_repeated_share([1, 2, 1, 2, 1, 2], 2) == pytest.approx(
+        1 - 2 / 5
+    )  # 12 21 12 21 12: two kinds of five
+    assert compute_repeated_share([1, 2, 3], 2) == 0.0
+    assert compute_repeated_share([1], 2) == 0.0
 
 
 def test_reward_text_overlength_is_linear_between_its_limits() -> None:
-    assert [overlength(n, 10, 20) for n in (5, 10, 15, 20, 99)] == [0.0, 0.0, 0.5, 1.0, 1.0]
+    assert [compute_overlength_share(n, 10, 20) for n in (5, 10, 15, 20, 99)] == [0.0, 0.0, 0.5, 1.0, 1.0]
 
 
 async def test_reward_text_penalties_lower_the_reward_and_decide_nothing(

@@ -84,7 +84,7 @@ class Engines:
 
 
 class Numbers:
-    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+    def decode_final_text(self, token_ids: IntArray, context: IntArray) -> str:
         return self.decode(token_ids)
 
     def decode(self, token_ids: IntArray) -> str:
@@ -93,7 +93,7 @@ class Numbers:
     def escape_special_tokens(self, text: str) -> str:
         return text
 
-    def follow_up(self, observation: str) -> IntArray:
+    def tokenize_follow_up(self, observation: str) -> IntArray:
         return np.zeros(1, np.int32)
 
 
@@ -131,9 +131,9 @@ def _trained(policy: tuple[tuple[str, Any], ...], num_steps: int) -> tuple[list[
         controller = AsyncController(scheduler, proxy, SchedulingConfig(**dict(policy)), spec)
         for step in range(num_steps):
             batches.append(await controller.next_batch())
-            await controller.settle(step + 1, set())
+            await controller.complete_step(step + 1, set())
         took.append(asyncio.get_running_loop().time())
-        assert not controller.in_flight()
+        assert not controller.list_in_flight()
         await controller.close()
 
     run(main(), seed=1)
@@ -159,15 +159,15 @@ def test_rollout_selection_what_finishes_first_earns_less_where_long_answers_are
 
 def test_rollout_selection_a_run_counts_what_it_trained_beside_what_it_scored_and_stopped() -> None:
     (batch,), _ = trained(REDUNDANT | {"prompt_redundancy": 1.0}, num_steps=1)
-    census = batch.census
-    assert census is not None
-    assert len(census.counted) == NUM_PROMPTS * GROUP_SIZE
-    assert len(census.counted) + len(census.unused) + census.num_stopped == NUM_PROMPTS * 10
+    selection_bias = batch.selection_bias
+    assert selection_bias is not None
+    assert len(selection_bias.counted) == NUM_PROMPTS * GROUP_SIZE
+    assert len(selection_bias.counted) + len(selection_bias.unused) + selection_bias.num_stopped == NUM_PROMPTS * 10
     kept = [str(r.rollout_id) for g in batch.groups for r in g.rollouts]
-    metrics = census.metrics()
+    metrics = selection_bias.compute_metrics()
     assert metrics["selection/length_counted"] == pytest.approx(fmean(map(length_of, kept)))
     assert metrics["selection/reward_counted"] == pytest.approx(fmean(map(reward_of, kept)))
-    assert metrics["selection/stopped_share"] == pytest.approx(census.num_stopped / (NUM_PROMPTS * 10))
+    assert metrics["selection/stopped_share"] == pytest.approx(selection_bias.num_stopped / (NUM_PROMPTS * 10))
     # what was stopped is longer than whatever its group counted
     stopped = {f"train-{d}.{i}" for d in range(NUM_PROMPTS) for i in range(10)} - set(kept)
     for draw_id in range(NUM_PROMPTS):
@@ -180,25 +180,28 @@ def test_rollout_selection_the_last_that_counted_stands_in_for_what_was_stopped(
     # Of a group's 10, the 8th by length is long with probability P(Binomial(10, 1/2) >= 3) = 0.945, so right with
     # 0.767: (8 * 0.427 + 2 * 0.767) / 10 = 0.495, where the policy's is 0.5.
     batches, _ = trained(REDUNDANT)
-    found = [batch.census.metrics() for batch in batches if batch.census is not None]
+    found = [batch.selection_bias.compute_metrics() for batch in batches if batch.selection_bias is not None]
     assert len(found) == NUM_STEPS
     assert fmean(m["selection/reward_launched"] for m in found) == pytest.approx(0.495, abs=0.025)
     assert fmean(m["selection/reward_counted"] for m in found) < 0.45
     assert all(m["selection/length_launched"] > m["selection/length_counted"] for m in found)
-    census = batches[0].census
-    assert census is not None and len(census.launched) == NUM_PROMPTS * 10
+    selection_bias = batches[0].selection_bias
+    assert selection_bias is not None and len(selection_bias.launched) == NUM_PROMPTS * 10
 
 
 def test_rollout_selection_deferred_groups_that_finished_in_part_are_counted_as_unused() -> None:
     (first, *_), _ = trained(WHOLE, num_steps=3)
-    assert first.census is not None and first.kind == "short"
-    assert len(first.census.unused) + first.census.num_stopped == NUM_PROMPTS // 4 * GROUP_SIZE
-    assert first.census.unused, "nothing of the ten prompts that were deferred had finished"
-    assert first.census.metrics()["selection/length_finished"] != first.census.metrics()["selection/length_counted"]
+    assert first.selection_bias is not None and first.kind == "short"
+    assert len(first.selection_bias.unused) + first.selection_bias.num_stopped == NUM_PROMPTS // 4 * GROUP_SIZE
+    assert first.selection_bias.unused, "nothing of the ten prompts that were deferred had finished"
+    assert (
+        first.selection_bias.compute_metrics()["selection/length_finished"]
+        != first.selection_bias.compute_metrics()["selection/length_counted"]
+    )
 
 
 def test_rollout_selection_a_policy_that_chooses_nothing_counts_nothing() -> None:
-    assert trained({}, num_steps=1)[0][0].census is None
+    assert trained({}, num_steps=1)[0][0].selection_bias is None
 
 
 def test_rollout_selection_tail_batching_of_whole_prompts_trains_over_a_run_exactly_what_a_plain_run_trains() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from roll.config.scheduling import SchedulingConfig
 from roll.rollout.buffer import SampleBuffer
-from roll.rollout.choosing import Round, choose, next_round
+from roll.rollout.choosing import Round, choose_groups, plan_next_round
 from roll.types import Prompt, PromptDraw
 
 TAIL = SchedulingConfig(type="tail_batching", prompt_redundancy=1.5, rollout_redundancy=1.5)
@@ -19,7 +19,9 @@ QUEUE = SchedulingConfig(prompt_redundancy=1.5)
 
 
 def round_of(config: SchedulingConfig, places: dict[str | None, int], **changes: Any) -> Round:
-    return next_round(config, places=places, group_size=2, **{"deferred": {}, "later": None, **changes})
+    return plan_next_round(
+        config, num_groups=places, group_size=2, **{"deferred": {}, "num_later_groups": None, **changes}
+    )
 
 
 def test_rollout_selection_a_short_round_launches_spare_prompts_in_proportion_and_waits_for_none_that_is_deferred() -> (
@@ -28,7 +30,7 @@ def test_rollout_selection_a_short_round_launches_spare_prompts_in_proportion_an
     short = round_of(TAIL, {"a": 3, "b": 1}, deferred={"a": 2, "b": 1})
     assert (short.kind, short.num_rollouts, short.first_finished, short.deferred) == ("short", 3, True, {})
     assert short.spare == {"a": 2, "b": 1}  # half as many again, rounded up in each domain
-    assert (short.num_prompts, short.speculates) == (7, True)
+    assert (short.num_prompts, short.is_speculative) == (7, True)
 
 
 @pytest.mark.parametrize(("deferred", "kind"), [({"a": 2, "b": 1}, "short"), ({"a": 2, "b": 2}, "long")])
@@ -38,12 +40,12 @@ def test_rollout_selection_a_long_round_begins_once_every_domain_can_fill_its_pl
     found = round_of(TAIL, {"a": 2, "b": 2}, deferred=deferred)
     assert found.kind == kind
     if kind == "long":
-        assert (found.deferred, found.num_rollouts, found.speculates) == ({"a": 2, "b": 2}, 2, False)
+        assert (found.deferred, found.num_rollouts, found.is_speculative) == ({"a": 2, "b": 2}, 2, False)
 
 
 @pytest.mark.parametrize(("later", "kind"), [(4, "short"), (3, "last")])
 def test_rollout_selection_no_short_round_leaves_more_than_the_later_rounds_can_train(later: int, kind: str) -> None:
-    found = round_of(TAIL, {None: 4}, deferred={None: 2}, later={None: later})
+    found = round_of(TAIL, {None: 4}, deferred={None: 2}, num_later_groups={None: later})
     assert found.kind == kind
     assert found.deferred == ({None: 2} if kind == "last" else {})
 
@@ -52,7 +54,7 @@ def test_rollout_selection_no_short_round_leaves_more_than_the_later_rounds_can_
 def test_rollout_selection_deferred_prompts_come_first_and_new_ones_only_if_they_can_still_be_trained(
     later: int | None, spare: int
 ) -> None:
-    found = round_of(QUEUE, {None: 4}, deferred={None: 5}, later=None if later is None else {None: later})
+    found = round_of(QUEUE, {None: 4}, deferred={None: 5}, num_later_groups=None if later is None else {None: later})
     assert (found.deferred, found.spare_deferred, found.spare) == ({None: 4}, {None: 1}, {None: spare})
 
 
@@ -62,32 +64,32 @@ def launched(*domains: str) -> SampleBuffer:
         prompt = Prompt(uid=str(draw_id), domain=domain, messages=())
         draw = PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.zeros(1, np.int32))
         buffer.admit(SimpleNamespace(draw=draw), 99)  # type: ignore[arg-type]
-        buffer.start(draw_id)
+        buffer.record_start(draw_id)
     return buffer
 
 
 def taken(buffer: SampleBuffer, current: Round, quota: dict[str, int] | None = None) -> list[int] | None:
-    found = choose(buffer, current, 4, Counter(quota or {}))
+    found = choose_groups(buffer, current, 4, Counter(quota or {}))
     return None if found is None else [live.draw_id for live in found]
 
 
 def test_rollout_selection_what_finished_first_counts_behind_what_the_round_waits_for() -> None:
     buffer = launched(*"aaaaaa")
-    current = Round(places={None: 4}, num_rollouts=2, first_finished=True, spare={None: 2}, mandatory={4, 5})
+    current = Round(num_groups={None: 4}, num_rollouts=2, first_finished=True, spare={None: 2}, mandatory={4, 5})
     for draw_id in (3, 1, 5, 0):
-        buffer.finish(draw_id)
+        buffer.record_finish(draw_id)
         assert taken(buffer, current) is None  # 4 is still running
-    buffer.finish(4)
+    buffer.record_finish(4)
     assert taken(buffer, current) == [1, 3, 4, 5]
 
 
 def test_rollout_selection_what_was_launched_first_counts_once_nothing_before_it_runs() -> None:
     buffer = launched(*"aaaaaa")
-    current = Round(places={None: 4}, num_rollouts=2, spare={None: 2})
+    current = Round(num_groups={None: 4}, num_rollouts=2, spare={None: 2})
     for draw_id in (5, 3, 2, 1, 4):
-        buffer.finish(draw_id)
+        buffer.record_finish(draw_id)
         assert taken(buffer, current) is None  # 0 is still running
-    buffer.finish(0)
+    buffer.record_finish(0)
     assert taken(buffer, current) == [0, 1, 2, 3]
 
 
@@ -95,6 +97,6 @@ def test_rollout_selection_what_was_launched_first_counts_once_nothing_before_it
 def test_rollout_selection_a_domain_that_has_its_quota_does_not_end_the_choice(first_finished: bool) -> None:
     buffer = launched(*"aabbbb")
     for draw_id in range(6):
-        buffer.finish(draw_id)
-    current = Round(places={"a": 1, "b": 3}, num_rollouts=2, first_finished=first_finished, spare={"a": 1, "b": 1})
+        buffer.record_finish(draw_id)
+    current = Round(num_groups={"a": 1, "b": 3}, num_rollouts=2, first_finished=first_finished, spare={"a": 1, "b": 1})
     assert taken(buffer, current, {"a": 1, "b": 3}) == [0, 2, 3, 4]

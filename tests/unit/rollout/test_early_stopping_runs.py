@@ -23,7 +23,7 @@ class Attempts:
     def __init__(self) -> None:
         self.answers: dict[tuple[str, int], asyncio.Future[Rollout]] = {}
 
-    async def attempt(self, draw: PromptDraw, index: int, plan: SamplingPlan, **_: Any) -> Rollout:
+    async def generate_and_score(self, draw: PromptDraw, index: int, plan: SamplingPlan, **_: Any) -> Rollout:
         answer = self.answers[plan.purpose, index] = asyncio.get_running_loop().create_future()
         return await answer
 

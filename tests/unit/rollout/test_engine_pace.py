@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.rollout.hang_detector import FIRST_STEP_S, LEAST_S, LOOK_S, HangDetector
+from roll.rollout.hang_detector import CHECK_INTERVAL_S, FIRST_STEP_S, MIN_TIMEOUT_S, HangDetector
 
 
 def seen(*gaps: float) -> HangDetector:
@@ -48,11 +48,11 @@ def test_hung_engine_a_look_that_comes_late_grants_the_delay() -> None:
 
 def test_hung_engine_what_had_nothing_to_do_does_not_hang() -> None:
     pace = seen(10.0)
-    pace.begin(5000.0)
+    pace.restart_timeout(5000.0)
     assert not pace.observe(5100.0, 1)
 
 
-@given(st.lists(st.floats(LOOK_S, 2000.0), min_size=1, max_size=50))
+@given(st.lists(st.floats(CHECK_INTERVAL_S, 2000.0), min_size=1, max_size=50))
 def test_hung_engine_no_engine_hangs_that_slows_down_no_more_than_threefold(gaps: list[float]) -> None:
     pace, now, slowest = HangDetector(0.0), 0.0, FIRST_STEP_S / 3
     for number, gap in enumerate(gaps, 1):
@@ -61,4 +61,4 @@ def test_hung_engine_no_engine_hangs_that_slows_down_no_more_than_threefold(gaps
         assert not pace.observe(now, number - 1)
         now += 0.001
         assert not pace.observe(now, number)
-        slowest = max(pace.slowest_s, LEAST_S / 3)
+        slowest = max(pace.slowest_s, MIN_TIMEOUT_S / 3)

@@ -19,9 +19,9 @@ from worlds.training import Settings, World, random_settings
 
 from roll.envs.hosting import EnvHosts, HostedEnv
 from roll.errors import WorkerDiedError
-from roll.rollout.episode import play
+from roll.rollout.episode import play_episode
 from roll.simulation.clock import run
-from roll.types import EnvironmentSettings, IntArray, Message, PromptDraw, Rollout, RolloutStatus
+from roll.types import EncodedText, EnvironmentSettings, IntArray, Message, PromptDraw, Rollout, RolloutStatus
 
 NUM_SCHEDULES = int(os.environ.get("ROLL_SCHEDULES", "24"))
 NUM_TURNS = 3
@@ -30,29 +30,29 @@ NUM_TURNS = 3
 class Renderer:
     """A character is a token."""
 
-    def text(self, messages: Sequence[Any], tools: Sequence[Any] = ()) -> str:
+    def render_text(self, messages: Sequence[Any], tools: Sequence[Any] = ()) -> str:
         return "".join(f"{message.role[0]}{message.text}" for message in messages) + ">"
 
-    def tokens(self, text: str) -> IntArray:
-        return np.array([ord(letter) for letter in text], np.int32)
+    def encode(self, text: str) -> EncodedText:
+        return EncodedText(np.array([ord(letter) for letter in text], np.int32))
 
-    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+    def decode_final_text(self, token_ids: IntArray, context: IntArray) -> str:
         return self.decode(token_ids)
 
     def decode(self, token_ids: IntArray) -> str:
         return "x" * len(token_ids)
 
-    def parse_answer(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+    def parse_answer(self, answer: IntArray, context: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         return "x" * len(answer), False
 
-    def suffix_ids(self, text: str, ended: bool) -> IntArray | None:
-        return self.tokens(text)
+    def encode_suffix(self, text: str, ended: bool) -> EncodedText | None:
+        return self.encode(text)
 
     def escape_special_tokens(self, text: str) -> str:
         return text
 
-    def follow_up(self, observation: str) -> IntArray:
-        return self.tokens(observation)
+    def tokenize_follow_up(self, observation: str) -> IntArray:
+        return self.encode(observation).token_ids
 
 
 class Chaos:
@@ -82,7 +82,7 @@ class _Unreliable:
     async def act(self, value: Any) -> Any:
         chance = self._host.chance
         if self._dead:
-            raise WorkerDiedError("its process was ended")
+            raise WorkerDiedError("the process was ended")
         await asyncio.sleep(chance.choice([0.0, 0.1, 1.0, 4.0]))
         if chance.random() >= self._host.share:
             return value
@@ -125,7 +125,7 @@ class EnvironmentWorld(World):
         )
         messages: Any = (Message(role="user", content=""),)
         prompt = replace(draw.prompt, environment=settings, turns=NUM_TURNS, messages=messages)
-        played = await play(replace(draw, prompt=prompt), index, first, generate, Renderer(), hosts=self.hosts)
+        played = await play_episode(replace(draw, prompt=prompt), index, first, generate, Renderer(), hosts=self.hosts)
         assert len(played.turns) == NUM_TURNS or played.finish_reason != "stop"
         assert sum(turn.reward for turn in played.turns[: NUM_TURNS - 1]) <= 0.25 * (NUM_TURNS - 1)
         return replace(played, prompt=draw.prompt, prompt_token_ids=draw.token_ids)

@@ -11,7 +11,13 @@ from worlds.published_templates import PUBLISHED, published_tokenizer
 
 from roll.data import ChatRenderer
 from roll.models import load_tokenizer
-from roll.rollout.history import Exchange, find_longest_fitting, history_messages, shorten_messages, without_thinking
+from roll.rollout.history import (
+    Exchange,
+    build_history_messages,
+    find_longest_fitting,
+    shorten_messages,
+    without_thinking,
+)
 from roll.types import History, Message, Rollout
 
 END = "<|im_end|>"
@@ -47,7 +53,7 @@ FULL = [m for one in SAID for m in (one.answer, *one.replies)]
     ],
 )
 def test_episode_a_history_shows_what_it_says(history: History, expected: list[Message]) -> None:
-    assert history_messages(history, TASK, SAID) == expected
+    assert build_history_messages(history, TASK, SAID) == expected
 
 
 @pytest.mark.parametrize(
@@ -78,9 +84,9 @@ def test_episode_what_fits_is_found_in_few_attempts_whatever_a_character_comes_t
         tried.append(limit)
         return 1_000 + 3 * limit + (1_000 if limit > 5_000 else 0)
 
-    assert find_longest_fitting(make, lambda size: size, most=500_000, room=20_000) == 19_139
+    assert find_longest_fitting(make, lambda size: size, max_limit=500_000, max_size=20_000) == 19_139
     assert tried == [500_000, 0, 6_329, 6_013, 5_713]  # 500,000 × 19,000 ÷ 1,501,000, and then a twentieth less
-    assert find_longest_fitting(make, lambda size: size, most=500_000, room=999) is None
+    assert find_longest_fitting(make, lambda size: size, max_limit=500_000, max_size=999) is None
 
 
 def said(model: Path, *answers: str, template: bool = True) -> tuple[ChatRenderer, Engine]:
@@ -226,7 +232,7 @@ def _dated(text: str) -> str:
 
 def test_episode_the_date_that_a_template_writes_is_always_the_same(default_model: Path) -> None:
     renderer = ChatRenderer(published_tokenizer(default_model, "llama3_2"))
-    assert "Today Date: 01 Jan 2025\n" in renderer.text([user("a")])
+    assert "Today Date: 01 Jan 2025\n" in renderer.render_text([user("a")])
 
 
 def test_episode_a_spelling_that_no_tokenizer_makes_is_kept(default_model: Path) -> None:

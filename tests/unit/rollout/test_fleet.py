@@ -91,7 +91,7 @@ def test_engine_fleet_an_engine_that_dies_asleep_is_replaced_when_the_others_wak
         await asyncio.sleep(100)
         counts = [len(engines.all)]
         await proxy.wake()
-        await proxy.settle()
+        await proxy.wait_for_replacements()
         assert not other.asleep
         return [e.engine_id for e in engines.all], [*counts, proxy.num_replaced]
 
@@ -125,7 +125,7 @@ def test_engine_fleet_an_engine_that_fails_again_and_again_leaves_its_work_to_th
         first.die()
         tasks = [asyncio.create_task(proxy.generate(request(str(i)))) for i in range(6)]
         found = [generation.engine_id for generation in await asyncio.gather(*tasks)]
-        await proxy.settle()
+        await proxy.wait_for_replacements()
         found.append((await proxy.generate(request("later"))).engine_id)
         return found, proxy.num_replaced
 
@@ -154,7 +154,7 @@ def test_engine_fleet_an_engine_that_was_given_up_is_tried_again_when_a_weight_s
         own.die()
         with pytest.raises(NoEngineError):
             await proxy.generate(request("r"))
-        proxy.restore(["a"])
+        proxy.start_replacing(["a"])
         return len((await proxy.generate(request("again"))).token_ids)
 
     assert within(main()) == NUM_TOKENS
@@ -182,7 +182,7 @@ def test_engine_fleet_pauses_between_attempts_double_and_one_that_was_given_up_i
             with pytest.raises(NoEngineError):
                 await proxy.generate(request(name))
             if name == "r":
-                proxy.restore(["a"])
+                proxy.start_replacing(["a"])
         return [after - before for before, after in zip(failed, begun, strict=False)]
 
     # it died, and five attempts failed, which makes six; restored, it has one more, after the pause of five failures
@@ -196,8 +196,8 @@ def test_engine_fleet_an_engine_that_answers_between_its_deaths_is_never_given_u
         for number in range(8):
             await proxy.generate(request(str(number)))
             engines.engines[0].die()
-            proxy.restore(["a"])
-            await proxy.settle()
+            proxy.start_replacing(["a"])
+            await proxy.wait_for_replacements()
         return proxy.num_replaced
 
     assert within(main()) == 8
@@ -215,8 +215,8 @@ def test_engine_fleet_who_waits_for_all_engines_waits_for_one_that_dies_as_it_be
 
         fleet = EngineFleet(engines, ready, router, on_change)  # type: ignore[arg-type]
         fleet.replace(engines.engines[0], "it died")
-        await fleet.settle()
-        assert [link.lost for link in fleet.serving] == [None]
+        await fleet.wait_for_replacements()
+        assert [link.lost for link in fleet.serving_connections] == [None]
         return changes
 
     assert within(main()) == ["died", "replaced", "died", "replaced"]
@@ -229,9 +229,9 @@ def test_engine_fleet_who_finds_an_engine_dead_that_was_replaced_meanwhile_ends_
         engines = group(old)
         fleet = EngineFleet(engines, ready, Router(), changes.append)  # type: ignore[arg-type]
         fleet.replace(old, "it got no weights")
-        await fleet.settle()
+        await fleet.wait_for_replacements()
         fleet.replace(old, "it got no weights")
-        await fleet.settle()
+        await fleet.wait_for_replacements()
         return changes
 
     assert within(main()) == ["died", "replaced"]
@@ -243,7 +243,7 @@ def test_engine_fleet_what_no_repetition_can_mend_ends_the_run_at_once() -> None
         proxy = LLMProxy(group(own, other), failing(WeightSyncError("tensor 'w' did not arrive")))  # type: ignore[arg-type]
         own.die()
         await asyncio.gather(proxy.generate(request("r")), proxy.generate(request("s")))
-        await proxy.settle()
+        await proxy.wait_for_replacements()
         with pytest.raises(WeightSyncError, match="tensor 'w'"):
             await proxy.generate(request("later"))
         return asyncio.get_running_loop().time()
@@ -267,7 +267,7 @@ def test_engine_fleet_nothing_is_brought_up_after_the_end(caplog: pytest.LogCapt
         return len(engines.all)
 
     assert within(main(), limit_s=20_000) == 3
-    assert [record.message.partition(":")[0] for record in caplog.records] == ["inference engine a died"]
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["inference engine 'a' died"]
 
 
 # ---- engines that hang
@@ -287,13 +287,15 @@ def test_engine_fleet_a_hung_engine_is_replaced_and_its_requests_go_on_elsewhere
         found = await asyncio.gather(*tasks)
         assert {len(generation.token_ids) for generation in found} == {NUM_TOKENS}
         now = asyncio.get_running_loop().time()
-        return {generation.engine_id for generation in found}, proxy.num_hung, proxy.num_reissued, now
+        return {generation.engine_id for generation in found}, proxy.num_hung_engines, proxy.num_reissued, now
 
-    engines, num_hung, num_reissued, now = within(main())
-    assert num_hung == 1
+    engines, num_hung_engines, num_reissued, now = within(main())
+    assert num_hung_engines == 1
     assert num_reissued == 4
     assert engines <= {"a", "b"} and now < 180  # two minutes of patience, and then the answers
-    assert re.search(r"inference engine a died: it hangs: no step for 1[23]\d s \(its slowest took 10 s\)", caplog.text)
+    assert re.search(
+        r"inference engine 'a' died: it hangs: no step for 1[23]\d s \(its slowest took 10 s\)", caplog.text
+    )
 
 
 def test_engine_fleet_an_engine_that_never_made_a_step_gets_ten_minutes() -> None:
@@ -310,7 +312,7 @@ def test_engine_fleet_a_slow_engine_does_not_hang() -> None:
     async def main() -> int:
         proxy = LLMProxy(group(engine("a", tick_s=200.0)), ready)  # type: ignore[arg-type]
         await asyncio.gather(*(proxy.generate(request(str(i))) for i in range(8)))
-        return proxy.num_hung
+        return proxy.num_hung_engines
 
     assert within(main()) == 0
 
@@ -322,7 +324,7 @@ def test_engine_fleet_an_engine_that_does_not_count_its_steps_is_never_said_to_h
         own.load = lambda: replace(load(), num_steps=None)  # type: ignore[method-assign]
         proxy = LLMProxy(group(own), ready)  # type: ignore[arg-type]
         await proxy.generate(request("r"))
-        return proxy.num_hung
+        return proxy.num_hung_engines
 
     assert within(main()) == 0
 
@@ -336,7 +338,7 @@ def test_engine_fleet_a_paused_engine_does_not_hang() -> None:
         await asyncio.sleep(5000)
         await proxy.resume()
         await task
-        return proxy.num_hung
+        return proxy.num_hung_engines
 
     assert within(main()) == 0
 
@@ -351,10 +353,10 @@ def test_engine_fleet_an_engine_that_hangs_as_it_is_told_something_holds_nobody_
         await asyncio.sleep(2.5)
         gone.cancel()
         await asyncio.sleep(0)
-        await proxy.end_orphans()
+        await proxy.wait_for_orphaned_requests()
         await proxy.suspend("keep")
         await proxy.resume()
-        return proxy.num_hung, len((await task).token_ids)
+        return proxy.num_hung_engines, len((await task).token_ids)
 
     assert within(main()) == (1, NUM_TOKENS)
 
@@ -374,9 +376,9 @@ def test_engine_fleet_whoever_ends_orphans_waits_for_the_aborts_that_others_bega
         await asyncio.sleep(3)
         task.cancel()
         await asyncio.sleep(0)
-        first = asyncio.create_task(proxy.end_orphans())
+        first = asyncio.create_task(proxy.wait_for_orphaned_requests())
         await asyncio.sleep(0.5)
-        await proxy.end_orphans()
+        await proxy.wait_for_orphaned_requests()
         assert not own.live
         assert first.done()
 
@@ -390,11 +392,11 @@ def test_engine_fleet_who_is_cancelled_while_orphans_end_loses_no_abort() -> Non
         task = asyncio.create_task(proxy.generate(request("r")))
         await asyncio.sleep(3)
         task.cancel()
-        first = asyncio.create_task(proxy.end_orphans())
+        first = asyncio.create_task(proxy.wait_for_orphaned_requests())
         await asyncio.sleep(0.5)
         first.cancel()
         await asyncio.sleep(0)
-        await proxy.end_orphans()
+        await proxy.wait_for_orphaned_requests()
         assert not own.live
         assert asyncio.get_running_loop().time() < 8  # aborted, not finished
 
@@ -461,7 +463,7 @@ def test_engine_fleet_what_the_engine_has_let_go_of_is_not_aborted_again() -> No
             asked.clear()
             task.cancel()
             await asyncio.sleep(0)
-            await proxy.end_orphans()
+            await proxy.wait_for_orphaned_requests()
         assert set(asked) == {"second"}
 
     within(main())
@@ -483,7 +485,7 @@ def test_engine_fleet_an_abort_that_the_engine_did_not_heed_is_repeated() -> Non
         await asyncio.sleep(150)
         task.cancel()
         await asyncio.sleep(0)
-        await proxy.end_orphans()
+        await proxy.wait_for_orphaned_requests()
         return asyncio.get_running_loop().time()
 
     assert 150 < within(main()) < 155  # not when it would have ended by itself

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from roll.errors import CallbackError
-from roll.rollout.episode import loop_for, play
-from roll.rollout.loops import load_own_loop, single_answer
+from roll.rollout.episode import choose_loop, play_episode
+from roll.rollout.loops import generate_single_answer, load_user_loop
 from roll.types import (
+    EncodedText,
     EnvironmentSettings,
     Generation,
     GenerationRequest,
@@ -29,31 +30,31 @@ from roll.user_code import load_function
 class Numbers:
     """Token 100 + n reads as `n`; an observation is one token 7."""
 
-    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+    def decode_final_text(self, token_ids: IntArray, context: IntArray) -> str:
         return self.decode(token_ids)
 
     def decode(self, token_ids: IntArray) -> str:
         return " ".join(str(token - 100) for token in token_ids if token >= 100)
 
-    drops_tools = False
+    drops_tool_results = False
 
     def escape_special_tokens(self, text: str) -> str:
         return text
 
-    def follow_up(self, observation: str) -> IntArray:
+    def tokenize_follow_up(self, observation: str) -> IntArray:
         return np.array([7], dtype=np.int32)
 
-    def text(self, messages: Sequence[Message], tools: Sequence[object] = ()) -> str:
+    def render_text(self, messages: Sequence[Message], tools: Sequence[object] = ()) -> str:
         return "".join(message.text for message in messages)
 
-    def tokens(self, text: str) -> IntArray:
+    def encode(self, text: str) -> EncodedText:
         raise AssertionError("nothing is written anew")
 
-    def parse_answer(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
+    def parse_answer(self, answer: IntArray, context: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
         return self.decode(answer), True
 
-    def suffix_ids(self, text: str, ended: bool) -> IntArray | None:
-        return np.array([7], dtype=np.int32)
+    def encode_suffix(self, text: str, ended: bool) -> EncodedText | None:
+        return EncodedText(np.array([7], dtype=np.int32))
 
 
 class Script:
@@ -88,7 +89,7 @@ async def episode(script: Script, secret: int, num_turns: int = 2) -> Rollout:
     first = GenerationRequest(
         request_id="train-4.0", token_ids=drawn.token_ids, sampling=SamplingParams(max_new_tokens=8, seed=11)
     )
-    return await play(drawn, 0, first, script.generate, Numbers())
+    return await play_episode(drawn, 0, first, script.generate, Numbers())
 
 
 async def test_rollout_loop_turns_and_observations_lie_in_one_sequence() -> None:
@@ -132,7 +133,7 @@ async def test_rollout_loop_a_single_answer_has_no_turns_of_its_own(tokens: list
     first = GenerationRequest(
         request_id="r", token_ids=drawn.token_ids, sampling=SamplingParams(max_new_tokens=8, seed=1)
     )
-    rollout = await single_answer(drawn, 2, first, Script(tokens).generate, Numbers())
+    rollout = await generate_single_answer(drawn, 2, first, Script(tokens).generate, Numbers())
     assert rollout.turns == ()
     assert [(t.start, t.end) for t in rollout.spans] == [(0, len(tokens))]
     assert rollout.index == 2
@@ -153,8 +154,8 @@ async def test_rollout_loop_the_example_of_a_loop_of_ones_own_asks_twice() -> No
 
 def test_rollout_loop_a_column_of_data_that_is_called_env_makes_no_game() -> None:
     plain = Prompt(uid="d/1", domain="d", messages=(), metadata={"env": {"name": "guess_number", "options": {}}})
-    assert loop_for(plain) is single_answer
-    assert loop_for(draw(1).prompt) is play
+    assert choose_loop(plain) is generate_single_answer
+    assert choose_loop(draw(1).prompt) is play_episode
 
 
 @pytest.mark.parametrize(
@@ -169,6 +170,6 @@ def test_rollout_loop_a_column_of_data_that_is_called_env_makes_no_game() -> Non
 async def test_rollout_loop_a_loop_of_ones_own_that_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "load_own_loop.py").write_text(text.format("loop(draw, index, first, generate, renderer)"))
     path = f"{tmp_path}/load_own_loop.py:loop"
-    loop: Any = load_own_loop(path)
+    loop: Any = load_user_loop(path)
     with pytest.raises(CallbackError, match=f"rollout loop '{path}' {words}"):
         await loop(None, 0, None, None, None)

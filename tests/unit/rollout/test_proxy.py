@@ -238,7 +238,7 @@ def test_llm_proxy_router_of_unequal_engines_leaves_no_slot_free_while_a_request
     for position, takes in enumerate(moves):
         busy = [name for name in loads if loads[name]]
         if takes:
-            chosen = router.take(session)
+            chosen = router.acquire_slot(session)
             assert (chosen is None) == all(loads[name] == limits[name] for name in loads)
             if chosen is not None:
                 loads[chosen.engine_id] += 1
@@ -247,20 +247,20 @@ def test_llm_proxy_router_of_unequal_engines_leaves_no_slot_free_while_a_request
                     others = [n for n in loads if n != chosen.engine_id]
                     assert all(taken * limits[n] <= loads[n] * limits[chosen.engine_id] for n in others)
         elif busy:
-            router.give_back(name := busy[position % len(busy)])
+            router.release_slot(name := busy[position % len(busy)])
             loads[name] -= 1
-        assert {name: router.num_requests(name) for name in loads} == loads
+        assert {name: router.count_requests(name) for name in loads} == loads
 
 
 def test_llm_proxy_router_of_4_and_16_slots_dispatches_20_requests_by_share() -> None:
     router = Router(max_kv_used=1.0)
     for own in (engine("small", 4), engine("large", 16)):
         router.add(own)  # type: ignore[arg-type]
-    order = [chosen.engine_id if (chosen := router.take()) else "none" for _ in range(21)]
+    order = [chosen.engine_id if (chosen := router.acquire_slot()) else "none" for _ in range(21)]
     assert order[20] == "none" and order.count("small") == 4 and order.count("large") == 16
     assert order[:5].count("small") == 1  # every fifth, as it has a fifth of the slots
-    router.give_back("large")
-    chosen = router.take()
+    router.release_slot("large")
+    chosen = router.acquire_slot()
     assert chosen is not None and chosen.engine_id == "large"
 
 
@@ -271,13 +271,13 @@ def test_llm_proxy_router_looks_beyond_the_least_loaded_where_their_caches_are_f
     for own in engines:
         router.add(own)  # type: ignore[arg-type]
     for _ in range(6):
-        assert router.take()
+        assert router.acquire_slot()
     for name in "ab":
-        router.give_back(name)
+        router.release_slot(name)
     full = EngineLoad(num_running=1, num_waiting=0, kv_used=0.9, capacity=4)
     for own in engines[:2]:
         own.load = lambda: full  # type: ignore[method-assign]
-    chosen = router.take()
+    chosen = router.acquire_slot()
     assert chosen is not None and chosen.engine_id == "c"
 
 
@@ -286,11 +286,11 @@ def test_llm_proxy_router_keeps_a_session_at_an_engine_that_is_not_busier_for_it
     router = Router(max_kv_used=1.0)
     for own in (engine("small", 4), engine("large", 16)):
         router.add(own)  # type: ignore[arg-type]
-    while router.num_requests("large") < 7 or router.num_requests("small") < 2:
-        assert router.take()
-    router.take("s")
+    while router.count_requests("large") < 7 or router.count_requests("small") < 2:
+        assert router.acquire_slot()
+    router.acquire_slot("s")
     where = router._sessions["s"]
-    chosen = router.take("s")
+    chosen = router.acquire_slot("s")
     assert chosen is not None and chosen.engine_id == where == "large"
 
 
@@ -304,7 +304,7 @@ def test_llm_proxy_the_heap_finds_the_least_loaded(moves: list[str], num_engines
     limit = capacity
     for position, move in enumerate(moves):
         if move == "take":
-            chosen = router.take()
+            chosen = router.acquire_slot()
             if min(loads.values()) >= limit:
                 assert chosen is None
             else:
@@ -315,9 +315,9 @@ def test_llm_proxy_the_heap_finds_the_least_loaded(moves: list[str], num_engines
             busy = [name for name, count in loads.items() if count]
             if busy:
                 name = busy[position % len(busy)]
-                router.give_back(name)
+                router.release_slot(name)
                 loads[name] -= 1
-        assert {name: router.num_requests(name) for name in loads} == loads
+        assert {name: router.count_requests(name) for name in loads} == loads
 
 
 class SlowToLetGo(TickingEngine):

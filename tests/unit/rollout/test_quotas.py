@@ -22,7 +22,7 @@ def test_rollout_quota_every_total_is_within_a_place_per_domain_of_its_share(
     quotas, dealt = Quotas(weights), Counter[str]()
     for places in steps:
         ahead = quotas.peek(places)
-        assert quotas.deal(places) == ahead
+        assert quotas.allocate(places) == ahead
         dealt += ahead
         for domain, weight in weights.items():
             share = weight / sum(weights.values()) * dealt.total()
@@ -34,15 +34,15 @@ def test_rollout_quota_a_resumed_run_deals_on_where_it_stopped(
     weights: dict[str, float], before: int, after: int
 ) -> None:
     whole = Quotas(weights)
-    whole.deal(before)
-    assert Quotas(weights, before).deal_in_order(after) == whole.deal_in_order(after)
+    whole.allocate(before)
+    assert Quotas(weights, before).allocate_in_order(after) == whole.allocate_in_order(after)
 
 
 def test_rollout_quota_a_place_that_was_not_used_is_dealt_again() -> None:
     quotas = Quotas({"a": 1.0, "b": 1.0})
-    assert quotas.deal_in_order(4) == ["a", "b", "a", "b"]
-    quotas.give_back("b")
-    assert quotas.deal_in_order(3) == ["b", "a", "b"]
+    assert quotas.allocate_in_order(4) == ["a", "b", "a", "b"]
+    quotas.return_slot("b")
+    assert quotas.allocate_in_order(3) == ["b", "a", "b"]
 
 
 @pytest.mark.parametrize("seed", range(2))

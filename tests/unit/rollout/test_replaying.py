@@ -18,7 +18,7 @@ from roll.data import ChatRenderer
 from roll.data.samples import build_samples
 from roll.errors import ReplayError
 from roll.models import load_tokenizer
-from roll.rollout.replaying import record_trajectory
+from roll.rollout.replaying import build_trajectory
 from roll.types import Anchor, RewardResult, Rollout, Trajectory
 
 STEPS: list[tuple[str, dict[str, Any]]] = [("o1", {}), ("o2", {}), ("o3", {}), ("end", {})]
@@ -33,7 +33,7 @@ def said(model: Path, *words: str) -> tuple[ChatRenderer, Engine]:
 
 
 def won(rollout: Rollout) -> Trajectory:
-    return record_trajectory(replace(rollout, reward=RewardResult(value=2.0, correct=True)))
+    return build_trajectory(replace(rollout, reward=RewardResult(value=2.0, correct=True)))
 
 
 def test_rollout_replay_a_rollout_goes_on_where_the_earlier_episode_was(tiny_model: Path) -> None:
@@ -79,9 +79,9 @@ class Forgetful(Script):
 @pytest.mark.parametrize(
     ("what", "why"),
     [
-        ("first state", "what it says before turn 1 differs"),
-        ("text", "what it says up to turn 3 differs"),
-        ("reward", "turn 2 earns 1.5, and earned 0.5"),
+        ("first state", "the observation before turn 1 differs"),
+        ("text", "an observation up to turn 3 differs"),
+        ("reward", "the reward of turn 2 is 1.5, but was 0.5"),
         ("end", "it ends after 2 of 2 turns"),
         ("state", "the state before turn 3 differs"),
     ],

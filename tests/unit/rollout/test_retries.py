@@ -13,7 +13,7 @@ import pytest
 from worlds.training import World, random_settings
 
 from roll.errors import RewardInfraError
-from roll.rollout.attempts import LONGEST_WAIT_S, Attempts, SamplingPlan
+from roll.rollout.attempts import MAX_BACKOFF_S, RolloutRunner, SamplingPlan
 from roll.rollout.lifecycle import LifeCycle, RolloutState
 from roll.simulation.clock import run
 from roll.types import (
@@ -43,7 +43,7 @@ class AtOnce:
         )  # fmt: skip
 
 
-def attempts(num_failures: int, asked_at: list[float], life: LifeCycle, max_attempts: int) -> Attempts:
+def attempts(num_failures: int, asked_at: list[float], life: LifeCycle, max_attempts: int) -> RolloutRunner:
     async def reward(rollout: Rollout) -> RewardResult:
         asked_at.append(asyncio.get_running_loop().time())
         if len(asked_at) <= num_failures:
@@ -51,8 +51,8 @@ def attempts(num_failures: int, asked_at: list[float], life: LifeCycle, max_atte
         return RewardResult(value=1.0)
 
     proxy: Any = AtOnce()
-    renderer: Any = SimpleNamespace(decode=lambda ids: "", final_text=lambda ids, prompt: "")
-    return Attempts(proxy, {"d": reward}, renderer, life, seed=0, max_attempts=max_attempts, retry_wait_s=1.0)
+    renderer: Any = SimpleNamespace(decode=lambda ids: "", decode_final_text=lambda ids, prompt: "")
+    return RolloutRunner(proxy, {"d": reward}, renderer, life, seed=0, max_attempts=max_attempts, retry_wait_s=1.0)
 
 
 @pytest.mark.parametrize(
@@ -62,18 +62,18 @@ def test_rollout_retry_each_wait_is_twice_the_last_up_to_a_minute(num_failures: 
     asked_at: list[float] = []
 
     async def main() -> Rollout:
-        return await attempts(num_failures, asked_at, LifeCycle(), max_attempts=10).attempt(DRAW, 0, PLAN)
+        return await attempts(num_failures, asked_at, LifeCycle(), max_attempts=10).generate_and_score(DRAW, 0, PLAN)
 
     assert run(main()).reward is not None
     assert np.diff(asked_at).tolist() == waits
-    assert max(waits, default=0) <= LONGEST_WAIT_S
+    assert max(waits, default=0) <= MAX_BACKOFF_S
 
 
 def test_rollout_retry_a_wait_can_be_interrupted() -> None:
     life, asked_at = LifeCycle(), []
 
     async def main() -> float:
-        task = asyncio.create_task(attempts(9, asked_at, life, max_attempts=9).attempt(DRAW, 0, PLAN))
+        task = asyncio.create_task(attempts(9, asked_at, life, max_attempts=9).generate_and_score(DRAW, 0, PLAN))
         await asyncio.sleep(1.5)  # between the second attempt and the third
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -103,7 +103,7 @@ def test_rollout_retry_engine_log_probs_that_are_not_finite_are_retried_and_then
 
     tried = attempts(0, [], LifeCycle(), max_attempts=3)
     tried.proxy = proxy = Broken()  # type: ignore[assignment]
-    rollout = run(tried.attempt(DRAW, 0, PLAN))
+    rollout = run(tried.generate_and_score(DRAW, 0, PLAN))
     assert proxy.num_asked == min(num_broken + 1, 3)
     if num_broken == 1:
         assert rollout.reward is not None and rollout.logprobs.tolist() == [-1.0, -2.0]

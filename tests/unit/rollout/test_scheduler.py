@@ -11,8 +11,8 @@ import pytest
 
 from roll.errors import EngineDiedError, MalformedPromptError, RewardInfraError, UnscorableError, WorkerDiedError
 from roll.rollout import LLMProxy, RolloutScheduler, SamplingPlan
-from roll.rollout.attempts import request_seed
-from roll.rollout.loops import Generate, single_answer
+from roll.rollout.attempts import compute_request_seed
+from roll.rollout.loops import Generate, generate_single_answer
 from roll.types import (
     EngineLoad,
     Generation,
@@ -103,7 +103,7 @@ class Engines:
 class Numbers:
     """Renders tokens as numbers."""
 
-    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+    def decode_final_text(self, token_ids: IntArray, context: IntArray) -> str:
         return self.decode(token_ids)
 
     def decode(self, token_ids: IntArray) -> str:
@@ -112,7 +112,7 @@ class Numbers:
     def escape_special_tokens(self, text: str) -> str:
         return text
 
-    def follow_up(self, observation: str) -> IntArray:
+    def tokenize_follow_up(self, observation: str) -> IntArray:
         return np.array([len(observation)], dtype=np.int32)
 
 
@@ -201,7 +201,7 @@ async def test_rollout_scheduler_what_fails_before_an_engine_has_the_request_is_
         tries[index] = tries.get(index, 0) + 1
         if tries[index] <= num_failures:
             raise WorkerDiedError("the environment cannot be reset")
-        return await single_answer(draw, index, first, generate, renderer)
+        return await generate_single_answer(draw, index, first, generate, renderer)
 
     scheduler = build(Engines(CountingEngine("a")), loop=loop)
     (group,) = await scheduler.collect(draws(1), PLAN)
@@ -279,7 +279,7 @@ async def test_rollout_scheduler_cancelling_aborts_requests_at_the_engine() -> N
 
 
 def test_rollout_scheduler_seeds_differ_between_requests_and_are_stable() -> None:
-    seeds = {request_seed(0, p, d, i) for p in ("train", "eval") for d in range(50) for i in range(8)}
+    seeds = {compute_request_seed(0, p, d, i) for p in ("train", "eval") for d in range(50) for i in range(8)}
     assert len(seeds) == 800
     assert all(0 <= seed < 2**31 for seed in seeds)
-    assert request_seed(3, "train", 1, 2) == request_seed(3, "train", 1, 2)
+    assert compute_request_seed(3, "train", 1, 2) == compute_request_seed(3, "train", 1, 2)

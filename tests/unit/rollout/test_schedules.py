@@ -26,7 +26,7 @@ def test_rollout_schedule_engines_stand_still_after_a_weight_sync_that_broke_off
     async def main() -> list[bool]:
         world = World(Settings(seed=0, scheduling=SchedulingConfig(async_ratio=1.0)))
         with pytest.raises(WeightSyncError):
-            async with world.controller.updating():
+            async with world.controller.pause_for_update():
                 raise WeightSyncError("half of the tensors arrived")
         return [engine.paused for engine in world.engines.engines]
 

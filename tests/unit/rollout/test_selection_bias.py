@@ -17,14 +17,14 @@ def rollout(index: int, reward: float, length: int) -> Any:
 def group(scored: list[Any], chosen: list[int], num_stopped: int) -> Any:
     """`scored` in the order in which they finished."""
     taken = tuple(r for r in scored if r.index in chosen)
-    return SimpleNamespace(group=SimpleNamespace(scored=taken), scored=scored, num_stopped=num_stopped)
+    return SimpleNamespace(group=SimpleNamespace(scored=taken), scored_rollouts=scored, num_stopped=num_stopped)
 
 
 def test_selection_bias_means_of_what_counts_of_what_finished_and_of_what_was_launched() -> None:
     census = SelectionBias()
     census.add(group([rollout(3, 0.0, 10), rollout(0, 1.0, 30), rollout(1, 1.0, 50)], [3, 0], 2), counts=True)
     census.add(group([rollout(0, 0.5, 20)], [0], 3), counts=False)  # a group that the step does not get
-    assert census.metrics() == pytest.approx(
+    assert census.compute_metrics() == pytest.approx(
         {
             "selection/reward_counted": 0.5,  # 0 and 1
             "selection/reward_finished": 0.625,  # these, 1 and 0.5
@@ -41,4 +41,4 @@ def test_selection_bias_means_of_what_counts_of_what_finished_and_of_what_was_la
 def test_selection_bias_a_step_that_got_no_group_counts_nothing() -> None:
     census = SelectionBias()
     census.add(group([rollout(0, 1.0, 5)], [0], 1), counts=False)
-    assert (census.metrics(), census.num_stopped, len(census.unused)) == ({}, 1, 1)
+    assert (census.compute_metrics(), census.num_stopped, len(census.unused)) == ({}, 1, 1)

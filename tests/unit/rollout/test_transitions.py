@@ -116,7 +116,7 @@ def test_rollout_transition_engine_group_is_as_before_where_an_added_engine_does
             await world.move.add("b", lambda: world.engine("b", Fault(call="start", hangs=False)))
         assert [engine.engine_id for engine in world.group.engines] == ["a"]
         await world.move.add("b", lambda: world.engine("b"))
-        assert [engine.engine_id for engine in world.group.awake()] == ["a", "b"]
+        assert [engine.engine_id for engine in world.group.list_awake()] == ["a", "b"]
 
     within(main)
 
@@ -127,10 +127,10 @@ def test_rollout_transition_engine_group_starts_no_added_engine_while_trainers_h
         await world.proxy.sleep()
         added = asyncio.create_task(world.move.add("b", lambda: world.engine("b")))
         await asyncio.sleep(100)
-        assert len(world.group.all) == 1 and not world.group.awake()
+        assert len(world.group.all) == 1 and not world.group.list_awake()
         await world.proxy.wake()
         await added
-        assert [engine.engine_id for engine in world.group.awake()] == ["a", "b"]
+        assert [engine.engine_id for engine in world.group.list_awake()] == ["a", "b"]
 
     within(main)
 
@@ -142,14 +142,14 @@ def test_rollout_transition_engine_group_of_which_one_sleeps_serves_with_the_oth
         await asyncio.sleep(2.5)
         await world.move.sleep("a")
         first = world.group.engines[0]
-        assert first.asleep and [engine.engine_id for engine in world.group.awake()] == ["b"]
+        assert first.asleep and [engine.engine_id for engine in world.group.list_awake()] == ["b"]
         assert not world.violations
         assert {answer.engine_id for answer in await asyncio.gather(*asked)} == {"b"}
         world.heard.clear()
         await world.move.wake("a")
         await asyncio.gather(*world.ask(2))
         assert world.heard == ["a gets weights", "a", "b"]
-        assert [engine.engine_id for engine in world.group.awake()] == ["a", "b"]
+        assert [engine.engine_id for engine in world.group.list_awake()] == ["a", "b"]
 
     within(main)
 
@@ -163,11 +163,11 @@ def test_rollout_transition_engine_group_replaces_one_that_died_asleep_when_it_i
         await asyncio.sleep(100)
         assert len(world.group.all) == 2  # its device is others'
         await world.move.wake("a")
-        await world.proxy.settle()
+        await world.proxy.wait_for_replacements()
         assert len(world.group.all) == 3
-        assert [engine.engine_id for engine in world.group.awake()] == ["a", "b"]
+        assert [engine.engine_id for engine in world.group.list_awake()] == ["a", "b"]
         await world.move.sleep("b")
-        assert world.group._asleep == [world.group.engines[1]]  # nothing is kept of the one that died
+        assert world.group._sleeping_engines == [world.group.engines[1]]  # nothing is kept of the one that died
         assert not world.violations
 
     within(main)
@@ -201,7 +201,7 @@ def test_rollout_transition_engine_group_of_which_one_is_suspended_keeps_its_req
         await world.move.suspend("a", "keep")
         world.heard.clear()
         await asyncio.gather(*world.ask(0), asked[1])
-        assert not asked[0].done() and len(world.group.awake()) == 2  # weights still reach it
+        assert not asked[0].done() and len(world.group.list_awake()) == 2  # weights still reach it
         more = [asyncio.create_task(world.proxy.generate(request("more"), on_start=world.heard.append))]
         await asyncio.sleep(1)
         assert world.heard == ["b"]
@@ -223,7 +223,7 @@ def test_rollout_transition_engine_group_whose_engine_cannot_sleep_lets_it_serve
         world.group.engines[0].sleep = sleep  # type: ignore[method-assign]
         with pytest.raises(UnsupportedError):
             await world.move.sleep("a")
-        assert [engine.engine_id for engine in world.group.awake()] == ["a"]
+        assert [engine.engine_id for engine in world.group.list_awake()] == ["a"]
         assert (await world.ask(1)[0]).engine_id == "a"
 
     within(main)
@@ -235,7 +235,7 @@ def test_rollout_transition_engine_group_of_engines_that_were_all_given_up_says_
         world.group._fault = lambda engine_id: Fault(call="start", hangs=False)
         world.group.engines[0].die()
         world.proxy.replace(world.group.engines[0])
-        await world.proxy.settle()
+        await world.proxy.wait_for_replacements()
         await asyncio.gather(*world.ask(1))
         await world.move.retire("b")
         with pytest.raises(NoEngineError, match="no inference engine is left: a failed 6 times"):
@@ -264,7 +264,7 @@ def test_rollout_transition_engine_group_suspends_an_engine_that_is_being_replac
         await asyncio.sleep(0)
         await given_up(world.move.suspend("a", "keep"), 0.01)
         await asyncio.sleep(10)
-        assert world.proxy.num_serving == 0  # else requests go to it and back for ever, without a pause
+        assert world.proxy.num_serving_engines == 0  # else requests go to it and back for ever, without a pause
         asked = world.ask(1)
         await world.move.resume("a")
         assert (await asked[0]).engine_id == "a"
@@ -324,12 +324,12 @@ def test_rollout_transition_engine_group_whose_woken_engine_got_no_weights_sleep
         assert world.group.engines[0].asleep  # it was awake, without weights
         await world.proxy.wake()
         await world.move.wake("a")
-        assert world.heard == ["a gets weights"] and world.proxy.num_serving == 2
+        assert world.heard == ["a gets weights"] and world.proxy.num_serving_engines == 2
 
     within(main)
 
 
-def test_rollout_transition_engine_group_that_is_closed_ends_the_steps_under_way() -> None:
+def test_rollout_transition_engine_group_that_is_closed_ends_the_steps_open_phases() -> None:
     async def main() -> None:
         world = World("a")
         await world.proxy.sleep()
@@ -348,12 +348,12 @@ def test_rollout_transition_engine_group_that_is_closed_ends_the_steps_under_way
 def test_rollout_transition_engine_group_keeps_an_engine_that_has_the_name_of_one_that_was_retired() -> None:
     async def main() -> None:
         world = World("a", "b")
-        old = world.proxy._fleet.link("a")
+        old = world.proxy._fleet.get_connection("a")
         await world.move.retire("a")
         await world.move.add("a", lambda: world.engine("a"))
-        old.lose(EngineDiedError("a", "a last call to it"))
+        old.mark_lost(EngineDiedError("a", "a last call to it"))
         await asyncio.sleep(100)
-        assert len(world.group.all) == 3 and world.proxy.num_serving == 2
+        assert len(world.group.all) == 3 and world.proxy.num_serving_engines == 2
 
     within(main)
 
@@ -409,7 +409,7 @@ def test_rollout_transition_engine_group_that_changes_at_random_answers_every_re
         assert [each for each in failed if not isinstance(each, EngineDiedError)] == []  # died under it three times
         whole = [each for each in answers if isinstance(each, Generation)]
         assert len(whole) >= 25 and all(len(each.token_ids) == NUM_TOKENS for each in whole)
-        await world.proxy.settle()
+        await world.proxy.wait_for_replacements()
         assert not world.violations and not world.move._steps
         assert all(engine.num_requests == 0 for engine in world.proxy._router._slots.values())
 

@@ -31,7 +31,7 @@ def test_rollout_weight_sync_a_fresh_engine_waits_for_an_update_and_after_a_brok
         await weights.push(0)
 
         async def update() -> None:
-            async with weights.changing():
+            async with weights.updating_weights():
                 told.append("begins")
                 await asyncio.sleep(5)
                 if how == "failed":
@@ -139,7 +139,7 @@ def test_rollout_weight_sync_an_engine_that_is_late_is_not_used_again_when_the_o
         report = await live.sync()
         found.append((list(report.dead), report.engines, {a.engine_id for a in await asyncio.gather(*answers)}))
         found.append(late.asked)  # type: ignore[attr-defined]
-        await world.proxy.settle()
+        await world.proxy.wait_for_replacements()
         found.append([engine.version for engine in world.engines.engines])
         await world.proxy.close()
         await world.engines.close()
@@ -172,7 +172,7 @@ def test_rollout_weight_sync_gives_up_an_evaluation_whose_engines_all_died_while
             live.run.state.policy_version = 1
             await live.push()
         assert evaluation.cancelled() and live.evaluation is None
-        await world.proxy.settle()
+        await world.proxy.wait_for_replacements()
         groups = await world.scheduler.collect(world._draw(1, "a"), live.plan)
         assert [int(rollout.policy_versions[0]) for rollout in groups[0].rollouts] == [1, 1]
         await world.engines.close()

@@ -62,7 +62,7 @@ def seconds_of_first(config: SimulationConfig, seed: int, num_groups: int) -> li
     sampling = SamplingParams(max_new_tokens=config.rollout.max_new_tokens)
     return [
         STEP_S
-        * workload.answer_tokens(
+        * workload.count_answer_tokens(
             GenerationRequest(
                 request_id=f"train-{draw}.{index}", token_ids=workload.draw(draw).token_ids, sampling=sampling
             )

@@ -21,11 +21,11 @@ from roll.config.simulation import load_simulation
 from roll.errors import ConfigError, DataError
 from roll.inference.step_log import StepLog
 from roll.simulation.batch import BatchLimits
-from roll.simulation.calibrate import measured_device
-from roll.simulation.costs import EngineCosts, engine_costs, interpolate
+from roll.simulation.calibrate import build_measured_device
+from roll.simulation.costs import EngineCosts, compute_engine_costs, interpolate
 from roll.simulation.engine import EngineSettings
 from roll.simulation.fit import fit_engine
-from roll.simulation.hardware import device
+from roll.simulation.hardware import load_device
 from roll.simulation.prefixes import PrefixCache
 from roll.tracking import RunDirectory, Tracker
 from roll.tracking.rollout_trace import trace_engine_steps
@@ -61,7 +61,7 @@ def test_simulation_calibrate_steps_that_only_decode_for_as_many_requests_are_on
     log.begin()
     for seconds, decoding, started, context in [(0.5, 0, 2, 20), (0.1, 2, 0, 22), (0.2, 2, 0, 24), (0.3, 1, 0, 13)]:
         clock.now += seconds
-        log.step(num_decoding=decoding, num_started=started, num_prefilled=10 * started, context_tokens=context)
+        log.record_step(num_decoding=decoding, num_started=started, num_prefilled=10 * started, context_tokens=context)
     first, both, last = log.take()
     assert (first.began_s, first.num_started, first.num_prefilled, first.duration_s) == (1000.0, 2, 20, 0.5)
     assert (both.began_s, both.num_steps, both.num_decoding, both.context_tokens) == (1000.5, 2, 2, 23)
@@ -73,11 +73,11 @@ def test_simulation_calibrate_steps_that_only_decode_for_as_many_requests_are_on
 def test_simulation_calibrate_time_in_which_an_engine_stood_still_belongs_to_no_step() -> None:
     clock = Clock()
     log = StepLog(clock, wall=lambda: 0.0)
-    log.step(num_decoding=1, num_started=0, num_prefilled=0, context_tokens=1)  # its beginning is not known
+    log.record_step(num_decoding=1, num_started=0, num_prefilled=0, context_tokens=1)  # its beginning is not known
     clock.now = 100.0
     log.begin()
     clock.now = 100.25
-    log.step(num_decoding=1, num_started=0, num_prefilled=0, context_tokens=1)
+    log.record_step(num_decoding=1, num_started=0, num_prefilled=0, context_tokens=1)
     assert [found.duration_s for found in log.take()] == [0.25]
 
 
@@ -88,7 +88,7 @@ def test_simulation_calibrate_steps_beside_the_scoring_of_sequences_are_left_out
     for seconds in (0.5, 0.25):
         clock.now += seconds
         with log.pause_recording() if seconds == 0.5 else nullcontext():
-            log.step(num_decoding=1, num_started=0, num_prefilled=0, context_tokens=1)
+            log.record_step(num_decoding=1, num_started=0, num_prefilled=0, context_tokens=1)
     assert [(found.began_s, found.duration_s) for found in log.take()] == [(0.5, 0.25)]
 
 
@@ -96,23 +96,23 @@ def test_simulation_calibrate_steps_beside_the_scoring_of_sequences_are_left_out
 
 
 def test_simulation_calibrate_a_measured_step_by_hand() -> None:
-    assert MEASURED.decode_s(10) == pytest.approx(0.012 + 6 / 12 * 0.024)
-    assert MEASURED.decode_s(28) == pytest.approx(0.036 + 12 / 12 * 0.024)  # the last line goes on
+    assert MEASURED.compute_decode_s(10) == pytest.approx(0.012 + 6 / 12 * 0.024)
+    assert MEASURED.compute_decode_s(28) == pytest.approx(0.036 + 12 / 12 * 0.024)  # the last line goes on
     # 3 decode beside 1 that prefills 21 tokens, of which the last one counts as its request: 4 requests, 20 tokens
-    assert MEASURED.step_s(3, 21, 1000, 0.0, 1) == pytest.approx(0.012 + 20 * 0.001 + 1000 * 1e-6)
+    assert MEASURED.compute_step_s(3, 21, 1000, 0.0, 1) == pytest.approx(0.012 + 20 * 0.001 + 1000 * 1e-6)
     assert interpolate(((5.0, 0.3),), 70) == 0.3
 
 
 def test_simulation_calibrate_a_device_that_was_measured_with_another_model_is_refused() -> None:
     fit = fit_engine([stretch(4, steps=50, seconds=1.0)])
-    found = measured_device(CHIP, TOY, 1, fit)
-    assert engine_costs(TOY, found, 1).decode_s(4) == pytest.approx(0.02)
+    found = build_measured_device(CHIP, TOY, 1, fit)
+    assert compute_engine_costs(TOY, found, 1).compute_decode_s(4) == pytest.approx(0.02)
     with pytest.raises(ConfigError, match="was measured with toy on 1"):
-        engine_costs(TOY, found, 2)
+        compute_engine_costs(TOY, found, 2)
 
 
 def test_simulation_calibrate_a_malformed_measurement_is_refused(tmp_path: Path) -> None:
-    values = yaml.safe_load((Path(device.__code__.co_filename).parent / "devices.yaml").read_text())["cpu"]
+    values = yaml.safe_load((Path(load_device.__code__.co_filename).parent / "devices.yaml").read_text())["cpu"]
     measured = {"model": "toy", "tensor_parallel": 1, "prefill_token_s": 0, "context_token_s": 0}
     for curve, what in [
         ([[4, 0.1], [2, 0.2]], "ascending"),
@@ -122,7 +122,7 @@ def test_simulation_calibrate_a_malformed_measurement_is_refused(tmp_path: Path)
         path = tmp_path / "mine.yaml"
         path.write_text(yaml.safe_dump(values | {"measured": measured | {"curve": curve}}))
         with pytest.raises(ConfigError, match=what):
-            device(str(path))
+            load_device(str(path))
 
 
 # ---- the fit
@@ -186,12 +186,12 @@ def test_simulation_calibrate_too_few_steps_are_refused() -> None:
 def test_simulation_calibrate_whole_blocks_that_came_before_need_not_be_computed() -> None:
     cache = PrefixCache(4)
     first = np.arange(10, dtype=np.int32)
-    assert cache.enter(first) == 0
-    assert cache.enter(first) == 8
-    assert cache.enter(np.concatenate([first[:5], first])) == 4  # the second block differs
-    assert cache.enter(first[:8]) == 4  # the last token is always computed
+    assert cache.add_prompt(first) == 0
+    assert cache.add_prompt(first) == 8
+    assert cache.add_prompt(np.concatenate([first[:5], first])) == 4  # the second block differs
+    assert cache.add_prompt(first[:8]) == 4  # the last token is always computed
     cache.clear()
-    assert cache.enter(first) == 0
+    assert cache.add_prompt(first) == 0
 
 
 def test_simulation_calibrate_a_second_request_of_a_prompt_prefills_only_what_is_its_own() -> None:
@@ -236,10 +236,10 @@ def write_run(tmp_path: Path, tiny_model: Path) -> Path:
             for requests in (4, 3, 2, 1):
                 for _ in range(20):
                     clock.now += 0.010 + 0.001 * requests
-                    log.step(num_decoding=requests, num_started=0, num_prefilled=0, context_tokens=0)
+                    log.record_step(num_decoding=requests, num_started=0, num_prefilled=0, context_tokens=0)
             clock.now += 60.0
             with tracker.spans.step(step):
-                trace_engine_steps([Engine(), object()], tracker.spans.event)
+                trace_engine_steps([Engine(), object()], tracker.spans.add_event)
                 tracker.log_rollouts(step, [group(step, draw) for draw in (0, 1)], {})
                 tracker.log_step(step, {"time/train_s": 9.0 if step == 1 else 2.0, "time/sync_s": 0.5})
     return config.run_dir
@@ -269,7 +269,7 @@ def test_simulation_calibrate_a_run_becomes_a_workload_that_takes_as_long(
     assert "240 engine steps in 3.0 s" in shown and "sync: 0.5 s" in shown
     workload = path / "calibration" / "workload.yaml"
     config = load_simulation(workload)
-    found = device(config.device)
+    found = load_device(config.device)
     assert found.measured is not None
     costs = [interpolate(found.measured.curve, requests) for requests in (1, 2, 3, 4)]
     assert costs == pytest.approx([0.011, 0.012, 0.013, 0.014], rel=1e-3)
@@ -286,7 +286,7 @@ def test_simulation_calibrate_what_cannot_be_calibrated_says_why(tmp_path: Path,
     path = write_run(tmp_path, tiny_model)
     (path / "trace.json").write_text("[]")
     assert run(["simulate", "--calibrate", str(path)]) == 2
-    assert "holds no steps of engines" in capsys.readouterr().err
+    assert "contains no engine steps" in capsys.readouterr().err
     assert run(["simulate", "--calibrate", str(tmp_path / "nowhere")]) == 2
     assert run(["simulate"]) == 2
     assert run(["simulate", "file.yaml", "--calibrate", str(path)]) == 2

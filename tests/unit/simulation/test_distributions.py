@@ -23,7 +23,7 @@ from roll.simulation import draws
 
 
 def sample(quantile: Quantile, count: int = 20_000) -> list[float]:
-    return [quantile(draws.uniform_of(7, number)) for number in range(count)]
+    return [quantile(draws.draw_uniform(7, number)) for number in range(count)]
 
 
 def test_simulation_distributions_uniform_numbers_are_uniform_and_independent_of_each_other() -> None:
@@ -36,11 +36,22 @@ def test_simulation_distributions_uniform_numbers_are_uniform_and_independent_of
 
 @given(st.lists(st.integers(-(2**70), 2**70), min_size=1, max_size=4))
 def test_simulation_distributions_a_key_gives_one_number_strictly_between_0_and_1(key) -> None:
-    assert 0 < draws.uniform_of(*key) == draws.uniform_of(*key) < 1
+    assert 0 < draws.draw_uniform(*key) == draws.draw_uniform(*key) < 1
 
 
 def test_simulation_distributions_keys_are_sequences_not_sums() -> None:
-    assert len({draws.mix(1, 2), draws.mix(2, 1), draws.mix(3), draws.mix(0, 3), draws.mix(1, 2, 0)}) == 5
+    assert (
+        len(
+            {
+                draws.hash_key(1, 2),
+                draws.hash_key(2, 1),
+                draws.hash_key(3),
+                draws.hash_key(0, 3),
+                draws.hash_key(1, 2, 0),
+            }
+        )
+        == 5
+    )
 
 
 def test_simulation_distributions_lognormal_has_its_median_and_upper_quartile() -> None:
@@ -102,8 +113,8 @@ def test_simulation_distributions_correlated_draws_are_uniform_again_and_as_alik
     normal = statistics.NormalDist()
     pairs = []
     for number in range(10_000):
-        shared = draws.uniform_of(1, number)
-        pairs.append([draws.correlated(shared, draws.uniform_of(own, number), rho) for own in (2, 3)])
+        shared = draws.draw_uniform(1, number)
+        pairs.append([draws.correlate(shared, draws.draw_uniform(own, number), rho) for own in (2, 3)])
     first, second = zip(*pairs, strict=True)
     assert statistics.fmean(first) == pytest.approx(0.5, abs=0.01)
     assert statistics.pvariance(first) == pytest.approx(1 / 12, rel=0.05)
@@ -114,15 +125,15 @@ def test_simulation_distributions_correlated_draws_are_uniform_again_and_as_alik
 @pytest.mark.parametrize(
     ("kind", "values", "message"),
     [
-        (NormalDistribution, {"mean": -1000, "std": 1}, "never positive: change its mean"),
-        (LognormalDistribution, {"median": 5, "p75": 4, "sigma": 1}, "either p75 or sigma"),
+        (NormalDistribution, {"mean": -1000, "std": 1}, "never positive: raise its mean"),
+        (LognormalDistribution, {"median": 5, "p75": 4, "sigma": 1}, "exactly one of p75 and sigma"),
         (LognormalDistribution, {"median": 5, "p75": 4}, "below the median"),
-        (EmpiricalDistribution, {}, "either values or a file"),
-        (EmpiricalDistribution, {"values": [1, -2]}, "not negative"),
+        (EmpiricalDistribution, {}, "exactly one of values and file"),
+        (EmpiricalDistribution, {"values": [1, -2]}, "must not be negative"),
         (QuantilesDistribution, {"points": [[0.5, 1]]}, "at least two points"),
         (QuantilesDistribution, {"points": [[0, 1], [0.5, 2]]}, "between 0 and 1"),
-        (QuantilesDistribution, {"points": [[0.1, 5], [0.5, 2]]}, "points ascend"),
-        (QuantilesDistribution, {"points": [[0.1, 0], [0.5, 2]]}, "values are positive"),
+        (QuantilesDistribution, {"points": [[0.1, 5], [0.5, 2]]}, "points must ascend"),
+        (QuantilesDistribution, {"points": [[0.1, 0], [0.5, 2]]}, "values must be positive"),
     ],
 )
 def test_simulation_distributions_what_is_no_distribution_is_refused(
@@ -137,7 +148,7 @@ def test_simulation_distributions_values_of_a_file_are_drawn_and_one_without_any
     file.write_text("3\n1\n")
     recorded = EmpiricalDistribution(file=str(file))
     assert [recorded.quantile()(u) for u in (0.1, 0.9)] == [1, 3]
-    for text, message in (("", "at least one value"), ("-1", "none below 0"), ("many", "cannot be read")):
+    for text, message in (("", "at least one value"), ("-1", "no value below 0"), ("many", "cannot be read")):
         file.write_text(text)
         with pytest.raises(ConfigError, match=message):
             recorded.quantile()

@@ -21,7 +21,7 @@ BASE = SimulationConfig.model_validate(
 
 def test_simulation_equal_staleness_a_split_batch_counts_by_update() -> None:
     whole = simulate(BASE, seed=1).steps
-    split = simulate(BASE.changed({"training.num_updates": 5}), seed=1).steps
+    split = simulate(BASE.with_changes({"training.num_updates": 5}), seed=1).steps
     for one, parts in zip(whole, split, strict=True):
         assert parts.num_samples * 5 == one.num_samples == 20
         assert abs(parts.num_tokens - one.num_tokens / 5) < 1

@@ -166,7 +166,7 @@ class Judge:
 
 
 class Silent:
-    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+    def decode_final_text(self, token_ids: IntArray, context: IntArray) -> str:
         return self.decode(token_ids)
 
     def decode(self, token_ids: IntArray) -> str:
@@ -175,7 +175,7 @@ class Silent:
     def escape_special_tokens(self, text: str) -> str:
         return text
 
-    def follow_up(self, observation: str) -> IntArray:
+    def tokenize_follow_up(self, observation: str) -> IntArray:
         return np.zeros(1, np.int32)
 
 
@@ -220,7 +220,7 @@ async def run_steps(scheduler: RolloutScheduler, proxy: LLMProxy, policy: dict[s
         batch: Batch = await controller.next_batch()
         ids = [(r.draw_id % SECOND, r.index) for group in batch.groups for r in group.rollouts]
         taken.append([ids, sorted(draw_id % SECOND for draw_id in batch.left_out)])
-        await controller.settle(step + 1, set())
+        await controller.complete_step(step + 1, set())
     await controller.close()
     return taken
 
@@ -237,7 +237,7 @@ def test_simulation_one_scheduler_real_and_simulated_engines_see_the_same_events
         proxy = LLMProxy(engines, prepare=lambda engine: asyncio.sleep(0))  # type: ignore[arg-type]
         scheduler = RolloutScheduler(proxy, {"d": judge}, Silent(), seed=3)
         events: list[Transition] = []
-        scheduler.life.listen(events.append)
+        scheduler.life.add_listener(events.append)
         async with AsyncExitStack() as stack:
             for switch in engines.engines:
                 spec = EngineSpec(

@@ -10,8 +10,8 @@ from unit.simulation.run_helpers import steady
 
 from roll.errors import ConfigError
 from roll.simulation import planner
-from roll.simulation.hardware import device, model
-from roll.simulation.memory import memory_of
+from roll.simulation.hardware import load_device, load_model_sizes
+from roll.simulation.memory import estimate_memory
 from roll.simulation.plan_report import render_plan
 from roll.simulation.planner import make_plan
 from roll.simulation.run import simulate
@@ -27,7 +27,7 @@ LONG_TAIL = SMALL | {"answer_tokens": {"type": "quantiles", "points": [[0.5, 300
 
 def test_plan_a_long_tail_and_costly_training_are_worth_overlapping() -> None:
     plan = make_plan(steady(LONG_TAIL | {"training": {"passes": 40.0}}))
-    assert plan.why_not == ""
+    assert plan.no_gain_reason == ""
     assert plan.best.config.rollout.scheduling.async_ratio > 0
     assert plan.best.step_s < 0.8 * plan.synchronous.step_s
     assert plan.best.step_s == min(c.step_s for c in plan.candidates)
@@ -37,7 +37,7 @@ def test_plan_a_long_tail_and_costly_training_are_worth_overlapping() -> None:
 def test_plan_equal_answers_without_training_gain_nothing_from_asynchrony() -> None:
     equal = SMALL | {"answer_tokens": {"type": "fixed", "value": 500}, "training": {"passes": 0.1, "overhead_s": 0.0}}
     plan = make_plan(steady(equal | {"training": {"passes": 0.1, "overhead_s": 0.0, "sync_s": 0.0}}))
-    assert plan.why_not
+    assert plan.no_gain_reason
     assert plan.best.config.placement.colocated
     assert "asynchrony does not help" in render_plan(plan)
 
@@ -46,7 +46,7 @@ def test_plan_divisions_that_train_longer_than_a_whole_step_are_not_simulated() 
     """Training takes nearly all of a step, so that any part of the devices needs longer than all of a step."""
     plan = make_plan(steady(LONG_TAIL | {"training": {"passes": 4000.0}}))
     assert all(candidate.config.placement.colocated for candidate in plan.candidates)
-    assert "of 8 devices training alone would take" in plan.why_not
+    assert "of 8 devices training alone would take" in plan.no_gain_reason
     assert "asynchrony does not help" in render_plan(plan)
 
 
@@ -65,7 +65,7 @@ def test_plan_what_fits_nowhere_says_how_much_is_missing() -> None:
 
 def test_plan_memory_by_hand() -> None:
     config = steady(SMALL | {"engine": {"tensor_parallel": 2, "kv_capacity": 100_000}})
-    train, engine = memory_of(config, model("qwen3-8b"), device("h800"))
+    train, engine = estimate_memory(config, load_model_sizes("qwen3-8b"), load_device("h800"))
     assert train.parts["weights"] == 8_190_000_000 * 4 // 8
     assert train.parts["optimizer"] == 8_190_000_000 * 12 // 8
     # of the vocabulary's matrix the gradient, and that in float32: more than the 10 bytes a weight of one of 36 layers
@@ -76,16 +76,18 @@ def test_plan_memory_by_hand() -> None:
 
 
 def test_plan_a_trainer_of_one_device_has_a_copy_to_compute_with_and_gathers_nothing() -> None:
-    train, _ = memory_of(steady(SMALL | {"placement.generation": 1}), model("smollm2-135m"), device("h800"))
+    train, _ = estimate_memory(
+        steady(SMALL | {"placement.generation": 1}), load_model_sizes("smollm2-135m"), load_device("h800")
+    )
     assert train.parts["weights"] == 134_500_000 * (4 + 2)
     assert "gathered weights" not in train.parts
 
 
 def test_plan_the_limit_is_named() -> None:
     plan = make_plan(steady(LONG_TAIL | {"training": {"passes": 400.0}}))
-    assert plan.synchronous.limit == "training"
+    assert plan.synchronous.bottleneck == "training"
     plan = make_plan(steady(SMALL | {"training": {"passes": 0.0, "overhead_s": 0.0, "sync_s": 500.0}}))
-    assert plan.synchronous.limit == "weight sync"
+    assert plan.synchronous.bottleneck == "weight sync"
 
 
 @pytest.mark.parametrize(
@@ -100,9 +102,9 @@ def test_plan_engines_that_wait_for_others_are_not_called_the_limit(slow: dict[s
     """Answers of 400 tokens take seconds; what comes after them takes 500 s."""
     few = SMALL | {"answer_tokens": {"type": "fixed", "value": 400}, "engine": {"step_s": 0.01, "max_num_seqs": 4}}
     plan = make_plan(steady(few | {"training": {"passes": 0.0, "overhead_s": 0.0, "sync_s": 0.0}} | slow))
-    assert plan.synchronous.limit == limit
+    assert plan.synchronous.bottleneck == limit
     assert (plan.synchronous.busy_share < 0.1) == bool(slow)
-    assert not slow or "keeps its engines busy" not in plan.why_not
+    assert not slow or "keeps its engines busy" not in plan.no_gain_reason
 
 
 LARGE = LONG_TAIL | {
@@ -126,7 +128,7 @@ def test_plan_large_plans_are_compared_in_part_and_recommended_whole(monkeypatch
     assert plan.best.part == plan.synchronous.part == 1
     assert plan.best.config.placement.num_devices == 64
     role = next(role for role in plan.memory if role.role == "actor_train")
-    assert role.count == plan.best.config.placement.num_training, "memory is that of the whole plan"
+    assert role.count == plan.best.config.placement.num_training_devices, "memory is that of the whole plan"
     assert "about " in render_plan(plan)
 
 
@@ -135,5 +137,5 @@ def test_plan_a_gain_above_the_bound_is_explained_by_what_generation_cost() -> N
     gain = plan.synchronous.step_s / plan.best.step_s
     for bound, explained in ((gain / 2, True), (gain * 2, False)):
         text = render_plan(replace(plan, gain_bound=bound, best=replace(plan.best, busy_share=0.01)))
-        assert f"with the costs of the synchronous plan, theory says at most {bound:.2f} times as fast" in text
+        assert f"with the costs of the synchronous plan, the theoretical bound is {bound:.2f} times as fast" in text
         assert ("less time on the same answers" in text) is explained

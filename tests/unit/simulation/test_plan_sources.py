@@ -11,13 +11,13 @@ from unit.simulation.run_helpers import steady
 from worlds.published_configs import PUBLISHED
 
 from roll.cli.main import run
-from roll.config.distributions import UniformDistribution, mean_of
+from roll.config.distributions import UniformDistribution, compute_mean
 from roll.errors import ConfigError, ModelError
 from roll.models.hub_fetch import TIMEOUT_S
-from roll.simulation.costs import engine_costs
-from roll.simulation.experts import choose_expert_parallel, expert_traffic_s
-from roll.simulation.hardware import Device, Model, device, model
-from roll.simulation.memory import find_misfit
+from roll.simulation.costs import compute_engine_costs
+from roll.simulation.experts import choose_expert_parallel, compute_expert_traffic_s
+from roll.simulation.hardware import Device, Model, load_device, load_model_sizes
+from roll.simulation.memory import find_memory_problem
 from roll.simulation.plan_sources import read_plan_source
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -34,7 +34,7 @@ def write_config(directory: Path, name: str) -> Path:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_plan_sources_plan_counts_the_parameters_of_published_models(name: str, tmp_path: Path) -> None:
     _, parameters, active = PUBLISHED[name]
-    found = model(str(write_config(tmp_path, name)))
+    found = load_model_sizes(str(write_config(tmp_path, name)))
     assert found.num_parameters == parameters
     assert found.active_parameters == pytest.approx(active, rel=0.13)  # authors round, and leave out embeddings
 
@@ -62,7 +62,7 @@ def test_plan_sources_plan_gives_up_a_hub_that_does_not_answer(
         monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
         monkeypatch.setattr("roll.models.hub_fetch.TIMEOUT_S", 0.5)
         with pytest.raises(ModelError, match=r"'no-such/model' .* \(the hub did not answer within 0\.5 s\): copy the"):
-            model("no-such/model")
+            load_model_sizes("no-such/model")
     assert capfd.readouterr() == ("", "")
     assert TIMEOUT_S <= 10
 
@@ -74,7 +74,7 @@ def test_plan_sources_plan_quotes_the_client_of_a_hub_that_cannot_be_reached(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with pytest.raises(ModelError, match=r"could not be fetched \(An error happened .*\): copy the"):
-        model("no-such/model")
+        load_model_sizes("no-such/model")
 
 
 def test_plan_sources_plan_refuses_a_hub_name_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -88,8 +88,8 @@ def test_plan_sources_plan_refuses_a_hub_name_that_is_not_here(monkeypatch: pyte
 def test_plan_sources_plan_reads_every_example(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLES.parent)
     found = read_plan_source(str(file.relative_to(EXAMPLES.parent)))
-    made_of, on = model(found.config.model), device(found.config.device)
-    assert find_misfit(found.config, made_of, on, found.trainer) == ""
+    model, device = load_model_sizes(found.config.model), load_device(found.config.device)
+    assert find_memory_problem(found.config, model, device, found.trainer) == ""
     origins = {constant.origin.split(":")[0].split(";")[0] for constant in found.constants}
     assert origins <= {"given", "measured", "published", "assumed"} and "assumed" in origins
 
@@ -98,7 +98,7 @@ def test_plan_sources_plan_of_a_run_measures_its_prompts_and_keeps_its_batch() -
     found = read_plan_source(str(EXAMPLES / "quickstart.yaml"), device_name="h100", num_devices=8)
     config = found.config
     assert (config.rollout.prompts_per_step, config.rollout.group_size, config.rollout.max_new_tokens) == (8, 8, 32)
-    assert 30 < mean_of(config.prompt_tokens) < 60
+    assert 30 < compute_mean(config.prompt_tokens) < 60
     assert config.placement.num_devices == 8 and config.training.share_prefix
     prompts = next(constant for constant in found.constants if constant.name == "prompt length")
     assert prompts.origin.startswith("measured: 64 prompts")
@@ -154,7 +154,7 @@ def test_plan_sources_plan_refuses_a_config_that_does_not_say_how_many_experts(t
     file.write_text(
         json.dumps({key: value for key, value in PUBLISHED["Qwen/Qwen3-30B-A3B"][0].items() if key != missing})
     )
-    with pytest.raises(ModelError, match="does not say how many"):
+    with pytest.raises(ModelError, match="does not give their number"):
         read_plan_source(str(file))
 
 
@@ -168,41 +168,41 @@ MOE = Model(
 def round_device() -> Device:
     """Return a device whose rates are round numbers."""
     rates = {"link_bandwidth": 1e9, "network_bandwidth": 1e8, "memory_bandwidth": 1e9, "bandwidth_efficiency": 1.0}
-    return device("h100").model_copy(update=rates)
+    return load_device("h100").model_copy(update=rates)
 
 
 def test_plan_sources_plan_expert_traffic_by_hand() -> None:
-    on = round_device()
+    device = round_device()
     # without ep: two gathers in 2 bytes and gradients in 4 of all 1e9 weights, for each of 3 micro-batches
-    alone = expert_traffic_s(MOE, on, ranks=8, ep=1, tokens_per_rank=5000, micro_batches=3)
+    alone = compute_expert_traffic_s(MOE, device, ranks=8, ep=1, tokens_per_rank=5000, micro_batches=3)
     assert alone == pytest.approx(3 * 1e9 * 8 / 1e9)
     # with 4: a quarter of the experts is gathered; 6 all-to-alls of 2 vectors of 100 numbers a layer, 3/4 of them leave
-    some = expert_traffic_s(MOE, on, ranks=8, ep=4, tokens_per_rank=5000, micro_batches=3)
+    some = compute_expert_traffic_s(MOE, device, ranks=8, ep=4, tokens_per_rank=5000, micro_batches=3)
     assert some == pytest.approx(3 * (200e6 + 200e6) * 8 / 1e9 + 6 * 5000 * 10 * 2 * 100 * 2 * 0.75 / 1e9)
     # with 8, no other rank has the same experts; between machines the network carries what is gathered
-    all_ranks = expert_traffic_s(MOE, on, ranks=16, ep=16, tokens_per_rank=5000, micro_batches=3)
+    all_ranks = compute_expert_traffic_s(MOE, device, ranks=16, ep=16, tokens_per_rank=5000, micro_batches=3)
     assert all_ranks == pytest.approx(3 * 200e6 * 8 / 1e8 + 6 * 5000 * 10 * 2 * 100 * 2 * 15 / 16 / 1e8)
 
 
 def test_plan_sources_plan_expert_parallel_prefers_what_fits() -> None:
     config = steady({"placement.generation": 8, "device": "h100", "rollout.max_new_tokens": 1000})
-    roomy = choose_expert_parallel(config, MOE, device("h100"))
+    roomy = choose_expert_parallel(config, MOE, load_device("h100"))
     assert sorted(choice.size for choice in roomy) == [1, 2, 4, 8] and all(choice.fits for choice in roomy)
     assert roomy[0].traffic_s == min(choice.traffic_s for choice in roomy)
     least = min(choice.memory_bytes for choice in roomy)
-    tight = device("h100").model_copy(update={"memory_bytes": (least + 1) / 0.9})
+    tight = load_device("h100").model_copy(update={"memory_bytes": (least + 1) / 0.9})
     found = choose_expert_parallel(config, MOE, tight)
     assert found[0].fits and found[0].memory_bytes == least and not found[-1].fits
-    assert choose_expert_parallel(config, model("qwen3-8b"), tight) == ()
+    assert choose_expert_parallel(config, load_model_sizes("qwen3-8b"), tight) == ()
 
 
 def test_plan_sources_plan_decoding_reads_the_experts_that_some_token_chose() -> None:
-    costs = engine_costs(MOE, round_device().model_copy(update={"flops": 1e30, "step_overhead_s": 0.0}), 1)
+    costs = compute_engine_costs(MOE, round_device().model_copy(update={"flops": 1e30, "step_overhead_s": 0.0}), 1)
     # one token: 200 million shared weights and a quarter of 800 million, in 2 bytes, at 1 GB/s
-    assert costs.decode_s(1) == pytest.approx(0.8)
+    assert costs.compute_decode_s(1) == pytest.approx(0.8)
     # two tokens miss an expert with probability 0.75^2
-    assert costs.decode_s(2) == pytest.approx(0.4 + 1.6 * (1 - 0.75**2))
-    assert costs.decode_s(1000) == pytest.approx(2.0)
+    assert costs.compute_decode_s(2) == pytest.approx(0.4 + 1.6 * (1 - 0.75**2))
+    assert costs.compute_decode_s(1000) == pytest.approx(2.0)
 
 
 def test_plan_sources_plan_models_with_incomplete_experts_are_refused(tmp_path: Path) -> None:
@@ -210,9 +210,9 @@ def test_plan_sources_plan_models_with_incomplete_experts_are_refused(tmp_path: 
     file = tmp_path / "moe.yaml"
     file.write_text(json.dumps(tree))
     with pytest.raises(ConfigError, match="must be set together"):
-        model(str(file))
+        load_model_sizes(str(file))
 
 
 def test_plan_sources_plan_mean_of_a_cut_distribution() -> None:
-    assert mean_of(UniformDistribution(low=0, high=10)) == pytest.approx(5)
-    assert mean_of(UniformDistribution(low=0, high=10), 5) == pytest.approx(3.75)  # half of it 2.5, half of it 5
+    assert compute_mean(UniformDistribution(low=0, high=10)) == pytest.approx(5)
+    assert compute_mean(UniformDistribution(low=0, high=10), 5) == pytest.approx(3.75)  # half of it 2.5, half of it 5

@@ -12,7 +12,7 @@ from unit.simulation.run_helpers import STEADY, merged
 from roll.config.simulation import SimulationConfig
 from roll.errors import DataError
 from roll.pipelines.recording.files import RecordingWriter
-from roll.pipelines.recording.records import RecordedStep, Request, Session
+from roll.pipelines.recording.records import RecordedRequest, RecordedSession, RecordedStep
 from roll.simulation.run import simulate
 from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, Turn
 
@@ -31,11 +31,11 @@ def record(directory: Path, *, turns: bool = False) -> Path:
         for index in (0, 1):
             length = LENGTHS[draw_id, index]
             name = f"train-{draw_id}.{index}"
-            requests.append(Request(name, "engine-0", 0.0, 0.0, 1.0, 3, length, "stop"))
+            requests.append(RecordedRequest(name, "engine-0", 0.0, 0.0, 1.0, 3, length, "stop"))
             several = turns and (draw_id, index) == (1, 1)
             parts: tuple[Turn, ...] = ()
             if several:
-                requests.append(Request(f"{name}.t1", "engine-0", 4.0, 4.0, 5.0, 3, 40, "stop"))
+                requests.append(RecordedRequest(f"{name}.t1", "engine-0", 4.0, 4.0, 5.0, 3, 40, "stop"))
                 parts = (Turn(start=0, end=100), Turn(start=107, end=147))
                 length = 147
             rollouts.append(
@@ -56,7 +56,9 @@ def record(directory: Path, *, turns: bool = False) -> Path:
         groups.append(Group(draw=draw, rollouts=tuple(rollouts)))
     writer = RecordingWriter(directory / "recording")
     writer.begin(
-        Session(number=1, step=0, started=0.0, version="", config={}, model="", tokenizer="", stream={}, num_draws=0)
+        RecordedSession(
+            number=1, step=0, started=0.0, version="", config={}, model="", tokenizer="", stream={}, num_draws=0
+        )
     )
     times = {"generate": 3.0, "train": 0.75, "sync": 0.125, "step": 4.0}
     writer.write(
@@ -118,5 +120,5 @@ def test_simulation_recorded_a_recording_that_is_not_there_and_turns_said_twice_
     with pytest.raises(DataError, match="has no recording"):
         simulate(config(tmp_path / "none"))
     turns = {"num_turns": 2, "latency": {"type": "fixed", "value": 1}}
-    with pytest.raises(ValueError, match="environment would say it twice"):
+    with pytest.raises(ValueError, match="environment both define the turns"):
         config(record(tmp_path), environment=turns)

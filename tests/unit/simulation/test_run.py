@@ -160,12 +160,12 @@ def test_simulation_run_filtered_groups_are_replaced() -> None:
 
 
 def test_simulation_run_a_model_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"\(66 GB\) does not fit 1 x h800 .*raise engine.tensor_parallel"):
+    with pytest.raises(ConfigError, match=r"\(66 GB\) does not fit on 1 x h800 .*raise engine.tensor_parallel"):
         simulate(workload(tmp_path, {"model": "qwen2.5-32b", "engine": {"memory_share": 0.8}}))
 
 
 def test_simulation_run_answers_longer_than_the_cache_are_refused() -> None:
-    with pytest.raises(ConfigError, match="exceeds an engine's cache of 50,000 tokens"):
+    with pytest.raises(ConfigError, match="does not fit into an engine's KV cache of 50,000 tokens"):
         simulate(steady({"engine.kv_capacity": 50_000}))
 
 

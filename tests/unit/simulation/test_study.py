@@ -6,7 +6,7 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
 from roll.config.simulation import SimulationConfig
-from roll.simulation.report import study
+from roll.simulation.report import simulate_variants
 
 CONFIG = SimulationConfig.model_validate(
     {
@@ -26,14 +26,14 @@ CONFIG = SimulationConfig.model_validate(
 
 def test_simulation_study_other_processes_find_the_same_in_the_same_order_and_bring_the_trace() -> None:
     told: list[str] = []
-    here = study(CONFIG, trace=True, progress=told.append)
+    here = simulate_variants(CONFIG, trace=True, progress=told.append)
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as processes:
-        there = study(CONFIG, trace=True, processes=processes)
+        there = simulate_variants(CONFIG, trace=True, processes=processes)
     assert [line.split(":")[0] for line in told] == ["batch, seed 0", "queue, seed 0", "batch, seed 1", "queue, seed 1"]
     assert list(here.runs) == list(there.runs) == ["batch", "queue"]
     for variant, runs in here.runs.items():
         for ours, theirs in zip(runs, there.runs[variant], strict=True):
             assert (ours.seed, ours.digest, ours.steps) == (theirs.seed, theirs.digest, theirs.steps)
-            assert ours.recorder.course == theirs.recorder.course
-        assert [bool(run.recorder.course) for run in there.runs[variant]] == [True, False]
+            assert ours.recorder.timeline == theirs.recorder.timeline
+        assert [bool(run.recorder.timeline) for run in there.runs[variant]] == [True, False]
     assert here.runs["batch"][0].digest != here.runs["batch"][1].digest

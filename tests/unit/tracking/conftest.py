@@ -82,7 +82,7 @@ def do_step(tracker: Tracker, step: int) -> None:
             "training/num_tokens": 16,
             "training/loss": 0.5,
         }
-        tracker.log_step(step, metrics | tracker.spans.metrics())
+        tracker.log_step(step, metrics | tracker.spans.get_metrics())
         if step % 2 == 0:
             do_evaluation(tracker, step)
 

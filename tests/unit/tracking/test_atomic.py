@@ -79,12 +79,12 @@ def test_tracking_atomic_write_a_directory_is_replaced_whole(
     tmp_path: Path, existing: bool, exchange: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not exchange:
-        monkeypatch.setattr(atomic, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(atomic, "_exchange_names", lambda first, second: False)
     final = tmp_path / "step-000020"
     if existing:
         fill(final, "old")
         (final / "only-in-the-old-one").touch()
-    temporary = fill(atomic.temporary_path(final), "new")
+    temporary = fill(atomic.make_temporary_path(final), "new")
     atomic.replace_directory(temporary, final)
     assert sorted(p.name for p in final.iterdir()) == ["model", "state.json"]
     assert (final / "model" / "weights").read_text() == "new"
@@ -96,9 +96,11 @@ def test_tracking_atomic_write_a_death_at_any_call_leaves_a_directory_wholly_old
 ) -> None:
     final = tmp_path / "step-000020"
     fill(final, "old")
-    total = count_calls(lambda: atomic.replace_directory(fill(atomic.temporary_path(final), "old"), final), monkeypatch)
+    total = count_calls(
+        lambda: atomic.replace_directory(fill(atomic.make_temporary_path(final), "old"), final), monkeypatch
+    )
     for fail_at in range(1, total + 1):
-        temporary = fill(atomic.temporary_path(final), "new")
+        temporary = fill(atomic.make_temporary_path(final), "new")
         monkeypatch.setattr(atomic, "os", FailingOS(fail_at, Killed()))
         with pytest.raises(Killed):
             atomic.replace_directory(temporary, final)
@@ -119,6 +121,6 @@ def test_tracking_atomic_write_json_refuses_what_json_cannot_hold(tmp_path: Path
 def test_tracking_atomic_write_only_leftovers_are_removed(tmp_path: Path) -> None:
     (tmp_path / "kept.tmp").touch()
     (tmp_path / ".hidden").touch()
-    atomic.temporary_path(tmp_path / "x").touch()
+    atomic.make_temporary_path(tmp_path / "x").touch()
     assert atomic.remove_leftovers(tmp_path) == 1
     assert sorted(p.name for p in tmp_path.iterdir()) == [".hidden", "kept.tmp"]

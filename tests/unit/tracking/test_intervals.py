@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.tracking.console_views import EvaluationView
-from roll.tracking.intervals import FEW, accuracy_figures, accuracy_text, wilson_interval
+from roll.tracking.intervals import FEW, compute_accuracy_figures, compute_wilson_interval, format_accuracy
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ from roll.tracking.intervals import FEW, accuracy_figures, accuracy_text, wilson
 def test_tracking_interval_accuracy_intervals_are_the_published_ones(
     successes: int, num: int, low: float, high: float
 ) -> None:
-    assert wilson_interval(successes / num, num) == pytest.approx((low, high), abs=5e-5)
+    assert compute_wilson_interval(successes / num, num) == pytest.approx((low, high), abs=5e-5)
 
 
 @given(st.integers(1, 500), st.floats(0, 1))
@@ -32,7 +32,7 @@ def test_tracking_interval_accuracy_intervals_hold_the_shares_that_are_1_96_devi
     num: int, share: float
 ) -> None:
     """A bound p solves |share - p| = z sqrt(p (1 - p) / n)."""
-    bounds = wilson_interval(share, num)
+    bounds = compute_wilson_interval(share, num)
     assert 0 <= bounds[0] <= share + 1e-12 and share - 1e-12 <= bounds[1] <= 1
     for p in bounds:
         if 1e-6 < p < 1 - 1e-6:
@@ -40,15 +40,15 @@ def test_tracking_interval_accuracy_intervals_hold_the_shares_that_are_1_96_devi
 
 
 def test_tracking_interval_accuracy_figures_carry_their_number_and_of_few_their_interval() -> None:
-    few = accuracy_figures("eval/", 0.5, FEW - 1)
+    few = compute_accuracy_figures("eval/", 0.5, FEW - 1)
     assert few.keys() == {"eval/accuracy", "eval/accuracy_n", "eval/accuracy_low", "eval/accuracy_high"}
-    assert accuracy_figures("", 0.5, FEW) == {"accuracy": 0.5, "accuracy_n": 100.0}
+    assert compute_accuracy_figures("", 0.5, FEW) == {"accuracy": 0.5, "accuracy_n": 100.0}
 
 
 def test_tracking_interval_accuracy_texts_carry_their_number_and_of_few_their_interval() -> None:
-    assert accuracy_text(0.62, 50) == "0.620 of 50 (95 %: 0.482 to 0.741)"
-    assert accuracy_text(0.62, 1234) == "0.620 of 1,234"
-    assert accuracy_text(0.62, None) == "0.620"  # of a run that an earlier version recorded
-    view = EvaluationView.of(3, {"eval/accuracy": 0.62, "eval/accuracy_n": 50.0, "eval/score": 0.62})
+    assert format_accuracy(0.62, 50) == "0.620 of 50 (95 %: 0.482 to 0.741)"
+    assert format_accuracy(0.62, 1234) == "0.620 of 1,234"
+    assert format_accuracy(0.62, None) == "0.620"  # of a run that an earlier version recorded
+    view = EvaluationView.from_metrics(3, {"eval/accuracy": 0.62, "eval/accuracy_n": 50.0, "eval/score": 0.62})
     assert view.text == "accuracy 0.620 of 50 (95 %: 0.482 to 0.741)"
-    assert EvaluationView.of(3, {"eval/loss": 0.5, "eval/num_examples": 50.0}).text == "loss 0.500"
+    assert EvaluationView.from_metrics(3, {"eval/loss": 0.5, "eval/num_examples": 50.0}).text == "loss 0.500"

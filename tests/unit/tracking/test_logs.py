@@ -17,7 +17,7 @@ import pytest
 
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.tracking import RunDirectory, Tracker
-from roll.tracking.logs import tail
+from roll.tracking.logs import read_tail
 
 NOISE = """
 import ctypes, logging, os, subprocess, sys, warnings
@@ -88,8 +88,8 @@ except (OSError, RuntimeError) as error:
 def test_run_log_the_tail_of_a_log_is_its_last_lines_with_text(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"line {i}\n\n" for i in range(100_000)) + "end without newline")
-    assert tail(log, 3) == ["line 99998", "line 99999", "end without newline"]
-    assert tail(tmp_path / "missing") == []
+    assert read_tail(log, 3) == ["line 99998", "line 99999", "end without newline"]
+    assert read_tail(tmp_path / "missing") == []
 
 
 RUN = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import metrics_page
 
-from roll.tracking.metric_meanings import meaning_of, metric_sections
+from roll.tracking.metric_meanings import find_meaning, list_metric_sections
 
 ROOT = Path(__file__).parents[3]
 WHOLE = re.compile(
@@ -32,20 +32,20 @@ def test_metric_meanings_every_metric_that_the_code_names_has_a_meaning():
     names = {text for text in found if WHOLE.fullmatch(text)}
     names |= {f"training/{text}" for text in found if OF_A_LOSS.fullmatch(text)}
     assert len(names) > 100
-    assert sorted(name for name in names if meaning_of(name) is None) == []
+    assert sorted(name for name in names if find_meaning(name) is None) == []
 
 
 def test_metric_meanings_the_more_exact_family_is_found():
-    assert meaning_of("reward/sums/mean").name == "reward/{domain}/mean"
-    assert meaning_of("reward/sums/math").name == "reward/{domain}/{name}"
-    assert meaning_of("critic/value/error").name == "critic/value/error"
-    assert meaning_of("critic/grad_norm").name == "critic/{name}"
-    assert meaning_of("eval/nll").name == "training/sft/nll"
-    assert meaning_of("no/such") is None
+    assert find_meaning("reward/sums/mean").name == "reward/{domain}/mean"
+    assert find_meaning("reward/sums/math").name == "reward/{domain}/{name}"
+    assert find_meaning("critic/value/error").name == "critic/value/error"
+    assert find_meaning("critic/grad_norm").name == "critic/{name}"
+    assert find_meaning("eval/nll").name == "training/sft/nll"
+    assert find_meaning("no/such") is None
 
 
 def test_metric_meanings_no_metric_is_listed_twice_or_without_words():
-    metrics = [metric for section in metric_sections() for metric in section.metrics]
+    metrics = [metric for section in list_metric_sections() for metric in section.metrics]
     names = [metric.name for metric in metrics]
     assert len(set(names)) == len(names)
     assert all(metric.means.endswith((".", ";")) for metric in metrics)

@@ -12,7 +12,7 @@ from roll.tracking.reading.files import SafeDirectory, Tail
 
 
 def lines(tail: Tail) -> bytes:
-    return b"".join(content for _, content in tail.chunks())
+    return b"".join(content for _, content in tail.read_chunks())
 
 
 def test_tracking_reader_a_half_line_is_read_once_it_is_whole(tmp_path: Path) -> None:
@@ -20,10 +20,10 @@ def test_tracking_reader_a_half_line_is_read_once_it_is_whole(tmp_path: Path) ->
     assert lines(tail) == b""
     path.write_bytes(b"one\ntw")
     assert lines(tail) == b"one\n"
-    assert lines(tail) == b"" and not tail.grown()
+    assert lines(tail) == b"" and not tail.has_changed()
     path.write_bytes(b"one\ntwo\n")
-    assert tail.grown()
-    assert list(tail.chunks()) == [(False, b"two\n")]
+    assert tail.has_changed()
+    assert list(tail.read_chunks()) == [(False, b"two\n")]
 
 
 @pytest.mark.parametrize("after", [b"one\n", b"ONE\ntwo\nthree\n", b""])
@@ -32,7 +32,7 @@ def test_tracking_reader_a_file_that_was_cut_or_rewritten_is_read_from_its_start
     path.write_bytes(b"one\ntwo\n")
     assert lines(tail) == b"one\ntwo\n"
     path.write_bytes(after)
-    found = list(tail.chunks())
+    found = list(tail.read_chunks())
     assert found[0] == (True, b"")
     assert b"".join(content for _, content in found) == after
 
@@ -43,10 +43,10 @@ def test_tracking_reader_a_file_that_was_replaced_or_removed_begins_anew(tmp_pat
     assert lines(tail) == b"one\n"
     (tmp_path / "g").write_bytes(b"one\ntwo\n")
     os.replace(tmp_path / "g", path)
-    assert list(tail.chunks()) == [(True, b""), (False, b"one\ntwo\n")]
+    assert list(tail.read_chunks()) == [(True, b""), (False, b"one\ntwo\n")]
     path.unlink()
-    assert list(tail.chunks()) == [(True, b"")]
-    assert list(tail.chunks()) == []
+    assert list(tail.read_chunks()) == [(True, b"")]
+    assert list(tail.read_chunks()) == []
 
 
 def test_tracking_reader_a_line_without_end_is_refused(tmp_path: Path) -> None:
@@ -67,7 +67,7 @@ def test_tracking_reader_a_line_that_is_too_long_is_refused_again_without_being_
         patch.setattr(SafeDirectory, "open", lambda *_: pytest.fail("it is read again"))
         with pytest.raises(RunDirectoryError, match="16 MiB"):
             lines(tail)
-        assert tail.grown()
+        assert tail.has_changed()
     path.write_bytes(b"one\ntwo\n")
     assert lines(tail) == b"two\n"
     assert lines(tail) == b""
@@ -79,11 +79,11 @@ def test_tracking_reader_a_file_that_is_rewritten_longer_while_it_is_read_begins
     monkeypatch.setattr("roll.tracking.reading.files._CHUNK", 8)
     path, tail = tmp_path / "f", Tail(SafeDirectory(tmp_path), "f")
     path.write_bytes(b"old-001\nold-002\nold-003\n")
-    reading = tail.chunks()
+    reading = tail.read_chunks()
     assert next(reading) == (False, b"old-001\n")
     path.write_bytes(b"new-001\nnew-002\nnew-003\nnew-004\n")
     assert list(reading) == []
-    found = list(tail.chunks())
+    found = list(tail.read_chunks())
     assert found[0] == (True, b"")
     assert b"".join(content for _, content in found) == path.read_bytes()
 
@@ -105,9 +105,9 @@ def test_tracking_reader_nothing_is_read_through_a_link_a_pipe_or_a_name_that_le
     for parts in refused:
         with pytest.raises(RunDirectoryError):
             inside.open(*parts)
-    assert [inside.stamp(*parts) for parts in refused if parts != ("own",)] == [None] * (len(refused) - 1)
-    assert set(inside.stamps()) == {"own"}
-    assert inside.stamps("directory") == {} == inside.stamps("..")
+    assert [inside.get_stamp(*parts) for parts in refused if parts != ("own",)] == [None] * (len(refused) - 1)
+    assert set(inside.list_stamps()) == {"own"}
+    assert inside.list_stamps("directory") == {} == inside.list_stamps("..")
 
 
 def test_tracking_reader_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:

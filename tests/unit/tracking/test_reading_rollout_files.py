@@ -13,7 +13,7 @@ import pytest
 from roll.dashboard.file_columns import read_columns
 from roll.errors import RunDirectoryError
 from roll.tracking.reading.files import SafeDirectory
-from roll.tracking.reading.rollout_files import distinct, holding, open_rollout_table, place_of
+from roll.tracking.reading.rollout_files import contains_text, factorize_texts, open_rollout_file, parse_file_name
 
 NAME = "step-000001.parquet"
 MANY = 50_000
@@ -49,20 +49,23 @@ def shared_text(run: Path) -> None:
 def test_tracking_rollout_reader_the_name_of_a_file_says_what_it_holds(
     name: str, place: tuple[int, str] | None
 ) -> None:
-    assert place_of(name) == place
+    assert parse_file_name(name) == place
 
 
 def test_tracking_rollout_reader_a_text_that_all_rows_share_is_held_once(run: Path) -> None:
     shared_text(run)
     before = pa.total_allocated_bytes()
-    with open_rollout_table(SafeDirectory(run), NAME) as file:
+    with open_rollout_file(SafeDirectory(run), NAME) as file:
         most = rows = 0
-        for portion in file.portions(("text", "verdict")):
-            assert holding(portion.column("text"), "É").all() and not holding(portion.column("text"), "b").any()
+        for portion in file.iter_batches(("text", "verdict")):
+            assert (
+                contains_text(portion.column("text"), "É").all()
+                and not contains_text(portion.column("text"), "b").any()
+            )
             most, rows = max(most, pa.total_allocated_bytes() - before), rows + portion.num_rows
         assert rows == MANY
         assert most < 2**27
-        assert file.beginnings([0, MANY - 1], "text", 3) == ["AéA", "AéA"]
+        assert file.read_beginnings([0, MANY - 1], "text", 3) == ["AéA", "AéA"]
     previews: list[tuple[str, str]] = []
     columns = read_columns(SafeDirectory(run), NAME, previews.extend)
     assert len(previews) == MANY and previews[-1] == ("", "Aé" * 100)
@@ -73,25 +76,25 @@ def test_tracking_rollout_reader_rows_that_are_too_large_together_are_refused_an
     run: Path,
 ) -> None:
     shared_text(run)
-    with open_rollout_table(SafeDirectory(run), NAME) as file:
-        assert len(file.rows([MANY - 1], ("text",))[0]["text"]) == 1_000_000
+    with open_rollout_file(SafeDirectory(run), NAME) as file:
+        assert len(file.read_rows([MANY - 1], ("text",))[0]["text"]) == 1_000_000
     with (
-        pytest.raises(RunDirectoryError, match="more than 64 MiB in the rollouts that were asked for"),
-        open_rollout_table(SafeDirectory(run), NAME) as file,
+        pytest.raises(RunDirectoryError, match="larger than 64 MiB"),
+        open_rollout_file(SafeDirectory(run), NAME) as file,
     ):
-        file.rows(range(60), ("text",))
+        file.read_rows(range(60), ("text",))
 
 
 def test_tracking_rollout_reader_messages_that_share_a_text_are_counted_as_often_as_they_stand_there(run: Path) -> None:
     message = {"role": "user", "content": "x" * 1_000_000}
     write(run, {"messages": [[message] * 100, [message]]})
-    with open_rollout_table(SafeDirectory(run), NAME) as file:
-        assert file.rows([1])[0]["messages"] == [message]
+    with open_rollout_file(SafeDirectory(run), NAME) as file:
+        assert file.read_rows([1])[0]["messages"] == [message]
     with (
-        pytest.raises(RunDirectoryError, match="more than 64 MiB"),
-        open_rollout_table(SafeDirectory(run), NAME) as file,
+        pytest.raises(RunDirectoryError, match="larger than 64 MiB"),
+        open_rollout_file(SafeDirectory(run), NAME) as file,
     ):
-        file.rows([0])
+        file.read_rows([0])
 
 
 def test_tracking_rollout_reader_a_row_group_of_gigabytes_is_refused_by_its_metadata(
@@ -100,14 +103,14 @@ def test_tracking_rollout_reader_a_row_group_of_gigabytes_is_refused_by_its_meta
     zeros = pa.ListArray.from_arrays(pa.array([0, 2**21, 2**22], pa.int32()), pa.array(np.zeros(2**22, np.int32)))
     write(run, {"token_ids": zeros, "reward": [0.0, 1.0]})
     assert (run / "rollouts" / NAME).stat().st_size < 2**16
-    monkeypatch.setattr("roll.tracking.reading.rollout_files._LARGEST_GROUP", 2**24)
+    monkeypatch.setattr("roll.tracking.reading.rollout_files._MAX_GROUP", 2**24)
     with (
-        pytest.raises(RunDirectoryError, match=r"0\.0 GiB in one row group: no run writes such a file"),
-        open_rollout_table(SafeDirectory(run), NAME) as file,
+        pytest.raises(RunDirectoryError, match=r"0\.0 GiB in one row group, more than a run writes"),
+        open_rollout_file(SafeDirectory(run), NAME) as file,
     ):
-        list(file.portions(("token_ids",)))
-    with open_rollout_table(SafeDirectory(run), NAME) as file:  # columns that are not asked for do not count
-        assert [row["reward"] for row in file.rows([1, 0], ("reward",))] == [1.0, 0.0]
+        list(file.iter_batches(("token_ids",)))
+    with open_rollout_file(SafeDirectory(run), NAME) as file:  # columns that are not asked for do not count
+        assert [row["reward"] for row in file.read_rows([1, 0], ("reward",))] == [1.0, 0.0]
 
 
 def test_tracking_rollout_reader_portions_are_as_long_as_their_values_allow(
@@ -115,17 +118,17 @@ def test_tracking_rollout_reader_portions_are_as_long_as_their_values_allow(
 ) -> None:
     write(run, {"token_ids": [[0] * 100] * 1000, "reward": np.arange(1000.0)}, row_group_size=500)
     monkeypatch.setattr("roll.tracking.reading.rollout_files._PORTION", 100 * 8 * 70)
-    with open_rollout_table(SafeDirectory(run), NAME) as file:
-        sizes = [portion.num_rows for portion in file.portions(("token_ids",))]
+    with open_rollout_file(SafeDirectory(run), NAME) as file:
+        sizes = [portion.num_rows for portion in file.iter_batches(("token_ids",))]
         assert sum(sizes) == 1000 and max(sizes) == 70
-        found = file.rows([999, 3, 71, 3, 500], ("reward",))
+        found = file.read_rows([999, 3, 71, 3, 500], ("reward",))
     assert [row["reward"] for row in found] == [999.0, 3.0, 71.0, 3.0, 500.0]
 
 
 def test_tracking_rollout_reader_distinct_texts_of_rows_without_some(run: Path) -> None:
     plain = pa.array(["b", None, "a"])
     for column in (plain, plain.dictionary_encode(), pa.array([None, None], pa.string()).dictionary_encode()):
-        codes, texts = distinct(column)
+        codes, texts = factorize_texts(column)
         values = [*texts.to_pylist(), None]
         assert [values[code] for code in codes] == column.to_pylist()
 
@@ -135,6 +138,6 @@ def test_tracking_rollout_reader_a_row_that_is_gone_is_said(run: Path) -> None:
     for place in (1, -1):
         with (
             pytest.raises(RunDirectoryError, match="fewer rollouts than before: read the files again"),
-            open_rollout_table(SafeDirectory(run), NAME) as file,
+            open_rollout_file(SafeDirectory(run), NAME) as file,
         ):
-            file.rows([place])
+            file.read_rows([place])

@@ -21,8 +21,8 @@ def test_run_directory_a_new_run_has_its_directories_and_its_configuration(tmp_p
         names = sorted(p.name for p in run.path.iterdir() if not p.name.startswith("."))
         assert names == ["checkpoints", "config.yaml", "logs", "rollouts", "tensorboard"]
         assert read(run.config_path).tree == {"name": "a", "seed": 0, "text": "α: [1]"}
-        assert run.checkpoint_path(20) == tmp_path / "runs/a/checkpoints/step-000020"
-        assert run.log_path("engine", 1).name == "engine-1.log"
+        assert run.get_checkpoint_path(20) == tmp_path / "runs/a/checkpoints/step-000020"
+        assert run.get_log_path("engine", 1).name == "engine-1.log"
 
 
 def test_run_directory_an_existing_run_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_run_directory_a_creation_that_was_interrupted_anywhere_can_be_repeated(
         pass
 
     def die(path: Path, text: str) -> None:
-        atomic.temporary_path(path).write_text(text[:3])
+        atomic.make_temporary_path(path).write_text(text[:3])
         raise Killed
 
     monkeypatch.setattr(atomic, "write_text", die)
@@ -93,16 +93,16 @@ def test_run_directory_what_is_set_aside_stays_together_also_where_that_was_kill
     with RunDirectory.open(tmp_path / "a", lock=True) as run, monkeypatch.context() as patch:
         patch.setattr(Path, "rename", rename_some)
         try:
-            run.move_existing()
+            run.move_earlier_files()
         except Killed:
             assert moved < len(RECORDED)
     with RunDirectory.open(tmp_path / "a", lock=True) as run:
-        aside = run.move_existing()
+        aside = run.move_earlier_files()
         assert aside == (run.path / "before-restart-1" if moved < len(RECORDED) else None)
         assert [name for name in RECORDED if (run.path / name).exists()] == []
         assert all((run.path / "before-restart-1" / name).read_text() == "first" for name in RECORDED)
         record()
-        assert run.move_existing() == run.path / "before-restart-2"
+        assert run.move_earlier_files() == run.path / "before-restart-2"
         assert all((run.path / "before-restart-2" / name).exists() for name in RECORDED)
 
 
@@ -110,7 +110,7 @@ def test_run_directory_what_is_set_aside_stays_together_also_where_that_was_kill
     ("place", "message"),
     [
         ("file/a", "is a file, not a directory"),
-        ("file", "is a file: choose another name"),
+        ("file", "is a file: choose another `name`"),
         ("x" * 300, "name is too long"),
         ("/proc/roll/a", "cannot write '/proc/roll"),
         ("/sys/roll", "cannot write '/sys/roll"),
@@ -125,11 +125,11 @@ def test_run_directory_a_place_that_cannot_be_written_is_named_with_a_remedy(
 
 
 def test_run_directory_a_full_disk_is_called_a_full_disk() -> None:
-    from roll.tracking.run_directory import writing
+    from roll.tracking.run_directory import convert_write_errors
 
     with (
         pytest.raises(RunDirectoryError, match=r"'/dev/full': the disk is full.*output_dir"),
-        writing(Path("/dev/full")),
+        convert_write_errors(Path("/dev/full")),
         open("/dev/full", "wb", buffering=0) as full,
     ):
         full.write(b"x")
@@ -140,7 +140,7 @@ def test_run_directory_a_missing_run_is_answered_with_the_nearest_one(tmp_path: 
         RunDirectory.create(tmp_path / name, {}).close()
     with pytest.raises(RunDirectoryError, match=r"Did you mean 'quickstart'\?.*: gsm8k, quickstart"):
         RunDirectory.open(tmp_path / "quikstart")
-    with pytest.raises(RunDirectoryError, match="holds no runs"):
+    with pytest.raises(RunDirectoryError, match="There are no runs in"):
         RunDirectory.open(tmp_path / "nowhere" / "quickstart")
 
 
@@ -196,12 +196,12 @@ def test_run_directory_where_nothing_can_be_locked_the_run_goes_on_with_a_warnin
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     RunDirectory.create(tmp_path / "a", {}).close()
-    assert "cannot be locked here" in caplog.text and "start no second process on it" in caplog.text
+    assert "cannot be locked on this file system" in caplog.text and "do not run a second process on it" in caplog.text
 
 
 def test_run_directory_opening_for_writing_removes_what_a_crash_left(tmp_path: Path) -> None:
     RunDirectory.create(tmp_path / "a", {}).close()
-    leftover = atomic.temporary_path(tmp_path / "a" / "rollouts" / "step-000001.parquet")
+    leftover = atomic.make_temporary_path(tmp_path / "a" / "rollouts" / "step-000001.parquet")
     leftover.touch()
     RunDirectory.open(tmp_path / "a")
     assert leftover.exists()

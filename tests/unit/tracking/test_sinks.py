@@ -18,12 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roll.cli.main import end
+from roll.cli.main import exit_process
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ConfigError
 from roll.tracking import RunDirectory, Tracker, read_metrics
-from roll.tracking.sinks import SINKS, GuardedSink, RolloutTable, guarded, rollout_table
-from roll.tracking.sinks.base import flatten, run_id
+from roll.tracking.sinks import SINKS, GuardedSink, RolloutTable, build_rollout_table, guarded
+from roll.tracking.sinks.base import flatten, get_run_id
 
 HOSTILE = (
     "\x1b[2J\x1b]0;owned\x07 <script>alert(1)</script> | `x` \u202egnp.exe \ud800 [red]rich[/red]\n" + "long " * 3000
@@ -316,12 +316,12 @@ def test_tracker_hostile_rollouts_reach_a_tracker_as_harmless_text(
 
 def test_tracker_a_table_goes_from_the_best_rollout_to_the_worst_and_the_unscored(demo: SimpleNamespace) -> None:
     groups = [demo.group(1, (0.5, None)), demo.group(2, (1.0, 0.0))]
-    table = rollout_table("rollouts/train", 7, groups, {"2.0": 1.5}, 3)
+    table = build_rollout_table("rollouts/train", 7, groups, {"2.0": 1.5}, 3)
     assert [row[table.columns.index("rollout")] for row in table.rows] == ["2.0", "1.0", "1.1"]
     rewards, advantages = (table.columns.index(name) for name in ("reward", "advantage"))
     assert [(row[rewards], row[advantages]) for row in table.rows] == [(1.0, 1.5), (0.5, None), (None, None)]
-    assert rollout_table("rollouts/train", 7, [], None, 3).rows == ()
-    assert len(rollout_table("rollouts/train", 7, groups, None, 1).rows) == 1
+    assert build_rollout_table("rollouts/train", 7, [], None, 3).rows == ()
+    assert len(build_rollout_table("rollouts/train", 7, groups, None, 1).rows) == 1
 
 
 def test_tracker_settings_are_flattened_to_their_leaves() -> None:
@@ -333,7 +333,7 @@ def test_tracker_settings_are_flattened_to_their_leaves() -> None:
 @pytest.fixture(autouse=True)
 def nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trackers that one test leaves behind are not another's."""
-    monkeypatch.setattr(guarded, "_left_behind", set())
+    monkeypatch.setattr(guarded, "_abandoned", set())
     monkeypatch.setattr("roll.running._left", set())
 
 
@@ -347,7 +347,7 @@ class _Blocked:
         self.free.wait()
         self.steps.append(step)
 
-    def table(self, step: int, table: RolloutTable) -> None:
+    def log_table(self, step: int, table: RolloutTable) -> None:
         raise OSError("the server says no")
 
     def close(self) -> None: ...
@@ -355,10 +355,10 @@ class _Blocked:
 
 def test_tracker_a_tracker_that_hangs_costs_a_run_a_limited_wait_and_is_counted() -> None:
     blocked = _Blocked()
-    sink = GuardedSink("slow", lambda: blocked, most_waiting=3, close_limit_s=0.05)
+    sink = GuardedSink("slow", lambda: blocked, max_waiting=3, close_limit_s=0.05)
     for step in range(6):
         sink.log(step, {"a": 1.0})
-    sink.settle()
+    sink.flush()
     sink.close()
     assert sink.num_failures >= 4  # at least two calls, the end of what is to arrive, and what still waits
     blocked.free.set()
@@ -370,9 +370,9 @@ def test_tracker_calls_arrive_in_order_and_failures_are_counted_but_not_raised()
     sink = GuardedSink("fine", lambda: blocked)
     for step in range(50):
         sink.log(step, {"a": 1.0})
-    sink.table(50, RolloutTable(name="t", columns=(), rows=()))
+    sink.log_table(50, RolloutTable(name="t", columns=(), rows=()))
     sink.log(51, {"a": math.inf})
-    sink.settle()
+    sink.flush()
     assert (blocked.steps, sink.num_failures) == ([*range(50), 51], 1)
     sink.close()
     sink.close()
@@ -412,7 +412,7 @@ def test_tracker_settling_and_closing_share_their_time(monkeypatch: pytest.Monke
     blocked, waits = _Blocked(), []
     sink = GuardedSink("slow", lambda: blocked, close_limit_s=0.05)
     sink.log(1, {"a": 1.0})
-    sink.settle()
+    sink.flush()
     monkeypatch.setattr(sink._thread, "join", waits.append)
     sink.close()
     blocked.free.set()
@@ -429,7 +429,7 @@ def test_tracker_a_client_that_would_end_the_process_is_a_failure_like_others() 
     sink = GuardedSink("leaving", lambda: leaving, close_limit_s=10)
     sink.log(1, {"a": 1.0})
     sink.log(2, {"a": 1.0})
-    sink.settle()
+    sink.flush()
     sink.close()
     assert (leaving.steps, sink.num_failures) == ([1, 2], 2)
 
@@ -446,7 +446,7 @@ def test_tracker_a_tracker_that_does_not_answer_is_refused_after_a_while() -> No
     def hang() -> Any:
         never.wait()
 
-    with pytest.raises(ConfigError, match=r"tracking\.mlflow: .*no answer in 0\.05 s.*tracking\.mlflow=null"):
+    with pytest.raises(ConfigError, match=r"tracking\.mlflow: .*no response within 0\.05 s.*tracking\.mlflow=null"):
         GuardedSink("mlflow", hang, open_limit_s=0.05)
     never.set()
 
@@ -475,9 +475,9 @@ def test_tracker_a_tracker_without_a_key_is_refused_and_asks_nothing(
 
 
 def test_tracker_the_id_of_a_run_stays_the_same(run: RunDirectory) -> None:
-    first = run_id(run)
+    first = get_run_id(run)
     assert len(first) == 21 and first.isalnum() and first == first.lower()
-    assert run_id(RunDirectory.open(run.path)) == first
+    assert get_run_id(RunDirectory.open(run.path)) == first
 
 
 def test_tracker_every_tracker_has_a_key_that_switches_it_on() -> None:
@@ -500,16 +500,16 @@ def test_tracker_who_was_left_behind_is_said_and_the_process_may_end(
         demo.step(tracker, 1)
     blocked.free.set()
     said = " ".join(capfd.readouterr().out.split())
-    assert "tracking.slow did not end in its time and was left behind" in said
+    assert "tracking.slow did not end in time and was abandoned" in said
     assert [row["step"] for row in read_metrics(run.metrics_path)] == [1]
 
     ends: list[int] = []
     monkeypatch.setattr("os._exit", ends.append)
-    end(3)
+    exit_process(3)
     assert ends == [3]
-    monkeypatch.setattr(guarded, "_left_behind", set())
+    monkeypatch.setattr(guarded, "_abandoned", set())
     with pytest.raises(SystemExit) as ended:
-        end(4)
+        exit_process(4)
     assert (ended.value.code, ends) == (4, [3])
 
 
@@ -520,7 +520,7 @@ def test_tracker_a_tracker_whose_files_were_removed_says_so(sink: str, tmp_path:
     with RunDirectory.create(config.run_dir, {}) as run, Tracker(run, config, num_steps=2) as tracker:
         demo.step(tracker, 1)
         for one in tracker._sinks:
-            one.settle()
+            one.flush()
         kept = {
             "tensorboard": run.tensorboard_dir, "wandb": run.path / "wandb", "swanlab": run.path / "swanlog",
             "mlflow": tmp_path / "mlflow.db", "trackio": tmp_path / "trackio",
@@ -530,7 +530,7 @@ def test_tracker_a_tracker_whose_files_were_removed_says_so(sink: str, tmp_path:
                 threading.Event().wait(0.01)
             tracker.log_step(1, {"a": 1.0})
             for one in tracker._sinks:
-                one.settle()
+                one.flush()
         kept.rename(tmp_path / "away")
         demo.step(tracker, 2)
         assert tracker.finish().tracker_failures >= 1

@@ -41,11 +41,11 @@ def test_trace_a_step_is_divided_into_its_phases(clock: Clock) -> None:
             with spans.phase("forward"):
                 clock.now += 0.5
         clock.now += 0.25
-        assert spans.metrics() == {
+        assert spans.get_metrics() == {
             "time/generate_s": 3, "time/train_s": 1.5, "time/forward_s": 0.5, "time/step_s": 4.75
         }  # fmt: skip
-        assert spans.phases() == {"generate": 3, "train": 1.5}
-        assert spans.bottleneck() == "generate"
+        assert spans.get_phases() == {"generate": 3, "train": 1.5}
+        assert spans.find_bottleneck() == "generate"
 
 
 def test_trace_every_step_starts_from_zero_and_a_phase_entered_twice_adds_up(clock: Clock) -> None:
@@ -57,15 +57,15 @@ def test_trace_every_step_starts_from_zero_and_a_phase_entered_twice_adds_up(clo
             for _ in range(2):
                 with spans.phase("generate"):
                     clock.now += 1
-            assert spans.metrics() == {"time/generate_s": 2, "time/step_s": 2}
+            assert spans.get_metrics() == {"time/generate_s": 2, "time/step_s": 2}
 
 
 def test_trace_an_open_phase_counts_up_to_now(clock: Clock) -> None:
     spans = Spans(clock=clock)
     with spans.phase("evaluate"):
         clock.now += 2
-        assert spans.elapsed("evaluate") == 2
-    assert spans.elapsed("never") == 0
+        assert spans.get_elapsed("evaluate") == 2
+    assert spans.get_elapsed("never") == 0
 
 
 async def test_trace_overlapping_phases_of_one_name_are_not_counted_twice(tmp_path: Path, clock: Clock) -> None:
@@ -88,7 +88,7 @@ async def test_trace_overlapping_phases_of_one_name_are_not_counted_twice(tmp_pa
         clock.now += 4
         second_may_end.set()
         await second
-        assert spans.metrics() == {"time/generate_s": 9, "time/step_s": 9}
+        assert spans.get_metrics() == {"time/generate_s": 9, "time/step_s": 9}
     spans.close()
     generate = [e for e in events(tmp_path / "trace.json") if e["name"] == "generate"]
     assert [e["dur"] for e in generate] == [5_000_000, 7_000_000]
@@ -100,7 +100,7 @@ def test_trace_phases_end_also_when_they_fail(tmp_path: Path, clock: Clock) -> N
     with pytest.raises(RuntimeError), spans.step(1), spans.phase("train"):
         clock.now += 1
         raise RuntimeError
-    assert spans.elapsed("train") == 1
+    assert spans.get_elapsed("train") == 1
     assert [e["name"] for e in events(tmp_path / "trace.json")] == ["train", "step 1"]
 
 
@@ -122,7 +122,7 @@ def test_trace_the_trace_is_whole_after_every_phase_and_goes_on_after_a_resume(t
                     pass
                 names = [e["name"] for e in events(path)]
                 assert names.count("generate") == session * 2 + step + 1
-        spans.count("reward", 0.5)
+        spans.add_counter_value("reward", 0.5)
     assert len(events(path, "M")) == 2
 
 
@@ -153,5 +153,5 @@ def test_trace_a_trace_that_cannot_be_written_is_given_up_and_the_run_goes_on(
     spans = Spans(tmp_path, clock=clock)  # a directory
     with spans.step(1), spans.phase("train"):
         clock.now += 1
-    assert spans.elapsed("train") == 1
+    assert spans.get_elapsed("train") == 1
     assert len(caplog.records) == 1

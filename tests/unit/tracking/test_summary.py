@@ -14,8 +14,8 @@ from rich.console import Console
 
 from roll.errors import AlarmError, ConfigError
 from roll.pipelines.stop import Interrupted
-from roll.tracking.memory import PeakMemory, process_tree, proportional_bytes
-from roll.tracking.plot import plot_run, shows_loss, smooth
+from roll.tracking.memory import PeakMemory, list_process_tree, measure_proportional_bytes
+from roll.tracking.plot import is_loss_plotted, plot_run, smooth
 from roll.tracking.summary import Ending, Summary, summarize
 
 
@@ -72,7 +72,7 @@ def test_run_summary_what_was_not_measured_is_null_and_left_out_of_the_table(tmp
     assert summary.accuracy_before is None and summary.accuracy_after is None
     summary.write(tmp_path / "summary.json")
     assert json.loads((tmp_path / "summary.json").read_text())["reward_last5"] is None
-    assert summary.table().row_count == 1  # the reward alone
+    assert summary.build_table().row_count == 1  # the reward alone
 
 
 def test_run_summary_an_evaluation_that_is_not_before_the_first_step_is_not_called_before(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_run_summary_a_run_that_did_nothing_says_so_and_an_evaluation_without_an
     assert (summary.infra_errors, summary.infra_error_share, summary.empty_evaluations) == (8, 1.0, 1)
     assert summary.evaluation_infra_errors == 3
     text = table_text(summary)
-    assert "steps that trained anything" in text and "8 (100.0%)" in text and "accuracy after" not in text
+    assert "steps that updated the weights" in text and "8 (100.0%)" in text and "accuracy after" not in text
 
 
 def test_run_summary_a_score_is_named_for_what_it_is(tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_run_summary_of_one_step_shows_its_reward(tmp_path: Path) -> None:
 
 def table_text(summary: Summary) -> str:
     console = Console(file=io.StringIO(), width=80)
-    console.print(summary.table())
+    console.print(summary.build_table())
     return console.file.getvalue()
 
 
@@ -159,19 +159,19 @@ def test_run_summary_memory_of_a_process_tree_counts_shared_pages_once() -> None
     children: list[int] = []
     try:
         process.stdout.readline(), process.stdout.readline()
-        tree = process_tree(process.pid)
+        tree = list_process_tree(process.pid)
         children = tree[1:]
         assert len(tree) == 2 and tree[0] == process.pid
-        each = [proportional_bytes([pid]) for pid in tree]
+        each = [measure_proportional_bytes([pid]) for pid in tree]
         assert all(32 * 2**20 <= size < 60 * 2**20 for size in each)
-        assert 64 * 2**20 <= proportional_bytes(tree) < 100 * 2**20
+        assert 64 * 2**20 <= measure_proportional_bytes(tree) < 100 * 2**20
     finally:
         for pid in (process.pid, *children):
             subprocess.run(["kill", "-9", str(pid)], check=False)
         process.stdout.read()  # ends when both are dead
         process.wait()
         process.stdout.close()
-    assert proportional_bytes(tree) == 0
+    assert measure_proportional_bytes(tree) == 0
 
 
 def test_run_summary_the_peak_is_kept_after_the_memory_is_freed() -> None:
@@ -183,7 +183,7 @@ def test_run_summary_the_peak_is_kept_after_the_memory_is_freed() -> None:
         peak.sample(force=True)
     peak.sample(force=True)
     assert peak.peak_bytes >= before + 75 * 2**20
-    assert proportional_bytes(process_tree()) < peak.peak_bytes
+    assert measure_proportional_bytes(list_process_tree()) < peak.peak_bytes
 
 
 @pytest.mark.parametrize(
@@ -198,9 +198,9 @@ def test_run_summary_the_peak_is_kept_after_the_memory_is_freed() -> None:
     ],
 )
 def test_run_summary_records_how_a_session_ended(error: BaseException, kind: str, message: str) -> None:
-    assert Ending.of(error) == Ending(kind=kind, message=message)
+    assert Ending.from_error(error) == Ending(kind=kind, message=message)
 
 
 def test_run_summary_plot_of_a_run_without_rewards_shows_the_loss() -> None:
-    assert shows_loss([{"step": 1, "kind": "train", "training/loss": 2.0}])
-    assert not shows_loss([{"step": 1, "kind": "train", "training/loss": 2.0, "reward/mean": 0.5}])
+    assert is_loss_plotted([{"step": 1, "kind": "train", "training/loss": 2.0}])
+    assert not is_loss_plotted([{"step": 1, "kind": "train", "training/loss": 2.0, "reward/mean": 0.5}])

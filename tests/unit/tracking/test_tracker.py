@@ -56,14 +56,14 @@ def test_tracker_every_file_of_a_run_can_be_read_back(
     assert scalars(run, "reward/mean") == [(1, 0.125), (2, 0.25), (3, 0.375), (4, 0.5)]
     assert scalars(run, "eval/accuracy") == [(0, 0.0), (2, 0.5), (4, 1.0)]
 
-    table = pq.read_table(run.rollouts_path(3)).to_pylist()
+    table = pq.read_table(run.get_rollouts_path(3)).to_pylist()
     assert [row["rollout_id"] for row in table] == ["6.0", "6.1", "7.0", "7.1"]
     assert table[0]["token_ids"] == [6, 0, 2]
     assert table[0]["logprobs"] == [-0.5, -0.25, -0.125]
     assert dict(table[0]["components"]) == {"math": 1.0, "form": 0.5}
     assert (table[0]["advantage"], table[1]["advantage"], table[2]["advantage"]) == (1.0, -1.0, None)
     assert (table[2]["status"], table[2]["cause"], table[2]["reward"]) == ("infra_error", "engine died", None)
-    assert pq.read_table(run.evaluation_path(2)).num_rows == 2
+    assert pq.read_table(run.get_evaluation_path(2)).num_rows == 2
 
     names = [event["name"] for event in json.loads(run.trace_path.read_text()) if event["ph"] == "X"]
     assert names.count("generate") == 4 and "step 4" in names
@@ -74,7 +74,7 @@ def test_tracker_every_file_of_a_run_can_be_read_back(
     assert written["reward_last5"] == pytest.approx((0.375 + 0.5) / 2)  # of four steps the last half
     assert written["peak_rss_bytes"] > 10 * 2**20
     assert written["setup_s"] > 0
-    assert run.plot_path_of("reward").read_bytes().startswith(b"\x89PNG")
+    assert run.get_plot_path("reward").read_bytes().startswith(b"\x89PNG")
 
 
 def test_tracker_a_run_resumed_from_a_checkpoint_records_what_an_uninterrupted_one_does(
@@ -99,7 +99,7 @@ def test_tracker_a_run_resumed_from_a_checkpoint_records_what_an_uninterrupted_o
         RunDirectory.open(torn.run_dir, lock=True) as run,
         Tracker(run, torn, num_steps=torn.training.num_steps, resumed_at=1) as tracker,
     ):
-        assert not run.rollouts_path(2).exists() and not run.evaluation_path(2).exists()
+        assert not run.get_rollouts_path(2).exists() and not run.get_evaluation_path(2).exists()
         for step in range(2, 5):
             demo.step(tracker, step)
 
@@ -201,5 +201,5 @@ def test_tracker_the_first_time_out_of_a_phase_is_said_at_once(
             tracker.on_rollout(late)
         said = [message for message in caplog.messages if "time_limit_s" in message]
     assert said == [
-        "verifying an answer to prompt 'arithmetic/1+1' took longer than the reward's time_limit_s: it gets 0"
+        "verifying an answer to prompt 'arithmetic/1+1' took longer than the reward's time_limit_s: the answer gets 0"
     ]

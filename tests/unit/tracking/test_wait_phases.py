@@ -32,10 +32,10 @@ class World:
 
     def act(self, seconds: float, number: int = 1) -> None:
         for _ in range(number):
-            self.wait_phases.environment(1)
+            self.wait_phases.record_environment_activity(1)
         self.now += seconds
         for _ in range(number):
-            self.wait_phases.environment(-1)
+            self.wait_phases.record_environment_activity(-1)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def world() -> World:
 
 def test_tracking_wait_phase_the_reward_holds_a_step_back_where_every_answer_waits_for_it(world: World) -> None:
     with world.spans.step(1):
-        with world.wait_phases.waiting("generate"):
+        with world.wait_phases.measure_wait("generate"):
             world.move("a", "b", to="queued")
             world.now += 1
             world.move("a", "b", to="generating")
@@ -57,15 +57,15 @@ def test_tracking_wait_phase_the_reward_holds_a_step_back_where_every_answer_wai
             world.move("a", to="accepted")
             world.now += 16
             world.move("b", to="accepted")
-        metrics = world.spans.metrics()
-        assert world.spans.bottleneck() == "reward"
+        metrics = world.spans.get_metrics()
+        assert world.spans.find_bottleneck() == "reward"
     assert metrics == {"time/generate_s": 7, "time/reward_s": 24, "time/step_s": 31}
     assert world.shown == ["generate", "reward", "generate", ""]
 
 
 def test_tracking_wait_phase_waiting_to_be_scored_again_is_the_rewards_time(world: World) -> None:
     with world.spans.step(1):
-        with world.wait_phases.waiting("wait"):
+        with world.wait_phases.measure_wait("wait"):
             for state in ("queued", "generating", "rewarding"):
                 world.move("a", to=state)
             world.now += 1
@@ -75,14 +75,14 @@ def test_tracking_wait_phase_waiting_to_be_scored_again_is_the_rewards_time(worl
             world.move("a", to="rewarding")
             world.now += 4
             world.move("a", to="infra_error")
-        metrics = world.spans.metrics()
+        metrics = world.spans.get_metrics()
     assert metrics == {"time/wait_s": 0, "time/reward_s": 7, "time/step_s": 7}
 
 
 def test_tracking_wait_phase_environments_hold_a_step_back_where_the_model_writes_for_nobody(world: World) -> None:
     with world.spans.step(1):
         world.act(5)  # beside the wait: no part of it
-        with world.wait_phases.waiting("generate"):
+        with world.wait_phases.measure_wait("generate"):
             world.move("a", "b", to="generating")
             world.now += 1
             world.act(7)  # the model still writes for the other one
@@ -90,8 +90,8 @@ def test_tracking_wait_phase_environments_hold_a_step_back_where_the_model_write
             world.move("a", to="rewarding")
             world.act(3)  # the other one's verdict comes beside it
             world.now += 1
-        metrics = world.spans.metrics()
-        assert world.spans.bottleneck() == "generate"
+        metrics = world.spans.get_metrics()
+        assert world.spans.find_bottleneck() == "generate"
     assert metrics == {"time/generate_s": 9, "time/environment_s": 5, "time/step_s": 19}
 
 
@@ -99,20 +99,20 @@ def test_tracking_wait_phase_rollouts_of_an_evaluation_are_not_waited_for(world:
     with world.spans.step(1):
         world.move("a", to="rewarding")
         world.move("e", to="generating", purpose="eval")
-        with world.wait_phases.waiting("wait"):
+        with world.wait_phases.measure_wait("wait"):
             world.now += 1
-        assert world.spans.metrics()["time/reward_s"] == 1
+        assert world.spans.get_metrics()["time/reward_s"] == 1
 
 
 def test_tracking_wait_phase_the_stages_are_in_the_trace_and_what_is_inside_them_is_no_phase(tmp_path: Path) -> None:
     world = World(tmp_path / "trace.json")
-    with world.spans.step(1), world.wait_phases.waiting("generate"):
+    with world.spans.step(1), world.wait_phases.measure_wait("generate"):
         world.now += 1
         world.act(2)
         with world.spans.phase("inner"):
             world.move("a", to="rewarding")
             world.now += 4
-        assert list(world.spans.phases()) == ["generate", "environment", "reward"]
+        assert list(world.spans.get_phases()) == ["generate", "environment", "reward"]
     world.spans.close()
     events = [e for e in json.loads((tmp_path / "trace.json").read_text()) if e["ph"] == "X"]
     assert [(e["name"], e["dur"] / 1e6) for e in events] == [

@@ -72,7 +72,7 @@ def run_critic_rank(rank: int, directory: Path, model: Path) -> None:
             dataclasses.replace(spec, rank=rank, world_size=2, init_method=meeting), precision=precision
         )
 
-    for name, precision in (("float64", Precision.of("float64")), ("float32", None)):
+    for name, precision in (("float64", Precision.from_name("float64")), ("float32", None)):
         backend = build(precision)
         for seed in (3, 4):
             result = backend.train_step(valued(make_batch(seed)), VALUE_LOSS)

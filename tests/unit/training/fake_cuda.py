@@ -8,16 +8,18 @@ can be made as if there were a device, and whatever branches on it is run. What 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.overrides import TorchFunctionMode
 
 from roll.training import dry_run
 
+_APPLY = torch.nn.Module._apply
 CUDA = torch.device("cuda", 0)
 
 
@@ -26,6 +28,7 @@ def fake_cuda() -> Iterator[None]:
     """Inside, `cuda` is a device with fake tensors, and a trainer on it reads no numbers."""
     state, skeleton = torch.zeros(16, dtype=torch.uint8), dry_run._build_meta_network
     instead: dict[str, Any] = {
+        "torch.nn.Module._apply": _moved,
         "torch.accelerator.device_count": lambda: 1,
         "torch.accelerator.set_device_index": lambda index: None,
         "torch.cuda.get_rng_state": lambda device: state,
@@ -35,27 +38,58 @@ def fake_cuda() -> Iterator[None]:
         "roll.training.backend.build_network": lambda *given: skeleton(*given, dry_run._MetaWeights()).to_empty(
             device=CUDA
         ),
-        "roll.training.rank.Ranks": dry_run._Ranks,
-        "roll.training.passes.collect": lambda *args: None,
+        "roll.training.rank.Ranks": dry_run._PlaceholderRanks,
+        "roll.training.passes.collect_token_outputs": lambda *args: None,
         "roll.training.passes.collect_topk": lambda *args: None,
         "roll.training.passes.fill_missing_outputs": lambda *args, **more: None,
         "roll.training.passes.order_outputs": lambda *args: [],
-        "roll.training.optimizer.Optimizer.steps": lambda own: dict.fromkeys(own._locals, 0),
-        "roll.training.network.routing.Routing._count_choice": lambda *args: None,
-        "roll.training.network.routing.Routing.load": lambda *args: None,
-        "roll.training.network.routing.Routing.metrics": lambda *args: {},
+        "roll.training.optimizer.Optimizer.get_steps": lambda own: dict.fromkeys(own._locals, 0),
+        "roll.training.network.routing.Routing._record_routing": lambda *args: None,
+        "roll.training.network.routing.Routing.gather_load": lambda *args: None,
+        "roll.training.network.routing.Routing.compute_metrics": lambda *args: {},
     }
     with contextlib.ExitStack() as stack:
         mode = FakeTensorMode(allow_non_fake_inputs=True)
-        for path, value in (instead | _without_library(mode)).items():
+        for path, value in instead.items():
             stack.enter_context(mock.patch(path, value))
         stack.enter_context(mode)
+        stack.enter_context(_WithoutLibrary(mode))
         yield
 
 
-def _without_library(mode: FakeTensorMode) -> dict[str, Any]:
-    """What PyTorch does by the device's own library, which a build for the CPU lacks, or not with fake tensors."""
-    copy_, to, apply = torch.Tensor.copy_, torch.Tensor.to, torch.nn.Module._apply
+class _WithoutLibrary(TorchFunctionMode):
+    """Replaces what PyTorch does by the device's own library, which a build for the CPU lacks.
+
+    Patched methods of `Tensor` would not do: `Tensor.__getitem__`, once patched, makes every tensor a sequence in the
+    eyes of CPython for the rest of the process, and `torch.tensor([tensor])` fails.
+    """
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self._instead = _without_library(mode)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._instead.get(func, func)(*args, **(kwargs or {}))
+
+
+def _moved(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
+    """As real tensors are: parameters stay the same objects, buffers do not."""
+    for child in module.children() if recurse else ():
+        _moved(child, fn)
+    if not any(isinstance(own, FakeTensor) for own in (*module._parameters.values(), *module._buffers.values())):
+        return _APPLY(module, fn, recurse=False)
+    for parameter in (own for own in module._parameters.values() if own is not None):
+        with torch.no_grad():
+            new = fn(parameter)
+        if new.device != parameter.device:
+            parameter.data, parameter.fake_device = new, new.device  # type: ignore[attr-defined]
+    for name, buffer in module._buffers.items():
+        module._buffers[name] = None if buffer is None else fn(buffer)
+    return module
+
+
+def _without_library(mode: FakeTensorMode) -> dict[Callable[..., Any], Callable[..., Any]]:
+    copy_, to = torch.Tensor.copy_, torch.Tensor.to
     getitem, setitem = torch.Tensor.__getitem__, torch.Tensor.__setitem__
 
     def copied(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
@@ -68,21 +102,6 @@ def _without_library(mode: FakeTensorMode) -> dict[str, Any]:
         """Tensors that NumPy made lose their numbers first."""
         is_fake = isinstance(tensor, FakeTensor) or tensor.is_meta
         return to(tensor if is_fake else mode.from_tensor(tensor), *args, **more)
-
-    def moved(module: torch.nn.Module, fn: Any, recurse: bool = True) -> torch.nn.Module:
-        """As real tensors are: parameters stay the same objects, buffers do not."""
-        for child in module.children() if recurse else ():
-            moved(child, fn)
-        if not any(isinstance(own, FakeTensor) for own in (*module._parameters.values(), *module._buffers.values())):
-            return apply(module, fn, recurse=False)
-        for parameter in (own for own in module._parameters.values() if own is not None):
-            with torch.no_grad():
-                new = fn(parameter)
-            if new.device != parameter.device:
-                parameter.data, parameter.fake_device = new, new.device  # type: ignore[attr-defined]
-        for name, buffer in module._buffers.items():
-            module._buffers[name] = None if buffer is None else fn(buffer)
-        return module
 
     def indexed(tensor: Tensor, index: Any) -> Tensor:
         if tensor.device.type != "cuda":
@@ -98,18 +117,17 @@ def _without_library(mode: FakeTensorMode) -> dict[str, Any]:
         if indices:
             torch.ops.aten.index_put_.default(view, indices, value)
         elif isinstance(value, Tensor):
-            view.copy_(value)
+            copied(view, value)
         else:
             view.fill_(value)
 
     return {
-        "torch.Tensor.copy_": copied,
-        "torch.Tensor.to": brought,
-        "torch.nn.Module._apply": moved,
-        "torch.Tensor.__getitem__": indexed,
-        "torch.Tensor.__setitem__": put,
-        "torch.Tensor.__invert__": lambda x: torch.ops.aten.bitwise_not.default(x),
-        "torch.Tensor.contiguous": lambda x: x if x.is_contiguous() else _in_order(x),
+        torch.Tensor.copy_: copied,
+        torch.Tensor.to: brought,
+        torch.Tensor.__getitem__: indexed,
+        torch.Tensor.__setitem__: put,
+        torch.Tensor.__invert__: lambda x: torch.ops.aten.bitwise_not.default(x),
+        torch.Tensor.contiguous: lambda x: x if x.is_contiguous() else _in_order(x),
     }
 
 

@@ -68,10 +68,10 @@ def held(model: Path, **ranks: Any) -> dict[str, int]:
     with mock.patch("torch.UntypedStorage.resize_", resized), watch:
         backend = TorchBackend(spec, precision=FLOATS)
         between = watch.live
-        watch.begin()
+        watch.reset()
         backend.train_step(make_batch(0, groups=3, group_size=1, prompt=(3, 4), response=(3, 4)), PolicyLoss())
         found = {"between": between, "after": watch.live, "peak": watch.peak}
-        watch.begin()
+        watch.reset()
         for _, tensor in backend.weights():
             del tensor
         return found | {"sync": watch.peak - found["after"]}

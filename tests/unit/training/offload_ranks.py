@@ -66,8 +66,8 @@ def three_steps(backend: TorchBackend) -> dict[str, Any]:
 
 
 def collect_state(backend: TorchBackend) -> dict[str, Any]:
-    found = {f"weight/{n}": backend.masters.local(n).clone() for n in backend.masters.parameters}
-    for name, moments in backend.optimizer.moments().items():
+    found = {f"weight/{n}": backend.masters.get_local(n).clone() for n in backend.masters.parameters}
+    for name, moments in backend.optimizer.get_moments().items():
         found |= {f"{label}/{name}": moment.clone() for label, moment in moments.items()}
     return found | {n: t.detach().clone() for n, t in backend.weights() if t is not None}
 

@@ -16,7 +16,7 @@ from roll.algorithms.losses import CreditedLoss, DistillationLoss, PolicyAndValu
 from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
 from roll.training import TorchBackend
-from roll.training.engine_weights import engine_weights
+from roll.training.engine_weights import build_engine_weights
 from roll.training.precision import Precision
 from roll.types import AttentionRange, Divergence, ForwardOptions, TrainingBatch
 
@@ -61,7 +61,7 @@ def whole_grads(backend: TorchBackend) -> dict[str, torch.Tensor]:
 def in_codes(backend: TorchBackend) -> dict[str, torch.Tensor]:
     """What engines get of a policy whose linear weights travel as int8; empty on ranks other than 0."""
     spec = dataclasses.replace(backend.spec, quantization="int8")
-    return {name: tensor.clone() for name, tensor in engine_weights(backend, spec) if tensor is not None}
+    return {name: tensor.clone() for name, tensor in build_engine_weights(backend, spec) if tensor is not None}
 
 
 def work(
@@ -117,7 +117,7 @@ def work(
     found["critic"] = {"result": result, "grads": whole_grads(critic)}
     found["values"] = values_of(critic, batch)
     if deep:
-        half = build(precision=Precision.of("bfloat16"))
+        half = build(precision=Precision.from_name("bfloat16"))
         result = half.train_step(batch, PolicyLoss())
         found["bfloat16"] = {"result": result, "grads": whole_grads(half)}
         taught = build(teachers=(str(model),), activation_checkpointing=True)

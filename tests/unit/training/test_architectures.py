@@ -146,7 +146,7 @@ def test_trainer_architecture_a_text_that_would_change_the_rotation_of_others_is
     alone = separate_logprobs(load_causal_lm(path, torch.float32, attention="eager"), cut(16))[0]
     found = backend.forward(cut(16), ["logprobs"])["logprobs"][0]
     torch.testing.assert_close(torch.from_numpy(found), alone.detach(), rtol=1e-5, atol=1e-5)
-    with pytest.raises(ModelError, match="train on texts of at most 16"):
+    with pytest.raises(ModelError, match="train on sequences of at most 16 tokens"):
         backend.forward(cut(18), ["logprobs"])
 
 
@@ -189,7 +189,7 @@ def test_trainer_architecture_logits_that_are_changed_in_an_unknown_way_are_refu
 def test_trainer_architecture_a_state_that_passes_from_text_to_text_is_refused(llama: Any) -> None:
     llama.model.embed_tokens.register_forward_hook(lambda module, args, output: output.cumsum(1))
     packing_check.make_packable(llama)
-    with pytest.raises(ModelError, match="passes from one text of a packed row to the next"):
+    with pytest.raises(ModelError, match="a packed sequence depends on the one before it"):
         PolicyNetwork(llama)
 
 

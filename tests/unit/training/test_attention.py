@@ -14,10 +14,10 @@ from torch import Tensor
 from training_helpers import branching_batch, make_batch, needs_cuda
 
 from roll.errors import ModelError
-from roll.models import AttentionForm
+from roll.models import AttentionParams
 from roll.training.attention import matmul_attention, varlen
 from roll.training.attention import packed as attention
-from roll.training.attention.calls import Prefixes, RowIndex, TreeCall, compute
+from roll.training.attention.calls import Prefixes, RowIndex, TreeCall, compute_call
 from roll.training.attention.packed import AttentionPlan, packed_attention
 from roll.training.packing import blocks
 from roll.training.packing.layout import PackedLayout, build_layout
@@ -43,7 +43,7 @@ def visible_rows(layout: PackedLayout, window: int | None) -> list[np.ndarray]:
     """By entry of the row, the entries that it may see: those before it in the samples that it is part of."""
     seen = []
     for block in layout.blocks:
-        for segment, context in zip(block.segments, block.contexts(), strict=True):
+        for segment, context in zip(block.segments, block.list_contexts(), strict=True):
             own = segment.start + np.arange(segment.length)
             seen += [np.concatenate([context, own[: i + 1]]) for i in range(segment.length)]
     return [rows[-window:] if window else rows for rows in seen]
@@ -126,7 +126,7 @@ def test_attention_products_and_sdpa_equal_attention_written_out(
     monkeypatch: pytest.MonkeyPatch, small_tokens: int, dense_tokens: int, dense_pairs: int, blocked: bool, share: bool,
     groups: int,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(attention, "blocked_supported", lambda device: blocked)
+    monkeypatch.setattr(attention, "is_blocked_attention_faster", lambda device: blocked)
     monkeypatch.setattr(attention, "SMALL_TOKENS", small_tokens)
     monkeypatch.setattr(attention, "DENSE_TOKENS", dense_tokens)
     monkeypatch.setattr(attention, "DENSE_PAIRS", dense_pairs)
@@ -158,7 +158,9 @@ def test_attention_a_branch_that_is_left_on_its_way_is_one_sequence() -> None:
     (tree,) = layout.blocks
     assert [segment.parent for segment in tree.segments] == [-1, 0, 0, 2, 2, 4, 4]
     plan = AttentionPlan(layout, torch.device("cpu"), torch.float32)
-    lengths = sorted(n for call in plan.calls(AttentionForm(1.0)) for n in [call.rows.size[1]] * call.rows.size[0])
+    lengths = sorted(
+        n for call in plan.get_calls(AttentionParams(1.0)) for n in [call.rows.size[1]] * call.rows.size[0]
+    )
     assert lengths == [49, 99, 99, 99, 100]  # a sample's own tokens each, and the root's
 
 
@@ -179,7 +181,8 @@ def test_attention_gradients_are_added_up_where_one_branchs_context_is_part_of_a
     layout = laid_out(
         *([*trunk[:n], *range(1000 * i, 1000 * i + 31)] for i, n in enumerate((90, 90, 95, 95), 1)), unit=0
     )
-    shared = [call for call in AttentionPlan(layout, torch.device("cpu"), torch.float64).calls(AttentionForm(scale=1.0))
+    plan = AttentionPlan(layout, torch.device("cpu"), torch.float64)
+    shared = [call for call in plan.get_calls(AttentionParams(scale=1.0))
               if isinstance(call, TreeCall)]  # fmt: skip
     assert any(len(call.prefixes.rows.members) > len(call.prefixes.rows.members.unique()) for call in shared)
     compare(layout, dtype=torch.float64, limit=1e-10)
@@ -188,7 +191,7 @@ def test_attention_gradients_are_added_up_where_one_branchs_context_is_part_of_a
 def test_attention_a_short_sequence_before_a_longer_one_in_one_call_keeps_its_place() -> None:
     layout = laid_out(list(range(9)), list(range(100, 111)))
     assert [tree.num_tokens for tree in layout.blocks] == [8, 10]
-    assert len(AttentionPlan(layout, torch.device("cpu"), torch.float64).calls(AttentionForm(scale=1.0))) == 1
+    assert len(AttentionPlan(layout, torch.device("cpu"), torch.float64).get_calls(AttentionParams(scale=1.0))) == 1
     compare(layout, dtype=torch.float64, limit=1e-10)
 
 
@@ -205,7 +208,7 @@ def test_attention_soft_caps_sinks_and_narrower_values_equal_attention_written_o
 ) -> None:
     for name in ("SMALL_TOKENS", "DENSE_TOKENS", "DENSE_PAIRS"):
         monkeypatch.setattr(attention, name, 0 if how == "blocked" else 10_000)
-    monkeypatch.setattr(attention, "blocked_supported", lambda device: how != "all together")
+    monkeypatch.setattr(attention, "is_blocked_attention_faster", lambda device: how != "all together")
     monkeypatch.setattr(matmul_attention, "TILE_ROWS", 5)
     layout = make_layout()
     q, k, v, grad = tensors(layout, torch.float64)
@@ -239,7 +242,7 @@ def test_attention_gradients_of_what_many_queries_share_are_added_up_in_float32(
     q[..., 0], k[0, 0, 0, 0] = 8, 64  # all look at the first key alone
     v.requires_grad_()
     with mock.patch.object(matmul_attention, "TILE_ROWS", 1):
-        matmul_attention.blocked_attention(q, k, v, None, AttentionForm(1.0)).sum().backward()
+        matmul_attention.blocked_attention(q, k, v, None, AttentionParams(1.0)).sum().backward()
     assert v.grad is not None and v.grad[0, 0].tolist() == [[300.0] * 8]
 
 
@@ -255,7 +258,7 @@ def test_attention_gradients_of_a_common_prefix_are_added_up_in_float32(own_pref
     bias = torch.zeros(300, 1, 1, 1, 2)
     call = TreeCall(rows(list(range(1, 301))), Prefixes(before, owners, own_prefixes), "dense", bias)
     # queries are 0, so that each segment gives half of its weight to the prefix; in bfloat16, 128 + 1/2 is 128
-    compute(call, torch.zeros_like(x), torch.zeros_like(x), x, AttentionForm(1.0)).sum().backward()
+    compute_call(call, torch.zeros_like(x), torch.zeros_like(x), x, AttentionParams(1.0)).sum().backward()
     assert x.grad is not None and x.grad.flatten().tolist() == [150.0] + [0.5] * 300
 
 
@@ -291,7 +294,7 @@ def test_attention_the_arguments_of_varlen_attention_mean_packed_attention(
     import torch.nn.attention.varlen
 
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", documented_varlen)
-    monkeypatch.setattr(attention, "varlen_supported", lambda device, dtype: True)
+    monkeypatch.setattr(attention, "is_varlen_supported", lambda device, dtype: True)
     limit = 1e-5 if share else 1e-10  # repeated keys sum their gradients in float32
     compare(make_layout(share=share), dtype=torch.float64, limit=limit, window=window)
 
@@ -303,19 +306,19 @@ def test_attention_heads_that_flash_attention_does_not_take_are_widened_or_compu
     import torch.nn.attention.varlen
 
     monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", documented_varlen)
-    monkeypatch.setattr(attention, "varlen_supported", lambda device, dtype: True)
+    monkeypatch.setattr(attention, "is_varlen_supported", lambda device, dtype: True)
     monkeypatch.setitem(globals(), "WIDTH", width)
     compare(make_layout(), dtype=torch.float64, limit=1e-5)
 
 
 def test_attention_varlen_attention_is_not_used_on_a_cpu() -> None:
-    assert not varlen.varlen_supported(torch.device("cpu"), torch.bfloat16)
+    assert not varlen.is_varlen_supported(torch.device("cpu"), torch.bfloat16)
 
 
 def test_attention_a_model_that_generates_or_needs_more_than_packing_has_is_refused() -> None:
     layout = make_layout()
     q, k, v, _ = tensors(layout, torch.float32)
-    with pytest.raises(ModelError, match="only supports training"):
+    with pytest.raises(ModelError, match="is only for training"):
         packed_attention(torch.nn.Identity(), q, k, v, None)
     plan = AttentionPlan(layout, torch.device("cpu"), torch.float32)
     with pytest.raises(ModelError, match="position_bias"):
@@ -330,7 +333,7 @@ def test_attention_a_model_that_generates_or_needs_more_than_packing_has_is_refu
 def test_attention_varlen_attention_on_cuda_equals_attention_written_out(
     share: bool, window: int | None, groups: int
 ) -> None:
-    assert varlen.varlen_supported(torch.device("cuda"), torch.bfloat16)
+    assert varlen.is_varlen_supported(torch.device("cuda"), torch.bfloat16)
     compare(make_layout(share=share), dtype=torch.bfloat16, limit=0.1, window=window, groups=groups, device="cuda")
 
 

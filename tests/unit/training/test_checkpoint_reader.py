@@ -151,7 +151,7 @@ def test_checkpoint_reader_a_hostile_index_is_refused_and_runs_nothing(
     backend.save(path)
     forged = pickle.dumps(forge(_index(path), canary, path))
     (path / ".metadata").write_bytes(forged)
-    with pytest.raises(CheckpointError, match="cannot be read: it "):
+    with pytest.raises(CheckpointError, match="cannot be read: the index "):
         backend.load(path)
     assert not canary.exists()
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from training_helpers import grads_of, make_spec, reference_logprobs, relative_error
 
 from roll.algorithms.losses import PolicyLoss
-from roll.algorithms.ratio import segment_sums
+from roll.algorithms.ratio import compute_segment_sums
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.training.packing.micro_batches import pack
@@ -27,7 +27,7 @@ from roll.types import LossInputs, LossOutputs, Needs, TrainingBatch, TrainingSa
 LIMIT = 2e-7
 """Of a gradient's relative error: norms and softmax of the model are in float32, also where it is in float64."""
 
-DOUBLE = Precision.of("float64")
+DOUBLE = Precision.from_name("float64")
 SETTINGS = pytest.mark.parametrize(
     ("budget", "share"), [(4096, True), (4096, False), (60, True), (60, False), (5, True)]
 )
@@ -70,7 +70,7 @@ class EvenPairs:
     needs: Needs = Needs(whole_units=True)  # noqa: RUF009
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        sums = segment_sums(inputs.require("logprobs"), inputs.sequence_ids)
+        sums = compute_segment_sums(inputs.require("logprobs"), inputs.sequence_ids)
         units = inputs.require("unit_ids")
         loss = sum((_of_pair(*sums[units == unit]) for unit in units.unique()), sums.new_zeros(()))
         return LossOutputs(loss=loss / (inputs.num_sequences / 2))
@@ -120,7 +120,7 @@ def test_core_samples_texts_are_learned(tiny_model: Path) -> None:
 
 
 def test_core_samples_a_column_that_a_loss_needs_is_named(tiny_model: Path) -> None:
-    with pytest.raises(ValueError, match="this loss needs advantages, which the batch does not have"):
+    with pytest.raises(ValueError, match="this loss needs advantages, but the batch has none"):
         TorchBackend(make_spec(tiny_model)).train_step(core_batch(), PolicyLoss())
 
 

@@ -22,13 +22,13 @@ from roll.errors import CheckpointError, UnsupportedError
 from roll.models import load_causal_lm
 from roll.training import Schedule, TorchBackend
 from roll.training.network.distributions import Predictions
-from roll.training.network.loss_inputs import loss_inputs
+from roll.training.network.loss_inputs import build_loss_inputs
 from roll.training.packing.layout import build_layout
 from roll.training.packing.micro_batches import pack
 from roll.training.precision import Precision
 from roll.types import TrainingBatch
 
-DOUBLE = Precision.of("float64")
+DOUBLE = Precision.from_name("float64")
 LAYOUTS: list[dict[str, Any]] = [
     {"share_prefix": True},
     {"share_prefix": False},
@@ -44,8 +44,8 @@ def set_head(backend: TorchBackend, seed: int = 0) -> tuple[torch.Tensor, float]
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(1, 32, generator=generator, dtype=torch.float64)
     with torch.no_grad():
-        backend.masters.full("score.weight").copy_(weight)
-        backend.masters.full("score.bias").fill_(0.25)
+        backend.masters.get_full("score.weight").copy_(weight)
+        backend.masters.get_full("score.bias").fill_(0.25)
     backend.masters.refresh()
     return weight[0], 0.25
 
@@ -179,7 +179,7 @@ def test_critic_two_steps_and_two_after_resuming_equal_four(tiny_model: Path, tm
         (r.loss, r.grad_norm, r.learning_rate) for r in expected[2:]
     ]
     for name in straight.masters.parameters:
-        assert torch.equal(second.masters.full(name), straight.masters.full(name)), name
+        assert torch.equal(second.masters.get_full(name), straight.masters.get_full(name)), name
 
 
 def test_critic_a_policys_checkpoint_is_not_a_critics(tiny_model: Path, tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_critic_every_array_of_a_sample_reaches_its_tokens_in_the_loss() -> None
     ((blocks,),) = pack(batch.samples, max_tokens=4096)
     layout = build_layout(blocks)
     predicted = torch.from_numpy(layout.token_ids[layout.rows]).double()  # as if a state's value were its last token
-    inputs = loss_inputs(layout, batch, Predictions(values=predicted), batch.counts)
+    inputs = build_loss_inputs(layout, batch, Predictions(values=predicted), batch.counts)
     order = [(span.index, int(token)) for span in layout.spans for token in span.token_index]
     assert sorted(order) == [
         (i, int(t)) for i, s in enumerate(batch.samples) for t in np.flatnonzero(s.loss_mask) if t > 0
@@ -312,7 +312,7 @@ def test_critic_every_array_of_a_sample_reaches_its_tokens_in_the_loss() -> None
     numbered = {chunk: number for number, chunk in enumerate(dict.fromkeys(chunks))}
     assert inputs.chunk_ids.tolist() == [numbered[chunk] for chunk in chunks]
     assert inputs.values.tolist() == [float(batch.samples[i].token_ids[t - 1]) for i, t in order]
-    plain = loss_inputs(layout, batch, Predictions(logprobs=predicted), batch.counts)
+    plain = build_loss_inputs(layout, batch, Predictions(logprobs=predicted), batch.counts)
     assert plain.values is None and plain.returns is None and plain.old_values is None
 
 

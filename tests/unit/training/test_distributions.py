@@ -7,8 +7,8 @@ import torch
 from test_logprobs import inputs, peak_bytes_of
 
 from roll.training.network import distributions, logprobs
-from roll.training.network.distributions import Predictions, Projection, token_statistics
-from roll.training.network.logprobs import token_logprobs
+from roll.training.network.distributions import Predictions, Projection, compute_token_statistics
+from roll.training.network.logprobs import compute_token_logprobs
 
 WEIGHTS = torch.linspace(-1.5, 1.0, 27, dtype=torch.float64).reshape(3, 9)
 """Of log-prob, entropy and divergence of nine predictions in a loss."""
@@ -44,7 +44,9 @@ def test_output_distribution_values_and_gradients_equal_the_definitions(
     monkeypatch.setattr(logprobs, "CPU_BLOCK_ELEMENTS", 30)
     h, w, targets, _ = inputs(9, 13, 6, dtype)
     reference = reference_of(9, 13, 6, dtype)
-    found = token_statistics(Projection(h, w), targets, temperature=temperature, entropy=True, reference=reference)
+    found = compute_token_statistics(
+        Projection(h, w), targets, temperature=temperature, entropy=True, reference=reference
+    )
     sum((x * c.to(dtype)).sum() for x, c in zip(found[:3], WEIGHTS, strict=True)).backward()
     h64, w64 = (x.detach().double().requires_grad_() for x in (h, w))
     expected = dense(h64, w64, targets, reference, temperature)
@@ -60,7 +62,7 @@ def test_output_distribution_values_and_gradients_equal_the_definitions(
 def test_output_distribution_each_alone_has_its_own_gradient_and_the_rest_is_none(asked: dict[str, bool]) -> None:
     h, w, targets, _ = inputs(9, 13, 6, torch.float64)
     reference = reference_of(9, 13, 6, torch.float64)
-    found = token_statistics(
+    found = compute_token_statistics(
         Projection(h, w),
         targets,
         entropy=asked.get("entropy", False),
@@ -78,7 +80,7 @@ def test_output_distribution_known_distributions() -> None:
     weight = torch.eye(4).requires_grad_()
     even, split = torch.zeros(4), torch.tensor([0.5, 0.5, 1e-30, 1e-30]).log()
     hidden = torch.stack([even, split])
-    found = token_statistics(
+    found = compute_token_statistics(
         Projection(hidden, weight), torch.tensor([0, 0]), entropy=True, reference=Projection(even.repeat(2, 1), weight)
     )
     torch.testing.assert_close(found.entropy, torch.tensor([4.0, 2.0]).log())  # over four words, over two
@@ -92,7 +94,7 @@ def test_output_distribution_the_gradient_passes_gradcheck(monkeypatch: pytest.M
     reference = reference_of(4, 7, 3, torch.float64)
 
     def statistics(h: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = token_statistics(Projection(h, w), targets, temperature=1.3, entropy=True, reference=reference)
+        found = compute_token_statistics(Projection(h, w), targets, temperature=1.3, entropy=True, reference=reference)
         return found[:3]
 
     assert torch.autograd.gradcheck(statistics, (h, w))
@@ -103,7 +105,7 @@ def test_output_distribution_logprobs_and_their_gradient_do_not_change(dtype: to
     results = []
     for entropy in (False, True):
         h, w, targets, weights = inputs(9, 13, 6, dtype)
-        found = token_statistics(Projection(h, w), targets, temperature=0.7, entropy=entropy)
+        found = compute_token_statistics(Projection(h, w), targets, temperature=0.7, entropy=entropy)
         (found.logprobs * weights.float()).sum().backward()
         results.append((found.logprobs, h.grad, w.grad))
     (plain, plain_h, plain_w), (beside, beside_h, beside_w) = results
@@ -114,15 +116,15 @@ def test_output_distribution_logprobs_and_their_gradient_do_not_change(dtype: to
 
 def test_output_distribution_asking_for_nothing_is_the_plain_function() -> None:
     h, w, targets, _ = inputs(5, 13, 6, torch.float32)
-    found = token_statistics(Projection(h, w), targets)
+    found = compute_token_statistics(Projection(h, w), targets)
     assert found == Predictions(found.logprobs, None, None)
-    assert found.logprobs.grad_fn.name() == token_logprobs(h, w, targets).grad_fn.name()
+    assert found.logprobs.grad_fn.name() == compute_token_logprobs(h, w, targets).grad_fn.name()
 
 
 def test_output_distribution_equal_distributions_diverge_by_exactly_nothing() -> None:
     h, w, targets, _ = inputs(9, 13, 6, torch.bfloat16)
     reference = Projection(h.detach().clone(), w.detach().clone())
-    found = token_statistics(Projection(h, w), targets, reference=reference)
+    found = compute_token_statistics(Projection(h, w), targets, reference=reference)
     found.full_kl.sum().backward()
     assert not found.full_kl.any()
     assert not h.grad.any()
@@ -132,7 +134,7 @@ def test_output_distribution_equal_distributions_diverge_by_exactly_nothing() ->
 def test_output_distribution_the_reference_gets_no_gradient() -> None:
     h, w, targets, _ = inputs(3, 5, 2, torch.float32)
     reference = Projection(*(x.requires_grad_() for x in reference_of(3, 5, 2, torch.float32)[:2]))
-    token_statistics(Projection(h, w), targets, reference=reference).full_kl.sum().backward()
+    compute_token_statistics(Projection(h, w), targets, reference=reference).full_kl.sum().backward()
     assert reference.hidden.grad is None
     assert reference.weight.grad is None
 
@@ -141,7 +143,7 @@ def test_output_distribution_huge_logits_stay_finite() -> None:
     h = torch.tensor([[1e4, 0.0], [1e4, 1e4]], requires_grad=True)
     projection = torch.eye(2) * 1e3
     reference = Projection(torch.tensor([[1e4, 0.0], [0.0, 1.0]]), projection)
-    found = token_statistics(Projection(h, projection), torch.tensor([1, 0]), entropy=True, reference=reference)
+    found = compute_token_statistics(Projection(h, projection), torch.tensor([1, 0]), entropy=True, reference=reference)
     sum(x.sum() for x in found[:3]).backward()
     torch.testing.assert_close(found.entropy, torch.tensor([0.0, 0.6931472]))
     torch.testing.assert_close(found.full_kl, torch.tensor([0.0, 500.0 - 0.6931472]))
@@ -161,7 +163,7 @@ def test_output_distribution_memory_does_not_grow_with_vocabulary_times_tokens(m
         targets = torch.zeros(m, dtype=torch.int64)
 
         def run() -> None:
-            found = token_statistics(Projection(h, w), targets, entropy=True, reference=reference)
+            found = compute_token_statistics(Projection(h, w), targets, entropy=True, reference=reference)
             sum(x.sum() for x in found[:3]).backward()
 
         return peak_bytes_of(run)

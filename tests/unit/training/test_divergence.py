@@ -8,9 +8,9 @@ from test_logprobs import inputs, peak_bytes_of
 
 from roll.training.network import distributions, logprobs
 from roll.training.network.distributions import Projection
-from roll.training.network.divergence import teacher_divergence
-from roll.training.network.logprobs import token_logprobs
-from roll.training.network.top_logprobs import logprobs_of, topk_logprobs
+from roll.training.network.divergence import compute_teacher_divergence
+from roll.training.network.logprobs import compute_token_logprobs
+from roll.training.network.top_logprobs import compute_logprobs, compute_topk_logprobs
 from roll.types import Divergence
 
 KINDS = [
@@ -62,7 +62,7 @@ def test_divergence_values_and_gradients_equal_the_definitions(
 ) -> None:
     h, w, targets, weights = inputs(9, 13, 6, dtype)
     teacher = teacher_of(9, 13, 6, dtype)
-    found = teacher_divergence(Projection(h, w), teacher, targets, form, temperature=temperature)
+    found = compute_teacher_divergence(Projection(h, w), teacher, targets, form, temperature=temperature)
     sum((x * c.to(dtype)).sum() for x, c in zip(found, (weights, weights.flip(0)), strict=True)).backward()
     h64, w64 = (x.detach().double().requires_grad_() for x in (h, w))
     p = torch.softmax(h64 @ w64.t() / temperature, dim=1)
@@ -85,7 +85,7 @@ def test_divergence_several_tokens_log_probs_and_gradients_equal_those_of_log_so
     generator = torch.Generator().manual_seed(2)
     ids = torch.randint(0, 13, (9, 4), generator=generator)  # some twice
     weights = torch.randn(9, 4, generator=generator, dtype=torch.float64)
-    found = logprobs_of(Projection(h, w), ids, temperature=0.7)
+    found = compute_logprobs(Projection(h, w), ids, temperature=0.7)
     (found * weights.to(dtype)).sum().backward()
     h64, w64 = (x.detach().double().requires_grad_() for x in (h, w))
     expected = torch.log_softmax(h64 @ w64.t() / 0.7, dim=1).gather(1, ids)
@@ -93,7 +93,7 @@ def test_divergence_several_tokens_log_probs_and_gradients_equal_those_of_log_so
     torch.testing.assert_close(found.double(), expected, rtol=limit, atol=limit)
     torch.testing.assert_close(h.grad.double(), h64.grad, rtol=10 * limit, atol=10 * limit)
     torch.testing.assert_close(w.grad.double(), w64.grad, rtol=10 * limit, atol=10 * limit)
-    top_ids, top = topk_logprobs(Projection(h, w), 5, temperature=0.7)
+    top_ids, top = compute_topk_logprobs(Projection(h, w), 5, temperature=0.7)
     values, right = torch.log_softmax(h64 @ w64.t() / 0.7, dim=1).topk(5, dim=1)
     assert torch.equal(top_ids, right)
     torch.testing.assert_close(top.double(), values, rtol=limit, atol=limit)
@@ -109,7 +109,9 @@ def test_divergence_gradients_pass_gradcheck(monkeypatch: pytest.MonkeyPatch, fo
 
     def statistics(h: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
         policy = Projection(h, w)
-        return *teacher_divergence(policy, teacher, targets, form, temperature=1.3), logprobs_of(policy, ids)
+        return *compute_teacher_divergence(policy, teacher, targets, form, temperature=1.3), compute_logprobs(
+            policy, ids
+        )
 
     assert torch.autograd.gradcheck(statistics, (h, w))
 
@@ -117,7 +119,9 @@ def test_divergence_gradients_pass_gradcheck(monkeypatch: pytest.MonkeyPatch, fo
 @pytest.mark.parametrize("form", KINDS, ids=lambda f: f"{f.kind}-{f.beta}")
 def test_divergence_an_equal_teacher_is_no_distance_away(form: Divergence) -> None:
     h, w, targets, _ = inputs(9, 13, 6, torch.float32)
-    _, found = teacher_divergence(Projection(h, w), Projection(h.detach().clone(), w.detach().clone()), targets, form)
+    _, found = compute_teacher_divergence(
+        Projection(h, w), Projection(h.detach().clone(), w.detach().clone()), targets, form
+    )
     found.sum().backward()
     limit = 1e-6 if form.kind == "jsd" else 0.0
     assert found.abs().max() <= limit
@@ -126,14 +130,14 @@ def test_divergence_an_equal_teacher_is_no_distance_away(form: Divergence) -> No
 
 def test_divergence_log_probs_are_those_without_a_teacher() -> None:
     h, w, targets, _ = inputs(9, 13, 6, torch.float32)
-    own, _ = teacher_divergence(Projection(h, w), teacher_of(9, 13, 6, torch.float32), targets, Divergence())
-    torch.testing.assert_close(own, token_logprobs(h, w, targets), rtol=2e-6, atol=2e-6)
+    own, _ = compute_teacher_divergence(Projection(h, w), teacher_of(9, 13, 6, torch.float32), targets, Divergence())
+    torch.testing.assert_close(own, compute_token_logprobs(h, w, targets), rtol=2e-6, atol=2e-6)
 
 
 def test_divergence_a_teacher_gets_no_gradient() -> None:
     h, w, targets, _ = inputs(3, 5, 2, torch.float32)
     teacher = Projection(*(x.requires_grad_() for x in teacher_of(3, 5, 2, torch.float32)[:2]))
-    teacher_divergence(Projection(h, w), teacher, targets, Divergence(kind="jsd"))[1].sum().backward()
+    compute_teacher_divergence(Projection(h, w), teacher, targets, Divergence(kind="jsd"))[1].sum().backward()
     assert teacher.hidden.grad is None
     assert teacher.weight.grad is None
 
@@ -144,7 +148,7 @@ def test_divergence_huge_logits_stay_finite(form: Divergence) -> None:
     projection = torch.eye(2) * 1e3
     teacher = Projection(torch.tensor([[0.0, 1e4], [0.0, 1.0]]), projection)
     policy, targets = Projection(h, projection), torch.tensor([1, 0])
-    found = *teacher_divergence(policy, teacher, targets, form), logprobs_of(policy, targets[:, None])
+    found = *compute_teacher_divergence(policy, teacher, targets, form), compute_logprobs(policy, targets[:, None])
     assert all(torch.isfinite(x).all() for x in found)
     sum(x.sum() for x in found).backward()
     assert torch.isfinite(h.grad).all()
@@ -162,8 +166,8 @@ def test_divergence_memory_does_not_grow_with_vocabulary_times_tokens(monkeypatc
         teacher, targets = Projection(torch.randn(m, 8), torch.randn(vocab, 8)), torch.zeros(m, dtype=torch.int64)
 
         def run() -> None:
-            teacher_divergence(Projection(h, w), teacher, targets, Divergence(kind="jsd"))[1].sum().backward()
-            logprobs_of(Projection(h, w), targets[:, None]).sum().backward()
+            compute_teacher_divergence(Projection(h, w), teacher, targets, Divergence(kind="jsd"))[1].sum().backward()
+            compute_logprobs(Projection(h, w), targets[:, None]).sum().backward()
 
         return peak_bytes_of(run)
 

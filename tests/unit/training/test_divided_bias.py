@@ -26,7 +26,7 @@ def test_tensor_parallel_bias_a_bias_is_added_once_whatever_the_number_of_ranks(
     monkeypatch.setattr(tensor, "reduce_scatter", lambda share, group: share)
     dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
     try:
-        tensor.divide(model, model.model, model.lm_head, init_device_mesh("cpu", (2,)))
+        tensor.apply_tensor_parallel(model, model.model, model.lm_head, init_device_mesh("cpu", (2,)))
         found = [getattr(layer.mlp, name)(torch.zeros(1, 3, n)) for name, n in (("up_proj", 16), ("down_proj", 12))]
     finally:
         dist.destroy_process_group()

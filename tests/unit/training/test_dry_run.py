@@ -16,7 +16,7 @@ from transformers import LlamaConfig
 from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
-from roll.config.estimate import trained_bytes
+from roll.config.estimate import estimate_trained_bytes
 from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
 from roll.errors import ModelError
@@ -64,9 +64,9 @@ def test_dry_run_a_rank_holds_its_share_of_masters_and_moments(model: Path) -> N
     norms = (2 * LAYERS + 1) * HIDDEN
     own = (divided / 2 + norms) / 2
     counters = 4 * (9 * LAYERS + 3)  # AdamW's steps
-    assert 0 <= found.between - 12 * own - counters <= 128  # and the angles of rotary embeddings
+    assert 0 <= found.between_steps - 12 * own - counters <= 128  # and the angles of rotary embeddings
     assert found.gradients == 4 * own
-    assert found.peak > found.between + found.gradients
+    assert found.peak > found.between_steps + found.gradients
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -83,10 +83,10 @@ def test_dry_run_the_fullest_stage_holds_what_is_estimated(
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"vocab_size": VOCABULARY}))
     holds = [
-        dry_run(dataclasses.replace(spec, rank=rank), None, Needs()).between
+        dry_run(dataclasses.replace(spec, rank=rank), None, Needs()).between_steps
         for rank in range(0, 4, 4 // parallel["pp"])
     ]
-    parts = trained_bytes(spec.model, spec.training, sizes, 4, on_accelerator=True)
+    parts = estimate_trained_bytes(spec.model, spec.training, sizes, 4, on_accelerator=True)
     assert max(holds) == pytest.approx(parts["weights"] + parts["AdamW"], rel=0.01)
     assert max(holds) == holds[0] > 1.1 * sum(holds) / len(holds)
 
@@ -144,7 +144,7 @@ def test_dry_run_a_layer_is_gathered_as_often_whatever_part_it_is_of(model: Path
 
 
 def test_dry_run_a_model_that_cannot_be_divided_is_refused_without_its_weights(model: Path) -> None:
-    with pytest.raises(ModelError, match=r"does not divide this model's num_key_value_heads 2; it can be 1, 2$"):
+    with pytest.raises(ModelError, match=r"does not divide this model's num_key_value_heads 2; tp can be 1, 2$"):
         tried(model, tp=4)
     assert not dist.is_initialized()
 
@@ -160,13 +160,13 @@ def test_dry_run_a_dry_run_takes_logits_in_whole_chunks_as_on_an_accelerator(
 ) -> None:
     """In blocks for a processor's cache they would be four fifths of the operations of a large vocabulary."""
     rows: list[int] = []
-    scaled_logits = logprobs.scaled_logits
+    compute_scaled_logits = logprobs.compute_scaled_logits
 
     def counted(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
         rows.append(len(logits))
-        return scaled_logits(logits, temperature, dtype)
+        return compute_scaled_logits(logits, temperature, dtype)
 
     monkeypatch.setattr(logprobs, "CPU_BLOCK_ELEMENTS", 1)
-    monkeypatch.setattr(logprobs, "scaled_logits", counted)
+    monkeypatch.setattr(logprobs, "compute_scaled_logits", counted)
     tried(model)
     assert rows and min(rows) > 1

@@ -16,16 +16,22 @@ from roll.config.training import TrainingConfig
 from roll.errors import CheckpointError
 from roll.training import TorchBackend
 from roll.training.distributed import Ranks
-from roll.training.kernels.native import native
+from roll.training.kernels.native import load_native_library
 from roll.training.memory import adamw_8bit
-from roll.training.memory.adamw_8bit import AdamWConstants, new_moments, read_moments, update, uses_8_bits
+from roll.training.memory.adamw_8bit import (
+    AdamWConstants,
+    create_moments,
+    dequantize_moments,
+    is_stored_in_8_bits,
+    update,
+)
 from roll.training.optimizer import Optimizer
 from roll.training.precision import MasterWeights, Precision
 from roll.training.spec import TrainerSpec
 
 CONSTANTS = AdamWConstants(learning_rate=1e-3, beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.1)
 CONFIG = TrainingConfig(num_steps=1, optimizer="adamw_8bit", weight_decay=0.0)
-needs_compiler = pytest.mark.skipif(native() is None, reason="needs a C compiler")
+needs_compiler = pytest.mark.skipif(load_native_library() is None, reason="needs a C compiler")
 
 
 def gradients(steps: int, *shape: int, decades: int = 4, power: int = 3) -> list[torch.Tensor]:
@@ -36,7 +42,7 @@ def gradients(steps: int, *shape: int, decades: int = 4, power: int = 3) -> list
 
 
 def trained(grads: list[torch.Tensor], weight: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    weight, moments = weight.clone(), new_moments(weight)
+    weight, moments = weight.clone(), create_moments(weight)
     for step, grad in enumerate(grads, start=1):
         update(weight, grad.to(weight.dtype), moments, step, CONSTANTS)
     return weight, moments
@@ -44,7 +50,7 @@ def trained(grads: list[torch.Tensor], weight: torch.Tensor) -> tuple[torch.Tens
 
 def test_adamw_8bit_the_values_are_those_of_the_paper() -> None:
     """Dynamic trees of 8 bits: 0, 1, and in the n-th of 7 decades 2^(n-1) parts, twice as many without signs."""
-    signed, unsigned = (adamw_8bit._quantization_values(signed=s) for s in (True, False))
+    signed, unsigned = (adamw_8bit._build_quantization_values(signed=s) for s in (True, False))
     for values, parts in ((signed, 64), (unsigned, 128)):
         assert len(values.unique()) == 256
         assert values.max() == 1.0
@@ -58,12 +64,12 @@ def test_adamw_8bit_the_values_are_those_of_the_paper() -> None:
 def test_adamw_8bit_moments_are_rounded_to_the_nearest_value_of_their_block() -> None:
     grads = gradients(1, 3, 300)
     _, moments = trained(grads, torch.zeros(3, 300, dtype=torch.float64))
-    first, second = read_moments(moments)
+    first, second = dequantize_moments(moments)
     for found, exact, signed in ((first, 0.1 * grads[0], True), (second, 0.01 * grads[0] ** 2, False)):
         for block in (slice(0, 256), slice(256, 300)):
             scale = exact[:, block].abs().amax(1, keepdim=True)
             distance = (
-                (exact[:, block, None] / scale[..., None] - adamw_8bit._quantization_values(signed=signed))
+                (exact[:, block, None] / scale[..., None] - adamw_8bit._build_quantization_values(signed=signed))
                 .abs()
                 .amin(-1)
             )
@@ -76,7 +82,7 @@ def test_adamw_8bit_moments_are_rounded_to_the_nearest_value_of_their_block() ->
 def test_adamw_8bit_compiled_and_plain_updates_agree() -> None:
     grads, weight = gradients(6, 7, 600), torch.randn(7, 600)
     found, moments = trained(grads, weight)
-    with mock.patch.object(adamw_8bit, "native", lambda: None):
+    with mock.patch.object(adamw_8bit, "load_native_library", lambda: None):
         expected, plain = trained(grads, weight)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
     for name in ("moment1_codes", "moment2_codes"):  # a tie may fall to either side
@@ -109,7 +115,7 @@ def test_adamw_8bit_a_trainer_learns_saves_and_resumes_bit_for_bit(tmp_path: Pat
     tiny_model = write_tiny_model(tmp_path / "model", hidden=64)
     settings = {"learning_rate": 1e-3, "optimizer": "adamw_8bit"}
     backend = TorchBackend(make_spec(tiny_model, dtype="bfloat16", **settings))
-    kinds = {name: set(parts) for name, parts in backend.optimizer.moments().items()}
+    kinds = {name: set(parts) for name, parts in backend.optimizer.get_moments().items()}
     assert kinds["model.layers.0.mlp.up_proj.weight"] >= {"moment1_codes", "moment2_scales"}
     assert kinds["model.norm.weight"] == {"moment1", "moment2"}
     plain = TorchBackend(make_spec(tiny_model, dtype="bfloat16", learning_rate=1e-3))
@@ -118,7 +124,7 @@ def test_adamw_8bit_a_trainer_learns_saves_and_resumes_bit_for_bit(tmp_path: Pat
             each.train_step(make_batch(seed), PolicyLoss())
     start = dict(TorchBackend(make_spec(tiny_model, dtype="bfloat16")).masters.parameters)
     ways = [
-        torch.cat([(each.masters.full(n) - start[n].detach().float()).flatten() for n in start])
+        torch.cat([(each.masters.get_full(n) - start[n].detach().float()).flatten() for n in start])
         for each in (plain, backend)
     ]
     assert float((ways[1] - ways[0]).norm() / ways[0].norm()) < 0.1
@@ -126,11 +132,11 @@ def test_adamw_8bit_a_trainer_learns_saves_and_resumes_bit_for_bit(tmp_path: Pat
     again = TorchBackend(make_spec(tiny_model, dtype="bfloat16", **settings))
     again.load(tmp_path / "saved")
     for each in (backend, again):
-        each.placement._move(["optimizer"], torch.device("cpu"))
+        each._state_offloader._move(["optimizer"], torch.device("cpu"))
         each.train_step(make_batch(7), PolicyLoss())
     for name in start:
-        assert torch.equal(again.masters.full(name), backend.masters.full(name))
-    assert again.optimizer.steps() == backend.optimizer.steps()
+        assert torch.equal(again.masters.get_full(name), backend.masters.get_full(name))
+    assert again.optimizer.get_steps() == backend.optimizer.get_steps()
     with pytest.raises(CheckpointError, match=r"training\.optimizer"):
         plain.load(tmp_path / "saved")
 
@@ -138,7 +144,7 @@ def test_adamw_8bit_a_trainer_learns_saves_and_resumes_bit_for_bit(tmp_path: Pat
 def test_adamw_8bit_a_weight_s_own_factor_on_the_learning_rate_holds_for_moments_of_8_bits() -> None:
     """The first step of AdamW is the learning rate itself, whatever the gradient."""
     weights = {name: torch.nn.Parameter(torch.zeros(64, 64)) for name in ("plain", "tenfold")}
-    masters = MasterWeights(weights, Precision.of("float32"))
+    masters = MasterWeights(weights, Precision.from_name("float32"))
     ranks = Ranks(TrainerSpec(model_path="x", model=ModelConfig(path="x"), training=CONFIG), torch.device("cpu"))
     optimizer = Optimizer(masters, CONFIG, ranks, {"tenfold": 10.0})
     for weight in weights.values():
@@ -149,8 +155,8 @@ def test_adamw_8bit_a_weight_s_own_factor_on_the_learning_rate_holds_for_moments
 
 
 def test_adamw_8bit_what_is_small_keeps_whole_moments() -> None:
-    assert uses_8_bits(torch.Size([64, 64])) and uses_8_bits(torch.Size([4, 32, 64]))
-    assert not any(uses_8_bits(torch.Size(shape)) for shape in ([100_000], [63, 64], [4096, 16]))
+    assert is_stored_in_8_bits(torch.Size([64, 64])) and is_stored_in_8_bits(torch.Size([4, 32, 64]))
+    assert not any(is_stored_in_8_bits(torch.Size(shape)) for shape in ([100_000], [63, 64], [4096, 16]))
 
 
 def test_adamw_8bit_deepspeed_has_whole_moments_alone() -> None:

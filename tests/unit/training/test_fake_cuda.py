@@ -35,11 +35,14 @@ def passes(model: Path, settings: dict[str, Any]) -> None:
         backend.forward(batch, ["top_logprobs"], ForwardOptions(num_top=3))
         backend.offload(["parameters", "optimizer"])
         held = [*backend.network.parameters(), *backend.network.buffers()]
-        held += [backend.masters.local(name) for name in backend.masters.parameters]
-        held += [moment for moments in backend.optimizer.moments().values() for moment in moments.values()]
+        held += [backend.masters.get_local(name) for name in backend.masters.parameters]
+        held += [moment for moments in backend.optimizer.get_moments().values() for moment in moments.values()]
         assert {tensor.device.type for tensor in held} == {"cpu"}
         backend.onload(["parameters", "optimizer"])
-        held = [*backend.network.parameters(), *(backend.masters.local(name) for name in backend.masters.parameters)]
+        held = [
+            *backend.network.parameters(),
+            *(backend.masters.get_local(name) for name in backend.masters.parameters),
+        ]
         assert {tensor.device for tensor in held} == {CUDA}
         backend.measure(batch, PolicyLoss())
 

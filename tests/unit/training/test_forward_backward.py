@@ -125,10 +125,10 @@ def test_forward_backward_optim_step_params_are_those_of_one_update(tiny_model: 
     for step, (params, (rate, beta1, beta2, epsilon, decay)) in enumerate(zip(given, settings, strict=True), start=1):
         backend.forward_backward(make_batch(step), PolicyLoss(), last=True)
         update = backend.optim_step(params)
-        grad = backend.masters.grad(NAME)
+        grad = backend.masters.get_grad(NAME)
         assert grad is not None and update.grad_norm > 0.25 and update.learning_rate == rate
         if step == 1:
-            own = [g.norm() for n in backend.masters.parameters if (g := backend.masters.grad(n)) is not None]
+            own = [g.norm() for n in backend.masters.parameters if (g := backend.masters.get_grad(n)) is not None]
             assert float(torch.stack(own).norm()) == pytest.approx(0.25, rel=1e-5)
         first = beta1 * first + (1 - beta1) * grad.double()
         second = beta2 * second + (1 - beta2) * grad.double().square()

@@ -79,7 +79,7 @@ def computed(recipe: Any, x: Tensor, weight: Tensor, grad: Tensor) -> list[Tenso
 def test_fp8_products_are_those_of_rounded_matrices_in_float64(recipe: str, has_rows: bool) -> None:
     """Up to the rounding of the result to bfloat16 and of its sum to float32."""
     x, weight, grad = operands()
-    with mock.patch.object(fp8, "_detect_support", lambda kind: fp8._Device(torch.float8_e4m3fn, has_rows)):
+    with mock.patch.object(fp8, "_detect_support", lambda kind: fp8._Fp8Support(torch.float8_e4m3fn, has_rows)):
         found = computed(recipe, x, weight, grad)
     for own, (a, b) in zip(found, emulated(x, weight, grad, recipe), strict=True):
         exact, sizes = a @ b, a.abs() @ b.abs()
@@ -107,7 +107,7 @@ def test_fp8_products_are_torchao_s_to_the_bit(recipe: str) -> None:
 
 
 def layer_in_8_bits(plain: nn.Linear, recipe: Any = "rowwise") -> nn.Linear:
-    plain.forward = fp8._forward(plain, recipe)
+    plain.forward = fp8._build_fp8_forward(plain, recipe)
     return plain
 
 
@@ -176,7 +176,7 @@ def test_fp8_the_forward_pass_alone_adds_up_in_fewer_digits(recipe: str, has_row
         return plain(*args, use_fast_accum=use_fast_accum, **settings)
 
     with (
-        mock.patch.object(fp8, "_detect_support", lambda kind: fp8._Device(torch.float8_e4m3fn, has_rows)),
+        mock.patch.object(fp8, "_detect_support", lambda kind: fp8._Fp8Support(torch.float8_e4m3fn, has_rows)),
         mock.patch.object(functional, "scaled_mm", counted),
     ):
         computed(recipe, *operands())
@@ -225,7 +225,7 @@ def test_fp8_layers_that_run_again_give_the_same_bits(tiny_model: Path, recipe: 
 def test_fp8_a_reference_of_the_same_weights_is_at_distance_0(tiny_model: Path, lora: LoRAConfig | None) -> None:
     spec, batch = make_spec(tiny_model, dtype="bfloat16", lora=lora, fp8="rowwise"), make_batch()
     policy = TorchBackend(spec)
-    reference = TorchBackend(TrainerSpec.frozen(tiny_model, spec.model, spec.training, 0))
+    reference = TorchBackend(TrainerSpec.for_frozen_model(tiny_model, spec.model, spec.training, 0))
     own = logprobs_of(policy, batch)
     for other in (reference, policy):
         asked = logprobs_of(other, batch, adapter=other is reference or lora is None)
@@ -234,7 +234,7 @@ def test_fp8_a_reference_of_the_same_weights_is_at_distance_0(tiny_model: Path, 
 
 def test_fp8_a_teacher_is_computed_in_its_own_format(tiny_model: Path) -> None:
     spec, batch = make_spec(tiny_model, dtype="bfloat16", fp8="rowwise"), make_batch()
-    teacher = TorchBackend(TrainerSpec.teacher(tiny_model, spec.model, spec.training, 0))
+    teacher = TorchBackend(TrainerSpec.for_teacher(tiny_model, spec.model, spec.training, 0))
     plain = TorchBackend(make_spec(tiny_model, dtype="bfloat16"))
     pairs = zip(logprobs_of(teacher, batch), logprobs_of(plain, batch), strict=True)
     assert all(np.array_equal(a, b) for a, b in pairs)
@@ -244,7 +244,7 @@ def test_fp8_weights_that_leave_and_stay_are_those_of_a_run_without_it(tiny_mode
     plain, own = (TorchBackend(make_spec(tiny_model, dtype="bfloat16", **s)) for s in ({}, {"fp8": "rowwise"}))
     sent, expected = dict(own.weights()), dict(plain.weights())
     assert sent.keys() == expected.keys() and all(torch.equal(sent[name], expected[name]) for name in expected)
-    assert all(own.masters.local(name).dtype == torch.float32 for name in own.masters.parameters)
+    assert all(own.masters.get_local(name).dtype == torch.float32 for name in own.masters.parameters)
     own.train_step(make_batch(), PolicyLoss())
     own.save(tmp_path)
     plain.load(tmp_path)  # and a run may go on without
@@ -279,10 +279,10 @@ def test_fp8_layers_of_other_sizes_stay_and_are_counted(tiny_model: Path, caplog
 
 def test_fp8_what_cannot_be_is_refused() -> None:
     for changes, said in (
-        (["model.dtype=float32"], r"model.dtype is 'float32': set the one to none"),
-        (["training.backend=deepspeed"], "the back-end deepspeed does not read this"),
-        (["training.backend=megatron"], "the back-end megatron does not read this"),
-        (["model.lora.base=nf4"], r"weights in 4 bits \(model.lora.base\)"),
+        (["model.dtype=float32"], r"model.dtype is 'float32': set training.fp8 to none"),
+        (["training.backend=deepspeed"], "the back-end deepspeed does not support this key"),
+        (["training.backend=megatron"], "the back-end megatron does not support this key"),
+        (["model.lora.base=nf4"], r"4-bit weights \(model.lora.base\)"),
     ):
         with pytest.raises(ConfigError, match=said):
             load_config(QUICKSTART, ["training.fp8=rowwise", *changes])
@@ -305,7 +305,9 @@ def test_fp8_a_device_without_such_products_says_what_to_do(
 
     kinds = functional.ScalingType
     monkeypatch.setattr(functional, "scaled_mm", without(kinds.TensorWise))
-    with pytest.raises(ModelError, match=r"this cpu device does not have \(only for compute capability >= 8.9\): set"):
+    with pytest.raises(
+        ModelError, match=r"this cpu device does not support \(only for compute capability >= 8.9\): set"
+    ):
         fp8.check_fp8_support(torch.device("cpu"))
     monkeypatch.setattr(functional, "scaled_mm", without(kinds.RowWise))
     assert fp8._detect_support("cpu") == (torch.float8_e4m3fn, False)

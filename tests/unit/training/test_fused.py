@@ -15,10 +15,10 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from roll.training.kernels import native
 from roll.training.network import logprobs
 from roll.training.network.fused import use_fused_kernels
-from roll.training.network.logprobs import token_logprobs
+from roll.training.network.logprobs import compute_token_logprobs
 
 WIDTH = 80
-needs_compiler = pytest.mark.skipif(native.native() is None, reason="needs a C compiler")
+needs_compiler = pytest.mark.skipif(native.load_native_library() is None, reason="needs a C compiler")
 
 
 def norm() -> LlamaRMSNorm:
@@ -121,7 +121,7 @@ def test_fused_logprobs_the_softmax_is_as_near_the_truth_as_that_of_torch(
 
     def run() -> list[Tensor]:
         h.grad = w.grad = None
-        found = token_logprobs(h, w, targets, temperature=temperature)
+        found = compute_token_logprobs(h, w, targets, temperature=temperature)
         found.backward(grad)
         assert h.grad is not None and w.grad is not None
         return [found.detach().double(), h.grad.double(), w.grad.double()]
@@ -131,7 +131,7 @@ def test_fused_logprobs_the_softmax_is_as_near_the_truth_as_that_of_torch(
     expected.backward(grad.double())
     truth = [expected.detach(), h64.grad, w64.grad]
     fused = run()
-    monkeypatch.setattr(logprobs, "native", lambda: None)
+    monkeypatch.setattr(logprobs, "load_native_library", lambda: None)
     for mine, theirs in zip(errors(fused, truth), errors(run(), truth), strict=True):  # type: ignore[arg-type]
         assert mine <= 1.05 * theirs + 1e-6
         assert mine < 0.01
@@ -139,8 +139,8 @@ def test_fused_logprobs_the_softmax_is_as_near_the_truth_as_that_of_torch(
 
 def test_fused_logprobs_without_a_compiler_models_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
-    assert native.native.__wrapped__() is None
-    monkeypatch.setattr("roll.training.network.fused.native", lambda: None)
+    assert native.load_native_library.__wrapped__() is None
+    monkeypatch.setattr("roll.training.network.fused.load_native_library", lambda: None)
     assert use_fused_kernels(norm()) == 0
 
 
@@ -153,7 +153,7 @@ def test_fused_logprobs_a_compiler_that_fails_is_reported_and_done_without(
     monkeypatch.setenv("ROLL_CACHE", str(tmp_path))
     monkeypatch.setattr(native.shutil, "which", lambda name: str(compiler))
     with caplog.at_level(logging.WARNING):
-        assert native.native.__wrapped__() is None
+        assert native.load_native_library.__wrapped__() is None
     assert "no such flag" in caplog.text
     assert list((tmp_path / "native").iterdir()) == []
 
@@ -161,6 +161,6 @@ def test_fused_logprobs_a_compiler_that_fails_is_reported_and_done_without(
 @needs_compiler
 def test_fused_logprobs_a_library_is_built_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("ROLL_CACHE", str(tmp_path))
-    assert native.native.__wrapped__() is not None
+    assert native.load_native_library.__wrapped__() is not None
     monkeypatch.setattr(native.subprocess, "run", lambda *a, **k: pytest.fail("it was built again"))
-    assert native.native.__wrapped__() is not None
+    assert native.load_native_library.__wrapped__() is not None

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from roll.training.network import logprobs as module
-from roll.training.network.logprobs import token_logprobs
+from roll.training.network.logprobs import compute_token_logprobs
 
 
 def inputs(m: int, vocab: int, hidden: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -30,7 +30,7 @@ def test_logprobs_values_and_gradients_equal_those_of_log_softmax(
     monkeypatch.setattr(module, "KEEP_BYTES", keep_bytes)
     monkeypatch.setattr(module, "CPU_BLOCK_ELEMENTS", 30)
     h, w, targets, weights = inputs(9, 13, 6, dtype)
-    found = token_logprobs(h, w, targets, temperature=temperature)
+    found = compute_token_logprobs(h, w, targets, temperature=temperature)
     (found * weights.to(dtype)).sum().backward()
     h64, w64 = (x.detach().double().requires_grad_() for x in (h, w))
     expected = torch.log_softmax(h64 @ w64.t() / temperature, dim=-1).gather(1, targets[:, None])[:, 0]
@@ -44,12 +44,12 @@ def test_logprobs_the_gradient_passes_gradcheck(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 20)
     monkeypatch.setattr(module, "KEEP_BYTES", 0)  # kept logits serve one backward pass, gradcheck runs several
     h, w, targets, _ = inputs(4, 7, 3, torch.float64)
-    assert torch.autograd.gradcheck(lambda h, w: token_logprobs(h, w, targets, temperature=1.3), (h, w))
+    assert torch.autograd.gradcheck(lambda h, w: compute_token_logprobs(h, w, targets, temperature=1.3), (h, w))
 
 
 def test_logprobs_huge_logits_stay_finite() -> None:
     h = torch.full((2, 4), 1e4, requires_grad=True)
-    found = token_logprobs(h, torch.eye(4) * 1e3, torch.tensor([0, 1]))
+    found = compute_token_logprobs(h, torch.eye(4) * 1e3, torch.tensor([0, 1]))
     found.sum().backward()
     torch.testing.assert_close(found, torch.full((2,), -1.3862944))  # four equal logits: -log 4
     assert torch.isfinite(h.grad).all()
@@ -57,7 +57,7 @@ def test_logprobs_huge_logits_stay_finite() -> None:
 
 def test_logprobs_only_hidden_states_get_a_gradient_where_the_projection_is_frozen() -> None:
     h, w, targets, _ = inputs(3, 5, 2, torch.float32)
-    token_logprobs(h, w.detach(), targets).sum().backward()
+    compute_token_logprobs(h, w.detach(), targets).sum().backward()
     assert h.grad is not None
     assert w.grad is None
 
@@ -69,7 +69,7 @@ def peak_bytes(m: int, vocab: int, *, backward: bool) -> int:
     targets = torch.zeros(m, dtype=torch.int64)
 
     def run() -> None:
-        result = token_logprobs(h, w, targets)
+        result = compute_token_logprobs(h, w, targets)
         if backward:
             result.sum().backward()
 

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from roll.config.model import LoRAConfig
-from roll.training.network.lora import adapters_disabled, add_adapters, find_adapters
+from roll.training.network.lora import add_adapters, disable_adapters, find_adapters
 
 PREFIX = "base_model.model."
 
@@ -50,7 +50,7 @@ def test_lora_adapters_are_those_of_peft(make: Any, targets: Any) -> None:
     for result in results:
         result.square().sum().backward()
     assert all(torch.equal(p.grad, expected[PREFIX + n].grad) for n, p in own.items() if p.requires_grad)
-    with adapters_disabled(model):
+    with disable_adapters(model):
         assert torch.equal(model(input_ids=ids).logits, base(input_ids=ids).logits)
     assert torch.equal(model(input_ids=ids).logits, results[0])
     merged, plain = theirs.merge_and_unload().state_dict(), base.state_dict()

@@ -32,8 +32,8 @@ class Library:
 @pytest.fixture(name="library")
 def _library(monkeypatch: pytest.MonkeyPatch) -> Library:
     library = Library()
-    monkeypatch.setattr(malloc_trim, "_anonymous_bytes", lambda: BESIDES + library.alive + library.free)
-    monkeypatch.setattr(malloc_trim, "_glibc", lambda: library)
+    monkeypatch.setattr(malloc_trim, "_read_anonymous_bytes", lambda: BESIDES + library.alive + library.free)
+    monkeypatch.setattr(malloc_trim, "_load_glibc", lambda: library)
     return library
 
 
@@ -91,7 +91,7 @@ def test_malloc_trim_nothing_lies_free_where_large_logits_follow(library: Librar
 
 
 def test_malloc_trim_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(malloc_trim, "_glibc", lambda: None)
+    monkeypatch.setattr(malloc_trim, "_load_glibc", lambda: None)
     layer = nn.Linear(2, 2)
     assert trim_heap_after([layer]) is None
     assert not layer._forward_hooks
@@ -109,10 +109,10 @@ def test_malloc_trim_nothing_lies_free_where_the_gradient_of_embeddings_follows(
 
 
 def test_malloc_trim_this_processes_memory_is_read_where_the_c_library_is_glibc() -> None:
-    if malloc_trim._glibc() is None:
+    if malloc_trim._load_glibc() is None:
         pytest.skip("another C library")
-    found = Heap(malloc_trim._glibc())
-    before = sum(found._bytes_in_use())
+    found = Heap(malloc_trim._load_glibc())
+    before = sum(found._measure_bytes_in_use())
     tensor = torch.ones(2**23)
-    assert sum(found._bytes_in_use()) - before > 0.9 * tensor.nbytes  # other threads let go of something
-    assert malloc_trim._anonymous_bytes() > tensor.nbytes
+    assert sum(found._measure_bytes_in_use()) - before > 0.9 * tensor.nbytes  # other threads let go of something
+    assert malloc_trim._read_anonymous_bytes() > tensor.nbytes

@@ -82,9 +82,13 @@ def test_megatron_names_every_weight_of_a_layer_comes_back(size: int) -> None:
 
 
 def test_megatron_names_what_has_no_place_is_refused_by_name() -> None:
-    with pytest.raises(ModelError, match=r"supports the model families llama, .*this model is 'gemma3': use"):
+    with pytest.raises(
+        ModelError, match=r"supports the model families llama, .*this model is 'gemma3': set training.backend"
+    ):
         locate_weights([], SimpleNamespace(model_type="gemma3"))
-    with pytest.raises(ModelError, match=r"does not support 1 weights of this qwen2, first '.*self_attn.sinks'"):
+    with pytest.raises(
+        ModelError, match=r"does not support 1 weights of the model type 'qwen2', for example '.*self_attn.sinks'"
+    ):
         locate_weights(["lm_head.weight", LAYER + "self_attn.sinks"], CONFIG)
     with pytest.raises(ModelError, match=r"does not support 1 weights"):
         locate_weights([LAYER + "mlp.up_proj.bias"], CONFIG)

@@ -13,16 +13,16 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
-from roll.models import AttentionForm, AttentionSpan
+from roll.models import AttentionParams, AttentionSpan
 from roll.training.attention import native as native_attention
 from roll.training.attention.native import Rotation, attend, build_tree_ranges
 from roll.training.attention.packed import ATTENTION, AttentionPlan, register_attention
-from roll.training.kernels.native import native
+from roll.training.kernels.native import load_native_library
 from roll.training.network.fused import use_fused_kernels
 from roll.training.packing.layout import PackedLayout, Segment, Tree
 
-KINDS = range(native_attention._kind() + 1) if native() is not None else ()
-pytestmark = pytest.mark.skipif(native() is None, reason="needs a C compiler")
+KINDS = range(native_attention._detect_bfloat16_instructions() + 1) if load_native_library() is not None else ()
+pytestmark = pytest.mark.skipif(load_native_library() is None, reason="needs a C compiler")
 FORK = ((-1, 33), (0, 16), (1, 40), (1, 1), (0, 70))
 """A tree: by segment its parent, and its length."""
 ERROR = 5e-3
@@ -114,7 +114,7 @@ def errors(layout: PackedLayout, tensors: list[Tensor], scale: float, way: Rotat
 def test_native_attention_and_its_gradients_are_those_of_float64(
     monkeypatch: pytest.MonkeyPatch, kind: int, heads: int, groups: int, d: int, w: int, turned: int
 ) -> None:
-    monkeypatch.setattr(native_attention, "_kind", lambda: kind)
+    monkeypatch.setattr(native_attention, "_detect_bfloat16_instructions", lambda: kind)
     layout = row_of(FORK, ((-1, 1),), ((-1, 300), (0, 5), (0, 150)), ((-1, 16),))
     tensors = given_tensors(layout, heads, groups, d, w)
     assert max(errors(layout, tensors, d**-0.5, rotation_of(layout, turned) if turned else None)) < ERROR
@@ -185,11 +185,11 @@ def test_native_attention_layers_that_are_more_than_plain_attention_are_computed
     """A window, a chunk, a cap, sinks and the like; a limit that no text comes to is none."""
     plan = AttentionPlan(row_of(FORK), torch.device("cpu"), torch.bfloat16)
     assert plan.longest == 103
-    plain = AttentionForm(0.2)
+    plain = AttentionParams(0.2)
     for limits, native_serves in (((None, None), True), ((103, 103), True), ((102, None), False), ((None, 102), False)):
-        assert plan.is_native(plain._replace(span=AttentionSpan(*limits))) == native_serves
+        assert plan.is_native_supported(plain._replace(span=AttentionSpan(*limits))) == native_serves
     for other in (plain._replace(softcap=2.0), plain._replace(sinks=torch.zeros(4)), plain._replace(scale=-0.2)):
-        assert not plan.is_native(other)
+        assert not plan.is_native_supported(other)
     assert AttentionPlan(row_of(FORK), torch.device("cpu"), torch.float32).tree_ranges is None
 
 
@@ -201,7 +201,8 @@ def test_native_attention_what_an_observer_is_shown_is_what_attention_reads(widt
     way = rotation_of(layout, width)
     shown = [native_attention.rotate(x, way) for x in (q, k)]
     assert torch.equal(
-        attend(*shown, v, build_tree_ranges(layout), 0.3), attend(q, k, v, build_tree_ranges(layout), 0.3, way)
+        attend(*shown, v, build_tree_ranges(layout), 0.3),
+        attend(q, k, v, build_tree_ranges(layout), 0.3, way),
     )
 
 

@@ -19,7 +19,7 @@ from roll.errors import ConfigError, ModelError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.training.memory import nf4
-from roll.training.memory.nf4 import Nf4Linear, find_quantized
+from roll.training.memory.nf4 import Nf4Linear, find_nf4_layers
 from roll.training.precision import Precision
 
 QLORA = LoRAConfig(rank=2, base="nf4")
@@ -37,13 +37,13 @@ def linear(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> nn.Li
 def test_nf4_every_weight_becomes_the_nearest_of_its_block_s_values(rows: int, columns: int) -> None:
     plain = linear(rows, columns)
     found = Nf4Linear(plain)
-    flat, read = plain.weight.detach().flatten(), found.read().flatten()
+    flat, dequantized = plain.weight.detach().flatten(), found.dequantize().flatten()
     for start in range(0, rows * columns, 64):
         own = flat[start : start + 64]
         scale = own.abs().max()
-        nearest = ((own[:, None] / scale) - nf4._values()).abs().argmin(1)
-        exact = nf4._values()[nearest] * scale
-        assert float((read[start : start + 64] - exact).norm() / exact.norm()) < 0.02  # scales have 8 bits
+        nearest = ((own[:, None] / scale) - nf4._build_values()).abs().argmin(1)
+        exact = nf4._build_values()[nearest] * scale
+        assert float((dequantized[start : start + 64] - exact).norm() / exact.norm()) < 0.02  # scales have 8 bits
     assert sum(b.nbytes for b in found.buffers()) < 0.55 * flat.numel() or flat.numel() < 1000
     assert found.weight.shape == (rows, columns) and not found.weight.requires_grad
 
@@ -53,8 +53,8 @@ def test_nf4_scales_of_one_size_lose_nothing_by_having_8_bits() -> None:
     plain = linear(64, 64)
     blocks = plain.weight.data.view(-1, 64)
     blocks.div_(blocks.abs().amax(1, keepdim=True)).mul_(torch.linspace(0.995, 1.005, 64)[:, None])
-    read = Nf4Linear(plain).read().view(-1, 64).abs().amax(1)
-    torch.testing.assert_close(read, torch.linspace(0.995, 1.005, 64), rtol=1e-4, atol=0)
+    dequantized = Nf4Linear(plain).dequantize().view(-1, 64).abs().amax(1)
+    torch.testing.assert_close(dequantized, torch.linspace(0.995, 1.005, 64), rtol=1e-4, atol=0)
 
 
 def test_nf4_small_weights_keep_as_much_as_large_ones_and_zeros_stay_zeros() -> None:
@@ -62,8 +62,8 @@ def test_nf4_small_weights_keep_as_much_as_large_ones_and_zeros_stay_zeros() -> 
     small.weight.data.mul_(2.0**-30)
     assert torch.equal(Nf4Linear(small).codes, Nf4Linear(plain).codes)
     plain.weight.data[5] = 0  # a block, whose scale is read back as almost 0
-    read = Nf4Linear(plain).read()
-    assert bool((read[5] == 0).all()) and bool((read[4].abs() > 0).any())
+    dequantized = Nf4Linear(plain).dequantize()
+    assert bool((dequantized[5] == 0).all()) and bool((dequantized[4].abs() > 0).any())
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -76,20 +76,20 @@ def test_nf4_both_passes_are_those_of_the_weight_as_it_is_read(dtype: torch.dtyp
     result.backward(grad)
     expected.backward(grad)
     assert torch.equal(result, expected) and torch.equal(x.grad, other.grad)
-    with mock.patch.object(nf4, "native", lambda: None):
+    with mock.patch.object(nf4, "load_native_library", lambda: None):
         assert torch.equal(layer(x), result)
 
 
 def test_nf4_a_trainer_is_one_of_the_weights_that_are_read_back(tiny_model: Path, tmp_path: Path) -> None:
     """Its gradients, its reference, what engines get, and what it exports are those of a model with such weights."""
     backend = TorchBackend(make_spec(tiny_model, lora=QLORA), precision=DOUBLE)
-    layers, batch = find_quantized(backend.model), branching_batch()
+    layers, batch = find_nf4_layers(backend.model), branching_batch()
     assert len(layers) == 2 * 7
     before = logprobs_of(backend, batch)
     same = TorchBackend(make_spec(tiny_model, lora=LoRAConfig(rank=2)), precision=DOUBLE)
     weights: dict[str, Any] = dict(same.model.named_parameters())
     for name, layer in layers.items():
-        weights[name].data.copy_(layer.read())
+        weights[name].data.copy_(layer.dequantize())
     for seed in (0, 1):
         for each in (backend, same):
             each.train_step(make_batch(seed), PolicyLoss())
@@ -121,7 +121,7 @@ def test_nf4_what_cannot_be_is_refused(tiny_model: Path) -> None:
     with pytest.raises(ModelError, match=r"no linear layer of .* has an adapter"):
         nf4.quantize_base(nn.Sequential(nn.Linear(2, 2)))
     for change in ("training.backend=deepspeed", "training.parallel.tp=3"):
-        with pytest.raises(ConfigError, match=r"weights in 4 bits are not divided"):
+        with pytest.raises(ConfigError, match=r"4-bit weights cannot be sharded"):
             load_config(
                 QUICKSTART,
                 ["model.lora.base=nf4", change, "cluster.type=ray", "cluster.device_mapping.actor_train=0-2"],

@@ -15,13 +15,13 @@ from transformers import LlamaConfig
 from worlds.model_sizes import Sizes
 from worlds.ranks import run_ranks
 
-from roll.config.activation_memory import logit_bytes
-from roll.config.estimate import training_bytes
+from roll.config.activation_memory import estimate_logit_bytes
+from roll.config.estimate import estimate_training_bytes
 from roll.config.model import LoRAConfig
 from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 from roll.training.dry_run import dry_run
-from roll.training.memory.activation_offload import ActivationOffload
+from roll.training.memory.activation_offload import ActivationOffloader
 from roll.types import Needs
 
 
@@ -55,7 +55,7 @@ def test_offload_a_storage_travels_once_for_all_its_views() -> None:
     weight = torch.nn.Linear(4, 4, bias=False)
     x = torch.randn(6, 4, requires_grad=True)
     with apart() as left:
-        saved = ActivationOffload(weight, torch.device("cpu"))
+        saved = ActivationOffloader(weight, torch.device("cpu"))
         with saved.offload_saved_tensors():
             inner = x * 2
             total = (weight(inner) * inner[:3].repeat(2, 1)).sum() + inner.t().square().sum()
@@ -71,7 +71,7 @@ def test_offload_a_storage_travels_once_for_all_its_views() -> None:
 
 def test_offload_a_storage_leaves_the_device_when_its_last_view_is_read() -> None:
     with apart():
-        saved, x = ActivationOffload(torch.nn.Identity(), torch.device("cpu")), torch.arange(6.0)
+        saved, x = ActivationOffloader(torch.nn.Identity(), torch.device("cpu")), torch.arange(6.0)
         first, last = saved._pack(x), saved._pack(x[2:])
         assert torch.equal(saved._unpack(first), x)
         assert first.storage.on_device is not None
@@ -82,7 +82,7 @@ def test_offload_a_storage_leaves_the_device_when_its_last_view_is_read() -> Non
 def test_offload_what_a_later_operation_overwrites_is_moved_as_it_was() -> None:
     x = torch.ones(4, requires_grad=True)
     with apart() as left:
-        with ActivationOffload(torch.nn.Identity(), torch.device("cpu")).offload_saved_tensors():
+        with ActivationOffloader(torch.nn.Identity(), torch.device("cpu")).offload_saved_tensors():
             inner = x * 1
             first = inner.square().sum()  # saves `inner`
             inner.detach().mul_(3)
@@ -96,7 +96,7 @@ def test_offload_what_a_later_operation_overwrites_is_moved_as_it_was() -> None:
 @pytest.mark.parametrize("field", ["offload_optimizer", "offload_activations"])
 def test_offload_another_back_end_refuses_it(backend: str, field: str) -> None:
     settings: dict[str, Any] = {"num_steps": 1, "backend": backend, field: True}
-    with pytest.raises((ConfigError, ValueError), match=f"the back-end {backend} does not read this"):
+    with pytest.raises((ConfigError, ValueError), match=f"the back-end {backend} does not support this key"):
         TrainingConfig(**settings)
 
 
@@ -155,8 +155,8 @@ def test_offload_a_device_holds_what_is_estimated(tmp_path: Path, ranks: int, se
         vocab_size=WORDS,
     )
     own = TOKENS // ranks
-    parts = training_bytes(spec.model, spec.training, sizes, own, ranks, micro_batches=1, on_accelerator=True)
-    parts["logits"] = logit_bytes(sizes, own, 2, layer=parts.get("a layer", 0))
+    parts = estimate_training_bytes(spec.model, spec.training, sizes, own, ranks, micro_batches=1, on_accelerator=True)
+    parts["logits"] = estimate_logit_bytes(sizes, own, 2, layer=parts.get("a layer", 0))
     ratio = found.peak / sum(parts.values())
     print(f"\n{ranks} ranks, {settings}: {found.peak / 2**20:.0f} MiB, {ratio:.3f} of the estimate")
     assert ratio == pytest.approx(1.0, abs=0.1)

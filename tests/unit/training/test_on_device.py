@@ -17,8 +17,8 @@ from roll.training import TorchBackend, experts
 from roll.training.memory import adamw_8bit
 from roll.training.memory.host_memory import HostMemory
 from roll.training.memory.nf4 import Nf4Linear
-from roll.training.network.logprobs import token_logprobs
-from roll.weights import tensor_checksum
+from roll.training.network.logprobs import compute_token_logprobs
+from roll.weights import compute_checksum
 
 CUDA = pytest.param("cuda:0", marks=[pytest.mark.gpu, needs_cuda])
 on_each = pytest.mark.parametrize("device", ["cpu", CUDA])
@@ -31,7 +31,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Te
 @on_each
 def test_trainer_on_device_a_checksum_is_of_bytes_wherever_they_are(device: str) -> None:
     x = random(3, 5, 7, dtype=torch.bfloat16)
-    assert tensor_checksum(x.to(device).transpose(0, 2)) == tensor_checksum(x.transpose(0, 2).contiguous())
+    assert compute_checksum(x.to(device).transpose(0, 2)) == compute_checksum(x.transpose(0, 2).contiguous())
 
 
 @on_each
@@ -89,7 +89,7 @@ def test_trainer_on_device_log_probs_and_their_gradients(device: str) -> None:
     targets = torch.arange(40) * 7
     exact, own = hidden.double().requires_grad_(), hidden.to(device).requires_grad_()
     expected = (exact @ weight.double().t() / 0.7).log_softmax(-1).gather(1, targets[:, None])[:, 0]
-    found = token_logprobs(own, weight.to(device), targets.to(device), temperature=0.7)
+    found = compute_token_logprobs(own, weight.to(device), targets.to(device), temperature=0.7)
     expected.sum().backward()
     found.sum().backward()
     torch.testing.assert_close(found.detach().cpu().double(), expected.detach(), rtol=1e-5, atol=1e-5)
@@ -100,15 +100,15 @@ def test_trainer_on_device_log_probs_and_their_gradients(device: str) -> None:
 def test_trainer_on_device_weights_in_4_bits_are_read_alike(device: str) -> None:
     linear = torch.nn.Linear(64, 96, dtype=torch.bfloat16)
     layer = Nf4Linear(linear)
-    expected = layer.read().float()
-    torch.testing.assert_close(layer.to(device).read().float().cpu(), expected, rtol=1e-2, atol=1e-4)
+    expected = layer.dequantize().float()
+    torch.testing.assert_close(layer.to(device).dequantize().float().cpu(), expected, rtol=1e-2, atol=1e-4)
 
 
 @on_each
 def test_trainer_on_device_an_update_with_moments_in_8_bits(device: str) -> None:
     constants = adamw_8bit.AdamWConstants(learning_rate=1e-2, beta1=0.9, beta2=0.99, epsilon=1e-8, weight_decay=0.1)
     host, own = random(64, 256), random(64, 256).to(device)
-    states = [adamw_8bit.new_moments(weight) for weight in (host, own)]
+    states = [adamw_8bit.create_moments(weight) for weight in (host, own)]
     for step in range(1, 4):
         gradient = random(64, 256, seed=step)
         adamw_8bit.update(host, gradient, states[0], step, constants)

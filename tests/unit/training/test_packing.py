@@ -157,7 +157,7 @@ def seen_by_entry(layout: PackedLayout) -> list[list[int]]:
     return [
         [*context, *range(segment.start, segment.start + i + 1)]
         for tree in layout.blocks
-        for segment, context in zip(tree.segments, tree.contexts(), strict=True)
+        for segment, context in zip(tree.segments, tree.list_contexts(), strict=True)
         for i in range(segment.length)
     ]
 

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,13 +24,13 @@ from roll.training import TorchBackend
 from roll.training.checkpoint.export import export_model
 from roll.training.checkpoint.shards import ShardWriter
 from roll.training.memory.deferred_weights import DeferredWeights
-from roll.training.network.weights import adapters_of
+from roll.training.network.weights import collect_adapters
 
 
 def left_and_whole(path: Path, dtype: torch.dtype) -> tuple[Any, WeightReader, Any]:
     """A model without its weights, their files, and the model with them."""
     found: list[tuple[Any, WeightReader]] = []
-    load_causal_lm(path, dtype, left=lambda model, files: found.append((model, files)))
+    load_causal_lm(path, dtype, meta_init=lambda model, files: found.append((model, files)))
     return *found[0], load_causal_lm(path, dtype)
 
 
@@ -69,8 +70,8 @@ def shards(path: Path, model: Path, changes: dict[str, Any]) -> dict[str, torch.
 
 def read_in_pieces(path: Path) -> dict[str, torch.Tensor]:
     unread = DeferredWeights()
-    model = load_causal_lm(path, "float32", left=unread.add)
-    unread.fill(model, torch.device("cpu"))
+    model = load_causal_lm(path, "float32", meta_init=unread.add)
+    unread.read_shards(model, torch.device("cpu"))
     return dict(model.state_dict())
 
 
@@ -79,8 +80,8 @@ DAMAGES: dict[str, tuple[dict[str, Any], Callable[[bytearray], object], str]] = 
     "cut short": ({}, lambda data: data.__delitem__(slice(-9, None)), "not fully covered"),
     "empty": ({}, bytearray.clear, "header too small"),
     "no header": ({}, lambda data: data.__setitem__(slice(0, 8), b"\xff" * 8), "header too large"),
-    "a weight missing": ({UP: None}, len, f"lacks 1 of its weights, first '{UP}'"),
-    "a weight of another shape": ({UP: torch.ones(3, 5)}, len, rf"first '{UP}': got \(3, 5\), expected"),
+    "a weight missing": ({UP: None}, len, f"lacks 1 of its weights, for example '{UP}'"),
+    "a weight of another shape": ({UP: torch.ones(3, 5)}, len, rf"for example '{UP}': got \(3, 5\), expected"),
 }
 
 
@@ -160,8 +161,9 @@ class Unwritable:
 
 def test_sharded_weights_an_export_that_fails_leaves_nothing_and_lets_the_other_ranks_end(tmp_path: Path) -> None:
     weights = FullDisk(tmp_path)
+    network = SimpleNamespace(root=torch.nn.Linear(1, 1))
     with pytest.raises(OSError, match="No space left"):
-        export_model(tmp_path / "model", weights, None, "", torch.float32, trust_remote_code=False, is_first=True)
+        export_model(tmp_path / "model", weights, network, "", torch.float32, trust_remote_code=False, is_first=True)
     assert weights.asked == 3
     assert not list(tmp_path.iterdir())
 
@@ -177,10 +179,10 @@ def test_sharded_weights_adapters_are_gathered_before_an_export_can_fail(
     def full(*unused: Any, **settings: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("roll.training.checkpoint.export._write_weights", full)
+    monkeypatch.setattr("roll.training.checkpoint.export.write_weights", full)
     with pytest.raises(OSError, match="No space left"):
         backend.export(tmp_path / "model")
-    assert len(asked) == 2 * len(adapters_of(backend.network)) > 0, "other ranks help to gather them"
+    assert len(asked) == 2 * len(collect_adapters(backend.network)) > 0, "other ranks help to gather them"
     assert not list(tmp_path.iterdir())
 
 

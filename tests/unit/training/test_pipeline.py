@@ -18,20 +18,20 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
-from roll.config.staging import layers_by_part
+from roll.config.staging import assign_layers
 from roll.errors import InfraError, ModelError
 from roll.models import load_causal_lm
 from roll.training.attention.packed import register_attention
 from roll.training.network.packing_check import check_stages
-from roll.training.network.pipeline_split import _spans, split_into_stages
+from roll.training.network.pipeline_split import _split_layers, split_into_stages
 from roll.training.network.policy import PolicyNetwork
 from roll.training.parallel.pipeline import MAX_UNRECEIVED, Stage
-from roll.training.parallel.pipeline_schedule import Action, bubble_fraction, schedule, simulate_schedules
+from roll.training.parallel.pipeline_schedule import Action, build_schedule, compute_bubble_fraction, simulate_schedules
 from roll.training.parallel.tokens import WHOLE
 
 
 def _words(num: int, stage: int, num_stages: int, num_chunks: int = 1) -> str:
-    works = schedule(num, stage, num_stages, num_chunks, backward=True)
+    works = build_schedule(num, stage, num_stages, num_chunks, backward=True)
     return " ".join(
         f"{'FB'[not w.is_forward]}{'abcd'[w.chunk] if num_chunks > 1 else ''}{w.micro_batch}" for w in works
     )
@@ -42,7 +42,7 @@ def test_pipeline_parallel_a_stage_is_ahead_by_the_stages_that_follow() -> None:
     assert _words(4, 1, 3) == "F0 F1 B0 F2 B1 F3 B2 B3"
     assert _words(4, 2, 3) == "F0 B0 F1 B1 F2 B2 F3 B3"
     assert _words(1, 0, 4) == "F0 B0"
-    assert schedule(3, 0, 3, 1, backward=False) == [(True, 0, 0), (True, 0, 1), (True, 0, 2)]
+    assert build_schedule(3, 0, 3, 1, backward=False) == [(True, 0, 0), (True, 0, 1), (True, 0, 2)]
 
 
 def test_pipeline_parallel_a_round_of_micro_batches_goes_through_a_stage_s_parts_one_after_the_other() -> None:
@@ -50,7 +50,7 @@ def test_pipeline_parallel_a_round_of_micro_batches_goes_through_a_stage_s_parts
     assert _words(2, 0, 2, 2) == "Fa0 Fa1 Fb0 Fb1 Bb0 Bb1 Ba0 Ba1"
     assert _words(5, 1, 2, 2) == "Fa0 Fa1 Fa2 Fb0 Bb0 Fb1 Bb1 Fb2 Bb2 Fa3 Ba0 Fa4 Ba1 Fb3 Ba2 Fb4 Bb3 Bb4 Ba3 Ba4"
     assert _words(1, 0, 2, 3) == "Fa0 Fb0 Fc0 Bc0 Bb0 Ba0"
-    forward = schedule(5, 0, 2, 2, backward=False)
+    forward = build_schedule(5, 0, 2, 2, backward=False)
     assert [(w.chunk, w.micro_batch) for w in forward] == [
         (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (0, 4), (1, 3), (1, 4)
     ]  # fmt: skip
@@ -85,18 +85,18 @@ def test_pipeline_parallel_stages_wait_for_each_other_no_longer_than_they_must(
     """Forward and backward of one unit of time each: all is done after 2 (chunks x micro-batches + stages - 1), also
     where micro-batches are no multiple of the stages; fewer of them than stages go through every part at once."""
     chunks = chunks if stages > 1 else 1
-    orders = [schedule(num, s, stages, chunks, backward=True) for s in range(stages)]
+    orders = [build_schedule(num, s, stages, chunks, backward=True) for s in range(stages)]
     free, count = _finished(orders, stages * chunks)
     missing = max(stages - num, 0) * (chunks - 1)
     assert max(free) == 2 * (chunks * num + stages - 1 + missing)
     assert count == 2 * num * stages * chunks
     if not missing:
-        assert bubble_fraction(num, stages, chunks) == pytest.approx((stages - 1) / (chunks * num + stages - 1))
+        assert compute_bubble_fraction(num, stages, chunks) == pytest.approx((stages - 1) / (chunks * num + stages - 1))
 
 
 def test_pipeline_parallel_stages_that_wait_for_each_other_forever_are_found_out() -> None:
     with pytest.raises(ValueError, match="the schedules deadlock"):
-        simulate_schedules([[Action(False, 0, 0), Action(True, 0, 0)], schedule(1, 1, 2, 1, backward=True)], 2)
+        simulate_schedules([[Action(False, 0, 0), Action(True, 0, 0)], build_schedule(1, 1, 2, 1, backward=True)], 2)
 
 
 def _messages(num: int, stage: int, stages: int, chunks: int, each: int, *, backward: bool) -> list[Any]:
@@ -104,7 +104,7 @@ def _messages(num: int, stage: int, stages: int, chunks: int, each: int, *, back
     and where it waits for others of how many works before."""
     found: list[Any] = []
     last = stages * chunks - 1
-    for forward, chunk, i in schedule(num, stage, stages, chunks, backward=backward):
+    for forward, chunk, i in build_schedule(num, stage, stages, chunks, backward=backward):
         part, way = chunk * stages + stage, 1 if forward else -1
         asks, tells = 0 <= part - way <= last, 0 <= part + way <= last
         for model in range(each if forward else 1):
@@ -155,7 +155,7 @@ def test_pipeline_parallel_no_stage_waits_forever_and_messages_come_as_they_are_
 def test_pipeline_parallel_it_is_no_worse_than_the_order_of_pytorch(stages: int, chunks: int) -> None:
     """Neither in time nor in micro-batches in flight, for those multiples of the stages that PyTorch takes."""
     for num in (stages, 2 * stages, 5 * stages):
-        own = [schedule(num, s, stages, chunks, backward=True) for s in range(stages)]
+        own = [build_schedule(num, s, stages, chunks, backward=True) for s in range(stages)]
         other = [_pytorch_s(num, s, stages, chunks) for s in range(stages)]
         own_times, other_times = (_finished(each, stages * chunks)[0] for each in (own, other))
         for s in range(stages):
@@ -295,17 +295,17 @@ def _most_in_flight(works: list[Action]) -> int:
 
 
 def test_pipeline_parallel_the_vocabulary_is_weighed_in_layers() -> None:
-    assert layers_by_part(30, 2, 1, 8.0) == [19, 11]
-    assert layers_by_part(30, 4, 1, 8.0) == [9, 9, 10, 2]
-    assert layers_by_part(5, 2, 1, 0.0) == [2, 3]
-    assert layers_by_part(4, 4, 1, 100.0) == [1, 1, 1, 1]
+    assert assign_layers(30, 2, 1, 8.0) == [19, 11]
+    assert assign_layers(30, 4, 1, 8.0) == [9, 9, 10, 2]
+    assert assign_layers(5, 2, 1, 0.0) == [2, 3]
+    assert assign_layers(4, 4, 1, 100.0) == [1, 1, 1, 1]
 
 
 def test_pipeline_parallel_a_stage_has_as_much_as_others_and_so_has_each_of_its_parts() -> None:
-    assert layers_by_part(30, 2, 2, 8.0) == [9, 9, 10, 2]
-    assert layers_by_part(30, 2, 3, 8.0) == [6, 5, 6, 5, 7, 1]
-    assert layers_by_part(8, 2, 4, 3.0) == [1] * 8
-    assert layers_by_part(7, 3, 2, 0.0) == [1, 1, 1, 1, 1, 2]
+    assert assign_layers(30, 2, 2, 8.0) == [9, 9, 10, 2]
+    assert assign_layers(30, 2, 3, 8.0) == [6, 5, 6, 5, 7, 1]
+    assert assign_layers(8, 2, 4, 3.0) == [1] * 8
+    assert assign_layers(7, 3, 2, 0.0) == [1, 1, 1, 1, 1, 2]
 
 
 def test_pipeline_parallel_of_a_mixture_the_experts_that_a_token_goes_through_are_weighed_against_the_vocabulary() -> (
@@ -318,13 +318,13 @@ def test_pipeline_parallel_of_a_mixture_the_experts_that_a_token_goes_through_ar
     config = SimpleNamespace(num_experts_per_tok=1)
     decoder = SimpleNamespace(layers=layers, config=SimpleNamespace(get_text_config=lambda: config))
     stage: Any = SimpleNamespace(count=2, num_chunks=1)
-    assert _spans(decoder, nn.Linear(10, 40, bias=False), stage) == [range(5), range(5, 8)]
-    assert _spans(decoder, None, stage) == [range(4), range(4, 8)]
+    assert _split_layers(decoder, nn.Linear(10, 40, bias=False), stage) == [range(5), range(5, 8)]
+    assert _split_layers(decoder, None, stage) == [range(4), range(4, 8)]
 
 
 @given(more=st.integers(0, 6), stages=st.integers(2, 4), projection=st.floats(0, 9))
 def test_pipeline_parallel_no_other_cut_has_a_faster_slowest_stage(more: int, stages: int, projection: float) -> None:
-    counts = layers_by_part(stages + more, stages, 1, projection)
+    counts = assign_layers(stages + more, stages, 1, projection)
 
     def slowest(counts: Any) -> float:
         return max(count + projection * (i == stages - 1) for i, count in enumerate(counts))
@@ -345,7 +345,7 @@ def test_pipeline_parallel_layers_that_need_more_than_hidden_states_are_refused(
     kept: list[torch.Tensor] = []
     first.register_forward_hook(lambda layer, args, output: kept.append(args[0]))
     last.register_forward_hook(lambda layer, args, output: output + kept[-1])
-    with pytest.raises(ModelError, match="a later one needs more of the layers before it than hidden states"):
+    with pytest.raises(ModelError, match="a later layer needs more than hidden states from earlier layers"):
         check_stages(model.model, [1])
 
 
@@ -365,5 +365,5 @@ def test_pipeline_parallel_a_model_of_fewer_layers_than_parts_is_refused(
 ) -> None:
     assert len(model.model.layers) == 2
     stage: Any = SimpleNamespace(count=stages, num_chunks=chunks, number=0)
-    with pytest.raises(ModelError, match=f"training.parallel.{says} LlamaModel has 2: lower it"):
+    with pytest.raises(ModelError, match=f"training.parallel.{says} LlamaModel has 2: lower pp or vpp"):
         split_into_stages(PolicyNetwork(model), stage, WHOLE, torch.float32)

@@ -29,13 +29,13 @@ def test_trainer_randomness_a_block_draws_from_its_own_generator_and_leaves_the_
     first, second = torch.rand(2), torch.rand(2)
     own = Randomness(5, torch.device("cpu"))
     torch.manual_seed(7)
-    with own.active():
+    with own.activate():
         assert torch.equal(torch.rand(2), first)
     assert torch.equal(torch.rand(3), expected)
-    with own.active():
+    with own.activate():
         assert torch.equal(torch.rand(2), second)
     own.restart(5)
-    with own.active():
+    with own.activate():
         assert torch.equal(torch.rand(2), first)
 
 
@@ -77,8 +77,8 @@ def test_trainer_randomness_dropout_differs_from_step_to_step(tiny_model: Path) 
     backend.network.train()
     once, again = (logprobs_of(backend, make_batch(1)) for _ in range(2))
     assert all((a == b).all() for a, b in zip(once, again, strict=True))  # scoring has none
-    ((_, blocks),) = backend._passes._share(make_batch(1).samples, every_token=True, needs=Needs())
-    layout = build_layout(blocks, every_token=True)
+    (micro_batch,) = backend._passes._build_micro_batches(make_batch(1).samples, every_token=True, needs=Needs())
+    layout = build_layout(micro_batch.blocks, every_token=True)
     backend.network.train()
     first, second = (backend._passes._predict(layout, make_batch(1), Needs(), None, None).logprobs for _ in range(2))
     assert not torch.equal(first, second)

@@ -47,7 +47,7 @@ def test_reference_policy_it_holds_the_models_weights_in_the_compute_dtype_and_n
     backend = TorchBackend(reference_spec(tiny_model, dtype=dtype))
     logprobs_of(backend, make_batch())
     assert backend.masters.parameters == {}
-    assert backend.optimizer.moments() == {}
+    assert backend.optimizer.get_moments() == {}
     weights = list(backend.network.parameters())
     assert {p.dtype for p in weights} == {getattr(torch, dtype)}
     assert not any(p.requires_grad or p.grad is not None for p in weights)

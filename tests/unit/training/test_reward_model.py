@@ -22,9 +22,9 @@ from roll.algorithms.losses import BradleyTerryLoss
 from roll.config.model import LoRAConfig
 from roll.config.rewards import RewardModelReward
 from roll.data.chat import ChatRenderer
-from roll.data.examples import Rendering
+from roll.data.examples import SampleBuilder
 from roll.errors import ModelError
-from roll.models import load_tokenizer, pad_token
+from roll.models import choose_pad_token, load_tokenizer
 from roll.rewards.reward_model import score_batch
 from roll.training import TorchBackend, TrainerSpec
 from roll.types import Conversation, Example, ExampleDraw, Message, TrainingBatch
@@ -44,7 +44,7 @@ def conversation(question: str, answer: str) -> Conversation:
 
 
 def batch_of(path: Path) -> TrainingBatch:
-    rendering = Rendering(renderer=ChatRenderer(load_tokenizer(path)), score_at_end=True)
+    builder = SampleBuilder(renderer=ChatRenderer(load_tokenizer(path)), score_at_end=True)
     samples = []
     for number, sides in enumerate(ANSWERS):
         asked = f"question {number}"
@@ -52,7 +52,7 @@ def batch_of(path: Path) -> TrainingBatch:
             uid=str(number), domain="pairs", conversations=tuple(conversation(asked, side) for side in sides)
         )
         draw = ExampleDraw(draw_id=number, example=example, position=-1)
-        samples += rendering.samples(draw)[0]
+        samples += builder.build_samples(draw)[0]
     return TrainingBatch(samples=tuple(samples))
 
 
@@ -117,7 +117,7 @@ def test_reward_model_a_text_that_ends_with_the_token_that_pads_keeps_its_score(
     tokenizer = load_tokenizer(path)
     tokenizer.pad_token = tokenizer.eos_token  # as many models have it
     tokenizer.save_pretrained(path)
-    assert pad_token(tokenizer) == tokenizer.bos_token
+    assert choose_pad_token(tokenizer) == tokenizer.bos_token
     backend, batch = trained(path, learning_rate=1e-2)
     backend.export(tmp_path / "exported")
     texts = [sample.token_ids[:-2].tolist() for sample in batch.samples]  # without "\n": the turn's end is the last

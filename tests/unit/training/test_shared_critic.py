@@ -20,7 +20,7 @@ from roll.training import TorchBackend, TrainerSpec
 from roll.training.precision import Precision
 from roll.types import LossInputs, LossOutputs, Needs
 
-DOUBLE = Precision.of("float64")
+DOUBLE = Precision.from_name("float64")
 LOSS = PolicyAndValueLoss(policy=PolicyLoss(), value=VALUE_LOSS, coefficient=0.3)
 LAYOUTS: list[dict[str, Any]] = [
     {"share_prefix": True},
@@ -36,8 +36,8 @@ def spec_of(model: Path, rate: float = 1e-2, **settings: Any) -> TrainerSpec:
 def set_head(backend: TorchBackend) -> tuple[torch.Tensor, float]:
     weight = torch.randn(1, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.no_grad():
-        backend.masters.full("value_head.weight").copy_(weight)
-        backend.masters.full("value_head.bias").fill_(0.25)
+        backend.masters.get_full("value_head.weight").copy_(weight)
+        backend.masters.get_full("value_head.bias").fill_(0.25)
     backend.masters.refresh()
     return weight[0], 0.25
 

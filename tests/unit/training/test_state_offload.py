@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from roll.training.deepspeed.state_offload import StateOffload
+from roll.training.deepspeed.state_offload import ZeroStateOffloader
 from roll.training.deepspeed.zero_weights import ZeroWeights
 
 AWAY = torch.device("meta")
@@ -72,7 +72,7 @@ def spread_over(part: Any) -> ZeroWeights:
 def test_state_offload_a_sync_brings_weights_alone_to_the_device_and_a_step_all(stage: int) -> None:
     """In the order of a run: trainers step aside, weights are synced, engines answer, trainers come back."""
     engine = Engine(stage)
-    lending = StateOffload(engine, spread_over(Part()), moves_states=stage == 3)
+    lending = ZeroStateOffloader(engine, spread_over(Part()), moves_states=stage == 3)
     everything = set(Kind) if stage == 1 else {Kind.lp_params, Kind.lp_grads, Kind.contiguous_grad_buffer}
     zero = engine.optimizer
     lending.offload(["optimizer"])
@@ -88,7 +88,7 @@ def test_state_offload_a_sync_brings_weights_alone_to_the_device_and_a_step_all(
 def test_state_offload_masters_and_moments_are_moved_where_deepspeed_refuses() -> None:
     part: Any = Part()
     spread = spread_over(part)
-    lending = StateOffload(Engine(3), spread, moves_states=True)
+    lending = ZeroStateOffloader(Engine(3), spread, moves_states=True)
     lending.onload(["parameters"], AWAY)
     assert part.data.device.type == "cpu"
     lending.onload(["optimizer"], AWAY)  # the same objects, elsewhere

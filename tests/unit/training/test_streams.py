@@ -30,7 +30,7 @@ def steps(model: Path, settings: dict[str, Any]) -> dict[str, Any]:
 def test_offload_stream_steps_with_all_that_can_be_offloaded_have_no_race(tiny_model: Path, run: str) -> None:
     with (
         mock.patch.object(activation_offload, "MIN_BYTES", 1),
-        mock.patch("roll.training.memory.adamw_8bit.native", lambda: None),
+        mock.patch("roll.training.memory.adamw_8bit.load_native_library", lambda: None),
     ):
         expected = steps(tiny_model, RUNS[run])
         with device_of_streams() as streams:

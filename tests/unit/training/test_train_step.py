@@ -38,12 +38,12 @@ def test_train_step_weights_follow_adamw_with_clipping_written_out(tiny_model: P
     first = second = torch.zeros_like(weight)
     for step, rate in enumerate([5e-4, 1e-3, 1e-3], start=1):
         result = backend.train_step(batch, PolicyLoss())
-        grad = backend.masters.grad(name)
+        grad = backend.masters.get_grad(name)
         assert grad is not None
         assert result.grad_norm > 0.5
         assert result.learning_rate == pytest.approx(rate)
         clipped = torch.stack(
-            [g.norm() for n in backend.masters.parameters if (g := backend.masters.grad(n)) is not None]
+            [g.norm() for n in backend.masters.parameters if (g := backend.masters.get_grad(n)) is not None]
         )
         assert float(clipped.norm()) == pytest.approx(0.5, rel=1e-5)
         first = 0.9 * first + 0.1 * grad.double()
@@ -148,12 +148,12 @@ def test_train_step_non_finite_gradients_move_nothing_and_stop_the_run_at_the_li
     backend = TorchBackend(make_spec(tiny_model, dtype=dtype, max_nonfinite_steps=2, warmup_steps=5))
     backend.train_step(batch, PolicyLoss())
     before = weights_of(backend)
-    moments = {n: [m.clone() for m in ms.values()] for n, ms in backend.optimizer.moments().items()}
+    moments = {n: [m.clone() for m in ms.values()] for n, ms in backend.optimizer.get_moments().items()}
     result = backend.train_step(batch, nan_loss)
     assert not result.stepped
     assert backend.num_steps == 1
     assert all(torch.equal(before[n], t) for n, t in backend.weights())
-    for name, found in backend.optimizer.moments().items():
+    for name, found in backend.optimizer.get_moments().items():
         assert all(torch.equal(a, b) for a, b in zip(found.values(), moments[name], strict=True))
     assert backend.train_step(batch, PolicyLoss()).stepped  # the row of failures ends
     assert not backend.train_step(batch, nan_loss).stepped
@@ -182,14 +182,14 @@ def test_train_step_bfloat16_keeps_float32_masters_that_small_updates_still_move
     batch = make_batch()
     backend = TorchBackend(make_spec(tiny_model, dtype="bfloat16", learning_rate=1e-6))
     name = "model.layers.0.mlp.up_proj.weight"
-    start = backend.masters.full(name).clone()
+    start = backend.masters.get_full(name).clone()
     assert start.dtype == torch.float32
     assert dict(backend.model.named_parameters())[name].dtype == torch.bfloat16
     for _ in range(3):
         backend.train_step(batch, PolicyLoss())
-    moved = (backend.masters.full(name) - start).abs()
+    moved = (backend.masters.get_full(name) - start).abs()
     assert float(moved.max()) == pytest.approx(3e-6, rel=0.2)
-    assert torch.equal(dict(backend.weights())[name], backend.masters.full(name).bfloat16())
+    assert torch.equal(dict(backend.weights())[name], backend.masters.get_full(name).bfloat16())
 
 
 def test_train_step_bfloat16_gradients_are_added_up_in_float32(tiny_model: Path) -> None:
@@ -199,7 +199,7 @@ def test_train_step_bfloat16_gradients_are_added_up_in_float32(tiny_model: Path)
     )
     results = [backend.train_step(batch, PolicyLoss()) for backend in (whole, parts)]
     assert results[1].grad_norm == pytest.approx(results[0].grad_norm, rel=0.02)
-    grad = parts.masters.grad("model.layers.0.mlp.up_proj.weight")
+    grad = parts.masters.get_grad("model.layers.0.mlp.up_proj.weight")
     assert grad is not None
     assert grad.dtype == torch.float32
     assert not torch.equal(grad, grad.bfloat16().float())  # more digits than bfloat16 has

@@ -22,7 +22,7 @@ def test_training_sample_arrays_are_known_by_their_type() -> None:
 @pytest.mark.parametrize("length", [2, 4])
 def test_training_sample_an_array_of_another_length_is_named(name: str, length: int) -> None:
     arrays = {"loss_mask": np.ones(3, np.bool_), name: np.ones(length, np.float32)}
-    with pytest.raises(DataError, match=f"'a' has 3 tokens, and {name} for {length}"):
+    with pytest.raises(DataError, match=f"'a' has 3 tokens, but {name} has {length} entries"):
         TrainingSample(sample_id="a", unit=0, token_ids=np.arange(3), **arrays)
     arrays[name] = np.ones(3, np.float32)
     assert len(TrainingSample(sample_id="a", unit=0, token_ids=np.arange(3), **arrays)) == 3
@@ -31,7 +31,7 @@ def test_training_sample_an_array_of_another_length_is_named(name: str, length: 
 @pytest.mark.parametrize("shape", [(2,), (4,), (2, 3), (3, 2), (3, 4), (3, 3, 1)])
 def test_training_sample_positions_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     tokens, mask = np.arange(3), np.ones(3, np.bool_)
-    with pytest.raises(DataError, match=r"'a' has 3 tokens, and positions of the shape .* must be \[L\] or \[3, L\]"):
+    with pytest.raises(DataError, match=r"'a' has 3 tokens, but positions have the shape .* must be \[L\] or \[3, L\]"):
         TrainingSample(sample_id="a", unit=0, token_ids=tokens, loss_mask=mask, positions=np.zeros(shape, np.int32))
 
 

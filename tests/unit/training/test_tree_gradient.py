@@ -101,7 +101,7 @@ def trainer(model: Path, name: str, other: Path, **training: Any) -> TorchBacken
     generator = torch.Generator().manual_seed(4)
     with torch.no_grad():
         for name in backend.masters.parameters:
-            weight = backend.masters.full(name)
+            weight = backend.masters.get_full(name)
             weight += 0.02 * torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
     backend.masters.refresh()
     return backend

@@ -57,7 +57,7 @@ def test_two_ranks_loss_and_gradient_equal_the_reference(found: dict[str, Any], 
 def test_two_ranks_in_float64_the_gradient_equals_that_of_one_rank(
     found: dict[str, Any], tiny_model: Path, expected: Reference
 ) -> None:
-    backend = TorchBackend(make_spec(tiny_model), precision=Precision.of("float64"))
+    backend = TorchBackend(make_spec(tiny_model), precision=Precision.from_name("float64"))
     result = backend.train_step(expected.batch, LOSS)
     assert found["float64"]["result"].loss == pytest.approx(result.loss, rel=1e-7)
     assert relative_error(found["float64"]["grads"], grads_of(backend)) <= 1e-6
@@ -66,7 +66,7 @@ def test_two_ranks_in_float64_the_gradient_equals_that_of_one_rank(
 def test_two_ranks_rollouts_whose_samples_fork_have_the_gradient_of_separate_samples(
     found: dict[str, Any], tiny_model: Path
 ) -> None:
-    alone = TorchBackend(make_spec(tiny_model, share_prefix=False), precision=Precision.of("float64"))
+    alone = TorchBackend(make_spec(tiny_model, share_prefix=False), precision=Precision.from_name("float64"))
     result = alone.train_step(branching_batch(), PolicyLoss(ratio_level="sequence"))
     assert found["branching"]["result"].num_tokens < result.num_tokens
     assert found["branching"]["result"].loss == pytest.approx(result.loss, rel=1e-7)

@@ -91,7 +91,7 @@ def test_trainer_weights_lora_moves_only_adapters_and_merging_leaves_the_live_ne
     assert set(merged) == set(load_file(tiny_model / "model.safetensors"))
 
 
-LAYERS = "Use some of down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj, or all-linear"
+LAYERS = "Choose from down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_proj, or use all-linear"
 
 
 @pytest.mark.parametrize(
@@ -105,8 +105,11 @@ LAYERS = "Use some of down_proj, gate_proj, k_proj, o_proj, q_proj, up_proj, v_p
         ({"target_modules": ["embed_tokens"]}, f"has 'embed_tokens', which is not a linear layer.*{LAYERS}"),
         ({"target_modules": ["(a+)+$"]}, LAYERS),
         ({"target_modules": [""]}, LAYERS),
-        ({"target_modules": []}, "target_modules is empty: use some of down_proj"),
-        ({"rank": 10**12}, "model.lora.rank is 1000000000000, and no linear layer .* has a rank above 32: lower it"),
+        ({"target_modules": []}, "target_modules is empty: choose from down_proj"),
+        (
+            {"rank": 10**12},
+            "model.lora.rank is 1000000000000, but the linear layers of .* have at most rank 32: lower model.lora.rank",
+        ),
     ],
 )
 def test_trainer_weights_adapters_that_fit_nothing_are_refused(

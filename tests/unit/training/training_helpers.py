@@ -165,7 +165,7 @@ def grads_of(backend: Any) -> dict[str, torch.Tensor]:
     """The gradients of the step before, whole on every rank."""
     result = {}
     for name, parameter in backend.masters.parameters.items():
-        grad = backend.masters.grad(name)
+        grad = backend.masters.get_grad(name)
         if hasattr(parameter.grad, "full_tensor"):
             grad = parameter.grad.full_tensor()
         assert grad is not None, name

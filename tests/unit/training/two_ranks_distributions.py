@@ -32,7 +32,7 @@ RANGE = AttentionRange(window=4, horizon=(2, 7))
 def work(case: str, model: Path, **ranks: Any) -> dict[str, Any]:
     """What one rank finds: the same calls, alone or as one of two."""
     settings = dict(CASES[case])
-    precision = Precision.of(settings.pop("dtype")) if case != "bfloat16" else None
+    precision = Precision.from_name(settings.pop("dtype")) if case != "bfloat16" else None
     spec = dataclasses.replace(make_spec(model, **SMALL, **settings), holds_reference=True, **ranks)
     backend = TorchBackend(spec, precision=precision)
     batch, found = make_batch(2), {}

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from roll.data.samples import build_samples
 from roll.errors import DataError, ReplayError, UnsupportedError
-from roll.inference.hf_requests import new_row, prefill_key
+from roll.inference.hf_requests import build_prefill_key, create_row
 from roll.inference.spec import refuse_media
 from roll.pipelines.episodes.state import KeptEpisode
 from roll.pipelines.supervised import output_store
-from roll.rollout.replaying import ReplayedPart, check_replay, record_trajectory
-from roll.training.network.hidden_states import _rotary_ids
-from roll.training.packing.blocks import Member, shared_blocks
+from roll.rollout.replaying import ReplayedPart, build_trajectory, check_replay
+from roll.training.network.hidden_states import _build_rotary_ids
+from roll.training.packing.blocks import Member, group_into_blocks
 from roll.training.packing.layout import build_layout, pad_layout
 from roll.types import (
     Anchor,
@@ -32,9 +32,9 @@ from roll.types import (
     SamplingParams,
     TrainingSample,
     Turn,
+    build_sequence_key,
     check_spans,
-    sequence_key,
-    sliced_media,
+    slice_media,
 )
 
 ONE, OTHER = (hashlib.sha256(name).hexdigest() for name in (b"one", b"other"))
@@ -74,13 +74,13 @@ SPANS = st.builds(
 
 @given(TOKENS)
 def test_media_keys_of_texts_are_their_tokens(token_ids: Any) -> None:
-    assert sequence_key(token_ids) is token_ids
+    assert build_sequence_key(token_ids) is token_ids
 
 
 @given(TOKENS, SPANS, SPANS)
 def test_media_keys_are_equal_where_tokens_and_media_are(token_ids: Any, one: MediaSpan, other: MediaSpan) -> None:
     """The placeholders' own ids say nothing: a text that spells them is no picture."""
-    a, b = (sequence_key(token_ids, [each]) for each in (one, other))
+    a, b = (build_sequence_key(token_ids, [each]) for each in (one, other))
     assert np.array_equal(a, b) == (one == other)
     assert (a[one.start : one.end] < 0).all() and not np.array_equal(a, token_ids)
     outside = np.ones(len(token_ids), bool)
@@ -95,33 +95,33 @@ def test_media_spans_become_json_and_come_back(one: MediaSpan) -> None:
 
 @pytest.mark.parametrize("media", [[span(start=5)], [span(end=10)], [span(), span(OTHER, 4, 6)], [span(start=-1)]])
 def test_media_spans_outside_their_sequence_are_refused(media: list[MediaSpan]) -> None:
-    with pytest.raises(DataError, match="in order, without overlap"):
+    with pytest.raises(DataError, match="must be in order, must not overlap"):
         check_spans(media, 9, "it")
-    with pytest.raises(DataError, match="sample 'a' has 9 tokens, and a part of kind 'image'"):
+    with pytest.raises(DataError, match="sample 'a' has 9 tokens, but its 'image' span is"):
         sample("a", *media)
 
 
 def test_media_are_cut_as_a_whole() -> None:
     media = [span(), span(OTHER, 6, 8)]
-    assert sliced_media(media, 2, 6, at=10) == (span(start=10, end=13),)
-    assert sliced_media(media, 5, 9) == (span(OTHER, 1, 3),)
-    with pytest.raises(DataError, match="tokens 3 to 9 of a sequence cut a part of kind 'image' at 2 to 5"):
-        sliced_media(media, 3, 9)
+    assert slice_media(media, 2, 6, offset=10) == (span(start=10, end=13),)
+    assert slice_media(media, 5, 9) == (span(OTHER, 1, 3),)
+    with pytest.raises(DataError, match="contains only a part of its 'image' span"):
+        slice_media(media, 3, 9)
 
 
 def test_media_shared_prefixes_of_samples_end_where_their_pictures_differ() -> None:
     """Equal tokens with another picture share two tokens, which are no context, so nothing; the same picture, six."""
-    same = shared_blocks(members(sample("a", span()), sample("b", span(), last=5)))
+    same = group_into_blocks(members(sample("a", span()), sample("b", span(), last=5)))
     assert [block.shared for block in same] == [(0, 6)]
-    other = shared_blocks(members(sample("a", span()), sample("b", span(OTHER))))
+    other = group_into_blocks(members(sample("a", span()), sample("b", span(OTHER))))
     assert [block.shared for block in other] == [(0,), (0,)]
-    none = shared_blocks(members(sample("a", span()), sample("b")))
+    none = group_into_blocks(members(sample("a", span()), sample("b")))
     assert [block.shared for block in none] == [(0,), (0,)]
 
 
 def test_media_shared_prefixes_of_texts_are_as_without_media() -> None:
-    blocks = shared_blocks(members(sample("a"), sample("b", last=5)))
-    with_media = shared_blocks(members(sample("a", span()), sample("b", span(), last=5)))
+    blocks = group_into_blocks(members(sample("a"), sample("b", last=5)))
+    with_media = group_into_blocks(members(sample("a", span()), sample("b", span(), last=5)))
     assert [block.shared for block in blocks] == [block.shared for block in with_media]
 
 
@@ -129,15 +129,17 @@ def test_media_shared_prefixes_of_samples_end_where_their_positions_differ() -> 
     own = np.tile(np.arange(9, dtype=np.int32), (3, 1))
     other = own.copy()
     other[1, 3:] += 5
-    assert len(shared_blocks(members(sample("a", positions=own), sample("b", positions=own)))) == 1
-    assert len(shared_blocks(members(sample("a", positions=own), sample("b", positions=other)))) == 2
-    assert len(shared_blocks(members(sample("a", positions=own[0]), sample("b")))) == 1  # what a text has
+    assert len(group_into_blocks(members(sample("a", positions=own), sample("b", positions=own)))) == 1
+    assert len(group_into_blocks(members(sample("a", positions=own), sample("b", positions=other)))) == 2
+    assert len(group_into_blocks(members(sample("a", positions=own[0]), sample("b")))) == 1  # what a text has
 
 
 def test_media_layouts_carry_media_once_and_positions_of_three_axes() -> None:
     own = np.stack([np.arange(9), np.arange(9) // 2, np.arange(9) // 3]).astype(np.int32)
-    (block,) = shared_blocks(members(sample("a", span(), positions=own), sample("b", span(), last=5, positions=own)))
-    (alone,) = shared_blocks([Member(index=2, sample=replace(sample("c", span(OTHER)), unit=1), num_inputs=8)])
+    (block,) = group_into_blocks(
+        members(sample("a", span(), positions=own), sample("b", span(), last=5, positions=own))
+    )
+    (alone,) = group_into_blocks([Member(index=2, sample=replace(sample("c", span(OTHER)), unit=1), num_inputs=8)])
     layout = build_layout([block, alone])
     first = block.num_tokens
     assert layout.media == (span(), span(OTHER, first + 2, first + 5))
@@ -146,31 +148,33 @@ def test_media_layouts_carry_media_once_and_positions_of_three_axes() -> None:
     assert layout.rotary_ids[:, first:].tolist() == [list(range(8))] * 3
     wider = pad_layout(layout, 32)
     assert wider.rotary_ids is not None and wider.rotary_ids.shape == (3, 32) and wider.media == layout.media
-    assert _rotary_ids(layout, slice(1, 4)).tolist() == own[:, None, 1:4].tolist()  # as decoders take it: [3, 1, n]
-    plain = build_layout(shared_blocks(members(sample("a"))))
-    assert _rotary_ids(plain, slice(1, 4)).tolist() == [[1, 2, 3]]
+    assert (
+        _build_rotary_ids(layout, slice(1, 4)).tolist() == own[:, None, 1:4].tolist()
+    )  # as decoders take it: [3, 1, n]
+    plain = build_layout(group_into_blocks(members(sample("a"))))
+    assert _build_rotary_ids(plain, slice(1, 4)).tolist() == [[1, 2, 3]]
     assert plain.rotary_ids is None and plain.media == () and plain.position_ids.tolist() == list(range(8))
 
 
 def test_media_positions_of_another_shape_are_refused() -> None:
-    with pytest.raises(DataError, match=r"positions of the shape \(2, 9\): it must be \[L\] or \[3, L\]"):
+    with pytest.raises(DataError, match=r"positions have the shape \(2, 9\): the shape must be \[L\] or \[3, L\]"):
         sample("a", positions=np.zeros((2, 9), np.int32))
 
 
 def test_media_kept_answers_are_found_by_tokens_digests_and_positions() -> None:
     own = np.tile(np.arange(9, dtype=np.int32), (3, 1))
     samples = [sample("a"), sample("a", span()), sample("a", span(OTHER)), sample("a", positions=own)]
-    assert len({output_store._key(one) for one in samples}) == 4
+    assert len({output_store._compute_key(one) for one in samples}) == 4
     digest = hashlib.blake2b(samples[0].token_ids.tobytes(), digest_size=16)  # as files of earlier versions have it
     digest.update(np.packbits(samples[0].loss_mask).tobytes())
-    assert output_store._key(samples[0]) == digest.digest()
+    assert output_store._compute_key(samples[0]) == digest.digest()
 
 
 def test_media_prefills_of_the_embedded_engine_are_shared_by_tokens_and_digests() -> None:
     def key(*media: MediaSpan) -> bytes:
         sampling = SamplingParams(max_new_tokens=2, seed=0)
         request = GenerationRequest(request_id="a", token_ids=sample("a").token_ids, sampling=sampling, media=media)
-        return prefill_key(new_row(request, 0, 0))
+        return build_prefill_key(row := create_row(request, 0, 0), row.length - 1)
 
     assert key(span()) == key(span()) and len({key(), key(span()), key(span(OTHER)), key(span(kind="video"))}) == 4
     assert key() == sample("a").token_ids[:-1].astype(np.int64).tobytes()
@@ -178,7 +182,9 @@ def test_media_prefills_of_the_embedded_engine_are_shared_by_tokens_and_digests(
 
 def test_media_engines_without_the_capability_refuse_media() -> None:
     refuse_media("hf", (), ())
-    with pytest.raises(UnsupportedError, match="hf engine consumes texts alone, and was sent a part of kind 'image'"):
+    with pytest.raises(
+        UnsupportedError, match="hf engine supports text only, but a sequence has a part of kind 'image'"
+    ):
         refuse_media("hf", (), (span(),))
 
 
@@ -209,7 +215,7 @@ def test_media_samples_have_the_media_of_their_contexts() -> None:
 
 
 def test_media_replayed_episodes_are_compared_with_their_media() -> None:
-    trajectory = record_trajectory(rollout())
+    trajectory = build_trajectory(rollout())
     anchor = Anchor(trajectory=trajectory, num_turns=1)
     played = ReplayedPart(
         prompt_token_ids=trajectory.prompt_token_ids,
@@ -224,14 +230,14 @@ def test_media_replayed_episodes_are_compared_with_their_media() -> None:
     check_replay(prompt, anchor, played)
     with pytest.raises(ReplayError, match="its first observation differs"):
         check_replay(prompt, anchor, replace(played, prompt_media=(span(OTHER),)))
-    with pytest.raises(ReplayError, match="what it says up to turn 2 differs"):
+    with pytest.raises(ReplayError, match="an observation up to turn 2 differs"):
         check_replay(prompt, anchor, replace(played, media=(span(ONE, 2, 4),)))
 
 
 def test_media_kept_episodes_come_back_with_their_media() -> None:
-    episode = KeptEpisode(domain="d", position=0, trajectory=record_trajectory(rollout()))
+    episode = KeptEpisode(domain="d", position=0, trajectory=build_trajectory(rollout()))
     again = KeptEpisode.from_json(episode.to_json()).trajectory
     assert (again.prompt_media, again.media) == (rollout().prompt_media, rollout().media)
     assert [branch.media for branch in again.branches] == [(span(OTHER, 1, 3),)]
     text = replace(rollout(), prompt_media=(), media=(), branches=())
-    assert "media" not in KeptEpisode(domain="d", position=0, trajectory=record_trajectory(text)).to_json()
+    assert "media" not in KeptEpisode(domain="d", position=0, trajectory=build_trajectory(text)).to_json()

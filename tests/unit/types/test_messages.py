@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.data.source import PromptList, content_hash, content_of_message
+from roll.data.source import PromptList, get_message_content, hash_question
 from roll.errors import UnsupportedError
 from roll.types import (
     AudioPart,
@@ -22,12 +22,12 @@ from roll.types import (
     Prompt,
     TextPart,
     VideoPart,
-    content_key,
-    content_of,
-    described,
-    joined_content,
-    text_of,
-    with_texts,
+    describe_content,
+    get_content_key,
+    get_text,
+    join_content,
+    map_text,
+    parse_content,
 )
 
 DIGESTS = st.binary(min_size=1, max_size=4).map(lambda data: hashlib.sha256(data).hexdigest())
@@ -41,7 +41,7 @@ MEDIA = st.builds(
     st.sampled_from(["", "pictures/a.png"]),
 )
 PARTS = st.lists(st.builds(lambda text: TextPart(text=text), TEXTS) | MEDIA, min_size=1, max_size=4)
-CONTENTS: st.SearchStrategy[Content] = TEXTS | PARTS.map(content_of)
+CONTENTS: st.SearchStrategy[Content] = TEXTS | PARTS.map(parse_content)
 CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": 1}}}
 MESSAGES = st.builds(
     lambda **fields: Message(**fields),
@@ -64,7 +64,7 @@ def test_messages_become_json_and_come_back(message: Message) -> None:
 
 @given(CONTENTS, CONTENTS)
 def test_messages_contents_have_equal_keys_only_where_they_are_equal(one: Content, other: Content) -> None:
-    assert (content_key(one) == content_key(other)) == (_flat(one) == _flat(other))
+    assert (get_content_key(one) == get_content_key(other)) == (_flat(one) == _flat(other))
 
 
 def _flat(content: Content) -> list[Any]:
@@ -82,8 +82,13 @@ def _flat(content: Content) -> list[Any]:
 
 @given(TEXTS)
 def test_messages_a_content_without_media_is_the_text_itself(text: str) -> None:
-    assert content_of(text) is text and content_key(text) is text and text_of(text) is text and described(text) is text
-    assert content_of([{"type": "text", "text": text}, TextPart(text="!")]) == f"{text}!"
+    assert (
+        parse_content(text) is text
+        and get_content_key(text) is text
+        and get_text(text) is text
+        and describe_content(text) is text
+    )
+    assert parse_content([{"type": "text", "text": text}, TextPart(text="!")]) == f"{text}!"
     message = Message(role="user", content=text)
     assert message.text is text and message.media == ()
     assert message.to_dict() == {"role": "user", "content": text}
@@ -93,7 +98,7 @@ def test_messages_parts_of_other_kinds_are_never_equal() -> None:
     image, audio, video = (part(digest=ONE) for part in (ImagePart, AudioPart, VideoPart))
     assert len({image, audio, video, ImagePart(digest=OTHER), ImagePart(digest=ONE, grid=(1, 2, 2))}) == 5
     assert image == ImagePart(digest=ONE, source="elsewhere.png")  # one content, wherever it was read
-    assert len({content_key((part,)) for part in (image, audio, video)}) == 3
+    assert len({get_content_key((part,)) for part in (image, audio, video)}) == 3
 
 
 @pytest.mark.parametrize("digest", ["", "0X12", "ABCDEF", "g0", "../a.png", 7, "0" * 10_000])
@@ -107,7 +112,7 @@ def test_messages_a_digest_that_is_no_hexadecimal_is_refused(digest: Any) -> Non
 )
 def test_messages_what_is_no_content_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="content"):
-        content_of(value)
+        parse_content(value)
 
 
 @pytest.mark.parametrize(
@@ -118,8 +123,8 @@ def test_messages_what_is_no_content_is_refused(value: Any) -> None:
     ],
 )
 def test_messages_a_part_of_media_with_fields_of_other_types_is_refused_as_no_content(fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"the (grid|source) of an image part must be .*, got") as caught:
-        content_of([{"type": "image", "digest": ONE, **fields}])
+    with pytest.raises(ValueError, match=r"the (grid|source) of a part of kind 'image' must be .*, got") as caught:
+        parse_content([{"type": "image", "digest": ONE, **fields}])
     assert len(str(caught.value)) < 200
 
 
@@ -127,27 +132,27 @@ def test_messages_code_that_knows_texts_alone_refuses_media_by_kind_and_source()
     message = Message(role="user", content=(TextPart(text="Look: "), ImagePart(digest=ONE, source="rows.jsonl:3")))
     with pytest.raises(UnsupportedError, match=r"a part of kind 'image' \(from rows.jsonl:3\), which is not supported"):
         _ = message.text
-    assert described(message.content) == f"Look: [image {ONE[:12]}]"
+    assert describe_content(message.content) == f"Look: [image {ONE[:12]}]"
 
 
 def test_messages_contents_are_joined_and_changed_around_their_media() -> None:
     image = ImagePart(digest=ONE)
-    assert joined_content(["a", "b"]) == "a\n\nb"
-    joined = joined_content(["a", (image, TextPart(text="b"))], " ")
+    assert join_content(["a", "b"]) == "a\n\nb"
+    joined = join_content(["a", (image, TextPart(text="b"))], " ")
     assert joined == (TextPart(text="a"), TextPart(text=" "), image, TextPart(text="b"))
-    assert with_texts(joined, str.upper) == (TextPart(text="A"), TextPart(text=" "), image, TextPart(text="B"))
-    assert with_texts("a", str.upper) == "A"
+    assert map_text(joined, str.upper) == (TextPart(text="A"), TextPart(text=" "), image, TextPart(text="B"))
+    assert map_text("a", str.upper) == "A"
 
 
 def test_messages_fingerprints_and_held_out_splits_tell_pictures_apart() -> None:
     def prompt(*content: Any) -> Prompt:
-        return Prompt(uid="d/1", domain="d", messages=(Message(role="user", content=content_of(list(content))),))
+        return Prompt(uid="d/1", domain="d", messages=(Message(role="user", content=parse_content(list(content))),))
 
     text = TextPart(text="What is it?")
     prompts = [prompt(text, *media) for media in ([], [ImagePart(digest=ONE)], [ImagePart(digest=OTHER)])]
     prompts.append(prompt(ImagePart(digest=ONE), text))
     assert len({PromptList([one]).fingerprint for one in prompts}) == 4
-    assert len({content_hash(map(content_of_message, one.messages)) for one in prompts}) == 4
+    assert len({hash_question(map(get_message_content, one.messages)) for one in prompts}) == 4
     same = prompt(text, ImagePart(digest=ONE, source="a copy.png"))
     assert PromptList([same]).fingerprint == PromptList([prompts[1]]).fingerprint
 
@@ -155,11 +160,11 @@ def test_messages_fingerprints_and_held_out_splits_tell_pictures_apart() -> None
 def test_messages_fingerprints_of_texts_are_what_they_were() -> None:
     """A run of an earlier version goes on: its checkpoint has the fingerprints of then."""
     called = Message(role="assistant", content="so", tool_calls=(CALL,), name="x")
-    assert content_of_message(Message(role="user", content="3 + 4")) == "user\x003 + 4"
-    assert content_of_message(called) == (
+    assert get_message_content(Message(role="user", content="3 + 4")) == "user\x003 + 4"
+    assert get_message_content(called) == (
         'assistant\x00so\x00{"name": "x", "tool_calls": [{"function": {"arguments": {"at": 1}, "name": "look"}, '
         '"type": "function"}]}'
     )
-    assert content_of_message(replace(called, tool_calls=(), name=None, reasoning="r")) == (
+    assert get_message_content(replace(called, tool_calls=(), name=None, reasoning="r")) == (
         'assistant\x00so\x00{"reasoning_content": "r"}'
     )

@@ -109,7 +109,7 @@ def test_weight_sync_store_a_client_does_not_talk_to_who_cannot_prove_the_secret
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(dist.DistNetworkError, match="does not have the secret"):
+        with pytest.raises(dist.DistNetworkError, match="does not know the secret"):
             AuthenticatedStore("127.0.0.1", impostor.getsockname()[1], "22" * 32, timeout=SECOND)
         thread.join()
 

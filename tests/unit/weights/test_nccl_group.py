@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from roll.errors import WeightSyncError
 from roll.weights import rendezvous
-from roll.weights.rendezvous import Group, Rendezvous, build_group, common_backend, device_name
+from roll.weights.rendezvous import Group, Rendezvous, build_group, choose_backend, get_device_name
 
 VARIABLE = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
 
@@ -65,12 +65,12 @@ def test_nccl_group_a_receiver_hears_that_the_sender_gave_up(monkeypatch: pytest
     point = Rendezvous(dist.HashStore(), "sync/0", "sync 1", 1.0)
     point.write("verdict", {"group": "k", "backend": "nccl"})
     monkeypatch.setattr(rendezvous, "CHECK_INTERVAL_S", 0.0)
-    point.check_given_up()
+    point.check_aborted()
     point.write("verdict", {"abandoned": "another engine failed, or the sender did"})
     with pytest.raises(WeightSyncError, match="sync 1: the trainer aborted the sync: another engine failed"):
-        point.check_given_up()
+        point.check_aborted()
     monkeypatch.setattr(rendezvous, "CHECK_INTERVAL_S", 3600.0)
-    point.check_given_up()  # it looks now and then only
+    point.check_aborted()  # it looks now and then only
 
 
 @pytest.mark.parametrize("before", [None, "3"])
@@ -100,10 +100,10 @@ def test_nccl_group_devices_are_named_by_what_they_have(monkeypatch: pytest.Monk
     found = {"cuda": types.SimpleNamespace(uuid="0a1b"), "xpu": types.SimpleNamespace()}
     module = lambda device: types.SimpleNamespace(get_device_properties=lambda _: found[device.type])  # noqa: E731
     monkeypatch.setattr(torch, "get_device_module", module)
-    assert device_name(torch.device("cpu")) == "cpu"
-    assert device_name(torch.device("cuda", 1)) == "cuda:0a1b"
-    first, second = (device_name(torch.device("xpu", index)) for index in range(2))
+    assert get_device_name(torch.device("cpu")) == "cpu"
+    assert get_device_name(torch.device("cuda", 1)) == "cuda:0a1b"
+    first, second = (get_device_name(torch.device("xpu", index)) for index in range(2))
     assert first != second
-    assert common_backend([first, second]) == "gloo"
-    assert common_backend(["cuda:0a1b", "cuda:0c2d"]) == "nccl"
-    assert common_backend(["cuda:0a1b", "cuda:0a1b"]) == "gloo"
+    assert choose_backend([first, second]) == "gloo"
+    assert choose_backend(["cuda:0a1b", "cuda:0c2d"]) == "nccl"
+    assert choose_backend(["cuda:0a1b", "cuda:0a1b"]) == "gloo"

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from roll.errors import WeightSyncError
 from roll.types import TensorSpec
-from roll.weights.plan import ALIGNMENT, num_bytes, plan_buckets, spec_of, total_bytes
+from roll.weights.plan import ALIGNMENT, describe_tensor, num_bytes, plan_buckets, sum_bytes
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8, "bool": 1, "int8": 1}
 specs = st.builds(
@@ -57,11 +57,13 @@ def test_weight_sync_plan_total_bytes_counts_elements_without_gaps():
         TensorSpec(name="b", shape=(), dtype="float32"),
         TensorSpec(name="c", shape=(0, 9), dtype="float64"),
     ]
-    assert total_bytes(manifest) == 30 + 4 + 0
+    assert sum_bytes(manifest) == 30 + 4 + 0
 
 
 def test_weight_sync_plan_a_spec_speaks_torchs_words():
-    assert spec_of("w", torch.zeros(2, 3, dtype=torch.bfloat16)) == TensorSpec(name="w", shape=(2, 3), dtype="bfloat16")
+    assert describe_tensor("w", torch.zeros(2, 3, dtype=torch.bfloat16)) == TensorSpec(
+        name="w", shape=(2, 3), dtype="bfloat16"
+    )
 
 
 @pytest.mark.parametrize("dtype", ["float33", "nn", "zeros"])

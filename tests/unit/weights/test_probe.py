@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from roll.types import TensorSpec
-from roll.weights.probe import NOISE, ProbeGauge, majority_dtype, probe_batch
+from roll.weights.probe import NOISE, ProbeChecker, build_probe_batch, find_majority_dtype
 
 LENGTH = 101
 """Tokens, of which the first is not compared."""
@@ -26,7 +26,7 @@ def plus(logprobs: list[np.ndarray], amount: float, share: float = 1.0) -> list[
 
 
 def test_weight_sync_probe_mean_and_largest_difference_leave_out_first_tokens():
-    result = ProbeGauge(NOISE["float32"]).judge("e", plus(trainer_says(), 1e-3, share=0.25), trainer_says())
+    result = ProbeChecker(NOISE["float32"]).check("e", plus(trainer_says(), 1e-3, share=0.25), trainer_says())
     assert result.mean_abs == pytest.approx(0.25e-3, rel=1e-6)
     assert result.max_abs == pytest.approx(1e-3, rel=1e-6)
     assert not result.problem
@@ -42,86 +42,86 @@ def test_weight_sync_probe_mean_and_largest_difference_leave_out_first_tokens():
 def test_weight_sync_probe_later_differences_may_be_three_times_the_first_within_floor_and_ceiling(
     dtype, first, tolerated
 ):
-    gauge = ProbeGauge(NOISE[dtype])
-    assert not gauge.judge("e", plus(trainer_says(), first), trainer_says()).problem
-    assert not gauge.judge("a", plus(trainer_says(), 0.99 * tolerated), trainer_says()).problem
-    result = gauge.judge("b", plus(trainer_says(), 1.01 * tolerated), trainer_says())
+    checker = ProbeChecker(NOISE[dtype])
+    assert not checker.check("e", plus(trainer_says(), first), trainer_says()).problem
+    assert not checker.check("a", plus(trainer_says(), 0.99 * tolerated), trainer_says()).problem
+    result = checker.check("b", plus(trainer_says(), 1.01 * tolerated), trainer_says())
     assert result.tolerance == pytest.approx(tolerated)
     assert "differ from the trainer's" in result.problem
 
 
 @pytest.mark.parametrize(("dtype", "ceiling"), [("float32", 1e-2), ("bfloat16", 0.3)])
 def test_weight_sync_probe_the_first_difference_has_a_ceiling(dtype: str, ceiling: float):
-    assert not ProbeGauge(NOISE[dtype]).judge("e", plus(trainer_says(), 0.99 * ceiling), trainer_says()).problem
-    assert ProbeGauge(NOISE[dtype]).judge("e", plus(trainer_says(), 1.01 * ceiling), trainer_says()).problem
+    assert not ProbeChecker(NOISE[dtype]).check("e", plus(trainer_says(), 0.99 * ceiling), trainer_says()).problem
+    assert ProbeChecker(NOISE[dtype]).check("e", plus(trainer_says(), 1.01 * ceiling), trainer_says()).problem
 
 
 def test_weight_sync_probe_a_given_tolerance_replaces_all_of_that():
-    gauge = ProbeGauge(NOISE["bfloat16"], tolerance=0.5)
-    assert not gauge.judge("e", plus(trainer_says(), 0.49), trainer_says()).problem
-    assert gauge.judge("e", plus(trainer_says(), 0.51), trainer_says()).problem
+    checker = ProbeChecker(NOISE["bfloat16"], tolerance=0.5)
+    assert not checker.check("e", plus(trainer_says(), 0.49), trainer_says()).problem
+    assert checker.check("e", plus(trainer_says(), 0.51), trainer_says()).problem
 
 
 def test_weight_sync_probe_tolerance_grows_with_the_size_of_log_probs_but_not_with_their_shrinking():
-    gauge = ProbeGauge(NOISE["bfloat16"])
-    gauge.judge("e", plus(trainer_says(), 0.02), trainer_says())
-    twice = gauge.judge("e", plus(trainer_says(-3.0), 0.1), trainer_says(-3.0))
-    half = gauge.judge("e", plus(trainer_says(1.5), 0.05), trainer_says(1.5))
+    checker = ProbeChecker(NOISE["bfloat16"])
+    checker.check("e", plus(trainer_says(), 0.02), trainer_says())
+    twice = checker.check("e", plus(trainer_says(-3.0), 0.1), trainer_says(-3.0))
+    half = checker.check("e", plus(trainer_says(1.5), 0.05), trainer_says(1.5))
     assert twice.tolerance == pytest.approx(0.12)
     assert half.tolerance == pytest.approx(0.06)
 
 
 def test_weight_sync_probe_log_probs_that_are_not_finite_are_a_problem():
     for value in (np.nan, -np.inf):
-        result = ProbeGauge(NOISE["bfloat16"]).judge("e", plus(trainer_says(), value, share=0.01), trainer_says())
+        result = ProbeChecker(NOISE["bfloat16"]).check("e", plus(trainer_says(), value, share=0.01), trainer_says())
         assert result.problem == "log-probs are not finite"
 
 
 @pytest.mark.parametrize("dtype", sorted(NOISE))
 def test_weight_sync_probe_an_engine_that_did_not_move_with_its_trainer_is_seen_at_any_precision(dtype: str):
-    gauge = ProbeGauge(NOISE[dtype])
+    checker = ProbeChecker(NOISE[dtype])
     engine = plus(trainer_says(), 1e-6)
-    gauge.judge("e", engine, trainer_says())
-    result = gauge.judge("e", engine, trainer_says(1e-5))
-    assert "did not change at all" in result.problem
-    assert not gauge.judge("e", engine, trainer_says(1e-5), weights_changed=False).problem
+    checker.check("e", engine, trainer_says())
+    result = checker.check("e", engine, trainer_says(1e-5))
+    assert "did not change although" in result.problem
+    assert not checker.check("e", engine, trainer_says(1e-5), weights_changed=False).problem
 
 
 def test_weight_sync_probe_beneath_a_smooth_difference_the_comparison_of_changes_sees_what_the_tolerance_hides():
-    gauge = ProbeGauge(NOISE["float32"])
+    checker = ProbeChecker(NOISE["float32"])
     offset = 5e-3
-    gauge.judge("e", plus(trainer_says(), offset), trainer_says())
-    healthy = gauge.judge("e", plus(trainer_says(0.01), offset + 1e-6), trainer_says(0.01))
+    checker.check("e", plus(trainer_says(), offset), trainer_says())
+    healthy = checker.check("e", plus(trainer_says(0.01), offset + 1e-6), trainer_says(0.01))
     assert healthy.change == pytest.approx(0.01)
     assert healthy.change_missed == pytest.approx(1e-6, rel=1e-3)
     assert not healthy.problem
-    stale = gauge.judge("e", plus(trainer_says(0.02), offset - 3e-4), trainer_says(0.02))
+    stale = checker.check("e", plus(trainer_says(0.02), offset - 3e-4), trainer_says(0.02))
     assert stale.mean_abs < stale.tolerance / 2, "the plain comparison sees nothing"
     assert stale.change_missed == pytest.approx(3.01e-4, rel=1e-2)
-    assert "changed otherwise" in stale.problem
+    assert "changed differently" in stale.problem
 
 
 def test_weight_sync_probe_a_larger_step_may_miss_proportionally_more():
-    gauge = ProbeGauge(NOISE["float32"])
-    gauge.judge("e", plus(trainer_says(), 5e-3), trainer_says())
-    gauge.judge("e", plus(trainer_says(0.01), 5e-3 + 1e-4), trainer_says(0.01))
-    result = gauge.judge("e", plus(trainer_says(0.11), 5e-3 + 1e-4 + 2.9e-3), trainer_says(0.11))
+    checker = ProbeChecker(NOISE["float32"])
+    checker.check("e", plus(trainer_says(), 5e-3), trainer_says())
+    checker.check("e", plus(trainer_says(0.01), 5e-3 + 1e-4), trainer_says(0.01))
+    result = checker.check("e", plus(trainer_says(0.11), 5e-3 + 1e-4 + 2.9e-3), trainer_says(0.11))
     assert result.change_tolerance == pytest.approx(3e-3)
     assert not result.problem
 
 
 def test_weight_sync_probe_a_problem_does_not_become_the_measure():
-    gauge = ProbeGauge(NOISE["float32"])
-    assert gauge.judge("e", plus(trainer_says(), 1.0), trainer_says()).problem
-    assert gauge.judge("e", plus(trainer_says(), 1.0), trainer_says()).problem
+    checker = ProbeChecker(NOISE["float32"])
+    assert checker.check("e", plus(trainer_says(), 1.0), trainer_says()).problem
+    assert checker.check("e", plus(trainer_says(), 1.0), trainer_says()).problem
 
 
 def test_weight_sync_probe_a_replaced_engine_is_not_compared_with_its_predecessor():
-    gauge = ProbeGauge(NOISE["float32"])
+    checker = ProbeChecker(NOISE["float32"])
     engine = plus(trainer_says(), 1e-6)
-    gauge.judge("e", engine, trainer_says())
-    gauge.forget("e")
-    result = gauge.judge("e", engine, trainer_says(1e-5))
+    checker.check("e", engine, trainer_says())
+    checker.discard_reading("e")
+    result = checker.check("e", engine, trainer_says(1e-5))
     assert not result.problem
     assert result.change == 0.0
 
@@ -131,12 +131,12 @@ def test_weight_sync_probe_the_majority_of_elements_decides_the_dtype():
         TensorSpec(name="norm", shape=(10,), dtype="float32"),
         TensorSpec(name="weight", shape=(4, 4), dtype="bfloat16"),
     ]
-    assert majority_dtype(manifest) == "bfloat16"
-    assert majority_dtype(()) == "float32"
+    assert find_majority_dtype(manifest) == "bfloat16"
+    assert find_majority_dtype(()) == "float32"
 
 
 def test_weight_sync_probe_the_probe_batch_counts_every_token_but_the_first_in_groups_of_one():
-    batch = probe_batch([np.array([5, 6, 7], dtype=np.int32), np.array([8, 9], dtype=np.int32)])
+    batch = build_probe_batch([np.array([5, 6, 7], dtype=np.int32), np.array([8, 9], dtype=np.int32)])
     assert batch.temperature == 1.0
     assert [s.loss_mask.tolist() for s in batch.samples] == [[False, True, True], [False, True]]
     assert len({s.unit for s in batch.samples}) == 2

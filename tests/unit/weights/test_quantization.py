@@ -11,13 +11,13 @@ from weight_helpers import DictSource, same_bytes
 
 from roll.errors import WeightSyncError
 from roll.weights import Sender, open_update
-from roll.weights.plan import spec_of
+from roll.weights.plan import describe_tensor
 from roll.weights.quantization import (
     QuantizedWeights,
     dequantize,
     dequantize_stream,
+    find_quantized_dtype,
     quantize,
-    quantized_dtype,
     without_scales,
 )
 
@@ -84,7 +84,7 @@ def test_weight_quantization_an_engine_reads_back_what_was_sent_bit_for_bit(form
     assert [spec.name for spec in update.manifest] == source.names()
     assert source.names() == ["embed", "up_scale", "up", "norm", "down_scale", "down"]
     assert [spec.name for spec in without_scales(update.manifest)] == ["embed", "up", "norm", "down"]
-    assert quantized_dtype(update.manifest) == ("int8" if format == "int8" else "float8_e4m3fn")
+    assert find_quantized_dtype(update.manifest) == ("int8" if format == "int8" else "float8_e4m3fn")
     with open_update(update) as receiver:
         found = {n: t.clone() for n, t in dequantize_stream(receiver, update.manifest, torch.bfloat16)}
     assert receiver.checksums == sender.send()
@@ -116,7 +116,7 @@ def test_weight_quantization_codes_without_the_scales_of_their_rows_are_never_ap
 
 def test_weight_quantization_scales_outlive_the_buffer_that_they_came_in():
     codes, scales = quantize(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "int8")
-    manifest = [spec_of("up_scale", scales), spec_of("up", codes)]
+    manifest = [describe_tensor("up_scale", scales), describe_tensor("up", codes)]
     expected, buffer = dequantize(codes, scales, torch.float32), scales.clone()
 
     def arriving() -> Iterator[tuple[str, torch.Tensor]]:
@@ -133,7 +133,7 @@ def test_weight_quantization_a_weight_that_ends_like_a_scale_is_a_weight():
     offered = {"up": torch.ones(4, 6), "up_scale": torch.ones(4, 1)}
     sender = Sender()
     update = sender.stage(DictSource(offered), 1, "in_process")
-    assert update is not None and quantized_dtype(update.manifest) is None
+    assert update is not None and find_quantized_dtype(update.manifest) is None
     with open_update(update) as receiver:
         assert [name for name, _ in dequantize_stream(receiver, update.manifest, torch.float32)] == ["up", "up_scale"]
     sender.close()

@@ -8,7 +8,7 @@ from weight_helpers import TENSORS, offer, same_bytes
 
 from roll.errors import ConfigError, WeightSyncError
 from roll.types import TensorSpec, WeightUpdate
-from roll.weights import Sender, open_update, tensor_checksum
+from roll.weights import Sender, compute_checksum, open_update
 
 THREE = {"a": torch.ones(2, 3), "b": torch.zeros(4), "c": torch.full((2,), 7.0)}
 
@@ -32,7 +32,7 @@ def test_weight_receiver_tensors_arrive_bit_for_bit_with_their_checksums(sender:
         arrived = [(name, tensor.clone()) for name, tensor in receiver]
     assert [name for name, _ in arrived] == list(TENSORS)
     assert all(same_bytes(tensor, TENSORS[name]) for name, tensor in arrived)
-    assert receiver.checksums == {name: tensor_checksum(tensor) for name, tensor in TENSORS.items()}
+    assert receiver.checksums == {name: compute_checksum(tensor) for name, tensor in TENSORS.items()}
     assert receiver.checksums == sender.send()
     assert receiver.num_bytes == sum(t.numel() * t.element_size() for t in TENSORS.values())
     assert receiver.unread == ()

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from weight_helpers import TENSORS, DictSource, Peer, same_bytes, send_aside, transfer
 
 from roll.errors import WeightSyncError
-from roll.weights import Sender, broadcast, in_process, open_update, tensor_checksum
+from roll.weights import Sender, broadcast, compute_checksum, in_process, open_update
 from roll.weights.authenticated_store import AuthenticatedStore
-from roll.weights.broadcast import address_offer
+from roll.weights.broadcast import address_update
 from roll.weights.plan import plan_buckets
 
 SMALL_BUCKETS = 200
@@ -39,7 +39,7 @@ def test_weight_transport_every_kind_of_tensor_reaches_two_processes_sync_after_
     for version in (1, 2, 3):
         tensors = {name: tensor * version if name == "large" else tensor for name, tensor in TENSORS.items()}
         checksums, answers = transfer(sender, tensors, transport, peers, version)
-        assert checksums == {name: tensor_checksum(tensor) for name, tensor in tensors.items()}
+        assert checksums == {name: compute_checksum(tensor) for name, tensor in tensors.items()}
         for taken, found in answers:
             assert found == checksums
             assert all(same_bytes(tensor, tensors[name]) for name, tensor in taken)
@@ -154,7 +154,7 @@ def test_weight_transport_a_killed_sender_leaves_no_shared_memory_and_its_offer_
     assert "/memfd:roll-weights (deleted)" in opened, "the only memory has no name, so the kernel frees it"
     assert not [path for path in opened if path.startswith("/dev/shm")]
     lone_peer.kill()
-    with pytest.raises(WeightSyncError, match="cannot be opened: its process ended"), open_update(update):
+    with pytest.raises(WeightSyncError, match="cannot be opened: the trainer has ended"), open_update(update):
         pass
 
 
@@ -162,7 +162,7 @@ def test_weight_transport_memory_of_another_than_the_offering_process_is_refused
     update = sender.stage(DictSource(TENSORS), 1, "shared_memory")
     assert update is not None
     stranger = replace(update, handle=replace(update.handle, inode=update.handle.inode + 1))
-    with pytest.raises(WeightSyncError, match="the trainer restarted"), open_update(stranger):
+    with pytest.raises(WeightSyncError, match="the trainer was restarted"), open_update(stranger):
         pass
     longer = replace(update, handle=replace(update.handle, num_bytes=2**40))
     with pytest.raises(WeightSyncError, match="expected 1099511627776"), open_update(longer):
@@ -188,16 +188,16 @@ def test_weight_transport_an_engine_lost_in_a_broadcast_ends_it_for_all_and_the_
     update = sender.stage(DictSource(LONG), 1, "broadcast")
     assert update is not None
     ids = ("engine-0", "engine-1")
-    peers[0].tell("receive", address_offer(update, ids[0], ids), {"timeout_s": 20.0}, None)
+    peers[0].tell("receive", address_update(update, ids[0], ids), {"timeout_s": 20.0}, None)
     command = "fail" if how == "fail" else "receive"
-    lone_peer.tell(command, address_offer(update, ids[1], ids), {"timeout_s": 20.0}, 3)
+    lone_peer.tell(command, address_update(update, ids[1], ids), {"timeout_s": 20.0}, 3)
     begin = time.monotonic()
     with pytest.raises(WeightSyncError, match="the trainer or an engine aborted the broadcast"):
         sender.send()
     sender.release(failed=True)
     survivor = peers[0].answer()
     assert isinstance(survivor, WeightSyncError)
-    assert "engine engine-0: the trainer or an engine aborted the broadcast" in str(survivor)
+    assert "engine 'engine-0': the trainer or an engine aborted the broadcast" in str(survivor)
     assert time.monotonic() - begin < 15, "noticed by the closed connection, not by the time limit"
     if how == "fail":
         assert "the engine refuses layer 3" in str(lone_peer.answer())
@@ -210,7 +210,7 @@ def test_weight_transport_a_trainer_killed_in_a_broadcast_is_noticed_by_its_engi
     update = lone_peer.answer()
     lone_peer.tell("send")
     with (
-        pytest.raises(WeightSyncError, match="engine engine: the trainer or an engine aborted the broadcast"),
+        pytest.raises(WeightSyncError, match="engine 'engine': the trainer or an engine aborted the broadcast"),
         open_update(update, timeout_s=20) as receiver,
     ):
         list(receiver)
@@ -251,17 +251,17 @@ def test_weight_transport_a_sender_names_the_engine_that_does_not_come(peers: li
     update = sender.stage(source, 1, "broadcast")
     assert update is not None
     ids = ("here", "gone")
-    peers[0].tell("receive", address_offer(update, "here", ids), {"timeout_s": 20.0}, None)
+    peers[0].tell("receive", address_update(update, "here", ids), {"timeout_s": 20.0}, None)
     handle = update.handle
     store = AuthenticatedStore(handle.host, handle.port, handle.secret, timeout=timedelta(seconds=20))
     dist.PrefixStore(handle.sync, store).wait(["hello/1"], timedelta(seconds=20))
-    with pytest.raises(WeightSyncError, match=r"engine gone did not come to receive within 1 s"):
+    with pytest.raises(WeightSyncError, match=r"engine 'gone' did not join within 1 s"):
         sender.send()
     sender.release(failed=True)
     assert "the trainer aborted the sync" in str(peers[0].answer())
     assert source.num_yielded == 2 * len(TENSORS), "other ranks iterate too and would wait for this one"
     sender.close()
-    with pytest.raises(WeightSyncError, match="nothing to send"):
+    with pytest.raises(WeightSyncError, match="there is nothing to send"):
         sender.send()
 
 
@@ -304,7 +304,7 @@ def test_weight_transport_weight_sync_that_is_given_up_while_it_is_staged_writes
     sender: Sender, tmp_path: Path, transport: str
 ):
     source = GivenUpSource(sender, tmp_path)
-    with pytest.raises(WeightSyncError, match="policy version 1: it was aborted while it was staged"):
+    with pytest.raises(WeightSyncError, match="policy version 1: the sync was aborted while weights were being staged"):
         sender.stage(source, 1, transport)
     for file in source.files:
         file.close()

@@ -1,8 +1,8 @@
-"""An engine of one's own: `transformers`, token by token, without a cache of keys and values.
+"""Your own engine: `transformers`, token by token, without a KV cache.
 
     roll train examples/quickstart.yaml inference.engine=examples/extension/src/roll_example/engine.py:PlainEngine
 
-It is slow, and all that a run needs of an engine: see `roll.protocols.InferenceEngine`.
+The engine is slow, but has every method that a run needs: see `roll.protocols.InferenceEngine`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from roll.weights import open_update
 
 
 class PlainEngine:
-    """Makes one token of one request at a time, in a thread of its own."""
+    """An engine that computes one token of one request at a time, in a separate thread."""
 
     capabilities = EngineCapabilities(shares_process=True, quantized_sync=False)
 
@@ -45,11 +45,11 @@ class PlainEngine:
         self._model = await self._compute(self._load)
 
     def _load(self) -> Any:
-        # As the library does, since `transformers` cannot load for a trainer beside it at the same time.
+        # ROLL's loader has a lock, because `transformers` cannot load two models in one process at the same time.
         return load_causal_lm(self._spec.model_path, self._spec.dtype)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Sample until a stop token, the longest answer, or an abort."""
+        """Sample tokens until a stop token, `max_new_tokens`, or an abort."""
         tokens, logprobs, versions = list(request.token_ids), [], []
         sampling, reason = request.sampling, "length"
         generator = torch.Generator().manual_seed(self._spec.seed if sampling.seed is None else sampling.seed)
@@ -88,7 +88,7 @@ class PlainEngine:
         return token, float(logprobs[token]), self._policy_version
 
     async def logprobs(self, sequences: Sequence[Any], media: Any = ()) -> list[Any]:
-        """Score every token given those before it; `media` is empty, since `capabilities` has no `supports_images`."""
+        """Return the log-prob of every token. `media` is empty, because `capabilities` declares no image support."""
         return [await self._compute(self._score, sequence) for sequence in sequences]
 
     @torch.inference_mode()
@@ -113,7 +113,7 @@ class PlainEngine:
         self._decodes.clear()
 
     async def resume(self) -> None:
-        """Decode again."""
+        """Continue decoding."""
         self._decodes.set()
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
@@ -130,16 +130,16 @@ class PlainEngine:
         return dict(receiver.checksums)
 
     async def sleep(self) -> None:
-        """Refuse, as `capabilities` say."""
-        raise UnsupportedError(f"engine {self.engine_id} cannot give its memory back.")
+        """Raise an error, because `capabilities` does not declare sleep mode."""
+        raise UnsupportedError(f"engine {self.engine_id} does not support sleep mode.")
 
     wake = sleep
 
     def load(self) -> EngineLoad:
-        """Say how busy it is."""
+        """Return the current load."""
         running, capacity = len(self._aborted), self._spec.max_num_seqs
         return EngineLoad(num_running=running, num_waiting=0, kv_used=0.0, capacity=capacity, num_steps=self._num_steps)
 
     async def close(self) -> None:
-        """End the thread, after the step under way."""
+        """End the thread after its current step."""
         self._thread.shutdown(wait=False, cancel_futures=True)

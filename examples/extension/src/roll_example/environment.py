@@ -4,13 +4,13 @@ from random import Random
 
 
 class Countdown:
-    """Counts down from `start` or less. `reset` and `step` are those of GEM and Gymnasium, with text as observation."""
+    """A countdown from at most `start`. It has GEM's methods `reset` and `step`; observations are strings."""
 
     def __init__(self, start: int = 5) -> None:
         self.start = start
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, str]]:
-        """Begin an episode, and return the first observation and its info: equal `state`s are compared by GiGPO."""
+        """Begin an episode and return its first observation and info; GiGPO compares turns with the same `state`."""
         self.number = Random(seed).randint(1, self.start)
         return f"Count down from {self.number}. Which number is next?", {"state": str(self.number)}
 

@@ -8,9 +8,10 @@ CLIP, KL_WEIGHT = 0.2, 0.05
 
 
 def clipped_kl(inputs: LossInputs) -> LossOutputs:
-    """Return the mean over all tokens of the batch.
+    """Return the micro-batch's share of the mean loss over all tokens of the batch.
 
-    Each micro-batch divides by the number of tokens of the whole batch, so that micro-batches and ranks change nothing.
+    Each micro-batch divides by the number of tokens of the whole batch, so the sum over micro-batches and ranks does
+    not depend on how the batch is split.
     """
     log_ratio = inputs.logprobs - inputs.old_logprobs
     ratio = log_ratio.exp()

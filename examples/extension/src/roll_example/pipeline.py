@@ -1,8 +1,8 @@
-"""A pipeline of your own: learn to write the longest answers.
+"""Your own pipeline: the model learns to write the longest answers.
 
     roll train examples/own_pipeline.yaml
 
-Of each group it trains on the longest answers, by their likelihood; all else is as in the pipelines of ROLL.
+The pipeline trains on the likelihood of the longest answers of each group. Everything else works like ROLL's pipelines.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
-from roll.algorithms.choosing import Choice
+from roll.algorithms.answer_selection import AnswerSelection
 from roll.algorithms.losses import LikelihoodLoss
 from roll.config.base import option
 from roll.config.online import OnlineConfig
@@ -24,7 +24,7 @@ from roll.pipelines.online.answers import AnswersObjective
 from roll.pipelines.online.check.inspection import inspect_run
 from roll.pipelines.online.loop import train
 from roll.pipelines.online.online_run import OnlineRun
-from roll.pipelines.online.opening import RoleSpec, facts, open_online, policy_spec
+from roll.pipelines.online.opening import RoleSpec, build_facts, build_policy_spec, open_online
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Session
@@ -35,31 +35,31 @@ from roll.types import Rollout, TrainingBatch
 
 
 class LongestConfig(OnlineConfig):
-    """Learning to write the longest answers."""
+    """The configuration of a run that learns to write the longest answers."""
 
-    num_kept: int = option(1, "How many answers of each group are trained on, the longest first.", ge=1)
+    num_kept: int = option(1, "Number of answers of each group that are trained, the longest first.", ge=1)
 
 
 class Longest:
-    """The pipeline: what runs of it are configured by, remember, and do."""
+    """The pipeline: its configuration class, its state, and its training."""
 
     config = LongestConfig
     state = LearningState
     evaluate = staticmethod(measure)
 
     def check(self, config: LongestConfig) -> Report:
-        """Find out all that can be known before a run."""
+        """Return the report of `roll check`."""
         return inspect_run(config, "longest")
 
     def facts(self, config: LongestConfig, at: RunState) -> RunFacts:
-        """Say what is learned, and where."""
-        return facts(config, at, "longest")
+        """Return the run's facts, among them its name and its number of steps."""
+        return build_facts(config, at, "longest")
 
     @asynccontextmanager
     async def open(self, config: LongestConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-        """Start the policy's trainer and engines; inside, what is to be done."""
+        """Start the policy's trainer and engines, and yield a coroutine function that trains."""
         prepared = await run_in_thread(prepare, config)
-        placed = [RoleSpec("actor_train", policy_spec(config, prepared.model_path))]
+        placed = [RoleSpec("actor_train", build_policy_spec(config, prepared.model_path))]
         async with open_online(config, session, prepared, placed, lambda started: Learner(policy=started[0])) as online:
             yield partial(train, online, _objective(online))
 
@@ -71,7 +71,7 @@ def _objective(online: OnlineRun[LongestConfig, Any]) -> AnswersObjective:
         best = sorted(rollouts, key=lambda rollout: -len(rollout.token_ids))
         return [(rollout,) for rollout in best[:num_kept]]
 
-    async def build(choice: Choice) -> TrainingBatch:
+    async def build(choice: AnswerSelection) -> TrainingBatch:
         return build_batch(choice.rollouts, temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens)
 
     return AnswersObjective(online=online, choose=choose, build=build, loss=LikelihoodLoss())

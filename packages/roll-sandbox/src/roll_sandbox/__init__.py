@@ -1,4 +1,4 @@
-"""Isolated execution of untrusted programs. See docs/security.md.
+"""Runs untrusted programs in isolated sandboxes. See docs/security.md.
 
 async with SandboxManager() as sandboxes:
     result = await sandboxes.execute(PythonCode(source="print(input())", stdin=b"1\\n", cpu_s=2.0))
@@ -6,7 +6,7 @@ async with SandboxManager() as sandboxes:
 `connect(url, token)` returns the same manager for the sandboxes of a service (`roll-sandbox serve`), `connect_sync` a
 synchronous manager.
 
-Importing `roll_sandbox` imports nothing else; each name is imported on its first use.
+`import roll_sandbox` loads no other module; each name is loaded on its first use.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The command `roll-sandbox`, also `python -m roll_sandbox`, and its exit codes.
+"""The command `roll-sandbox` (also `python -m roll_sandbox`), with these exit codes:
 
 | exit code | meaning |
 |---|---|
@@ -26,7 +26,7 @@ __all__ = ["main", "run"]
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line `arguments`; errors become messages on stderr.
+    """Run the command line `arguments`; errors are printed to stderr.
 
     Returns:
         The exit code.
@@ -54,7 +54,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _print_error(text: str) -> None:
-    """Write a message to stderr, if anything still reads it; control characters in it are made harmless."""
+    """Write a message to stderr, with control characters escaped; ignore a closed stderr."""
     with suppress(OSError):
         click.echo(escape_control_chars(text), err=True)
 

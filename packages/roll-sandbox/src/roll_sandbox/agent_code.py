@@ -1,6 +1,7 @@
-"""The modules that run in other processes, as source or compiled code for the Python there.
+"""Source and compiled code of the modules that run in other processes.
 
-They keep their names, so they are ordinary modules here (tests, types, linters) and need no installation there.
+In those processes, the modules keep their names and need no installation. In this process they are ordinary modules,
+for tests, type checkers and linters.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import functools
 import marshal
 from pathlib import Path
 
-__all__ = ["AGENT_READER", "agent_bytecode", "agent_source", "spawner_source", "zygote_bytecode"]
+__all__ = ["AGENT_READER", "get_agent_bytecode", "get_agent_source", "get_spawner_source", "get_zygote_bytecode"]
 
 _ROOT = Path(__file__).parent
 _AGENT = (
@@ -19,6 +20,7 @@ _AGENT = (
     "agent.layers",
     "agent.locks",
     "agent.terminal",
+    "agent.interpreter",
     "agent.programs",
     "agent.requests",
     "agent.spare",
@@ -29,6 +31,7 @@ _AGENT = (
 _SPAWNER = ("agent.kernel", "host.cgroup", "host.idmap", "host.image", "host.slots", "host.spawner")
 _ZYGOTE = (*_AGENT, "host.zygote")
 
+# The loader creates modules without files, so no file of this package has to be visible where they run.
 _LOADER = """
 import sys
 def load(parts):
@@ -51,11 +54,11 @@ def run():
     from roll_sandbox.agent import programs, serve
     try:
         serve.main()
-    except programs.RunAtTop as become:
-        return become.function, become.arguments
-found = run()
+    except programs.RunAtTop as next_step:
+        return next_step.function, next_step.arguments
+step = run()
 while True:
-    found = found[0](*found[1])  # what it goes on with, if it returns: no frame of the agent is left below a program
+    step = step[0](*step[1])  # the next step, if a step returns: no frame of the agent is left below a program
 """
 _RUN_ZYGOTE = """
 from roll_sandbox.host import zygote
@@ -67,7 +70,9 @@ spawner.main()
 """
 
 AGENT_READER = "import marshal,os;a,b,c=marshal.loads(os.pread(3,1<<20,0));exec(a);load(b);exec(c)"
-"""Code for `python -c`, with file descriptor 3 on the bytes of `agent_bytecode` or `zygote_bytecode`."""
+"""Code for `python -c` that reads the bytecode of `get_agent_bytecode` or `get_zygote_bytecode` from file descriptor 3,
+and runs it.
+"""
 
 
 def _read_sources(modules: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -75,26 +80,28 @@ def _read_sources(modules: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 @functools.cache
-def agent_source() -> str:
-    """Return the source of the agent as one Python program."""
+def get_agent_source() -> str:
+    """Return the agent's source as one Python program."""
+    # The program is one argument of `python -c`, and the kernel limits an argument to 128 KiB (execve(2),
+    # MAX_ARG_STRLEN).
     return f"{_LOADER}\nload({_read_sources(_AGENT)!r})\n{_RUN_AGENT}"
 
 
 @functools.cache
-def spawner_source() -> str:
-    """Return the source of the spawner as one Python program."""
+def get_spawner_source() -> str:
+    """Return the spawner's source as one Python program."""
     return f"{_LOADER}\nload({_read_sources(_SPAWNER)!r})\n{_RUN_SPAWNER}"
 
 
 @functools.cache
-def agent_bytecode() -> bytes:
-    """Return the agent, compiled for this Python, for `AGENT_READER`."""
+def get_agent_bytecode() -> bytes:
+    """Return the agent's bytecode for this Python, to be run by `AGENT_READER`."""
     return _compile_modules(_AGENT, _RUN_AGENT)
 
 
 @functools.cache
-def zygote_bytecode() -> bytes:
-    """Return the zygote, compiled for this Python, for `AGENT_READER`; after its forks it is an agent."""
+def get_zygote_bytecode() -> bytes:
+    """Return the bytecode of the zygote and of the agents that it forks, to be run by `AGENT_READER`."""
     return _compile_modules(_ZYGOTE, _RUN_ZYGOTE + _RUN_AGENT)
 
 

@@ -1,7 +1,7 @@
-"""A sandbox with an agent inside, of any runtime.
+"""`Sandbox`: a sandbox of any runtime, which an agent inside it controls.
 
-The agent enforces limits on time and output. If an agent is silent long after a program's time is over, the sandbox is
-ended and the program's outcome is `wall_time`; only hostile code can cause this.
+The agent enforces limits on time and output. If it does not answer long after a program's time limit, the sandbox is
+ended, and the program's outcome is `wall_time`; only hostile code can cause this.
 """
 
 from __future__ import annotations
@@ -33,23 +33,24 @@ from roll_sandbox.types import (
 __all__ = ["Job", "Sandbox", "Session"]
 
 AGENT_GRACE_S = 10.0
-"""How long an agent may be silent after a program's time is over."""
+"""Seconds that an agent has to report the end of a program after the program's time limit."""
 FILE_TIMEOUT_S = 60.0
 TERMINAL_KEPT_BYTES = 2**22
-"""Most bytes kept of a terminal's output: more than may wait to be shown, so that a client that rejoins sees the
-screen.
+"""Maximum bytes of a terminal's output that are kept, so that a client that reconnects can restore the screen. It is
+more than the output that a program may write before it is shown (1 MiB).
 """
 _SESSION_ENDED = "the shell session has ended: open another session"
 
 
 class Sandbox:
-    """An isolated file system and the processes in it. Paths are inside the sandbox; relative ones are below `home`.
+    """An isolated file system and the processes in it. Paths are inside the sandbox; relative paths start at `home`.
 
     `async with` closes it at the end. Some methods are only for the manager, which reuses sandboxes.
     """
 
     agent_grace_s: float | None = AGENT_GRACE_S
-    """How long an agent may be silent after a program's time before the sandbox is ended; `None`: another host decides.
+    """Seconds after a program's time limit at which this host ends the sandbox if the agent has not reported the
+    program's end; `None`: this host never does.
     """
 
     def __init__(
@@ -65,9 +66,10 @@ class Sandbox:
     ) -> None:
         self.spec = spec
         self.home: str = settings["home"]
-        """Base of relative paths, and the directory in which programs start."""
+        """The directory in which programs start, and to which relative paths refer."""
         self.properties = {name: settings[name] for name in ("home", "isolated", "mount_space")} | {"image": spec.image}
-        """Properties that depend on the runtime. The image is a digest, since names may refer to another image later.
+        """Properties that depend on the runtime. The image is given by its digest: its name may later refer to another
+        image.
         """
         self._has_namespaces: bool = settings["mount_space"]
         # Without isolation /tmp is the host's.
@@ -81,15 +83,15 @@ class Sandbox:
 
     @property
     def broken(self) -> bool:
-        """Whether the sandbox has ended."""
+        """Whether the sandbox has ended, by itself or by `close`, so that it cannot run programs any more."""
         return self._connection.is_lost
 
-    async def ready(self) -> None:
-        """Wait until the agent has started and imported the modules of the spec."""
+    async def wait_until_ready(self) -> None:
+        """Wait until the agent has started and has imported the modules of the spec."""
         await asyncio.shield(self._ready.end)
 
     def on_close(self, call: Callable[[], None]) -> None:
-        """Register `call` to be called once, after the sandbox was closed or has ended by itself."""
+        """Register a function to be called once, after the sandbox was closed or has ended by itself."""
         self._ended.add_done_callback(lambda _: call())
 
     async def __aenter__(self) -> Self:
@@ -99,37 +101,39 @@ class Sandbox:
         await self.close()
 
     def poll_kernel_limits(self) -> set[Limit]:
-        """Return the limits that the kernel has enforced since the last call."""
+        """Return the limits (memory, processes) that the kernel has enforced in this sandbox since the last call."""
         return self._counters.poll()
 
     async def poll_limits_after_crash(self) -> set[Limit]:
-        """Return the limits that the kernel has enforced, after the agent has ended unexpectedly."""
+        """Return the limits that the kernel has enforced in this sandbox, after its agent has ended unexpectedly."""
         return self.poll_kernel_limits() if self._on_agent_lost is None else await self._on_agent_lost()
 
     async def execute(self, program: Program) -> ExecutionResult:
-        """Run a program in this sandbox, with its files and its network, and wait for it.
+        """Run a program with this sandbox's files and network, wait for it, and return its result.
 
-        All processes that it starts end with it; for processes that outlive a command, open a `session`.
+        When the program ends, all processes that it has started are killed; for processes that outlive a command, open
+        a `session`.
 
         Raises:
             SandboxError: the sandbox broke, through no fault of the program.
         """
-        return await self._finish(self.begin(program))
+        return await self._wait_or_kill(self.begin(program))
 
     async def start_fresh(self, program: Program) -> Job:
-        """Start a program in fresh namespaces and files that are discarded after it, or as the only program of this
-        sandbox.
+        """Start a program with its own namespaces and files, which are discarded afterwards. If the runtime has no
+        namespaces for programs, the program must be the only one in this sandbox.
         """
         return self.begin(program, alone=True)
 
     async def start(self, program: Program) -> Job:
-        """Start a program in this sandbox, in which others may run. All processes that it starts end with it.
+        """Start a program in this sandbox, next to other programs.
 
-        For processes that outlive a command, open a `session`.
+        When the program ends, all processes that it has started are killed; for processes that outlive a command, open
+        a `session`.
         """
         return self.begin(program)
 
-    async def _finish(self, job: Job) -> ExecutionResult:
+    async def _wait_or_kill(self, job: Job) -> ExecutionResult:
         try:
             return await job.wait()
         except asyncio.CancelledError:
@@ -137,18 +141,18 @@ class Sandbox:
             raise
 
     def begin(self, program: Program, *, alone: bool = False) -> Job:
-        """Start a program without waiting, as `start` does, or as `start_fresh` with `alone`."""
+        """Start a program without `await`: as `start` does, or as `start_fresh` does if `alone` is set."""
         request = make_run_request(program, self.spec.limits, alone=alone, fresh=alone and self._has_namespaces)
         stdin = b"" if program.interactive else program.stdin
-        begun = self._connection.submit("run", request, stdin, request["output_bytes"])
-        begun.max_kept_bytes = None if program.terminal is None else TERMINAL_KEPT_BYTES
-        job = Job(self, begun, request["wall_s"])
+        agent_job = self._connection.submit("run", request, stdin, request["output_bytes"])
+        agent_job.max_kept_bytes = None if program.terminal is None else TERMINAL_KEPT_BYTES
+        job = Job(self, agent_job, request["wall_s"])
         if program.interactive:
             job.write(program.stdin)
         return job
 
     async def session(self, *, env: dict[str, str] | None = None, cwd: str | None = None) -> Session:
-        """Open a shell; a sandbox can have several.
+        """Open a shell; several can be open at once.
 
         Background jobs of its commands keep running between commands, and end with the session.
         """
@@ -158,6 +162,7 @@ class Sandbox:
         try:
             result = await job.wait()
         except asyncio.CancelledError:
+            # The agent opens the session anyway, and the caller has no handle to close it.
             self._connection.send("close", job._job.channel)
             raise
         if job.has_closed_session:
@@ -165,20 +170,20 @@ class Sandbox:
                 raise SandboxSessionError(
                     "the sandbox has reached its limit of processes: end a session or a program first"
                 )
-            where = f" in {cwd!r}" if cwd else ""
+            location = f" in {cwd!r}" if cwd else ""
             raise SandboxSessionError(
-                f"bash did not start{where} (exit code {result.exit_code}): check that bash and the directory exist"
+                f"bash did not start{location} (exit code {result.exit_code}): check that bash and the directory exist"
             )
         return Session(self, self._connection, job._job.channel)
 
     async def usage(self) -> Usage:
-        """Return the CPU time and memory that everything in the sandbox uses.
+        """Return the CPU time and memory of everything in the sandbox.
 
         Raises:
             SandboxError: the sandbox broke.
         """
-        found = await Job(self, self._connection.submit("measure", {}, b"", 0), AGENT_GRACE_S).wait()
-        return Usage(cpu_s=found.cpu_s, memory_bytes=found.peak_memory_bytes)
+        result = await Job(self, self._connection.submit("measure", {}, b"", 0), AGENT_GRACE_S).wait()
+        return Usage(cpu_s=result.cpu_s, memory_bytes=result.peak_memory_bytes)
 
     async def read_file(self, path: str, *, max_bytes: int = 2**26) -> bytes:
         """Return the content of a regular file.
@@ -186,7 +191,7 @@ class Sandbox:
         Raises:
             SandboxPathError: the file does not exist, cannot be read, or is larger than `max_bytes`.
         """
-        return await self._file_program(file_programs.READ, (path, str(max_bytes)), output_bytes=max_bytes + 1)
+        return await self._run_file_program(file_programs.READ, (path, str(max_bytes)), output_bytes=max_bytes + 1)
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Create or replace a file, and create its parent directories.
@@ -194,22 +199,29 @@ class Sandbox:
         Raises:
             SandboxPathError: the file cannot be written, for example because the disk is full.
         """
-        await self._file_program(file_programs.WRITE, (path, str(mode)), stdin=data)
+        await self._run_file_program(file_programs.WRITE, (path, str(mode)), stdin=data)
 
     async def snapshot(self) -> Snapshot:
-        """Return the present files of home and /tmp."""
+        """Return the current files of home and /tmp; without isolation, only those of home."""
+        # A tar archive has a header for each file, and pads files to whole blocks.
         most = 2 * self.spec.limits.disk_bytes + 4096 * self.spec.limits.max_files
-        archive = await self._file_program(file_programs.SAVE, self._snapshot_roots, output_bytes=most)
+        archive = await self._run_file_program(file_programs.SAVE, self._snapshot_roots, output_bytes=most)
         return Snapshot(archive=archive)
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Replace the files of home and /tmp. Running processes are not touched."""
-        await self._file_program(file_programs.LOAD, self._snapshot_roots, stdin=snapshot.archive)
+        """Replace the files of home and /tmp with those of the snapshot. Running processes are not affected."""
+        await self._run_file_program(file_programs.LOAD, self._snapshot_roots, stdin=snapshot.archive)
 
-    async def _file_program(
+    async def _run_file_program(
         self, source: str, argv: tuple[str, ...], *, stdin: bytes = b"", output_bytes: int = 4096
     ) -> bytes:
-        """Run a file program with the rights of any program, so that links left by hostile code lead nowhere else."""
+        """Run `source`, a program of `file_programs`, and return its standard output.
+
+        The program runs in the sandbox, without privileges, so hostile links cannot lead out of the sandbox.
+
+        Raises:
+            SandboxPathError: the program failed.
+        """
         result = await self.execute(
             PythonCode(
                 source=source,
@@ -233,7 +245,7 @@ class Sandbox:
         self._destroy()
 
     async def close(self) -> None:
-        """End everything in the sandbox, and wait for that."""
+        """End everything in the sandbox, and wait until it has ended."""
         self.destroy()
         await asyncio.shield(self._ended)
 
@@ -252,13 +264,16 @@ class Session:
 
     @property
     def closed(self) -> bool:
-        """Whether the shell has ended: `exit`, or a command that could not be interrupted."""
+        """Whether the session has ended: by `close`, by `exit`, with its sandbox, or because a command could not be
+        interrupted.
+        """
         return self._closed or self._connection.is_lost
 
     async def run(self, command: str, *, wall_s: float | None = None) -> ExecutionResult:
-        """Run a command (any bash text) and wait for it.
+        """Run a command (any bash text), wait for it, and return its result.
 
-        A command that takes longer than `wall_s` is interrupted: outcome `wall_time`; the session goes on.
+        A command that takes longer than `wall_s` (by default, the spec's limit) is interrupted, with the outcome
+        `wall_time`; the session stays open.
 
         Raises:
             SandboxError: the sandbox broke, or the session has already ended.
@@ -273,21 +288,27 @@ class Session:
         return result
 
     def _record_end(self, job: Job) -> None:
-        """Close the session and its background jobs if the shell ended with this command."""
+        """Mark the session as closed and kill its background jobs, if the shell has ended with the command `job`."""
         if job.has_closed_session:
             self._closed = True
-            self._end_background()
+            self._kill_background_jobs()
 
-    def _end_background(self) -> None:
+    def _kill_background_jobs(self) -> None:
         for job in self._background:
             if not job.done():
                 job.kill()
         self._background.clear()
 
     async def start(self, command: str, *, wall_s: float | None = None) -> Job:
-        """Start a command and stream its output; the next command waits for its end."""
+        """Start a command, as soon as the previous command has ended; return the job of the new command.
+
+        A command that takes longer than `wall_s` (by default, the spec's limit) is interrupted.
+
+        Raises:
+            SandboxError: the sandbox broke, or the session has already ended.
+        """
         if "\0" in command:
-            raise ValueError("a command must not contain a zero byte, which bash cannot read.")
+            raise ValueError("a command must not contain a zero byte")
         async with self._lock:
             if self._last is not None:
                 await self._last.wait()
@@ -303,12 +324,12 @@ class Session:
             return last
 
     async def background(self, command: str, *, wall_s: float | None = None) -> Job:
-        """Start a command as a program of its own, with the session's directory and exported variables.
+        """Start a command as a separate program with the session's directory and exported variables; return its job.
 
-        The job goes on while the session runs other commands, and ends with the session.
+        The job keeps running while the session runs other commands, and ends with the session.
 
         Raises:
-            SandboxError: the sandbox broke, or the session has ended, perhaps during this call.
+            SandboxError: the sandbox broke, or the session has ended before or during this call.
         """
         state = await self.run('builtin export -p; builtin printf "cd %q\\n" "$PWD"')
         text = state.stdout.decode("utf-8", "surrogateescape")
@@ -320,12 +341,12 @@ class Session:
         return job
 
     async def close(self) -> None:
-        """End the shell and all that it started, its background jobs included."""
+        """End the shell and everything that it started, including its background jobs."""
         self.end()
 
     def end(self) -> None:
-        """End the session without waiting; later requests to the sandbox start after its processes have ended."""
-        self._end_background()
+        """End the session without waiting. Programs started later begin after the session's processes have ended."""
+        self._kill_background_jobs()
         if not self.closed:
             self._closed = True
             self._connection.send("close", self._channel)

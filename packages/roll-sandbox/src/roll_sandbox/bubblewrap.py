@@ -1,13 +1,14 @@
-"""The `bubblewrap` runtime: unprivileged namespaces, the default on Linux.
+"""The `bubblewrap` runtime, the default on Linux: sandboxes in unprivileged namespaces.
 
     manager's process ── spawner (one, small) ── bwrap ── agent ── programs
                               │  └ user and control group per sandbox
                               └── zygote ── slot ── agent ── programs        (as root: no exec, no start of Python)
 
 bwrap gives a sandbox its own user, PID, network, IPC, UTS, mount and cgroup namespaces over a read-only system. The
-agent, its first process, keeps the three capabilities that it needs to make namespaces for every program, and drops
-them in programs. Where ROLL is root, which a UID and a control group per sandbox require anyway, a fork of a zygote
-makes the same namespaces itself (`host/zygote.py`). See docs/security.md for the attacks that each mechanism prevents.
+agent is the first process of the sandbox. It keeps the three capabilities that it needs to create namespaces for every
+program, and drops them in programs. If ROLL runs as root, each sandbox has its own UID and control group, and forks of
+a zygote create the same namespaces without bwrap (`host/zygote.py`). docs/security.md lists the attacks that each
+mechanism prevents.
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ import tempfile
 from dataclasses import replace
 from typing import IO, Any
 
-from roll_sandbox.agent_code import AGENT_READER, agent_bytecode, zygote_bytecode
+from roll_sandbox.agent_code import AGENT_READER, get_agent_bytecode, get_zygote_bytecode
 from roll_sandbox.agent_sandbox import Sandbox
 from roll_sandbox.connection import AgentConnection
 from roll_sandbox.counters import Counters
 from roll_sandbox.errors import SandboxError, SandboxUnavailableError
 from roll_sandbox.images import Image, ImageCache
-from roll_sandbox.images.system import find_agent_command, make_agent_image, make_image_environment
+from roll_sandbox.images.system import find_python_command, make_agent_image, make_image_environment
 from roll_sandbox.requests import make_agent_settings
 from roll_sandbox.roots import Root, Roots
-from roll_sandbox.seccomp import SUPPORTED, seccomp_filter
-from roll_sandbox.spawner import Child, SpawnerClient
+from roll_sandbox.seccomp import SUPPORTED, make_seccomp_filter
+from roll_sandbox.spawner import SandboxProcess, SpawnerClient
 from roll_sandbox.system_plan import HOME, find_interpreter, make_environment
 from roll_sandbox.types import SandboxSpec
 
@@ -44,12 +45,12 @@ _NAMESPACES = [
     "--unshare-net",
     "--unshare-ipc",
     "--unshare-uts",
-    "--unshare-cgroup-try",
+    "--unshare-cgroup-try",  # the kernel may have been built without cgroup namespaces
     "--hostname",
     "sandbox",
-    "--as-pid-1",
+    "--as-pid-1",  # no init of bwrap's own: the agent reaps
     "--die-with-parent",
-    "--new-session",
+    "--new-session",  # otherwise TIOCSTI could type into the caller's terminal (CVE-2017-5226)
     "--cap-add",
     "CAP_SYS_ADMIN",
     "--cap-add",
@@ -58,20 +59,23 @@ _NAMESPACES = [
     "CAP_NET_ADMIN",
 ]
 _USER = ["--uid", "1000", "--gid", "1000"]
+# setns(2) into the first mount namespace needs CAP_SYS_CHROOT; overlayfs creates files with the capabilities of the
+# process that mounted it, and must override the modes of the image's directories.
 _FOR_IMAGES = ["--cap-add", "CAP_SYS_CHROOT", "--cap-add", "CAP_DAC_OVERRIDE"]
 _AGENT = ["-SsPB", "-c", AGENT_READER]
 _PYTHON = [str(find_interpreter()), *_AGENT]
 _CLOSED = "the bubblewrap runtime was not started, or is closed"
+_NO_ZYGOTE = "sandboxes cannot be forked from a zygote, so bwrap starts every sandbox, which takes longer: %s"
 _CLOSE_DELAY_S = 1.0
-"""How long the last output of an ended sandbox may take to arrive."""
+"""Seconds to wait for the last output of a sandbox that has ended."""
 INSTALL = "Install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
 
 
 class BubblewrapRuntime:
-    """The bubblewrap runtime; see the module and `runtime.Runtime`.
+    """Runs every sandbox in unprivileged namespaces; see `runtime.Runtime`.
 
     Args:
-        zygote: whether to fork sandboxes from a zygote where that works; otherwise bwrap starts each.
+        zygote: whether to fork sandboxes from a zygote if possible; otherwise bwrap starts every sandbox.
     """
 
     name = "bubblewrap"
@@ -87,7 +91,7 @@ class BubblewrapRuntime:
         self._cache = ImageCache()
         self._roots = Roots(self._cache)
         self._supports_overlays: bool | None = None
-        """Whether sandboxes can mount overlays over an image; `None` before the first try."""
+        """Whether sandboxes can mount overlays over an image; `None` until this was tested."""
         self._spawner_lock = asyncio.Lock()
         self._overlay_lock = asyncio.Lock()
         self._limit_flags: dict[str, Any] = {}
@@ -113,14 +117,15 @@ class BubblewrapRuntime:
                 f"the architecture '{os.uname().machine}' is not supported: system-call filters exist for "
                 f"{', '.join(SUPPORTED)}."
             )
-        self._filter = seccomp_filter()
+        self._filter = make_seccomp_filter()
         self._stderr_file = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        # In memory, so that no file of this package has to be visible in a sandbox.
         self._code_fd = os.memfd_create("roll-agent")
-        os.write(self._code_fd, agent_bytecode())
+        os.write(self._code_fd, get_agent_bytecode())
         self._spawner = await self._start_spawner()
         facts = self._spawner.facts
         if not facts["groups"]:
-            _log.info("cgroups cannot be created here: the agent samples the memory of sandboxes instead")
+            _log.info("cgroups cannot be created here, so the agent samples the memory of sandboxes instead")
         self._limit_flags = {
             "counts_cpu": facts["cpu"],
             "limit_processes": not facts["groups"],
@@ -138,7 +143,7 @@ class BubblewrapRuntime:
             ) from error
 
     async def _start_spawner(self) -> SpawnerClient:
-        """Start a spawner, with a zygote where that is possible."""
+        """Start and return a spawner, with a zygote if this is possible and enabled."""
         spawner = await SpawnerClient.start()
         try:
             if self._zygote and spawner.facts["root"]:
@@ -149,21 +154,19 @@ class BubblewrapRuntime:
         return spawner
 
     async def _start_zygote(self, spawner: SpawnerClient) -> None:
-        """Start the zygote; if that fails twice (one may have been killed), go on without it."""
+        """Start the zygote; if this fails twice, log a warning and let bwrap start every sandbox."""
         code = os.memfd_create("roll-zygote")
         try:
-            os.write(code, zygote_bytecode())
+            os.write(code, get_zygote_bytecode())
             for last in (False, True):
                 try:
-                    await spawner.start_zygote(_PYTHON, self._stderr_fd(), code)
+                    await spawner.start_zygote(_PYTHON, self._get_stderr_fd(), code)
                     return
                 except SandboxError as error:
                     if spawner.is_lost:
                         raise
                     if last:
-                        _log.warning(
-                            "the zygote is not available, so bwrap starts every sandbox, which takes longer: %s", error
-                        )
+                        _log.warning(_NO_ZYGOTE, error)
                         self._zygote = False
         finally:
             os.close(code)
@@ -172,12 +175,12 @@ class BubblewrapRuntime:
         """Start a sandbox as a test; if forks of the zygote fail, try again with bwrap."""
         try:
             sandbox = await self.launch(SandboxSpec())
-            await sandbox.ready()
+            await sandbox.wait_until_ready()
             await sandbox.close()
         except SandboxError as error:
             if not self._zygote:
                 raise
-            _log.warning("the zygote is not available, so bwrap starts every sandbox, which takes longer: %s", error)
+            _log.warning(_NO_ZYGOTE, error)
             self._zygote = False
             await self._run_test_sandbox()
 
@@ -220,7 +223,7 @@ class BubblewrapRuntime:
         loop = asyncio.get_running_loop()
         child.ended.add_done_callback(lambda _: self._roots.release(root))
         connection = AgentConnection(self._describe_loss)
-        # An agent ends when its connection closes; otherwise one that outlived its parent processes would be left.
+        # Closing the connection ends the agent, even if it has outlived its parent processes.
         child.ended.add_done_callback(lambda _: loop.call_later(_CLOSE_DELAY_S, connection.close))
         try:
             await loop.create_unix_connection(lambda: connection, sock=child.socket)
@@ -238,36 +241,39 @@ class BubblewrapRuntime:
         )
 
     async def _test_overlays(self, spec: SandboxSpec, image: Image) -> None:
-        """Test with the first image whether sandboxes can mount overlays here."""
+        """Start a sandbox with `image`, to record whether sandboxes can mount overlays here, unless this is known."""
         async with self._overlay_lock:
             if self._supports_overlays is not None:
                 return
             sandbox = await self._launch(spec, image)
             try:
-                await sandbox.ready()
+                await sandbox.wait_until_ready()
                 self._supports_overlays = True
             except SandboxError as error:
                 self._supports_overlays = False
                 _log.warning(
-                    "sandboxes cannot mount overlays here: images are merged and read-only: %s",
+                    "sandboxes cannot mount overlays here, so images are merged into one layer and read-only: %s",
                     error,
                 )
             finally:
                 await sandbox.close()
 
-    async def _spawn(self, spawner: SpawnerClient, spec: SandboxSpec, root: Root, image: Image | None) -> Child:
-        """Start the sandbox's outermost process, with an agent that is not configured yet."""
+    async def _spawn(
+        self, spawner: SpawnerClient, spec: SandboxSpec, root: Root, image: Image | None
+    ) -> SandboxProcess:
+        """Start a sandbox, whose agent then waits for settings, and return the sandbox's outermost process."""
+        # bwrap starts sandboxes with an image: their ID-mapped layers need root, which a slot has given up.
         tree = root.tree if self._zygote and root.tree and image is None else None
         arguments: list[str] = []
         if tree is None:
             user = ["--uid", str(image.uid), "--gid", str(image.gid), *_FOR_IMAGES] if image else _USER
-            python = [*find_agent_command(), *_AGENT] if image else _PYTHON
+            python = [*find_python_command(), *_AGENT] if image else _PYTHON
             arguments = [self._bwrap, *_NAMESPACES, *user, *root.arguments, "--", *python]
         limits = {"max_processes": spec.limits.max_processes, "memory_bytes": spec.limits.memory_bytes}
-        return await spawner.spawn(tree, arguments, root.layers, limits, self._stderr_fd(), self._code_fd)
+        return await spawner.spawn(tree, arguments, root.layers, limits, self._get_stderr_fd(), self._code_fd)
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
-        """Return the spec with the image's digest instead of its name, which may refer to another image later.
+        """Return the spec with the image's digest instead of its name, since the name may later refer to another image.
 
         Raises:
             UnknownImageError: this machine has no such image.
@@ -275,10 +281,14 @@ class BubblewrapRuntime:
         return spec if spec.image is None else replace(spec, image=self._cache.resolve(spec.image).digest)
 
     async def _restart_spawner(self, lost: SpawnerClient) -> SpawnerClient:
-        """Start a new spawner after the last one was killed, together with its sandboxes."""
+        """Replace the spawner `lost`, which was killed together with its sandboxes, and return the current spawner.
+
+        Raises:
+            SandboxError: no spawner can be started, or the runtime was closed.
+        """
         async with self._spawner_lock:
             if self._spawner is lost:
-                _log.warning("the spawner was killed: starting another")
+                _log.warning("the process that starts sandboxes was killed, with all sandboxes: starting it again")
                 await lost.close()
                 try:
                     spawner = await self._start_spawner()
@@ -292,8 +302,8 @@ class BubblewrapRuntime:
             raise SandboxError(_CLOSED)
         return self._spawner
 
-    def _stderr_fd(self) -> int:
-        """Return the file descriptor for the error messages of bwrap and agents.
+    def _get_stderr_fd(self) -> int:
+        """Return the file descriptor to which bwrap and agents write error messages.
 
         Raises:
             SandboxError: the runtime was closed.
@@ -303,7 +313,7 @@ class BubblewrapRuntime:
         return self._stderr_file.fileno()
 
     def _describe_loss(self) -> str:
-        """Return why a sandbox ended, with the last error message of bwrap and agents."""
+        """Return the error message for a sandbox that ended unexpectedly, with the last output of bwrap or an agent."""
         complaint = ""
         if self._stderr_file is not None:
             size = os.fstat(self._stderr_file.fileno()).st_size
@@ -313,7 +323,7 @@ class BubblewrapRuntime:
     async def close(self) -> None:
         """End every sandbox."""
         spawner, self._spawner = self._spawner, None
-        async with self._spawner_lock:  # a spawner that is just being started is closed by `_restart_spawner`
+        async with self._spawner_lock:  # `_restart_spawner` closes a spawner that it is starting
             if spawner is not None:
                 await spawner.close()
             if self._spawner is not None:

@@ -1,4 +1,4 @@
-"""Connection settings of clients and workers: the service's address, the token, trusted certificates, errors."""
+"""Connection settings of clients and workers: the service's address, the token, and trusted certificates."""
 
 from __future__ import annotations
 
@@ -27,23 +27,25 @@ def normalize_url(url: str) -> str:
 
 
 def make_token_header(token: str) -> dict[str, str]:
-    """Return the authorization header. White space around a token, such as a newline from a file, is stripped.
+    """Return the HTTP header that authorizes requests with a token.
+
+    White space around the token, such as a newline from a file, is stripped.
 
     Raises:
-        ConfigError: the token is empty, or has white space or control characters in it.
+        ConfigError: the token is empty, or contains white space or control characters.
     """
     word = (token or "").strip()
     if not word or not word.isprintable() or " " in word:
-        what = "has white space or control characters in it" if word else "is empty"
-        raise ConfigError(f"the token for the sandbox service {what}: `roll-sandbox token create OWNER` prints one.")
+        problem = "contains white space or control characters" if word else "is empty"
+        raise ConfigError(f"the token for the sandbox service {problem}: `roll-sandbox token create OWNER` prints one.")
     return {"Authorization": f"Bearer {word}"}
 
 
 def load_tls_context(ca_file: str | None) -> ssl.SSLContext | bool:
-    """Return the TLS context of a CA file; `True` (the system's certificates) without one.
+    """Return a TLS context that trusts the CA file, or `True` without a file, for the system's certificates.
 
     Raises:
-        ConfigError: the file does not exist or has no certificate in it.
+        ConfigError: the file does not exist, or contains no certificate.
     """
     if not ca_file:
         return True
@@ -55,19 +57,19 @@ def load_tls_context(ca_file: str | None) -> ssl.SSLContext | bool:
 
 
 def make_unreachable_error(url: str, error: Exception) -> SandboxUnavailableError:
-    """Return the error for a service that could not be reached, with what to do about it."""
+    """Build the error for a service that could not be reached; its message says what to do."""
     import aiohttp
 
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None)
-    what = "start one with `roll-sandbox serve`"
+    advice = "start one with `roll-sandbox serve`"
     reason = str(error) or "timeout"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         reason = getattr(inner, "verify_message", "") or str(inner)
-        what = "set the file of the CA certificate: `--ca-file`, `ca_file`, or sandbox.ca_file"
+        advice = "set the path of the CA certificate: `--ca-file`, `ca_file`, or sandbox.ca_file"
     elif isinstance(error, aiohttp.ClientConnectorSSLError):
-        reason, what = "the server does not use TLS", "the address may begin with http://"
+        reason, advice = "the server does not use TLS", "the address may begin with http://"
     elif isinstance(error, aiohttp.ServerDisconnectedError) and url.startswith("http:"):
-        reason, what = "the server closed the connection", "the address may begin with https://"
+        reason, advice = "the server closed the connection", "the address may begin with https://"
     elif isinstance(inner, OSError) and inner.errno is not None:
         reason = os.strerror(inner.errno) if inner.errno > 0 else str(inner.strerror)
-    return SandboxUnavailableError(f"no sandbox service answers at '{url}' ({reason}){describe_proxy(url)}: {what}.")
+    return SandboxUnavailableError(f"no sandbox service answers at '{url}' ({reason}){describe_proxy(url)}: {advice}.")

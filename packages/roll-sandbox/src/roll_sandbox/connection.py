@@ -2,9 +2,11 @@
 
     execute ──► frames ──► agent ──► frames ──► data_received ──► the Job of the channel
 
-Invariants: one event loop; every job ends exactly once, with the agent's answer or with the loss of the connection;
-received data is interpreted no further than its framing and one JSON object of known keys per job (the agent runs next
-to hostile code); output that exceeds a job's limit is dropped.
+Invariants:
+    - everything runs in one event loop;
+    - every job ends exactly once, with the agent's answer or with the loss of the connection;
+    - the agent runs next to hostile code, so only the framing and one JSON object with known keys per job are parsed;
+    - output beyond a job's limit is dropped.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from roll_sandbox.errors import SandboxError
-from roll_sandbox.results import is_valid_end
+from roll_sandbox.results import is_valid_end_report
 from roll_sandbox.types import Chunk
 
 __all__ = ["AgentConnection", "AgentJob", "Connection"]
@@ -30,7 +32,10 @@ _DATA_BYTES = 2**20
 
 
 class Connection(Protocol):
-    """A connection to one agent, direct or through a service (`remote`). Channels are names that it created."""
+    """A connection to one agent, directly or through a service (`remote`).
+
+    Each implementation chooses its own identifiers of channels.
+    """
 
     is_lost: bool
 
@@ -43,7 +48,7 @@ class Connection(Protocol):
         ...
 
     def submit_on_channel(self, channel: Any, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
-        """Start a further job on a channel; see `AgentConnection.submit_on_channel`."""
+        """Start a command on a session's channel; see `AgentConnection.submit_on_channel`."""
         ...
 
     def send(self, *message: Any) -> None:
@@ -56,7 +61,7 @@ class Connection(Protocol):
 
 
 class AgentJob:
-    """The output and the end of one channel's job."""
+    """A request to the agent, such as to run a program: its output, and the future `end` of the final message."""
 
     def __init__(self, connection: Connection, channel: Any, output_bytes: int) -> None:
         self.channel = channel
@@ -65,13 +70,13 @@ class AgentJob:
         self._connection = connection
         self._output_bytes_left = output_bytes
         self.max_kept_bytes: int | None = None
-        """Most bytes of output to keep; older pieces are replaced by empty ones. `None`: no bound."""
+        """Maximum bytes of output to keep; older chunks are replaced by empty ones. `None`: no bound."""
         self._kept_bytes = self._num_emptied = 0
         self._output_event = asyncio.Event()
         self._limit_requests: deque[asyncio.Future[float | None]] = deque()
 
     def add(self, kind: int, data: bytes) -> None:
-        """Add a piece of output that was received."""
+        """Add a chunk of output that the agent sent; what exceeds the job's output limit is dropped."""
         if self._output_bytes_left > 0:
             self.chunks.append(Chunk(stream=_STREAMS[kind], data=data[: self._output_bytes_left]))  # type: ignore[arg-type]
             self._output_bytes_left -= len(data)
@@ -79,33 +84,37 @@ class AgentJob:
             while self.max_kept_bytes is not None and self._kept_bytes > self.max_kept_bytes:
                 oldest = self.chunks[self._num_emptied]
                 self._kept_bytes -= len(oldest.data)
+                # Not removed: chunks are numbered by their position.
                 self.chunks[self._num_emptied] = _EMPTY[oldest.stream]
                 self._num_emptied += 1
             self._output_event.set()
 
     def drop(self) -> None:
-        """Drop all output of the job, now and later."""
+        """Drop the output so far, and all later output."""
         self.chunks.clear()
         self._output_bytes_left = self._kept_bytes = self._num_emptied = 0
 
     def finish(self, end: dict[str, Any] | None, reason: str | Exception = "") -> None:
-        """Set the job's end; called exactly once, last."""
+        """Resolve the future `self.end` with the agent's final message `end`; called once per job, after all output.
+
+        If the agent reports an error, fail the future with it. If there is no final message, fail it with `reason`.
+        """
         if not self.end.done():
             if end is not None and "error" not in end:
                 self.end.set_result(end)
             else:
-                why = str(end["error"]) if end else reason
-                self.end.set_exception(SandboxError(why) if isinstance(why, str) else why)
-                self.end.exception()  # marks it as retrieved: only waiters need it
+                error = str(end["error"]) if end else reason
+                self.end.set_exception(SandboxError(error) if isinstance(error, str) else error)
+                self.end.exception()  # marks it as retrieved, since no caller may be waiting
         self.resolve_cpu_time(None, len(self._limit_requests))
         self._output_event.set()
 
-    def output(self, stream: str) -> bytes:
-        """Return all output of one stream so far."""
+    def get_output(self, stream: str) -> bytes:
+        """Return what has been kept of the output of `stream` (`stdout`, `stderr` or `result`) so far."""
         return b"".join(chunk.data for chunk in self.chunks if chunk.stream == stream)
 
     async def stream(self) -> AsyncIterator[Chunk]:
-        """Yield the output from the beginning until the job ends."""
+        """Yield all output from the beginning, until the job ends."""
         position = 0
         while True:
             while position < len(self.chunks):
@@ -117,40 +126,44 @@ class AgentJob:
             await self._output_event.wait()
 
     def set_limits(self, wall_s: float, cpu_s: float | None) -> asyncio.Future[float | None]:
-        """Set new limits, and return a future of the CPU time used before; None if the job has ended."""
-        asked: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
-        self._limit_requests.append(asked)
+        """Send new limits; return a future of the CPU seconds used so far, or of None if the job has ended."""
+        cpu_used: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
+        self._limit_requests.append(cpu_used)
         if self.end.done():
             self.resolve_cpu_time(None, len(self._limit_requests))
         self._connection.send("bound", self.channel, wall_s, cpu_s)
-        return asked
+        return cpu_used
 
     def resolve_cpu_time(self, used_s: float | None, times: int = 1) -> None:
-        """Resolve the oldest `times` futures of `bound`."""
+        """Resolve the oldest `times` pending futures of `set_limits` with `used_s`."""
         for _ in range(min(times, len(self._limit_requests))):
-            asked = self._limit_requests.popleft()
-            if not asked.done():
-                asked.set_result(used_s)
+            future = self._limit_requests.popleft()
+            if not future.done():
+                future.set_result(used_s)
 
     def write(self, data: bytes) -> None:
-        """Send standard input; empty data ends it."""
+        """Send data to the program's standard input; empty data closes the input."""
         if not self.end.done():
             for start in range(0, len(data) or 1, _DATA_BYTES):
                 self._connection.send("input", self.channel, data[start : start + _DATA_BYTES])
 
     def update_terminal(self, rows: int, columns: int, num_shown_bytes: int) -> None:
-        """Send a terminal's size, and how many more bytes of its output have been shown."""
+        """Send the terminal's size, and the number of further bytes of its output that have been shown."""
         if not self.end.done():
             self._connection.send("tty", self.channel, rows, columns, num_shown_bytes)
 
     def kill(self) -> None:
-        """Send a request to the agent to end the job."""
+        """Ask the agent to end the job."""
         if not self.end.done():
             self._connection.send("kill", self.channel)
 
 
 class AgentConnection(asyncio.Protocol):
-    """The framed connection to an agent."""
+    """The framed connection to an agent.
+
+    Args:
+        on_lost: returns the error message for the jobs that are running when the connection is lost.
+    """
 
     def __init__(self, on_lost: Callable[[], str]) -> None:
         self._on_lost = on_lost
@@ -165,7 +178,7 @@ class AgentConnection(asyncio.Protocol):
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """Dispatch all complete frames; called by the event loop."""
+        """Dispatch all complete frames, and close the connection at a malformed one; called by the event loop."""
         buffer = self._buffer
         buffer += data
         start = 0
@@ -196,7 +209,7 @@ class AgentConnection(asyncio.Protocol):
                 end = json.loads(payload)
             except (ValueError, RecursionError):
                 end = None
-            job.finish(end if is_valid_end(end) else {"error": "the agent's answer is malformed"})
+            job.finish(end if is_valid_end_report(end) else {"error": "the agent's answer is malformed"})
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Finish all jobs with an error; called by the event loop."""
@@ -207,13 +220,20 @@ class AgentConnection(asyncio.Protocol):
         self._jobs.clear()
 
     def configure(self, settings: dict[str, Any]) -> AgentJob:
-        """Send the settings as the first message; the job ends when the agent is ready."""
+        """Send the settings as the first message; the returned job ends when the agent is ready."""
         self._jobs[0] = job = AgentJob(self, 0, 0)
         self._write(settings)
         return job
 
     def submit(self, name: str, request: dict[str, Any], stdin: bytes, output_bytes: int) -> AgentJob:
-        """Start a program (`run`) or a session (`shell`) on a channel of its own."""
+        """Send a request on a new channel, and return its job.
+
+        Args:
+            name: `run` (start a program), `shell` (open a session) or `measure` (report the resource usage).
+            request: the fields of the request.
+            stdin: standard input of the program.
+            output_bytes: maximum bytes of output to keep.
+        """
         job = self._open(self._next, output_bytes)
         self._next += 1
         for start in range(0, len(stdin), _DATA_BYTES):
@@ -222,7 +242,7 @@ class AgentConnection(asyncio.Protocol):
         return job
 
     def submit_on_channel(self, channel: int, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
-        """Start a further job on the channel of a session."""
+        """Send the request for a command (`line`) on the channel of a session, and return its job."""
         job = self._open(channel, output_bytes)
         self.send(name, channel, request)
         return job
@@ -236,15 +256,17 @@ class AgentConnection(asyncio.Protocol):
         return job
 
     def send(self, *message: Any) -> None:
-        """Send a message to the agent."""
+        """Send a message to the agent; do nothing if the connection is lost."""
         self._write(message)
 
     def _write(self, message: Any) -> None:
         if self._transport is not None and not self.is_lost:
+            # Every Python from 3.4 on reads version 4 of the format; the sandbox may have an older Python than this.
             body = marshal.dumps(message, 4)
             self._transport.write(len(body).to_bytes(4, "little") + body)
 
     def close(self) -> None:
-        """Close the connection; the agent then ends itself and all that it started."""
+        """Close the connection; the agent then ends itself and everything that it started."""
         if self._transport is not None:
+            # Unlike `close`, this does not wait for the agent to read the queued data: it may be stopped.
             self._transport.abort()

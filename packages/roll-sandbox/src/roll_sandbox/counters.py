@@ -1,4 +1,4 @@
-"""The kernel's counts of a sandbox's OOM kills and refused processes."""
+"""Reads the kernel's counts of OOM kills and refused forks in a sandbox."""
 
 from __future__ import annotations
 
@@ -11,14 +11,18 @@ __all__ = ["Counters"]
 
 
 class Counters:
-    """Reader of a control group's counter files that remembers the last counts."""
+    """Reads counters of a control group, and remembers their last values.
+
+    Args:
+        files: the files that count OOM kills and refused forks, each with the word that precedes the count.
+    """
 
     def __init__(self, files: Sequence[tuple[str, str]] = ()) -> None:
         self._files = list(zip((Limit.MEMORY, Limit.PROCESSES), files, strict=False))
         self._seen = {limit: _read_count(*file) for limit, file in self._files}
 
     def poll(self) -> set[Limit]:
-        """Return the limits whose count grew since the last call."""
+        """Return the limits (memory, processes) whose counter has grown since the last call."""
         grown = set()
         for limit, file in self._files:
             count = _read_count(*file)
@@ -32,7 +36,7 @@ def _read_count(path: str, word: str) -> int:
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except OSError:
-        return 0  # the group is gone, with its sandbox
+        return 0  # the group was removed, with its sandbox
     try:
         text = os.read(descriptor, 4096).decode()
     except OSError:

@@ -1,16 +1,17 @@
 """The `docker` runtime: one container per sandbox, through the Docker SDK, with Docker images.
 
 The image must have Python 3.9 or newer as `python3`, and bash for sessions. The container has no network, no
-capabilities, a read-only system, limits on memory and processes, and Docker's system-call filter in addition to this
-package's. The agent is the container's first process, which programs cannot reach; a program gets no namespaces of its
-own, so every program gets a container.
+capabilities, a read-only system, limits on memory and processes, and Docker's system-call filter in addition to the
+filter of this package. The agent is the container's first process, which programs cannot reach. A program gets no
+namespaces of its own, so every program runs in a new container.
 
     launch ──► engine: create, attach, start ──► connection to the agent: the container's stdin and stdout
     close, or the end of this process ──► the connection closes ──► the agent ends ──► the engine removes the container
 
-Invariants: a container that was created is removed, whether it started or not, and also if its caller was canceled;
-`close` leaves no container with this runtime's label. A container that a killed process had created and not yet
-started, which uses only a name, is removed at the start of the next runtime.
+Invariants:
+    - every container that was created is removed, even if it did not start or if its caller was canceled;
+    - `close` leaves no container with this runtime's label;
+    - if a process is killed between creating and starting a container, the next runtime removes the container.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ import uuid
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from roll_sandbox.agent_code import agent_source
+from roll_sandbox.agent_code import get_agent_source
 from roll_sandbox.agent_sandbox import Sandbox
 from roll_sandbox.connection import AgentConnection
 from roll_sandbox.counters import Counters
 from roll_sandbox.errors import SandboxError, SandboxUnavailableError
 from roll_sandbox.requests import make_agent_settings
-from roll_sandbox.seccomp import SUPPORTED, seccomp_filter
+from roll_sandbox.seccomp import SUPPORTED, make_seccomp_filter
 from roll_sandbox.system_plan import HOME
 from roll_sandbox.types import Limit, SandboxSpec
-from roll_sandbox.version import install_extra
+from roll_sandbox.version import get_install_command
 
 if TYPE_CHECKING:
     from docker import DockerClient
@@ -47,14 +48,14 @@ _log = logging.getLogger(__name__)
 DEFAULT_IMAGE = "python:3.11-slim"
 LABEL = "roll_sandbox"
 STALE_AFTER_S = 600.0
-"""Age at which a container that has not started is removed."""
+"""Age in seconds at which a container that was created but never started is removed."""
 _OVERHEAD_BYTES = 32 * 2**20
 _OVERHEAD_PROCESSES = 4
 _USER = "1000:1000"
 
 
 class DockerRuntime:
-    """The docker runtime; see the module and `runtime.Runtime`."""
+    """Runs every sandbox in a Docker container; see `runtime.Runtime`."""
 
     name = "docker"
     fresh_programs = False
@@ -67,21 +68,21 @@ class DockerRuntime:
         self._filter = b""
 
     async def start(self) -> None:
-        """Connect to the engine."""
+        """Connect to the Docker engine, and remove containers that killed processes have left there."""
         if self._client is None:
             self._client, machine = await asyncio.to_thread(_connect)
             await asyncio.to_thread(_remove_stale_containers, self._client)
             if machine in SUPPORTED:
-                self._filter = seccomp_filter(machine)
+                self._filter = make_seccomp_filter(machine)
             else:
                 _log.warning("no system-call filter for '%s' exists: only the engine's own filter applies", machine)
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
-        """Return the spec as it is: image names are resolved by the engine."""
+        """Return the spec unchanged: the engine resolves image names."""
         return spec
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
-        """Start a container.
+        """Start a container, and return the sandbox in it.
 
         Raises:
             SandboxUnavailableError: the image or a mount does not exist, or the image has no Python.
@@ -93,7 +94,7 @@ class DockerRuntime:
         try:
             container, line = await asyncio.shield(starting)
         except asyncio.CancelledError:
-            starting.add_done_callback(_close_abandoned)
+            starting.add_done_callback(_close_abandoned_connection)
             raise
         loop = asyncio.get_running_loop()
         ended: asyncio.Future[None] = loop.create_future()
@@ -101,7 +102,7 @@ class DockerRuntime:
 
         def destroy() -> None:
             if not removal:
-                removal.append(loop.create_task(_remove(container, ended)))
+                removal.append(loop.create_task(_wait_and_remove(container, ended)))
 
         async def on_agent_lost() -> set[Limit]:
             return await asyncio.to_thread(_query_oom, self._client, container, since)
@@ -140,20 +141,21 @@ class DockerRuntime:
         try:
             container = client.containers.create(
                 image,
-                ["python3", "-SsB", "-c", agent_source()],
-                **_container_settings(spec),
+                ["python3", "-SsB", "-c", get_agent_source()],
+                **_make_container_settings(spec),
                 labels={LABEL: self._label},
             )
+            # Attach before the start, so that no output of the agent is missed.
             line = container.attach_socket(params={"stdin": 1, "stdout": 1, "stderr": 0, "stream": 1})
-            own = _detach_socket(line)
+            connection = _detach_socket(line)
             container.start()
         except BaseException as error:
             if container is not None:
-                _remove_now(container)
+                _remove_container(container)
             if isinstance(error, (docker.errors.DockerException, OSError)):
                 raise _explain_start_error(error, image, spec) from error
             raise
-        return container, own
+        return container, connection
 
     async def close(self) -> None:
         """End every container."""
@@ -164,18 +166,18 @@ class DockerRuntime:
             await asyncio.to_thread(client.close)
 
     def _remove_leftovers(self, client: DockerClient) -> None:
-        """Remove containers whose start was canceled."""
+        """Remove the containers of this runtime that still exist, since their start was canceled."""
         import docker.errors
 
-        with contextlib.suppress(docker.errors.DockerException, OSError):  # the engine is gone, with its containers
+        with contextlib.suppress(docker.errors.DockerException, OSError):  # the engine has ended, with its containers
             for container in client.containers.list(
                 all=True, filters={"label": f"{LABEL}={self._label}"}, ignore_removed=True
             ):
-                _remove_now(container)
+                _remove_container(container)
 
 
-def _container_settings(spec: SandboxSpec) -> dict[str, Any]:
-    """Return the settings of the container."""
+def _make_container_settings(spec: SandboxSpec) -> dict[str, Any]:
+    """Return the arguments with which the Docker SDK creates the container."""
     import docker.types
 
     limits = spec.limits
@@ -189,6 +191,7 @@ def _container_settings(spec: SandboxSpec) -> dict[str, Any]:
         "security_opt": ["no-new-privileges"],
         "pids_limit": limits.max_processes + _OVERHEAD_PROCESSES,
         "mem_limit": memory,
+        # This is the sum of memory and swap: with the same number as the memory, the container has no swap.
         "memswap_limit": memory,
         "user": _USER,
         "hostname": "sandbox",
@@ -199,19 +202,25 @@ def _container_settings(spec: SandboxSpec) -> dict[str, Any]:
             for mount in spec.mounts
         ],
         "shm_size": limits.disk_bytes,
+        # The engine removes the container, even if this process was killed.
         "auto_remove": True,
         "ipc_mode": "private",
+        # The default driver would write all output of programs to a file without a bound.
         "log_config": docker.types.LogConfig(type="none"),
     }
 
 
 def _detach_socket(line: Any) -> socket.socket:
-    """Duplicate the connection to the engine into a plain socket, and close the original."""
+    """Return a plain socket for `line`, the Docker SDK's connection to an agent, and close `line`.
+
+    Raises:
+        SandboxUnavailableError: the connection uses TLS or SSH.
+    """
     raw: Any = getattr(line, "_sock", line)
     if not isinstance(raw, socket.socket) or isinstance(raw, ssl.SSLSocket):
         line.close()
         raise SandboxUnavailableError(
-            "the docker runtime needs a plain socket to the engine, and this engine's address uses TLS or SSH: "
+            "the docker runtime needs a plain socket to the engine, but the engine's address uses TLS or SSH: "
             "forward it to a local socket (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and set "
             "DOCKER_HOST=unix:///tmp/docker.sock."
         )
@@ -221,7 +230,9 @@ def _detach_socket(line: Any) -> socket.socket:
 
 
 def _explain_start_error(error: Exception, image: str, spec: SandboxSpec) -> Exception:
-    """Return the error to raise for a failed start: one that the user can fix, or one for which a retry may help."""
+    """Return the error to raise for a container that did not start: `SandboxUnavailableError`, with advice, if the
+    cause is known; otherwise `SandboxError`, after which the start may be retried.
+    """
     import docker.errors
 
     text = str(getattr(error, "explanation", None) or error)
@@ -237,7 +248,7 @@ def _explain_start_error(error: Exception, image: str, spec: SandboxSpec) -> Exc
     if "bind source path does not exist" in text or "invalid mount config" in text:
         mounts = ", ".join(f"'{mount.source}' at '{mount.target}'" for mount in spec.mounts)
         return SandboxUnavailableError(
-            f"the Docker engine cannot mount {mounts}: {text}. Sources must exist on the engine's own machine."
+            f"the Docker engine cannot mount {mounts}: {text}. Sources must exist on the engine's machine."
         )
     return SandboxError(f"Docker cannot start a container: {text}")
 
@@ -248,7 +259,7 @@ def _connect() -> tuple[DockerClient, str]:
         import docker
     except ImportError as error:
         raise SandboxUnavailableError(
-            f"the docker runtime needs the Docker SDK: {install_extra('docker')} (or choose the runtime 'bubblewrap')."
+            f"the docker runtime needs the Docker SDK: {get_install_command('docker')} (or set runtime 'bubblewrap')."
         ) from error
     try:
         client = docker.from_env()
@@ -261,7 +272,7 @@ def _connect() -> tuple[DockerClient, str]:
 
 
 def _remove_stale_containers(client: DockerClient) -> None:
-    """Remove containers whose ROLL process was killed between their creation and their start."""
+    """Remove containers that were never started, since their ROLL process was killed `STALE_AFTER_S` ago or earlier."""
     import docker.errors
 
     with contextlib.suppress(docker.errors.DockerException, OSError, ValueError):
@@ -270,13 +281,14 @@ def _remove_stale_containers(client: DockerClient) -> None:
         ):
             created = datetime.fromisoformat(container.attrs["Created"].split(".")[0].rstrip("Z") + "+00:00")
             if time.time() - created.timestamp() >= STALE_AFTER_S:
-                _remove_now(container)
+                _remove_container(container)
 
 
 def _query_oom(client: DockerClient | None, container: Container, since: int) -> set[Limit]:
-    """Return whether a container that ended by itself ran out of memory, as a set of limits.
+    """Return `{Limit.MEMORY}` if the engine reports that the container ran out of memory after the time `since`;
+    otherwise return an empty set.
 
-    The agent shares the container's memory with the program, so the kernel may have killed the agent.
+    The agent shares the container's memory limit with the program, so the kernel may have killed the agent.
     """
     import docker.errors
 
@@ -284,40 +296,40 @@ def _query_oom(client: DockerClient | None, container: Container, since: int) ->
         return set()
     filters = {"container": container.id, "event": "oom"}
     try:
-        found = list(client.api.events(since=since, until=int(time.time()) + 1, filters=filters, decode=True))
+        events = list(client.api.events(since=since, until=int(time.time()) + 1, filters=filters, decode=True))
     except (docker.errors.DockerException, OSError):
         return set()
-    return {Limit.MEMORY} if found else set()
+    return {Limit.MEMORY} if events else set()
 
 
-def _close_abandoned(starting: asyncio.Future[tuple[Container, socket.socket]]) -> None:
-    """Close the connection of a container whose start was canceled; its agent then ends."""
+def _close_abandoned_connection(starting: asyncio.Future[tuple[Container, socket.socket]]) -> None:
+    """Close the connection of a container whose start was canceled, so that its agent ends."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result()[1].close()
 
 
-def _remove_now(container: Container) -> None:
+def _remove_container(container: Container) -> None:
     import docker.errors
 
     with contextlib.suppress(docker.errors.DockerException, OSError):  # already removed, since its agent ended first
         container.remove(force=True)
 
 
-async def _remove(container: Container, ended: asyncio.Future[None]) -> None:
-    await asyncio.to_thread(_remove_now, container)
+async def _wait_and_remove(container: Container, ended: asyncio.Future[None]) -> None:
+    await asyncio.to_thread(_remove_container, container)
     if not ended.done():
         ended.set_result(None)
 
 
 class _DockerConnection(AgentConnection):
-    """A connection to an agent in Docker's framing: stream(1) zeros(3) length(4, big-endian) data."""
+    """A connection to an agent that unwraps Docker's frames: stream(1) zeros(3) length(4, big-endian) data."""
 
     def __init__(self, on_lost: Any) -> None:
         super().__init__(on_lost)
         self._wrapped = bytearray()
 
     def data_received(self, data: bytes) -> None:
-        """Unwrap Docker's frames and dispatch the agent's; called by the event loop."""
+        """Unwrap all complete frames of Docker, and dispatch the agent's frames in them; called by the event loop."""
         self._wrapped += data
         start = 0
         while len(self._wrapped) - start >= 8:

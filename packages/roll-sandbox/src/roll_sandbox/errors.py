@@ -1,23 +1,23 @@
 """The errors of this package.
 
 RollSandboxError
-├── UserError (ValueError)      the caller can fix it
+├── UserError (ValueError)      an error that the caller can fix
 │   ├── ConfigError             an address, a token, a file or an option that cannot be used
-│   ├── SandboxUnavailableError this machine cannot run such sandboxes
+│   ├── SandboxUnavailableError this machine cannot run sandboxes of the requested kind
 │   │   └── UnknownImageError   no image has this name
 │   ├── BadImageError           an image that is broken or hostile
-│   ├── UntrustedCodeError      untrusted code for a runtime without isolation
+│   ├── UntrustedCodeError      a runtime without isolation was given untrusted code
 │   ├── SandboxAccessError      a service refuses a token
 │   ├── SandboxQuotaError       a request exceeds an owner's quota
-│   └── SandboxRequestError     a service does not understand a request
+│   └── SandboxRequestError     a request is invalid or not supported
 ├── SandboxError (RuntimeError) a sandbox broke, through no fault of the program; the work may be retried
-│   ├── SandboxLostError        how a program ended is unknown
+│   ├── SandboxLostError        the end of a program is unknown
 │   ├── SandboxExpiredError     a sandbox reached the end of its lifetime
 │   ├── SandboxSessionError     a shell session could not be opened, or has ended
-│   ├── SandboxDatabaseError    a service's database does not answer
-│   └── UnknownSandboxError     a service has no such sandbox of this owner
+│   ├── SandboxDatabaseError    a service's database fails
+│   └── UnknownSandboxError     a service has no sandbox of this name for this owner
 ├── SandboxPathError (OSError)  a file in a sandbox cannot be read or written
-└── OversizedUploadError (ValueError)   files or input do not fit
+└── OversizedUploadError (ValueError)   files or input do not fit into their sandbox
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class RollSandboxError(Exception):
-    """Base of all errors that this package raises on purpose."""
+    """Base class of the errors that this package raises."""
 
 
 class UserError(RollSandboxError, ValueError):
@@ -57,11 +57,11 @@ class ConfigError(UserError):
 
 
 class SandboxUnavailableError(UserError):
-    """This machine cannot run such sandboxes; the message says what is missing."""
+    """This machine cannot run sandboxes of the requested kind; the message says what is missing."""
 
 
 class UnknownImageError(SandboxUnavailableError):
-    """No image of this name has been pulled or imported where the sandbox would run."""
+    """No image of this name exists on the machine on which the sandbox would run: pull or import it there."""
 
 
 class BadImageError(UserError):
@@ -69,7 +69,7 @@ class BadImageError(UserError):
 
 
 class UntrustedCodeError(UserError):
-    """A runtime without isolation was given code that is not trusted."""
+    """A runtime without isolation was given untrusted code."""
 
 
 class SandboxError(RollSandboxError, RuntimeError):
@@ -77,7 +77,7 @@ class SandboxError(RollSandboxError, RuntimeError):
 
 
 class SandboxLostError(SandboxError):
-    """A service lost a sandbox or the result of a program in it. How it ended is unknown, and it is not run again."""
+    """A service lost a sandbox, or the result of a program in it. The program may have run, and is not run again."""
 
 
 class SandboxExpiredError(SandboxError):
@@ -89,11 +89,14 @@ class SandboxSessionError(SandboxError):
 
 
 class SandboxDatabaseError(SandboxError):
-    """A service's database does not answer. Nothing was started, and the request may be retried."""
+    """A service's database does not answer, or fails in another way: it is full, locked or read-only, for example.
+
+    Nothing was started, and the request may be retried.
+    """
 
 
 class UnknownSandboxError(SandboxError):
-    """A service has no such sandbox for this owner: it never existed, or was stopped."""
+    """The service has no sandbox of this name for this owner: it never existed, or was stopped."""
 
 
 class SandboxAccessError(UserError):
@@ -105,7 +108,7 @@ class SandboxQuotaError(UserError):
 
 
 class SandboxRequestError(UserError):
-    """A service does not understand a request, or never supports it."""
+    """A request to a service is invalid, or asks for something that the service does not support."""
 
 
 class SandboxPathError(RollSandboxError, OSError):

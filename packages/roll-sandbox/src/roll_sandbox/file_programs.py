@@ -1,6 +1,6 @@
-"""Programs that work on files in a sandbox. They run there like any other program, without privileges.
+"""Programs that read, write, save and restore files in a sandbox. They run there without privileges, like any program.
 
-Each reports an error as its `errno` on file descriptor 3, with exit code 1.
+On an error, a program writes the `errno` to file descriptor 3 and exits with code 1.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ os._exit(0)
 """
 
 
-def _program(body: str) -> str:
+def _make_program(body: str) -> str:
     return _FRAME.format(body="\n".join("    " + line for line in body.strip().splitlines()))
 
 
-READ = _program("""
+READ = _make_program("""
 file = os.open(sys.argv[1], os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 state = os.fstat(file)
 if stat.S_ISDIR(state.st_mode):
@@ -44,7 +44,7 @@ while True:
         view = view[os.write(1, view):]
 """)
 
-WRITE = _program("""
+WRITE = _make_program("""
 path = sys.argv[1]
 os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
 file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
@@ -60,7 +60,7 @@ while True:
 os.fchmod(file, int(sys.argv[2]))
 """)
 
-SAVE = _program("""
+SAVE = _make_program("""
 import tarfile
 sink = os.fdopen(1, "wb", closefd=False)
 with sink, tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as archive:
@@ -69,7 +69,7 @@ with sink, tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as a
         archive.add(path, name)
 """)
 
-LOAD = _program("""
+LOAD = _make_program("""
 import shutil, tarfile
 roots = dict(place.split("=", 1) for place in sys.argv[1:])
 with os.fdopen(0, "rb", closefd=False) as source, tarfile.open(fileobj=source, mode="r:") as archive:

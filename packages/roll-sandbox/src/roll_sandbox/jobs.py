@@ -15,16 +15,16 @@ __all__ = ["Job"]
 
 
 class JobHost(Protocol):
-    """The interface of a sandbox that a job uses."""
+    """The part of a sandbox's interface that a job uses."""
 
     agent_grace_s: float | None
 
     def poll_kernel_limits(self) -> set[Limit]:
-        """Return the limits that the kernel has enforced since the last call."""
+        """Return the limits (memory, processes) that the kernel has enforced in the sandbox since the last call."""
         ...
 
     async def poll_limits_after_crash(self) -> set[Limit]:
-        """Return the limits that the kernel has enforced, after the agent has ended unexpectedly."""
+        """Return the limits that the kernel has enforced in the sandbox, after its agent has ended unexpectedly."""
         ...
 
     def destroy(self) -> None:
@@ -33,7 +33,7 @@ class JobHost(Protocol):
 
 
 class Job:
-    """A running or ended program, or a session's command."""
+    """A program, or a command of a session, running or ended."""
 
     def __init__(self, sandbox: JobHost, job: AgentJob, wall_s: float) -> None:
         self._sandbox = sandbox
@@ -45,15 +45,17 @@ class Job:
         job.end.add_done_callback(lambda _: self._set_deadline(None))
 
     def _set_deadline(self, wall_s: float | None) -> None:
-        """Give the agent `wall_s`, and the silence allowed after it, from now on; `None`: no bound."""
+        """Set the time at which the sandbox is ended, to `wall_s` plus the agent's grace period from now; `None`:
+        never.
+        """
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
             self._deadline_timer = None
         if wall_s is not None and self._sandbox.agent_grace_s is not None:
             loop = asyncio.get_running_loop()
-            self._deadline_timer = loop.call_later(wall_s + self._sandbox.agent_grace_s, self._end_unresponsive)
+            self._deadline_timer = loop.call_later(wall_s + self._sandbox.agent_grace_s, self._end_unresponsive_sandbox)
 
-    def _end_unresponsive(self) -> None:
+    def _end_unresponsive_sandbox(self) -> None:
         self._is_unresponsive = True
         self._sandbox.destroy()
 
@@ -62,11 +64,11 @@ class Job:
         return self._job.end.done()
 
     def on_end(self, call: Callable[[], None]) -> None:
-        """Register `call` to be called once after the job has ended."""
+        """Register a function to be called once after the job has ended."""
         self._job.end.add_done_callback(lambda _: call())
 
     def kill(self) -> None:
-        """End the program (or interrupt the session's command) now; `wait` then returns how it ended."""
+        """End the program, or interrupt the session's command, now; `wait` then returns its result."""
         self._job.kill()
 
     def drop(self) -> None:
@@ -75,10 +77,10 @@ class Job:
         self.kill()
 
     async def set_limits(self, *, wall_s: float, cpu_s: float | None) -> float:
-        """Set new limits of a program, counted from now on.
+        """Set new limits for the program, counted from now on.
 
         Returns:
-            the CPU time in seconds that the program and all that it started have used so far.
+            the CPU seconds that the program and everything that it started have used so far.
 
         Raises:
             SandboxError: the sandbox broke.
@@ -89,7 +91,7 @@ class Job:
         return (await self.wait()).cpu_s if used_s is None else used_s
 
     def write(self, data: bytes) -> None:
-        """Write standard input for an `interactive` program; lost if the program has ended."""
+        """Write data to the standard input of an `interactive` program; drop the data if the program has ended."""
         if data:
             self._job.write(data)
 
@@ -98,7 +100,7 @@ class Job:
         self._job.write(b"")
 
     def update_terminal(self, rows: int, columns: int, num_shown_bytes: int = 0) -> None:
-        """Report the size of a program's terminal, and how many more bytes of its output were shown.
+        """Report the size of the program's terminal, and the number of further bytes of its output that were shown.
 
         The program waits while more than 1 MiB of its output has not been shown.
         """
@@ -107,11 +109,11 @@ class Job:
 
     @property
     def chunks(self) -> list[Chunk]:
-        """The output so far."""
+        """The chunks of output that have been received so far."""
         return self._job.chunks
 
     def stream(self) -> AsyncIterator[Chunk]:
-        """Return an iterator over the output from the beginning until the job ends."""
+        """Return an iterator over all output from the beginning, until the job ends."""
         return self._job.stream()
 
     async def wait(self) -> ExecutionResult:
@@ -123,6 +125,7 @@ class Job:
         if self._result is None:
             limits: set[Limit] = set()
             try:
+                # Others may wait for the same future, so canceling one caller must not cancel the future.
                 end = await asyncio.shield(self._job.end)
             except SandboxError:
                 if self._is_unresponsive:
@@ -134,21 +137,23 @@ class Job:
                 end = {}
             else:
                 limits |= self._sandbox.poll_kernel_limits() | {Limit(name) for name in end.get("counted", ())}
-            self._result = parse_result(end, limits, self._job.output)
+            self._result = parse_result(end, limits, self._job.get_output)
         return self._result
 
-    async def report(self) -> dict[str, Any]:
-        """Return the job's end in an agent's format; a `Job` on another host makes the same result of it.
+    async def make_report(self) -> dict[str, Any]:
+        """Wait for the end of the job, and report it in the agent's format.
+
+        A `Job` on another host builds the same result from this report.
 
         Raises:
             SandboxError: the sandbox broke.
         """
         result = await self.wait()
-        said = self._job.end.result() if self._job.end.exception() is None else {}
-        limits = said.get("limits", ()) if said else [limit.value for limit in result.limits_hit]
+        reported = self._job.end.result() if self._job.end.exception() is None else {}
+        limits = reported.get("limits", ()) if reported else [limit.value for limit in result.limits_hit]
         return {
-            "code": int(said.get("code", 255)),
-            "signal": int(said.get("signal", 0)),
+            "code": int(reported.get("code", 255)),
+            "signal": int(reported.get("signal", 0)),
             "limits": [Limit(name).value for name in limits],
             "counted": sorted(limit.value for limit in result.limits_hit),
             "wall_s": result.wall_s,
@@ -159,6 +164,6 @@ class Job:
 
     @property
     def has_closed_session(self) -> bool:
-        """Whether the shell ended with this command."""
+        """Whether the session's shell ended with this command. Also true before the end, and if the sandbox broke."""
         job = self._job.end
         return not job.done() or job.exception() is not None or bool(job.result().get("closed"))

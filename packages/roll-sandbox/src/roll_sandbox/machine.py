@@ -16,9 +16,9 @@ def count_cores() -> int:
 
 
 def read_free_memory_bytes() -> int | None:
-    """Return the memory that programs may still take; `None` if the system does not report it."""
-    found = read_memory_bytes()
-    return None if found is None else found[0]
+    """Return the free memory in bytes; `None` if the system does not report it."""
+    memory = read_memory_bytes()
+    return None if memory is None else memory[0]
 
 
 def read_memory_bytes() -> tuple[int, int] | None:
@@ -30,6 +30,7 @@ def read_memory_bytes() -> tuple[int, int] | None:
     except (OSError, ValueError, KeyError):
         return None
     try:
+        # With cgroup version 2, a container sees its own group at this path; MemAvailable is of the whole machine.
         most = int((_CGROUP / "memory.max").read_text())
         group = max(0, most - int((_CGROUP / "memory.current").read_text())), most
     except (OSError, ValueError):
@@ -38,20 +39,20 @@ def read_memory_bytes() -> tuple[int, int] | None:
 
 
 class CpuMeter:
-    """Meter of the share of the machine's cores in use since the last call."""
+    """Measures the share of the machine's cores that were busy since the last call."""
 
     def __init__(self) -> None:
         self._last = _read_jiffies()
 
     def measure_busy_share(self) -> float:
-        """Return the share, from 0 to 1; 0 if the system does not report it."""
+        """Return the share of cores that were busy since the last call, from 0 to 1; 0 if the system has no data."""
         (idle, total), (idle_then, total_then) = _read_jiffies(), self._last
         self._last = idle, total
         return 1 - (idle - idle_then) / (total - total_then) if total > total_then else 0.0
 
 
 def _read_jiffies() -> tuple[int, int]:
-    """Return the idle and the total CPU time, in jiffies."""
+    """Return the idle and the total CPU time of all cores, in jiffies; zeros if the system does not report them."""
     try:
         with open("/proc/stat") as file:
             counts = [int(count) for count in file.readline().split()[1:9]]

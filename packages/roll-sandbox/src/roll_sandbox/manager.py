@@ -1,12 +1,14 @@
-"""SandboxManager: sandboxes for single programs, and sandboxes to keep; some of them started in advance.
+"""`SandboxManager`: runs single programs in sandboxes, and creates sandboxes to keep; some are started in advance.
 
-    execute(program) ──► an idle sandbox of this spec, or a new one ──► its own namespaces and files ──► idle again
-    create(spec)     ──► an idle sandbox of this spec that ran nothing yet, or a new one; the caller closes it
-    every second     ──► idle sandboxes of each spec are added or removed, by a forecast of requests (`forecast.py`)
+    execute(program) ──► an idle sandbox of this spec, or a new one ──► new namespaces and files ──► idle again
+    create(spec)     ──► an unused idle sandbox of this spec, or a new one; the caller closes it
+    every second     ──► start or close idle sandboxes of each spec, by a forecast of requests (`forecast.py`)
 
-Invariants: at most `max_sandboxes` are in use at once, further calls wait; no program sees what another one left
-behind; a sandbox that broke, ran out of memory or served `RUNS_PER_SANDBOX` programs is not used again; `close` leaves
-no process, mount, group or file.
+Invariants:
+    - at most `max_sandboxes` are in use at once; further calls wait;
+    - no program sees data of another program;
+    - a sandbox that broke, ran out of memory or ran `RUNS_PER_SANDBOX` programs is not used again;
+    - `close` leaves no process, mount, control group or file.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from roll_sandbox.forecast import compute_max_idle, compute_target, scale_to_tot
 from roll_sandbox.machine import count_cores, read_free_memory_bytes
 from roll_sandbox.pools import REFILL_AFTER_S, Pool, PoolReport, make_pool_key
 from roll_sandbox.runtime import Runtime
-from roll_sandbox.runtimes import new_runtime
+from roll_sandbox.runtimes import make_runtime
 from roll_sandbox.types import ExecutionResult, Outcome, Program, SandboxSpec, Snapshot
 
 __all__ = ["RUNS_PER_SANDBOX", "SandboxManager"]
@@ -35,18 +37,18 @@ LAUNCH_ATTEMPTS = 2
 WINDOW_S = 1.0
 """Seconds between two resizes of the pools."""
 MAX_POOLS = 256
-"""Number of pools above which empty ones are dropped."""
+"""If there are more pools than this, empty ones are dropped."""
 
 
 class SandboxManager:
-    """A manager of sandboxes; see the module. `async with SandboxManager() as sandboxes: ...`
+    """Runs programs in sandboxes, and creates sandboxes: `async with SandboxManager() as sandboxes: ...`
 
     Args:
         runtime: a runtime, or its name (`bubblewrap`, `docker`, `subprocess`).
-        spec: default spec of calls, and the spec of sandboxes that are started in advance.
-        warm: idle sandboxes to keep per spec; 0: each sandbox is started on request; `None`: as many as recent requests
-            suggest, at first one of `spec` per core.
-        max_sandboxes: most sandboxes in use at once, and most idle ones, of all specs together.
+        spec: default spec of `execute` and `create`, and the spec of the sandboxes that are started in advance.
+        warm: number of idle sandboxes to keep per spec. 0: every sandbox is started on request. `None`: by a forecast
+            from recent requests; initially one sandbox of `spec` per core.
+        max_sandboxes: maximum number of sandboxes in use at once, and also of idle sandboxes, over all specs.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class SandboxManager:
         warm: int | None = None,
         max_sandboxes: int = 512,
     ) -> None:
-        self.runtime: Runtime = new_runtime(runtime) if isinstance(runtime, str) else runtime
+        self.runtime: Runtime = make_runtime(runtime) if isinstance(runtime, str) else runtime
         """The isolation runtime."""
         self._spec = spec or SandboxSpec()
         self._warm = warm
@@ -84,14 +86,14 @@ class SandboxManager:
         """Start the runtime and the first idle sandboxes.
 
         Raises:
-            SandboxUnavailableError: this machine cannot start them; the message says why and what to do.
+            SandboxUnavailableError: this machine cannot start sandboxes; the message says why and what to do.
         """
         await self.runtime.start()
         self._is_open = True
         try:
             pool = self._get_pool(self.runtime.resolve(self._spec))
             pool.target = self._cores if self._warm is None else self._warm
-            await asyncio.gather(*(self._start_idle(pool) for _ in range(pool.target)))
+            await asyncio.gather(*(self._start_idle_sandbox(pool) for _ in range(pool.target)))
         except BaseException:
             await self.close()
             raise
@@ -100,7 +102,7 @@ class SandboxManager:
             self._resize_task = asyncio.create_task(self._resize_pools())
 
     async def execute(self, program: Program, *, spec: SandboxSpec | None = None) -> ExecutionResult:
-        """Run one program where nothing else runs or has run.
+        """Run one program in a clean environment of its own, and return its result.
 
         Raises:
             SandboxError: the sandbox broke, through no fault of the program; a retry may succeed.
@@ -112,7 +114,7 @@ class SandboxManager:
 
     @asynccontextmanager
     async def running(self, program: Program, *, spec: SandboxSpec | None = None) -> AsyncIterator[Job]:
-        """Run the body with the job of an interactive program, which is killed at the end of the block; see `execute`.
+        """Start an interactive program as `execute` does, and yield its job; the program is killed when the block ends.
 
         Raises:
             As `execute`.
@@ -137,18 +139,18 @@ class SandboxManager:
                 raise
             finally:
                 pool = self._get_pool(spec)
-                if keep and self._is_open and not sandbox.broken and len(pool.idle) < self._max_kept(pool):
+                if keep and self._is_open and not sandbox.broken and len(pool.idle) < self._compute_max_kept(pool):
                     pool.idle.append((sandbox, runs + 1))
                     await self._close_excess_idle()
                 else:
                     await sandbox.close()
-                    self._refill(pool)
+                    self._schedule_refill(pool)
 
     async def create(self, spec: SandboxSpec | None = None, *, snapshot: Snapshot | None = None) -> Sandbox:
-        """Create a sandbox for the caller, who must close it, with the files of `snapshot` if given.
+        """Create a sandbox with the files of `snapshot`, if given; the caller must close it.
 
         Raises:
-            SandboxError: it did not start.
+            SandboxError: the sandbox did not start.
             UntrustedCodeError: see `execute`.
         """
         spec = self.runtime.resolve(spec or self._spec)
@@ -159,7 +161,7 @@ class SandboxManager:
             self._slots.release()
             raise
         sandbox.on_close(self._slots.release)
-        self._refill(self._get_pool(spec))
+        self._schedule_refill(self._get_pool(spec))
         if snapshot is not None:
             try:
                 await sandbox.restore(snapshot)
@@ -169,24 +171,29 @@ class SandboxManager:
         return sandbox
 
     async def _acquire(self, spec: SandboxSpec, *, fresh: bool) -> tuple[Sandbox, int]:
-        """Return an idle sandbox (unused, if `fresh`) or a new one, and how many programs it has run."""
+        """Return a sandbox, and the number of programs it has run: an idle sandbox (with `fresh`, one that has run no
+        program), or a new sandbox if there is none.
+        """
         if not self._is_open:
             raise SandboxError("the sandbox manager was not started, or is closed")
         pool = self._get_pool(spec)
         del self._pools[pool.key]
         self._pools[pool.key] = pool  # keeps the most recently requested pool last
-        return pool.take(fresh=fresh) or (await self._launch(spec), 0)
+        return pool.take_idle(fresh=fresh) or (await self._launch(spec), 0)
 
     def _get_pool(self, spec: SandboxSpec) -> Pool:
         key = make_pool_key(spec)
         if key not in self._pools:
+            # Specs come from clients, which could otherwise fill the memory with empty pools.
             if len(self._pools) >= MAX_POOLS:
                 self._pools = {key: pool for key, pool in self._pools.items() if pool.idle or pool.starting}
             self._pools[key] = Pool(key, self._warm or 0, self._cores)
         return self._pools[key]
 
-    def _max_kept(self, pool: Pool) -> int:
-        """Return how many used sandboxes a pool may keep idle; with a forecast, each window closes the surplus."""
+    def _compute_max_kept(self, pool: Pool) -> int:
+        """Return how many idle sandboxes a pool may have if used sandboxes are returned to it; further ones are closed.
+        With a forecast, this may be more than the pool's target.
+        """
         return pool.target if self._warm is not None else max(pool.target, self._cores)
 
     async def _launch(self, spec: SandboxSpec) -> Sandbox:
@@ -204,32 +211,32 @@ class SandboxManager:
                 return sandbox
         raise AssertionError("unreachable")
 
-    def _refill(self, pool: Pool) -> None:
+    def _schedule_refill(self, pool: Pool) -> None:
         """Start the missing idle sandboxes of a pool, in the background."""
         for _ in range(pool.num_missing if self._is_open else 0):
             pool.starting += 1
-            task = asyncio.create_task(self._fill_in_background(pool))
+            task = asyncio.create_task(self._refill_after_delay(pool))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _fill_in_background(self, pool: Pool) -> None:
+    async def _refill_after_delay(self, pool: Pool) -> None:
         try:
             await asyncio.sleep(REFILL_AFTER_S)
             async with self._refilling:
                 if len(pool.idle) < pool.target:
-                    await self._start_idle(pool)
+                    await self._start_idle_sandbox(pool)
         except RollSandboxError:  # the next request reports the error
             if self._warm is None:
                 pool.reset_forecast()
         finally:
             pool.starting -= 1
 
-    async def _start_idle(self, pool: Pool) -> None:
+    async def _start_idle_sandbox(self, pool: Pool) -> None:
         loop = asyncio.get_running_loop()
         began = loop.time()
         sandbox = await self._launch(pool.key)
         try:
-            await sandbox.ready()
+            await sandbox.wait_until_ready()
         except BaseException:
             await sandbox.close()
             raise
@@ -241,14 +248,16 @@ class SandboxManager:
             await sandbox.close()
 
     async def _close_excess_idle(self) -> None:
-        """Close idle sandboxes beyond the bound, starting with the least recently requested spec."""
+        """Close idle sandboxes until all pools together have at most `max_sandboxes`, starting with the least recently
+        requested pool.
+        """
         while sum(len(pool.idle) for pool in self._pools.values()) > self._max_idle:
             pool = next(pool for pool in self._pools.values() if pool.idle)
             sandbox, _ = pool.idle.pop(0)
             await sandbox.close()
 
     async def _resize_pools(self) -> None:
-        """Resize the pools after each window, by the forecast, until canceled."""
+        """Resize the pools by the forecast after each window, until canceled."""
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -258,7 +267,9 @@ class SandboxManager:
                     await sandbox.close()
 
     def _resize_once(self, window_s: float) -> list[Sandbox]:
-        """Set each pool's target after a window, start missing sandboxes, and return surplus ones."""
+        """Set each pool's target after a window of `window_s`, start the missing sandboxes in the background, and
+        return the surplus sandboxes, which the caller must close.
+        """
         pools = self._pools
         for pool in pools.values():
             pool.end_window(window_s)
@@ -274,23 +285,24 @@ class SandboxManager:
         for key, number in scale_to_total(wanted, most).items():
             pools[key].target = number
             gone += pools[key].remove_surplus()
-            self._refill(pools[key])
+            self._schedule_refill(pools[key])
             if pools[key].is_unused:
                 del pools[key]
         return gone
 
     def pools(self) -> list[PoolReport]:
         """Return a report of each pool, most recently requested last."""
-        return [pool.report() for pool in self._pools.values()]
+        return [pool.make_report() for pool in self._pools.values()]
 
     def health(self) -> dict[str, int]:
-        """Return the counts `idle` (now) and `started`, `failed_starts`, `broken` and `programs` (since the start)."""
+        """Return the current count `idle`, and the total counts `started`, `failed_starts`, `broken` and `programs`."""
         counts = {name: self._counts[name] for name in ("started", "failed_starts", "broken", "programs")}
         return {"idle": sum(len(pool.idle) for pool in self._pools.values()), **counts}
 
     async def close(self) -> None:
-        """End every sandbox, also those that callers hold; may be called twice."""
+        """End every sandbox, including those that callers hold. Calling it twice is safe."""
         self._is_open = False
+        # Tasks are canceled first: a task that is starting a sandbox would add it to a pool that was already emptied.
         tasks = [*self._tasks, *([self._resize_task] if self._resize_task is not None else ())]
         for task in tasks:
             task.cancel()

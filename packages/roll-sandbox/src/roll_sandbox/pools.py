@@ -1,4 +1,4 @@
-"""Pool: idle sandboxes of one kind, and the demand for them."""
+"""A pool of idle sandboxes of one kind, and the demand for them."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from roll_sandbox.types import SandboxSpec
 __all__ = ["REFILL_AFTER_S", "Pool", "PoolReport", "make_pool_key"]
 
 REFILL_AFTER_S = 0.01
-"""Delay before a refill, so that the start of another sandbox does not compete for cores with the program of the one
-just taken.
+"""Seconds to wait before a refill, so that starting a sandbox does not compete for cores with the program that was just
+started.
 """
 _FIRST_START_S = 0.05
-"""Assumed duration of a start until one was measured."""
+"""Assumed seconds of a start until one was measured."""
 
 
 def make_pool_key(spec: SandboxSpec) -> SandboxSpec:
-    """Return the key of a pool: specs that differ only in where they run share a pool."""
+    """Return the spec without its affinity: specs that differ only in the affinity share a pool."""
     return dataclasses.replace(spec, affinity="") if spec.affinity else spec
 
 
@@ -32,33 +32,33 @@ class PoolReport:
     """Metrics of one pool."""
 
     pool: str
-    """Its image, and a number that distinguishes it from other pools."""
+    """Name of the pool: its image, and a number that distinguishes it from other pools."""
     idle: int
     target: int
     hits: int
-    """Requests for which an idle sandbox was ready."""
+    """Number of requests for which an idle sandbox was ready."""
     misses: int
 
 
 class Pool:
-    """The idle sandboxes of one kind; see the module.
+    """The idle sandboxes of one spec, and the demand for them.
 
     Args:
-        key: the spec of its sandboxes.
+        key: the spec of the pool's sandboxes.
         target: initial number of idle sandboxes to keep.
-        cores: sandboxes that can be started at once.
+        cores: number of sandboxes that can be started at once.
     """
 
     def __init__(self, key: SandboxSpec, target: int, cores: int) -> None:
         self.key = key
         self.target = target
         self.idle: list[tuple[Sandbox, int]] = []
-        """Each with the number of programs it has run; unused ones come first."""
+        """Idle sandboxes, each with the number of programs it has run; unused ones come first."""
         self.starting = 0
         self.hits = 0
         self.misses = 0
         self.start_s = _FIRST_START_S
-        """Exponential moving average of the duration of a start."""
+        """Exponential moving average of the seconds that a start takes."""
         self.demand = Demand()
         self._cores = cores
         self._arrivals = 0
@@ -66,10 +66,11 @@ class Pool:
         self._max_shortage = 0.0
         self._last_request = 0.0
         self._least_idle = 0
+        """Smallest number of idle sandboxes in this window, which is how many were not needed in it."""
 
     @property
     def lead_s(self) -> float:
-        """Seconds from the need for another idle sandbox until it is ready."""
+        """Seconds from a request until another idle sandbox is ready."""
         return REFILL_AFTER_S + self.start_s
 
     def _record_request(self) -> None:
@@ -79,36 +80,39 @@ class Pool:
         self._arrivals += 1
         self._max_shortage = max(self._max_shortage, self._shortage)
 
-    def take(self, *, fresh: bool) -> tuple[Sandbox, int] | None:
-        """Take an idle sandbox and the number of programs it ran (0, if `fresh`); return `None` if none is idle."""
+    def take_idle(self, *, fresh: bool) -> tuple[Sandbox, int] | None:
+        """Record a request. Remove and return an idle sandbox with the number of programs it has run; return `None` if
+        no sandbox is suitable. With `fresh`, only sandboxes that have run no program are suitable.
+        """
         self._record_request()
+        # From the end: sandboxes that have run programs are used first, since `fresh` requests need the unused ones.
         for index in range(len(self.idle) - 1, -1, -1):
             if self.idle[index][0].broken:
                 del self.idle[index]
             elif not fresh or self.idle[index][1] == 0:
                 self.hits += 1
-                taken = self.idle.pop(index)
+                entry = self.idle.pop(index)
                 self._least_idle = min(self._least_idle, len(self.idle))
-                return taken
+                return entry
         self.misses += 1
         self._least_idle = 0
         return None
 
     def record_start(self, seconds: float) -> None:
-        """Record how long a start took."""
+        """Update the average `start_s` with a start that took `seconds`."""
         self.start_s += 0.2 * (seconds - self.start_s)
 
     def reset_forecast(self) -> None:
-        """Reset the forecast after a failed start: expect no requests until the next one."""
+        """Reset the forecast after a failed start, so that no sandboxes are started until the next request."""
         self.target, self.demand = 0, Demand()
 
     def end_window(self, seconds: float) -> None:
-        """Update the demand at the end of a window."""
+        """Update the demand at the end of a window that lasted `seconds`."""
         self.demand = self.demand.update(self._arrivals, self._max_shortage, seconds)
         self._arrivals, self._max_shortage = 0, 0.0
 
     def remove_surplus(self) -> list[Sandbox]:
-        """Remove and return the sandboxes beyond the target that were idle all window, for the caller to close."""
+        """Remove the sandboxes beyond the target that were idle during the whole window; return them to be closed."""
         number = max(0, min(len(self.idle) - self.target, self._least_idle))
         gone = [sandbox for sandbox, _ in self.idle[:number]]
         del self.idle[:number]
@@ -117,15 +121,15 @@ class Pool:
 
     @property
     def num_missing(self) -> int:
-        """Number of sandboxes to start."""
+        """Number of sandboxes that must be started to reach the target."""
         return max(0, self.target - len(self.idle) - self.starting)
 
     @property
     def is_unused(self) -> bool:
-        """Whether the pool is empty and nothing is expected."""
+        """Whether the pool has no idle sandboxes, is starting none, and has the target 0."""
         return not (self.idle or self.starting or self.target)
 
-    def report(self) -> PoolReport:
+    def make_report(self) -> PoolReport:
         """Return the pool's metrics."""
         number = zlib.crc32(repr(self.key).encode())
         name = f"{escape_control_chars(self.key.image or 'host')[:100]}-{number:08x}"

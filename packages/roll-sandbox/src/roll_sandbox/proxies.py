@@ -1,8 +1,8 @@
-"""Selection of HTTP proxies: one rule for every client of this library, and for programs that it starts.
+"""Selects HTTP proxies, by the same rule for all clients of this library and for the programs that it starts.
 
-The environment decides, as for other programs: `HTTP_PROXY`, `HTTPS_PROXY` and `ALL_PROXY` name proxies, `NO_PROXY` the
-hosts that are reached without one (names with their subdomains, addresses, networks such as 10.0.0.0/8, `*`), in upper
-or lower case. This machine is always reached without a proxy, which would resolve its name to another machine.
+The usual environment variables apply, in upper or lower case: `HTTP_PROXY`, `HTTPS_PROXY` and `ALL_PROXY` name proxies,
+and `NO_PROXY` lists hosts that are reached without a proxy: names (with their subdomains), addresses, networks such as
+10.0.0.0/8, or `*`. This machine is always reached without a proxy: a proxy would resolve `localhost` to itself.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from roll_sandbox.errors import ConfigError
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["client_session", "describe_proxy", "exempt_this_machine", "is_this_machine", "proxy_for"]
+__all__ = ["describe_proxy", "exempt_this_machine", "find_proxy", "is_this_machine", "make_client_session"]
 
 _LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
-"""Names of this machine that other programs understand in `NO_PROXY`."""
+"""Names and addresses of this machine, in the form that other programs understand in `NO_PROXY`."""
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether a host's name or address is this machine's own, as far as can be decided without a look-up.
+    """Return whether a host is this machine, without a DNS query.
 
     Args:
         host: name or address without a port; an IPv6 address with or without brackets.
@@ -42,8 +42,8 @@ def is_this_machine(host: str) -> bool:
     return mapped.is_loopback or mapped.is_unspecified
 
 
-def proxy_for(url: str) -> str | None:
-    """Return the proxy for an address; `None` if it is to be reached directly.
+def find_proxy(url: str) -> str | None:
+    """Return the URL of the proxy for requests to `url`; `None` if they need no proxy.
 
     Raises:
         ConfigError: the environment names a proxy of an unsupported kind.
@@ -61,14 +61,14 @@ def proxy_for(url: str) -> str | None:
     if not proxy.startswith(("http://", "https://")):
         shown = urllib.parse.urlsplit(proxy)
         raise ConfigError(
-            f"the proxy '{shown.scheme}://{shown.hostname}' for {scheme}://{host} is not supported; only HTTP proxies "
-            f"are: set {scheme.upper()}_PROXY to one, or list '{host}' in NO_PROXY."
+            f"the proxy '{shown.scheme}://{shown.hostname}' for {scheme}://{host} is not supported: set "
+            f"{scheme.upper()}_PROXY to an HTTP proxy, or list '{host}' in NO_PROXY."
         )
     return proxy
 
 
 def _is_excepted(host: str, port: int | None, excepted: str) -> bool:
-    """Return whether `NO_PROXY` lists a host."""
+    """Return whether `excepted`, the value of `NO_PROXY`, lists a host, or a domain or network that contains it."""
     name = host.lower().rstrip(".")
     try:
         address = ipaddress.ip_address(name)
@@ -92,24 +92,25 @@ def _is_excepted(host: str, port: int | None, excepted: str) -> bool:
     return False
 
 
-def client_session(url: str, **options: Any) -> aiohttp.ClientSession:
-    """Return a session for one address, with the proxy of `proxy_for`.
+def make_client_session(url: str, **options: Any) -> aiohttp.ClientSession:
+    """Return an HTTP session for one address, with the proxy that `find_proxy` selects.
 
     Args:
-        url: address of all its requests.
+        url: the address of all requests of the session.
         options: options of `aiohttp.ClientSession`.
 
     Raises:
-        ConfigError: see `proxy_for`.
+        ConfigError: the environment names a proxy of an unsupported kind.
     """
     import aiohttp
 
-    return aiohttp.ClientSession(proxy=proxy_for(url), trust_env=False, **options)
+    # `trust_env` would apply aiohttp's own rule instead.
+    return aiohttp.ClientSession(proxy=find_proxy(url), trust_env=False, **options)
 
 
 def describe_proxy(url: str) -> str:
-    """Return ` (through the proxy …)` for an error message about an address; empty without a proxy."""
-    proxy = proxy_for(url)
+    """Return a note for error messages that names the proxy for requests to `url`; empty if they need no proxy."""
+    proxy = find_proxy(url)
     if proxy is None:
         return ""
     parts = urllib.parse.urlsplit(proxy)
@@ -121,10 +122,10 @@ def exempt_this_machine(environment: Mapping[str, str] | None = None) -> dict[st
     """Return an environment in which other programs reach this machine without a proxy.
 
     Args:
-        environment: base environment; this process's by default.
+        environment: the environment to copy; by default that of this process.
 
     Returns:
-        a copy with this machine added to `NO_PROXY` if it names a proxy.
+        a copy of the environment; if it names a proxy, this machine is added to `NO_PROXY`.
     """
     variables = dict(os.environ if environment is None else environment)
     if not any(
@@ -133,8 +134,8 @@ def exempt_this_machine(environment: Mapping[str, str] | None = None) -> dict[st
         return variables
     names = [name for name in ("no_proxy", "NO_PROXY") if variables.get(name)]
     for name in ("no_proxy", "NO_PROXY"):
-        said = variables.get(name) or (variables[names[0]] if names else "")
-        listed = [entry.strip() for entry in said.split(",") if entry.strip()]
+        value = variables.get(name) or (variables[names[0]] if names else "")
+        listed = [entry.strip() for entry in value.split(",") if entry.strip()]
         if "*" not in listed:
             listed += [host for host in _LOCAL if host not in listed]
         variables[name] = ",".join(listed)

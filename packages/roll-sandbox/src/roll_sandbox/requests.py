@@ -1,4 +1,4 @@
-"""The messages to an agent: its settings, and programs to run."""
+"""Builds messages to an agent: the sandbox's settings, and requests to run programs."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ __all__ = ["check_texts", "make_agent_settings", "make_run_request"]
 
 
 _UNLIMITED_BYTES = 2**52
-"""Output limit of a terminal, whose program waits for its output to be shown instead."""
+"""Output limit of a program with a terminal: practically none, since the program waits until its output is shown."""
 
 
 def make_agent_settings(
     spec: SandboxSpec, *, home: str, env: dict[str, str], image: dict[str, Any] | None = None, **flags: Any
 ) -> dict[str, Any]:
-    """Return the settings that are sent to an agent first.
+    """Return the settings of a sandbox, the first message to its agent.
 
     Args:
         spec: the sandbox's spec.
         home: home directory in the sandbox.
         env: environment variables of programs.
         image: layers that the agent mounts (`images/system.py`).
-        flags: isolated (the files are the sandbox's own), mount_space (the agent mounts them, and may make
-            namespaces), has_own_cgroup (the control group is the sandbox's alone), counts_cpu (the host passed a CPU
-            counter to the agent), filter, limit_processes, limit_address_space, watch_memory.
+        flags: the remaining fields of `agent.requests.Settings`.
     """
     return {
         "home": home,
@@ -40,18 +38,18 @@ def make_agent_settings(
 
 
 def make_run_request(program: Program, limits: Limits, *, alone: bool, fresh: bool) -> dict[str, Any]:
-    """Return a program as a request to the agent.
+    """Return the request to the agent to run a program.
 
     Args:
         program: the program.
         limits: the sandbox's limits.
-        alone: whether it is the only program in its sandbox.
-        fresh: whether it gets namespaces and files of its own.
+        alone: true if no other program runs in the sandbox at the same time.
+        fresh: true to run the program with namespaces and files of its own.
 
     Raises:
-        TypeError: it is not a program, or its input or a file is not bytes.
-        ValueError: a text has a zero byte, or a limit is not a positive number.
-        OversizedUploadError: it does not fit into its sandbox.
+        TypeError: `program` is not a program, or its input or a file is not bytes.
+        ValueError: a string has a zero byte, or a limit is not a positive number.
+        OversizedUploadError: the files or the input do not fit into the sandbox.
     """
     _check_kinds(program)
     request = {
@@ -81,10 +79,10 @@ def make_run_request(program: Program, limits: Limits, *, alone: bool, fresh: bo
 
 
 def check_texts(request: dict[str, Any]) -> None:
-    """Check that arguments, variables and paths have no zero bytes.
+    """Check that the arguments, variables and paths in a request have no zero bytes.
 
     Raises:
-        ValueError: one has a zero byte.
+        ValueError: an argument, a variable or a path has a zero byte.
     """
     texts = [*request.get("argv", ()), *request["env"], *request["env"].values(), *request.get("files", ())]
     texts += [request["cwd"]] if request["cwd"] else []
@@ -98,9 +96,9 @@ def _check_kinds(program: Program) -> None:
         raise TypeError(f"a program must be PythonCode(source=…) or Command(argv=(…)), got {type(program).__name__}.")
     if isinstance(program.argv, str):
         raise TypeError(f"argv must be a tuple of strings such as ('ls', '-l'), got the string {program.argv[:80]!r}.")
-    for what, data in (("standard input", program.stdin), *program.files.items()):
+    for part, data in (("standard input", program.stdin), *program.files.items()):
         if not isinstance(data, bytes | bytearray | memoryview):
-            raise TypeError(f"'{what}' of a program must be bytes (text.encode()), got {type(data).__name__}.")
+            raise TypeError(f"'{part}' of a program must be bytes (text.encode()), got {type(data).__name__}.")
     for name in ("wall_s", "cpu_s", "output_bytes"):
         limit = getattr(program, name)
         if limit is not None and not (isinstance(limit, int | float) and limit > 0):
@@ -115,12 +113,12 @@ def _check_size(program: Program, limits: Limits) -> None:
     """
     files = sum(map(len, program.files.values()))
     source = len(program.source) if isinstance(program, PythonCode) else 0
-    for what, size, most in (
+    for part, size, most in (
         ("files", files, limits.disk_bytes),
         ("standard input and source", len(program.stdin) + source, limits.memory_bytes // 4),
     ):
         if size > most:
             raise OversizedUploadError(
-                f"the {what} of a program must have at most {most:,} bytes, got {size:,}: raise the limit "
-                f"({'disk_bytes' if what == 'files' else 'memory_bytes; input may fill a quarter of it'}) or send less."
+                f"the {part} of a program must have at most {most:,} bytes, got {size:,}: raise the limit "
+                f"({'disk_bytes' if part == 'files' else 'memory_bytes; input may fill a quarter of it'}) or send less."
             )

@@ -1,7 +1,7 @@
-"""The root file systems in which sandboxes of the bubblewrap runtime start, each built once and shared.
+"""The root file systems of sandboxes of the bubblewrap runtime. Each is built once and shared.
 
-The root of an image holds the image, so that the cache does not remove it; least recently used roots of images are
-dropped when no sandbox is in them.
+The root of an image locks the image, so that the cache does not remove it. If there are too many roots of images that
+no sandbox uses, the least recently used ones are dropped.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from roll_sandbox.images import Hold, Image, ImageCache
+from roll_sandbox.images import Image, ImageCache, ImageLock
 from roll_sandbox.images.system import make_image_plan
 from roll_sandbox.spawner import SpawnerClient
 from roll_sandbox.system_plan import Plan, format_bwrap_arguments, make_system_plan
@@ -22,28 +22,28 @@ from roll_sandbox.types import Mount, SandboxSpec
 __all__ = ["Root", "Roots"]
 
 MAX_UNUSED = 16
-"""Most unused roots of images to keep."""
+"""Maximum number of unused roots of images to keep."""
 
 
 @dataclass(eq=False)
 class Root:
-    """One file system that sandboxes start in."""
+    """A file system in which sandboxes start."""
 
     arguments: list[str]
-    """Arguments of bwrap."""
+    """Arguments for bwrap."""
     name: str = ""
     tree: str = ""
-    """Directory in which the spawner built it, if that is root."""
+    """Directory in which the spawner built the file system, if the spawner is root."""
     layers: list[tuple[str, str]] = field(default_factory=list)
-    """Source of each layer of its image, and the target at which each sandbox's user owns it."""
-    hold: Hold | None = None
+    """For each layer of the image: its directory on this machine, and the path at which it is mounted for a sandbox."""
+    image_lock: ImageLock | None = None
     files: Path | None = None
-    """Directory of the small files that bwrap shows, if the spawner is not root."""
+    """Directory of the small files that bwrap binds into the sandbox, if the spawner is not root."""
     users: int = 0
 
 
 class Roots:
-    """The known file systems; see the module."""
+    """Builds, shares and drops root file systems."""
 
     def __init__(self, cache: ImageCache) -> None:
         self._cache = cache
@@ -53,15 +53,16 @@ class Roots:
         self._spawner: SpawnerClient | None = None
 
     async def acquire(self, spawner: SpawnerClient, spec: SandboxSpec, image: Image | None, *, merged: bool) -> Root:
-        """Return the root for this spec; call `release` when its sandbox has ended.
+        """Return the root for this spec, built if necessary; call `release` when the sandbox that uses it has ended.
 
         Raises:
-            SandboxError: it cannot be built.
+            SandboxError: the file system cannot be built.
             UnknownImageError: the image was removed meanwhile.
         """
         key = (None if image is None else image.digest, spec.mounts, merged)
         async with self._build_lock:
             if self._spawner is not spawner:
+                # The trees existed in the mount namespace of the spawner that built them.
                 self.clear()
                 self._spawner = spawner
             root = self._known.pop(key, None) or await self._build_image_root(spawner, spec, image, merged)
@@ -74,14 +75,14 @@ class Roots:
     ) -> Root:
         if image is None:
             return await self._build(spawner, make_system_plan(spec.mounts))
-        hold = await asyncio.to_thread(self._cache.hold, image)
+        image_lock = await asyncio.to_thread(self._cache.lock_image, image)
         try:
             plan = await asyncio.to_thread(make_image_plan, self._cache, image, spec.mounts, merged=merged)
             root = await self._build(spawner, plan)
         except BaseException:
-            hold.release()
+            image_lock.release()
             raise
-        root.hold = hold
+        root.image_lock = image_lock
         return root
 
     async def _build(self, spawner: SpawnerClient, plan: Plan) -> Root:
@@ -92,7 +93,7 @@ class Roots:
         self._num_built += 1
         name = f"image-{self._num_built}"
         try:
-            tree = await spawner.build_image(name, plan)
+            tree = await spawner.build_tree(name, plan)
         except BaseException:
             spawner.send(("forget", name))
             raise
@@ -100,13 +101,13 @@ class Roots:
         return Root(["--dev-bind", tree, "/", "--proc", "/proc"], name, tree, layers)
 
     def release(self, root: Root) -> None:
-        """Release a root whose sandbox has ended, or was not started."""
+        """Record that a sandbox no longer uses `root`; drop image roots beyond `MAX_UNUSED` that no sandbox uses."""
         root.users -= 1
-        unused = [key for key, each in self._known.items() if each.hold is not None and each.users == 0]
+        unused = [key for key, each in self._known.items() if each.image_lock is not None and each.users == 0]
         for key in unused[:-MAX_UNUSED]:
-            self._drop(self._known.pop(key))
+            self._drop_root(self._known.pop(key))
 
-    def _drop(self, root: Root) -> None:
+    def _drop_root(self, root: Root) -> None:
         if root.tree and self._spawner is not None:
             self._spawner.send(("forget", root.name))
         _release_files(root)
@@ -119,7 +120,7 @@ class Roots:
 
 
 def _release_files(root: Root) -> None:
-    if root.hold is not None:
-        root.hold.release()
+    if root.image_lock is not None:
+        root.image_lock.release()
     if root.files is not None:
         shutil.rmtree(root.files, ignore_errors=True)

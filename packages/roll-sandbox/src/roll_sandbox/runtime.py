@@ -12,38 +12,38 @@ __all__ = ["Runtime"]
 
 @runtime_checkable
 class Runtime(Protocol):
-    """An isolation runtime, used from one asyncio loop."""
+    """An isolation runtime: starts sandboxes. All calls must come from one event loop."""
 
     name: str
     fresh_programs: bool
-    """Whether one sandbox can run many programs one after another, each with its own namespaces and files."""
+    """Whether one sandbox can run many programs in turn, each with its own namespaces and files."""
 
     async def start(self) -> None:
         """Check that the runtime works here.
 
         Raises:
-            SandboxUnavailableError: it does not; the message says why and what to do.
+            SandboxUnavailableError: the runtime does not work here; the message says why and what to do.
         """
         ...
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
-        """Return the spec with its image pinned to what `launch` would start now: names may refer to another image
-        later.
+        """Return the spec with its image pinned to the one that `launch` would use now, since the name may later refer
+        to another image.
 
         Raises:
-            UnknownImageError: there is no such image.
+            UnknownImageError: no image has this name.
         """
         ...
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox, which accepts programs at once.
+        """Start a sandbox. Programs can be sent to it at once.
 
         Raises:
-            SandboxError: it did not start.
+            SandboxError: the sandbox did not start.
             UntrustedCodeError: this runtime does not run untrusted code.
         """
         ...
 
     async def close(self) -> None:
-        """End every sandbox; may be called twice."""
+        """End every sandbox. Calling it twice is safe."""
         ...

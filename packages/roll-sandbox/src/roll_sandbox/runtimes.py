@@ -1,4 +1,4 @@
-"""Runtimes by name; a runtime's module is imported when it is chosen."""
+"""Creates runtimes by name; the module of a runtime is imported when it is requested."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from roll_sandbox.errors import ConfigError
 from roll_sandbox.names import suggest_nearest
 from roll_sandbox.runtime import Runtime
 
-__all__ = ["check_runtime", "new_runtime"]
+__all__ = ["check_runtime", "make_runtime"]
 
 _RUNTIMES = {
     "bubblewrap": ("roll_sandbox.bubblewrap", "BubblewrapRuntime"),
@@ -18,18 +18,18 @@ _RUNTIMES = {
 
 
 def check_runtime(name: str) -> None:
-    """Check that a runtime has this name.
+    """Check that a runtime of this name exists.
 
     Raises:
-        ConfigError: no runtime has it.
+        ConfigError: no runtime has this name.
     """
     if name not in _RUNTIMES:
         known = ", ".join(sorted(_RUNTIMES))
         raise ConfigError(f"unknown sandbox runtime '{name}'.{suggest_nearest(name, _RUNTIMES)} Known: {known}.")
 
 
-def new_runtime(name: str) -> Runtime:
-    """Import the runtime called `name`, and return a new one.
+def make_runtime(name: str) -> Runtime:
+    """Return a new runtime of this name.
 
     Raises:
         ConfigError: no runtime has this name.

@@ -1,4 +1,4 @@
-"""Makes untrusted text harmless, which could otherwise control a terminal."""
+"""Escapes control characters of untrusted text, which could otherwise control a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["escape_control_chars"]
 
 
 def escape_control_chars(text: str) -> str:
-    """Return text that pages, files and terminals can show, whatever a program wrote.
+    """Return `text` with control characters and lone surrogates escaped; newlines and tabs are kept.
 
     Lone surrogates cannot be written, and control characters can move a terminal's cursor, set its title, or change the
     direction of writing.

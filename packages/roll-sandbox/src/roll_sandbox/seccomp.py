@@ -1,8 +1,9 @@
 """The system-call filter of sandboxed programs, as a BPF program for `prctl(PR_SET_SECCOMP)`.
 
-Default deny: the filter lists the allowed calls (`syscalls.py`). A refused call fails with EPERM, a call newer than the
-list with ENOSYS (so that libraries fall back); a call of a foreign architecture (32-bit calls) kills the program. The
-kernel caches which calls are always allowed, so the length of the list costs nothing per call.
+The default is to refuse: the filter lists the allowed calls (`syscalls.py`). A refused call fails with EPERM; a call
+that is newer than the list fails with ENOSYS, so that libraries fall back to an older one. A call of another
+architecture (such as a 32-bit call) kills the program. The kernel caches which calls are always allowed, so the length
+of the list does not slow down calls.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import platform
 import struct
 from collections.abc import Iterator
 
-from roll_sandbox.syscalls import get_number, list_allowed
+from roll_sandbox.syscalls import get_call_number, list_allowed_calls
 
-__all__ = ["SUPPORTED", "seccomp_filter"]
+__all__ = ["SUPPORTED", "make_seccomp_filter"]
 
 SUPPORTED = ("x86_64", "aarch64")
 
@@ -22,84 +23,94 @@ _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
 _ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCH = 0, 4
-"""Offsets in `struct seccomp_data`."""
+"""Offsets of the call's number and of the architecture in `struct seccomp_data`."""
 
 _X32_BIT = 0x40000000
 _FIRST_UNKNOWN = 463
 _NEW_NAMESPACE_FLAGS = 0x7E020080
 _UNIX, _INTERNET = 1, (2, 10)
-"""AF_UNIX; AF_INET and AF_INET6, which reach only the sandbox's loopback. Not vsock, not netlink."""
+"""The allowed address families: AF_UNIX, AF_INET and AF_INET6. The last two reach only the sandbox's loopback."""
 _SOCKET_KINDS, _PROTOCOLS = (1, 2), (0, 6, 17)
-"""Streams and datagrams; TCP and UDP. A request for another protocol makes the kernel load its module."""
+"""The allowed internet sockets: streams and datagrams; default protocol (0), TCP and UDP. For another protocol, the
+kernel would load a module.
+"""
 _TERMINAL_INJECTION = (0x5412, 0x541C)
 """TIOCSTI and TIOCLINUX, which inject input into the terminal from which the sandbox was started."""
 _SIGXFSZ = 25
-"""SIGXFSZ. A program that ignores it, as Python does, sees only a failed write, and the limit would not be noticed."""
+"""SIGXFSZ must not be ignored: a program that ignores it, as Python does, would only see a failed write, and the agent
+would not notice that the program hit the limit."""
 _PRIO_USER = 2
-"""PRIO_USER: all processes of a user."""
+"""PRIO_USER: setpriority(2) then changes all processes of a user."""
 _THREAD, _SHARED_FILES = 0x10000, 0x400
-"""CLONE_THREAD, CLONE_FILES. Locks belong to a file table, and are listed by process: see `agent/locks.py`."""
+"""CLONE_THREAD and CLONE_FILES. Only threads may share a file table, since file locks belong to it but are listed by
+process (see `agent/locks.py`).
+"""
 _OPEN_FILE_LOCKS = (37, 38)
 """F_OFD_SETLK and F_OFD_SETLKW: such locks are listed without their owner."""
 _RWF_NOWAIT = 8
-"""RWF_NOWAIT, which reveals the pages of the host's files that were read before, in a sandbox or outside."""
+"""RWF_NOWAIT, which reveals which pages of the host's files were read before, in a sandbox or outside."""
 _CORE_SIZE = 4
-"""RLIMIT_CORE, which is 1 in sandboxes: only then does no crash run the host's core file handler."""
+"""RLIMIT_CORE, which must remain 1 in sandboxes: otherwise a crash would run the host's handler of core files."""
 
 
-def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+def _make_instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
     return struct.pack("=HBBI", code, if_true, if_false, value)
 
 
 def _return_error(error: int) -> bytes:
-    return _instruction(_RETURN, _FAIL | error)
+    return _make_instruction(_RETURN, _FAIL | error)
 
 
 def _load_argument(index: int, *, high: bool = False) -> bytes:
-    """Load half of an argument. Arguments that are checked are 32 bits wide, except for pointers."""
-    return _instruction(_LOAD, 16 + 8 * index + 4 * high)
+    """Return an instruction that loads the lower half of the call's argument `index`; with `high`, the upper half.
+
+    Only pointers need both halves; all other checked arguments have 32 bits.
+    """
+    return _make_instruction(_LOAD, 16 + 8 * index + 4 * high)
 
 
-_ALLOWED = _instruction(_RETURN, _ALLOW)
+_ALLOWED = _make_instruction(_RETURN, _ALLOW)
 
 
-def _only_for(call: int, body: list[bytes]) -> list[bytes]:
-    """Run `body` for `call`, and skip it for other calls."""
-    return [_instruction(_JUMP_EQUAL, call, 0, len(body)), *body]
+def _match_call(call: int, body: list[bytes]) -> list[bytes]:
+    """Return instructions that run `body` for `call`, and skip it for other calls."""
+    return [_make_instruction(_JUMP_EQUAL, call, 0, len(body)), *body]
 
 
-def _one_of(values: tuple[int, ...], then: bytes, otherwise: bytes) -> list[bytes]:
-    tests = [_instruction(_JUMP_EQUAL, value, len(values) - index, 0) for index, value in enumerate(values)]
+def _match_any(values: tuple[int, ...], then: bytes, otherwise: bytes) -> list[bytes]:
+    tests = [_make_instruction(_JUMP_EQUAL, value, len(values) - index, 0) for index, value in enumerate(values)]
     return [*tests, otherwise, then]
 
 
-def _if_not_equal(value: int, then: list[bytes]) -> list[bytes]:
-    """Continue if `value` is loaded; else run `then`."""
-    return [_instruction(_JUMP_EQUAL, value, len(then), 0), *then]
+def _branch_if_not_equal(value: int, then: list[bytes]) -> list[bytes]:
+    """Return instructions that run `then` if the loaded value is not `value`."""
+    return [_make_instruction(_JUMP_EQUAL, value, len(then), 0), *then]
 
 
-def _if_equal(value: int, then: list[bytes]) -> list[bytes]:
-    """Run `then` if `value` is loaded; else continue."""
-    return [_instruction(_JUMP_EQUAL, value, 0, len(then)), *then]
+def _branch_if_equal(value: int, then: list[bytes]) -> list[bytes]:
+    """Return instructions that run `then` if the loaded value is `value`."""
+    return [_make_instruction(_JUMP_EQUAL, value, 0, len(then)), *then]
 
 
 def _allow_queries(pointer: int) -> list[bytes]:
-    """Allow a call that only queries; report success without effect for one that sets.
+    """Return instructions for a call that sets a value, or only queries it (if the argument `pointer` is NULL).
 
-    Some programs (Go) abort if the setting fails.
+    Queries are allowed. A call that sets a value has no effect but succeeds, since some programs (Go) abort if it
+    fails.
     """
+    # An instruction compares 32 bits. A pointer whose lower half is 0 is not NULL, so both halves are tested.
     done = [_return_error(0)]
     return [
         _load_argument(pointer),
-        *_if_not_equal(0, done),
+        *_branch_if_not_equal(0, done),
         _load_argument(pointer, high=True),
-        *_if_not_equal(0, done),
+        *_branch_if_not_equal(0, done),
         _ALLOWED,
     ]
 
 
-def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """Yield the first and last of each run of consecutive numbers."""
+def _group_consecutive(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Yield the first and last number of each range of consecutive numbers in a sorted list."""
     first = last = numbers[0]
     for value in numbers[1:]:
         if value != last + 1:
@@ -109,73 +120,73 @@ def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
     yield first, last
 
 
-def _socket_rules() -> list[bytes]:
-    """Return the rules of `socket`: local sockets, and internet sockets that need no kernel module."""
+def _make_socket_rules() -> list[bytes]:
+    """Return the rules for `socket`: allow local sockets, and internet sockets that need no kernel module."""
     internet = [
         _load_argument(1),
-        _instruction(_AND, 0xF),  # the rest are flags
-        _instruction(_JUMP_EQUAL, _SOCKET_KINDS[0], 2, 0),
-        _instruction(_JUMP_EQUAL, _SOCKET_KINDS[1], 1, 0),
+        _make_instruction(_AND, 0xF),  # the rest are flags
+        _make_instruction(_JUMP_EQUAL, _SOCKET_KINDS[0], 2, 0),
+        _make_instruction(_JUMP_EQUAL, _SOCKET_KINDS[1], 1, 0),
         _return_error(errno.ESOCKTNOSUPPORT),
         _load_argument(2),
-        *_one_of(_PROTOCOLS, _ALLOWED, _return_error(errno.EPROTONOSUPPORT)),
+        *_match_any(_PROTOCOLS, _ALLOWED, _return_error(errno.EPROTONOSUPPORT)),
     ]
     return [
         _load_argument(0),
-        _instruction(_JUMP_EQUAL, _UNIX, 0, 1),
+        _make_instruction(_JUMP_EQUAL, _UNIX, 0, 1),
         _ALLOWED,
-        _instruction(_JUMP_EQUAL, _INTERNET[0], 2, 0),
-        _instruction(_JUMP_EQUAL, _INTERNET[1], 1, 0),
+        _make_instruction(_JUMP_EQUAL, _INTERNET[0], 2, 0),
+        _make_instruction(_JUMP_EQUAL, _INTERNET[1], 1, 0),
         _return_error(errno.EAFNOSUPPORT),
         *internet,
     ]
 
 
-def _argument_rules() -> list[tuple[str, list[bytes]]]:
-    """Return the calls that depend on their arguments, each with its rules."""
+def _make_argument_rules() -> list[tuple[str, list[bytes]]]:
+    """Return the calls of `CHECKED`, each with the instructions that decide about it, mostly by its arguments."""
     refused = _return_error(errno.EPERM)
     clones = [
         _load_argument(0),
-        _instruction(_JUMP_ANY_BIT, _NEW_NAMESPACE_FLAGS, 0, 1),
+        _make_instruction(_JUMP_ANY_BIT, _NEW_NAMESPACE_FLAGS, 0, 1),
         refused,
-        _instruction(_JUMP_ANY_BIT, _THREAD, 0, 1),
+        _make_instruction(_JUMP_ANY_BIT, _THREAD, 0, 1),
         _ALLOWED,
-        _instruction(_JUMP_ANY_BIT, _SHARED_FILES, 0, 1),
+        _make_instruction(_JUMP_ANY_BIT, _SHARED_FILES, 0, 1),
         refused,
         _ALLOWED,
     ]
-    # For another family, the kernel makes a socket, and loads its module, before it finds that it cannot be paired.
-    pairs = [_load_argument(0), *_if_not_equal(_UNIX, [_return_error(errno.EAFNOSUPPORT)]), _ALLOWED]
-    locks = [_load_argument(1), *_one_of(_OPEN_FILE_LOCKS, _return_error(errno.EINVAL), _ALLOWED)]
+    # For another family, the kernel would create a socket and load its module before it finds that it cannot pair it.
+    pairs = [_load_argument(0), *_branch_if_not_equal(_UNIX, [_return_error(errno.EAFNOSUPPORT)]), _ALLOWED]
+    locks = [_load_argument(1), *_match_any(_OPEN_FILE_LOCKS, _return_error(errno.EINVAL), _ALLOWED)]
     reads = [
         _load_argument(5),
-        _instruction(_JUMP_ANY_BIT, _RWF_NOWAIT, 0, 1),
+        _make_instruction(_JUMP_ANY_BIT, _RWF_NOWAIT, 0, 1),
         _return_error(errno.EOPNOTSUPP),
         _ALLOWED,
     ]
-    terminal = [_load_argument(1), *_one_of(_TERMINAL_INJECTION, refused, _ALLOWED)]
-    limits = [_load_argument(0), *_if_not_equal(_CORE_SIZE, [_ALLOWED]), _return_error(0)]
+    terminal = [_load_argument(1), *_match_any(_TERMINAL_INJECTION, refused, _ALLOWED)]
+    limits = [_load_argument(0), *_branch_if_not_equal(_CORE_SIZE, [_ALLOWED]), _return_error(0)]
     own_limits = [
         _load_argument(0),
-        *_if_not_equal(0, [refused]),
+        *_branch_if_not_equal(0, [refused]),
         _load_argument(1),
-        *_if_not_equal(_CORE_SIZE, [_ALLOWED]),
+        *_branch_if_not_equal(_CORE_SIZE, [_ALLOWED]),
         *_allow_queries(2),
     ]
-    signals = [_load_argument(0), *_if_not_equal(_SIGXFSZ, [_ALLOWED]), *_allow_queries(1)]
+    signals = [_load_argument(0), *_branch_if_not_equal(_SIGXFSZ, [_ALLOWED]), *_allow_queries(1)]
     # The agent, the first process, must get CPU time when a program's time is over.
     priority = [
         _load_argument(0),
-        *_if_equal(_PRIO_USER, [refused]),
+        *_branch_if_equal(_PRIO_USER, [refused]),
         _load_argument(1),
-        *_if_equal(1, [refused]),
+        *_branch_if_equal(1, [refused]),
         _ALLOWED,
     ]
-    turns = [_load_argument(0), *_if_equal(1, [refused]), _ALLOWED]
+    turns = [_load_argument(0), *_branch_if_equal(1, [refused]), _ALLOWED]
     return [
         ("clone", clones),
         ("clone3", [_return_error(errno.ENOSYS)]),  # its flags are behind a pointer; libraries fall back to clone
-        ("socket", _socket_rules()),
+        ("socket", _make_socket_rules()),
         ("socketpair", pairs),
         ("fcntl", locks),
         ("preadv2", reads),
@@ -193,8 +204,8 @@ def _argument_rules() -> list[tuple[str, list[bytes]]]:
     ]
 
 
-def seccomp_filter(architecture: str | None = None) -> bytes:
-    """Return the filter as an array of `struct sock_filter`.
+def make_seccomp_filter(architecture: str | None = None) -> bytes:
+    """Return the filter for an architecture, by default this machine's, as an array of `struct sock_filter`.
 
     Raises:
         ValueError: this architecture is not supported.
@@ -203,21 +214,22 @@ def seccomp_filter(architecture: str | None = None) -> bytes:
     if architecture not in SUPPORTED:
         raise ValueError(f"architecture must be one of {', '.join(SUPPORTED)}, got '{architecture}'")
     refused = _return_error(errno.EPERM)
+    # Numbers of system calls depend on the architecture, which a program can choose for each call (seccomp(2)).
     program = [
-        _instruction(_LOAD, _ARCH),
-        _instruction(_JUMP_EQUAL, _AUDIT_ARCH[architecture], 1, 0),
-        _instruction(_RETURN, _KILL),
-        _instruction(_LOAD, _NUMBER),
+        _make_instruction(_LOAD, _ARCH),
+        _make_instruction(_JUMP_EQUAL, _AUDIT_ARCH[architecture], 1, 0),
+        _make_instruction(_RETURN, _KILL),
+        _make_instruction(_LOAD, _NUMBER),
     ]
-    if architecture == "x86_64":
-        program += [_instruction(_JUMP_AT_LEAST, _X32_BIT, 0, 1), _instruction(_RETURN, _KILL)]
-    for name, body in _argument_rules():
-        program += _only_for(get_number(name, architecture), body)
-    program += [_instruction(_JUMP_AT_LEAST, _FIRST_UNKNOWN, 0, 1), _return_error(errno.ENOSYS)]
-    for first, last in _ranges(list_allowed(architecture)):
+    if architecture == "x86_64":  # x32 calls have the same architecture, and this bit in their number
+        program += [_make_instruction(_JUMP_AT_LEAST, _X32_BIT, 0, 1), _make_instruction(_RETURN, _KILL)]
+    for name, body in _make_argument_rules():
+        program += _match_call(get_call_number(name, architecture), body)
+    program += [_make_instruction(_JUMP_AT_LEAST, _FIRST_UNKNOWN, 0, 1), _return_error(errno.ENOSYS)]
+    for first, last in _group_consecutive(list_allowed_calls(architecture)):
         program += [
-            _instruction(_JUMP_AT_LEAST, last + 1, 3, 0),
-            _instruction(_JUMP_AT_LEAST, first, 0, 1),
+            _make_instruction(_JUMP_AT_LEAST, last + 1, 3, 0),
+            _make_instruction(_JUMP_AT_LEAST, first, 0, 1),
             _ALLOWED,
             refused,
         ]

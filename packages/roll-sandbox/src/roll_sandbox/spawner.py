@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll_sandbox.agent_code import spawner_source
+from roll_sandbox.agent_code import get_spawner_source
 from roll_sandbox.errors import SandboxError, SandboxUnavailableError
 from roll_sandbox.system_plan import Plan
 
-__all__ = ["Child", "SpawnerClient"]
+__all__ = ["SandboxProcess", "SpawnerClient"]
 
 START_S = 60.0
-"""How long a spawner may take to start; it takes 0.1 s on an idle machine."""
+"""Timeout for the start of a spawner, which takes 0.1 s on an idle machine."""
 END_S = 10.0
 _MESSAGE_BYTES = 1 << 17
 _NOT_RUNNING = "the spawner is not running"
@@ -27,7 +27,7 @@ _START_FAILED = "the spawner does not start"
 
 
 @dataclass(kw_only=True)
-class Child:
+class SandboxProcess:
     """A sandbox's outermost process."""
 
     identity: int
@@ -44,14 +44,14 @@ class Child:
 
 
 class SpawnerClient:
-    """A client that starts sandboxes through the spawner; belongs to one event loop."""
+    """Starts sandboxes through the spawner; belongs to one event loop."""
 
     def __init__(self, process: subprocess.Popen[Any], control: socket.socket) -> None:
         self.facts: dict[str, Any] = {}
         self.is_lost = False
         self._process = process
         self._control = control
-        self._children: dict[int, Child] = {}
+        self._processes: dict[int, SandboxProcess] = {}
         self._images: dict[str, asyncio.Future[str]] = {}
         self._zygote: asyncio.Future[None] | None = None
         self._next = 0
@@ -62,18 +62,19 @@ class SpawnerClient:
 
     @classmethod
     async def start(cls) -> SpawnerClient:
-        """Start the spawner's process.
+        """Start the spawner's process, and return a client once the spawner is ready.
 
         Raises:
-            SandboxUnavailableError: it does not start.
+            SandboxUnavailableError: the spawner does not start.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        # A message must fit into the send buffer (EMSGSIZE), and the plan of a file system may be long.
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _MESSAGE_BYTES)
         starting = asyncio.ensure_future(asyncio.to_thread(_start_process, theirs))
         try:
             with theirs:
-                # A canceled caller waits as well: the thread cannot be stopped, and its process must be ended.
+                # Wait even if the caller was canceled: the thread cannot be stopped, and its process must be ended.
                 await asyncio.wait([asyncio.shield(starting)])
         except asyncio.CancelledError:
             await asyncio.wait([starting])
@@ -91,17 +92,17 @@ class SpawnerClient:
         except BaseException as error:
             await client.close()
             if isinstance(error, TimeoutError):
-                why = f"no answer within {START_S:g} s; the machine may be overloaded"
+                reason = f"it did not answer within {START_S:g} s; the machine may be overloaded"
             elif isinstance(error, SandboxError):
-                why = f"it exited {_describe_exit(client._process.returncode)}; see its messages on standard error"
+                reason = f"it exited {_describe_exit(client._process.returncode)}; see its messages on standard error"
             else:
                 raise
-            raise SandboxUnavailableError(f"{_START_FAILED}: {why}") from error
+            raise SandboxUnavailableError(f"{_START_FAILED}: {reason}") from error
         return client
 
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
-        """Send one message, with file descriptors."""
-        with contextlib.suppress(OSError):  # `_read` notices that it is gone
+        """Send one message, with file descriptors; do nothing if the spawner has ended."""
+        with contextlib.suppress(OSError):  # `_read` notices that the spawner has ended
             socket.send_fds(self._control, [marshal.dumps(message)], list(descriptors))
 
     def _read(self) -> None:
@@ -131,58 +132,58 @@ class SpawnerClient:
         _resolve(self._images.pop(name), directory, error)
 
     def _on_started(self, identity: int, counters: Sequence[tuple[str, str]] | None) -> None:
-        child = self._children[identity]
+        child = self._processes[identity]
         if not child.started.done():
             child.started.set_result(counters or ())
 
     def _on_ended(self, identity: int, status: int, error: str) -> None:
-        child = self._children.pop(identity)
+        child = self._processes.pop(identity)
         if not child.started.done():
             child.started.set_exception(SandboxError(f"cannot start a sandbox: {error or f'status {status}'}"))
         if not child.ended.done():
             child.ended.set_result(None)
 
     def _on_lost(self) -> None:
-        """Mark the spawner, and with it every sandbox, as gone."""
+        """Mark the spawner, and with it every sandbox, as ended."""
         self.is_lost = True
         self._loop.remove_reader(self._control.fileno())
         self._fail_all()
 
     def _fail_all(self) -> None:
-        """Fail all pending requests."""
+        """Fail all pending requests, and mark every sandbox as ended."""
         for future in (self._ready, self._zygote, *self._images.values()):
             if future is not None and not future.done():
                 future.set_exception(SandboxError(_NOT_RUNNING))
-                future.exception()  # marks it as retrieved: no caller may be left
+                future.exception()  # marks it as retrieved, since no caller may be waiting
         self._images.clear()
-        for identity in list(self._children):
+        for identity in list(self._processes):
             self._on_ended(identity, -1, _NOT_RUNNING)
 
     def check_running(self) -> None:
         """Check that the spawner runs.
 
         Raises:
-            SandboxError: it is gone or was closed.
+            SandboxError: the spawner has ended or was closed.
         """
         if self.is_lost:
             raise SandboxError(_NOT_RUNNING)
 
     async def start_zygote(self, arguments: list[str], stderr_fd: int, code_fd: int) -> None:
-        """Start a zygote, from which sandboxes are forked.
+        """Start the zygote, from which sandboxes are forked.
 
         Raises:
-            SandboxError: it does not start.
+            SandboxError: the zygote does not start.
         """
         self.check_running()
         self._zygote = self._loop.create_future()
         self.send(("zygote", arguments), [stderr_fd, code_fd])
         await self._zygote
 
-    async def build_image(self, name: str, plan: Plan) -> str:
-        """Build a file system, and return its directory.
+    async def build_tree(self, name: str, plan: Plan) -> str:
+        """Build the file system of a plan under the given name, and return its directory.
 
         Raises:
-            SandboxError: it cannot be built.
+            SandboxError: the file system cannot be built.
         """
         self.check_running()
         self._images[name] = future = self._loop.create_future()
@@ -197,16 +198,16 @@ class SpawnerClient:
         limits: dict[str, int],
         stderr_fd: int,
         code_fd: int,
-    ) -> Child:
-        """Start a sandbox whose agent's file descriptors 0 and 1 are the other end of `Child.socket`.
+    ) -> SandboxProcess:
+        """Start a sandbox, and return its outermost process; `SandboxProcess.socket` is connected to the agent.
 
         Args:
-            tree: file system of the sandbox, if the zygote forks it.
-            arguments: bwrap's command line otherwise.
-            layers: source and target of each layer of an image, which is shown as owned by the sandbox's user.
+            tree: directory of the sandbox's file system, if the zygote forks it; otherwise `None`.
+            arguments: bwrap's command line, if `tree` is `None`.
+            layers: source and target of each layer of an image; the sandbox's user owns the layers' files.
             limits: limits of the control group.
             stderr_fd: file descriptor for the standard error of bwrap and the agent.
-            code_fd: file descriptor of the agent's code, for bwrap.
+            code_fd: file descriptor of the agent's code, if bwrap starts the sandbox.
 
         Raises:
             SandboxError: the sandbox cannot be started.
@@ -214,14 +215,14 @@ class SpawnerClient:
         self.check_running()
         ours, theirs = socket.socketpair()
         self._next += 1
-        child = Child(
+        child = SandboxProcess(
             identity=self._next,
             socket=ours,
             spawner=self,
             ended=self._loop.create_future(),
             started=self._loop.create_future(),
         )
-        self._children[child.identity] = child
+        self._processes[child.identity] = child
         self.send(("start", child.identity, tree, arguments, layers, limits), [theirs.fileno(), stderr_fd, code_fd])
         theirs.close()
         try:
@@ -247,28 +248,30 @@ class SpawnerClient:
 
 
 def _start_process(control: socket.socket) -> subprocess.Popen[Any]:
-    """Start a spawner, connected to the manager by `control`."""
-    # The socket must be file descriptor 3: a line of Python before the program moves it without a shell.
+    """Start the process of a spawner, which gets the socket `control` to the manager."""
+    # The socket must be file descriptor 3; a line of Python before the program moves it there.
     number = control.fileno()
     code = f"import os\nif {number} != 3: os.dup2({number}, 3); os.close({number})\n"
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-B", "-c", code + spawner_source()],
+        [sys.executable, "-I", "-S", "-B", "-c", code + get_spawner_source()],
         pass_fds=[number],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=None,
         env={"LC_ALL": "C.UTF-8"},
+        # A new session, since Ctrl-C sends SIGINT to the terminal's process group, and the spawner must outlive its
+        # manager.
         start_new_session=True,
     )
 
 
 def _describe_exit(code: int | None) -> str:
-    """Return a description of a process's exit status."""
+    """Return how a process exited, as the end of a sentence: `by signal 9`, or `with exit code 1`."""
     return f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
 
 
 def _resolve(future: asyncio.Future[Any], value: Any, error: str) -> None:
-    """Resolve a request with the spawner's answer, a value or an error."""
+    """Resolve the future of a request with `value`, or fail it with a `SandboxError` if `error` is not empty."""
     if future.done():  # the caller was canceled
         return
     if error:

@@ -1,7 +1,7 @@
-"""The `subprocess` runtime, without isolation: for development with trusted code on machines without bubblewrap.
+"""The `subprocess` runtime, which has no isolation: for development with trusted code on machines without bubblewrap.
 
-Programs run as this user, see its files and its network, and can do everything that this user can. The agent enforces
-limits on time, output, memory and processes, which protects against accidents, not attacks.
+Programs run as this user, and can do everything that this user can. The agent enforces limits on time, output, memory
+and processes, as protection against accidents, not against attacks.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import subprocess
 import tempfile
 from typing import Any
 
-from roll_sandbox.agent_code import agent_source
+from roll_sandbox.agent_code import get_agent_source
 from roll_sandbox.agent_sandbox import Sandbox
 from roll_sandbox.connection import AgentConnection
 from roll_sandbox.counters import Counters
@@ -31,7 +31,7 @@ _PREFIX = "roll-unsafe-sandbox-"
 
 
 class SubprocessRuntime:
-    """The subprocess runtime; see the module and `runtime.Runtime`."""
+    """Runs every sandbox as a subprocess without isolation; see `runtime.Runtime`."""
 
     name = "subprocess"
     fresh_programs = False
@@ -44,11 +44,11 @@ class SubprocessRuntime:
         """Do nothing: the runtime works everywhere."""
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
-        """Return the spec as it is: the runtime has no images."""
+        """Return the spec unchanged: the runtime has no images."""
         return spec
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
-        """Start an agent in a directory of its own.
+        """Start an agent in a new directory, and return it as a sandbox.
 
         Raises:
             UntrustedCodeError: the spec is not marked as trusted, or needs mounts or an image.
@@ -59,13 +59,14 @@ class SubprocessRuntime:
                 "runtime, or set SandboxSpec(trust='trusted') for code that you wrote yourself."
             )
         if spec.mounts or spec.image:
-            raise UntrustedCodeError("the subprocess runtime does not support mounts and images.")
+            raise UntrustedCodeError("the subprocess runtime has no mounts and images: use bubblewrap or docker.")
         directory = tempfile.mkdtemp(prefix=_PREFIX)
         ours, theirs = socket.socketpair()
         with theirs:
+            # In a thread: forking a large process takes long, and would block the loop.
             process = await asyncio.to_thread(
                 subprocess.Popen,
-                [str(find_interpreter()), "-SsPB", "-c", agent_source()],
+                [str(find_interpreter()), "-SsPB", "-c", get_agent_source()],
                 stdin=theirs.fileno(),
                 stdout=theirs.fileno(),
                 stderr=subprocess.DEVNULL,
@@ -101,7 +102,10 @@ class SubprocessRuntime:
     async def _wait_and_clean_up(
         self, process: subprocess.Popen[Any], directory: str, ended: asyncio.Future[None]
     ) -> None:
-        """Wait for the agent, which ends its programs and itself when its connection closes, and clean up after it."""
+        """Wait until the agent has ended, kill the processes left in its process group, and remove its directory.
+
+        The agent ends when its connection closes.
+        """
         try:
             await asyncio.to_thread(process.wait)
         finally:

@@ -1,10 +1,10 @@
-"""Sandboxes for synchronous code: scripts, notebooks.
+"""The synchronous interface, for scripts and notebooks.
 
 with connect_sync(url, token) as sandboxes:
     print(sandboxes.execute(PythonCode(source="print(1)")).stdout)
 
-The work runs in a thread with an event loop of its own, so the caller's thread may run one, too. Ctrl-C cancels a
-waiting call, which ends its program, and is raised once that is done.
+The work runs in a separate thread with its own event loop, so the caller's thread may run an event loop, too. Ctrl-C
+cancels a waiting call: its program is ended, and then `KeyboardInterrupt` is raised.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ __all__ = ["SyncJob", "SyncSandbox", "SyncSandboxes", "SyncSession", "connect_sy
 
 _T = TypeVar("_T")
 _SIGNAL_POLL_S = 0.2
-"""Longest single wait. A signal that arrives just before the main thread waits for a lock, or in another thread, does
-not interrupt the wait, and Python handles it only afterwards.
+"""Maximum seconds of a single wait in the caller's thread. Python handles some signals only after the wait: those that
+arrive in another thread, or just before the main thread waits for a lock.
 """
 
 
-class _Loop:
-    """An event loop in a thread of its own."""
+class _LoopThread:
+    """An event loop in a separate thread."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="roll-sandboxes", daemon=True)
         self._thread.start()
 
-    def wait(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """Run `work` in the loop and return its result.
+    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run a coroutine in the loop and return its result.
 
-        An exception in the caller's thread (Ctrl-C) cancels `work`, and is raised once that has ended.
+        An exception in the caller's thread (Ctrl-C) cancels the coroutine, and is raised once the coroutine has ended.
         """
         if not self._thread.is_alive():
             work.close()
@@ -53,6 +53,7 @@ class _Loop:
         try:
             return _wait_interruptibly(future)
         except BaseException:
+            # The caller may use the manager again, so wait until the canceled call has ended its program.
             if future.cancel():
                 while not ended.wait(_SIGNAL_POLL_S):
                     pass
@@ -61,10 +62,10 @@ class _Loop:
     def call(self, function: Callable[..., _T], *arguments: Any) -> _T:
         """Call a function in the loop's thread and return its result."""
 
-        async def work() -> _T:
+        async def call_in_loop() -> _T:
             return function(*arguments)
 
-        return self.wait(work())
+        return self.run(call_in_loop())
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -74,7 +75,7 @@ class _Loop:
 
 
 def _wait_interruptibly(work: Future[_T]) -> _T:
-    """Return a result of another thread; a signal meanwhile is handled within `_SIGNAL_POLL_S`."""
+    """Wait for a future of another thread, and return its result. Signals are handled within `_SIGNAL_POLL_S`."""
     while not work.done():
         wait([work], _SIGNAL_POLL_S)
     return work.result()
@@ -90,7 +91,7 @@ async def _set_when_done(work: Coroutine[Any, Any, _T], ended: threading.Event) 
 class SyncJob:
     """A synchronous `Job`."""
 
-    def __init__(self, loop: _Loop, job: Job) -> None:
+    def __init__(self, loop: _LoopThread, job: Job) -> None:
         self._loop, self._job = loop, job
 
     def done(self) -> bool:
@@ -103,10 +104,10 @@ class SyncJob:
 
     def set_limits(self, *, wall_s: float, cpu_s: float | None) -> float:
         """Set new limits; see `Job.set_limits`."""
-        return self._loop.wait(self._job.set_limits(wall_s=wall_s, cpu_s=cpu_s))
+        return self._loop.run(self._job.set_limits(wall_s=wall_s, cpu_s=cpu_s))
 
     def write(self, data: bytes) -> None:
-        """Write standard input for an `interactive` program."""
+        """Write data to the standard input of an `interactive` program."""
         self._loop.call(self._job.write, data)
 
     def end_input(self) -> None:
@@ -114,14 +115,14 @@ class SyncJob:
         self._loop.call(self._job.end_input)
 
     def stream(self) -> Iterator[Chunk]:
-        """Yield the output from the beginning until the job ends."""
+        """Yield all output from the beginning, until the job ends."""
         chunks = self._job.stream()
-        while (chunk := self._loop.wait(_next_chunk(chunks))) is not None:
+        while (chunk := self._loop.run(_next_chunk(chunks))) is not None:
             yield chunk
 
     def wait(self) -> ExecutionResult:
         """Wait for the end of the job and return its result; see `Job.wait`."""
-        return self._loop.wait(self._job.wait())
+        return self._loop.run(self._job.wait())
 
 
 async def _next_chunk(chunks: Any) -> Chunk | None:
@@ -131,7 +132,7 @@ async def _next_chunk(chunks: Any) -> Chunk | None:
 class SyncSession:
     """A synchronous `Session`."""
 
-    def __init__(self, loop: _Loop, session: Session) -> None:
+    def __init__(self, loop: _LoopThread, session: Session) -> None:
         self._loop, self._session = loop, session
 
     @property
@@ -141,29 +142,29 @@ class SyncSession:
 
     def run(self, command: str, *, wall_s: float | None = None) -> ExecutionResult:
         """Run a command; see `Session.run`."""
-        return self._loop.wait(self._session.run(command, wall_s=wall_s))
+        return self._loop.run(self._session.run(command, wall_s=wall_s))
 
     def start(self, command: str, *, wall_s: float | None = None) -> SyncJob:
         """Start a command; see `Session.start`."""
-        return SyncJob(self._loop, self._loop.wait(self._session.start(command, wall_s=wall_s)))
+        return SyncJob(self._loop, self._loop.run(self._session.start(command, wall_s=wall_s)))
 
     def background(self, command: str, *, wall_s: float | None = None) -> SyncJob:
         """Start a background job; see `Session.background`."""
-        return SyncJob(self._loop, self._loop.wait(self._session.background(command, wall_s=wall_s)))
+        return SyncJob(self._loop, self._loop.run(self._session.background(command, wall_s=wall_s)))
 
     def close(self) -> None:
-        """End the shell and all that it started."""
-        self._loop.wait(self._session.close())
+        """End the shell and everything that it started."""
+        self._loop.run(self._session.close())
 
 
 class SyncSandbox:
     """A synchronous `Sandbox`. `with` closes it at the end."""
 
-    def __init__(self, loop: _Loop, sandbox: Sandbox) -> None:
+    def __init__(self, loop: _LoopThread, sandbox: Sandbox) -> None:
         self._loop, self._sandbox = loop, sandbox
         self.spec, self.home = sandbox.spec, sandbox.home
         self.name: str = getattr(sandbox, "name", "")
-        """Name of the sandbox in a service; empty for one of this machine."""
+        """Name of the sandbox in a service; empty for a sandbox of this machine."""
 
     def __enter__(self) -> Self:
         return self
@@ -178,54 +179,54 @@ class SyncSandbox:
 
     def execute(self, program: Program) -> ExecutionResult:
         """Run a program; see `Sandbox.execute`."""
-        return self._loop.wait(self._sandbox.execute(program))
+        return self._loop.run(self._sandbox.execute(program))
 
     def start(self, program: Program) -> SyncJob:
         """Start a program; see `Sandbox.start`."""
-        return SyncJob(self._loop, self._loop.wait(self._sandbox.start(program)))
+        return SyncJob(self._loop, self._loop.run(self._sandbox.start(program)))
 
     def session(self, *, env: dict[str, str] | None = None, cwd: str | None = None) -> SyncSession:
         """Open a shell; see `Sandbox.session`."""
-        return SyncSession(self._loop, self._loop.wait(self._sandbox.session(env=env, cwd=cwd)))
+        return SyncSession(self._loop, self._loop.run(self._sandbox.session(env=env, cwd=cwd)))
 
     def read_file(self, path: str, *, max_bytes: int = 2**26) -> bytes:
         """Return a file's content; see `Sandbox.read_file`."""
-        return self._loop.wait(self._sandbox.read_file(path, max_bytes=max_bytes))
+        return self._loop.run(self._sandbox.read_file(path, max_bytes=max_bytes))
 
     def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
         """Write a file; see `Sandbox.write_file`."""
-        self._loop.wait(self._sandbox.write_file(path, data, mode=mode))
+        self._loop.run(self._sandbox.write_file(path, data, mode=mode))
 
     def snapshot(self) -> Snapshot:
-        """Return the present files; see `Sandbox.snapshot`."""
-        return self._loop.wait(self._sandbox.snapshot())
+        """Return the current files; see `Sandbox.snapshot`."""
+        return self._loop.run(self._sandbox.snapshot())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Replace the files; see `Sandbox.restore`."""
-        self._loop.wait(self._sandbox.restore(snapshot))
+        self._loop.run(self._sandbox.restore(snapshot))
 
     def close(self) -> None:
         """End everything in the sandbox."""
-        self._loop.wait(self._sandbox.close())
+        self._loop.run(self._sandbox.close())
 
 
 class SyncSandboxes:
-    """A synchronous `SandboxManager`; see the module.
+    """A synchronous `SandboxManager`.
 
     Args:
-        make: makes the manager; called in the loop's thread.
+        make: creates the manager; called in the loop's thread.
     """
 
     def __init__(self, make: Callable[[], SandboxManager]) -> None:
         self._make = make
-        self._loop: _Loop
+        self._loop: _LoopThread
         self._manager: SandboxManager
 
     def __enter__(self) -> Self:
-        self._loop = _Loop()
+        self._loop = _LoopThread()
         try:
             self._manager = self._loop.call(self._make)
-            self._loop.wait(self._manager.start())
+            self._loop.run(self._manager.start())
         except BaseException:
             self._loop.close()
             raise
@@ -235,7 +236,7 @@ class SyncSandboxes:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            self._loop.wait(self._manager.close())
+            self._loop.run(self._manager.close())
         finally:
             self._loop.close()
 
@@ -246,21 +247,21 @@ class SyncSandboxes:
 
     def execute(self, program: Program, *, spec: SandboxSpec | None = None) -> ExecutionResult:
         """Run one program; see `SandboxManager.execute`."""
-        return self._loop.wait(self._manager.execute(program, spec=spec))
+        return self._loop.run(self._manager.execute(program, spec=spec))
 
     @contextmanager
     def running(self, program: Program, *, spec: SandboxSpec | None = None) -> Iterator[SyncJob]:
-        """Run the body with a program's job; see `SandboxManager.running`."""
+        """Start an interactive program, and yield its job; see `SandboxManager.running`."""
         job = self._manager.running(program, spec=spec)
-        begun = SyncJob(self._loop, self._loop.wait(job.__aenter__()))
+        sync_job = SyncJob(self._loop, self._loop.run(job.__aenter__()))
         try:
-            yield begun
+            yield sync_job
         finally:
-            self._loop.wait(job.__aexit__(None, None, None))
+            self._loop.run(job.__aexit__(None, None, None))
 
     def create(self, spec: SandboxSpec | None = None, *, snapshot: Snapshot | None = None) -> SyncSandbox:
         """Create a sandbox; see `SandboxManager.create`."""
-        return SyncSandbox(self._loop, self._loop.wait(self._manager.create(spec, snapshot=snapshot)))
+        return SyncSandbox(self._loop, self._loop.run(self._manager.create(spec, snapshot=snapshot)))
 
     def health(self) -> dict[str, int]:
         """Return the manager's counts; see `SandboxManager.health`."""
@@ -271,11 +272,11 @@ def connect_sync(url: str, token: str, **settings: Any) -> SyncSandboxes:
     """Return a synchronous manager of a service's sandboxes: `with connect_sync(url, token) as sandboxes: ...`
 
     Args:
-        url: as for `connect`.
-        token: as for `connect`.
-        settings: as for `connect`.
+        url: address of the service, as for `connect`.
+        token: token of the service, as for `connect`.
+        settings: further arguments of `connect`.
 
     Raises:
-        As `connect`, in `with`.
+        The errors of `connect`, when `with` begins.
     """
     return SyncSandboxes(lambda: connect(url, token, **settings))

@@ -1,14 +1,14 @@
-"""The system calls that a program in a sandbox may make, with their numbers on x86-64 and on aarch64 (`-`: not there).
+"""The system calls that a program in a sandbox may make, with their numbers on x86-64 and aarch64 (`-`: none).
 
 Calls that are not listed are refused: mounts and namespaces, tracing and reading other processes, kernel modules and
 keys, BPF, performance events, io_uring and its predecessor (whose queues count against a limit of the whole host),
-userfaultfd, clocks, extended attributes, which pages of a file are cached. Fifteen calls are allowed with some
-arguments only, and three fail as if they were not supported; `seccomp.py` implements those.
+userfaultfd, setting clocks and extended attributes, and querying which pages of a file are cached. `seccomp.py` has the
+rules for fifteen calls that are allowed only with some arguments, and for three that fail as if they did not exist.
 """
 
 from __future__ import annotations
 
-__all__ = ["CHECKED", "get_number", "list_allowed"]
+__all__ = ["CHECKED", "get_call_number", "list_allowed_calls"]
 
 _ARCHITECTURES = ("x86_64", "aarch64")
 
@@ -32,7 +32,9 @@ CHECKED = {
     "lsetxattr": (189, 6),
     "fsetxattr": (190, 7),
 }
-"""Calls that are allowed or refused by their arguments."""
+"""Calls with their own rules in `seccomp.py`, mostly about their arguments; for each call, its numbers on x86-64 and
+aarch64.
+"""
 
 _ALLOWED = """
 # files
@@ -93,14 +95,14 @@ mq_timedsend 242 182, mq_timedreceive 243 183, mq_notify 244 184, mq_getsetattr 
 """
 
 
-def list_allowed(architecture: str) -> list[int]:
-    """Return the sorted numbers of all calls that are allowed with any arguments."""
+def list_allowed_calls(architecture: str) -> list[int]:
+    """Return, in ascending order, the numbers on `architecture` of the system calls allowed with any arguments."""
     column = 1 + _ARCHITECTURES.index(architecture)
     lines = [line for line in _ALLOWED.splitlines() if not line.startswith("#")]
     entries = [entry.split() for line in lines for entry in line.split(",") if entry.strip()]
     return sorted({int(entry[column]) for entry in entries if entry[column] != "-"})
 
 
-def get_number(name: str, architecture: str) -> int:
-    """Return the number of one of the checked calls."""
+def get_call_number(name: str, architecture: str) -> int:
+    """Return the number that the system call `name`, one of `CHECKED`, has on an architecture."""
     return CHECKED[name][_ARCHITECTURES.index(architecture)]

@@ -1,8 +1,8 @@
-"""The part of the host that a sandbox sees: its programs and libraries, read-only, and no data of its users.
+"""Plans of a sandbox's file system: which parts of the host it contains, read-only, without data of the host's users.
 
-A plan is a sequence of steps, each ("bind", source, target), ("copy", source, target) for small files, ("directory",
-path), ("file", path, bytes), ("link", content, path) or ("layer", source, target) for a layer of an image. A spawner
-that is root builds it (`host/image.py`); otherwise bwrap does.
+A plan is a sequence of steps: ("bind", source, target), ("copy", source, target) for small files, ("directory", path),
+("file", path, bytes), ("link", content, path) or ("layer", source, target) for a layer of an image. A spawner that is
+root builds the file system (`host/image.py`); otherwise bwrap does.
 """
 
 from __future__ import annotations
@@ -44,12 +44,13 @@ _ACCOUNTS = {
 
 @functools.cache
 def find_interpreter() -> Path:
-    """Return the Python that runs in sandboxes: this one, without its virtual environment."""
+    """Return the path of the Python interpreter for sandboxes: this one, outside its virtual environment."""
+    # The interpreter of a virtual environment needs its pyvenv.cfg, which sandboxes do not see.
     return Path(getattr(sys, "_base_executable", "") or sys.executable).resolve()
 
 
 def make_environment() -> dict[str, str]:
-    """Return the environment variables of every program."""
+    """Return the environment variables that every program gets in a sandbox without an image."""
     return {
         "PATH": f"{find_interpreter().parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": HOME,
@@ -61,7 +62,7 @@ def make_environment() -> dict[str, str]:
 
 @functools.cache
 def make_system_plan(mounts: tuple[Mount, ...]) -> Plan:
-    """Return the steps for a system with these mounts.
+    """Return the plan of the file system for sandboxes without an image and with these mounts.
 
     Raises:
         SandboxUnavailableError: a mount's source does not exist, or a path is not absolute.
@@ -75,11 +76,11 @@ def make_system_plan(mounts: tuple[Mount, ...]) -> Plan:
 
 
 def plan_host(below: str, *, python: str) -> list[tuple[Any, ...]]:
-    """Return the steps that show this machine's programs and libraries below a directory.
+    """Return the steps that bind this machine's programs and libraries below a directory.
 
     Args:
-        below: the directory; empty for the root.
-        python: target of the interpreter's prefix, where that is not below /usr.
+        below: the directory; empty for the root directory.
+        python: target for the interpreter's prefix, if the prefix is not below /usr.
     """
     steps: list[tuple[Any, ...]] = [("bind", "/usr", f"{below}/usr")]
     for name in _TOP_LEVEL:
@@ -96,7 +97,7 @@ def plan_host(below: str, *, python: str) -> list[tuple[Any, ...]]:
 
 
 def plan_devices() -> list[tuple[Any, ...]]:
-    """Return the steps for /dev."""
+    """Return the steps that provide /dev."""
     steps: list[tuple[Any, ...]] = [("directory", path) for path in ("/dev/pts", "/dev/shm")]
     steps += [("bind", f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
     steps += [("link", "/proc/self/fd", "/dev/fd"), ("link", "pts/ptmx", "/dev/ptmx")]
@@ -107,7 +108,7 @@ def plan_devices() -> list[tuple[Any, ...]]:
 
 
 def resolve_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
-    """Check the mounts, and return them with the links of their sources resolved.
+    """Check the mounts, and return them with symbolic links in their sources resolved.
 
     Raises:
         SandboxUnavailableError: a source does not exist, or a path is not absolute.
@@ -127,9 +128,11 @@ def resolve_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
 
 
 def format_bwrap_arguments(plan: Plan, files: Path) -> list[str]:
-    """Return a plan as bwrap arguments, for a spawner that is not root. Small files are put into `files`, an empty
-    directory.
+    """Return arguments with which bwrap builds the file system of a plan.
+
+    The small files of the plan are written to the empty directory `files`, from which bwrap mounts them.
     """
+    # bwrap applies arguments in their order (bwrap(1)), so the root becomes read-only after everything is in it.
     arguments = ["--tmpfs", "/"]
     for step, *rest in plan:
         if step == "directory":

@@ -1,8 +1,8 @@
-"""Bounded headers of untrusted archives, checked before `tarfile` parses them.
+"""Bounds the headers of untrusted archives before `tarfile` parses them.
 
-`tarfile` searches extended headers for numbers with regular expressions in quadratic time (CVE-2024-6232, before Python
-3.12.6 and 3.11.10), reads chains of headers by recursion, copies global headers into every member, and reads maps of
-sparse files into memory whole.
+`tarfile` parses numbers in extended headers in quadratic time (CVE-2024-6232, before Python 3.12.6 and 3.11.10), reads
+chains of headers recursively, copies global headers into every member, and reads the whole map of a sparse file into
+memory.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ import re
 import tarfile
 from typing import Any
 
-__all__ = ["Header"]
+__all__ = ["BoundedTarInfo"]
 
 _MAX_BYTES = 2**17
 _MAX_CHAINED = 8
 _MAX_GLOBAL = 64
 _MAX_PIECES = 2**12
-"""Most pieces of a sparse file."""
+"""Maximum number of pieces of a sparse file."""
 _NUMBER = re.compile(rb"[0-9]{64}")
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENDING = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 
-class Header(tarfile.TarInfo):
-    """A bounded header for `tarfile.open(..., tarinfo=Header)`.
+class BoundedTarInfo(tarfile.TarInfo):
+    """A `TarInfo` that checks the bounds of headers while reading, for `tarfile.open(..., tarinfo=BoundedTarInfo)`.
 
-    The file must be able to seek back over its last read. A refused header raises `tarfile.ReadError`.
+    The file must support seeking back over its last read. A header that exceeds a bound raises `tarfile.ReadError`.
     """
 
     def _proc_member(self, tarfile: Any) -> Any:
         chained = getattr(tarfile, "chained_headers", 0)
         if chained == _MAX_CHAINED or len(tarfile.pax_headers) > _MAX_GLOBAL:
-            raise _make_header_error("too many headers for one entry")
+            raise _make_header_error("an entry or the archive has too many extended headers")
         if self.type not in _EXTENDING:
             return super()._proc_member(tarfile)  # type: ignore[misc]
         if not 0 <= self.size <= _MAX_BYTES:
-            raise _make_header_error(f"a header of {self.size:,} bytes")
+            raise _make_header_error(f"a header has {self.size:,} bytes, more than {_MAX_BYTES:,}")
         if self.type in _PAX and _NUMBER.search(_peek(tarfile.fileobj, self.size)):
-            raise _make_header_error("a header with a number of 64 digits or more")
+            raise _make_header_error("a header has a number of 64 digits or more")
         tarfile.chained_headers = chained + 1
         try:
             return super()._proc_member(tarfile)  # type: ignore[misc]
@@ -47,21 +47,21 @@ class Header(tarfile.TarInfo):
 
     def _proc_sparse(self, tarfile: Any) -> Any:
         if self._sparse_structs[1]:  # type: ignore[attr-defined]
-            raise _make_header_error("a sparse file in many pieces")
+            raise _make_header_error("a sparse file has an invalid map, or too many pieces")
         return super()._proc_sparse(tarfile)  # type: ignore[misc]
 
     def _proc_gnusparse_10(self, next: Any, pax_headers: Any, tarfile: Any) -> None:
         number = _peek(tarfile.fileobj, 512).partition(b"\n")[0]
         if not number.isdigit() or len(number) > 9 or int(number) > _MAX_PIECES:
-            raise _make_header_error("a sparse file in many pieces")
+            raise _make_header_error("a sparse file has an invalid map, or too many pieces")
         super()._proc_gnusparse_10(next, pax_headers, tarfile)  # type: ignore[misc]
 
 
 def _peek(file: Any, size: int) -> bytes:
     start = file.tell()
-    found: bytes = file.read(size)
+    data: bytes = file.read(size)
     file.seek(start)
-    return found
+    return data
 
 
 def _make_header_error(what: str) -> tarfile.TarError:

@@ -38,12 +38,12 @@ class Limit(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a program ended. Values that are limits have the names of `Limit`."""
+    """How a program ended. If a limit ended it, the outcome has the name of that `Limit`."""
 
     EXITED = "exited"
     """The program exited by itself, with an exit code."""
     SIGNALLED = "signalled"
-    """A signal ended it, other than by a limit."""
+    """A signal ended the program, and no limit was the cause."""
     WALL_TIME = "wall_time"
     CPU_TIME = "cpu_time"
     MEMORY = "memory"
@@ -60,12 +60,12 @@ class Limits:
     wall_s: float = 10.0
     """Wall time of one program, in seconds from its start."""
     cpu_s: float | None = None
-    """CPU seconds of one program and all that it starts, together; `None`: only `wall_s` bounds it."""
+    """CPU seconds of one program together with everything that it starts; `None`: no limit on CPU time."""
     memory_bytes: int = 512 * 2**20
-    """Memory of everything in the sandbox, its files included."""
+    """Memory of everything in the sandbox, including its files."""
     max_processes: int = 64
-    """Live processes and threads in the sandbox. Each session, and each program beyond the first ones that run at the
-    same time, counts as one more, for its init.
+    """Live processes and threads in the sandbox. The init process of each session counts, too, and so do the inits of
+    programs beyond the first few that run at the same time.
     """
     max_open_files: int = 256
     file_size_bytes: int = 64 * 2**20
@@ -84,7 +84,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A file or directory of the host that programs may read, if any user of the host may.
+    """A file or directory of the host that programs may read. It must be readable for every user of the host.
 
     Its content should not change while sandboxes use it: they may see the old content.
     """
@@ -92,33 +92,33 @@ class Mount:
     source: str
     target: str
     upload: bool = False
-    """Whether to upload the content to a remote service, once (up to 16 MiB); otherwise `source` is a path there."""
+    """Whether to upload the content (up to 16 MiB) to a service; otherwise `source` is a path on its machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxSpec:
-    """The kind of a sandbox. Unused sandboxes with equal specs are interchangeable: pools are kept per spec."""
+    """The properties of a sandbox. Unused sandboxes with equal specs are interchangeable: each spec has a pool."""
 
     limits: Limits = field(default_factory=Limits)
     trust: Trust = "untrusted"
     """Whether the code is trusted. The `subprocess` runtime runs trusted code only."""
     mounts: tuple[Mount, ...] = ()
-    """Read-only additions, for example a directory of Python packages."""
+    """Files and directories of the host to show in the sandbox, such as a directory of Python packages."""
     python_path: tuple[str, ...] = ()
     """Directories in the sandbox from which Python programs may import, in addition to the standard library."""
     preload: tuple[str, ...] = ()
-    """Modules that a sandbox imports in advance, so that programs need not wait for them."""
+    """Modules that a sandbox imports in advance, so that importing them in a program takes no time."""
     pool: str = ""
-    """Programs of different pools never use the same sandbox, not even one after the other. A checker that gets data
-    that a candidate must not see (the expected output) needs a pool of its own: the agent may keep a copy in its
-    memory, and programs are forks of it.
+    """Name of a separate pool. Programs of different pools never use the same sandbox, not even one after the other. A
+    checker whose data a candidate must not see (the expected output) needs a separate pool: the agent may keep a copy
+    in its memory, and programs are forks of the agent.
     """
     image: str | None = None
     """Image whose files and programs replace this machine's: a name that the runtime knows (`docker`: an image of the
     engine; `bubblewrap`: an image of `roll-sandbox image list`).
     """
     affinity: str = ""
-    """Sandboxes of a service with the same affinity are placed on the same worker, if it has room."""
+    """Sandboxes with the same affinity are placed on the same worker of a service, if it has room."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ class _Settings:
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Content by path, written before the program starts; relative paths are below home."""
     env: Mapping[str, str] = field(default_factory=dict)
-    """Added to the few variables that every program gets (PATH, HOME, LANG)."""
+    """Further environment variables, in addition to those of every program (PATH, HOME, LANG)."""
     cwd: str | None = None
     """Working directory; `None`: home."""
     interactive: bool = False
@@ -140,11 +140,11 @@ class _Settings:
     """Whether to open file descriptor 3, whose data becomes `ExecutionResult.result`, separate from stdout and stderr.
     """
     wall_s: float | None = None
-    """Instead of the spec's limit."""
+    """Wall-clock limit in seconds, instead of the spec's."""
     cpu_s: float | None = None
-    """Instead of the spec's limit."""
+    """CPU limit in seconds, instead of the spec's."""
     output_bytes: int | None = None
-    """Instead of the spec's limit."""
+    """Output limit in bytes, instead of the spec's."""
 
     def __post_init__(self) -> None:
         size = self.terminal
@@ -161,7 +161,7 @@ class Command(_Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class PythonCode(_Settings):
-    """Python source, run as `__main__` by a fork of a running interpreter, without the start of one."""
+    """Python source, run as `__main__` by a fork of a running interpreter, so that no interpreter has to start."""
 
     source: str
     argv: tuple[str, ...] = ()
@@ -173,7 +173,7 @@ Program: TypeAlias = Command | PythonCode
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """A piece of output, as received."""
+    """A chunk of output, as received."""
 
     stream: Literal["stdout", "stderr", "result"]
     data: bytes
@@ -191,10 +191,10 @@ class ExecutionResult:
     result: bytes = b""
     """Data written to file descriptor 3, if `result` was set."""
     limits_hit: frozenset[Limit] = frozenset()
-    """All limits that the program hit, also those that it survived."""
+    """All limits that the program hit, including those that it survived."""
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    """CPU seconds of the program and all that it started, as counted by the kernel; docs/security.md lists the
+    """CPU seconds of the program and everything that it started, as counted by the kernel. docs/security.md lists
     exceptions.
     """
     peak_memory_bytes: int = 0
@@ -202,18 +202,18 @@ class ExecutionResult:
 
     @property
     def ok(self) -> bool:
-        """Whether the program ended by itself with exit code 0."""
+        """Whether the program exited by itself with exit code 0."""
         return self.outcome is Outcome.EXITED and self.exit_code == 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """Resources that everything in a sandbox uses."""
+    """The resource usage of a sandbox."""
 
     cpu_s: float
     """CPU seconds since the sandbox's start."""
     memory_bytes: int
-    """Present memory of its processes; shared pages count once."""
+    """Current memory of the sandbox's processes; shared pages count once."""
 
 
 @dataclass(frozen=True, kw_only=True)

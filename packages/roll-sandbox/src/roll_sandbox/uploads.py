@@ -1,10 +1,10 @@
-"""Directories of a client in sandboxes of a service: uploaded once, and identified by the digest of their content.
+"""Uploads directories of a client, which sandboxes of a service can mount. Each is identified by its content's digest.
 
     client: Mount(upload=True) ──► source `upload:DIGEST` + files, once per connection
     server: checks them, stores them for their owner ──► to a worker, with its first sandbox that mounts them
-    worker: writes them below a directory of its own ──► a mount like any other
+    worker: writes them below its own directory ──► a mount like any other
 
-Digests are not trusted: server and worker compute them again. An owner can mount only its own uploads.
+Digests are not trusted: server and worker compute them again. Owners can mount only their own uploads.
 """
 
 from __future__ import annotations
@@ -30,41 +30,41 @@ from roll_sandbox.types import Mount, SandboxSpec
 __all__ = ["Files", "OwnedUploads", "WrittenUploads", "compute_digest", "format_upload_source", "read_directory"]
 
 Files: TypeAlias = Mapping[str, bytes]
-"""Content of files by path, relative to the directory."""
+"""The content of each file, by its path relative to the directory."""
 
 MAX_BYTES = 2**24
-"""Most bytes of all directories of one owner."""
+"""Maximum bytes of all directories of one owner."""
 _MAX_FILES = 4096
 _SCHEME = "upload:"
 
 
 def read_directory(directory: str | os.PathLike[str]) -> dict[str, bytes]:
-    """Return the content of the files below a directory, by relative path, without links and compiled Python.
+    """Return the content of the files below a directory, by relative path. Links and compiled Python are left out.
 
     Raises:
-        OversizedUploadError: the files are too many or too large.
+        OversizedUploadError: there are too many files, or they are too large.
     """
-    found: dict[str, bytes] = {}
+    content: dict[str, bytes] = {}
     num_bytes = 0
     for path in sorted(Path(directory).rglob("*")):
         if path.is_symlink() or not path.is_file() or "__pycache__" in path.parts:
             continue
         num_bytes += path.stat().st_size
-        if num_bytes > MAX_BYTES or len(found) >= _MAX_FILES:
+        if num_bytes > MAX_BYTES or len(content) >= _MAX_FILES:
             raise OversizedUploadError(
-                f"the directory '{directory}' has more than {MAX_BYTES:,} bytes or {_MAX_FILES:,} files, the most "
-                "that can be uploaded: mount a smaller directory, or start the service with `--mounts`."
+                f"the directory '{directory}' has more than {MAX_BYTES:,} bytes or {_MAX_FILES:,} files, the "
+                "limits of an upload: mount a smaller directory, or start the service with `--mounts`."
             )
-        found[path.relative_to(directory).as_posix()] = path.read_bytes()
-    return found
+        content[path.relative_to(directory).as_posix()] = path.read_bytes()
+    return content
 
 
 def compute_digest(files: Files) -> str:
     """Return the digest of the names and contents of files."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(files):
-        found.update(f"{len(name.encode())}:{name}:{len(files[name])}:".encode() + files[name])
-    return found.hexdigest()
+        digest.update(f"{len(name.encode())}:{name}:{len(files[name])}:".encode() + files[name])
+    return digest.hexdigest()
 
 
 def list_uploads(spec: SandboxSpec) -> list[str]:
@@ -73,18 +73,18 @@ def list_uploads(spec: SandboxSpec) -> list[str]:
 
 
 def format_upload_source(digest: str) -> str:
-    """Return the source of a mount of an uploaded directory."""
+    """Return the `Mount.source` that refers to the uploaded directory with this digest."""
     return _SCHEME + digest
 
 
 def _check_files(digest: str, files: object) -> dict[str, bytes]:
-    """Check received files, and return them.
+    """Check the received files of a directory, and return them.
 
     Raises:
-        SandboxRequestError: a name or a content is invalid, or the digest does not match.
+        SandboxRequestError: a name or the content of a file is invalid, or the digest does not match.
     """
     if not isinstance(files, dict) or len(files) > _MAX_FILES:
-        raise SandboxRequestError(f"an uploaded directory must be an object of at most {_MAX_FILES:,} files by name.")
+        raise SandboxRequestError(f"an uploaded directory must map at most {_MAX_FILES:,} names to contents.")
     for name, data in files.items():
         plain = isinstance(name, str) and 0 < len(name) < 1024 and "\0" not in name and name.isprintable()
         if not plain or not isinstance(data, bytes) or any(part in ("", ".", "..") for part in name.split("/")):
@@ -102,39 +102,39 @@ class OwnedUploads:
     def __init__(self) -> None:
         self._files: defaultdict[str, dict[str, dict[str, bytes]]] = defaultdict(dict)
         self._refused: dict[str, tuple[str, RollSandboxError]] = {}
-        """The last refused digest of each owner, and the error."""
+        """For each owner, the last digest that was refused, and the error."""
 
     def add(self, owner: str, digest: str, files: object) -> None:
-        """Store a directory for its owner.
+        """Check and store an uploaded directory of an owner, unless the owner already has it.
 
         Raises:
             SandboxRequestError: the directory is invalid.
             SandboxQuotaError: the owner has uploaded too much.
         """
         try:
-            self._add(owner, digest, files)
+            self._add_checked(owner, digest, files)
         except RollSandboxError as error:
             self._refused[owner] = digest, error
             raise
 
-    def _add(self, owner: str, digest: str, files: object) -> None:
-        own = self._files[owner]
-        if digest in own:
+    def _add_checked(self, owner: str, digest: str, files: object) -> None:
+        uploads = self._files[owner]
+        if digest in uploads:
             return
-        found = _check_files(digest, files)
-        num_bytes = sum(len(name) + len(data) for each in (*own.values(), found) for name, data in each.items())
+        checked = _check_files(digest, files)
+        num_bytes = sum(len(name) + len(data) for each in (*uploads.values(), checked) for name, data in each.items())
         if num_bytes > MAX_BYTES:
             raise SandboxQuotaError(
                 f"the uploads of '{owner}' must have at most {MAX_BYTES:,} bytes together, got {num_bytes:,}."
             )
-        own[digest] = found
+        uploads[digest] = checked
 
     def check(self, owner: str, spec: SandboxSpec) -> None:
         """Check that the owner has uploaded every directory that the spec mounts.
 
         Raises:
             SandboxRequestError: a directory was not uploaded.
-            RollSandboxError: its upload was refused; this is the error of that.
+            RollSandboxError: the upload of a directory was refused; this error says why.
         """
         for digest in list_uploads(spec):
             if digest in self._files.get(owner, {}):
@@ -148,8 +148,8 @@ class OwnedUploads:
 
     def select(self, owner: str, spec: SandboxSpec, *, exclude: Collection[str]) -> dict[str, dict[str, bytes]]:
         """Return, by digest, the stored directories that a spec mounts, except those in `exclude`."""
-        own = self._files.get(owner, {})
-        return {digest: own[digest] for digest in list_uploads(spec) if digest in own and digest not in exclude}
+        uploads = self._files.get(owner, {})
+        return {digest: uploads[digest] for digest in list_uploads(spec) if digest in uploads and digest not in exclude}
 
 
 class WrittenUploads:
@@ -159,7 +159,7 @@ class WrittenUploads:
         self._root: Path | None = None
 
     def add(self, digest: str, files: Files) -> None:
-        """Write a directory, unless it exists.
+        """Check and write an uploaded directory, unless it has already been written.
 
         Raises:
             SandboxRequestError: the digest does not match, or one name is both a file and a directory.
@@ -167,25 +167,26 @@ class WrittenUploads:
         files = _check_files(digest, files)
         if self._root is None:
             self._root = Path(tempfile.mkdtemp(prefix="roll-sandbox-uploads-"))
-            self._root.chmod(0o755)  # sandboxes read it with UIDs of their own
+            self._root.chmod(0o755)  # sandboxes read it with other UIDs
         place = self._root / digest
         if place.is_dir():
             return
-        made = Path(tempfile.mkdtemp(dir=self._root))
+        directory = Path(tempfile.mkdtemp(dir=self._root))
         try:
             for name, data in files.items():
-                path = made / name
+                path = directory / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(data)
-            for path in (made, *made.rglob("*")):
+            for path in (directory, *directory.rglob("*")):
                 path.chmod(0o755 if path.is_dir() else 0o644)
-            made.rename(place)
+            # One rename makes the directory visible, so that a directory with its final name is complete.
+            directory.rename(place)
         except (FileExistsError, NotADirectoryError, IsADirectoryError):
-            shutil.rmtree(made, ignore_errors=True)
+            shutil.rmtree(directory, ignore_errors=True)
             raise SandboxRequestError("an uploaded directory uses one name for a file and a directory.") from None
 
     def resolve_mount(self, mount: Mount) -> Mount | None:
-        """Return a mount of the written directory; `None` if the mount is not of an upload.
+        """Return the mount with the written directory as its source; `None` if `mount` is not of an uploaded directory.
 
         Raises:
             SandboxError: the directory did not reach this worker.

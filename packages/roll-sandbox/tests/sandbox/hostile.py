@@ -64,14 +64,14 @@ def _ends(*outcomes: Outcome) -> dict[str, Any]:
 _RESOURCES = [
     _python(
         "fork bomb",
-        "processes are bounded",
+        "the number of processes is bounded",
         "while True: os.fork()",
         wall_s=3.0,
         outcomes=frozenset({Outcome.PROCESSES, Outcome.WALL_TIME, Outcome.MEMORY}),
     ),
     _python(
         "fork bomb that ignores errors",
-        "processes are bounded, all are ended",
+        "the number of processes is bounded, and all are killed",
         """
 while True:
     try: os.fork()
@@ -83,7 +83,7 @@ while True:
     ),
     Hostile(
         name="shell fork bomb",
-        proves="processes are bounded, all are ended",
+        proves="the number of processes is bounded, and all are killed",
         program=Command(argv=("bash", "-c", ":() { :|:& }; :; sleep 50"), wall_s=1.0),
         outcomes=frozenset({Outcome.WALL_TIME, Outcome.PROCESSES}),
         limits=frozenset({Limit.PROCESSES}),
@@ -104,7 +104,7 @@ except RuntimeError:
     ),
     _python(
         "zombies",
-        "processes that no process waits for count too",
+        "zombies count as processes",
         """
 try:
     for _ in range(5000):
@@ -118,13 +118,13 @@ except OSError:
     ),
     _python(
         "memory bomb",
-        "memory is bounded",
+        "the memory of a program is bounded",
         "x = bytearray(2**31); x[::4096] = b'1' * len(x[::4096])",
         **_ends(Outcome.MEMORY),
     ),
     _python(
         "memory in many processes",
-        "memory is bounded over all processes",
+        "the memory of all processes together is bounded",
         """
 for _ in range(20):
     if os.fork() == 0:
@@ -151,7 +151,7 @@ while True:
     ),
     _python(
         "memory shared between processes",
-        "shared memory counts",
+        "shared memory counts as memory",
         """
 import mmap
 x = mmap.mmap(-1, 2**30)
@@ -162,14 +162,14 @@ print("BREACH")
     ),
     _python(
         "huge integer",
-        "a number that cannot be computed takes its time limit, not more",
+        "a computation that is too long ends at the time limit",
         "10 ** 10 ** 10",
         cpu_s=0.5,
         outcomes=frozenset({Outcome.CPU_TIME, Outcome.MEMORY}),
     ),
     _python(
         "catastrophic regular expression",
-        "C code that never returns is ended",
+        "C code that never returns is killed",
         """
 import re
 re.match(r"(a+)+$", "a" * 60 + "b")
@@ -179,7 +179,7 @@ re.match(r"(a+)+$", "a" * 60 + "b")
     ),
     _python(
         "endless loop in four processes",
-        "CPU time is bounded over all processes",
+        "the CPU time of all processes together is bounded",
         """
 for _ in range(3): os.fork()
 while True: pass
@@ -188,10 +188,10 @@ while True: pass
         wall_s=15.0,
         **_ends(Outcome.CPU_TIME),
     ),
-    _python("sleep", "wall time is bounded", "time.sleep(1000)", wall_s=0.3, **_ends(Outcome.WALL_TIME)),
+    _python("sleep", "the wall time is bounded", "time.sleep(1000)", wall_s=0.3, **_ends(Outcome.WALL_TIME)),
     _python(
-        "sleep deaf to signals",
-        "a program cannot prevent its end",
+        "sleep that ignores signals",
+        "a program cannot avoid being killed",
         """
 for number in range(1, 65):
     try: signal.signal(number, signal.SIG_IGN)
@@ -204,14 +204,14 @@ while True:
     ),
     _python(
         "stopped process",
-        "a stopped process is ended",
+        "a stopped process is killed",
         "os.kill(os.getpid(), signal.SIGSTOP); print('BREACH')",
         wall_s=0.3,
         **_ends(Outcome.WALL_TIME),
     ),
     _python(
         "endless recursion in C",
-        "a crash is that program's only",
+        "a crash ends only that program",
         """
 sys.setrecursionlimit(10**9)
 class A: pass
@@ -224,7 +224,7 @@ f(0)
     ),
     _python(
         "disk filler",
-        "files are bounded",
+        "the size of all files together is bounded",
         """
 for n in range(100):
     with open(f"f{n}", "wb") as f: f.write(bytes(4 * 2**20))
@@ -235,7 +235,7 @@ print("BREACH")
     ),
     _python(
         "disk filler elsewhere",
-        "/tmp and /dev/shm share the bound",
+        "/tmp and /dev/shm share this limit with home",
         """
 for n in range(20):
     for d in ("/tmp", "/dev/shm"):
@@ -262,7 +262,7 @@ print("BREACH")
         **_ends(Outcome.FILE_SIZE),
     ),
     _python(
-        "the limit on files behind a pointer",
+        "a file limit passed through a pointer",
         "a pointer whose lower half is zero does not count as null",
         """
 libc.mmap.restype = ctypes.c_void_p
@@ -275,20 +275,28 @@ except OSError: print("BREACH")
 """,
         **_ends(Outcome.FILE_SIZE),
     ),
-    _python("output flood", "output is bounded", "while True: os.write(1, b'x' * 65536)", **_ends(Outcome.OUTPUT)),
     _python(
-        "error flood", "standard error is bounded", "while True: os.write(2, b'x' * 65536)", **_ends(Outcome.OUTPUT)
+        "output flood",
+        "the size of the output is bounded",
+        "while True: os.write(1, b'x' * 65536)",
+        **_ends(Outcome.OUTPUT),
+    ),
+    _python(
+        "error flood",
+        "the size of standard error is bounded",
+        "while True: os.write(2, b'x' * 65536)",
+        **_ends(Outcome.OUTPUT),
     ),
     _python(
         "result flood",
-        "the result is bounded",
+        "the size of the result is bounded",
         "while True: os.write(3, b'x' * 65536)",
         result=True,
         **_ends(Outcome.OUTPUT),
     ),
     _python(
         "output flood by a child",
-        "output of all processes is bounded",
+        "the output of all processes together is bounded",
         """
 if os.fork() == 0:
     while True: os.write(1, b"y" * 65536)
@@ -296,10 +304,12 @@ time.sleep(1000)
 """,
         **_ends(Outcome.OUTPUT),
     ),
-    _refused("file descriptors", "open files are bounded", "refused(lambda: [os.dup(0) for _ in range(100000)])"),
+    _refused(
+        "file descriptors", "the number of open files is bounded", "refused(lambda: [os.dup(0) for _ in range(100000)])"
+    ),
     _python(
         "sockets within sockets",
-        "descriptors on their way are bounded",
+        "the number of descriptors in flight between sockets is bounded",
         """
 first, second = socket.socketpair()
 try:
@@ -313,8 +323,8 @@ except OSError: print("refused")
         says=b"refused",
     ),
     _python(
-        "ending the agent for want of memory",
-        "whichever process the kernel kills, the memory counts as the program's",
+        "out of memory in the agent",
+        "whichever process the kernel kills, the program has exceeded its memory limit",
         """
 with open("/proc/self/oom_score_adj", "w") as file: file.write("0")
 for n in range(12):
@@ -343,7 +353,7 @@ time.sleep(1000)
     ),
     _python(
         "file locks of processes that ended",
-        "no lock outlives the process that it is listed by; a lock of an open file is listed without one",
+        "locks that belong to no single process are refused, because they could not be attributed to a program",
         """
 import fcntl, struct
 refused(call, 56, 0x400 | 17, 0, 0, 0, 0)
@@ -362,7 +372,7 @@ refused(call, 206, 65536, place)
     ),
     _python(
         "CPU time of children that no process waits for",
-        "the kernel counts them, so ignoring their end does not hide them",
+        "the kernel counts their time, so a program cannot hide it by not waiting for them",
         """
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 while True:
@@ -378,7 +388,7 @@ while True:
     ),
     _python(
         "CPU time without a timer",
-        "whatever a program does to its own timers and limits, its time is counted",
+        "CPU time is counted even if a program changes its own timers and limits",
         """
 for timer in (signal.ITIMER_PROF, signal.ITIMER_VIRTUAL, signal.ITIMER_REAL): signal.setitimer(timer, 0)
 for number in (signal.SIGPROF, signal.SIGXCPU, signal.SIGVTALRM): signal.signal(number, signal.SIG_IGN)
@@ -395,7 +405,7 @@ while True: pass
     ),
     _refused(
         "limits of the first process",
-        "limits of others cannot be set",
+        "a program cannot set the limits of other processes",
         "refused(resource.prlimit, 1, resource.RLIMIT_NOFILE, (0, 0))",
     ),
 ]
@@ -416,7 +426,7 @@ refused(s.connect, ("1.1.1.1", 53))
     ),
     _refused(
         "a server on the host",
-        "the host's loopback is separate",
+        "the host's loopback is not reachable",
         """
 s = socket.socket(); s.settimeout(2)
 refused(s.connect, ("127.0.0.1", HOST_PORT))
@@ -429,17 +439,19 @@ refused(s.connect, ("127.0.0.1", HOST_PORT))
     ),
     _refused(
         "a socket file of the host",
-        "the host's files are not there",
+        "the host's files are not visible",
         "refused(socket.socket(socket.AF_UNIX).connect, 'HOST_SOCKET')",
     ),
     _refused("name lookup", "there is no network", "refused(socket.getaddrinfo, 'example.com', 80)"),
     _refused(
-        "vsock", "a virtual machine's socket to its host is closed", "refused(socket.socket, 40, socket.SOCK_STREAM)"
+        "vsock",
+        "the socket of a virtual machine to its host is blocked",
+        "refused(socket.socket, 40, socket.SOCK_STREAM)",
     ),
-    _refused("raw packets", "packet sockets are closed", "refused(socket.socket, 17, socket.SOCK_RAW)"),
+    _refused("raw packets", "packet sockets are blocked", "refused(socket.socket, 17, socket.SOCK_RAW)"),
     _python(
         "rare protocols",
-        "only TCP and UDP, so no kernel module is loaded for a program",
+        "only TCP and UDP are allowed, so a program cannot make the kernel load a module",
         """
 for kind in ((1, 132), (5, 0), (5, 132), (6, 0), (6, 33), (2, 136), (1, 262), (2, 1), (3, 255)):
     try: socket.socket(2, *kind); print("BREACH", kind)
@@ -449,8 +461,8 @@ for kind in ((1, 132), (5, 0), (5, 132), (6, 0), (6, 33), (2, 136), (1, 262), (2
         says=b"refused\n" * 9,
     ),
     _python(
-        "pairs of other families",
-        "socket pairs are local: no other family is allowed",
+        "socket pairs of other families",
+        "socket pairs of families other than local are blocked",
         """
 for family in (2, 10, 16, 17, 38, 40, 45):
     for kind, protocol in ((1, 0), (2, 0), (3, 0), (1, 262), (2, 136)):
@@ -459,10 +471,10 @@ for family in (2, 10, 16, 17, 38, 40, 45):
 """,
         says=b"refused\n" * 35,
     ),
-    _refused("netlink", "the kernel's network configuration is closed", "refused(socket.socket, 16, socket.SOCK_RAW)"),
+    _refused("netlink", "the kernel's network configuration is blocked", "refused(socket.socket, 16, socket.SOCK_RAW)"),
     _python(
         "network devices",
-        "only an own loopback exists",
+        "the only device is the program's own loopback",
         """
 names = {line.split(":")[0].strip() for line in open("/proc/net/dev").read().splitlines()[2:]}
 print("refused" if names <= {"lo"} else f"BREACH {names}")
@@ -472,14 +484,14 @@ print("refused" if names <= {"lo"} else f"BREACH {names}")
 ]
 
 _HOST = [
-    _refused("passwords", "the host's /etc is not there", "refused(lambda: open('/etc/shadow').read())"),
+    _refused("passwords", "the host's /etc is not visible", "refused(lambda: open('/etc/shadow').read())"),
     _refused(
-        "a file in the host's /tmp", "the host's /tmp is not there", "refused(lambda: open('HOST_CANARY').read())"
+        "a file in the host's /tmp", "the host's /tmp is not visible", "refused(lambda: open('HOST_CANARY').read())"
     ),
-    _refused("a file of ROLL", "the host's files are not there", "refused(lambda: open('HOST_SOURCE').read())"),
+    _refused("a file of ROLL", "the host's files are not visible", "refused(lambda: open('HOST_SOURCE').read())"),
     _python(
         "homes",
-        "there is no home but its own",
+        "the only home is the sandbox's own",
         """
 print("refused" if {name for name in os.listdir("/home") if name[0] != "."} == {"user"} else "BREACH")
 """,
@@ -487,7 +499,7 @@ print("refused" if {name for name in os.listdir("/home") if name[0] != "."} == {
     ),
     _python(
         "environment",
-        "no variable of the host's is there",
+        "the environment has no variable of the host",
         """
 texts = [repr(dict(os.environ))]
 for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -498,25 +510,31 @@ print("BREACH" if re.search("CANARY" + "-[0-9a-f]{32}", "".join(texts)) else "re
 """,
         says=b"refused",
     ),
-    _refused("the root of the first process", "its files are out of reach", "refused(os.listdir, '/proc/1/root')"),
+    _refused(
+        "the root of the first process", "the agent's files cannot be reached", "refused(os.listdir, '/proc/1/root')"
+    ),
     _refused(
         "the descriptors of the first process",
-        "the line to the host is out of reach",
+        "the agent's connection to the host cannot be reached",
         "refused(os.listdir, '/proc/1/fd')",
     ),
     _python(
         "a core file",
-        "a crash does not start the host's handler of core files",
+        "a crash does not start the host's core-dump handler",
         """
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 print("refused" if resource.getrlimit(resource.RLIMIT_CORE) == (1, 1) else "BREACH")
 """,
         says=b"refused",
     ),
-    _refused("the memory of the first process", "it cannot be read or changed", "refused(open, '/proc/1/mem', 'r+b')"),
+    _refused(
+        "the memory of the first process",
+        "the agent's memory cannot be read or changed",
+        "refused(open, '/proc/1/mem', 'r+b')",
+    ),
     _python(
         "own descriptors",
-        "a program inherits only its own",
+        "a program inherits only its own descriptors",
         """
 found = {int(name) for name in os.listdir("/proc/self/fd")}
 print("refused" if max(found) <= 3 else f"BREACH {found}")
@@ -534,7 +552,7 @@ for path in ("sys/kernel/core_pattern", "sys/vm/drop_caches", "sysrq-trigger", "
     ),
     _python(
         "kernel memory",
-        "no device, no kernel memory",
+        "there is no device that gives access to kernel memory",
         """
 for path in ("/dev/mem", "/dev/kmsg", "/proc/kcore", "/dev/vda", "/dev/sda", "/proc/kmsg"):
     refused(lambda: open(path, "rb").read(1))
@@ -563,11 +581,13 @@ for path in ("/usr/bin/roll-test", "/roll-test", "/etc/passwd", "/dev/roll-test"
         says=b"refused",
     ),
     _refused(
-        "hard link to a system file", "a link does not make it writable", "refused(os.link, '/usr/bin/env', 'env')"
+        "hard link to a system file",
+        "a link does not make the file writable",
+        "refused(os.link, '/usr/bin/env', 'env')",
     ),
     _python(
         "symbolic link to a system file",
-        "a link does not make it writable",
+        "a link does not make the file writable",
         """
 os.symlink("/usr/bin/env", "link")
 refused(open, "link", "ab")
@@ -579,7 +599,7 @@ refused(open, "link", "ab")
 _KERNEL = [
     _python(
         "mounting",
-        "no mounts, no namespaces: with them the kernel's largest attack surface is gone",
+        "mounts and namespaces are refused, which removes the kernel's largest attack surface",
         """
 refused(call, 165, b"none", b"/tmp", b"tmpfs", 0, 0)
 refused(call, 166, b"/proc", 2)
@@ -591,7 +611,7 @@ refused(call, 442, -100, b"/", 0, 0, 0)
     ),
     _python(
         "new namespaces",
-        "no user namespace, in which a program would be root",
+        "a program cannot create a user namespace, in which it would be root",
         """
 for flag in (0x10000000, 0x00020000, 0x20000000, 0x40000000): refused(call, 272, flag)
 refused(call, 56, 0x10000000 | 17, 0, 0, 0, 0)
@@ -611,7 +631,7 @@ refused(call, 155, b"/tmp", b"/tmp")
     ),
     _python(
         "becoming root",
-        "identities and capabilities cannot be gained",
+        "a program cannot gain another UID or capabilities",
         """
 refused(os.setuid, 0)
 refused(os.setgid, 0)
@@ -624,7 +644,7 @@ print("BREACH" if "CapBnd:\\t0000000000000000" not in status or "Seccomp:\\t2" n
     ),
     Hostile(
         name="set-user-id programs",
-        proves="they give no other identity",
+        proves="set-user-id bits have no effect",
         program=Command(
             argv=(
                 "bash",
@@ -635,7 +655,10 @@ print("BREACH" if "CapBnd:\\t0000000000000000" not in status or "Seccomp:\\t2" n
         says=b"1000\nrefused",
     ),
     _python(
-        "devices", "no device can be made", "refused(os.mknod, 'disk', 0o60666, os.makedev(254, 0))", says=b"refused"
+        "devices",
+        "a program cannot create a device",
+        "refused(os.mknod, 'disk', 0o60666, os.makedev(254, 0))",
+        says=b"refused",
     ),
     _python(
         "tracing",
@@ -654,7 +677,7 @@ os.kill(pid, 9)
     ),
     _python(
         "kernel interfaces",
-        "BPF, performance events, io_uring, user faults, keys and modules are closed",
+        "BPF, performance events, io_uring, userfaultfd, keys and modules are blocked",
         """
 for number in (321, 298, 425, 323, 248, 249, 250, 175, 313, 246, 304, 180, 103, 227, 159, 303):
     refused(call, number, 0, 0, 0, 0, 0)
@@ -662,8 +685,8 @@ for number in (321, 298, 425, 323, 248, 249, 250, 175, 313, 246, 304, 180, 103, 
         says=b"refused",
     ),
     _python(
-        "attributes",
-        "no extended attributes, which hold file capabilities",
+        "extended attributes",
+        "a program cannot set extended attributes, which hold file capabilities",
         """
 open("f", "w").close()
 refused(os.setxattr, "f", "user.x", b"1")
@@ -671,8 +694,8 @@ refused(os.setxattr, "f", "user.x", b"1")
         says=b"refused",
     ),
     _python(
-        "what of a file is in memory",
-        "pages of the host's files that a program had read would be a message to the next one",
+        "cached pages of files",
+        "a program cannot find out which pages of the host's files an earlier program has read",
         """
 fd = os.open("/usr/bin/env", os.O_RDONLY)
 refused(os.preadv, fd, [bytearray(1)], 0, 8)
@@ -681,8 +704,8 @@ refused(call, 451, fd, bytes(16), bytes(40), 0)
         says=b"refused",
     ),
     _python(
-        "foreign system calls",
-        "calls of another table end the program",
+        "system calls of the x32 table",
+        "a system call through another call table ends the program",
         "call(0x40000000 | 39); print('BREACH')",
         outcomes=frozenset({Outcome.SIGNALLED}),
     ),
@@ -698,7 +721,7 @@ refused(fcntl.ioctl, 0, 0x541C, b"x")
     ),
     _python(
         "lifting the filter",
-        "a filter stays",
+        "the filter cannot be removed",
         """
 refused(call, 157, 22, 0, 0, 0, 0)
 refused(call, 317, 0, 0, 0)
@@ -710,7 +733,7 @@ refused(call, 317, 0, 0, 0)
 _PROCESSES = [
     _python(
         "killing the first process",
-        "signals do not reach it",
+        "signals do not reach the agent",
         """
 for number in (9, 15, 19, 11):
     try: os.kill(1, number)
@@ -721,8 +744,8 @@ print("alive")
         says=b"alive",
     ),
     _python(
-        "holding up the first process",
-        "the process that watches the time still runs",
+        "delaying the first process",
+        "the agent, which enforces the time limit, still runs",
         """
 refused(os.setpriority, os.PRIO_PROCESS, 1, 19)
 refused(os.setpriority, os.PRIO_PGRP, 1, 19)
@@ -737,13 +760,13 @@ os.sched_setaffinity(0, os.sched_getaffinity(0))
     ),
     _python(
         "killing everything",
-        "only its own processes end",
+        "a program can end only its own processes",
         "os.kill(-1, 9); print('BREACH')",
         outcomes=frozenset({Outcome.SIGNALLED, Outcome.EXITED}),
     ),
     _python(
         "killing processes of the host",
-        "the host's process ids have no meaning here",
+        "the host's process IDs have no meaning in a sandbox",
         """
 for pid in (HOST_PID, HOST_PID + 1, 2**21, 400):
     refused(os.kill, pid, 9)
@@ -752,7 +775,7 @@ for pid in (HOST_PID, HOST_PID + 1, 2**21, 400):
     ),
     _python(
         "seeing processes of the host",
-        "it sees only its own",
+        "a program sees only its own processes",
         """
 print("BREACH" if len([n for n in os.listdir("/proc") if n.isdigit()]) > 2 else "refused")
 """,
@@ -773,7 +796,7 @@ print("left")
     ),
     _python(
         "holding the output open",
-        "the end does not wait for a daemon",
+        "the end of a program does not wait for its daemons",
         """
 if os.fork() == 0:
     os.setsid(); time.sleep(1000)
@@ -794,10 +817,10 @@ print("left"); os._exit(0)
 ]
 
 _CHEATING = [
-    _python("exiting early", "an exit code says nothing about the task: nothing was printed", "os._exit(0)"),
+    _python("exiting early", "an exit code of 0 without output is not a result", "os._exit(0)"),
     _python(
         "forging the agent's report",
-        "what a program prints is never read as a report",
+        "a program's output is never read as a report",
         """
 frame = b'x' + (1).to_bytes(4, 'little') + b'{"code":0,"signal":0,"limits":[],"wall_s":0,"cpu_s":0,"peak":0}'
 frame = len(frame).to_bytes(4, 'little') + frame
@@ -810,7 +833,7 @@ os._exit(7)
     ),
     _python(
         "imitating the init",
-        "the report of a program's end is out of reach",
+        "a program cannot write the report of a program's end",
         """
 for name in ("/proc/1/fd/4", "/proc/self/fd/4", "/dev/fd/4"): refused(os.open, name, os.O_WRONLY)
 """,
@@ -837,7 +860,7 @@ print("BREACH" if any(re.search("CANARY" + "-[0-9a-f]{32}", word) for word in wo
     ),
     _python(
         "searching the memory",
-        "what the host and the checker know is not in this process",
+        "the process contains no data of the host or the checker",
         """
 import re
 pattern, found = re.compile(b"CANARY" + b"-[0-9a-f]{32}"), []

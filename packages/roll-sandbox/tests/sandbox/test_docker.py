@@ -112,7 +112,11 @@ async def test_sandbox_docker_without_an_engine_the_message_says_what_was_tried(
     ("error", "kind", "words"),
     [
         (ImageNotFound("404"), SandboxUnavailableError, f"has no image '{DEFAULT_IMAGE}': run `docker pull"),
-        (DockerError("bind source path does not exist: /no"), SandboxUnavailableError, "'/no' at '/x'.*engine's own"),
+        (
+            DockerError("bind source path does not exist: /no"),
+            SandboxUnavailableError,
+            "'/no' at '/x'.*Sources must exist on the engine's machine",
+        ),
         (DockerError("500: no space left on device"), SandboxError, "cannot start a container.*no space"),
         (ConnectionError("reset"), SandboxError, "cannot start a container.*reset"),
     ],

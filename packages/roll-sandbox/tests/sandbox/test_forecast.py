@@ -16,7 +16,7 @@ from sandbox import virtual_time
 from roll_sandbox import SandboxError, SandboxManager, SandboxSpec
 from roll_sandbox.forecast import (
     Demand,
-    compute_hold_s,
+    compute_burst_timeout_s,
     compute_max_idle,
     compute_poisson_quantile,
     compute_target,
@@ -79,12 +79,12 @@ def test_sandbox_warm_pool_a_burst_is_kept_for_the_usual_silence_and_fades_after
     demand = Demand().update(64, 64.0, 1.0)
     for _ in range(60):
         demand = demand.update(0, 0.0, 1.0)
-    assert demand.burst == 64.0 and compute_hold_s(demand) == 60.0
+    assert demand.burst == 64.0 and compute_burst_timeout_s(demand) == 60.0
     for _ in range(20):
         demand = demand.update(0, 0.0, 1.0)
     assert demand.burst == pytest.approx(32.0)
     demand = demand.update(64, 64.0, 1.0)  # the silence of 80 s is now known
-    assert demand.gap_s == 80.0 and compute_hold_s(demand) == 220.0
+    assert demand.gap_s == 80.0 and compute_burst_timeout_s(demand) == 220.0
     for _ in range(220 + 140):
         demand = demand.update(0, 0.0, 1.0)
     assert demand.burst == pytest.approx(64.0 / 2**7)
@@ -142,7 +142,7 @@ def test_sandbox_warm_pool_a_pool_closes_what_waited_in_vain_and_starts_what_is_
         pool.target, pool.starting = 1, 0
         pool.idle = [(_Started([0]), 0) for _ in range(4)]
         assert pool.remove_surplus() == [], "none has waited for a window yet"
-        taken = [pool.take(fresh=False) for _ in range(2)]
+        taken = [pool.take_idle(fresh=False) for _ in range(2)]
         pool.idle += [each for each in taken if each is not None]
         assert len(pool.remove_surplus()) == 2, "the other two were in use"
 
@@ -155,8 +155,8 @@ def test_sandbox_warm_pool_a_pool_gives_out_no_sandbox_that_broke_while_it_waite
         whole, broken = _Started([0]), _Started([0])
         broken.broken = True
         pool.idle = [(whole, 0), (broken, 0)]
-        assert pool.take(fresh=True) == (whole, 0)
-        assert pool.take(fresh=False) is None
+        assert pool.take_idle(fresh=True) == (whole, 0)
+        assert pool.take_idle(fresh=False) is None
 
     asyncio.run(use())
 
@@ -171,7 +171,7 @@ class _Started:
         self._calls: list[Callable[[], None]] = []
         alive[0] += 1
 
-    async def ready(self) -> None:
+    async def wait_until_ready(self) -> None:
         pass
 
     def on_close(self, call: Callable[[], None]) -> None:

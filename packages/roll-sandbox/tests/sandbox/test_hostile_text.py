@@ -36,7 +36,7 @@ from roll_sandbox.wire import (
     validate_worker_message,
 )
 from roll_sandbox.worker.executions import Executions
-from roll_sandbox.worker.outputs import Outputs
+from roll_sandbox.worker.outputs import OutputBudget
 
 
 def framed(text: bytes, *pieces: bytes) -> bytes:
@@ -250,12 +250,12 @@ def test_sandbox_untrusted_text_one_follower_that_fails_takes_no_others_along(ca
 
 
 def test_sandbox_untrusted_text_the_largest_output_goes_first_and_once() -> None:
-    outputs, dropped = Outputs(100), []
+    outputs, dropped = OutputBudget(100), []
     for name, size in (("a", 40), ("b", 30), ("a", 20), ("c", 20)):
         outputs.add(("ann/a", name), size, lambda name=name: dropped.append(name))
     assert dropped == ["a"] and outputs.total_bytes == 50
-    outputs.forget(("ann/a", "b"))
-    outputs.forget(("ann/a", "b"))
+    outputs.stop_counting(("ann/a", "b"))
+    outputs.stop_counting(("ann/a", "b"))
     assert outputs.total_bytes == 20
 
 
@@ -315,7 +315,7 @@ def test_sandbox_untrusted_text_what_waits_for_a_command_is_bounded_in_bytes() -
     place = {"sandbox": "ann/a", "id": "line-0001"}
 
     async def flooded() -> None:
-        executions = Executions("ann/a", None, told.append, Outputs())  # type: ignore[arg-type]
+        executions = Executions("ann/a", None, told.append, OutputBudget())  # type: ignore[arg-type]
         executions._sessions["shell-01"] = Busy()  # type: ignore[assignment]
         request = {"command": "cat", "wall_s": 1.0}
         executions.receive({"op": "line", **place, "shell": "shell-01", "request": request})

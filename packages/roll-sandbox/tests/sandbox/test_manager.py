@@ -153,9 +153,9 @@ async def test_sandbox_manager_without_control_groups_limits_hold_too(monkeypatc
     """Where a host gives no groups, the agent watches memory and the kernel counts processes per user."""
     from roll_sandbox import agent_code
 
-    text = agent_code.spawner_source().replace("return found if set(", "return {} if set(")
-    assert text != agent_code.spawner_source()
-    monkeypatch.setattr("roll_sandbox.spawner.spawner_source", lambda: text)
+    text = agent_code.get_spawner_source().replace("return bases if set(", "return {} if set(")
+    assert text != agent_code.get_spawner_source()
+    monkeypatch.setattr("roll_sandbox.spawner.get_spawner_source", lambda: text)
     async with manager() as sandboxes:
         assert sandboxes.runtime._spawner.facts["groups"] is False
         memory = await sandboxes.execute(PythonCode(source="x = []\nwhile True: x.append(bytearray(2**20))"))

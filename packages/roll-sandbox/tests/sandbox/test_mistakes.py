@@ -18,7 +18,7 @@ from fastapi.exceptions import RequestValidationError  # noqa: E402
 
 from roll_sandbox import Command, Limits, Program, PythonCode, connect  # noqa: E402
 from roll_sandbox.__main__ import run  # noqa: E402
-from roll_sandbox.cli.common import Bytes  # noqa: E402
+from roll_sandbox.cli.common import ByteSize  # noqa: E402
 from roll_sandbox.connect_options import load_tls_context, make_token_header, make_unreachable_error  # noqa: E402
 from roll_sandbox.errors import (  # noqa: E402
     BadImageError,
@@ -131,7 +131,7 @@ def test_sandbox_user_error_a_certificate_that_is_none_is_refused_in_a_line(tmp_
 
 def test_sandbox_user_error_a_file_that_is_no_database_is_refused_in_a_line(tmp_path: Path) -> None:
     (tmp_path / "s.db").write_text("This is a text, and was never anything else.")
-    with pytest.raises(ConfigError, match="does not answer: file is not a database"):
+    with pytest.raises(ConfigError, match="cannot be used: file is not a database"):
         Store(f"sqlite:///{tmp_path}/s.db").lock()
 
 
@@ -170,7 +170,7 @@ def test_sandbox_user_error_a_link_in_an_archive_is_not_called_compression() -> 
         member = tarfile.TarInfo("link")
         member.type, member.linkname = tarfile.SYMTYPE, "file"
         archive.addfile(member)
-    with pytest.raises(SandboxRequestError, match=r"^'link' in an archive is not a plain file or directory\.$"):
+    with pytest.raises(SandboxRequestError, match=r"^the archive's entry 'link' is neither a file nor a directory\.$"):
         check_archive(data.getvalue(), 1000, 10)
 
 
@@ -195,12 +195,12 @@ def test_sandbox_user_error_a_body_that_is_no_json_is_called_the_body() -> None:
 
 
 def test_sandbox_user_error_sizes_have_units_and_a_number_alone_counts_as_before() -> None:
-    assert Bytes().convert("1GiB", None, None) == 2**30 and Bytes().convert("7", None, None) == 7
-    assert Bytes(unit=2**20).convert("512", None, None) == 2**29
-    with pytest.raises(click.BadParameter, match="such as 8GiB, and 16MiB at least"):
-        Bytes(unit=2**20, least=2**24).convert("1", None, None)
+    assert ByteSize().convert("1GiB", None, None) == 2**30 and ByteSize().convert("7", None, None) == 7
+    assert ByteSize(unit=2**20).convert("512", None, None) == 2**29
+    with pytest.raises(click.BadParameter, match="size of at least 16MiB such as 8GiB"):
+        ByteSize(unit=2**20, least=2**24).convert("1", None, None)
     with pytest.raises(click.BadParameter, match="must be a size such as 8GiB"):
-        Bytes().convert("64GB", None, None)
+        ByteSize().convert("64GB", None, None)
 
 
 def test_sandbox_user_error_a_misspelt_command_is_told_what_it_may_have_been(
@@ -217,7 +217,7 @@ def test_sandbox_user_error_options_after_the_program_are_its_own(monkeypatch: p
         asked.append(tuple(program.argv))
         return 0
 
-    monkeypatch.setattr("roll_sandbox.cli.run._run", seen)
+    monkeypatch.setattr("roll_sandbox.cli.run._run_program", seen)
     for words in (["ls", "-la", "--time", "x"], ["--", "ls", "-la", "--time", "x"]):
         assert run(["run", "--token", "t", *words]) == 0
     assert asked == [("ls", "-la", "--time", "x")] * 2

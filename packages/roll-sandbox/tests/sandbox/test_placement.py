@@ -94,6 +94,6 @@ def test_sandbox_placement_a_copy_goes_beside_what_it_is_a_copy_of() -> None:
 
 def test_sandbox_placement_who_drains_or_is_away_gets_nothing() -> None:
     away = worker("away")
-    away.mark_away(0.0)
+    away.mark_disconnected(0.0)
     with pytest.raises(SandboxUnavailableError, match="no worker is connected, or all are draining"):
         choose_worker([worker("a", is_drained=True), worker("b", is_leaving=True), away], SPEC)

@@ -40,7 +40,7 @@ from roll_sandbox.service.service import Service
 from roll_sandbox.service.settings import Settings
 from roll_sandbox.service.store.tables import workers
 from roll_sandbox.service.store.writer import Write, _execute_alone
-from roll_sandbox.spawner import Child
+from roll_sandbox.spawner import SandboxProcess
 from roll_sandbox.wire import Message, encode, error_to_json, spec_to_json
 from roll_sandbox.worker import Worker
 from roll_sandbox.worker.connection import WorkerConnection
@@ -155,13 +155,13 @@ async def test_sandbox_agent_a_clock_that_is_set_anew_ends_no_lifetime_and_keeps
     now, wall = time.monotonic(), time.time()
     for jump_s in (3600.0, -3600.0):
         monkeypatch.setattr(time, "time", lambda jump_s=jump_s: wall + jump_s)
-        assert service.dispatcher.find("ann", "sandbox-1").expires == pytest.approx(wall + jump_s + 100, abs=5)
+        assert service.dispatcher.find_sandbox("ann", "sandbox-1").expires == pytest.approx(wall + jump_s + 100, abs=5)
         service.housekeeper.run_round(now + 1.0)
         assert wire.ops()[-1] != "stop"
     service.housekeeper.run_round(now + 101.0)
     assert wire.said[-1] == {"op": "stop", "sandbox": "ann/sandbox-1", "expired": True}
     with pytest.raises(UnknownSandboxError, match="cannot be extended"):
-        service.dispatcher.extend(service.dispatcher.find("ann", "sandbox-1"), 10.0)
+        service.dispatcher.extend(service.dispatcher.find_sandbox("ann", "sandbox-1"), 10.0)
 
 
 async def test_sandbox_agent_housekeeping_goes_on_after_it_has_failed(
@@ -272,7 +272,7 @@ async def test_sandbox_agent_a_lifetime_that_is_refused_is_said_and_the_sandbox_
     link = service.workers.join(ANN, greeting(), wire)
     sandbox, _ = await made(service, wire, link)
     await sandbox.extend(10.0)
-    assert service.dispatcher.find("ann", sandbox.name).ends_at == pytest.approx(time.monotonic() + 10, abs=5)
+    assert service.dispatcher.find_sandbox("ann", sandbox.name).ends_at == pytest.approx(time.monotonic() + 10, abs=5)
     with pytest.raises(SandboxQuotaError, match="allows 86400 s"):
         await sandbox.extend(1e9)
     assert not sandbox.broken
@@ -411,8 +411,8 @@ async def test_sandbox_agent_what_starts_sandboxes_outlives_a_lack_of_descriptor
         pytest.skip(reason)
     async with SandboxManager("bubblewrap", warm=0) as manager:
         spawner, new = manager.runtime._spawner, asyncio.get_running_loop().create_future
-        child = Child(identity=999, socket=None, spawner=spawner, ended=new(), started=new())  # type: ignore[arg-type]
-        spawner._children[999] = child
+        child = SandboxProcess(identity=999, socket=None, spawner=spawner, ended=new(), started=new())  # type: ignore[arg-type]
+        spawner._processes[999] = child
         spawner.send(("start", 999, None, [], [], {}))  # with none of its descriptors: there was no room for them
         with pytest.raises(SandboxError, match="ulimit -n"):
             await asyncio.wait_for(child.started, 10)
@@ -447,7 +447,7 @@ async def test_sandbox_agent_a_start_that_is_cancelled_at_any_moment_holds_nothi
             task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await (await task).close()
-        await until(lambda: not manager.runtime._spawner._children)
+        await until(lambda: not manager.runtime._spawner._processes)
         assert [root.users for root in manager.runtime._roots._known.values()] in ([0], [])
         assert manager._slots._value == 512
 
@@ -467,10 +467,10 @@ async def test_sandbox_agent_a_shell_that_nobody_waits_for_any_more_is_ended() -
 
 
 def test_sandbox_agent_a_hold_that_nobody_has_any_more_holds_nothing(tmp_path: Path) -> None:
-    from roll_sandbox.images.cache import Hold
+    from roll_sandbox.images.cache import ImageLock
 
     released: list[bool] = []
-    hold = Hold(-1)
+    hold = ImageLock(-1)
     hold.release = lambda: released.append(True)  # type: ignore[method-assign]
     del hold
     assert released == [True]

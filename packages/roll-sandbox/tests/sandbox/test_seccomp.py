@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from roll_sandbox.seccomp import seccomp_filter
-from roll_sandbox.syscalls import CHECKED, get_number, list_allowed
+from roll_sandbox.seccomp import make_seccomp_filter
+from roll_sandbox.syscalls import CHECKED, get_call_number, list_allowed_calls
 
 ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -19,7 +19,7 @@ def verdict(architecture: str, call: int, *arguments: int, arch: int | None = No
     """What the kernel would do, by the rules of classic BPF."""
     values = [*arguments, *[0] * (6 - len(arguments))]
     data = struct.pack("=IIQ6Q", call, ARCH[architecture] if arch is None else arch, 0, *values)
-    program = list(struct.iter_unpack("=HBBI", seccomp_filter(architecture)))
+    program = list(struct.iter_unpack("=HBBI", make_seccomp_filter(architecture)))
     position = accumulator = 0
     while True:
         code, if_true, if_false, value = program[position]
@@ -37,14 +37,18 @@ def verdict(architecture: str, call: int, *arguments: int, arch: int | None = No
 
 @architectures
 def test_sandbox_seccomp_exactly_the_listed_calls_are_allowed(architecture: str) -> None:
-    checked = {get_number(name, architecture) for name in CHECKED}
+    checked = {get_call_number(name, architecture) for name in CHECKED}
     permitted = {call for call in range(600) if call not in checked and verdict(architecture, call) == ALLOW}
-    assert permitted == set(list_allowed(architecture))
+    assert permitted == set(list_allowed_calls(architecture))
 
 
 @architectures
 def test_sandbox_seccomp_refused_calls_fail_and_newer_ones_do_not_exist(architecture: str) -> None:
-    refused = set(range(463)) - set(list_allowed(architecture)) - {get_number(name, architecture) for name in CHECKED}
+    refused = (
+        set(range(463))
+        - set(list_allowed_calls(architecture))
+        - {get_call_number(name, architecture) for name in CHECKED}
+    )
     assert {verdict(architecture, call) for call in refused} == {FAIL | errno.EPERM}
     assert verdict(architecture, 463) == FAIL | errno.ENOSYS
 
@@ -52,7 +56,7 @@ def test_sandbox_seccomp_refused_calls_fail_and_newer_ones_do_not_exist(architec
 @architectures
 def test_sandbox_seccomp_arguments_decide_about_fifteen_calls(architecture: str) -> None:
     def of(name: str, *arguments: int) -> int:
-        return verdict(architecture, get_number(name, architecture), *arguments)
+        return verdict(architecture, get_call_number(name, architecture), *arguments)
 
     assert of("clone", 0x003D0F00) == ALLOW  # a thread
     assert of("clone", 17) == ALLOW  # a process
@@ -109,10 +113,10 @@ def test_sandbox_seccomp_other_tables_of_calls_end_the_program(architecture: str
 
 def test_sandbox_seccomp_an_unknown_architecture_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"x86_64.*'riscv64'"):
-        seccomp_filter("riscv64")
+        make_seccomp_filter("riscv64")
 
 
 @architectures
 def test_sandbox_seccomp_extended_attributes_are_not_offered(architecture: str) -> None:
     for name in ("setxattr", "lsetxattr", "fsetxattr"):
-        assert verdict(architecture, get_number(name, architecture)) == FAIL | errno.EOPNOTSUPP
+        assert verdict(architecture, get_call_number(name, architecture)) == FAIL | errno.EOPNOTSUPP

@@ -19,7 +19,7 @@ from roll_sandbox import Limits, SandboxQuotaError, SandboxSpec
 from roll_sandbox.errors import ConfigError
 from roll_sandbox.service.audit import Audit
 from roll_sandbox.service.dispatcher import ClientConnection, Dispatcher
-from roll_sandbox.service.housekeeper import restore
+from roll_sandbox.service.housekeeper import restore_sandbox
 from roll_sandbox.service.quotas import Quota, Quotas
 from roll_sandbox.service.records import Records
 from roll_sandbox.service.store import Store
@@ -78,7 +78,7 @@ def test_sandbox_service_quota_what_is_taken_is_what_is_alive_however_sandboxes_
             row: Any = SimpleNamespace(owner="ann", name=sandbox, worker="w", state="running", leased=1)
             row.spec, row.created, row.expires = json.dumps(spec_to_json(SPEC)), 0.0, 9e9
             if place not in board.entries:
-                restore(board, row, {"program-9": "running"})
+                restore_sandbox(board, row, {"program-9": "running"})
         alive = len(board.entries)
         running = sum(entry.num_running for entry in board.entries.values())
         assert board.quotas.get_usage("ann") == {

@@ -19,7 +19,7 @@ from sandbox.conftest import missing, spec_for
 
 from roll_sandbox import Command, PythonCode, SandboxError, SandboxManager, SandboxUnavailableError, agent_code
 from roll_sandbox.agent.programs import StartedProgram
-from roll_sandbox.agent.run import Run
+from roll_sandbox.agent.run import RunningProgram
 from roll_sandbox.agent.termination import Terminator
 from roll_sandbox.bubblewrap import BubblewrapRuntime
 from roll_sandbox.spawner import SpawnerClient
@@ -112,14 +112,14 @@ async def test_sandbox_spawner_runtime_whose_start_is_cancelled_leaves_nothing()
 
 async def test_sandbox_spawner_that_does_not_answer_in_time_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("roll_sandbox.spawner.START_S", 0.3)
-    monkeypatch.setattr("roll_sandbox.spawner.spawner_source", lambda: "import time; time.sleep(3)")
+    monkeypatch.setattr("roll_sandbox.spawner.get_spawner_source", lambda: "import time; time.sleep(3)")
     monkeypatch.setattr("roll_sandbox.spawner.END_S", 0.1)
-    with pytest.raises(SandboxUnavailableError, match=r"does not start: no answer within 0\.3 s.*overloaded"):
+    with pytest.raises(SandboxUnavailableError, match=r"does not start: it did not answer within 0\.3 s.*overloaded"):
         await SpawnerClient.start()
 
 
 async def test_sandbox_spawner_that_ends_at_once_says_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll_sandbox.spawner.spawner_source", lambda: "import os; os._exit(7)")
+    monkeypatch.setattr("roll_sandbox.spawner.get_spawner_source", lambda: "import os; os._exit(7)")
     with pytest.raises(SandboxUnavailableError, match="it exited with exit code 7"):
         await SpawnerClient.start()
 
@@ -145,7 +145,7 @@ async def test_sandbox_spawner_that_cannot_be_replaced_is_an_infrastructure_erro
     await runtime.start()
     await _kill_spawner(runtime)
     with monkeypatch.context() as patch:
-        patch.setattr("roll_sandbox.spawner.spawner_source", lambda: "import os; os._exit(7)")
+        patch.setattr("roll_sandbox.spawner.get_spawner_source", lambda: "import os; os._exit(7)")
         with pytest.raises(SandboxError, match="it exited"):
             await runtime.launch(spec_for("bubblewrap"))
     sandbox = await runtime.launch(spec_for("bubblewrap"))  # the next one is tried again
@@ -187,18 +187,18 @@ def test_sandbox_spawner_programs_whose_last_output_reaches_the_limit_are_not_ki
     ended: list[tuple[Any, ...]] = []
     agent = SimpleNamespace(
         terminator=Terminator(),
-        forget=os.close,
-        ignore=lambda _: None,
+        close_descriptor=os.close,
+        unwatch=lambda _: None,
         send=lambda *_: None,
         send_end=lambda *said, **_: ended.append(said),
     )
-    run = Run.__new__(Run)
+    run = RunningProgram.__new__(RunningProgram)
     vars(run).update(
         agent=agent, channel=1, input=-1, unshown_bytes=None, killed=False, reaped=False, open={reading}, counts={}
     )
     vars(run).update(limits=[], output_left=2**16 + 1, began=0.0, cpu_used=0.0, cpu_s=None, counted_before=None)
     run.started = StartedProgram(2**22 + 1, reporting[0], {reading: "o"})  # no process can have this number
-    run.ended(0, SimpleNamespace(ru_utime=0.0, ru_stime=0.0, ru_maxrss=0))
+    run.report_end(0, SimpleNamespace(ru_utime=0.0, ru_stime=0.0, ru_maxrss=0))
     assert ended[0][1:4] == (0, 0, ["output"])
     assert not agent.terminator
 
@@ -222,7 +222,7 @@ async def test_sandbox_spawner_control_group_of_a_sandbox_is_empty_before_its_pl
     runtime = BubblewrapRuntime(zygote=zygote)
     await runtime.start()
     sandbox = await runtime.launch(spec_for("bubblewrap"))
-    await sandbox.ready()
+    await sandbox.wait_until_ready()
     group = await _group(runtime)
     with subprocess.Popen(["sleep", "1000"]) as stray:
         (group / "cgroup.procs").write_text(str(stray.pid))
@@ -247,7 +247,7 @@ async def test_sandbox_spawner_sandbox_whose_processes_do_not_end_is_discarded(m
     parts = agent_code._read_sources
     short = lambda text: text.replace("_EMPTY_S = 10.0", "_EMPTY_S = 0.5")  # noqa: E731
     monkeypatch.setattr(agent_code, "_read_sources", lambda names: [(name, short(text)) for name, text in parts(names)])
-    for made in (agent_code.agent_bytecode, agent_code.zygote_bytecode, agent_code.spawner_source):
+    for made in (agent_code.get_agent_bytecode, agent_code.get_zygote_bytecode, agent_code.get_spawner_source):
         made.cache_clear()
     frozen = FREEZER / f"roll-test-{os.getpid()}"
     frozen.mkdir()
@@ -275,7 +275,7 @@ async def test_sandbox_spawner_sandbox_whose_processes_do_not_end_is_discarded(m
     finally:
         (frozen / "freezer.state").write_text("THAWED")
         await runtime.close()
-        for made in (agent_code.agent_bytecode, agent_code.zygote_bytecode, agent_code.spawner_source):
+        for made in (agent_code.get_agent_bytecode, agent_code.get_zygote_bytecode, agent_code.get_spawner_source):
             made.cache_clear()
         while _pids(frozen):
             await asyncio.sleep(0.01)

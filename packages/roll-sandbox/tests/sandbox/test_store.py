@@ -229,7 +229,7 @@ async def test_sandbox_service_database_readers_that_get_no_connection_are_told_
     with contextlib.ExitStack() as held:
         for _ in range(10):
             held.enter_context(store.engine.connect())
-        with pytest.raises(SandboxDatabaseError, match="does not answer"):
+        with pytest.raises(SandboxDatabaseError, match="database failed"):
             store.read(sqlalchemy.select(sandboxes))
     assert store.read(sqlalchemy.select(sandboxes)) == []
     store.close()

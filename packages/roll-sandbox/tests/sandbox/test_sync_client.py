@@ -24,7 +24,7 @@ from roll_sandbox import (
     SyncSandboxes,
     connect_sync,
 )
-from roll_sandbox.sync import _Loop
+from roll_sandbox.sync import _LoopThread
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +102,9 @@ def test_sandbox_sync_client_an_interrupt_that_does_not_end_the_wait_is_seen_nev
         await asyncio.sleep(20)
         late.append(True)
 
-    loop = _Loop()
+    loop = _LoopThread()
     with pytest.raises(KeyboardInterrupt):
-        loop.wait(work())
+        loop.run(work())
     loop.close()
     assert not late
 

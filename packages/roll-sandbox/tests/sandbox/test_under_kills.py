@@ -30,10 +30,10 @@ NAMES = (
     "queues of input and output",
     "CPU time of children that no process waits for",
     "CPU time without a timer",
-    "pairs of other families",
-    "what of a file is in memory",
+    "socket pairs of other families",
+    "cached pages of files",
     "stopped process",
-    "sleep deaf to signals",
+    "sleep that ignores signals",
     "killing everything",
 )
 AT_ONCE = 64

@@ -55,7 +55,7 @@ def test_sandbox_upload_hold_files_without_links_and_compiled_python(tmp_path: P
     assert compute_digest(HELPERS) == compute_digest(dict(reversed(HELPERS.items())))
     assert compute_digest({"ab": b"c"}) != compute_digest({"a": b"bc"}) != compute_digest({"a": b"b", "c": b""})
     (directory / "large").write_bytes(b"0" * MAX_BYTES)
-    with pytest.raises(OversizedUploadError, match="can be uploaded"):
+    with pytest.raises(OversizedUploadError, match="the limits of an upload"):
         read_directory(directory)
 
 

@@ -150,7 +150,7 @@ async def test_sandbox_worker_a_name_is_one_owners_and_one_process_at_a_time(ser
         service.workers.join(BEN, greeting(), Wire())
     with pytest.raises(SandboxRequestError, match="another worker is connected as 'worker-a'"):
         service.workers.join(ANN, greeting(process="2"), Wire())
-    link.mark_away(0.0)
+    link.mark_disconnected(0.0)
     assert service.workers.join(ANN, greeting(process="2"), Wire()) is link
     with pytest.raises(SandboxRequestError, match="capacity"):
         service.workers.join(ANN, {**greeting(), "capacity": 0}, Wire())

@@ -514,9 +514,9 @@ class World:
             await self.careful(self._run_as(owned, made[0], program, key), "run by name")
             if self.chance(0.5):
                 with contextlib.suppress(RollSandboxError):
-                    owned.dispatcher.extend(await owned.entry(name), self.draw.choice((0.5, 20.0)))
+                    owned.dispatcher.extend(await owned.get_entry(name), self.draw.choice((0.5, 20.0)))
         else:
-            found = await self.careful(owned.sandbox(name), "find")
+            found = await self.careful(owned.get_sandbox(name), "find")
             if found is not None and self.chance(0.3):
                 await self.careful(found.close(), "stop by name")
 

@@ -1,6 +1,6 @@
-"""Runs in the sandbox, with the standard library alone: an agent program, whose only connection is the endpoint.
+"""Runs an agent program in the sandbox, with the standard library only; the endpoint is its only connection.
 
-    agent ──TCP, the sandbox's own loopback──► this ──Unix socket of the host──► endpoint
+    agent ──TCP, the sandbox's own loopback──► this module ──Unix socket of the host──► endpoint
 
 Arguments: the socket, the file with the program's answer (empty: none), then the program with its arguments. The answer
 is written to file descriptor 3. `{}` in a variable `ROLL_PLACE_*` is replaced by the port, and the variable's name
@@ -13,11 +13,11 @@ import sys
 
 PLACED = "ROLL_PLACE_"
 PIECE = 65536
-MOST_ANSWER = 2**20
+MAX_ANSWER = 2**20
 
 
-async def carry(reader, writer):
-    """Forward one direction of a connection."""
+async def forward(reader, writer):
+    """Copy data from `reader` to `writer` until the end of the data, which is passed on."""
     try:
         while data := await reader.read(PIECE):
             writer.write(data)
@@ -29,19 +29,19 @@ async def carry(reader, writer):
 
 
 async def main(socket, answer_file, *command):
-    """Serve until the program ends; return its exit code."""
+    """Run the program, and forward its connections to the endpoint until it ends; return its exit code."""
 
-    async def connected(reader, writer):
+    async def forward_connection(reader, writer):
         try:
             far_reader, far_writer = await asyncio.open_unix_connection(socket)
         except OSError:
             writer.close()
             return
-        await asyncio.gather(carry(reader, far_writer), carry(far_reader, writer))
+        await asyncio.gather(forward(reader, far_writer), forward(far_reader, writer))
         writer.close()
         far_writer.close()
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    server = await asyncio.start_server(forward_connection, "127.0.0.1", 0)
     port = str(server.sockets[0].getsockname()[1])
     placed = {
         name.removeprefix(PLACED): os.environ.pop(name).replace("{}", port)
@@ -55,19 +55,19 @@ async def main(socket, answer_file, *command):
         return 127
     code = await program.wait()
     if answer_file:
-        tell(answer_file)
+        write_answer(answer_file)
     return code
 
 
-def tell(path):
-    """Write the answer to file descriptor 3, if the file exists."""
+def write_answer(path):
+    """Copy the file with the answer to file descriptor 3, if the file exists."""
     try:
         with open(path, "rb") as file, os.fdopen(3, "wb") as result:
-            result.write(file.read(MOST_ANSWER))
+            result.write(file.read(MAX_ANSWER))
     except OSError:
         pass
 
 
 if __name__ == "__main__":
     code = asyncio.run(main(*sys.argv[1:]))
-    sys.exit(128 - code if code < 0 else code)
+    sys.exit(128 - code if code < 0 else code)  # as a shell reports the end by a signal

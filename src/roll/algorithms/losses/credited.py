@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from roll.algorithms.credit import CreditForm, credit_factors
+from roll.algorithms.credit import CreditPattern, compute_credit_factors
 from roll.protocols import LossFn
 from roll.types import AttentionRange, AttentionStatistics, BoolArray, FloatArray, LossInputs, LossOutputs, Needs
 
@@ -21,12 +21,12 @@ __all__ = ["CreditedLoss"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreditedLoss:
-    """A loss with attention-weighted advantages; `credit_factors` documents all fields except the first two."""
+    """A loss with attention-weighted advantages; `compute_credit_factors` documents all fields except the first two."""
 
     loss: LossFn
     """The wrapped loss; its inputs have the weighted advantages."""
     range: AttentionRange
-    form: CreditForm = "coupled"
+    pattern: CreditPattern = "coupled"
     amplification: float = 1.5
     share: float = 0.4
     introduction: int = 3
@@ -48,8 +48,8 @@ class CreditedLoss:
             ValueError: The attention statistics are missing.
         """
         if inputs.attention is None:
-            raise ValueError("attention credit needs LossInputs.attention, which the trainer did not bring")
-        factors = torch.from_numpy(np.concatenate([self._factors(*own) for own in inputs.attention]))
+            raise ValueError("attention credit needs LossInputs.attention, but the trainer did not compute it")
+        factors = torch.from_numpy(np.concatenate([self._compute_factors(*own) for own in inputs.attention]))
         advantages = inputs.require("advantages")
         factors = factors.to(advantages)
         if inputs.expert is not None:
@@ -58,12 +58,12 @@ class CreditedLoss:
         mean = factors.sum() / inputs.num_tokens
         return replace(outputs, metrics={**outputs.metrics, "policy/credit_factor": mean})
 
-    def _factors(self, statistics: AttentionStatistics, mask: BoolArray) -> FloatArray:
-        """Return the factors of the tokens that the loss counts, shape [n]."""
-        factors = credit_factors(
+    def _compute_factors(self, statistics: AttentionStatistics, mask: BoolArray) -> FloatArray:
+        """Return the factors on the advantages of a sample's n loss tokens, shape [n]."""
+        factors = compute_credit_factors(
             statistics,
             mask,
-            form=self.form,
+            pattern=self.pattern,
             amplification=self.amplification,
             share=self.share,
             introduction=self.introduction,

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from roll.algorithms.aggregate import token_weights
-from roll.algorithms.probabilities import log_complement
+from roll.algorithms.aggregate import compute_aggregation_weights
+from roll.algorithms.probabilities import log1mexp
 from roll.types import Divergence, LossInputs, LossOutputs, Needs
 
 __all__ = ["DistillationLoss", "TopDistillationLoss"]
@@ -21,18 +21,18 @@ _REVERSE = Divergence()
 class DistillationLoss:
     """The mean divergence from a teacher that the trainer holds, exact over the vocabulary.
 
-    On texts that the student sampled it is on-policy distillation, arXiv 2306.13649 (GKD), without a gradient through
-    the sampling; on other texts it is classic distillation, arXiv 1503.02531. With a temperature, the gradient is not
+    On text that the student sampled, this is on-policy distillation, arXiv 2306.13649 (GKD), without a gradient through
+    the sampling; on other text, it is classic distillation, arXiv 1503.02531. With a temperature, the gradient is not
     multiplied by the temperature's square.
     """
 
     divergence: Divergence = _REVERSE
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """See `token_weights`."""
+    """`token_mean` weights all tokens equally, `sequence_mean` all sequences: see `compute_aggregation_weights`."""
 
     @property
     def needs(self) -> Needs:
-        """The divergence."""
+        """The policy's divergence from the teacher."""
         return Needs(divergence=self.divergence)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
@@ -41,20 +41,20 @@ class DistillationLoss:
         Raises:
             ValueError: The divergence is missing.
         """
-        return _outputs(inputs, inputs.require("divergence"), self.aggregation)
+        return _build_outputs(inputs, inputs.require("divergence"), self.aggregation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopDistillationLoss:
     """The mean of KL(teacher || policy) over a teacher's stored top-k tokens.
 
-    All other tokens count as one: sum_k q log(q / p) + q' log(q' / p') with q' = 1 - sum_k q; this is never above the
-    exact divergence. In float32, a p' or q' below 1.2e-7 is clamped to 1.2e-7 and has no gradient: with k of 1 or 2, a
-    policy more confident than this is no longer pulled back to a less confident teacher.
+    All other tokens are treated as one: sum_k q log(q / p) + q' log(q' / p') with q' = 1 - sum_k q; this is never above
+    the exact divergence. In float32, a p' or q' below 1.2e-7 is clamped to 1.2e-7 and has no gradient: with k of 1 or
+    2, a policy more confident than this is no longer pulled back to a less confident teacher.
     """
 
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """See `token_weights`."""
+    """`token_mean` weights all tokens equally, `sequence_mean` all sequences: see `compute_aggregation_weights`."""
     needs = Needs(top_logprobs=True)
     """The policy's log-probs of the same tokens."""
 
@@ -64,20 +64,21 @@ class TopDistillationLoss:
         Raises:
             ValueError: The teacher's top-k log-probs are missing.
         """
-        policy, teacher = (_complete(inputs.require(name)) for name in ("top_logprobs", "teacher_top_logprobs"))
-        return _outputs(inputs, (teacher.exp() * (teacher - policy)).sum(1), self.aggregation)
+        policy, teacher = (_append_remainder(inputs.require(name)) for name in ("top_logprobs", "teacher_top_logprobs"))
+        # KL(q || p) = sum q (log q - log p), with the remaining tokens as one entry.
+        return _build_outputs(inputs, (teacher.exp() * (teacher - policy)).sum(1), self.aggregation)
 
 
-def _complete(logprobs: Tensor) -> Tensor:
+def _append_remainder(logprobs: Tensor) -> Tensor:
     """Append the log-prob of all other tokens, so that each row is a whole distribution, shape [N, k + 1]."""
-    return torch.cat([logprobs, log_complement(torch.logsumexp(logprobs, dim=1, keepdim=True))], dim=1)
+    return torch.cat([logprobs, log1mexp(torch.logsumexp(logprobs, dim=1, keepdim=True))], dim=1)
 
 
-def _outputs(
+def _build_outputs(
     inputs: LossInputs, divergence: Tensor, aggregation: Literal["token_mean", "sequence_mean"]
 ) -> LossOutputs:
     sums = {"distill/divergence": divergence.detach().sum(), "distill/nll": -inputs.require("logprobs").detach().sum()}
     return LossOutputs(
-        loss=(token_weights(inputs, aggregation) * divergence).sum(),
+        loss=(compute_aggregation_weights(inputs, aggregation) * divergence).sum(),
         metrics={name: value / inputs.num_tokens for name, value in sums.items()},
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from roll.algorithms.aggregate import token_weights
+from roll.algorithms.aggregate import compute_aggregation_weights
 from roll.types import LossInputs, LossOutputs, Needs
 
 __all__ = ["LikelihoodLoss"]
@@ -13,12 +13,12 @@ __all__ = ["LikelihoodLoss"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LikelihoodLoss:
-    """loss = -sum_t w_t log p_t over all loss tokens of the global batch."""
+    """The weighted negative log-likelihood -sum_t w_t log p_t of all loss tokens of the global batch."""
 
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """`token_mean` weights all tokens equally, `sequence_mean` all sequences: see `token_weights`."""
+    """`token_mean` weights all tokens equally, `sequence_mean` all sequences: see `compute_aggregation_weights`."""
     needs = Needs()
-    """Only the policy's log-probs."""
+    """The policy's log-probs are sufficient."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's share of the loss.
@@ -28,5 +28,5 @@ class LikelihoodLoss:
         """
         logprobs = inputs.require("logprobs")
         nll = -logprobs.detach().sum() / inputs.num_tokens
-        loss = -(token_weights(inputs, self.aggregation) * logprobs).sum()
+        loss = -(compute_aggregation_weights(inputs, self.aggregation) * logprobs).sum()
         return LossOutputs(loss=loss, metrics={"sft/nll": nll})

@@ -20,11 +20,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from roll.algorithms.aggregate import Aggregation, token_weights
-from roll.algorithms.correction import Correction, off_policy
+from roll.algorithms.aggregate import Aggregation, compute_aggregation_weights
+from roll.algorithms.correction import Correction, compute_correction_log_ratio
 from roll.algorithms.gates import Gate, MinClip
-from roll.algorithms.kl import KLEstimator, kl_per_token
-from roll.algorithms.ratio import RatioAgainst, RatioLevel, Reduction, clamp_log_ratio, log_ratio, over_limit
+from roll.algorithms.kl import KLEstimator, estimate_kl
+from roll.algorithms.ratio import (
+    RatioAgainst,
+    RatioLevel,
+    Reduction,
+    build_token_limit_mask,
+    clamp_log_ratio,
+    log_ratio,
+)
 from roll.types import LossInputs, LossOutputs, Needs
 
 __all__ = ["PolicyLoss"]
@@ -55,7 +62,7 @@ class PolicyLoss:
 
     @property
     def needs(self) -> Needs:
-        """Inputs from which the penalty, the bonus and pooled ratios are computed."""
+        """Inputs that the KL penalty, the entropy bonus, and ratios or corrections over whole sequences need."""
         return Needs(
             entropy=self.entropy_coefficient > 0,
             full_kl=self.kl_coefficient > 0 and self.kl_estimator == "full",
@@ -77,15 +84,18 @@ class PolicyLoss:
             bounded=self.gate.exponentiates,
         )
         logprobs, advantages = inputs.require("logprobs"), inputs.require("advantages")
-        weights = token_weights(inputs, self.aggregation)
-        corrections = self.correction.weights(inputs)
+        weights = compute_aggregation_weights(inputs, self.aggregation)
+        corrections = self.correction.compute_weights(inputs)
+        # The correction multiplies the gated objective: the gate bounds the policy's change,
+        # the correction removes the sampling error.
         objective = corrections * self.gate(ratio, logprobs, advantages)
         if inputs.expert is not None:
+            # Demonstrations were not sampled by any policy, so they have no ratio and no correction: plain A log pi.
             objective = torch.where(inputs.expert, advantages * logprobs, objective)
         loss = -(weights * objective).sum()
-        metrics, maxima = self._metrics(inputs, ratio.detach(), weights, corrections)
+        metrics, maxima = self._compute_metrics(inputs, ratio.detach(), weights, corrections)
         if self.kl_coefficient > 0:
-            kl = self._kl(inputs)
+            kl = self._compute_kl(inputs)
             loss = loss + self.kl_coefficient * (weights * kl).sum()
             own = kl.detach() if inputs.expert is None else kl.detach().masked_fill(inputs.expert, 0.0)
             if inputs.num_own_tokens:
@@ -97,24 +107,27 @@ class PolicyLoss:
             metrics["policy/entropy"] = entropy.detach().sum() / inputs.num_tokens
         return LossOutputs(loss=loss, metrics=metrics, maxima=maxima)
 
-    def _kl(self, inputs: LossInputs) -> Tensor:
+    def _compute_kl(self, inputs: LossInputs) -> Tensor:
         if self.kl_estimator == "full":
             return inputs.require("full_kl")
-        kl = kl_per_token(inputs.require("logprobs"), inputs.require("ref_logprobs"), self.kl_estimator)
+        kl = estimate_kl(inputs.require("logprobs"), inputs.require("ref_logprobs"), self.kl_estimator)
         return kl if inputs.expert is None else kl.masked_fill(inputs.expert, 0.0)
 
-    def _metrics(
+    def _compute_metrics(
         self, inputs: LossInputs, ratio_log: Tensor, weights: Tensor, corrections: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Compute the metrics: means over the global batch, of which this is the micro-batch's share, and maxima."""
+        """Return the micro-batch's share of the metrics that are means over the global batch, and its maxima."""
         advantages, ratio = inputs.require("advantages"), clamp_log_ratio(ratio_log).exp()
         logprobs = inputs.require("logprobs").detach()
+        # approximate_kl is per token at every ratio level, so that runs with different losses can be compared.
         token_log_ratio = clamp_log_ratio(logprobs - inputs.require("old_logprobs"))
-        difference = off_policy(inputs)
+        difference = compute_correction_log_ratio(inputs)
         clipped = self.gate.clipped(ratio, advantages)
         if self.ratio_token_limit is not None and self.ratio_level != "token":
-            clipped |= over_limit(inputs, against=self.ratio_against, max_token_log_ratio=self.ratio_token_limit)
-        truncated = (corrections > 0) & self.correction.truncates(inputs)
+            clipped |= build_token_limit_mask(
+                inputs, against=self.ratio_against, max_token_log_ratio=self.ratio_token_limit
+            )
+        truncated = (corrections > 0) & self.correction.mask_truncated(inputs)
         if inputs.expert is not None:  # no engine sampled expert tokens, and no gate applies
             difference, ratio = difference.masked_fill(inputs.expert, 0.0), ratio.masked_fill(inputs.expert, 1.0)
         factor = difference.exp()

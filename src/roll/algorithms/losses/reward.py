@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from roll.algorithms.pairs import pair_margins, pairs_of, shares_right
+from roll.algorithms.pairs import compute_comparison_accuracy, find_pairs, get_pair_margins
 from roll.types import LossInputs, LossOutputs, Needs
 
 __all__ = ["BradleyTerryLoss", "RegressionLoss"]
@@ -18,7 +18,9 @@ __all__ = ["BradleyTerryLoss", "RegressionLoss"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BradleyTerryLoss:
-    """-log sigmoid(r_w - r_l - m) + c (r_w + r_l)^2, a mean over the pairs of the global batch.
+    """The pairwise loss of a reward model, -log sigmoid(r_w - r_l - m) + c (r_w + r_l)^2.
+
+    It is a mean over the pairs of the global batch; r_w and r_l are the scores of the preferred and the other answer.
 
     Bradley-Terry as in InstructGPT, arXiv 2203.02155 eq. 1; margins m, a pair's `target`, as in Llama 2, arXiv
     2307.09288 eq. 2; centering, which keeps scores around 0, as in arXiv 2312.09244.
@@ -35,9 +37,9 @@ class BradleyTerryLoss:
         Raises:
             ValueError: A unit is not a pair, or the network does not return one value for each sequence.
         """
-        scores, pairs = _scores(inputs), pairs_of(inputs)
+        scores, pairs = _collect_scores(inputs), find_pairs(inputs)
         chosen, rejected = scores[pairs.chosen], scores[pairs.rejected]
-        margins = pair_margins(inputs, pairs)
+        margins = get_pair_margins(inputs, pairs)
         difference = chosen - rejected
         losses = -logsigmoid(difference if margins is None else difference - margins)
         if self.centering:
@@ -46,7 +48,7 @@ class BradleyTerryLoss:
             "reward_model/chosen": chosen.sum(),
             "reward_model/rejected": rejected.sum(),
             "reward_model/margin": difference.sum(),
-            "reward_model/accuracy": shares_right(difference).sum(),
+            "reward_model/accuracy": compute_comparison_accuracy(difference).sum(),
         }
         metrics = {name: value.detach() / inputs.num_units for name, value in sums.items()}
         return LossOutputs(loss=losses.sum() / inputs.num_units, metrics=metrics)
@@ -54,10 +56,10 @@ class BradleyTerryLoss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegressionLoss:
-    """(r - y)^2 with the target score y of a sequence, a mean over the sequences of the global batch."""
+    """The squared error of a sequence's score and its target score, a mean over the sequences of the global batch."""
 
     needs = Needs()
-    """Only the values of a critic."""
+    """The values of a critic are sufficient."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's share of the loss.
@@ -65,7 +67,7 @@ class RegressionLoss:
         Raises:
             ValueError: Targets are missing, or the network does not return one value for each sequence.
         """
-        scores, targets = _scores(inputs), inputs.require("targets")
+        scores, targets = _collect_scores(inputs), inputs.require("targets")
         error = scores - targets
         sums = {
             "reward_model/value": scores.sum(),
@@ -76,9 +78,12 @@ class RegressionLoss:
         return LossOutputs(loss=error.square().sum() / inputs.num_sequences, metrics=metrics)
 
 
-def _scores(inputs: LossInputs) -> Tensor:
+def _collect_scores(inputs: LossInputs) -> Tensor:
     """Return the score of every sequence, shape [S]."""
     values = inputs.require("values")
     if len(values) != len(inputs.sequence_lengths):
-        raise ValueError("a reward model scores texts: each sample has one token in the loss, after its last one")
+        raise ValueError(
+            "a reward model needs exactly one loss token per sample, at the end of the text, but the micro-batch has "
+            f"{len(values)} loss tokens in {len(inputs.sequence_lengths)} samples"
+        )
     return values

@@ -16,7 +16,7 @@ __all__ = ["SummedLoss"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SummedLoss:
-    """sum_i weight_i L_i. Each loss divides by counts of the global batch, and so does the sum."""
+    """The weighted sum of several losses. Each loss divides by counts of the global batch, and so does the sum."""
 
     parts: tuple[tuple[float, LossFn], ...]
     """Weight and loss of each part; if two parts report a metric of the same name, the first part's is kept."""
@@ -28,7 +28,7 @@ class SummedLoss:
         Raises:
             ValueError: Two losses need different variants of the same input, such as two divergences.
         """
-        return _all_of([loss.needs for _, loss in self.parts])
+        return _merge_needs([loss.needs for _, loss in self.parts])
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's share of the loss.
@@ -44,11 +44,14 @@ class SummedLoss:
         )
 
 
-def _all_of(needs: Iterable[Needs]) -> Needs:
+def _merge_needs(needs: Iterable[Needs]) -> Needs:
     together: dict[str, Any] = {}
     for own in needs:
         for name in (field.name for field in fields(Needs)):
             value = getattr(own, name)
             if value and together.setdefault(name, value) != value:
-                raise ValueError(f"losses that are summed need different {name}: {together[name]} and {value}")
+                raise ValueError(
+                    f"the summed losses need different variants of {name}, but only one can be computed: "
+                    f"{together[name]} or {value}"
+                )
     return Needs(**together)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from roll.errors import ConfigError, LossError, one_line_error, raised_at
+from roll.errors import ConfigError, LossError, find_raise_location, one_line_error
 from roll.types import LossInputs, LossOutputs, Needs
 from roll.user_code import check_call, load_function
 
@@ -36,7 +36,9 @@ class UserLoss:
         """
         check_call(load_function(self.path, "loss"), f"loss '{self.path}'", "inputs")
         if not isinstance(self.needs, Needs):
-            raise ConfigError(f"loss '{self.path}': its needs are of type {type(self.needs).__name__}, not Needs.")
+            raise ConfigError(
+                f"loss '{self.path}': its attribute `needs` must be of type Needs, not {type(self.needs).__name__}."
+            )
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's share of the loss; `LossInputs` documents the counts to divide by.
@@ -49,13 +51,17 @@ class UserLoss:
         try:
             outputs = function(inputs)
         except Exception as error:
-            raise LossError(f"loss '{self.path}' failed at {raised_at(error)}: {one_line_error(error)}") from error
-        if (problem := _problem(outputs, inputs)) is not None:
+            raise LossError(
+                f"loss '{self.path}' failed at {find_raise_location(error)}: {one_line_error(error)}"
+            ) from error
+        if (problem := _find_problem(outputs, inputs)) is not None:
             raise LossError(f"loss '{self.path}' returned {problem}.")
-        return replace(outputs, metrics=_tensors(outputs.metrics), maxima=_tensors(outputs.maxima))
+        return replace(
+            outputs, metrics=_convert_to_tensors(outputs.metrics), maxima=_convert_to_tensors(outputs.maxima)
+        )
 
 
-def _problem(outputs: object, inputs: LossInputs) -> str | None:
+def _find_problem(outputs: object, inputs: LossInputs) -> str | None:
     """Return why a loss's return value is invalid; `None` if it is valid."""
     if not isinstance(outputs, LossOutputs):
         return f"{type(outputs).__name__}, not a LossOutputs"
@@ -71,6 +77,6 @@ def _problem(outputs: object, inputs: LossInputs) -> str | None:
     return None
 
 
-def _tensors(metrics: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
-    """Return metrics as tensors, which add up over micro-batches."""
+def _convert_to_tensors(metrics: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
+    """Convert metrics to tensors, so that they can be summed over micro-batches."""
     return {name: torch.as_tensor(value) for name, value in metrics.items()}

@@ -26,7 +26,7 @@ class ValueLoss:
     clip: float | None = None
     """Clip range e; `None` for no clip."""
     needs = Needs()
-    """Only the values of a critic; inside `PolicyAndValueLoss`, that class requests the values."""
+    """The values of a critic are sufficient; inside `PolicyAndValueLoss`, that class requests the values."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's share of the loss.
@@ -42,6 +42,8 @@ class ValueLoss:
         error = (values - returns).square()
         clipped_share = torch.zeros_like(error)
         if self.clip is not None and old is not None:
+            # PPO's value clip, the larger of both errors: a value that already moved by `clip` towards its return gets
+            # no further gradient, and one that moved away is still pulled back.
             near = torch.clamp(values, old - self.clip, old + self.clip)
             clipped_error = (near - returns).square()
             clipped_share = (clipped_error > error).to(error.dtype)

@@ -1,4 +1,4 @@
 """Converts configurations of other libraries to ROLL, with a report on every key.
 
-file ──► keys and values ──► rules (one for each key; docs/migration.md is written from them) ──► Converted
+file ──► keys and values ──► rules (one for each key; docs/migration.md is generated from them) ──► ConvertedConfig
 """

@@ -1,4 +1,4 @@
-"""Applies rules to a file's values: the ROLL configuration, and the report on every key."""
+"""Applies rules to the values of a file, which gives the ROLL configuration and a report on every key."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, Literal
 from roll.cli.migration.rules import Rule, UnsupportedValue, Values
 from roll.config.document import dump
 from roll.config.load import dump_config, load_config
-from roll.config.problems import show
+from roll.config.problems import format_value
 from roll.errors import ConfigError
 from roll.registry import did_you_mean
 
-__all__ = ["Converted", "KeyResult", "convert"]
+__all__ = ["ConvertedConfig", "KeyResult", "convert"]
 
 _KEPT = (
     "pipeline",
@@ -26,14 +26,14 @@ _KEPT = (
     "training.num_steps",
 )
 """Keys that are written even with ROLL's defaults, since readers look for them first."""
-_LONGEST_LINE = 1000
+_MAX_LINE_LENGTH = 1000
 NO_VALUE = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError)
-"""Exceptions of a rule for a value that the library itself would reject."""
+"""Exceptions that a rule may raise for a value that the library itself would reject."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeyResult:
-    """The result for one key."""
+    """The result of converting one key of the other library."""
 
     key: str
     value: Any
@@ -44,52 +44,52 @@ class KeyResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Converted:
+class ConvertedConfig:
     """A ROLL configuration converted from another library's."""
 
     source: str
     tree: dict[str, Any]
-    said: Sequence[KeyResult]
+    results: Sequence[KeyResult]
 
     @property
-    def lost(self) -> list[KeyResult]:
+    def lost_keys(self) -> list[KeyResult]:
         """Keys that could not be converted."""
-        return [said for said in self.said if said.outcome == "lost"]
+        return [result for result in self.results if result.outcome == "lost"]
 
-    def yaml(self) -> str:
-        """Return the configuration file, with what was lost in comments at its top."""
+    def format_yaml(self) -> str:
+        """Return the configuration file, with the keys that could not be converted in comments at its top."""
         lines = [f"Converted from {self.source} by `roll config`."]
-        if self.lost:
-            lines += ["Not converted:", *(f"  {said.key}: {said.text}" for said in self.lost)]
-        return "\n".join([*(f"# {_one_line(line)}" for line in lines), dump(self.tree)])
+        if self.lost_keys:
+            lines += ["Not converted:", *(f"  {result.key}: {result.text}" for result in self.lost_keys)]
+        return "\n".join([*(f"# {_to_one_line(line)}" for line in lines), dump(self.tree)])
 
-    def report(self) -> str:
-        """Return one line for every key of the file, and for the other library's relevant defaults."""
+    def format_report(self) -> str:
+        """Return one line for every key of the file, and for the defaults of the other library that matter to ROLL."""
         titles = {
-            "became": "Became",
-            "default": "ROLL's default anyway",
-            "needless": "Needs no key",
+            "became": "Converted",
+            "default": "Equal to ROLL's default",
+            "needless": "Not needed",
             "lost": "NOT converted",
         }
         lines: list[str] = []
         for outcome, title in titles.items():
-            found = [said for said in self.said if said.outcome == outcome]
+            found = [result for result in self.results if result.outcome == outcome]
             lines += [f"{title}:"] if found else []
             lines += [
-                f"  {said.key}={show(said.value)}{'' if said.given else ' (its default)'}: {said.text}"
-                for said in found
+                f"  {result.key}={format_value(result.value)}{'' if result.given else ' (its default)'}: {result.text}"
+                for result in found
             ]
-        return "\n".join(map(_one_line, lines))
+        return "\n".join(map(_to_one_line, lines))
 
 
-def _one_line(text: str) -> str:
-    """Return untrusted text on one line, so that it can neither end a comment nor control a terminal."""
-    text = text[:_LONGEST_LINE]
+def _to_one_line(text: str) -> str:
+    """Return untrusted text as one line, so that it can neither end a comment nor control a terminal."""
+    text = text[:_MAX_LINE_LENGTH]
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 @dataclass(slots=True)
-class _Work:
+class _ConversionState:
     values: Values
     given: set[str]
     flat: dict[str, Any] = field(default_factory=dict)
@@ -102,46 +102,49 @@ def convert(
     *,
     source: str,
     start: Mapping[str, Any],
-    said_by_caller: Mapping[str, Any],
+    caller_values: Mapping[str, Any],
     problems: Sequence[str] = (),
     unread: Sequence[KeyResult] = (),
-) -> Converted:
-    """Apply `rules` to the keys of a file.
+) -> ConvertedConfig:
+    """Convert the keys of a file to a configuration of ROLL, by `rules`.
 
     Args:
         rules: rules of one library and kind of training.
         given: dotted keys of the file, with their values.
         source: name of the source, for messages.
         start: dotted keys of ROLL that are set for any file, such as `pipeline`.
-        said_by_caller: values that the rules need but no file has, such as the number of processes.
+        caller_values: values that the rules need but no file has, such as the number of processes.
         problems: problems that the caller found, one line each.
-        unread: keys of the file with unknown values.
+        unread: keys of the file whose values could not be read.
 
     Raises:
         ConfigError: a value would be rejected by the library itself, or a required value is missing; the message has
             all problems.
     """
     values = {rule.key: rule.default for rule in rules if not rule.key.endswith(".*")}
-    work = _Work(values=Values({**values, **given, **said_by_caller}), given=set(given), flat=dict(start))
-    decided, found = _apply(rules, work, _wrong_types(rules, given))
+    work = _ConversionState(values=Values({**values, **given, **caller_values}), given=set(given), flat=dict(start))
+    decided, found = _apply_rules(rules, work, _find_wrong_types(rules, given))
     if found := [*problems, *found]:
-        raise ConfigError(_refusal(source, found, unread))
+        raise ConfigError(_describe_problems(source, found, unread))
     try:
-        full = dump_config(load_config(_tree(work.flat)))
+        full = dump_config(load_config(_nest_keys(work.flat)))
     except ConfigError as error:
-        raise ConfigError(_refusal(source, [f"this is no run of ROLL: {error}"], unread)) from None
-    _leave_defaults_out(work, full)
-    said = [*_known(rules, work, decided), *_unknown(rules, work), *unread]
-    return Converted(source=source, tree=_tree(work.flat), said=said)
+        raise ConfigError(
+            _describe_problems(source, [f"ROLL rejects the converted configuration: {error}"], unread)
+        ) from None
+    _remove_defaults(work, full)
+    results = [*_report_known_keys(rules, work, decided), *_report_unknown_keys(rules, work), *unread]
+    return ConvertedConfig(source=source, tree=_nest_keys(work.flat), results=results)
 
 
-def _apply(
-    rules: Sequence[Rule], work: _Work, wrong: Sequence[str]
+def _apply_rules(
+    rules: Sequence[Rule], work: _ConversionState, wrong: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]], Sequence[str]]:
-    """Apply every rule, even after one that fails.
+    """Apply every rule to `work`, even after a rule that fails.
 
     Returns:
-        The results of each key, and the problems, including `wrong`.
+        The keys of ROLL that each rule has set, by the other library's key; and all problems, beginning with `wrong`,
+        the values of the wrong type.
     """
     decided: dict[str, tuple[str, ...]] = {}
     problems = list(wrong)
@@ -158,15 +161,17 @@ def _apply(
             continue
         except NO_VALUE as error:
             if not wrong:  # otherwise the problem may be a consequence of these
-                problems.append(f"'{rule.key}' is {show(work.values[rule.key])}: {str(error) or type(error).__name__}.")
+                problems.append(
+                    f"'{rule.key}' is {format_value(work.values[rule.key])}: {str(error) or type(error).__name__}."
+                )
             continue
         decided[rule.key] = tuple(new)
         work.flat.update(new)
     return decided, problems
 
 
-def _wrong_types(rules: Sequence[Rule], given: Mapping[str, Any]) -> list[str]:
-    """Return the problems of values that are not numbers although the library's default is a number."""
+def _find_wrong_types(rules: Sequence[Rule], given: Mapping[str, Any]) -> list[str]:
+    """Return one problem for each value that is not a number, although the key's default is a number."""
     found: list[str] = []
     for rule in rules:
         value = given.get(rule.key)
@@ -176,49 +181,53 @@ def _wrong_types(rules: Sequence[Rule], given: Mapping[str, Any]) -> list[str]:
         try:
             float(value if not isinstance(value, bool) else "")
         except (TypeError, ValueError):
-            found.append(f"'{rule.key}' is {show(value)}: it must be a number.")
+            found.append(f"'{rule.key}' is {format_value(value)}: it must be a number.")
     return found
 
 
-def _refusal(source: str, problems: Sequence[str], unread: Sequence[KeyResult]) -> str:
-    """Return one message with all distinct problems, and the parts that could not be read, which may be their cause."""
+def _describe_problems(source: str, problems: Sequence[str], unread: Sequence[KeyResult]) -> str:
+    """Return one message with all distinct problems, and the unread parts of the file, which may have caused them."""
     unique = list(dict.fromkeys(problems))
     lines = [f"{source}: {unique[0]}"]
     if len(unique) > 1:
         lines = [f"{source} has {len(unique)} problems:", *(f"  {line}" for line in unique)]
     if unread:
-        advice = "write constants there, or say `--set KEY=VALUE`"
+        advice = "write constants in the script, or use `--set KEY=VALUE`"
         lines += [
-            f"Not read, as the script is not run, or not converted ({advice}):",
-            *(_one_line(f"  {said.key}: {said.text}") for said in unread),
+            f"Not read, because the script is not run, or not converted ({advice}):",
+            *(_to_one_line(f"  {result.key}: {result.text}") for result in unread),
         ]
     return "\n".join(lines)
 
 
-def _leave_defaults_out(work: _Work, full: Mapping[str, Any]) -> None:
-    """Remove every key without which the configuration still equals `full`."""
+def _remove_defaults(work: _ConversionState, full: Mapping[str, Any]) -> None:
+    """Remove every key whose removal leaves the complete configuration equal to `full`: it only repeats a default."""
+    # Comparing whole configurations also finds defaults that depend on other keys. Deep keys are tried first, so that
+    # a section is removed only after its keys.
     for key in sorted(work.flat, key=lambda key: -key.count(".")):
         if key in _KEPT:
             continue
         fewer = {other: value for other, value in work.flat.items() if other != key}
         with suppress(ConfigError):
-            if dump_config(load_config(_tree(fewer))) == full:
+            if dump_config(load_config(_nest_keys(fewer))) == full:
                 work.flat = fewer
 
 
-def _known(rules: Sequence[Rule], work: _Work, decided: Mapping[str, tuple[str, ...]]) -> list[KeyResult]:
-    said: list[KeyResult] = []
+def _report_known_keys(
+    rules: Sequence[Rule], work: _ConversionState, decided: Mapping[str, tuple[str, ...]]
+) -> list[KeyResult]:
+    results: list[KeyResult] = []
     owner = {key: next((rule for rule in rules if rule.covers(key)), None) for key in work.given}
     for rule in rules:
         own = [key for key in work.given if owner[key] is rule]
         for key in own or ([] if rule.key.endswith(".*") else [rule.key]):
-            one = _say(rule, key, work, decided)
+            one = _build_result(rule, key, work, decided)
             if one.given or one.outcome == "lost" or (one.outcome == "became" and rule.kind == "moved"):
-                said.append(one)
-    return said
+                results.append(one)
+    return results
 
 
-def _say(rule: Rule, key: str, work: _Work, decided: Mapping[str, tuple[str, ...]]) -> KeyResult:
+def _build_result(rule: Rule, key: str, work: _ConversionState, decided: Mapping[str, tuple[str, ...]]) -> KeyResult:
     value = work.values.get(key, rule.default)
     outcome: Literal["became", "default", "needless", "lost"]
     if key in work.lost:
@@ -230,13 +239,17 @@ def _say(rule: Rule, key: str, work: _Work, decided: Mapping[str, tuple[str, ...
         targets = decided.get(key) or rule.to
         written = [target for target in targets if target in work.flat]
         outcome = "became" if written else "default"
-        text = ", ".join(f"{target}={show(work.flat[target])}" for target in written) or ", ".join(targets) or rule.note
+        text = (
+            ", ".join(f"{target}={format_value(work.flat[target])}" for target in written)
+            or ", ".join(targets)
+            or rule.note
+        )
         if written and rule.note:
             text += f" ({rule.note})"
     return KeyResult(key=key, value=value, given=key in work.given, outcome=outcome, text=text)
 
 
-def _unknown(rules: Sequence[Rule], work: _Work) -> list[KeyResult]:
+def _report_unknown_keys(rules: Sequence[Rule], work: _ConversionState) -> list[KeyResult]:
     names = [rule.key for rule in rules]
     return [
         KeyResult(
@@ -244,14 +257,14 @@ def _unknown(rules: Sequence[Rule], work: _Work) -> list[KeyResult]:
             value=work.values[key],
             given=True,
             outcome="lost",
-            text=f"no key that this version knows.{did_you_mean(key, names)}",
+            text=f"the key is not known to this version.{did_you_mean(key, names)}",
         )
         for key in sorted(work.given)
         if not any(rule.covers(key) for rule in rules)
     ]
 
 
-def _tree(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _nest_keys(flat: Mapping[str, Any]) -> dict[str, Any]:
     """Convert dotted keys to nested sections, in the order in which sections are usually written."""
     order = ("pipeline", "name", "output_dir", "seed", "model", "data")
     tree: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""Conversion of another library's keys: one rule for each, which is also a row of the documentation."""
+"""Conversion of another library's keys: one rule per key, which is also a row of docs/migration.md."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = [
     "Rule",
     "UnsupportedValue",
     "Values",
-    "converted_with",
-    "handled_by",
-    "ignored",
-    "ignored_all",
-    "moved",
+    "companion_rule",
+    "conversion_rule",
+    "ignored_key_rule",
+    "ignored_key_rules",
+    "renamed_key_rule",
+    "replace_defaults",
     "run_all",
-    "unsupported",
-    "with_defaults",
+    "unsupported_key_rule",
 ]
 
 
 class Values(dict[str, Any]):
-    """The values of all dotted keys of the other library, including defaults, and what the caller specified about
-    the run.
+    """The values of all dotted keys of the other library, including defaults, and the values that the caller has
+    given.
 
     Keys are also attributes, as in that library's own code: `values.algorithm.gamma`.
     """
@@ -38,7 +38,7 @@ class Values(dict[str, Any]):
 
 
 class UnsupportedValue(Exception):
-    """A value without a counterpart in ROLL; the text describes what ROLL does instead."""
+    """A value has no counterpart in ROLL; the message describes what ROLL does instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,8 +54,8 @@ class Rule:
     """Dotted keys of ROLL that the rule sets."""
     note: str = ""
     convert: Callable[[Values], Mapping[str, Any]] | None = None
-    """Converts all values to keys of ROLL. Raises `Lost` for a value without a counterpart, `ConfigError` for a
-    value that is invalid for the key.
+    """Converts all values to keys of ROLL. Raises `UnsupportedValue` for a value without a counterpart, and
+    `ConfigError` for a value that is invalid for the key.
     """
     harmless: tuple[Any, ...] = ()
     """For a key that ROLL does not support: values with which both libraries behave the same."""
@@ -65,10 +65,19 @@ class Rule:
         return key == self.key or (self.key.endswith(".*") and key.startswith(self.key[:-1]))
 
 
-def moved(
+def renamed_key_rule(
     key: str, default: Any, to: str, change: Callable[[Any, Values], Any] | None = None, note: str = "", **more: Any
 ) -> Rule:
-    """Return a rule for a key that is `to` in ROLL; `change` computes the value there from its own and all others."""
+    """Return a rule for a key that ROLL has under the name `to`.
+
+    Args:
+        key: key of the other library.
+        default: the other library's default.
+        to: dotted key of ROLL.
+        change: computes the value for ROLL from the key's value and all values; by default the value is copied.
+        note: remark in the report.
+        more: further fields of the rule.
+    """
 
     def convert(values: Values) -> Mapping[str, Any]:
         return {to: values[key] if change is None else change(values[key], values)}
@@ -76,40 +85,38 @@ def moved(
     return Rule(key=key, default=default, kind="moved", to=(to,), note=note, convert=convert, **more)
 
 
-def converted_with(
+def conversion_rule(
     key: str, default: Any, to: Iterable[str], convert: Callable[[Values], Mapping[str, Any]], note: str
 ) -> Rule:
-    """Return a rule for a key that determines several keys of ROLL, together with other keys."""
+    """Return a rule for a key that, together with other keys, determines several keys of ROLL."""
     return Rule(key=key, default=default, kind="moved", to=tuple(to), note=note, convert=convert)
 
 
-def handled_by(key: str, default: Any, to: Iterable[str], note: str) -> Rule:
-    """Return a rule for a key that another rule converts."""
+def companion_rule(key: str, default: Any, to: Iterable[str], note: str) -> Rule:
+    """Return a rule for a key that only modifies how another key is converted; `to` are the affected keys of ROLL."""
     return Rule(key=key, default=default, kind="with", to=tuple(to), note=note)
 
 
-def ignored(key: str, default: Any, note: str) -> Rule:
+def ignored_key_rule(key: str, default: Any, note: str) -> Rule:
     """Return a rule for a key that does not affect training, or whose effect ROLL always has."""
     return Rule(key=key, default=default, kind="needless", note=note)
 
 
-def ignored_all(keys: Mapping[str, Any], note: str) -> list[Rule]:
-    """Return rules for keys with their defaults that are needless for the same reason."""
-    return [ignored(key, default, note) for key, default in keys.items()]
+def ignored_key_rules(keys: Mapping[str, Any], note: str) -> list[Rule]:
+    """Return one rule per key, for keys that are ignored for the same reason."""
+    return [ignored_key_rule(key, default, note) for key, default in keys.items()]
 
 
-def unsupported(key: str, default: Any, note: str, *, harmless: tuple[Any, ...] = ()) -> Rule:
-    """Return a rule for a key that ROLL does not support; nothing is lost at the default or at the values in
-    `harmless`.
-    """
+def unsupported_key_rule(key: str, default: Any, note: str, *, harmless: tuple[Any, ...] = ()) -> Rule:
+    """Return a rule for a key that ROLL does not support; the default and the values in `harmless` are accepted."""
     return Rule(key=key, default=default, kind="lacking", note=note, harmless=harmless)
 
 
 def run_all(*parts: Callable[[], Any]) -> list[Any]:
-    """Call all parts of one conversion and return their results.
+    """Call every function in `parts`, even after one that fails, and return their results in order.
 
     Raises:
-        ConfigError: with one line for each part that raises one.
+        ConfigError: at least one function raised a `ConfigError`; the message has those of all.
     """
     found, problems = [], []
     for part in parts:
@@ -122,6 +129,6 @@ def run_all(*parts: Callable[[], Any]) -> list[Any]:
     return found
 
 
-def with_defaults(rules: Iterable[Rule], defaults: Mapping[str, Any]) -> list[Rule]:
-    """Return the same rules, some with the defaults of one kind of training."""
+def replace_defaults(rules: Iterable[Rule], defaults: Mapping[str, Any]) -> list[Rule]:
+    """Return copies of the rules with the other library's default replaced for every key in `defaults`."""
     return [replace(rule, default=defaults.get(rule.key, rule.default)) for rule in rules]

@@ -1,4 +1,4 @@
-"""Values of a Python script that follow from constants, read from its syntax tree; the script is never run.
+"""Evaluates constant expressions in the syntax tree of a Python script; the script is never run.
 
 A name has the value that it is assigned if there is one unconditional assignment to it, and if nothing can change the
 value afterwards. All other expressions raise `NotStatic` with the reason and the line.
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Binding", "NotStatic", "Scope", "Syntax", "source_of"]
+__all__ = ["Binding", "NotStatic", "Scope", "Syntax", "format_source"]
 
 _NUMBER_TYPES = ("bfloat16", "float16", "float32", "float64", "half", "float")
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -22,30 +22,30 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: lambda a, b: a // b,
     ast.Mod: lambda a, b: a % b,
 }
-"""No powers, whose value may be larger than memory."""
+"""Powers are missing, since their value may be larger than memory."""
 _READERS = ("print", "len", "str", "repr", "sorted", "dict", "list", "tuple")
 """Functions that do not modify their arguments."""
-_LONGEST_SOURCE = 80
-_LONGEST_TEXT = 10_000
-"""Maximum length of a computed text; each line of a script may double it."""
-_LARGEST_NUMBER = 2.0**64
-_MOST_EXPRESSIONS = 100_000
+_MAX_SOURCE_LENGTH = 80
+_MAX_TEXT_LENGTH = 10_000
+"""Maximum length of a computed string; each line of a script may double it."""
+_MAX_NUMBER = 2.0**64
+_MAX_EXPRESSIONS = 100_000
 """Maximum number of expressions read from one script: lists may refer to each other."""
 
 
 class NotStatic(Exception):
-    """An expression whose value is known only by running the script; the text has the reason."""
+    """The value of an expression is known only by running the script; the message has the reason."""
 
 
 @dataclass(eq=False, slots=True)
 class Binding:
-    """One place that binds a name to a value."""
+    """A statement that binds a name to a value."""
 
     line: int
     value: ast.expr | None
-    """The assigned expression; `None` if there is no single one, as in a loop or an import."""
+    """The assigned expression; `None` for a statement without a single one, such as a loop or an import."""
     what: str
-    """The kind of place, for messages."""
+    """The kind of binding, for messages."""
     is_conditional: bool
 
 
@@ -58,7 +58,7 @@ class Scope:
     bindings: dict[str, list[Binding]] = field(default_factory=dict)
 
     def find(self, name: str) -> list[Binding]:
-        """Return all bindings of a name in the nearest scope that has any; empty if none has."""
+        """Return all bindings of a name in the innermost scope that binds it; empty if no scope does."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.bindings and (scope is self or not scope.is_class):
@@ -72,10 +72,10 @@ class Syntax:
 
     Args:
         tree: tree of the whole file.
-        is_known: returns whether a call, by the last part of its function's name, only reads its arguments.
+        only_reads: returns whether a function, given by the last part of its name, does not modify its arguments.
     """
 
-    def __init__(self, tree: ast.Module, is_known: Callable[[str], bool]) -> None:
+    def __init__(self, tree: ast.Module, only_reads: Callable[[str], bool]) -> None:
         self.module = Scope(parent=None)
         self.scopes: dict[ast.AST, Scope] = {}
         self.parents: dict[ast.AST, ast.AST] = {}
@@ -85,26 +85,26 @@ class Syntax:
         self._loads: dict[str, list[ast.Name]] = {}
         self._stars: list[int] = []
         self.known: dict[ast.expr, Any] = {}
-        """Values of expressions that are not in the file: entries of a dictionary that a call gets as `**`."""
-        self._is_known = is_known
+        """Values of nodes that are not in the file: one for each entry of a dictionary that a call gets as `**`."""
+        self._only_reads = only_reads
         self._num_read = 0
         self._visit(tree, self.module, False)
 
-    def called(self, call: ast.Call) -> str:
-        """Return the last part of the called function's original name; may be empty."""
+    def get_called_name(self, call: ast.Call) -> str:
+        """Return the last part of the called function's original name; empty if the name is not known."""
         if isinstance(call.func, ast.Name):
             return self.imported.get(call.func.id, call.func.id)
         return call.func.attr if isinstance(call.func, ast.Attribute) else ""
 
-    def bound(self, name: ast.Name) -> ast.expr:
+    def find_bound_expression(self, name: ast.Name) -> ast.expr:
         """Return the expression that a name stands for.
 
         Raises:
-            NotStatic: the name has no binding, or more than one.
+            NotStatic: the name does not have exactly one unconditional assignment, or `import *` may replace it.
         """
         found = self.scopes[name].find(name.id)
         if not found:
-            raise NotStatic(f"`{name.id}` is assigned nowhere in the script")
+            raise NotStatic(f"`{name.id}` is not assigned in the script")
         if len(found) > 1:
             raise NotStatic(f"`{name.id}` is assigned on lines {', '.join(str(one.line) for one in found)}")
         (only,) = found
@@ -113,125 +113,130 @@ class Syntax:
         if only.is_conditional:
             raise NotStatic(f"`{name.id}` is assigned under a condition, or in a loop (line {only.line})")
         if later := [line for line in self._stars if line >= only.line]:
-            raise NotStatic(f"`{name.id}` may be replaced by the import of everything on line {later[0]}")
+            raise NotStatic(f"`{name.id}` may be replaced by `import *` on line {later[0]}")
         return only.value
 
-    def resolved(self, node: ast.expr) -> ast.expr:
-        """Return an expression, following names to the expression that they stand for.
+    def resolve(self, node: ast.expr) -> ast.expr:
+        """Return the expression that `node` stands for: `node` itself or, for a name, the assigned expression.
 
         Raises:
-            NotStatic: a name does not stand for a single expression.
+            NotStatic: a name does not stand for a single expression, or stands for itself.
         """
         seen: set[str] = set()
         while isinstance(node, ast.Name):
             if node.id in seen:
-                raise NotStatic(f"`{node.id}` is defined by itself")
+                raise NotStatic(f"`{node.id}` is defined in terms of itself")
             seen.add(node.id)
-            node = self.bound(node)
+            node = self.find_bound_expression(node)
         return node
 
-    def value(self, node: ast.expr) -> Any:
-        """Return the value of an expression as plain data: text, numbers, truth values, null, lists, dictionaries.
+    def evaluate(self, node: ast.expr) -> Any:
+        """Return the value of an expression as plain data: strings, numbers, booleans, `None`, lists, dictionaries.
 
         Raises:
             NotStatic: the value cannot be read without running the script.
         """
         self._num_read += 1
-        if self._num_read > _MOST_EXPRESSIONS:
-            raise NotStatic(f"the script has more than {_MOST_EXPRESSIONS:,} expressions to read")
+        if self._num_read > _MAX_EXPRESSIONS:
+            raise NotStatic(f"the script has more than {_MAX_EXPRESSIONS:,} expressions to read")
         if node in self.known:
             return self.known[node]
         match node:
             case ast.Constant(value=str() | bool() | int() | float() | None as value):
                 return value
             case ast.Name():
-                found = self.value(self.resolved(node))
+                found = self.evaluate(self.resolve(node))
                 if isinstance(found, list | dict):
                     self.check_unchanged(node)
                 return found
             case ast.List() | ast.Tuple():
-                return [self.value(entry) for entry in node.elts]
+                return [self.evaluate(entry) for entry in node.elts]
             case ast.Dict():
-                return self._dictionary(node)
+                return self._evaluate_dictionary(node)
             case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
-                number = self._number(operand)
+                number = self._evaluate_number(operand)
                 return -number if isinstance(node.op, ast.USub) else number
             case ast.BinOp():
-                return self._calculated(node)
+                return self._evaluate_arithmetic(node)
             case ast.JoinedStr():
-                return "".join(self._part(part) for part in node.values)
+                return "".join(self._evaluate_f_string_part(part) for part in node.values)
             case ast.Subscript():
-                return self._entry(node)
+                return self._evaluate_lookup(node)
             case ast.Attribute(value=ast.Name(id="torch"), attr=name) if name in _NUMBER_TYPES:
                 return name
-        raise NotStatic(f"`{source_of(node)}` is known only when the script runs")
+        raise NotStatic(f"`{format_source(node)}` is known only when the script runs")
 
-    def _dictionary(self, node: ast.Dict) -> dict[str, Any]:
+    def _evaluate_dictionary(self, node: ast.Dict) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in zip(node.keys, node.values, strict=True):
             if key is None:
-                more = self.value(value)
+                more = self.evaluate(value)
                 if not isinstance(more, dict):
-                    raise NotStatic(f"`**{source_of(value)}` is no dictionary")
+                    raise NotStatic(f"`**{format_source(value)}` is not a dictionary")
                 found |= more
                 continue
-            name = self.value(key)
+            name = self.evaluate(key)
             if not isinstance(name, str):
-                raise NotStatic(f"the key `{source_of(key)}` is not text")
-            found[name] = self.value(value)
+                raise NotStatic(f"the key `{format_source(key)}` is not a string")
+            found[name] = self.evaluate(value)
         return found
 
-    def _number(self, node: ast.expr) -> int | float:
-        value = self.value(node)
+    def _evaluate_number(self, node: ast.expr) -> int | float:
+        value = self.evaluate(node)
         if not _is_number(value):
-            raise NotStatic(f"`{source_of(node)}` is not a number")
+            raise NotStatic(f"`{format_source(node)}` is not a number")
         return value
 
-    def _calculated(self, node: ast.BinOp) -> Any:
+    def _evaluate_arithmetic(self, node: ast.BinOp) -> Any:
         compute = _ARITHMETIC.get(type(node.op))
         if compute is None:
-            raise NotStatic(f"`{source_of(node)}` is known only when the script runs")
-        left, right = self.value(node.left), self.value(node.right)
+            raise NotStatic(f"`{format_source(node)}` is known only when the script runs")
+        left, right = self.evaluate(node.left), self.evaluate(node.right)
         is_text = isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add)
         if not is_text and not (_is_number(left) and _is_number(right)):
-            raise NotStatic(f"`{source_of(node)}` is known only when the script runs")
+            raise NotStatic(f"`{format_source(node)}` is known only when the script runs")
         try:
             found = compute(left, right)
         except ArithmeticError as error:
-            raise NotStatic(f"`{source_of(node)}` has no value ({error})") from None
-        if (len(found) if is_text else abs(found)) > (_LONGEST_TEXT if is_text else _LARGEST_NUMBER):
-            raise NotStatic(f"`{source_of(node)}` is too large")
+            raise NotStatic(f"`{format_source(node)}` has no value ({error})") from None
+        if (len(found) if is_text else abs(found)) > (_MAX_TEXT_LENGTH if is_text else _MAX_NUMBER):
+            raise NotStatic(f"`{format_source(node)}` is too large")
         return found
 
-    def _part(self, node: ast.expr) -> str:
-        """Return a part of an f-string."""
-        if isinstance(node, ast.FormattedValue):
-            value = self.value(node.value)
-            if node.conversion != -1 or node.format_spec is not None or not isinstance(value, str | int):
-                raise NotStatic(f"`{source_of(node.value)}` is formatted when the script runs")
-            return str(value)
-        return str(self.value(node))
+    def _evaluate_f_string_part(self, node: ast.expr) -> str:
+        """Return the text of a part of an f-string.
 
-    def _entry(self, node: ast.Subscript) -> Any:
-        container, key = self.value(node.value), self.value(node.slice)
+        Raises:
+            NotStatic: the part has a conversion or a format, or its value cannot be read.
+        """
+        if isinstance(node, ast.FormattedValue):
+            value = self.evaluate(node.value)
+            if node.conversion != -1 or node.format_spec is not None or not isinstance(value, str | int):
+                raise NotStatic(f"`{format_source(node.value)}` is formatted when the script runs")
+            return str(value)
+        return str(self.evaluate(node))
+
+    def _evaluate_lookup(self, node: ast.Subscript) -> Any:
+        container, key = self.evaluate(node.value), self.evaluate(node.slice)
         try:
             return container[key]
         except (TypeError, LookupError):
-            raise NotStatic(f"`{source_of(node)}` is known only when the script runs") from None
+            raise NotStatic(
+                f"`{format_source(node)}` has no value that can be read without running the script"
+            ) from None
 
     def check_unchanged(self, name: ast.Name) -> None:
-        """Reject a list or dictionary that is used by anything except known calls and lookups, since it could be
-        changed there.
+        """Reject a list or dictionary that is used anywhere except in lookups and in calls that only read it.
 
         Raises:
-            NotStatic: such a use exists.
+            NotStatic: another use may change the value.
         """
         bindings = self.scopes[name].find(name.id)
         for load in self._loads.get(name.id, ()):
-            if self.scopes[load].find(name.id) is bindings and not self._only_reads(load):
+            if self.scopes[load].find(name.id) is bindings and not self._is_only_read(load):
                 raise NotStatic(f"`{name.id}` may be changed on line {load.lineno}")
 
-    def _only_reads(self, load: ast.Name) -> bool:
+    def _is_only_read(self, load: ast.Name) -> bool:
         node: ast.AST = load
         parent = self.parents[node]
         while isinstance(parent, ast.Subscript) and parent.value is node:
@@ -241,16 +246,16 @@ class Syntax:
         if isinstance(parent, ast.keyword | ast.Starred):
             parent = self.parents[parent]
         if isinstance(parent, ast.Call) and node is not parent.func:
-            return (name := self.called(parent)) in _READERS or self._is_known(name)
+            return (name := self.get_called_name(parent)) in _READERS or self._only_reads(name)
         if isinstance(parent, ast.Dict | ast.BinOp | ast.FormattedValue | ast.Compare | ast.Expr):
             return True
-        return node is not load and isinstance(parent, ast.Assign | ast.AnnAssign) and self._is_scalar(node)
+        return node is not load and isinstance(parent, ast.Assign | ast.AnnAssign) and self._reads_constant(node)
 
-    def _is_scalar(self, node: ast.AST) -> bool:
-        """Return whether a lookup in a literal gives an immutable value."""
+    def _reads_constant(self, node: ast.AST) -> bool:
+        """Return whether the lookup `node` (`a[key]`) yields a constant, because all entries of `a` are constants."""
         assert isinstance(node, ast.Subscript)
         try:
-            container = self.resolved(node.value)
+            container = self.resolve(node.value)
         except NotStatic:
             return False
         entries = container.values if isinstance(container, ast.Dict) else getattr(container, "elts", [container])
@@ -259,7 +264,7 @@ class Syntax:
     def _visit(self, node: ast.AST, scope: Scope, is_conditional: bool) -> None:
         self.nodes.append(node)
         self.scopes[node] = scope
-        for name, binding, where in self._bindings(node, scope, is_conditional):
+        for name, binding, where in self._find_bindings(node, scope, is_conditional):
             where.bindings.setdefault(name, []).append(binding)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
             self._loads.setdefault(node.id, []).append(node)
@@ -272,8 +277,8 @@ class Syntax:
             self.parents[child] = node
             self._visit(child, inside, under)
 
-    def _bindings(self, node: ast.AST, scope: Scope, is_conditional: bool) -> Iterator[tuple[str, Binding, Scope]]:
-        def made(name: str, what: str, value: ast.expr | None = None) -> tuple[str, Binding, Scope]:
+    def _find_bindings(self, node: ast.AST, scope: Scope, is_conditional: bool) -> Iterator[tuple[str, Binding, Scope]]:
+        def make_binding(name: str, what: str, value: ast.expr | None = None) -> tuple[str, Binding, Scope]:
             return name, Binding(getattr(node, "lineno", 0), value, what, is_conditional), scope
 
         match node:
@@ -283,27 +288,27 @@ class Syntax:
                     isinstance(parent, ast.AnnAssign) and parent.value is not None
                 )
                 if is_plain:
-                    yield made(node.id, "assigned", parent.value)  # type: ignore[union-attr]
+                    yield make_binding(node.id, "assigned", parent.value)  # type: ignore[union-attr]
                 elif not isinstance(parent, ast.AnnAssign):
-                    yield made(node.id, "not assigned as one value")
+                    yield make_binding(node.id, "not assigned as one value")
             case ast.arg():
-                yield made(node.arg, "an argument of a function")
+                yield make_binding(node.arg, "an argument of a function")
             case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
-                yield made(node.name, "defined in the script")
+                yield make_binding(node.name, "defined in the script")
             case ast.Import() | ast.ImportFrom():
                 for one in node.names:
                     if one.name == "*":
                         self._stars.append(node.lineno)
                         continue
                     self.imported[one.asname or one.name.partition(".")[0]] = one.name
-                    yield made(one.asname or one.name.partition(".")[0], "imported")
+                    yield make_binding(one.asname or one.name.partition(".")[0], "imported")
             case ast.ExceptHandler(name=str() as name) | ast.MatchAs(name=str() as name):
-                yield made(name, "not assigned as one value")
+                yield make_binding(name, "not assigned as one value")
             case ast.MatchStar(name=str() as name) | ast.MatchMapping(rest=str() as name):
-                yield made(name, "not assigned as one value")
+                yield make_binding(name, "not assigned as one value")
             case ast.Global() | ast.Nonlocal():
                 for name in node.names:
-                    yield made(name, "assigned in several functions")
+                    yield make_binding(name, "assigned in several functions")
                     outer = self.module if isinstance(node, ast.Global) else scope.parent or self.module
                     yield name, Binding(node.lineno, None, "assigned in several functions", True), outer
 
@@ -323,7 +328,7 @@ def _is_main(node: ast.AST) -> bool:
     )
 
 
-def source_of(node: ast.AST) -> str:
-    """Return the source of a node on one short line."""
+def format_source(node: ast.AST) -> str:
+    """Return the source of a node on one line, truncated if it is long."""
     text = " ".join(ast.unparse(node).split())
-    return text if len(text) <= _LONGEST_SOURCE else text[: _LONGEST_SOURCE - 1] + "…"
+    return text if len(text) <= _MAX_SOURCE_LENGTH else text[: _MAX_SOURCE_LENGTH - 1] + "…"

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from roll.cli.migration import trl_examples, trl_grpo
-from roll.cli.migration.convert import Converted, KeyResult, convert
-from roll.cli.migration.rules import Rule, with_defaults
+from roll.cli.migration.convert import ConvertedConfig, KeyResult, convert
+from roll.cli.migration.rules import Rule, replace_defaults
 from roll.cli.migration.trl_older import OLDER, RENAMED
-from roll.cli.migration.trl_script import Script, read_script
+from roll.cli.migration.trl_script import ParsedScript, read_script
 from roll.config.document import read
 from roll.errors import ConfigError
 
@@ -19,10 +19,10 @@ __all__ = ["TRAINERS", "TRL_VERSION", "from_trl"]
 
 TRL_VERSION = "1.16"
 TRAINERS: Mapping[str, Sequence[Rule]] = {
-    "grpo": with_defaults(trl_grpo.GRPO, {"learning_rate": 1e-6, "remove_unused_columns": False}),
-    "sft": with_defaults(trl_examples.SFT, {"learning_rate": 2e-5}),
-    "dpo": with_defaults(trl_examples.DPO, {"learning_rate": 1e-6}),
-    "reward": with_defaults(trl_examples.REWARD, {"learning_rate": 1e-4}),
+    "grpo": replace_defaults(trl_grpo.GRPO, {"learning_rate": 1e-6, "remove_unused_columns": False}),
+    "sft": replace_defaults(trl_examples.SFT, {"learning_rate": 2e-5}),
+    "dpo": replace_defaults(trl_examples.DPO, {"learning_rate": 1e-6}),
+    "reward": replace_defaults(trl_examples.REWARD, {"learning_rate": 1e-4}),
 }
 """Rules of every supported trainer."""
 _START: Mapping[str, Mapping[str, Any]] = {
@@ -40,8 +40,8 @@ def from_trl(
     processes: int = 1,
     rows: int | None = None,
     further: Mapping[str, Any] | None = None,
-) -> Converted:
-    """Convert a file.
+) -> ConvertedConfig:
+    """Convert a configuration file or a script of TRL.
 
     Args:
         path: YAML or JSON with the keys of TRL's command line, or a Python script (`.py`), which is read and never run.
@@ -55,42 +55,42 @@ def from_trl(
             all problems.
     """
     if trainer is not None and trainer not in TRAINERS:
-        raise ConfigError(f"trainer '{trainer}' is not known. Known: {', '.join(TRAINERS)}.")
+        raise ConfigError(f"unknown trainer '{trainer}'. Known: {', '.join(TRAINERS)}.")
     further = dict(further or {})
-    script = read_script(path) if Path(path).suffix == ".py" else Script(given=dict(read(path).tree))
-    unread = [said for said in script.unread if said.key not in further]
-    given, older = _in_newer_names(script.given | further)
-    chosen = trainer or script.trainer or _guess(given, str(path))
+    script = read_script(path) if Path(path).suffix == ".py" else ParsedScript(given=dict(read(path).tree))
+    unread = [result for result in script.unread if result.key not in further]
+    given, older = _rename_older_keys(script.given | further)
+    chosen = trainer or script.trainer or _guess_trainer(given, str(path))
     if script.trainer and chosen != script.trainer:
-        raise ConfigError(f"{path} makes a trainer of the kind {script.trainer}, not {chosen}: leave --trainer out.")
-    said: dict[str, Any] = {"processes": processes, "rows": rows, "updates_per_step": lambda values: 1}
-    said["total_steps"] = trl_examples.steps
+        raise ConfigError(f"{path} creates a trainer of the kind {script.trainer}, not {chosen}: remove --trainer.")
+    caller_values: dict[str, Any] = {"processes": processes, "rows": rows, "updates_per_step": lambda values: 1}
+    caller_values["total_steps"] = trl_examples.count_steps
     if chosen == "grpo":
-        said |= {"updates_per_step": trl_grpo.updates, "total_steps": trl_grpo.steps}
-    no_model = f"{path}: model_name_or_path does not say which model is trained."
+        caller_values |= {"updates_per_step": trl_grpo.count_updates, "total_steps": trl_grpo.count_steps}
+    no_model = f"{path}: the key model_name_or_path, the model to train, is missing."
     converted = convert(
         [*TRAINERS[chosen], *OLDER],
         given,
         source=f"TRL's {Path(path).name} ({chosen})",
         start=_START[chosen],
-        said_by_caller=said,
+        caller_values=caller_values,
         problems=[no_model] if given.get("model_name_or_path") is None else [],
         unread=unread,
     )
-    return replace(converted, said=[_by_older_name(one, older) for one in converted.said])
+    return replace(converted, results=[_restore_older_name(one, older) for one in converted.results])
 
 
-def _in_newer_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return keys by the names of TRL 1.16, and the older names of renamed keys."""
+def _rename_older_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return the values under the key names of TRL 1.16, and the older name of each key that was renamed."""
     older = {new: old for old, new in RENAMED.items() if old in given and new not in given}
     return {RENAMED[key] if key in older.values() else key: value for key, value in given.items()}, older
 
 
-def _by_older_name(said: KeyResult, older: Mapping[str, str]) -> KeyResult:
-    return replace(said, key=older[said.key]) if said.key in older else said
+def _restore_older_name(result: KeyResult, older: Mapping[str, str]) -> KeyResult:
+    return replace(result, key=older[result.key]) if result.key in older else result
 
 
-def _guess(given: Mapping[str, Any], name: str) -> str:
+def _guess_trainer(given: Mapping[str, Any], name: str) -> str:
     keys = {trainer: {rule.key for rule in rules} for trainer, rules in TRAINERS.items()}
     own = {
         trainer: known.difference(*(other for of, other in keys.items() if of != trainer))
@@ -98,7 +98,5 @@ def _guess(given: Mapping[str, Any], name: str) -> str:
     }
     found = [trainer for trainer in TRAINERS if own[trainer] & set(given)]
     if len(found) != 1:
-        raise ConfigError(
-            f"{name}: its keys do not say which trainer it is for. Say it: --trainer grpo, sft, dpo or reward."
-        )
+        raise ConfigError(f"{name}: the keys do not determine the trainer. Set --trainer to grpo, sft, dpo or reward.")
     return found[0]

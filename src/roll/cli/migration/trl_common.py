@@ -12,116 +12,130 @@ from roll.cli.migration.rules import (
     Rule,
     UnsupportedValue,
     Values,
-    converted_with,
-    handled_by,
-    ignored_all,
-    moved,
-    unsupported,
+    companion_rule,
+    conversion_rule,
+    ignored_key_rules,
+    renamed_key_rule,
+    unsupported_key_rule,
 )
 from roll.errors import ConfigError
 
-__all__ = ["COMMON", "generation", "is_fraction", "num_epoch_rows", "per_update"]
+__all__ = ["COMMON", "compute_generation_sizes", "count_epoch_rows", "count_update_rows", "is_fraction"]
 
 _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 
 
-def per_update(values: Values) -> int:
-    """Return the number of rows, or completions, of one optimizer step."""
+def count_update_rows(values: Values) -> int:
+    """Return the number of rows (for GRPO, of completions) that TRL trains in one optimizer step."""
     batch = int(values.per_device_train_batch_size) * int(values.processes)
     return batch * int(values.gradient_accumulation_steps)
 
 
-def generation(values: Values) -> tuple[int, int]:
-    """Return the completions of one generation, and the optimizer steps of a pass over them, as `GRPOConfig` counts."""
+def compute_generation_sizes(values: Values) -> tuple[int, int]:
+    """Return the number of completions that TRL generates at once, and of optimizer steps in one pass over them.
+
+    Raises:
+        ConfigError: `generation_batch_size` and `steps_per_generation` are both set.
+        UnsupportedValue: an optimizer step would mix completions of two generations.
+    """
     batch = int(values.per_device_train_batch_size) * int(values.processes)
     size, steps = values.get("generation_batch_size"), values.get("steps_per_generation")
     if size is not None and steps is not None:
-        raise ConfigError("generation_batch_size and steps_per_generation are both set: TRL takes one of them.")
+        raise ConfigError(
+            "generation_batch_size and steps_per_generation are both set, and TRL accepts only one of them."
+        )
     steps = int(size) // batch if size is not None else int(steps or values.gradient_accumulation_steps)
     accumulated = int(values.gradient_accumulation_steps)
     if steps % accumulated:
         raise UnsupportedValue(
-            f"steps_per_generation {steps} is no multiple of gradient_accumulation_steps {accumulated}: updates would "
-            "mix two generations; ROLL makes one update of each generation"
+            f"steps_per_generation {steps} is not a multiple of gradient_accumulation_steps {accumulated}, so updates "
+            "would mix two generations; ROLL makes one update from each generation"
         )
     return batch * steps, steps // accumulated
 
 
-def num_epoch_rows(values: Values) -> float:
-    """Return the number of rows of all epochs together."""
+def count_epoch_rows(values: Values) -> float:
+    """Return the number of rows that all epochs together train on: epochs times the rows of the data set.
+
+    Raises:
+        ConfigError: the number of rows is not known.
+    """
     if values.rows is None:
         raise ConfigError(
-            "the configuration counts epochs (max_steps is not set), and a run of ROLL that generates counts steps: "
-            "say with --rows how many rows the data set has."
+            "the length is given in epochs (max_steps is not set), but ROLL counts the steps of a run with rollouts: "
+            "set --rows to the number of rows of the data set."
         )
     return float(values.num_train_epochs) * int(values.rows)
 
 
 def is_fraction(steps: float) -> bool:
-    """Return whether a number of steps is a fraction of all steps, as `TrainingArguments` allows."""
+    """Return whether `steps` is a share of all steps, not a number of steps; `TrainingArguments` allows both."""
     return 0 < steps < 1
 
 
-def _name(values: Values) -> Mapping[str, Any]:
+def _convert_name(values: Values) -> Mapping[str, Any]:
     text = str(values.run_name or PurePath(str(values.output_dir or "from-trl")).name)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")
     return {"name": name or "from-trl"}
 
 
-def _directory(values: Values) -> Mapping[str, Any]:
+def _convert_directory(values: Values) -> Mapping[str, Any]:
     parent = str(PurePath(str(values.output_dir)).parent) if values.output_dir else "."
     return {} if parent == "." else {"output_dir": parent}
 
 
-def _dtype(_: Any, values: Values) -> str:
+def _convert_dtype(_: Any, values: Values) -> str:
     if values.fp16:
-        raise UnsupportedValue("float16 is not trained in; bfloat16 is, which needs no loss scaling")
+        raise UnsupportedValue("training in float16 is not supported; use bfloat16, which needs no loss scaling")
     return "float32" if values.bf16 is False else "bfloat16"
 
 
-def _schedule(value: str, _: Values) -> str:
+def _convert_schedule(value: str, _: Values) -> str:
     if value not in _SCHEDULES:
-        raise UnsupportedValue(f"schedules are {', '.join(sorted(set(_SCHEDULES.values())))}; the default is constant")
+        known = ", ".join(sorted(set(_SCHEDULES.values())))
+        raise UnsupportedValue(f"{value} is not among {known}; ROLL's default is constant")
     return _SCHEDULES[value]
 
 
-def _optimizer(value: str, _: Values) -> str:
+def _convert_optimizer(value: str, _: Values) -> str:
     name = str(value)
     if name.startswith(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")):
         return "adamw_8bit"
     if not name.startswith(("adamw", "paged_adamw")):
-        raise UnsupportedValue("optimisers are AdamW, with moments in float32 or in 8 bits")
+        raise UnsupportedValue("the only optimizer is AdamW, with moments in float32 or in 8 bits")
     return "adamw"
 
 
-def _norm(value: float, _: Values) -> float:
+def _convert_norm(value: float, _: Values) -> float:
     return float(value) if value else 1e9
 
 
-def _save(values: Values) -> Mapping[str, Any]:
+def _convert_save(values: Values) -> Mapping[str, Any]:
     if values.save_strategy != "steps":
         return {}
     if is_fraction(values.save_steps):
-        raise UnsupportedValue("a share of all steps: ROLL counts steps, and saves every ten minutes by itself")
+        raise UnsupportedValue("a share of all steps is not supported; by default ROLL saves every ten minutes")
     return {"checkpoint.every_num_steps": max(1, round(values.save_steps / values.updates_per_step(values)))}
 
 
-def _best(value: bool, _: Values) -> bool:
+def _convert_best(value: bool, _: Values) -> bool:
     return bool(value)
 
 
-def _report(values: Values) -> Mapping[str, Any]:
+def _convert_report(values: Values) -> Mapping[str, Any]:
     names = values.report_to
     names = [names] if isinstance(names, str) else list(names or ())
     project = str(values.project)
     known = {"wandb": {"tracking.wandb": project}, "swanlab": {"tracking.swanlab": project}, "tensorboard": {}}
     lost = [name for name in names if name not in (*known, "none", "all")]
     if lost:
-        raise UnsupportedValue(f"no such tracker: {', '.join(lost)}; metrics.jsonl and TensorBoard are always written")
+        raise UnsupportedValue(
+            f"trackers that are not converted: {', '.join(lost)}; metrics.jsonl and TensorBoard are always written"
+        )
     return {key: value for name in names for key, value in known.get(name, {}).items()}
 
 
-def _lora(values: Values) -> Mapping[str, Any]:
+def _convert_lora(values: Values) -> Mapping[str, Any]:
     if not values.use_peft:
         return {}
     rank, alpha = int(values.lora_r), float(values.lora_alpha)
@@ -141,46 +155,62 @@ def _lora(values: Values) -> Mapping[str, Any]:
 
 _WITH_LORA = ("model.lora",)
 _TRAINER: list[Rule] = [
-    converted_with(
-        "output_dir", None, ["output_dir", "name"], _directory, "its parent; the last part is the name of the run"
+    conversion_rule(
+        "output_dir",
+        None,
+        ["output_dir", "name"],
+        _convert_directory,
+        "the parent directory; the last part is the run's name",
     ),
-    converted_with("run_name", None, ["name"], _name, "or the last part of output_dir"),
-    moved("learning_rate", 5e-5, "training.learning_rate"),
-    moved("lr_scheduler_type", "linear", "training.schedule", _schedule),
-    unsupported("lr_scheduler_kwargs", None, "schedules have no further arguments"),
-    moved("optim", "adamw_torch_fused", "training.optimizer", _optimizer),
-    unsupported("optim_args", None, "AdamW has its own keys: training.beta1, beta2, epsilon"),
-    unsupported("optim_target_modules", None, "all trained weights have one optimiser"),
-    moved("weight_decay", 0.0, "training.weight_decay"),
-    moved("adam_beta1", 0.9, "training.beta1"),
-    moved("adam_beta2", 0.999, "training.beta2"),
-    moved("adam_epsilon", 1e-8, "training.epsilon"),
-    moved("max_grad_norm", 1.0, "training.max_grad_norm", _norm, "0, no limit, becomes 1e9"),
-    moved("bf16", None, "model.dtype", _dtype, "also where it is not set, as in TRL's own configurations"),
-    unsupported("fp16", False, "float16 is not trained in", harmless=(None,)),
-    moved("gradient_checkpointing", True, "training.activation_checkpointing", lambda value, _: bool(value)),
-    moved("seed", 42, "seed"),
-    moved("load_best_model_at_end", False, "checkpoint.keep_best", _best, "kept, not loaded; by eval/score"),
-    converted_with("save_steps", 500, ["checkpoint.every_num_steps"], _save, "in steps of ROLL"),
-    handled_by("save_strategy", "steps", ["checkpoint.every_num_steps"], "otherwise every ten minutes"),
-    moved("save_total_limit", None, "checkpoint.keep_last", lambda value, _: 10**6 if value is None else max(1, value)),
-    converted_with(
-        "report_to", "none", ["tracking.wandb", "tracking.swanlab"], _report, "TensorBoard is always written"
+    conversion_rule("run_name", None, ["name"], _convert_name, "by default the last part of output_dir"),
+    renamed_key_rule("learning_rate", 5e-5, "training.learning_rate"),
+    renamed_key_rule("lr_scheduler_type", "linear", "training.schedule", _convert_schedule),
+    unsupported_key_rule("lr_scheduler_kwargs", None, "schedules have no further arguments"),
+    renamed_key_rule("optim", "adamw_torch_fused", "training.optimizer", _convert_optimizer),
+    unsupported_key_rule("optim_args", None, "AdamW has its own keys: training.beta1, beta2, epsilon"),
+    unsupported_key_rule("optim_target_modules", None, "all trained weights have the same optimizer"),
+    renamed_key_rule("weight_decay", 0.0, "training.weight_decay"),
+    renamed_key_rule("adam_beta1", 0.9, "training.beta1"),
+    renamed_key_rule("adam_beta2", 0.999, "training.beta2"),
+    renamed_key_rule("adam_epsilon", 1e-8, "training.epsilon"),
+    renamed_key_rule("max_grad_norm", 1.0, "training.max_grad_norm", _convert_norm, "0 (no limit) becomes 1e9"),
+    renamed_key_rule(
+        "bf16", None, "model.dtype", _convert_dtype, "even if it is not set, as in TRL's own configurations"
     ),
-    handled_by("project", "huggingface", ["tracking.wandb", "tracking.swanlab"], "with report_to"),
-    unsupported("label_smoothing_factor", 0.0, "no label smoothing in the loss of texts"),
-    unsupported("neftune_noise_alpha", None, "no noise on embeddings"),
-    unsupported("data_seed", None, "one seed decides all"),
-    unsupported("batch_eval_metrics", False, "evaluation measures what the pipeline says"),
-    unsupported("resume_from_checkpoint", None, "`roll resume RUN` goes on from ROLL's own checkpoints"),
-    unsupported("deepspeed", None, "set training.backend: deepspeed and training.deepspeed.zero_stage"),
-    unsupported("fsdp", None, "ranks share weights by FSDP2 in any case", harmless=("", [], False, True)),
-    unsupported("fsdp_config", None, "ranks share weights by FSDP2 in any case"),
-    unsupported("parallelism_config", None, "set training.parallel"),
-    unsupported("push_to_hub", False, "`roll export RUN DIR --to-hub OWNER/NAME` uploads"),
-    unsupported("auto_find_batch_size", False, "training.max_tokens_per_micro_batch bounds memory, not the batch"),
-    unsupported("train_sampling_strategy", "random", "rows come in random order"),
-    unsupported("ignore_data_skip", False, "a resumed run goes on where its data stood"),
+    unsupported_key_rule("fp16", False, "training in float16 is not supported", harmless=(None,)),
+    renamed_key_rule("gradient_checkpointing", True, "training.activation_checkpointing", lambda value, _: bool(value)),
+    renamed_key_rule("seed", 42, "seed"),
+    renamed_key_rule(
+        "load_best_model_at_end",
+        False,
+        "checkpoint.keep_best",
+        _convert_best,
+        "the best by eval/score is kept, not loaded",
+    ),
+    conversion_rule("save_steps", 500, ["checkpoint.every_num_steps"], _convert_save, "in steps of ROLL"),
+    companion_rule("save_strategy", "steps", ["checkpoint.every_num_steps"], "otherwise every ten minutes"),
+    renamed_key_rule(
+        "save_total_limit", None, "checkpoint.keep_last", lambda value, _: 10**6 if value is None else max(1, value)
+    ),
+    conversion_rule(
+        "report_to", "none", ["tracking.wandb", "tracking.swanlab"], _convert_report, "TensorBoard is always written"
+    ),
+    companion_rule("project", "huggingface", ["tracking.wandb", "tracking.swanlab"], "with report_to"),
+    unsupported_key_rule("label_smoothing_factor", 0.0, "the SFT loss has no label smoothing"),
+    unsupported_key_rule("neftune_noise_alpha", None, "noise on embeddings is not supported"),
+    unsupported_key_rule("data_seed", None, "one seed determines all random numbers"),
+    unsupported_key_rule("batch_eval_metrics", False, "the pipeline determines the metrics of an evaluation"),
+    unsupported_key_rule("resume_from_checkpoint", None, "`roll resume RUN` continues from ROLL's own checkpoints"),
+    unsupported_key_rule("deepspeed", None, "set training.backend: deepspeed and training.deepspeed.zero_stage"),
+    unsupported_key_rule("fsdp", None, "weights are always sharded with FSDP2", harmless=("", [], False, True)),
+    unsupported_key_rule("fsdp_config", None, "weights are always sharded with FSDP2"),
+    unsupported_key_rule("parallelism_config", None, "set training.parallel"),
+    unsupported_key_rule("push_to_hub", False, "`roll export RUN DIR --to-hub OWNER/NAME` uploads"),
+    unsupported_key_rule(
+        "auto_find_batch_size", False, "training.max_tokens_per_micro_batch bounds memory, not the batch"
+    ),
+    unsupported_key_rule("train_sampling_strategy", "random", "rows come in random order"),
+    unsupported_key_rule("ignore_data_skip", False, "a resumed run continues at its position in the data"),
 ]
 
 _SPEED = {
@@ -222,7 +252,7 @@ _SPEED = {
     "local_rank": -1,
     "full_determinism": False,
 }
-_RECORDS = {
+_LOGGING = {
     "logging_strategy": "steps",
     "logging_steps": 10,
     "logging_first_step": False,
@@ -235,36 +265,46 @@ _RECORDS = {
     "trackio_space_id": None,
     "trackio_bucket_id": None,
     "trackio_static_space_id": None,
+}
+_EVALUATION = {
     "prediction_loss_only": False,
     "eval_do_concat_batches": True,
     "eval_use_gather_object": False,
     "eval_accumulation_steps": None,
     "include_for_metrics": [],
+    "metric_for_best_model": None,
+    "greater_is_better": None,
+    "eval_delay": 0,
+    "per_device_eval_batch_size": 8,
+}
+_CHECKPOINTS = {
     "save_only_model": False,
     "save_on_each_node": False,
     "enable_jit_checkpoint": False,
+    "restore_callback_states_from_checkpoint": False,
+}
+_HUB = {
     "hub_token": None,
     "hub_private_repo": None,
     "hub_model_id": None,
     "hub_strategy": "every_save",
     "hub_always_push": False,
     "hub_revision": None,
-    "metric_for_best_model": None,
-    "greater_is_better": None,
-    "restore_callback_states_from_checkpoint": False,
-    "eval_delay": 0,
-    "per_device_eval_batch_size": 8,
 }
 _MODEL: list[Rule] = [
-    moved("model_name_or_path", None, "model.path"),
-    unsupported(
-        "model_revision", "main", "a hub id is its newest revision; download another one and name its directory"
+    renamed_key_rule("model_name_or_path", None, "model.path"),
+    unsupported_key_rule(
+        "model_revision",
+        "main",
+        "a hub id means the newest revision; download another revision and use the path of its directory",
     ),
-    moved("trust_remote_code", False, "model.trust_remote_code"),
-    unsupported("model_init_kwargs", None, "models are loaded as their configuration says"),
-    converted_with("use_peft", False, _WITH_LORA, _lora, "without target modules peft's: q_proj and v_proj"),
+    renamed_key_rule("trust_remote_code", False, "model.trust_remote_code"),
+    unsupported_key_rule("model_init_kwargs", None, "models are loaded with the settings in config.json"),
+    conversion_rule(
+        "use_peft", False, _WITH_LORA, _convert_lora, "default target modules are those of peft: q_proj and v_proj"
+    ),
     *(
-        handled_by(key, default, _WITH_LORA, "with use_peft")
+        companion_rule(key, default, _WITH_LORA, "with use_peft")
         for key, default in (
             ("lora_r", 16),
             ("lora_alpha", 32),
@@ -274,26 +314,33 @@ _MODEL: list[Rule] = [
             ("load_in_4bit", False),
         )
     ),
-    unsupported("bnb_4bit_quant_type", "nf4", "weights in 4 bits are NF4"),
-    unsupported("use_bnb_nested_quant", False, "scales are not quantised again"),
-    unsupported("lora_target_parameters", None, "adapters are on modules"),
-    unsupported("lora_modules_to_save", None, "nothing but adapters is trained under model.lora"),
-    unsupported("lora_task_type", "CAUSAL_LM", "the pipeline says the task"),
-    unsupported("use_dora", False, "adapters are plain low-rank ones"),
-    unsupported("load_in_8bit", False, "frozen weights are as they are, or in 4 bits (model.lora.base: nf4)"),
-    *ignored_all({"dtype": "float32"}, "master weights are always float32"),
-    *ignored_all({"attn_implementation": None}, "attention is packed, and chosen by device"),
-    *ignored_all({"bnb_4bit_quant_storage": None}, "weights in 4 bits are stored in bytes"),
+    unsupported_key_rule("bnb_4bit_quant_type", "nf4", "weights in 4 bits are NF4"),
+    unsupported_key_rule("use_bnb_nested_quant", False, "quantization scales are not quantized"),
+    unsupported_key_rule("lora_target_parameters", None, "adapters belong to modules, not to parameters"),
+    unsupported_key_rule("lora_modules_to_save", None, "with model.lora, only adapters are trained"),
+    unsupported_key_rule("lora_task_type", "CAUSAL_LM", "the pipeline determines the task"),
+    unsupported_key_rule("use_dora", False, "DoRA is not supported"),
+    unsupported_key_rule(
+        "load_in_8bit", False, "frozen weights have the model's dtype or 4 bits (model.lora.base: nf4)"
+    ),
+    *ignored_key_rules({"dtype": "float32"}, "master weights are always float32"),
+    *ignored_key_rules({"attn_implementation": None}, "the implementation of packed attention depends on the device"),
+    *ignored_key_rules({"bnb_4bit_quant_storage": None}, "4-bit weights are stored as bytes"),
 ]
 _SCRIPT: list[Rule] = [
-    *ignored_all({"dataset_streaming": False, "streaming": False}, "data sets are read from disk as they are needed"),
-    *ignored_all({"ignore_bias_buffers": False}, "ranks share weights by FSDP2"),
-    unsupported("test_split_size", None, "set data.0.held_out to this share"),
+    *ignored_key_rules(
+        {"dataset_streaming": False, "streaming": False}, "data sets are read from disk as they are needed"
+    ),
+    *ignored_key_rules({"ignore_bias_buffers": False}, "weights are sharded with FSDP2"),
+    unsupported_key_rule("test_split_size", None, "set data.0.held_out to this share"),
 ]
 COMMON: list[Rule] = [
     *_TRAINER,
-    *ignored_all(_SPEED, "changes speed or memory alone; ROLL's own settings are below training"),
-    *ignored_all(_RECORDS, "every step is recorded, and the whole state saved"),
+    *ignored_key_rules(_SPEED, "affects only speed or memory; ROLL's own settings are in the section training"),
+    *ignored_key_rules(_LOGGING, "every step is recorded; trackers are set in the section tracking"),
+    *ignored_key_rules(_EVALUATION, "the pipeline determines the batches and metrics of an evaluation"),
+    *ignored_key_rules(_CHECKPOINTS, "checkpoints always have the whole state"),
+    *ignored_key_rules(_HUB, "uploads are a command of their own: `roll export RUN DIR --to-hub OWNER/NAME`"),
     *_MODEL,
     *_SCRIPT,
 ]

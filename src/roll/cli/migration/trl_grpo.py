@@ -10,17 +10,17 @@ from roll.cli.migration.rules import (
     Rule,
     UnsupportedValue,
     Values,
-    converted_with,
-    handled_by,
-    ignored_all,
-    moved,
-    unsupported,
+    companion_rule,
+    conversion_rule,
+    ignored_key_rules,
+    renamed_key_rule,
+    unsupported_key_rule,
 )
-from roll.cli.migration.trl_common import COMMON, generation, num_epoch_rows
-from roll.cli.migration.trl_data import data_rules, length_rules
+from roll.cli.migration.trl_common import COMMON, compute_generation_sizes, count_epoch_rows
+from roll.cli.migration.trl_data import build_data_rules, build_step_rules
 from roll.errors import ConfigError
 
-__all__ = ["GRPO", "steps", "updates"]
+__all__ = ["GRPO", "count_steps", "count_updates"]
 
 _AGGREGATION = {
     "grpo": "sequence_mean",
@@ -33,26 +33,24 @@ _AGGREGATION = {
 }
 
 
-def updates(values: Values) -> int:
-    """Return the number of optimizer steps in each step of ROLL."""
-    return generation(values)[1] * int(values.num_iterations)
+def count_updates(values: Values) -> int:
+    """Return the number of TRL's optimizer steps that correspond to one step of ROLL."""
+    return compute_generation_sizes(values)[1] * int(values.num_iterations)
 
 
-def steps(values: Values) -> int:
-    """Return the number of ROLL's steps, each of one generation."""
+def count_steps(values: Values) -> int:
+    """Return the number of steps that the whole run has in ROLL, where each step generates once."""
     if values.max_steps > 0:
-        return math.ceil(values.max_steps / updates(values))
-    prompts = generation(values)[0] // int(values.num_generations)
-    return math.ceil(num_epoch_rows(values) / prompts)
+        return math.ceil(values.max_steps / count_updates(values))
+    prompts = compute_generation_sizes(values)[0] // int(values.num_generations)
+    return math.ceil(count_epoch_rows(values) / prompts)
 
 
-def _batch(values: Values) -> Mapping[str, Any]:
-    completions, minibatches = generation(values)
+def _convert_batch(values: Values) -> Mapping[str, Any]:
+    completions, minibatches = compute_generation_sizes(values)
     group = int(values.num_generations)
     if completions % group:
-        raise ConfigError(
-            f"{completions} completions in a generation are no whole number of groups of num_generations {group}."
-        )
+        raise ConfigError(f"{completions} completions of a generation are not a multiple of num_generations {group}.")
     return {
         "rollout.prompts_per_step": completions // group,
         "rollout.group_size": group,
@@ -60,10 +58,12 @@ def _batch(values: Values) -> Mapping[str, Any]:
     }
 
 
-def _loss(values: Values) -> Mapping[str, Any]:
+def _convert_loss(values: Values) -> Mapping[str, Any]:
     kind = values.loss_type
     if kind not in _AGGREGATION:
-        raise UnsupportedValue(f"loss_type {kind} is not among {', '.join(_AGGREGATION)}; the file has GRPO's")
+        raise UnsupportedValue(
+            f"loss_type {kind} is not among {', '.join(_AGGREGATION)}; the converted file has GRPO's"
+        )
     low, high = float(values.epsilon), values.epsilon_high
     high = low if high is None else float(high)
     gate: dict[str, Any]
@@ -82,7 +82,7 @@ def _loss(values: Values) -> Mapping[str, Any]:
     return {"algorithm.gate": gate, "algorithm.aggregation": _AGGREGATION[kind]}
 
 
-def _correction(values: Values) -> Mapping[str, Any]:
+def _convert_correction(values: Values) -> Mapping[str, Any]:
     if not (values.use_vllm and values.vllm_importance_sampling_correction):
         return {"algorithm.correction.upper": None}
     level, form = str(values.vllm_importance_sampling_mode).split("_")
@@ -91,40 +91,42 @@ def _correction(values: Values) -> Mapping[str, Any]:
     high = cap if cap is not None else high
     if low is not None and form == "truncate":
         raise UnsupportedValue(
-            "factors are truncated from above alone, so vllm_importance_sampling_clip_min has no counterpart"
+            "importance weights are truncated only from above, so vllm_importance_sampling_clip_min has no counterpart"
         )
     if high is None:
-        raise UnsupportedValue("a factor without an upper bound; the file has ROLL's, truncated at 2")
+        raise UnsupportedValue(
+            "importance weights without an upper bound are not supported; the converted file truncates them at 2"
+        )
     found: dict[str, Any] = {"level": level, "upper": float(high)}
     if form == "mask":
         found |= {"mask_high": float(high)} | ({"mask_low": float(low)} if low is not None else {})
     return {f"algorithm.correction.{name}": value for name, value in found.items()}
 
 
-def _std(value: Any, _: Values) -> str:
+def _convert_std(value: Any, _: Values) -> str:
     return {True: "group", False: "none", "True": "group", "False": "none"}.get(value, value)
 
 
-def _names(values: Values) -> list[str]:
+def _read_reward_names(values: Values) -> list[str]:
     """Return the names in `reward_funcs`, which may also be one string, as on TRL's command line.
 
     Raises:
-        ConfigError: `reward_funcs` does not hold names.
+        ConfigError: `reward_funcs` is not a name or a list of names.
     """
     given = values.reward_funcs or ()
     names = given.split() if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"reward_funcs is a list of names, such as [accuracy_reward], not {str(given)[:80]!r}.")
+        raise ConfigError(f"reward_funcs must be a list of names, such as [accuracy_reward], got {str(given)[:80]!r}.")
     return list(names)
 
 
-def _rewards(values: Values) -> Mapping[str, Any]:
-    names = _names(values)
+def _convert_rewards(values: Values) -> Mapping[str, Any]:
+    names = _read_reward_names(values)
     model = values.reward_model_name_or_path
     if not names and not model:
         raise ConfigError(
-            "no reward: reward_funcs and reward_model_name_or_path are both empty. Name TRL's function "
-            "(accuracy_reward) or yours (module.function)."
+            "one of reward_funcs and reward_model_name_or_path is required, such as TRL's accuracy_reward or your "
+            "module.function."
         )
     rewards: list[dict[str, Any]] = (
         [{"type": "reward_model", "path": model, "require_finished": False}] if model else []
@@ -143,7 +145,9 @@ def _rewards(values: Values) -> Mapping[str, Any]:
         else:
             module, _, function = name.rpartition(".")
             if not module:
-                raise ConfigError(f"'{name}' is neither a function of TRL nor a dotted path.")
+                raise ConfigError(
+                    f"reward_funcs: '{name}' is neither a reward of TRL nor a dotted path (module.function)."
+                )
             rewards.append({"type": "python", "function": f"{module}:{function}", "name": function})
     weights = values.reward_weights or [1.0] * len(rewards)
     if len(weights) != len(rewards):
@@ -156,8 +160,8 @@ def _rewards(values: Values) -> Mapping[str, Any]:
     }
 
 
-def _functions(values: Values) -> Mapping[str, Any]:
-    own = [name for name in _names(values) if "." in name]
+def _check_functions(values: Values) -> Mapping[str, Any]:
+    own = [name for name in _read_reward_names(values) if "." in name]
     if own:
         raise UnsupportedValue(
             f"{', '.join(own)} must be rewritten: ROLL calls `def reward(text, answer, metadata) -> float` for one "
@@ -166,10 +170,10 @@ def _functions(values: Values) -> Mapping[str, Any]:
     return {}
 
 
-def _bias(values: Values) -> Mapping[str, Any]:
+def _check_bias_correction(values: Values) -> Mapping[str, Any]:
     if values.use_bias_correction_kl and values.beta:
         raise UnsupportedValue(
-            "KL terms are not weighted by the ratio; equal at the first update of each batch but for its gradient"
+            "KL terms are not weighted by the ratio; values agree at the first update of each batch, gradients differ"
         )
     return {}
 
@@ -179,11 +183,15 @@ _GATE = ("algorithm.gate", "algorithm.aggregation")
 _CORRECTION = ("algorithm.correction.level", "algorithm.correction.upper", "algorithm.correction.mask_high")
 
 GRPO: list[Rule] = [
-    converted_with(
-        "per_device_train_batch_size", 8, _BATCH, _batch, "x processes x steps_per_generation / num_generations prompts"
+    conversion_rule(
+        "per_device_train_batch_size",
+        8,
+        _BATCH,
+        _convert_batch,
+        "times processes x steps_per_generation / num_generations: prompts",
     ),
     *(
-        handled_by(key, default, _BATCH, "with per_device_train_batch_size")
+        companion_rule(key, default, _BATCH, "with per_device_train_batch_size")
         for key, default in (
             ("gradient_accumulation_steps", 1),
             ("generation_batch_size", None),
@@ -191,20 +199,26 @@ GRPO: list[Rule] = [
             ("num_generations", 8),
         )
     ),
-    moved(
-        "max_steps", -1, "training.num_steps", lambda _, values: steps(values), "TRL counts updates, ROLL generations"
+    renamed_key_rule(
+        "max_steps",
+        -1,
+        "training.num_steps",
+        lambda _, values: count_steps(values),
+        "TRL counts updates, ROLL generations",
     ),
-    handled_by(
-        "num_train_epochs", 3.0, ["training.num_steps"], "x rows / prompts_per_step, where max_steps is not set"
+    companion_rule(
+        "num_train_epochs", 3.0, ["training.num_steps"], "times rows / prompts_per_step, if max_steps is not set"
     ),
-    moved("num_iterations", 1, "algorithm.updates.num_epochs"),
-    moved("max_completion_length", 512, "rollout.max_new_tokens"),
-    moved("temperature", 1.0, "rollout.temperature"),
-    moved("top_p", 1.0, "rollout.top_p"),
-    moved("top_k", 0, "rollout.top_k", lambda value, _: max(0, int(value or 0))),
-    converted_with("loss_type", "dapo", _GATE, _loss, "`bnpo` as `dapo`: a mean over the whole batch's tokens"),
+    renamed_key_rule("num_iterations", 1, "algorithm.updates.num_epochs"),
+    renamed_key_rule("max_completion_length", 512, "rollout.max_new_tokens"),
+    renamed_key_rule("temperature", 1.0, "rollout.temperature"),
+    renamed_key_rule("top_p", 1.0, "rollout.top_p"),
+    renamed_key_rule("top_k", 0, "rollout.top_k", lambda value, _: max(0, int(value or 0))),
+    conversion_rule(
+        "loss_type", "dapo", _GATE, _convert_loss, "`bnpo` becomes `dapo`: a mean over the tokens of the batch"
+    ),
     *(
-        handled_by(key, default, _GATE[:1], "with loss_type")
+        companion_rule(key, default, _GATE[:1], "with loss_type")
         for key, default in (
             ("epsilon", 0.2),
             ("epsilon_high", None),
@@ -213,17 +227,19 @@ GRPO: list[Rule] = [
             ("sapo_temperature_pos", 1.0),
         )
     ),
-    moved("importance_sampling_level", "token", "algorithm.ratio.level"),
-    moved("beta", 0.0, "algorithm.kl.coefficient", lambda value, _: float(value), "estimator k3, in the loss, in both"),
-    moved("scale_rewards", "group", "algorithm.advantage.std", _std),
-    moved("mask_truncated_completions", False, "algorithm.filters.drop_unfinished"),
-    moved("entropy_coef", 0.0, "algorithm.entropy.coefficient"),
-    moved("router_aux_loss_coef", None, "training.router_aux_loss", lambda value, _: float(value or 0.0)),
-    converted_with(
-        "vllm_importance_sampling_correction", True, _CORRECTION, _correction, "none without use_vllm, as in TRL"
+    renamed_key_rule("importance_sampling_level", "token", "algorithm.ratio.level"),
+    renamed_key_rule(
+        "beta", 0.0, "algorithm.kl.coefficient", lambda value, _: float(value), "k3 in the loss, as in TRL"
+    ),
+    renamed_key_rule("scale_rewards", "group", "algorithm.advantage.std", _convert_std),
+    renamed_key_rule("mask_truncated_completions", False, "algorithm.filters.drop_unfinished"),
+    renamed_key_rule("entropy_coef", 0.0, "algorithm.entropy.coefficient"),
+    renamed_key_rule("router_aux_loss_coef", None, "training.router_aux_loss", lambda value, _: float(value or 0.0)),
+    conversion_rule(
+        "vllm_importance_sampling_correction", True, _CORRECTION, _convert_correction, "only with use_vllm, as in TRL"
     ),
     *(
-        handled_by(key, default, _CORRECTION, "with vllm_importance_sampling_correction")
+        companion_rule(key, default, _CORRECTION, "with vllm_importance_sampling_correction")
         for key, default in (
             ("use_vllm", False),
             ("vllm_importance_sampling_mode", "sequence_mask"),
@@ -232,50 +248,52 @@ GRPO: list[Rule] = [
             ("vllm_importance_sampling_cap", None),
         )
     ),
-    moved("vllm_tensor_parallel_size", 1, "inference.tensor_parallel"),
-    moved("vllm_max_model_length", None, "inference.max_context"),
-    moved(
+    renamed_key_rule("vllm_tensor_parallel_size", 1, "inference.tensor_parallel"),
+    renamed_key_rule("vllm_max_model_length", None, "inference.max_context"),
+    renamed_key_rule(
         "num_generations_eval", None, "evaluation.samples_per_prompt", lambda own, v: int(own or v["num_generations"])
     ),
-    converted_with("reward_funcs", None, ["data"], _functions, "with dataset_name: data.0.reward"),
-    handled_by("reward_weights", None, ["data"], "with reward_funcs: weight of each"),
-    handled_by("reward_model_name_or_path", None, ["data"], "with reward_funcs: a reward of type reward_model"),
-    *data_rules(_rewards),
-    *length_rules(),
+    conversion_rule("reward_funcs", None, ["data"], _check_functions, "with dataset_name: data.0.reward"),
+    companion_rule("reward_weights", None, ["data"], "with reward_funcs: the weight of each reward"),
+    companion_rule("reward_model_name_or_path", None, ["data"], "with reward_funcs: a reward of type reward_model"),
+    *build_data_rules(_convert_rewards),
+    *build_step_rules(),
     *(
-        unsupported(key, default, note)
+        unsupported_key_rule(key, default, note)
         for key, default, note in (
-            ("vespo_k_pos", 2.0, "no VESPO"),
-            ("vespo_lambda_pos", 3.0, "no VESPO"),
-            ("vespo_k_neg", 3.0, "no VESPO"),
-            ("vespo_lambda_neg", 2.0, "no VESPO"),
-            ("multi_objective_aggregation", "sum_then_normalize", "weighted rewards are summed, then normalised"),
-            ("min_p", None, "sampling has temperature, top_p and top_k"),
-            ("repetition_penalty", 1.0, "no penalty while sampling: what is trained must be the policy's distribution"),
-            ("generation_kwargs", None, "further arguments of an engine are inference.options"),
-            ("chat_template_kwargs", None, "chat templates get no further arguments"),
+            ("vespo_k_pos", 2.0, "VESPO is not supported"),
+            ("vespo_lambda_pos", 3.0, "VESPO is not supported"),
+            ("vespo_k_neg", 3.0, "VESPO is not supported"),
+            ("vespo_lambda_neg", 2.0, "VESPO is not supported"),
+            ("multi_objective_aggregation", "sum_then_normalize", "weighted rewards are summed, then normalized"),
+            ("min_p", None, "sampling supports temperature, top_p and top_k"),
+            ("repetition_penalty", 1.0, "training needs samples of the policy's own distribution"),
+            ("generation_kwargs", None, "set further arguments of an engine in inference.options"),
+            ("chat_template_kwargs", None, "write them into a column chat_template_kwargs of the rows"),
             (
                 "vllm_structured_outputs_regex",
                 None,
-                "answers are the policy's own; a reward of type format checks them",
+                "training needs samples of the policy's own distribution; a reward of type format checks answers",
             ),
-            ("sync_ref_model", False, "the reference is the first policy throughout"),
+            ("sync_ref_model", False, "the reference is always the initial policy"),
             ("top_entropy_quantile", 1.0, "all tokens of an answer are trained"),
             ("use_adaptive_entropy", False, "the entropy bonus is constant"),
             ("off_policy_mask_threshold", None, "see algorithm.correction.mask_low and veto"),
             ("max_tool_calling_iterations", None, "tools belong to environments: data.0.tools"),
-            ("log_completions_hub_repo", None, "rollouts/ of the run directory has them"),
+            ("log_completions_hub_repo", None, "completions are in rollouts/ of the run directory"),
             ("cast_lm_head_to_fp32", False, "log-probs are computed in float32 from the model's hidden states"),
-            ("vllm_server_base_url", None, "ROLL starts its engines itself: cluster.device_mapping.actor_infer"),
-            ("vllm_model_impl", "vllm", "vLLM's own implementation of a model"),
+            ("vllm_server_base_url", None, "ROLL starts the engines: cluster.device_mapping.actor_infer"),
+            ("vllm_model_impl", "vllm", "models run with vLLM's implementation"),
         )
     ),
-    *ignored_all({"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512}, "means nothing without sync_ref_model"),
-    *ignored_all(
-        {"entropy_coef_min": 0.0, "entropy_coef_max": 1.0, "entropy_coef_delta": 0.005, "entropy_target": 0.2},
-        "means nothing without use_adaptive_entropy",
+    *ignored_key_rules(
+        {"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512}, "has no effect without sync_ref_model"
     ),
-    *ignored_all(
+    *ignored_key_rules(
+        {"entropy_coef_min": 0.0, "entropy_coef_max": 1.0, "entropy_coef_delta": 0.005, "entropy_target": 0.2},
+        "has no effect without use_adaptive_entropy",
+    ),
+    *ignored_key_rules(
         {
             "vllm_mode": "colocate",
             "vllm_enable_sleep_mode": False,
@@ -285,9 +303,9 @@ GRPO: list[Rule] = [
             "vllm_group_port": 51216,
             "vllm_gpu_memory_utilization": 0.3,
         },
-        "cluster.device_mapping says where engines are; those that share devices with trainers sleep by themselves",
+        "cluster.device_mapping sets the engines' devices; engines on devices of trainers sleep during training",
     ),
-    *ignored_all(
+    *ignored_key_rules(
         {
             "ds3_gather_for_generation": True,
             "pad_to_multiple_of": "auto",
@@ -296,11 +314,11 @@ GRPO: list[Rule] = [
             "transformers_continuous_batching_config": None,
             "use_transformers_paged": False,
         },
-        "of TRL's own generation",
+        "belongs to generation in TRL",
     ),
-    *ignored_all({"disable_dropout": False}, "models have no dropout but that of adapters (model.lora.dropout)"),
-    *ignored_all({"shuffle_dataset": True}, "rows always come in random order"),
-    *ignored_all(
+    *ignored_key_rules({"disable_dropout": False}, "only adapters have dropout (model.lora.dropout)"),
+    *ignored_key_rules({"shuffle_dataset": True}, "rows always come in random order"),
+    *ignored_key_rules(
         {
             "log_completions": False,
             "log_multimodal": True,
@@ -309,6 +327,6 @@ GRPO: list[Rule] = [
         },
         "every rollout is recorded",
     ),
-    converted_with("use_bias_correction_kl", True, [], _bias, "changes nothing without beta"),
+    conversion_rule("use_bias_correction_kl", True, [], _check_bias_correction, "has no effect without beta"),
     *COMMON,
 ]

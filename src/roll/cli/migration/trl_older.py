@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from roll.cli.migration.rules import Rule, UnsupportedValue, Values, converted_with, unsupported
+from roll.cli.migration.rules import Rule, UnsupportedValue, Values, conversion_rule, unsupported_key_rule
 
 __all__ = ["OLDER", "RENAMED"]
 
@@ -21,29 +21,27 @@ RENAMED: Mapping[str, str] = {
 """Older names of keys, with the equivalent names of TRL 1.16."""
 
 
-def _warmup(values: Values) -> Mapping[str, Any]:
-    """Convert a warm-up ratio to steps; transformers ignores it if warmup_steps is set."""
+def _convert_warmup(values: Values) -> Mapping[str, Any]:
+    """Return the warm-up in steps of ROLL; like transformers, ignore `warmup_ratio` if `warmup_steps` is set."""
     share = values.warmup_ratio
     if not share or values.warmup_steps:
         return {}
     if not 0 <= float(share) <= 1:
-        raise ValueError("a share of all steps is between 0 and 1")
+        raise ValueError("it is a share of all steps, and must be between 0 and 1")
     total = values.total_steps(values)
     if total is None:
-        raise UnsupportedValue(
-            "a share of all steps, whose number depends on the data: say --rows, or set training.warmup_steps"
-        )
+        raise UnsupportedValue("a share of all steps requires the number of rows: set --rows or training.warmup_steps")
     return {"training.warmup_steps": math.ceil(float(share) * total)}
 
 
 _PROMPTS = (
-    "prompts are never cut: TRL kept the last tokens of a longer one, ROLL trains on all of it. Leave longer prompts "
-    "out of the file; inference.max_context bounds prompt and answer together"
+    "prompts are never truncated: TRL kept the last tokens of a longer prompt, ROLL trains on the whole prompt. Remove "
+    "longer prompts from the file; inference.max_context limits prompt and answer together"
 )
 OLDER: list[Rule] = [
-    converted_with(
-        "warmup_ratio", None, ["training.warmup_steps"], _warmup, "x all steps, where warmup_steps is not set"
+    conversion_rule(
+        "warmup_ratio", None, ["training.warmup_steps"], _convert_warmup, "times all steps, if warmup_steps is not set"
     ),
-    unsupported("max_prompt_length", None, _PROMPTS),
+    unsupported_key_rule("max_prompt_length", None, _PROMPTS),
 ]
 """Rules of keys that TRL 1.16 no longer has, for every trainer."""

@@ -4,7 +4,8 @@
     GRPOTrainer(model, reward_funcs, …)   model_name_or_path, reward_funcs, …
     load_dataset(...), LoraConfig(...)    dataset_name, …, lora_r, …
 
-Values that cannot be read from the text alone are listed by name and line, and omitted: see `script_values`.
+Values that cannot be determined without running the script are omitted, and listed by name and line: see
+`script_values`.
 """
 
 from __future__ import annotations
@@ -18,19 +19,19 @@ from pathlib import Path
 from typing import Any
 
 from roll.cli.migration.convert import KeyResult
-from roll.cli.migration.script_values import NotStatic, Syntax, source_of
+from roll.cli.migration.script_values import NotStatic, Syntax, format_source
 from roll.cli.migration.trl_script_parts import (
     MODEL_KEYS,
     NEEDLESS_MODEL_ARGUMENTS,
     PEFT_DEFAULTS,
     PEFT_KEYS,
     TRL_REWARDS,
-    Rows,
-    read_rows,
+    ScriptDataset,
+    read_dataset,
 )
 from roll.errors import ConfigError
 
-__all__ = ["Script", "read_script"]
+__all__ = ["ParsedScript", "read_script"]
 
 _TRAINERS = {"GRPOTrainer": "grpo", "SFTTrainer": "sft", "DPOTrainer": "dpo", "RewardTrainer": "reward"}
 _CONFIGS = {"GRPOConfig": "grpo", "SFTConfig": "sft", "DPOConfig": "dpo", "RewardConfig": "reward"}
@@ -43,14 +44,14 @@ _ORDER = {
 """Positional arguments of the constructors of TRL 1.16."""
 _READ = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "peft_config", "processing_class")
 _OTHER_TRAINER = re.compile(r"[A-Z]\w*Trainer")
-_LARGEST = 2**20
+_MAX_SIZE = 2**20
 """Maximum bytes of a script."""
-_UNREAD = "TRL's default stands in its place"
+_UNREAD = "TRL's default is used instead"
 
 
 @dataclass(eq=False, slots=True)
-class Script:
-    """The contents of a script."""
+class ParsedScript:
+    """TRL's keys and values that were read from a script."""
 
     trainer: str = ""
     """`grpo`, `sft`, `dpo` or `reward`."""
@@ -60,24 +61,24 @@ class Script:
     """Values that could not be read."""
 
 
-def read_script(path: str | Path) -> Script:
-    """Read a script.
+def read_script(path: str | Path) -> ParsedScript:
+    """Read the trainer and its configuration from a Python script that uses TRL; the script is not run.
 
     Raises:
         ConfigError: the file cannot be read, is not Python, or does not train with exactly one supported trainer.
     """
     try:
         with Path(path).open("rb") as file:
-            text = file.read(_LARGEST + 1)
-        if len(text) > _LARGEST:
-            raise ConfigError(f"{path} has more than {_LARGEST:,} bytes: this is no script for TRL.")
-        tree = ast.parse(text)  # handles encoding declarations
+            text = file.read(_MAX_SIZE + 1)
+        if len(text) > _MAX_SIZE:
+            raise ConfigError(f"{path} has more than {_MAX_SIZE:,} bytes, too many for a script.")
+        tree = ast.parse(text)  # bytes, so that the parser handles encoding declarations
     except ConfigError:
         raise
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except SyntaxError as error:
-        raise ConfigError(f"{path}:{error.lineno}: this is not Python ({error.msg}).") from None
+        raise ConfigError(f"{path}:{error.lineno}: the file is not valid Python ({error.msg}).") from None
     except ValueError as error:  # not UTF-8, or a NUL
         raise ConfigError(f"{path} is not a Python script: {error}.") from None
     except (RecursionError, MemoryError):
@@ -92,14 +93,14 @@ class _Reader:
     def __init__(self, path: str, tree: ast.Module) -> None:
         self._path = path
         self._syntax = Syntax(tree, lambda name: name in _TRAINERS or name in _CONFIGS or name in _KNOWN)
-        self._script = Script()
+        self._script = ParsedScript()
 
-    def read(self) -> Script:
+    def read(self) -> ParsedScript:
         calls = [node for node in self._syntax.nodes if isinstance(node, ast.Call)]
-        own = dict(self._subclasses())
-        self._list_other_classes()
-        trainers = [(call, kind) for call in calls if (kind := self._kind(call, own)) in _TRAINERS]
-        configs = [call for call in calls if self._syntax.called(call) in _CONFIGS]
+        own = dict(self._find_subclasses())
+        self._report_lookalike_classes()
+        trainers = [(call, kind) for call in calls if (kind := self._find_trainer_name(call, own)) in _TRAINERS]
+        configs = [call for call in calls if self._syntax.get_called_name(call) in _CONFIGS]
         self._check_number("trainer", [call for call, _ in trainers])
         if trainers:
             ((call, kind),) = trainers
@@ -108,77 +109,81 @@ class _Reader:
         else:
             self._check_number("configuration", configs)
             if not configs:
-                self._refuse(calls)
-            self._script.trainer = _CONFIGS[self._syntax.called(configs[0])]
+                self._reject_calls(calls)
+            self._script.trainer = _CONFIGS[self._syntax.get_called_name(configs[0])]
             self._read_config(configs[0])
         return self._script
 
-    def _subclasses(self) -> Iterator[tuple[str, str]]:
-        """Yield the names of the script's own trainer classes, with the TRL trainer that each derives from."""
+    def _find_subclasses(self) -> Iterator[tuple[str, str]]:
+        """Yield trainer classes of the script with their base class in TRL; report that methods are not converted."""
         for node in self._syntax.nodes:
             for base in node.bases if isinstance(node, ast.ClassDef) else ():
                 name = getattr(base, "attr", getattr(base, "id", ""))
                 name = self._syntax.imported.get(name, name)
                 if name in _TRAINERS and isinstance(node, ast.ClassDef):
                     yield node.name, name
-                    self._unread(node.name, node, "a class of the script's own, whose methods are not converted", name)
+                    self._record_unread(
+                        node.name, node, "the methods of the script's own class are not converted", name
+                    )
 
-    def _list_other_classes(self) -> None:
-        """List classes with the names of TRL's that come from elsewhere: they may have other defaults."""
+    def _report_lookalike_classes(self) -> None:
+        """Report classes that are named like TRL's but come from elsewhere: they may have other defaults."""
         for node in self._syntax.nodes:
             if isinstance(node, ast.ClassDef) and node.name in (*_CONFIGS, *_TRAINERS):
-                self._unread(node.name, node, "a class of the script's own, which is read as TRL's", node.name)
+                self._record_unread(node.name, node, "the script's own class is read as TRL's", node.name)
             elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] != "trl":
                 for one in node.names:
                     if one.name in (*_CONFIGS, *_TRAINERS):
-                        self._unread(one.name, node, f"imported from `{node.module}`, and read as TRL's", one.name)
+                        self._record_unread(
+                            one.name, node, f"imported from `{node.module}`, and read as TRL's", one.name
+                        )
 
-    def _kind(self, call: ast.Call, own: Mapping[str, str]) -> str:
-        name = self._syntax.called(call)
+    def _find_trainer_name(self, call: ast.Call, own: Mapping[str, str]) -> str:
+        name = self._syntax.get_called_name(call)
         return own.get(name, name)
 
     def _check_number(self, what: str, calls: list[ast.Call]) -> None:
         if len(calls) > 1:
             lines = ", ".join(str(call.lineno) for call in calls)
             raise ConfigError(
-                f"{self._path} makes {len(calls)} {what}s (lines {lines}): convert one at a time, from a script that "
-                "has no other."
+                f"{self._path} creates {len(calls)} {what}s (lines {lines}): write a script with only one of them, and "
+                "convert it."
             )
 
-    def _refuse(self, calls: list[ast.Call]) -> None:
+    def _reject_calls(self, calls: list[ast.Call]) -> None:
         known = ", ".join(_TRAINERS)
         for call in calls:
-            if _OTHER_TRAINER.fullmatch(name := self._syntax.called(call)):
-                raise ConfigError(f"{self._path}:{call.lineno}: {name} is not converted. Converted are {known}.")
-        raise ConfigError(f"{self._path} calls none of TRL's trainers that are converted: {known}.")
+            if _OTHER_TRAINER.fullmatch(name := self._syntax.get_called_name(call)):
+                raise ConfigError(f"{self._path}:{call.lineno}: {name} is not supported. Supported: {known}.")
+        raise ConfigError(f"{self._path} does not call a supported trainer of TRL: {known}.")
 
-    def _unread(self, key: str, node: ast.AST, why: str, value: Any = None) -> None:
+    def _record_unread(self, key: str, node: ast.AST, why: str, value: Any = None) -> None:
         line = getattr(node, "lineno", 0)
-        shown = source_of(node) if value is None else value
+        shown = format_source(node) if value is None else value
         self._script.unread.append(
             KeyResult(key=key, value=shown, given=True, outcome="lost", text=f"line {line}: {why}")
         )
 
-    def _take(self, key: str, node: ast.expr) -> Any:
-        """Read the value of a key; a key that cannot be read is listed, with the value `None`."""
+    def _read_value(self, key: str, node: ast.expr) -> Any:
+        """Store the value of `node` under `key`, and return it; if it cannot be read, report the key."""
         try:
-            self._script.given[key] = self._syntax.value(node)
+            self._script.given[key] = self._syntax.evaluate(node)
         except NotStatic as reason:
-            self._unread(key, node, f"{reason}; {_UNREAD}")
+            self._record_unread(key, node, f"{reason}; {_UNREAD}")
         return self._script.given.get(key)
 
-    def _keywords(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+    def _read_keywords(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
         """Yield a call's arguments by name, including those of a dictionary that is passed as `**`."""
         for keyword in call.keywords:
             if keyword.arg is not None:
                 yield keyword.arg, keyword.value
                 continue
             try:
-                found = self._syntax.value(keyword.value)
+                found = self._syntax.evaluate(keyword.value)
                 if not isinstance(found, dict):
-                    raise NotStatic(f"`{source_of(keyword.value)}` is no dictionary")
+                    raise NotStatic(f"`{format_source(keyword.value)}` is not a dictionary")
             except NotStatic as reason:
-                self._unread(f"**{source_of(keyword.value)}", keyword.value, f"{reason}; {_UNREAD}")
+                self._record_unread(f"**{format_source(keyword.value)}", keyword.value, f"{reason}; {_UNREAD}")
                 continue
             for name, value in found.items():
                 entry = ast.copy_location(ast.Constant(value=value), keyword.value)
@@ -190,10 +195,12 @@ class _Reader:
         arguments: dict[str, ast.expr] = {}
         for place, node in enumerate(call.args):
             if isinstance(node, ast.Starred) or place >= len(order):
-                self._unread(f"argument {place + 1}", node, f"the trainer's arguments need their names; {_UNREAD}")
+                self._record_unread(
+                    f"argument {place + 1}", node, f"trainer arguments must be passed by name; {_UNREAD}"
+                )
                 break
             arguments[order[place]] = node
-        arguments |= dict(self._keywords(call))
+        arguments |= dict(self._read_keywords(call))
         if "tokenizer" in arguments:
             arguments.setdefault("processing_class", arguments.pop("tokenizer"))
         for name in sorted(arguments, key=lambda name: _READ.index(name) if name in _READ else len(_READ)):
@@ -203,168 +210,184 @@ class _Reader:
             if name in _READ:
                 getattr(self, f"_read_{name}")(node)
             else:
-                self._unread(name, node, f"the trainer's argument `{name}` has no counterpart in a file of ROLL")
+                self._record_unread(name, node, f"the trainer's argument `{name}` has no counterpart in a file of ROLL")
 
     def _read_args(self, node: ast.expr) -> None:
         try:
-            config = self._syntax.resolved(node)
-            is_one = isinstance(config, ast.Call) and self._syntax.called(config) in (*_CONFIGS, "TrainingArguments")
+            config = self._syntax.resolve(node)
+            is_one = isinstance(config, ast.Call) and self._syntax.get_called_name(config) in (
+                *_CONFIGS,
+                "TrainingArguments",
+            )
             if not is_one:
-                raise NotStatic(f"`{source_of(node)}` is made by `{source_of(config)}`")
+                given, found = format_source(node), format_source(config)
+                subject = f"`{given}`" if given == found else f"`{given}`, which is `{found}`,"
+                raise NotStatic(f"{subject} is not a configuration class of TRL, such as `GRPOConfig`")
         except NotStatic as reason:
-            self._unread("args", node, f"{reason}; {_UNREAD}")
+            self._record_unread("args", node, f"{reason}; {_UNREAD}")
             return
         assert isinstance(config, ast.Call)
         self._read_config(config)
         if isinstance(node, ast.Name):
-            self._drop_changed(node)
+            self._drop_changed_values(node)
 
-    def _drop_changed(self, name: ast.Name) -> None:
-        """Drop values that the script sets on the arguments after their creation: TRL has computed others from them
-        by then.
+    def _drop_changed_values(self, name: ast.Name) -> None:
+        """Drop and report attributes of the arguments `name` that the script sets after creating them.
+
+        TRL has then already derived other values from the original values.
         """
         bindings = self._syntax.scopes[name].find(name.id)
-        later = f"it is set after `{name.id}` was made; write it into the call that makes it"
+        later = f"the value is set after `{name.id}` was created; pass it to the call that creates `{name.id}`"
         for node in self._syntax.nodes:
             if not isinstance(node, ast.Name) or self._syntax.scopes[node].find(node.id) is not bindings:
                 continue
             parent = self._syntax.parents[node]
             if isinstance(parent, ast.Attribute) and not isinstance(parent.ctx, ast.Load):
                 self._script.given.pop(parent.attr, None)
-                self._unread(parent.attr, parent, later)
+                self._record_unread(parent.attr, parent, later)
             elif isinstance(parent, ast.Attribute) and parent.attr.startswith("set_"):
-                self._unread(f"{name.id}.{parent.attr}", self._syntax.parents[parent], later)
-            elif isinstance(parent, ast.Call) and self._syntax.called(parent) == "setattr":
-                self._unread(f"setattr({name.id}, …)", parent, later)
+                self._record_unread(f"{name.id}.{parent.attr}", self._syntax.parents[parent], later)
+            elif isinstance(parent, ast.Call) and self._syntax.get_called_name(parent) == "setattr":
+                self._record_unread(f"setattr({name.id}, …)", parent, later)
 
     def _read_config(self, call: ast.Call) -> None:
         for place, node in enumerate(call.args):
             if place == 0 and not isinstance(node, ast.Starred):
-                self._take("output_dir", node)
+                self._read_value("output_dir", node)
             else:
-                self._unread(f"argument {place + 1}", node, f"arguments need their names; {_UNREAD}")
-        for name, node in self._keywords(call):
-            self._take(name, node)
+                self._record_unread(f"argument {place + 1}", node, f"arguments must be passed by name; {_UNREAD}")
+        for name, node in self._read_keywords(call):
+            self._read_value(name, node)
 
     def _read_model(self, node: ast.expr) -> None:
         try:
-            made = self._syntax.resolved(node)
-            if not (isinstance(made, ast.Call) and self._syntax.called(made) == "from_pretrained"):
+            made = self._syntax.resolve(node)
+            if not (isinstance(made, ast.Call) and self._syntax.get_called_name(made) == "from_pretrained"):
                 made = None
         except NotStatic as reason:
-            self._unread("model_name_or_path", node, f"{reason}; {_UNREAD}")
+            self._record_unread("model_name_or_path", node, f"{reason}; {_UNREAD}")
             return
         if made is None:
-            self._take("model_name_or_path", node)
+            self._read_value("model_name_or_path", node)
             return
         named = {"pretrained_model_name_or_path": made.args[0]} if made.args else {}
-        for name, value in (named | dict(self._keywords(made))).items():
+        for name, value in (named | dict(self._read_keywords(made))).items():
             if name == "pretrained_model_name_or_path":
-                self._take("model_name_or_path", value)
+                self._read_value("model_name_or_path", value)
             elif name in MODEL_KEYS:
-                self._take(MODEL_KEYS[name], value)
+                self._read_value(MODEL_KEYS[name], value)
             elif name not in NEEDLESS_MODEL_ARGUMENTS:
-                self._unread(name, value, "an argument of from_pretrained without a counterpart in a file of ROLL")
+                self._record_unread(
+                    name, value, "an argument of from_pretrained without a counterpart in a file of ROLL"
+                )
 
     def _read_reward_funcs(self, node: ast.expr) -> None:
         entries = [node]
         with suppress(NotStatic):  # not static if it is a function
-            found = self._syntax.resolved(node)
+            found = self._syntax.resolve(node)
             entries = found.elts if isinstance(found, ast.List | ast.Tuple) else [node]
         if isinstance(node, ast.Name) and entries != [node]:
             try:
                 self._syntax.check_unchanged(node)
             except NotStatic as reason:
-                self._unread("reward_funcs", node, f"{reason}; {_UNREAD}")
+                self._record_unread("reward_funcs", node, f"{reason}; {_UNREAD}")
                 return
         names: list[str] = []
         for place, entry in enumerate(entries):
             try:
-                names.append(self._reward(entry, place))
+                names.append(self._read_reward(entry, place))
             except NotStatic as reason:
-                self._unread(f"reward_funcs[{place}]", entry, f"{reason}; {_UNREAD}")
+                self._record_unread(f"reward_funcs[{place}]", entry, f"{reason}; {_UNREAD}")
         if any(names):
             self._script.given["reward_funcs"] = [name for name in names if name]
 
-    def _reward(self, node: ast.expr, place: int) -> str:
-        """Return the name of a reward function as TRL's command line takes it; empty for a reward model."""
+    def _read_reward(self, node: ast.expr, place: int) -> str:
+        """Return a reward function's name as on TRL's command line; for a reward model, store its name, and return "".
+
+        Raises:
+            NotStatic: `node` is neither a function nor a model's name, or a model is not the first reward.
+        """
         if isinstance(node, ast.Attribute) and node.attr in TRL_REWARDS:
             return node.attr
         if isinstance(node, ast.Name) and len(self._syntax.scopes[node].find(node.id)) == 1:
             if node.id in self._syntax.imported:
                 name = self._syntax.imported[node.id]
-                return name if name in TRL_REWARDS else f"{self._module_of(node)}.{name}"
+                return name if name in TRL_REWARDS else f"{self._find_module(node)}.{name}"
             if self._syntax.scopes[node].find(node.id)[0].what == "defined in the script":
                 return f"{Path(self._path).stem}.{node.id}"
-        model = self._syntax.value(node)
+        model = self._syntax.evaluate(node)
         if not isinstance(model, str):
-            raise NotStatic(f"`{source_of(node)}` is neither a function nor the name of a model")
+            raise NotStatic(f"`{format_source(node)}` must be a function or the name of a model")
         if place:
-            raise NotStatic(f"the reward model '{model}' is not the first reward; put it first, and its weight")
+            raise NotStatic(f"the reward model '{model}' must be the first of reward_funcs")
         self._script.given["reward_model_name_or_path"] = model
         return ""
 
-    def _module_of(self, name: ast.Name) -> str:
+    def _find_module(self, name: ast.Name) -> str:
         for node in self._syntax.nodes:
             names = node.names if isinstance(node, ast.ImportFrom) else []
             if isinstance(node, ast.ImportFrom) and any((one.asname or one.name) == name.id for one in names):
                 return node.module or Path(self._path).parent.name
         raise NotStatic(f"`{name.id}` is a module, not a function")
 
-    def _rows(self, key: str, node: ast.expr) -> Rows | None:
+    def _read_dataset(self, key: str, node: ast.expr) -> ScriptDataset | None:
         try:
-            rows = read_rows(self._syntax, node)
+            rows = read_dataset(self._syntax, node)
         except NotStatic as reason:
-            self._unread(key, node, f"{reason}; prepare the rows and name their file: data.0.path")
+            self._record_unread(key, node, f"{reason}; prepare the rows in a file: data.0.path")
             return None
         for method, line in rows.changes:
-            self._unread(
-                key, line, f"rows are changed by `.{method}(…)`: prepare them so, and name their file", f".{method}"
+            self._record_unread(
+                key, line, f"rows are changed by `.{method}(…)`: prepare the changed rows in a file", f".{method}"
             )
         return rows
 
     def _read_train_dataset(self, node: ast.expr) -> None:
-        if (rows := self._rows("train_dataset", node)) is None:
+        if (rows := self._read_dataset("train_dataset", node)) is None:
             return
         found = {"dataset_name": rows.path, "dataset_config": rows.name, "dataset_train_split": rows.split}
         self._script.given |= {key: value for key, value in found.items() if value is not None}
 
     def _read_eval_dataset(self, node: ast.expr) -> None:
-        if (rows := self._rows("eval_dataset", node)) is None:
+        if (rows := self._read_dataset("eval_dataset", node)) is None:
             return
         if rows.path == self._script.given.get("dataset_name") and rows.split is not None:
             self._script.given["dataset_test_split"] = rows.split
         else:
-            self._unread("eval_dataset", node, "held-out rows of another data set: set data.0.held_out_path")
+            self._record_unread("eval_dataset", node, "held-out rows of another data set: set data.0.held_out_path")
 
     def _read_peft_config(self, node: ast.expr) -> None:
         try:
-            made = self._syntax.resolved(node)
-            if not (isinstance(made, ast.Call) and self._syntax.called(made) == "LoraConfig"):
-                raise NotStatic(f"`{source_of(made)}` is no LoraConfig")
+            made = self._syntax.resolve(node)
+            if not (isinstance(made, ast.Call) and self._syntax.get_called_name(made) == "LoraConfig"):
+                raise NotStatic(f"`{format_source(made)}` is not a LoraConfig")
         except NotStatic as reason:
-            self._unread("peft_config", node, f"{reason}; {_UNREAD}")
+            self._record_unread("peft_config", node, f"{reason}; {_UNREAD}")
             return
         self._script.given |= {"use_peft": True, **PEFT_DEFAULTS}
         if made.args:
-            self._unread("peft_config", made.args[0], f"arguments need their names; {_UNREAD}")
-        for name, value in self._keywords(made):
+            self._record_unread("peft_config", made.args[0], f"arguments must be passed by name; {_UNREAD}")
+        for name, value in self._read_keywords(made):
             if name in PEFT_KEYS:
                 key = PEFT_KEYS[name]
                 if key in PEFT_DEFAULTS:
                     del self._script.given[key]
-                self._take(key, value)
+                self._read_value(key, value)
             elif not (name == "bias" and isinstance(value, ast.Constant) and value.value == "none"):
-                self._unread(name, value, "an argument of LoraConfig without a counterpart in a file of ROLL")
+                self._record_unread(name, value, "an argument of LoraConfig without a counterpart in a file of ROLL")
 
     def _read_processing_class(self, node: ast.expr) -> None:
         try:
-            made = self._syntax.resolved(node)
-            name = self._syntax.value(made.args[0]) if isinstance(made, ast.Call) and made.args else None
+            made = self._syntax.resolve(node)
+            name = self._syntax.evaluate(made.args[0]) if isinstance(made, ast.Call) and made.args else None
         except NotStatic:
             name = None
         if name is None or name != self._script.given.get("model_name_or_path"):
-            self._unread("processing_class", node, "the model's own tokenizer is used; put this one into its directory")
+            self._record_unread(
+                "processing_class",
+                node,
+                "the model's own tokenizer is used; copy this tokenizer into the model's directory",
+            )
 
 
 _KNOWN = ("LoraConfig", "from_pretrained", "load_dataset")

@@ -6,9 +6,17 @@ import ast
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roll.cli.migration.script_values import NotStatic, Syntax, source_of
+from roll.cli.migration.script_values import NotStatic, Syntax, format_source
 
-__all__ = ["MODEL_KEYS", "NEEDLESS_MODEL_ARGUMENTS", "PEFT_DEFAULTS", "PEFT_KEYS", "TRL_REWARDS", "Rows", "read_rows"]
+__all__ = [
+    "MODEL_KEYS",
+    "NEEDLESS_MODEL_ARGUMENTS",
+    "PEFT_DEFAULTS",
+    "PEFT_KEYS",
+    "TRL_REWARDS",
+    "ScriptDataset",
+    "read_dataset",
+]
 
 MODEL_KEYS = {
     "attn_implementation": "attn_implementation",
@@ -41,15 +49,15 @@ TRL_REWARDS = (
     "reasoning_accuracy_reward",
     "think_format_reward",
 )
-"""Functions of TRL that its command line knows by name."""
+"""Functions of TRL that its command line accepts by name."""
 _FILES = ("json", "parquet")
 _KEEPS_ROWS = ("shuffle",)
 """Methods that keep the rows of a data set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rows:
-    """A data set of a script."""
+class ScriptDataset:
+    """A data set that a script loads, and how its rows are changed afterward."""
 
     path: str
     """A file, or the name of a data set on a hub."""
@@ -59,26 +67,26 @@ class Rows:
     """Methods that change the rows, each with the line of its call."""
 
 
-def read_rows(syntax: Syntax, node: ast.expr) -> Rows:
-    """Read the arguments of `load_dataset`, and the later changes of its rows.
+def read_dataset(syntax: Syntax, node: ast.expr) -> ScriptDataset:
+    """Return the data set of an expression: the arguments of `load_dataset`, and later methods that change its rows.
 
     Raises:
-        NotStatic: the rows come from elsewhere, or an argument cannot be read.
+        NotStatic: the rows do not come from `load_dataset`, or an argument cannot be read.
     """
     match node:
         case ast.Name():
-            return _rows_of_name(syntax, node)
+            return _read_dataset_of_name(syntax, node)
         case ast.Subscript():
-            split = syntax.value(node.slice)
+            split = syntax.evaluate(node.slice)
             if not isinstance(split, str):
-                raise NotStatic(f"`{source_of(node)}` is no split")
-            return replace(read_rows(syntax, node.value), split=split)
-        case ast.Call() if syntax.called(node) == "load_dataset":
-            return _loaded(syntax, node)
+                raise NotStatic(f"`{format_source(node)}` is not a split")
+            return replace(read_dataset(syntax, node.value), split=split)
+        case ast.Call() if syntax.get_called_name(node) == "load_dataset":
+            return _read_load_call(syntax, node)
         case ast.Call(func=ast.Attribute(value=inner, attr=method)) if not _is_imported(syntax, inner):
-            rows = read_rows(syntax, inner)
+            rows = read_dataset(syntax, inner)
             return rows if method in _KEEPS_ROWS else replace(rows, changes=(*rows.changes, (method, node)))
-    raise NotStatic(f"`{source_of(node)}` is no call of load_dataset")
+    raise NotStatic(f"`{format_source(node)}` is not a call of load_dataset")
 
 
 def _is_imported(syntax: Syntax, node: ast.expr) -> bool:
@@ -86,17 +94,17 @@ def _is_imported(syntax: Syntax, node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in syntax.imported
 
 
-def _rows_of_name(syntax: Syntax, node: ast.Name) -> Rows:
-    """Read a name that is assigned once, or reassigned from itself, as in `rows = rows.map(f)`."""
+def _read_dataset_of_name(syntax: Syntax, node: ast.Name) -> ScriptDataset:
+    """Return the data set of a name, which is assigned once, or again from itself as in `rows = rows.map(f)`."""
     found = syntax.scopes[node].find(node.id)
     if len(found) <= 1:
-        return read_rows(syntax, syntax.bound(node))
+        return read_dataset(syntax, syntax.find_bound_expression(node))
     if any(one.value is None or one.is_conditional for one in found):
         lines = ", ".join(str(one.line) for one in found)
         raise NotStatic(f"`{node.id}` is assigned on lines {lines}")
     first, *others = (one.value for one in found)
     assert first is not None
-    rows = read_rows(syntax, first)
+    rows = read_dataset(syntax, first)
     for value in others:
         root: ast.expr | None = value
         changes: list[tuple[str, ast.AST]] = []
@@ -104,7 +112,7 @@ def _rows_of_name(syntax: Syntax, node: ast.Name) -> Rows:
             changes.insert(0, (root.func.attr, root))
             root = root.func.value
         if isinstance(root, ast.Subscript):
-            rows = replace(rows, split=str(syntax.value(root.slice)))
+            rows = replace(rows, split=str(syntax.evaluate(root.slice)))
             root = root.value
         if not (isinstance(root, ast.Name) and root.id == node.id):
             raise NotStatic(f"`{node.id}` is assigned on lines {', '.join(str(one.line) for one in found)}")
@@ -113,13 +121,13 @@ def _rows_of_name(syntax: Syntax, node: ast.Name) -> Rows:
     return rows
 
 
-def _loaded(syntax: Syntax, call: ast.Call) -> Rows:
+def _read_load_call(syntax: Syntax, call: ast.Call) -> ScriptDataset:
     given: dict[str, Any] = {}
     for name, argument in zip(("path", "name"), call.args, strict=False):
-        given[name] = syntax.value(argument)
+        given[name] = syntax.evaluate(argument)
     if len(call.args) > 2 or any(keyword.arg is None for keyword in call.keywords):
-        raise NotStatic(f"the arguments of `{source_of(call)}` need their names")
-    given |= {keyword.arg: syntax.value(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+        raise NotStatic(f"the arguments of `{format_source(call)}` must be passed by name")
+    given |= {keyword.arg: syntax.evaluate(keyword.value) for keyword in call.keywords if keyword.arg is not None}
     path, split, files = given.pop("path", None), given.pop("split", None), given.pop("data_files", None)
     name = given.pop("name", None)
     given.pop("streaming", None)  # streaming yields the same rows
@@ -128,5 +136,5 @@ def _loaded(syntax: Syntax, call: ast.Call) -> Rows:
     if path in _FILES and isinstance(files, str) and files.endswith((".jsonl", ".parquet")):
         path, files = files, None
     if files is not None or not isinstance(path, str) or not isinstance(split, str | None):
-        raise NotStatic(f"`{source_of(call)}` is not one file or data set, with one split")
-    return Rows(path=path, name=name, split=split)
+        raise NotStatic(f"`{format_source(call)}` does not load one file or one data set, with one split")
+    return ScriptDataset(path=path, name=name, split=split)

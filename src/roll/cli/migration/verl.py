@@ -6,8 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from roll.cli.migration.convert import Converted, KeyResult, convert
-from roll.cli.migration.verl_file import left_to_the_shell, read_keys
+from roll.cli.migration.convert import ConvertedConfig, KeyResult, convert
+from roll.cli.migration.verl_file import find_shell_parts, read_keys
 from roll.cli.migration.verl_rules import VERL
 
 __all__ = ["VERL_COMMIT", "from_verl"]
@@ -16,8 +16,8 @@ VERL_COMMIT = "b178a3cd56f5 (2026-01-29)"
 """Commit of verl whose keys the rules have."""
 
 
-def from_verl(path: str | Path, *, rows: int | None = None) -> Converted:
-    """Convert a file.
+def from_verl(path: str | Path, *, rows: int | None = None) -> ConvertedConfig:
+    """Convert a configuration of verl.
 
     Args:
         path: a YAML tree, whole or in part (`.yaml`), or a script or list with overrides of `verl.trainer.main_ppo`.
@@ -27,18 +27,19 @@ def from_verl(path: str | Path, *, rows: int | None = None) -> Converted:
         ConfigError: the file cannot be read, or lacks a required value.
     """
     keys = read_keys(path)
-    unset = {key: names for key, value in keys.items() if (names := left_to_the_shell(value))}
+    unset = {key: names for key, value in keys.items() if (names := find_shell_parts(value))}
     converted = convert(
         VERL,
         {key: value for key, value in keys.items() if key not in unset},
         source=f"verl's {Path(path).name}",
         start={"pipeline": "rlvr", "algorithm.filters.skip_zero_variance": False},
-        said_by_caller={"rows": rows},
+        caller_values={"rows": rows},
     )
-    return replace(converted, said=[*converted.said, *(_unset(key, keys[key], names) for key, names in unset.items())])
+    return replace(
+        converted, results=[*converted.results, *(_report_unset(key, keys[key], names) for key, names in unset.items())]
+    )
 
 
-def _unset(key: str, value: Any, names: list[str]) -> KeyResult:
-    known = f"only a shell knows {', '.join(names)}, so verl's default stands in its place"
-    text = f"{known}: write the value, and convert again"
+def _report_unset(key: str, value: Any, names: list[str]) -> KeyResult:
+    text = f"only a shell can resolve {', '.join(names)}, so verl's default is used: write the value, and convert again"
     return KeyResult(key=key, value=value, given=True, outcome="lost", text=text)

@@ -14,19 +14,19 @@ from roll.config.document import parse
 from roll.errors import ConfigError
 from roll.registry import search_directory_note
 
-__all__ = ["left_to_the_shell", "read_keys"]
+__all__ = ["find_shell_parts", "read_keys"]
 
 _OVERRIDE = re.compile(r"^\+{0,2}([A-Za-z_][\w@/-]*(?:\.[\w@/-]+)+)=(.*)$", re.DOTALL)
 _VARIABLE = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
-_LONGEST = 100_000
-"""Maximum length of a value: variables of variables could otherwise fill the memory from a few lines."""
-_LARGEST = 2**20
+_MAX_LENGTH = 100_000
+"""Maximum length of a value: nested variables could otherwise fill the memory from a few lines."""
+_MAX_SIZE = 2**20
 """Maximum bytes of a file."""
-_LONGEST_SUM = 1000
+_MAX_SUM_LENGTH = 1000
 _USE = re.compile(r"\$\{(\w+)(?::-([^}]{0,1000}))?\}|\$(\w+)")
 _SUM = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 _HOME = "HOME"
-"""The one variable that is known wherever a script runs; it is substituted where a path is opened."""
+"""A variable that every shell defines; it is expanded only when a path is opened."""
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -37,36 +37,36 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def read_keys(path: str | Path) -> dict[str, Any]:
-    """Read dotted keys and their values.
+    """Return the values in a file of verl by dotted key, without those that only Hydra can resolve.
 
     Raises:
         ConfigError: the file cannot be read, is larger than 1 MiB, or has neither a tree nor overrides.
     """
     try:
         with Path(path).open("rb") as file:
-            content = file.read(_LARGEST + 1)
-        text = content[:_LARGEST].decode("utf-8")
+            content = file.read(_MAX_SIZE + 1)
+        text = content[:_MAX_SIZE].decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"file '{path}' does not exist{search_directory_note(path)}.") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"'{path}' cannot be read: {reason}.") from None
-    if len(content) > _LARGEST:
-        raise ConfigError(f"'{path}' is larger than {_LARGEST / 2**20:g} MiB: this is no configuration of verl.")
+    if len(content) > _MAX_SIZE:
+        raise ConfigError(f"'{path}' is larger than {_MAX_SIZE / 2**20:g} MiB, too large for a configuration of verl.")
     if Path(path).suffix in (".yaml", ".yml", ".json"):
         tree, _ = parse(text, str(path))
         if not isinstance(tree, Mapping):
-            raise ConfigError(f"{path}: expected sections such as `actor_rollout_ref:`.")
-        keys = {key: value for key, value in _flat(tree) if not key.startswith(("defaults", "hydra"))}
+            raise ConfigError(f"{path}: the file has no sections such as `actor_rollout_ref:`.")
+        keys = {key: value for key, value in _flatten(tree) if not key.startswith(("defaults", "hydra"))}
     else:
-        keys = dict(_overrides(text, str(path)))
+        keys = dict(_read_overrides(text, str(path)))
     keys = {key: value for key, value in keys.items() if not _is_reference(key, value)}
     if not keys:
-        raise ConfigError(f"{path}: no override such as `data.train_batch_size=1024` in it.")
+        raise ConfigError(f"{path}: no keys of verl were found, such as `data.train_batch_size=1024`.")
     return keys
 
 
-def left_to_the_shell(value: Any) -> list[str]:
+def find_shell_parts(value: Any) -> list[str]:
     """Return the parts of a value that only a shell could resolve: commands, and variables that the script does not
     set.
     """
@@ -75,68 +75,75 @@ def left_to_the_shell(value: Any) -> list[str]:
 
 
 def _is_reference(key: str, value: Any) -> bool:
-    """Return whether Hydra takes the value from another key (`${data.seed}`, `${oc.env:…}`) or builds an object from
-    it.
+    """Return whether only Hydra can resolve the value: a reference (`${data.seed}`, `${oc.env:…}`), a missing value
+    (`???`), or the class of an object to build (`_target_`).
     """
     is_text = isinstance(value, str)
     return key.split(".")[-1] == "_target_" or value == "???" or (is_text and "${" in value and not _USE.search(value))
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in tree.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
 
 
-def _overrides(text: str, name: str) -> Iterator[tuple[str, Any]]:
+def _read_overrides(text: str, name: str) -> Iterator[tuple[str, Any]]:
     try:
+        # Without spaces, shlex keeps `$((a + b))` as one word.
         joined = _SUM.sub(lambda found: re.sub(r"\s+", "", found[0]), text.replace("\\\n", " "))
         words = shlex.split(joined, comments=True)
     except ValueError as error:
-        raise ConfigError(f"{name}: not a shell command: {error}.") from None
+        raise ConfigError(f"{name}: the file is not a valid shell script: {error}.") from None
     variables: dict[str, str] = {}
     for word in words:
         found = _OVERRIDE.match(word)
         if found is None:
             if assigned := _VARIABLE.match(word):
-                variables[assigned[1]] = _substituted(assigned[2], variables, name)
+                variables[assigned[1]] = _substitute_variables(assigned[2], variables, name)
             continue
-        value = _substituted(found[2], variables, name)
+        value = _substitute_variables(found[2], variables, name)
         try:
             yield found[1], parse(value, name)[0]
         except ConfigError:
             yield found[1], value
 
 
-def _substituted(text: str, variables: Mapping[str, str], name: str) -> str:
-    """Substitute `$NAME` of variables that the script sets, and integer arithmetic; the rest is unchanged."""
-    left = _LONGEST
+def _substitute_variables(text: str, variables: Mapping[str, str], name: str) -> str:
+    """Replace `$NAME` by the value in `variables`, and `$((…))` by its result; other text is unchanged."""
+    left = _MAX_LENGTH
 
-    def value(use: re.Match[str]) -> str:
+    def replace_variable(use: re.Match[str]) -> str:
         default = use[2] if use[2] is not None else use[0]
         found = variables.get(use[1] or use[3], default)
         nonlocal left
         left -= len(found)
         if left < 0:
-            raise ConfigError(f"{name}: a value of more than {_LONGEST} characters: this is not a script of verl.")
+            raise ConfigError(f"{name}: a value has more than {_MAX_LENGTH} characters, too many for a script of verl.")
         return found
 
-    def number(found: re.Match[str]) -> str:
+    def replace_sum(found: re.Match[str]) -> str:
         inner = re.sub(
-            r"\b[A-Za-z_]\w*\b", lambda word: f"({variables.get(word[0], word[0])})", _USE.sub(value, found[1])
+            r"\b[A-Za-z_]\w*\b",
+            lambda word: f"({variables.get(word[0], word[0])})",
+            _USE.sub(replace_variable, found[1]),
         )
         try:
-            return str(_computed(ast.parse(inner, mode="eval").body)) if len(inner) <= _LONGEST_SUM else found[0]
+            return (
+                str(_evaluate_arithmetic(ast.parse(inner, mode="eval").body))
+                if len(inner) <= _MAX_SUM_LENGTH
+                else found[0]
+            )
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):  # the last two: many signs
             return found[0]
 
-    return _USE.sub(value, _SUM.sub(number, text))
+    return _USE.sub(replace_variable, _SUM.sub(replace_sum, text))
 
 
-def _computed(node: ast.expr) -> int:
-    """Evaluate shell arithmetic, which has only integers.
+def _evaluate_arithmetic(node: ast.expr) -> int:
+    """Return the value of integer arithmetic, as a shell computes it.
 
     Raises:
         ValueError: the expression is not integer arithmetic.
@@ -144,9 +151,9 @@ def _computed(node: ast.expr) -> int:
     if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 2**63:
         return node.value
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_computed(node.operand)
+        return -_evaluate_arithmetic(node.operand)
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
-        found = _OPERATORS[type(node.op)](_computed(node.left), _computed(node.right))
+        found = _OPERATORS[type(node.op)](_evaluate_arithmetic(node.left), _evaluate_arithmetic(node.right))
         if abs(found) < 2**63:
             return found
-    raise ValueError("no whole numbers")
+    raise ValueError("the expression is not integer arithmetic")

@@ -1,11 +1,19 @@
-"""Keys of verl that determine what is learned from rewards: advantages, loss, KL, critic, corrections."""
+"""Keys of verl for learning from rewards: advantages, loss, KL, critic, corrections."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from roll.cli.migration.rules import Rule, UnsupportedValue, Values, converted_with, handled_by, moved, unsupported
+from roll.cli.migration.rules import (
+    Rule,
+    UnsupportedValue,
+    Values,
+    companion_rule,
+    conversion_rule,
+    renamed_key_rule,
+    unsupported_key_rule,
+)
 
 __all__ = ["LOSS_RULES"]
 
@@ -39,10 +47,12 @@ _AGGREGATION = {
 }
 
 
-def _advantage(values: Values) -> Mapping[str, Any]:
+def _convert_advantage(values: Values) -> Mapping[str, Any]:
     kind = values.algorithm.adv_estimator
     if kind not in _ADVANTAGES:
-        raise UnsupportedValue(f"adv_estimator {kind} is not among {', '.join(_ADVANTAGES)}; the file has GRPO's")
+        raise UnsupportedValue(
+            f"adv_estimator {kind} is not among {', '.join(_ADVANTAGES)}; the converted file has GRPO's"
+        )
     found: dict[str, Any] = dict(_ADVANTAGES[kind])
     if kind.startswith("grpo") and not values.algorithm.norm_adv_by_std_in_grpo:
         found["std"] = "none"
@@ -63,7 +73,7 @@ def _advantage(values: Values) -> Mapping[str, Any]:
     return found
 
 
-def _gate(values: Values) -> Mapping[str, Any]:
+def _convert_gate(values: Values) -> Mapping[str, Any]:
     clip = float(values[f"{_ACTOR}.clip_ratio"])
     low, high = values[f"{_ACTOR}.clip_ratio_low"], values[f"{_ACTOR}.clip_ratio_high"]
     low, high = (clip if one is None else float(one) for one in (low, high))
@@ -83,22 +93,26 @@ def _gate(values: Values) -> Mapping[str, Any]:
         },
     }
     if mode not in forms:
-        raise UnsupportedValue(f"loss_mode {mode} is not among {', '.join(forms)}; the file has PPO's clip at 0.2")
+        raise UnsupportedValue(
+            f"loss_mode {mode} is not among {', '.join(forms)}; the converted file has PPO's clip at 0.2"
+        )
     return forms[mode]
 
 
-def _aggregation(value: str, values: Values) -> str:
+def _convert_aggregation(value: str, values: Values) -> str:
     if value == "seq-mean-token-sum-norm" and values[f"{_ACTOR}.loss_scale_factor"] is not None:
-        raise UnsupportedValue("a constant other than max_response_length; constant_length divides by that")
+        raise UnsupportedValue("loss_scale_factor is not supported: the converted file divides by max_response_length")
     if values[f"{_ACTOR}.policy_loss.loss_mode"] in ("gspo", "sapo"):
         return "sequence_mean"
     return _AGGREGATION[value]
 
 
-def _kl(values: Values) -> Mapping[str, Any]:
+def _convert_kl(values: Values) -> Mapping[str, Any]:
     in_loss, in_reward = values[f"{_ACTOR}.use_kl_loss"], values.algorithm.use_kl_in_reward
     if in_loss and in_reward:
-        raise UnsupportedValue("two KL penalties, in the loss and in the reward; the file has none")
+        raise UnsupportedValue(
+            "KL penalties in both the loss and the reward are not supported; the converted file has no KL penalty"
+        )
     if in_loss:
         estimator, coefficient, place = values[f"{_ACTOR}.kl_loss_type"], values[f"{_ACTOR}.kl_loss_coef"], "loss"
     elif in_reward:
@@ -107,7 +121,9 @@ def _kl(values: Values) -> Mapping[str, Any]:
     else:
         return {}
     if estimator not in _KL:
-        raise UnsupportedValue(f"the estimator {estimator} is not among {', '.join(_KL)}; the file has no KL penalty")
+        raise UnsupportedValue(
+            f"the estimator {estimator} is not among {', '.join(_KL)}; the converted file has no KL penalty"
+        )
     found = {"coefficient": float(coefficient), "estimator": _KL[estimator], "place": place}
     if in_reward and values.algorithm.kl_ctrl.type == "adaptive":
         found |= {
@@ -117,7 +133,7 @@ def _kl(values: Values) -> Mapping[str, Any]:
     return {f"algorithm.kl.{name}": value for name, value in found.items()}
 
 
-def _correction(values: Values) -> Mapping[str, Any]:
+def _convert_correction(values: Values) -> Mapping[str, Any]:
     section = "algorithm.rollout_correction"
     level = values[f"{section}.rollout_is"]
     bypassed = values[f"{section}.bypass_mode"]
@@ -130,7 +146,7 @@ def _correction(values: Values) -> Mapping[str, Any]:
     }
 
 
-def _filters(values: Values) -> Mapping[str, Any]:
+def _convert_filters(values: Values) -> Mapping[str, Any]:
     if not values.algorithm.filter_groups.enable:
         return {}
     metric = values.algorithm.filter_groups.metric
@@ -144,7 +160,7 @@ def _filters(values: Values) -> Mapping[str, Any]:
     return {f"algorithm.filters.{name}": value for name, value in found.items()}
 
 
-def _overlong(values: Values) -> Mapping[str, Any]:
+def _convert_overlong(values: Values) -> Mapping[str, Any]:
     if not values.reward_model.overlong_buffer.enable:
         return {}
     return {
@@ -153,8 +169,8 @@ def _overlong(values: Values) -> Mapping[str, Any]:
     }
 
 
-def _all(to: tuple[str, ...], note: str, keys: Mapping[str, Any]) -> list[Rule]:
-    return [handled_by(key, default, to, note) for key, default in keys.items()]
+def _build_companion_rules(to: tuple[str, ...], note: str, keys: Mapping[str, Any]) -> list[Rule]:
+    return [companion_rule(key, default, to, note) for key, default in keys.items()]
 
 
 _ADVANTAGE = ("algorithm.advantage.estimator", "algorithm.advantage.mean", "algorithm.advantage.std")
@@ -164,13 +180,15 @@ _CORRECTION = ("algorithm.correction.level", "algorithm.correction.upper", "algo
 _REFILL = ("algorithm.filters.refill", "algorithm.filters.metric", "algorithm.filters.max_refills")
 
 LOSS_RULES: list[Rule] = [
-    converted_with("algorithm.adv_estimator", "gae", _ADVANTAGE, _advantage, "`gae`: and the critic's keys"),
-    *_all(
+    conversion_rule(
+        "algorithm.adv_estimator", "gae", _ADVANTAGE, _convert_advantage, "`gae` also sets the critic's keys"
+    ),
+    *_build_companion_rules(
         ("algorithm.advantage",),
         "with adv_estimator",
         {"algorithm.norm_adv_by_std_in_grpo": True, "algorithm.gamma": 1.0, "algorithm.lam": 1.0},
     ),
-    *_all(
+    *_build_companion_rules(
         _CRITIC,
         "with adv_estimator gae",
         {
@@ -181,14 +199,16 @@ LOSS_RULES: list[Rule] = [
             "critic.model.path": None,
         },
     ),
-    converted_with(f"{_ACTOR}.policy_loss.loss_mode", "vanilla", ["algorithm.gate"], _gate, "verl's own clip is dual"),
-    handled_by(
+    conversion_rule(
+        f"{_ACTOR}.policy_loss.loss_mode", "vanilla", ["algorithm.gate"], _convert_gate, "verl's own clip is dual"
+    ),
+    companion_rule(
         f"{_ACTOR}.clip_ratio",
         0.2,
         ["algorithm.gate"],
-        "only where clip_ratio_low or clip_ratio_high is null, as in verl",
+        "only if clip_ratio_low or clip_ratio_high is null, as in verl",
     ),
-    *_all(
+    *_build_companion_rules(
         ("algorithm.gate",),
         "with policy_loss.loss_mode",
         {
@@ -200,7 +220,7 @@ LOSS_RULES: list[Rule] = [
         },
     ),
     *(
-        unsupported(f"{_ACTOR}.policy_loss.{name}", default, "no such loss")
+        unsupported_key_rule(f"{_ACTOR}.policy_loss.{name}", default, "this loss is not supported")
         for name, default in (
             ("clip_cov_ratio", 0.0002),
             ("clip_cov_lb", 1.0),
@@ -209,13 +229,17 @@ LOSS_RULES: list[Rule] = [
             ("ppo_kl_coef", 0.1),
         )
     ),
-    moved(
-        f"{_ACTOR}.loss_agg_mode", "token-mean", "algorithm.aggregation", _aggregation, "gspo and sapo: sequence_mean"
+    renamed_key_rule(
+        f"{_ACTOR}.loss_agg_mode",
+        "token-mean",
+        "algorithm.aggregation",
+        _convert_aggregation,
+        "gspo and sapo: sequence_mean",
     ),
-    handled_by(f"{_ACTOR}.loss_scale_factor", None, ["algorithm.aggregation"], "with loss_agg_mode"),
-    moved(f"{_ACTOR}.entropy_coeff", 0, "algorithm.entropy.coefficient", lambda value, _: float(value)),
-    converted_with(f"{_ACTOR}.use_kl_loss", False, _KL_KEYS, _kl, "or algorithm.use_kl_in_reward"),
-    *_all(
+    companion_rule(f"{_ACTOR}.loss_scale_factor", None, ["algorithm.aggregation"], "with loss_agg_mode"),
+    renamed_key_rule(f"{_ACTOR}.entropy_coeff", 0, "algorithm.entropy.coefficient", lambda value, _: float(value)),
+    conversion_rule(f"{_ACTOR}.use_kl_loss", False, _KL_KEYS, _convert_kl, "or algorithm.use_kl_in_reward"),
+    *_build_companion_rules(
         _KL_KEYS,
         "with use_kl_loss or use_kl_in_reward",
         {
@@ -229,10 +253,14 @@ LOSS_RULES: list[Rule] = [
             "algorithm.kl_ctrl.target_kl": 0.1,
         },
     ),
-    converted_with(
-        "algorithm.rollout_correction.rollout_is", None, _CORRECTION, _correction, "none without it, as in verl"
+    conversion_rule(
+        "algorithm.rollout_correction.rollout_is",
+        None,
+        _CORRECTION,
+        _convert_correction,
+        "null: no correction, as in verl",
     ),
-    *_all(
+    *_build_companion_rules(
         _CORRECTION,
         "with rollout_is",
         {
@@ -240,31 +268,33 @@ LOSS_RULES: list[Rule] = [
             "algorithm.rollout_correction.bypass_mode": False,
         },
     ),
-    unsupported(
+    unsupported_key_rule(
         "algorithm.rollout_correction.rollout_rs", None, "see algorithm.correction.mask_low, mask_high and veto"
     ),
-    unsupported("algorithm.rollout_correction.rollout_rs_threshold", None, "as rollout_rs"),
-    unsupported("algorithm.rollout_correction.loss_type", "ppo_clip", "see algorithm.gate"),
-    unsupported("algorithm.rollout_correction.rollout_is_batch_normalize", False, "factors are not rescaled"),
-    unsupported("algorithm.use_pf_ppo", False, "no PF-PPO"),
-    converted_with("algorithm.filter_groups.enable", False, _REFILL, _filters, "dynamic sampling (the recipe dapo)"),
-    *_all(
+    unsupported_key_rule("algorithm.rollout_correction.rollout_rs_threshold", None, "as rollout_rs"),
+    unsupported_key_rule("algorithm.rollout_correction.loss_type", "ppo_clip", "see algorithm.gate"),
+    unsupported_key_rule("algorithm.rollout_correction.rollout_is_batch_normalize", False, "factors are not rescaled"),
+    unsupported_key_rule("algorithm.use_pf_ppo", False, "PF-PPO is not supported"),
+    conversion_rule(
+        "algorithm.filter_groups.enable", False, _REFILL, _convert_filters, "dynamic sampling (the recipe dapo)"
+    ),
+    *_build_companion_rules(
         _REFILL,
         "with filter_groups.enable",
         {"algorithm.filter_groups.metric": None, "algorithm.filter_groups.max_num_gen_batches": 0},
     ),
-    converted_with(
+    conversion_rule(
         "reward_model.overlong_buffer.enable",
         False,
         ["algorithm.reward.overlong_buffer", "algorithm.reward.overlong_penalty"],
-        _overlong,
+        _convert_overlong,
         "the recipe dapo",
     ),
-    *_all(
+    *_build_companion_rules(
         ("algorithm.reward.overlong_buffer", "algorithm.reward.overlong_penalty"),
         "with overlong_buffer.enable",
         {"reward_model.overlong_buffer.len": 0, "reward_model.overlong_buffer.penalty_factor": 1.0},
     ),
-    unsupported(f"{_ACTOR}.calculate_sum_pi_squared", False, "no such baseline"),
-    unsupported(f"{_ACTOR}.router_replay.mode", "disabled", "see training.router_replay"),
+    unsupported_key_rule(f"{_ACTOR}.calculate_sum_pi_squared", False, "this baseline is not supported"),
+    unsupported_key_rule(f"{_ACTOR}.router_replay.mode", "disabled", "see training.router_replay"),
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from roll.cli.migration.rules import Rule, ignored
+from roll.cli.migration.rules import Rule, ignored_key_rule
 
 __all__ = ["NEEDLESS"]
 
@@ -19,10 +19,12 @@ _REASONS: Mapping[str, Sequence[str]] = {
         f"{_ACTOR}.use_prefix_grouper",
         "trainer.balance_batch",
     ),
-    "ranks share weights by FSDP2; training.parallel and training.backend say how": (
+    "weights are sharded with FSDP2; set training.parallel and training.backend": (
         f"{_ACTOR}.fsdp_config.*",
         f"{_ACTOR}.strategy",
         f"{_ACTOR}.megatron.*",
+    ),
+    "affects only speed or memory; ROLL's own settings are in the section training": (
         f"{_ACTOR}.use_torch_compile",
         f"{_ACTOR}.use_fused_kernels",
         f"{_ACTOR}.entropy_from_logits_with_chunking",
@@ -32,40 +34,36 @@ _REASONS: Mapping[str, Sequence[str]] = {
         f"{_MODEL}.use_liger",
         f"{_MODEL}.use_fused_kernels",
         f"{_MODEL}.fused_kernel_options.*",
-        f"{_MODEL}.tiled_mlp.*",
-        f"{_MODEL}.enable_activation_offload",
-        f"{_MODEL}.mtp.*",
-        f"{_ACTOR}.freeze_vision_tower",
         f"{_ACTOR}.optim.optimizer_impl",
-        f"{_ACTOR}.optim.total_training_steps",
     ),
-    "the reference is loaded where algorithm.kl.coefficient is above 0, on the trainer's devices": (
+    "affects only memory; see training.tiled_mlp_tokens": (f"{_MODEL}.tiled_mlp.*",),
+    "affects only memory; see training.offload_activations": (f"{_MODEL}.enable_activation_offload",),
+    "multi-token prediction is not supported": (f"{_MODEL}.mtp.*",),
+    "training.num_steps sets the length of the schedule": (f"{_ACTOR}.optim.total_training_steps",),
+    "the reference is loaded if algorithm.kl.coefficient is above 0, on the trainer's devices": (
         "actor_rollout_ref.ref.*",
     ),
     "the critic's other settings are the policy's": ("critic.*",),
-    "a reward model runs in processes of its own": ("reward_model.*", "reward_manager.*"),
-    "of verl's engines and their place; further arguments of vLLM are inference.options": (
+    "a reward model runs in separate processes": ("reward_model.*", "reward_manager.*"),
+    "belongs to verl's engines; set further arguments of vLLM in inference.options": (
         f"{_ROLLOUT}.*",
         "actor_rollout_ref.hybrid_engine",
         "actor_rollout_ref.nccl_timeout",
     ),
-    "recorded, or counted, in any case": (
-        f"{_ACTOR}.calculate_entropy",
-        f"{_ACTOR}.profiler.*",
-        f"{_ACTOR}.router_replay.*",
-        f"{_ACTOR}.checkpoint.*",
+    "ROLL always records this": (f"{_ACTOR}.calculate_entropy",),
+    "every run writes trace.json": (f"{_ACTOR}.profiler.*", "global_profiler.*"),
+    "has no effect without another key that ROLL does not support": (f"{_ACTOR}.router_replay.*", "algorithm.pf_ppo.*"),
+    "checkpoints always have the whole state": (f"{_ACTOR}.checkpoint.*",),
+    "the key seed determines every random order": (f"{_ACTOR}.shuffle", f"{_ACTOR}.data_loader_seed"),
+    "belongs to the way in which verl starts processes and moves data": (
         f"{_ACTOR}.rollout_n",
-        f"{_ACTOR}.shuffle",
-        f"{_ACTOR}.data_loader_seed",
         "trainer.*",
-        "global_profiler.*",
         "transfer_queue.*",
         "ray_kwargs.*",
-        "algorithm.pf_ppo.*",
     ),
     "prompts may have any length; contexts are made large enough (inference.max_context)": ("data.max_prompt_length",),
-    "how verl's data set is read": ("data.*",),
+    "belongs to verl's data set reader": ("data.*",),
 }
 
-NEEDLESS: list[Rule] = [ignored(key, None, note) for note, keys in _REASONS.items() for key in keys]
+NEEDLESS: list[Rule] = [ignored_key_rule(key, None, note) for note, keys in _REASONS.items() for key in keys]
 """The first rule that covers a key applies, so these rules, which cover whole sections, come last."""

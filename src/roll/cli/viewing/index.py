@@ -1,6 +1,6 @@
-"""The rollouts of a run for viewing: rows of a list, filters, and one whole rollout.
+"""Read the rollouts of a run for viewing: the rows of a list, filtered, and single rollouts in full.
 
-rollouts/*.parquet, in portions ──► rows of the list (no texts, no tokens) ──► those that a filter takes
+rollouts/*.parquet, in portions ──► rows of the list (no text, no tokens) ──► rows that match the filter
                                 └──► one rollout, read when it is opened
 """
 
@@ -23,21 +23,21 @@ from roll.errors import RunDirectoryError, UserError
 from roll.registry import did_you_mean
 from roll.tracking.reading.files import SafeDirectory
 from roll.tracking.reading.rollout_files import (
-    RolloutTable,
-    as_written,
-    compute,
-    distinct,
-    holding,
-    open_rollout_table,
-    place_of,
+    RolloutReader,
+    cast_to_schema,
+    contains_text,
+    factorize_texts,
+    get_arrow_compute,
+    open_rollout_file,
+    parse_file_name,
 )
-from roll.tracking.rollout_table import rollout_schema
+from roll.tracking.rollout_table import build_rollout_schema
 from roll.types import FinishReason, RolloutStatus
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["COLUMNS", "Filter", "RolloutFile", "Row", "parse_filter", "rollout_files", "sort_rows"]
+__all__ = ["COLUMNS", "Filter", "RolloutFile", "Row", "list_rollout_files", "parse_filter", "sort_rows"]
 
 NUMBERS = ("step", "draw", "index", "reward", "advantage", "tokens")
 WORDS = ("kind", "domain", "verdict", "status", "finish", "correct", "engine", "id")
@@ -66,8 +66,8 @@ _CLOSED = {
 """Columns with a fixed set of values."""
 
 
-class _Read(NamedTuple):
-    """The fields of a row that a list needs; `None` for missing ones."""
+class _RowFields(NamedTuple):
+    """Fields of a rollout that are read for the list of rollouts; `None` for missing ones."""
 
     step: int | None
     rollout_id: str | None
@@ -83,16 +83,16 @@ class _Read(NamedTuple):
     engine_id: str | None
 
 
-_READ = _Read._fields
+_READ = _RowFields._fields
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A rollout in a list."""
+    """A rollout in the list of rollouts."""
 
     file: RolloutFile
     number: int
-    """Number in its file, from 0."""
+    """Position of the rollout in its file, from 0."""
     values: dict[str, Any]
     """Values by the names in `COLUMNS`; `None` for missing ones."""
 
@@ -104,50 +104,51 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class RolloutFile:
-    """A file of rollouts: of a step, or of an evaluation."""
+    """A file with the rollouts of one step or one evaluation."""
 
     path: Path
     kind: Literal["train", "eval"]
     step: int
 
-    def beginnings(self, rows: Sequence[Row], longest: int) -> list[tuple[str, str]]:
-        """Return the beginnings of prompt and answer of some rows of this file.
+    def read_beginnings(self, rows: Sequence[Row], longest: int) -> list[tuple[str, str]]:
+        """Return the beginnings of the prompt and of the answer of each row in `rows`.
 
         Args:
             rows: rows of this file.
-            longest: maximum length of each text.
+            longest: maximum length of each string.
 
         Raises:
             UserError: the file is damaged, or was replaced.
         """
         places = [row.number for row in rows]
         with self._open() as file:
-            prompts, texts = (file.beginnings(places, name, longest) for name in _TEXTS)
+            prompts, texts = (file.read_beginnings(places, name, longest) for name in _TEXTS)
         return list(zip(prompts, texts, strict=True))
 
-    def rows(self, wanted: Filter) -> Iterator[Row]:
+    def read_rows(self, wanted: Filter) -> Iterator[Row]:
         """Yield the rows that match a filter.
 
         Raises:
             UserError: the file is damaged, or was not written by a run.
         """
 
-        if not wanted.may_take({"kind": self.kind, "step": self.step}):
+        # The name of a file decides its kind and step: files that cannot match are not opened.
+        if not wanted.may_match({"kind": self.kind, "step": self.step}):
             return
         with self._open() as file:
             lengths = next((name for name in ("num_tokens", "policy_versions") if name in file.names), "token_ids")
             start = 0
-            for portion in file.portions({*_READ, *(_TEXTS if wanted.words else ()), lengths}):
-                hits = _hits(portion, wanted.words)
-                made = _lengths(portion, lengths)
-                columns = (_column(portion, name) for name in _READ)
-                for place, row in enumerate(starmap(_Read, zip(*columns, strict=True))):
-                    values = self._values(row, made[place])
-                    if hits[place] and wanted.may_take(values):
+            for portion in file.iter_batches({*_READ, *(_TEXTS if wanted.words else ()), lengths}):
+                hits = _find_words(portion, wanted.words)
+                made = _count_tokens(portion, lengths)
+                columns = (_read_column(portion, name) for name in _READ)
+                for place, row in enumerate(starmap(_RowFields, zip(*columns, strict=True))):
+                    values = self._build_values(row, made[place])
+                    if hits[place] and wanted.may_match(values):
                         yield Row(self, start + place, values)
                 start += portion.num_rows
 
-    def _values(self, row: _Read, tokens: int | None) -> dict[str, Any]:
+    def _build_values(self, row: _RowFields, tokens: int | None) -> dict[str, Any]:
         return {
             "step": self.step if row.step is None else row.step,
             "draw": row.draw_id,
@@ -165,66 +166,69 @@ class RolloutFile:
             "id": row.rollout_id,
         }
 
-    def rollout(self, number: int, *, tokens: bool = False) -> dict[str, Any]:
-        """Return the readable values of one rollout; with `tokens`, its tokens instead.
+    def read_rollout(self, number: int, *, tokens: bool = False) -> dict[str, Any]:
+        """Return text and scores of rollout `number` in this file, by column; with `tokens`, the token columns instead.
 
         Raises:
-            UserError: as `rows`; or the file has become shorter, for example after a resume.
+            UserError: as `read_rows`; or the file has become shorter, for example after a resume.
         """
         columns = _TOKENS if tokens else _IN_FULL
         with self._open() as file:
-            return dict.fromkeys(columns) | file.rows([number], columns)[0]
+            return dict.fromkeys(columns) | file.read_rows([number], columns)[0]
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[RolloutTable]:
-        with open_rollout_table(SafeDirectory(self.path.parent.parent), self.path.name) as file:
+    def _open(self) -> Iterator[RolloutReader]:
+        with open_rollout_file(SafeDirectory(self.path.parent.parent), self.path.name) as file:
             if "rollout_id" not in file.names:
                 raise RunDirectoryError(
-                    f"'{self.path}' holds no rollouts that can be read: it has no column 'rollout_id'."
+                    f"the rollouts in '{self.path}' cannot be read: the column 'rollout_id' is missing."
                 )
             yield file
 
 
-def _in_both(portion: pa.RecordBatch, names: Sequence[str]) -> list[str]:
+def _select_existing(portion: pa.RecordBatch, names: Sequence[str]) -> list[str]:
     return [name for name in names if name in portion.schema.names]
 
 
-def _column(portion: pa.RecordBatch, name: str) -> list[Any]:
-    """Return a column as plain values, shape [R]; rows with the same text share one object."""
+def _read_column(portion: pa.RecordBatch, name: str) -> list[Any]:
+    """Return the values of a column, one per row; `None` for all if it is missing. Equal texts share one object."""
     import pyarrow as pa
 
     if name not in portion.schema.names:
         return [None] * portion.num_rows
-    written = rollout_schema().field(name).type
+    written = build_rollout_schema().field(name).type
     if not (pa.types.is_string(written) or pa.types.is_dictionary(written)):
-        return as_written(portion.select([name])).column(0).to_pylist()
-    codes, texts = distinct(portion.column(name))
+        return cast_to_schema(portion.select([name])).column(0).to_pylist()
+    codes, texts = factorize_texts(portion.column(name))
     values = [*texts.to_pylist(), None]
     return [values[code] for code in codes.tolist()]
 
 
-def _hits(portion: pa.RecordBatch, words: Sequence[str]) -> np.ndarray:
-    """Return whether each word occurs in the prompt or text, shape [R]."""
+def _find_words(portion: pa.RecordBatch, words: Sequence[str]) -> np.ndarray:
+    """Return, for each row, whether every word occurs in the prompt or the answer, shape [R]."""
     found = np.ones(portion.num_rows, bool)
     for word in words:
-        texts = [holding(portion.column(name), word) for name in _in_both(portion, _TEXTS)]
+        texts = [contains_text(portion.column(name), word) for name in _select_existing(portion, _TEXTS)]
         found &= np.logical_or.reduce(texts) if texts else np.zeros(portion.num_rows, bool)
     return found
 
 
-def _lengths(portion: pa.RecordBatch, name: str) -> list[int | None]:
-    """Return the number of tokens of each answer, shape [R], from a column of numbers, or of lists in older files."""
+def _count_tokens(portion: pa.RecordBatch, name: str) -> list[int | None]:
+    """Return the number of tokens of each answer, shape [R]; `None` for all if there is no column `name`.
+
+    The column holds numbers, or in older files lists, whose lengths are returned.
+    """
     if name not in portion.schema.names:
         return [None] * portion.num_rows
-    column = as_written(portion.select([name])).column(0)
-    return column.to_pylist() if name == "num_tokens" else compute().list_value_length(column).to_pylist()
+    column = cast_to_schema(portion.select([name])).column(0)
+    return column.to_pylist() if name == "num_tokens" else get_arrow_compute().list_value_length(column).to_pylist()
 
 
-def rollout_files(directory: Path) -> list[RolloutFile]:
+def list_rollout_files(directory: Path) -> list[RolloutFile]:
     """Return the files of a run's `rollouts/`, the newest step first, each step's evaluation after its rollouts."""
     found = []
-    for name in SafeDirectory(directory.parent).stamps(directory.name):
-        if (place := place_of(name)) and not (directory / name).is_dir():
+    for name in SafeDirectory(directory.parent).list_stamps(directory.name):
+        if (place := parse_file_name(name)) and not (directory / name).is_dir():
             found.append(RolloutFile(directory / name, "eval" if place[1] == "eval" else "train", place[0]))
     return sorted(found, key=lambda file: (-file.step, file.kind != "train"))
 
@@ -237,8 +241,8 @@ class Filter:
     words: tuple[str, ...] = ()
     """Words in lower case."""
 
-    def may_take(self, known: dict[str, Any]) -> bool:
-        """Return whether a rollout could match if only these values of it are known."""
+    def may_match(self, known: dict[str, Any]) -> bool:
+        """Return whether all conditions on the columns in `known` hold; conditions on other columns are ignored."""
         return all(holds(known[name]) for name, holds in self.conditions if name in known)
 
 
@@ -251,7 +255,7 @@ def parse_filter(text: str) -> Filter:
     try:
         parts = shlex.split(text)
     except ValueError:
-        raise UserError(f"the filter {text!r} has a quotation mark without its other half.") from None
+        raise UserError(f"the filter {text!r} has an unclosed quotation mark.") from None
     conditions, words = [], []
     for part in parts:
         match = _CONDITION.fullmatch(part)
@@ -260,33 +264,44 @@ def parse_filter(text: str) -> Filter:
             continue
         name, sign, value = match.groups()
         if name not in COLUMNS:
-            raise UserError(f"rollouts have no '{name}'.{did_you_mean(name, COLUMNS)} They have: {', '.join(COLUMNS)}.")
+            raise UserError(f"unknown column '{name}'.{did_you_mean(name, COLUMNS)} Known: {', '.join(COLUMNS)}.")
         if sign == "=" and any(part != other and other.startswith(f"{name}=") for other in parts):
-            raise UserError(f"'{name}=' is written twice, and no rollout can be both: keep one, or write a range.")
-        conditions.append((name, _number(name, sign, value) if name in NUMBERS else _word(name, sign, value)))
+            raise UserError(
+                f"the filter has several conditions `{name}=…`: keep one of them, or give a range such as {name}=3..7."
+            )
+        conditions.append(
+            (
+                name,
+                _parse_number_condition(name, sign, value)
+                if name in NUMBERS
+                else _parse_word_condition(name, sign, value),
+            )
+        )
     return Filter(tuple(conditions), tuple(words))
 
 
-def _number(name: str, sign: str, value: str) -> Callable[[Any], bool]:
+def _parse_number_condition(name: str, sign: str, value: str) -> Callable[[Any], bool]:
     try:
         low, high = (float(end) for end in (value.split("..") if ".." in value else (value, value)))
     except ValueError:
-        raise UserError(f"'{name}{sign}{value}': {name} is a number: write {name}>0.5, or {name}=3..7.") from None
+        raise UserError(f"'{name}{sign}{value}': {name} must be a number, as in {name}>0.5 or {name}=3..7.") from None
     if math.isnan(low) or math.isnan(high):
-        raise UserError(f"'{name}{sign}{value}': nothing compares with NaN. Write {name}>0.5, or {name}=3..7.")
+        raise UserError(
+            f"'{name}{sign}{value}': NaN cannot be compared; use a number, as in {name}>0.5 or {name}=3..7."
+        )
     if low == high:
         return lambda found: found is not None and _OPERATORS[sign](found, low)
     if sign not in ("=", "!="):
-        raise UserError(f"'{name}{sign}{value}': a range goes with = or !=: write {name}={value}.")
+        raise UserError(f"'{name}{sign}{value}': a range must follow = or !=, as in {name}={value}.")
     return lambda found: found is not None and (low <= found <= high) is (sign == "=")
 
 
-def _word(name: str, sign: str, value: str) -> Callable[[Any], bool]:
+def _parse_word_condition(name: str, sign: str, value: str) -> Callable[[Any], bool]:
     if sign not in ("=", "!="):
-        raise UserError(f"'{name}{sign}{value}': {name} is no number: write {name}=… or {name}!=….")
+        raise UserError(f"'{name}{sign}{value}': {name} is not a number: use {name}=… or {name}!=….")
     if value not in _CLOSED.get(name, (value,)):
         raise UserError(
-            f"'{name}{sign}{value}': {name} is {' or '.join(_CLOSED[name])}.{did_you_mean(value, _CLOSED[name])}"
+            f"'{name}{sign}{value}': {name} must be {' or '.join(_CLOSED[name])}.{did_you_mean(value, _CLOSED[name])}"
         )
     return lambda found: ((found or "") == value) is (sign == "=")
 
@@ -299,11 +314,11 @@ def sort_rows(rows: Sequence[Row], column: str) -> list[Row]:
     """
     name = column.removeprefix("-")
     if name not in COLUMNS:
-        raise UserError(f"rollouts have no '{name}'.{did_you_mean(name, COLUMNS)} They have: {', '.join(COLUMNS)}.")
+        raise UserError(f"unknown column '{name}'.{did_you_mean(name, COLUMNS)} Known: {', '.join(COLUMNS)}.")
     with_value = [row for row in rows if _is_value(row.values[name])]
     with_value.sort(key=lambda row: row.values[name], reverse=column.startswith("-"))
     return [*with_value, *(row for row in rows if not _is_value(row.values[name]))]
 
 
 def _is_value(value: Any) -> bool:
-    return value is not None and value == value
+    return value is not None and value == value  # NaN differs from itself

@@ -1,6 +1,6 @@
 """The full screen of `roll view`, with Textual: a list of rollouts, a whole rollout, its group, its tokens.
 
-    files ──► a thread reads them, newest first ──► the list ──(Enter, g, t)──► a screen for what is chosen
+    files ──► a thread reads them, newest first ──► the list ──(Enter, g, t)──► a screen for the selected rollout
 
 Invariants: a model's text is shown as `Text` of printable characters, so neither escape sequences nor markup in it have
 an effect; only the first part of a long text is shown; the run's files are only read.
@@ -21,33 +21,35 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 from textual.worker import get_current_worker
 
-from roll.cli.viewing.cells import LISTED, list_cells
-from roll.cli.viewing.index import Filter, Row, parse_filter, rollout_files, sort_rows
+from roll.cli.viewing.cells import LISTED, format_cells
+from roll.cli.viewing.index import Filter, Row, list_rollout_files, parse_filter, sort_rows
 from roll.cli.viewing.tokens import TokenScreen
 from roll.errors import UserError
+from roll.media.stored import describe_images
 from roll.tracking import RunDirectory
-from roll.tracking.visible import printable, shorten
+from roll.tracking.reading.files import SafeDirectory
+from roll.tracking.visible import escape_controls, shorten
 
 __all__ = ["RolloutApp"]
 
 MOST_ROWS = 20_000
 """Maximum number of rows of a list; a filter finds the rest."""
-MOST_ATTEMPTS = 256
+MAX_ATTEMPTS = 256
 """Maximum number of attempts of a group."""
-MOST_CHARACTERS = 20_000
-"""Maximum length of one text."""
+MAX_CHARACTERS = 20_000
+"""Maximum number of characters shown of one prompt or answer."""
 HELP = """\
-Enter     the rollout in full           g   its group, side by side
-t         its tokens                    /   filter
+Enter     show the whole rollout        g   show the group side by side
+t         show the tokens               /   filter
 s         sort by the next column       r   read the files again
-Escape    back                          q   leave
+Escape    back                          q   quit
 
-Filters   reward>0.5  step=3..7  tokens>=200  correct=no  verdict=wrong  domain=math  kind=eval  "words of it"
+Filters   reward>0.5  step=3..7  tokens>=200  correct=no  verdict=wrong  domain=math  kind=eval  "some words"
 Columns   step draw index reward advantage tokens kind domain verdict status finish correct engine id"""
 
 
 class RolloutApp(App[None]):
-    """The list, and the screens that open from it."""
+    """The application: a list of rollouts, and the screens that open from it."""
 
     CSS = """
     #filter { display: none; }
@@ -87,20 +89,20 @@ class RolloutApp(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        table = self._list
+        table = self._table
         for name in LISTED:
             table.add_column(name, key=name)
         table.focus()
         self.action_reload()
 
     @property
-    def _list(self) -> DataTable[Text]:
+    def _table(self) -> DataTable[Text]:
         return self.screen_stack[0].query_one("#list", DataTable)
 
     @property
-    def chosen(self) -> Row | None:
-        """The row under the cursor."""
-        place = self._list.cursor_row
+    def current_row(self) -> Row | None:
+        """The row under the cursor, or `None` if the list is empty."""
+        place = self._table.cursor_row
         return self.rows[place] if 0 <= place < len(self.rows) else None
 
     def action_reload(self) -> None:
@@ -112,79 +114,80 @@ class RolloutApp(App[None]):
             self._show_status()
             return
         self.problem, self.rows, self._complete = "", [], False
-        self._list.clear()
+        self._table.clear()
         self._read(wanted)
 
+    # exclusive: reading for a new filter cancels the earlier one.
     @work(thread=True, exclusive=True)
     def _read(self, wanted: Filter) -> None:
         worker = get_current_worker()
         count = 0
-        for file in rollout_files(self.directory.rollouts_dir):
+        for file in list_rollout_files(self.directory.rollouts_dir):
             try:
-                found = list(itertools.islice(file.rows(wanted), MOST_ROWS - count))
+                found = list(itertools.islice(file.read_rows(wanted), MOST_ROWS - count))
             except UserError as error:
-                self.call_from_thread(self._failed, str(error))
+                self.call_from_thread(self._show_problem, str(error))
                 continue
             count += len(found)
             if worker.is_cancelled:
                 return
-            self.call_from_thread(self._add, found)
+            self.call_from_thread(self._add_rows, found)
             if count >= MOST_ROWS:
                 break
         if not worker.is_cancelled:
-            self.call_from_thread(self._all_read)
+            self.call_from_thread(self._finish_reading)
 
-    def _failed(self, problem: str) -> None:
+    def _show_problem(self, problem: str) -> None:
         self.problem = problem
         self._show_status()
 
-    def _add(self, rows: Sequence[Row]) -> None:
+    def _add_rows(self, rows: Sequence[Row]) -> None:
         self.rows += rows
-        for cells in list_cells(rows):
-            self._list.add_row(*cells)
+        for cells in format_cells(rows):
+            self._table.add_row(*cells)
         self._show_status()
 
-    def _all_read(self) -> None:
+    def _finish_reading(self) -> None:
         self._complete = True
-        self._arrange()
+        self._sort_rows()
 
-    def _arrange(self) -> None:
+    def _sort_rows(self) -> None:
         """Sort the rows by the selected column."""
         if self._order:
             rows, self.rows = sort_rows(self.rows, self._order), []
-            self._list.clear()
-            self._add(rows)
+            self._table.clear()
+            self._add_rows(rows)
         self._show_status()
 
     def _show_status(self) -> None:
         if self.problem:
-            text = Text(printable(self.problem), style="bold red")
+            text = Text(escape_controls(self.problem), style="bold red")
         else:
             more = "" if self._complete else ", reading"
-            more = f", the newest {MOST_ROWS}: filter for others" if len(self.rows) >= MOST_ROWS else more
-            order = f", by {self._order}" if self._order else ""
-            text = Text(f"{printable(self.directory.name)}: {len(self.rows)} rollouts{order}{more}")
+            more = f", only the newest {MOST_ROWS}: use a filter for others" if len(self.rows) >= MOST_ROWS else more
+            order = f", sorted by {self._order}" if self._order else ""
+            text = Text(f"{escape_controls(self.directory.name)}: {len(self.rows)} rollouts{order}{more}")
         self.screen_stack[0].query_one("#status", Static).update(text)
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
-        if event.data_table.id == "list" and (row := self.chosen) is not None:
-            self._preview(row)
+        if event.data_table.id == "list" and (row := self.current_row) is not None:
+            self._show_preview(row)
 
     @work(thread=True, exclusive=True, group="preview")
-    def _preview(self, row: Row) -> None:
-        text = self._described(row)
+    def _show_preview(self, row: Row) -> None:
+        text = self._describe_row(row)
         if not get_current_worker().is_cancelled:
             self.call_from_thread(self.screen_stack[0].query_one("#text", Static).update, text)
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
-        if event.data_table.id == "list" and (row := self.chosen) is not None:
-            self.push_screen(_Reading([self._described(row)]))
+        if event.data_table.id == "list" and (row := self.current_row) is not None:
+            self.push_screen(_TextScreen([self._describe_row(row)]))
 
-    def _described(self, row: Row) -> Text:
+    def _describe_row(self, row: Row) -> Text:
         try:
-            return describe_rollout(row.file.rollout(row.number))
+            return describe_rollout(row.file.read_rollout(row.number), SafeDirectory(self.directory.path))
         except UserError as error:
-            return Text(printable(str(error)), style="bold red")
+            return Text(escape_controls(str(error)), style="bold red")
 
     def action_filter(self) -> None:
         """Let the user type a filter."""
@@ -197,7 +200,7 @@ class RolloutApp(App[None]):
     def on_input_submitted(self, event: Input.Submitted) -> None:
         self._sought = event.value
         event.input.remove_class("open")
-        self._list.focus()
+        self._table.focus()
         self.action_reload()
 
     def action_sort(self) -> None:
@@ -207,35 +210,35 @@ class RolloutApp(App[None]):
         orders = ["", "-reward", "reward", "-tokens", "tokens", "-advantage", "advantage", "-step", "step", "verdict"]
         self._order = orders[(orders.index(self._order) + 1) % len(orders)] if self._order in orders else ""
         if self._order:
-            self._arrange()
+            self._sort_rows()
         else:
             self.action_reload()
 
     def action_group(self) -> None:
         """Show all attempts at the prompt of the current row."""
-        if (row := self.chosen) is None or len(self.screen_stack) > 1:
+        if (row := self.current_row) is None or len(self.screen_stack) > 1:
             return
         try:
-            same = (other for other in row.file.rows(Filter()) if other.group == row.group)
-            attempts = list(itertools.islice(same, MOST_ATTEMPTS))
+            same = (other for other in row.file.read_rows(Filter()) if other.group == row.group)
+            attempts = list(itertools.islice(same, MAX_ATTEMPTS))
         except UserError as error:  # the file was deleted or changed after it was listed
-            self._failed(str(error))
+            self._show_problem(str(error))
             return
-        self.push_screen(_Reading([self._described(attempt) for attempt in sort_rows(attempts, "index")]))
+        self.push_screen(_TextScreen([self._describe_row(attempt) for attempt in sort_rows(attempts, "index")]))
 
     def action_tokens(self) -> None:
         """Show the tokens of the current row."""
-        if (row := self.chosen) is not None and len(self.screen_stack) == 1:
+        if (row := self.current_row) is not None and len(self.screen_stack) == 1:
             self.push_screen(TokenScreen(self.directory, row))
 
     def action_help(self) -> None:
         """Show all keys."""
         if len(self.screen_stack) == 1:
-            self.push_screen(_Reading([Text(HELP)]))
+            self.push_screen(_TextScreen([Text(HELP)]))
 
 
-class _Reading(Screen[None]):
-    """Texts side by side."""
+class _TextScreen(Screen[None]):
+    """A screen with one or more columns of text side by side."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "app.pop_screen", "Back"),
@@ -258,22 +261,23 @@ class _Reading(Screen[None]):
         yield Footer()
 
 
-def describe_rollout(rollout: dict[str, Any]) -> Text:
-    """Format a whole rollout, without markup or control characters."""
+def describe_rollout(rollout: dict[str, Any], run: SafeDirectory | None = None) -> Text:
+    """Format a whole rollout, without markup or control characters; with a run, its images show their size."""
     text = Text()
     facts = ("step", "rollout_id", "reward", "correct", "advantage", "verdict", "finish_reason", "status", "cause")
     for name in facts:
         value = rollout.get(name)
         if value not in (None, ""):
-            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
-            text.append(f"{name} ", style="dim").append(f"{shorten(shown, 500)}  ")
+            text_value = f"{value:.4g}" if isinstance(value, float) else str(value)
+            text.append(f"{name} ", style="dim").append(f"{shorten(text_value, 500)}  ")
     for name, value in rollout.get("components") or ():
         text.append(f"{shorten(str(name), 60)} ", style="dim").append("–  " if value is None else f"{value:.3g}  ")
     for message in filter(None, rollout.get("messages") or ()):
         text.append(f"\n\n{shorten(str(message['role']), 40)}\n", style="bold blue")
-        text.append(shorten(message["content"] or "", MOST_CHARACTERS))
+        content = shorten(message["content"] or "", MAX_CHARACTERS)
+        text.append(content if run is None else describe_images(run, content))
     text.append("\n\nanswer of the model\n", style="bold green")
-    text.append(shorten(rollout.get("text") or "", MOST_CHARACTERS))
+    text.append(shorten(rollout.get("text") or "", MAX_CHARACTERS))
     if rollout.get("answer"):
-        text.append("\n\nreference\n", style="bold yellow").append(shorten(rollout["answer"], MOST_CHARACTERS))
+        text.append("\n\nreference\n", style="bold yellow").append(shorten(rollout["answer"], MAX_CHARACTERS))
     return text

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roll.cli.viewing.cells import LISTED, list_cells
-from roll.cli.viewing.index import Filter, RolloutFile, Row, parse_filter, rollout_files, sort_rows
+from roll.cli.viewing.cells import LISTED, format_cells
+from roll.cli.viewing.index import Filter, RolloutFile, Row, list_rollout_files, parse_filter, sort_rows
 from roll.errors import UserError
 from roll.tracking import RunDirectory
 
@@ -21,7 +21,7 @@ __all__ = ["show_rollouts"]
 
 WIDTH = 220
 """Width of a table in characters: enough for the beginnings of prompt and answer."""
-_AT_ONCE = 10_000
+_SORT_BATCH_SIZE = 10_000
 """Number of rows that are sorted together."""
 
 
@@ -33,36 +33,38 @@ def show_rollouts(path: str, filters: str, sort: str, *, plain: bool, limit: int
     """
     run = RunDirectory.open(path)
     wanted = parse_filter(filters)
-    sort_rows([], sort or "step")
-    files = rollout_files(run.rollouts_dir)
+    sort_rows([], sort or "step")  # rejects an unknown column before any file is read
+    files = list_rollout_files(run.rollouts_dir)
     if run.rollouts_dir.is_symlink():
-        raise UserError(f"'{run.rollouts_dir}' is a link, which is not followed: give the run that holds the files.")
+        raise UserError(f"'{run.rollouts_dir}' is a link, and links are not followed: give the run that has the files.")
     if not files:
         raise UserError(f"run '{path}' has no rollouts yet, or was trained with tracking.rollouts=false.")
     if not plain and sys.stdin.isatty() and sys.stdout.isatty():
         try:
             from roll.cli.viewing.screen import RolloutApp
         except ImportError:
-            click.echo("The package 'textual' is not here (pip install textual): a table in its place.", err=True)
+            click.echo("Printing a table, because 'textual' is not installed (pip install textual).", err=True)
         else:
             RolloutApp(run, filters, sort).run()
             return
-    rows, damaged = _rows(files, wanted, sort, limit)
+    rows, damaged = _read_rows(files, wanted, sort, limit)
     if len(damaged) == len(files):
         raise damaged[0]
     for error in damaged:
-        click.echo(f"Left out: {error}", err=True)
-    click.echo(_table(rows))
+        click.echo(f"Skipped: {error}", err=True)
+    click.echo(_format_table(rows))
 
 
-def _rows(files: Sequence[RolloutFile], wanted: Filter, sort: str, limit: int) -> tuple[list[Row], list[UserError]]:
-    """Return the first `limit` matching rows, newest files first or sorted by a column, and errors of damaged files."""
+def _read_rows(
+    files: Sequence[RolloutFile], wanted: Filter, sort: str, limit: int
+) -> tuple[list[Row], list[UserError]]:
+    """Return the first `limit` matching rows, newest files first or sorted by `sort`, and errors of damaged files."""
     rows: list[Row] = []
     damaged: list[UserError] = []
     for file in files:
-        found = file.rows(wanted)
+        found = file.read_rows(wanted)
         try:
-            while more := list(itertools.islice(found, _AT_ONCE if sort else limit - len(rows))):
+            while more := list(itertools.islice(found, _SORT_BATCH_SIZE if sort else limit - len(rows))):
                 rows = sort_rows([*rows, *more], sort)[:limit] if sort else [*rows, *more]
         except UserError as error:
             damaged.append(error)
@@ -71,13 +73,13 @@ def _rows(files: Sequence[RolloutFile], wanted: Filter, sort: str, limit: int) -
     return rows, damaged
 
 
-def _table(rows: list[Row]) -> str:
+def _format_table(rows: list[Row]) -> str:
     table = Table(box=None, header_style="", padding=(0, 2, 0, 0))
     for name in LISTED:
         table.add_column(name, overflow="ellipsis", no_wrap=True)
-    for cells in list_cells(rows):
+    for cells in format_cells(rows):
         table.add_row(*cells)
     screen = Console(file=io.StringIO(), width=WIDTH, force_terminal=False, color_system=None)
-    screen.print(table if rows else Text("No rollout is like that."))
+    screen.print(table if rows else Text("No rollout matches the filter."))
     assert isinstance(screen.file, io.StringIO)
     return "\n".join(line.rstrip() for line in screen.file.getvalue().rstrip().splitlines())

@@ -17,17 +17,17 @@ from textual.widgets import DataTable, Footer, Static
 from roll.cli.viewing.index import Row
 from roll.errors import RollError
 from roll.tracking import RunDirectory
-from roll.tracking.visible import printable
+from roll.tracking.visible import escape_controls
 
 __all__ = ["TokenScreen"]
 
-MOST_TOKENS = 5000
+MAX_TOKENS = 5000
 """Maximum number of tokens of one rollout, from its beginning."""
 _COLUMNS = ("#", "token", "id", "log-prob", "probability", "version")
 
 
 class TokenScreen(Screen[None]):
-    """Each token with its log-prob, red if it was unlikely, and the policy version that generated it."""
+    """A screen with a row per token: its log-prob, red if it was unlikely, and the policy version that generated it."""
 
     CSS = "#about { height: 1; padding: 0 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -55,33 +55,35 @@ class TokenScreen(Screen[None]):
     @work(thread=True)
     def _read(self) -> None:
         try:
-            rollout = self._row.file.rollout(self._row.number, tokens=True)
-            decode, problem = _token_decoder(self._directory)
+            rollout = self._row.file.read_rollout(self._row.number, tokens=True)
+            decode, problem = _load_token_decoder(self._directory)
         except RollError as error:
             self.app.call_from_thread(self._show, [], str(error))
             return
         ids = rollout.get("token_ids") or []
-        lines = token_lines(rollout, decode)
-        said = f"{len(ids)} tokens" + (f", the first {MOST_TOKENS} of them" if len(ids) > MOST_TOKENS else "")
+        lines = format_tokens(rollout, decode)
+        said = f"{len(ids)} tokens" + (f", of which the first {MAX_TOKENS} are shown" if len(ids) > MAX_TOKENS else "")
         self.app.call_from_thread(self._show, lines, f"{said}. {problem}")
 
     def _show(self, lines: list[list[Text]], about: str) -> None:
         table = self.query_one("#tokens", DataTable)
         for line in lines:
             table.add_row(*line)
-        self.query_one("#about", Static).update(Text(printable(about)))
+        self.query_one("#about", Static).update(Text(escape_controls(about)))
 
 
-def token_lines(rollout: dict[str, Any], decode: Callable[[int], str]) -> list[list[Text]]:
-    """Return the cells of each token, for the first `MOST_TOKENS`."""
-    ids = (rollout.get("token_ids") or [])[:MOST_TOKENS]
+def format_tokens(rollout: dict[str, Any], decode: Callable[[int], str]) -> list[list[Text]]:
+    """Return one row of cells per token (position, text, id, log-prob, probability, policy version), for at most
+    `MAX_TOKENS` tokens.
+    """
+    ids = (rollout.get("token_ids") or [])[:MAX_TOKENS]
     logprobs, versions = rollout.get("logprobs") or [], rollout.get("policy_versions") or []
     lines = []
     for place, token in enumerate(ids):
-        logprob = _number(logprobs, place)
+        logprob = _get_number(logprobs, place)
         share = math.exp(min(0.0, logprob)) if logprob == logprob else math.nan
         style = "bold red" if share < 0.05 else "yellow" if share < 0.5 else ""
-        text = printable(decode(token)).replace("\n", "⏎").replace("\t", "⇥")
+        text = escape_controls(decode(token)).replace("\n", "⏎").replace("\t", "⇥")
         lines.append(
             [
                 Text(str(place), style="dim"),
@@ -95,30 +97,33 @@ def token_lines(rollout: dict[str, Any], decode: Callable[[int], str]) -> list[l
     return lines
 
 
-def _number(values: Sequence[float | None], place: int) -> float:
+def _get_number(values: Sequence[float | None], place: int) -> float:
     value = values[place] if place < len(values) else None
     return math.nan if value is None else value
 
 
-def _token_decoder(run: RunDirectory) -> tuple[Callable[[int], str], str]:
-    """Return a function that decodes one token, and why the run's tokenizer is missing, if it is. Downloads nothing."""
+def _load_token_decoder(run: RunDirectory) -> tuple[Callable[[int], str], str]:
+    """Return a function that decodes one token, and an empty note.
+
+    Without a tokenizer on this machine, the function returns the id as text, and the note has the reason.
+    """
     try:
-        found = run.tokenizer_path if run.tokenizer_path.is_file() else _tokenizer_of_model(run)
+        found = run.tokenizer_path if run.tokenizer_path.is_file() else _find_model_tokenizer(run)
     except RollError as error:
-        return str, f"Tokens are shown by their numbers: {error}"
+        return str, f"Only token ids are shown: {error}"
     if found is None:
-        return str, "Tokens are shown by their numbers: neither the run's tokenizer.json nor its model's is here."
+        return str, "Only token ids are shown: neither the run nor the model has a tokenizer.json on this machine."
     from tokenizers import Tokenizer
 
     try:
         tokenizer = Tokenizer.from_file(str(found))
     except Exception as error:  # `tokenizers` raises plain exceptions for damaged files
-        return str, f"Tokens are shown by their numbers: the tokenizer cannot be read ({error})."
+        return str, f"Only token ids are shown: the tokenizer cannot be read ({error})."
     return lambda token: tokenizer.decode([token], skip_special_tokens=False), ""
 
 
-def _tokenizer_of_model(run: RunDirectory) -> Path | None:
-    """Return the tokenizer of the model of a run that saved none: an older run, or one without a fast tokenizer."""
+def _find_model_tokenizer(run: RunDirectory) -> Path | None:
+    """Return the tokenizer file of the model in the run's configuration, or `None` if it is not on this machine."""
     from roll.config.document import read
     from roll.models.resolve import find_model
 

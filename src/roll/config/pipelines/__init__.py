@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, TypeVar, cast
 
 from roll.config.run import RunConfig
-from roll.errors import ConfigError, one_line_error, raised_at
+from roll.errors import ConfigError, find_raise_location, one_line_error
 from roll.extensions import ExtensibleRegistry
 from roll.process_environment import prepare_environment
 from roll.user_code import check_call, load_function
@@ -19,12 +19,11 @@ __all__ = ["DEFAULT_PIPELINE", "PIPELINES", "PipelineRegistry"]
 T = TypeVar("T")
 
 _CALLED_WITH = {"check": ("config",), "open": ("config", "session"), "facts": ("config", "at"), "evaluate": ("config",)}
-"""Arguments of the functions that a pipeline of the user's own has."""
+"""Arguments of the functions of a user's own pipeline."""
 
 
 class PipelineRegistry(ExtensibleRegistry[T]):
-    """One part of every pipeline, by the pipeline's name. The pipelines of this package have their parts in separate
-    modules.
+    """Registry of one part of every pipeline, such as its configuration class, by the pipeline's name.
 
     Args:
         entries: import paths of that part, by name.
@@ -43,21 +42,23 @@ class PipelineRegistry(ExtensibleRegistry[T]):
         """
         if name in self._entries:
             return super().get(name)
-        own = _own_pipeline(self.path(name))
+        own = _build_user_pipeline(self.path(name))
         return cast(T, own if self._part is None else getattr(own, self._part))
 
 
-def _own_pipeline(path: str) -> Any:
-    """Build a user's own pipeline."""
+def _build_user_pipeline(path: str) -> Any:
+    """Import the user's pipeline class at `path`, and return an instance of it once all of its members are checked."""
     prepare_environment()  # its file imports torch
     factory = load_function(path, "pipeline")
     check_call(factory, f"pipeline '{path}'")
     try:
         pipeline = factory()
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"pipeline '{path}' cannot be built ({raised_at(error)}): {one_line_error(error)}") from error
+        raise ConfigError(
+            f"pipeline '{path}' cannot be built ({find_raise_location(error)}): {one_line_error(error)}"
+        ) from error
     if missing := [part for part in ("config", "state", *_CALLED_WITH) if not hasattr(pipeline, part)]:
-        raise ConfigError(f"pipeline '{path}' lacks {', '.join(missing)}: docs/python.md says what each is.")
+        raise ConfigError(f"pipeline '{path}' lacks {', '.join(missing)}: docs/python.md describes each member.")
     if not (isinstance(pipeline.config, type) and issubclass(pipeline.config, RunConfig)):
         raise ConfigError(f"pipeline '{path}': its `config` must be a subclass of roll.config.run.RunConfig.")
     for part, arguments in _CALLED_WITH.items():
@@ -68,6 +69,7 @@ def _own_pipeline(path: str) -> Any:
 PIPELINES: PipelineRegistry[type[RunConfig]] = PipelineRegistry(
     {
         "agentic": "roll.config.pipelines.agentic:CONFIG",
+        "diffusion": "roll.config.pipelines.diffusion:CONFIG",
         "distill": "roll.config.pipelines.distill:CONFIG",
         "preference_online": "roll.config.pipelines.preference_online:CONFIG",
         "distill_offline": "roll.config.pipelines.distill_offline:CONFIG",

@@ -14,10 +14,17 @@ __all__ = ["CONFIG", "AgenticConfig", "AnchorsConfig", "CurriculumConfig"]
 
 
 class CurriculumConfig(Section):
-    """Which environments are drawn more often: those that are solved half of the time, since they teach most."""
+    """A curriculum that draws environments more often if half of the episodes succeed, since these teach most."""
 
-    num_episodes: int = option(64, "Episodes of an environment over which its success rate is averaged, about.", ge=1)
-    min_share: float = option(0.1, "What an environment that always or never succeeds keeps of its weight.", gt=0, le=1)
+    num_episodes: int = option(
+        64, "Approximate number of episodes of an environment over which the success rate is averaged.", ge=1
+    )
+    min_share: float = option(
+        0.1,
+        "Share of the weight that an environment keeps if its episodes always or never succeed.",
+        gt=0,
+        le=1,
+    )
 
 
 class AnchorsConfig(Section):
@@ -30,34 +37,41 @@ class AnchorsConfig(Section):
 
     type: Literal["parallel", "rollback"] = option(
         "parallel",
-        "`parallel`: at several boundaries between turns side by side (parallelised initialisation). `rollback`: "
-        "before the last turn first, and a turn earlier each time that most rollouts succeed from there (sequential "
-        "rollback), at last from the beginning.",
+        "`parallel`: groups begin at several boundaries between turns concurrently (parallelized initialization). "
+        "`rollback`: groups first begin before the last turn, and one turn earlier whenever most rollouts succeed from "
+        "there (sequential rollback), finally at the prompt.",
     )
     share: float = option(
-        0.5, "Of an environment's groups, as many begin at anchors, once it has successful episodes.", gt=0, le=1
-    )
-    placement: Literal["even", "random"] = option(
-        "even", "`parallel`: evenly spread `num_anchors` boundaries, or any, drawn at random."
-    )
-    num_anchors: int = option(4, "`parallel` and `even`: how many of each episode, at most.", ge=1)
-    passed_at: float = option(
-        0.75,
-        "No more groups begin at an anchor once this share of the last `num_rollouts` rollouts from it succeeded.",
+        0.5,
+        "Share of an environment's groups that begin at anchors, once the environment has successful episodes.",
         gt=0,
         le=1,
     )
-    num_rollouts: int = option(8, "Rollouts over which success from an anchor is measured.", ge=1)
+    placement: Literal["even", "random"] = option(
+        "even", "`parallel`: whether anchors are `num_anchors` evenly spaced boundaries, or drawn from all boundaries."
+    )
+    num_anchors: int = option(4, "`parallel` and `even`: maximum number of anchors per episode.", ge=1)
+    passed_at: float = option(
+        0.75,
+        "Success rate over the last `num_rollouts` rollouts from an anchor, at or above which no more groups "
+        "begin there.",
+        gt=0,
+        le=1,
+    )
+    num_rollouts: int = option(8, "Number of rollouts over which success from an anchor is measured.", ge=1)
     rare_below: float = option(
-        0.5, "A success is kept where at most this share of its group, begun at the prompt, succeeded.", gt=0, le=1
+        0.5,
+        "Maximum success rate of a group that began at the prompt for its successful episodes to be kept.",
+        gt=0,
+        le=1,
     )
     num_kept: int = option(
-        32, "Successful episodes that are kept of each environment, at most; the oldest gives way.", ge=1
+        32, "Maximum number of kept episodes per environment; the oldest one is dropped first.", ge=1
     )
     demonstrations: str | None = option(
         None,
-        'JSONL file of successful episodes to begin with, each `{"seed": …, "actions": ["…", …]}`, with '
-        '`"environment"` where there are several; seeds are those of training episodes.',
+        'JSONL file of successful initial episodes, each `{"seed": …, "actions": ["…", …]}`, with `"environment"` if '
+        "there are several environments. The seeds must be those of training episodes.",
         examples=["demonstrations.jsonl"],
     )
 
@@ -65,76 +79,77 @@ class AnchorsConfig(Section):
 class AgenticConfig(ReinforcingConfig):
     """Reinforcement learning in environments: games, tools, worlds, or your own classes."""
 
-    pipeline: Literal["agentic"] = option("agentic", "Which pipeline runs.")
+    pipeline: Literal["agentic"] = option("agentic", "Name of the pipeline.")
     environments: list[EnvironmentData] = option(
         ...,
-        "Where episodes are played; several are mixed by weight within every step.",
+        "Environments in which episodes are played; several are mixed by weight within every step.",
         min_length=1,
         examples=[[{"environment": "game:GuessTheNumber-v0-easy", "num_turns": 4}]],
     )
     curriculum: CurriculumConfig | None = option(
-        None, "Let success rates decide how the environments are mixed, in addition to their weights."
+        None, "Curriculum: environments are mixed by success rates, in addition to weights."
     )
-
     anchors: AnchorsConfig | None = option(
-        None, "Let groups begin in the midst of successful episodes, where success is rare."
+        None, "Anchors: groups may begin inside successful episodes, for tasks in which success is rare."
     )
 
     @field_validator("environments")
     @classmethod
-    def _named_apart(cls, entries: list[EnvironmentData]) -> list[EnvironmentData]:
+    def _name_domains(cls, entries: list[EnvironmentData]) -> list[EnvironmentData]:
         names = [entry.domain or entry.environment.rpartition("/")[2] for entry in entries]
         entries = [entry.model_copy(update={"domain": name}) for entry, name in zip(entries, names, strict=True)]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"several environments are called {twice}: give each its own `domain`")
+            raise ValueError(f"several environments have the names {twice}: set a different `domain` for each")
         return entries
 
     @model_validator(mode="after")
-    def _as_far_as_it_goes(self) -> Self:
+    def _reject_unsupported_keys(self) -> Self:
         if self.tracking.record_rollouts:
             raise ValueError(
-                "tracking.record_rollouts keeps rollouts for `roll replay`, which cannot replay a run of the pipeline "
-                "agentic: set it to false"
+                "tracking.record_rollouts records rollouts for `roll replay`, which does not support the pipeline "
+                "agentic: set record_rollouts to false"
             )
         if self.rollout.agent is not None:
             raise ValueError(
-                "rollout.agent plays in ROLL's place, and no environment would be opened: remove it, or train the "
-                "agent with `pipeline: rlvr` and prompts in `data`"
+                "rollout.agent generates whole rollouts, so no environment would be used: remove rollout.agent, or "
+                "train the agent with `pipeline: rlvr` and prompts in `data`"
             )
         if self.curriculum is not None:
             if self.rollout.scheduling.domain_quotas:
                 raise ValueError(
-                    "curriculum changes how environments are mixed, but rollout.scheduling.domain_quotas keeps that as "
-                    "it is: remove the one or the other"
+                    "curriculum changes how environments are mixed, but rollout.scheduling.domain_quotas fixes the "
+                    "mixture: remove one of the two"
                 )
             if len(self.environments) == 1:
-                raise ValueError("curriculum mixes environments, but there is one alone: remove it, or add others")
+                raise ValueError(
+                    "curriculum mixes environments, but only one is configured: remove curriculum, or add environments"
+                )
         return self
 
     @model_validator(mode="after")
-    def _between_turns(self) -> Self:
+    def _check_anchors(self) -> Self:
         if self.anchors is None:
             return self
         if all(entry.num_turns == 1 for entry in self.environments):
             raise ValueError(
-                "anchors lie between turns, but every environment has num_turns 1: raise it, or remove anchors"
+                "anchors are between turns, but every environment has num_turns 1: raise num_turns, or remove anchors"
             )
         if self.rollout.loop:
             raise ValueError(
-                "anchors replay turns of episodes that ROLL plays itself, but rollout.loop plays them: remove the one "
-                "or the other"
+                "anchors replay turns of episodes that ROLL's own loop plays, but rollout.loop replaces that loop: "
+                "remove one of the two"
             )
         return self
 
     @property
     def has_demonstrations(self) -> bool:
-        """See `ReinforcingConfig`."""
+        """Whether there may be demonstrations to imitate: from the data, or from anchors."""
         return self.anchors is not None or super().has_demonstrations
 
     @property
     def data(self) -> list[EnvironmentData]:  # type: ignore[override]
-        """See `GeneratingConfig`."""
+        """The environments, which are the prompt sources of this pipeline."""
         return self.environments
 
 

@@ -9,9 +9,9 @@ from pydantic import model_validator
 from roll.config.base import option
 from roll.config.cluster import ClusterConfig, DeviceMapping, Devices, RoleDevices
 from roll.config.distillation import DistillationBase, DistillationConfig
-from roll.config.engines import EngineNeed
+from roll.config.engines import EngineRequirement
 from roll.config.online import OnlineConfig
-from roll.config.truncation import distillation_truncation_problem
+from roll.config.truncation import find_distillation_truncation_problem
 
 __all__ = ["CONFIG", "DistillConfig"]
 
@@ -21,13 +21,13 @@ class DistillDevices(DeviceMapping):
 
     teacher: Devices | None = option(
         None,
-        "Devices of the teachers: every teacher in a trainer has a rank on each, those in engines have "
-        "`inference.tensor_parallel` of them each; by default those of `actor_train`, or the first of `actor_infer`.",
+        "Devices of the teachers: a teacher in a trainer has one rank on each device, a teacher in an engine uses "
+        "`inference.tensor_parallel` of them; by default those of `actor_train`, or the first ones of `actor_infer`.",
     )
 
 
 class DistillCluster(ClusterConfig):
-    """Where roles run."""
+    """Placement of the roles."""
 
     device_mapping: DistillDevices = option(DistillDevices(), "Devices of each role.")
 
@@ -35,69 +35,71 @@ class DistillCluster(ClusterConfig):
 class DistillConfig(DistillationBase, OnlineConfig):
     """On-policy distillation (GKD, arXiv 2306.13649): the student answers, a teacher scores every token."""
 
-    pipeline: Literal["distill"] = option("distill", "Which pipeline runs.")
+    pipeline: Literal["distill"] = option("distill", "Name of the pipeline.")
     distillation: DistillationConfig = option(DistillationConfig(), "Distillation loss.")
-    cluster: DistillCluster = option(DistillCluster(), "Where roles run.")
+    cluster: DistillCluster = option(DistillCluster(), "Placement of the roles.")
 
     @model_validator(mode="after")
-    def _taught(self) -> DistillConfig:
-        places = {teacher.place for teacher in self.teacher}
-        if len(places) > 1:
-            raise ValueError("some teachers are in trainers and others in engines: give all the same place")
-        if self.distillation.place == "loss" and "engine" in places:
+    def _check_teachers(self) -> DistillConfig:
+        backends = {teacher.backend for teacher in self.teacher}
+        if len(backends) > 1:
             raise ValueError(
-                "teacher.place is engine, which says the log-probs of sampled tokens alone, but distillation.place "
-                "loss compares whole distributions: set teacher.place to trainer, or distillation.place to reward"
+                "some teachers are in trainers and others in engines: set the same backend for all teachers"
             )
-        if "engine" in places and self.rollout.temperature != 1.0:
+        if self.distillation.mode == "loss" and "engine" in backends:
             raise ValueError(
-                f"rollout.temperature is {self.rollout.temperature:g}, but engines say a teacher's log-probs at "
-                "temperature 1: set it to 1, or teacher.place to trainer"
+                "teacher.backend is engine, which returns only the log-probs of sampled tokens, but distillation.mode "
+                "loss compares whole distributions: set teacher.backend to trainer, or distillation.mode to reward"
+            )
+        if "engine" in backends and self.rollout.temperature != 1.0:
+            raise ValueError(
+                f"rollout.temperature is {self.rollout.temperature:g}, but engines return a teacher's log-probs at "
+                "temperature 1: set rollout.temperature to 1, or teacher.backend to trainer"
             )
         needed, width = len(self.teacher), self.inference.tensor_parallel
-        if "engine" in places and self.cluster.type == "ray" and self.roles["teacher"].count != needed:
+        if "engine" in backends and self.cluster.type == "ray" and self.roles["teacher"].count != needed:
             found = len(self.roles["teacher"].devices)
             raise ValueError(
                 f"{needed} teachers in engines need {needed * width} devices, {width} each, but there are {found}: set "
                 "cluster.device_mapping.teacher"
             )
-        problem = distillation_truncation_problem(self.distillation, self.rollout)
+        problem = find_distillation_truncation_problem(self.distillation, self.rollout)
         if problem:
             raise ValueError(problem)
         if self.distillation.reward_weight and self.rollout.group_size == 1:
             raise ValueError(
                 f"distillation.reward_weight {self.distillation.reward_weight:g} compares the rewards of a group, but "
-                "rollout.group_size is 1: raise it, or set reward_weight to 0"
+                "rollout.group_size is 1: raise group_size, or set reward_weight to 0"
             )
         return self
 
     @property
-    def engine_needs(self) -> list[EngineNeed]:
-        """See `GeneratingConfig.engine_needs`."""
-        asked = self.teacher[0].place == "engine"
-        needed = EngineNeed(
-            capability="scores_sequences", reason="teacher.place engine", instead="set teacher.place to trainer"
+    def required_engine_capabilities(self) -> list[EngineRequirement]:
+        """Capabilities that the run needs of its engines, including scoring if teachers are in engines."""
+        asked = self.teacher[0].backend == "engine"
+        needed = EngineRequirement(
+            capability="scores_sequences", reason="teacher.backend engine", alternative="set teacher.backend to trainer"
         )
-        return [*super().engine_needs, *([needed] if asked else [])]
+        return [*super().required_engine_capabilities, *([needed] if asked else [])]
 
     @property
     def trainer_holds_teachers(self) -> bool:
         """Whether the student's loss needs the teachers' whole distributions."""
-        return self.distillation.place == "loss"
+        return self.distillation.mode == "loss"
 
-    def missing_role_message(self, role: str) -> str:
-        """See `RunConfig.missing_role_message`."""
+    def describe_missing_role(self, role: str) -> str:
+        """Describe why this run does not have a role that the device mapping names, and what to do."""
         if role == "teacher":
-            return "with distillation.place loss the student's own trainer holds the teachers: remove it"
-        return super().missing_role_message(role)
+            return "with `distillation.mode: loss` the student's trainer holds the teachers: remove the key"
+        return super().describe_missing_role(role)
 
     @property
     def roles(self) -> dict[str, RoleDevices]:
-        """See `RunConfig.roles`."""
+        """The roles of this run by name, including the teachers if they are a separate role."""
         mapping, roles, width = self.cluster.device_mapping, super().roles, self.inference.tensor_parallel
         if self.trainer_holds_teachers:
             return roles
-        if self.teacher[0].place == "trainer":
+        if self.teacher[0].backend == "trainer":
             roles["teacher"] = RoleDevices(kind="trainer", devices=mapping.teacher or mapping.actor_train)
         else:
             devices = mapping.teacher or mapping.actor_infer[: len(self.teacher) * width]

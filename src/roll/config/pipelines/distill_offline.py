@@ -16,22 +16,22 @@ __all__ = ["CONFIG", "DistillOfflineConfig"]
 class DistillOfflineConfig(DistillationBase, SupervisedConfig):
     """Offline distillation (arXiv 1503.02531): a teacher scores every token of given answers."""
 
-    pipeline: Literal["distill_offline"] = option("distill_offline", "Which pipeline runs.")
+    pipeline: Literal["distill_offline"] = option("distill_offline", "Name of the pipeline.")
     distillation: OfflineDistillationConfig = option(OfflineDistillationConfig(), "Distillation loss.")
 
     @model_validator(mode="after")
-    def _taught(self) -> Self:
-        if any(teacher.place == "engine" for teacher in self.teacher):
+    def _check_teachers(self) -> Self:
+        if any(teacher.backend == "engine" for teacher in self.teacher):
             raise ValueError(
-                "teacher.place is engine, which says the log-probs of sampled tokens alone, but here the top-k "
-                "tokens or whole distributions are needed: set teacher.place to trainer"
+                "teacher.backend is engine, which returns only the log-probs of given tokens, but offline distillation "
+                "needs top-k tokens or whole distributions: set teacher.backend to trainer"
             )
         return self
 
     @property
     def trainer_holds_teachers(self) -> bool:
         """Whether the student's loss needs the teachers' whole distributions."""
-        return self.distillation.place == "loss"
+        return self.distillation.mode == "loss"
 
 
 CONFIG = DistillOfflineConfig

@@ -14,23 +14,26 @@ __all__ = ["CONFIG", "PreferenceConfig"]
 
 
 class PreferenceConfig(SupervisedConfig):
-    """Preferences: the model learns to prefer the answers that people or a judge preferred."""
+    """Preference training: the model learns to prefer the answers that people or a judge preferred."""
 
-    pipeline: Literal["preference"] = option("preference", "Which pipeline runs.")
-    preference: PreferenceSection = option(PreferenceSection(), "How preferences become a loss.")
+    pipeline: Literal["preference"] = option("preference", "Name of the pipeline.")
+    preference: PreferenceSection = option(PreferenceSection(), "Preference loss.")
 
     @model_validator(mode="after")
-    def _reference_can_be_said(self) -> Self:
+    def _check_reference(self) -> Self:
         if self.preference.reference == "adapters" and self.model.lora is None:
-            raise ValueError("preference.reference `adapters` needs adapters: set model.lora, or take `kept`")
+            raise ValueError(
+                "`preference.reference: adapters` needs adapters: set model.lora, or preference.reference to "
+                "`precomputed`"
+            )
         if not self.preference.method.compares_pairs and self.training.examples_per_step < 2:
             raise ValueError(
-                "kto compares each answer with those to other prompts of its batch: raise training.examples_per_step"
+                "kto needs answers to other prompts in every batch: set training.examples_per_step to 2 or more"
             )
         return self
 
     def with_model(self, path: str) -> Self:
-        """See `RunConfig.with_model`: the measured model is compared with the one from which its training started."""
+        """Return the configuration for another model; the reference stays the model from which training started."""
         reference = self.preference.reference_model or self.model.path
         other = super().with_model(path)
         if not self.preference.method.uses_reference:

@@ -15,41 +15,44 @@ __all__ = ["CONFIG", "PairingSection", "PreferenceOnlineConfig"]
 
 
 class PairingSection(Section):
-    """Which rollouts of a prompt are compared, by the rewards of their source (which may be a judge's verdicts)."""
+    """Pairing of a prompt's rollouts by their rewards, which may be a judge's verdicts."""
 
     type: Literal["best_worst", "all"] = option(
-        "best_worst", "The best with the worst, of equal ones the first; or every two that differ."
+        "best_worst",
+        "`best_worst`: one pair of the best and the worst rollout; ties go to the first. `all`: every two rollouts "
+        "whose rewards differ.",
     )
-    min_difference: float = option(0.0, "Of the rewards of a pair; with less it is left out.", ge=0)
+    min_difference: float = option(0.0, "Minimum difference between the rewards of a pair.", ge=0)
 
 
 class PreferenceOnlineConfig(OnlineConfig):
-    """Online preferences: the policy learns to prefer those of its own answers with the higher reward."""
+    """Online preference training: the policy learns to prefer its own answers with the higher reward."""
 
-    pipeline: Literal["preference_online"] = option("preference_online", "Which pipeline runs.")
-    preference: PreferenceLossSection = option(PreferenceLossSection(), "How preferences become a loss.")
-    pairing: PairingSection = option(PairingSection(), "Which rollouts are compared.")
+    pipeline: Literal["preference_online"] = option("preference_online", "Name of the pipeline.")
+    preference: PreferenceLossSection = option(PreferenceLossSection(), "Preference loss.")
+    pairing: PairingSection = option(PairingSection(), "Pairing of rollouts.")
 
     @model_validator(mode="after")
-    def _pairs(self) -> Self:
+    def _check_pairs(self) -> Self:
         if not self.preference.method.compares_pairs:
             raise ValueError(
                 f"preference.type {self.preference.type} learns from single answers, but rollouts are compared in "
-                "pairs: take dpo, or another method for pairs"
+                "pairs: use dpo, or another method for pairs"
             )
         if self.rollout.group_size < 2:
             raise ValueError(
-                f"rollout.group_size is {self.rollout.group_size}, but a pair needs two rollouts of a prompt: raise it"
+                f"rollout.group_size is {self.rollout.group_size}, but a pair needs two rollouts of a prompt: "
+                "raise group_size"
             )
         return self
 
-    def missing_role_message(self, role: str) -> str:
-        """See `RunConfig.missing_role_message`."""
+    def describe_missing_role(self, role: str) -> str:
+        """Describe why this run does not have a role that the device mapping names, and what to do."""
         if role == "reference":
             if not self.preference.method.uses_reference:
-                return f"preference.type {self.preference.type} needs no reference: remove it"
-            return "with model.lora the reference is the policy without its adapters: remove it"
-        return super().missing_role_message(role)
+                return f"preference.type {self.preference.type} does not use a reference: remove the key"
+            return "with model.lora the reference is the policy without its adapters: remove the key"
+        return super().describe_missing_role(role)
 
     @property
     def starts_reference(self) -> bool:
@@ -58,7 +61,7 @@ class PreferenceOnlineConfig(OnlineConfig):
 
     @property
     def roles(self) -> dict[str, RoleDevices]:
-        """See `RunConfig.roles`."""
+        """The roles of this run by name, including the reference if it is a separate role."""
         mapping, roles = self.cluster.device_mapping, super().roles
         if self.starts_reference:
             roles["reference"] = RoleDevices(kind="trainer", devices=mapping.reference or mapping.actor_train)

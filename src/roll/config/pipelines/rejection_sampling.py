@@ -13,27 +13,27 @@ __all__ = ["CONFIG", "RejectionConfig", "RejectionSamplingConfig"]
 
 
 class RejectionConfig(Section):
-    """Which answers are trained on."""
+    """Selection of the answers to train on."""
 
-    keep: int = option(1, "The best answers to a prompt, at most; of equal ones the first.", ge=1)
-    min_reward: float = option(1.0, "An answer with a lower reward is not kept.")
+    keep: int = option(1, "Maximum number of best answers per prompt; ties go to the first.", ge=1)
+    min_reward: float = option(1.0, "Minimum reward of an answer that is trained on.")
     aggregation: Literal["token_mean", "sequence_mean"] = option(
-        "token_mean", "Whether every token counts alike, or every answer."
+        "token_mean", "Whether every token has the same weight, or every answer."
     )
 
 
 class RejectionSamplingConfig(OnlineConfig):
     """Sample, verify, keep the best answers, and fine-tune on them (RAFT, arXiv 2304.06767)."""
 
-    pipeline: Literal["rejection_sampling"] = option("rejection_sampling", "Which pipeline runs.")
-    rejection: RejectionConfig = option(RejectionConfig(), "Answers to train on.")
+    pipeline: Literal["rejection_sampling"] = option("rejection_sampling", "Name of the pipeline.")
+    rejection: RejectionConfig = option(RejectionConfig(), "Selection of the answers to train on.")
 
     @model_validator(mode="after")
-    def _enough(self) -> RejectionSamplingConfig:
+    def _check_keep(self) -> RejectionSamplingConfig:
         if self.rejection.keep > self.rollout.group_size:
             raise ValueError(
-                f"rejection.keep {self.rejection.keep} exceeds rollout.group_size {self.rollout.group_size}: lower the "
-                "one or raise the other"
+                f"rejection.keep {self.rejection.keep} exceeds rollout.group_size {self.rollout.group_size}: lower "
+                "keep, or raise group_size"
             )
         return self
 

@@ -13,30 +13,34 @@ __all__ = ["CONFIG", "RewardModelConfig", "RewardModelSection"]
 
 
 class RewardModelSection(Section):
-    """How scores are learned."""
+    """Loss of the reward model."""
 
     loss: Literal["bradley_terry", "regression"] = option(
         "bradley_terry",
-        "`bradley_terry`: of two answers the chosen one scores higher, by a row's margin where it has one. "
-        "`regression`: each answer has the score that its row says.",
+        "`bradley_terry`: the chosen answer of a pair must score higher than the rejected one, by the row's margin if "
+        "it has one. `regression`: the score of each answer must equal the row's score.",
     )
     centering: float = option(
-        0.0, "Of `bradley_terry`: weight of what keeps scores around 0; 0.01 is usual (arXiv 2312.09244).", ge=0
+        0.0,
+        "`bradley_terry`: weight of the term that keeps scores around 0; 0.01 is usual (arXiv 2312.09244).",
+        ge=0,
     )
 
 
 class RewardModelConfig(SupervisedConfig):
-    """A reward model: one score for a whole conversation, for `reward: {type: reward_model, path: …}` and others."""
+    """Training of a reward model, which gives one score to a whole conversation, for `reward: {type: reward_model}`."""
 
-    pipeline: Literal["reward_model"] = option("reward_model", "Which pipeline runs.")
+    pipeline: Literal["reward_model"] = option("reward_model", "Name of the pipeline.")
     reward_model: RewardModelSection = option(RewardModelSection(), "Loss of the reward model.")
 
     @model_validator(mode="after")
-    def _settings_apply(self) -> Self:
+    def _check_settings(self) -> Self:
         if self.reward_model.loss == "regression" and self.reward_model.centering:
-            raise ValueError("reward_model.centering is for pairs: a regression's scores are where its rows put them")
+            raise ValueError(
+                "reward_model.centering has no effect with `loss: regression`: remove it, or set loss to bradley_terry"
+            )
         if self.evaluation.answers is not None:
-            raise ValueError("a reward model writes nothing: remove evaluation.answers")
+            raise ValueError("a reward model does not generate answers: remove evaluation.answers")
         return self
 
 

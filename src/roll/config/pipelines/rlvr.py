@@ -1,4 +1,4 @@
-"""The configuration of reinforcement learning with verifiable rewards, and everything that is derived from it."""
+"""The configuration of reinforcement learning with verifiable rewards."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ __all__ = ["CONFIG", "RLVRConfig"]
 class RLVRConfig(PromptedConfig, ReinforcingConfig):
     """Reinforcement learning with verifiable rewards."""
 
-    pipeline: Literal["rlvr"] = option("rlvr", "Which pipeline runs.")
-    replay: ReplayConfig | None = option(None, "A recorded run that is run again; `roll replay` sets it.")
+    pipeline: Literal["rlvr"] = option("rlvr", "Name of the pipeline.")
+    replay: ReplayConfig | None = option(None, "Replay of a recorded run; `roll replay` sets this section.")
 
     @model_validator(mode="after")
-    def _recorded_once(self) -> RLVRConfig:
+    def _check_recording(self) -> RLVRConfig:
         if self.replay is not None and self.tracking.record_rollouts:
             raise ValueError(
-                "tracking.record_rollouts would record what replay.run has recorded already: set it to false"
+                "tracking.record_rollouts would record batches that replay.run already recorded: set "
+                "tracking.record_rollouts to false"
             )
         return self
 
     @property
     def starts_engines(self) -> bool:
-        """See `RunConfig.starts_engines`: recorded batches need none."""
+        """Whether the run has engines that generate; training on recorded batches needs none."""
         return self.replay is None or self.replay.only == "rollout"
 
 

@@ -13,7 +13,7 @@ __all__ = ["CONFIG", "SFTConfig"]
 class SFTConfig(SupervisedConfig):
     """Supervised fine-tuning on the assistant's messages."""
 
-    pipeline: Literal["sft"] = option("sft", "Which pipeline runs.")
+    pipeline: Literal["sft"] = option("sft", "Name of the pipeline.")
 
 
 CONFIG = SFTConfig

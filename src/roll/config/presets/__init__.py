@@ -1,7 +1,7 @@
 """Named algorithms: each is a module with its paper, formula and assumptions, and the keys that it sets.
 
 A preset is only a starting point: the user's keys take precedence, key by key. If the user selects another kind of
-gate, nothing of the preset's gate remains.
+gate, all of the preset's gate settings are dropped.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = [
     "PresetName",
     "PresetNote",
     "describe_preset",
-    "expand",
-    "preset",
-    "preset_note",
+    "expand_preset",
+    "load_preset",
+    "load_preset_note",
 ]
 
 PresetName: TypeAlias = Literal[
@@ -61,44 +61,44 @@ DEFAULT_PRESET = "grpo"
 _BASE: dict[str, Any] = {"gate": {"type": "min_clip"}}
 
 
-def preset(name: str) -> dict[str, Any]:
+def load_preset(name: str) -> dict[str, Any]:
     """Return the keys below `algorithm` that a named algorithm sets."""
     return deepcopy(importlib.import_module(f"{__name__}.{name}").PRESET)
 
 
 def describe_preset(name: str) -> str:
-    """Return the preset's paper, formula and assumptions."""
+    """Return the paper, formula and assumptions of preset `name`."""
     return inspect.cleandoc(importlib.import_module(f"{__name__}.{name}").__doc__ or "")
 
 
-def settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+def format_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
     """Yield `key=value` for every key that a preset sets, as an override would be written."""
     for key, value in values.items():
         if isinstance(value, Mapping):
-            yield from settings(value, f"{prefix}{key}.")
+            yield from format_settings(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}={value if isinstance(value, str) else json.dumps(value)}"
 
 
 @dataclass(frozen=True, slots=True)
 class PresetNote:
-    """When to use a preset, what it costs, and how stable it is."""
+    """The use case, the cost and the stability of a preset."""
 
     when: str
     cost: str
     stability: str
 
 
-def preset_note(name: str) -> PresetNote:
-    """Return when to use a preset, its cost in addition to generation and training, and its stability."""
+def load_preset_note(name: str) -> PresetNote:
+    """Return the use case of a preset, its cost in addition to generation and training, and its stability."""
     module = importlib.import_module(f"{__name__}.{name}")
     return PresetNote(module.WHEN, module.COST, module.STABILITY)
 
 
-def expand(given: Mapping[str, Any]) -> dict[str, Any]:
+def expand_preset(given: Mapping[str, Any]) -> dict[str, Any]:
     """Merge the user's keys over those of the preset that `type` names; an unknown name adds nothing."""
     name = given.get("type", DEFAULT_PRESET)
-    return _merge(_merge(_BASE, preset(name)), given) if name in PRESET_NAMES else dict(given)
+    return _merge(_merge(_BASE, load_preset(name)), given) if name in PRESET_NAMES else dict(given)
 
 
 def _merge(base: dict[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

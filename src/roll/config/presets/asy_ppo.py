@@ -5,13 +5,13 @@
     loss = -1/n sum_i 1/|o_i| sum_t I^A min(r A, clip(r, 0.8, 1.2) A) + beta I^H H(pi_t)
     I^A = 0 where sigma_t is in the lowest 20 %, I^H = 0 where it is in the highest 20 %
 
-Critics may be smaller than the policy (`critic.model`). Constants that the paper leaves open: GAE lambda 1 as in `ppo`,
-entropy coefficient 0.001, small enough that short answers keep ending.
+Critics may be smaller than the policy (`critic.model`). The paper does not give every constant. Here the GAE lambda is
+1, as in `ppo`, and the entropy coefficient is 0.001, small enough that the model keeps ending short answers.
 """
 
 WHEN = "PPO for a large policy with small critics."
 COST = "policy and 2 critics"
-STABILITY = "steadier than one critic"
+STABILITY = "more stable than one critic"
 PRESET = {
     "advantage": {"estimator": "gae", "mean": "none", "std": "none", "gae_lambda": 1.0, "whiten": "token"},
     "critic": {"num_critics": 2, "drop_agreed": 0.2, "value_clip": 0.5},

@@ -3,12 +3,14 @@
     A'_t = gamma_t A_t;   gamma_t = 1.5 for chosen tokens, 40 % of each answer, else 1
     local: largest |WAAD_t - WAAD_{t+1}|;   global: largest FAI_t;   coupled: both, shared with an anchor's introduction
 
-Attention maps come from five middle layers of the trained model itself, in the update's own forward pass; with several
-updates per batch, in the forward pass before them. The paper gives no thresholds for the coupled form; here they are
-quantiles of the answer (docs/algorithms.md).
+WAAD_t (windowed average attention distance) is high if token t looks far back, and FAI_t (future attention influence)
+is high if later tokens look at token t; such tokens are anchors. An anchor inside a phrase shares its factor with the
+token that introduces the phrase. Attention maps come from five middle layers of the trained model, in the forward pass
+of the update. With several updates per batch, they come from a forward pass before the first update. The paper gives no
+thresholds for the coupled form; here they are quantiles of the answer.
 """
 
-WHEN = "Long reasoning, where few tokens decide."
-COST = "1 model; 5 layers' maps"
-STABILITY = "as grpo; sharp in its constants"
+WHEN = "Long reasoning in which few tokens decide the result."
+COST = "1 model; attention maps of 5 layers"
+STABILITY = "like grpo; sensitive to its constants"
 PRESET = {"credit": {"type": "coupled"}}

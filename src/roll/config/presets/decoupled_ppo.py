@@ -2,13 +2,13 @@
 
     loss = -1/n sum_i 1/|o_i| sum_t sg(prox / behavior) min( (pi/prox) A, clip(pi/prox, 1 - e, 1 + e) A )
 
-prox is the trainer's policy before the update, behavior the engine's policy at sampling: the trust region lies around
-the newest policy, however stale the data is. The factor is truncated at `correction.upper` (5), which bounds its
-variance. Mean over an answer's tokens, then over answers, as in GRPO; AReaL's code takes one mean over all tokens
-(`aggregation: token_mean`).
+prox is the trainer's policy before the update, and behavior is the engine's policy at sampling. So the trust region
+lies around the newest policy, however stale the data is. The factor is truncated at `correction.upper` (5), which
+bounds its variance. As in GRPO, the loss is the mean over an answer's tokens, and then over answers; AReaL's code takes
+one mean over all tokens (`aggregation: token_mean`).
 """
 
 WHEN = "Stale rollouts and several updates per batch."
-COST = "one more forward pass when there are several updates"
-STABILITY = "steady off-policy"
+COST = "one more forward pass if there are several updates"
+STABILITY = "stable off-policy"
 PRESET = {"correction": {"level": "token", "upper": 5.0}}

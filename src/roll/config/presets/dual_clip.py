@@ -2,10 +2,10 @@
 
     A >= 0: min(r A, clip(r) A);   A < 0: max( min(r A, clip(r) A), c A ),   c = 3
 
-Without the second bound a token with a negative advantage and a huge ratio has an unbounded loss.
+Without the second bound, a token with a negative advantage and a large ratio has an unbounded loss.
 """
 
 WHEN = "Several updates per batch, large negative advantages."
 COST = "1 model"
-STABILITY = "steadier than grpo off-policy"
+STABILITY = "more stable than grpo off-policy"
 PRESET = {"gate": {"type": "dual_clip", "bound": 3.0}}

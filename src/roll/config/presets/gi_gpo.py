@@ -4,13 +4,13 @@
     A^S = (G_k - mean) / std over turns of those rollouts that began in the same state;   G_k = sum gamma^{j-k} r_j
 
 omega = 1, gamma = 0.95. States are compared only within a prompt's group. A state that occurs once has A^S = 0: if no
-state recurs, GiGPO equals GRPO. A group whose rewards are all equal is kept, since rollouts that succeed sooner, or
-earn intermediate rewards, still differ in G_k.
+state recurs, GiGPO equals GRPO. A group whose rewards are all equal is kept, since G_k still differs between rollouts
+that succeed sooner or later, or that earn intermediate rewards.
 """
 
 WHEN = "Episodes of several turns in which states recur."
 COST = "1 model"
-STABILITY = "as grpo"
+STABILITY = "like grpo"
 PRESET = {
     "advantage": {"estimator": "anchor_state", "gamma": 0.95, "step_weight": 1.0},
     "filters": {"skip_zero_variance": False},

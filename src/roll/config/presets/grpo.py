@@ -1,14 +1,14 @@
-"""GRPO: group-relative policy optimisation (DeepSeekMath, arXiv 2402.03300, eq. 3).
+"""GRPO: group-relative policy optimization (DeepSeekMath, arXiv 2402.03300, eq. 3).
 
     A_i = (R_i - mean_g R) / (std_g R + eps)
     loss = -1/G sum_i 1/|o_i| sum_t min(r A, clip(r, 1 - e, 1 + e) A) + beta KL_k3
 
-No critic; every token of an answer has its rollout's advantage. The paper's beta is 0.04; here it is 0, as in most
-later work, so that no reference model is loaded. A group whose rewards are all equal has no policy gradient and is
-dropped, also from the counts and from a KL penalty (`filters.skip_zero_variance`); std is the unbiased one.
+There is no critic: every token of an answer has its rollout's advantage. The paper's beta is 0.04. Here it is 0, as in
+most later work, so that no reference model is loaded. A group whose rewards are all equal has no policy gradient: it is
+dropped, and excluded from counts and KL penalty (`filters.skip_zero_variance`). std is the unbiased standard deviation.
 """
 
 WHEN = "Verifiable rewards, groups of 4 or more; the default."
 COST = "1 model"
-STABILITY = "steady; a group's deviation can blow small differences up"
+STABILITY = "stable; dividing by a group's standard deviation can amplify small differences"
 PRESET = {}

@@ -2,14 +2,14 @@
 
     s_i = (pi(y_i) / old(y_i))^(1/|y_i|);   loss = -1/G sum_i min(s_i A_i, clip(s_i, 1 - 3e-4, 1 + 4e-4) A_i)
 
-Ratio and clip belong to the whole answer, as the reward does; made for mixture-of-experts models, whose token ratios
-jump. The clip range is that of the paper, which uses 4 mini-batches; with one update per batch it never binds. The
-engine is corrected for at the same level: one factor for an answer, the geometric mean of its tokens'.
+Ratio and clip apply to the whole answer, like the reward. The method was made for mixture-of-experts models, whose
+token ratios jump. The clip range is taken from the paper, which uses 4 mini-batches; with one update per batch, it is
+never reached. The engine correction is also one factor per answer: the geometric mean of the tokens' factors.
 """
 
 WHEN = "Mixture-of-experts models; several updates per batch."
 COST = "1 model"
-STABILITY = "steady where token ratios jump"
+STABILITY = "stable even if token ratios jump"
 PRESET = {
     "ratio": {"level": "sequence"},
     "gate": {"type": "min_clip", "low": 0.0003, "high": 0.0004},

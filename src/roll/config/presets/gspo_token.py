@@ -2,12 +2,13 @@
 
     s_{i,t} = sg(s_i) pi_t / sg(pi_t)
 
-Equal to GSPO in value and gradient while all tokens of an answer have one advantage; takes per-token advantages too.
+Value and gradient equal those of GSPO if all tokens of an answer have the same advantage. The method also supports
+advantages per token.
 """
 
-WHEN = "As gspo, with advantages that differ within an answer."
+WHEN = "Like gspo, if advantages differ within an answer."
 COST = "1 model"
-STABILITY = "as gspo"
+STABILITY = "like gspo"
 PRESET = {
     "ratio": {"level": "sequence_token"},
     "gate": {"type": "min_clip", "low": 0.0003, "high": 0.0004},

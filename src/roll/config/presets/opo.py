@@ -2,11 +2,11 @@
 
     A_i = R_i - sum_g |o_j| R_j / sum_g |o_j|;   loss = -1/N sum_i A_i sum_t log pi(o_t)
 
-The length-weighted mean minimizes the gradient's variance if a rollout's squared score grows with its length. Exactly
-on-policy: one update per batch, no clip, no KL, no entropy bonus.
+The length-weighted mean minimizes the gradient's variance if a rollout's squared score grows with its length. The
+method is exactly on-policy: one update per batch, no clip, no KL term, no entropy bonus.
 """
 
-WHEN = "Answers of very different lengths, strictly on-policy."
+WHEN = "Answers of very different lengths, trained strictly on-policy."
 COST = "1 model"
 STABILITY = "one update per batch only"
 PRESET = {

@@ -3,12 +3,12 @@
     G_k = sum_{j >= k} gamma^{j-k} r_j per turn;   A = (G - mean) / std over all turns of the batch
     loss = - sum over turns of A log pi(turn)
 
-A turn is one action, so any discount and dense rewards work, with one rollout per prompt. gamma = 0.9 as in GEM's
-games, where it favors finishing sooner; on one-turn tasks it is batch whitening. The sum is divided by the number of
-rollouts.
+A turn is one action, so the method supports any discount, dense rewards, and one rollout per prompt. gamma is 0.9, as
+in GEM's games, and favors episodes that end sooner. With one turn, the method is batch whitening. The sum is divided by
+the number of rollouts.
 """
 
-WHEN = "Episodes of several turns, rewards on the way, a discount."
+WHEN = "Episodes of several turns with intermediate rewards and a discount."
 COST = "1 model"
 STABILITY = "one update per batch only"
 PRESET = {

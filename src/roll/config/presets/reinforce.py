@@ -2,8 +2,9 @@
 
     A_i = R_i - mean_batch R;   loss = -1/N sum_i A_i sum_t log pi(o_t)
 
-No ratio, no clip: for one on-policy update per batch. The batch's mean is the only baseline, so it works with one
-rollout per prompt; variance is large where prompts differ in difficulty. Set `advantage.mean: none` for none at all.
+There is no ratio and no clip, so the method needs one on-policy update per batch. The batch's mean is the only
+baseline, so one rollout per prompt suffices; the variance is large if prompts differ in difficulty. Set
+`advantage.mean: none` to use no baseline.
 """
 
 WHEN = "The simplest baseline; one rollout per prompt."

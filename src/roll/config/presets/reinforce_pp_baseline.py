@@ -2,14 +2,14 @@
 
     A_i = R_i - mean_g R, whitened over all tokens of the batch;   loss: PPO's clip, mean over tokens, + beta KL_k2
 
-Against GRPO, the deviation is the batch's: a nearly solved group is not blown up. Groups of equal rewards count in it
-with their zeros, though they are not trained. The paper's KL is k2 in the loss;
-its coefficient is 0 by default, so that no reference is loaded.
+Unlike in GRPO, the standard deviation is computed over the batch, so the advantages of a nearly solved group are not
+amplified. Groups with equal rewards are not trained, but their zeros count in the standard deviation. The paper's KL is
+k2 in the loss; the coefficient is 0 by default, so that no reference is loaded.
 """
 
-WHEN = "Groups, with a deviation that single groups cannot blow up."
+WHEN = "Groups of rollouts, normalized by the standard deviation of the whole batch."
 COST = "1 model"
-STABILITY = "steady"
+STABILITY = "stable"
 PRESET = {
     "advantage": {"std": "none", "whiten": "token"},
     "kl": {"estimator": "k2"},

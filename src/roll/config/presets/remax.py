@@ -2,13 +2,13 @@
 
     A_i = R_i - R(greedy answer to the same prompt);   loss = -1/N sum_i A_i sum_t log pi(o_t)
 
-Needs one more (greedy) answer per prompt, and works with one rollout per prompt. A group whose rewards are all equal
-still has a gradient if the greedy answer's reward differs, so it is not dropped.
+The method needs one more (greedy) answer per prompt, and works with one rollout per prompt. A group whose rewards are
+all equal still has a gradient if the greedy answer's reward differs, so it is not dropped.
 """
 
-WHEN = "One rollout per prompt and a baseline of its own."
+WHEN = "One rollout per prompt with a baseline per prompt."
 COST = "one more answer per prompt"
-STABILITY = "steady; one update per batch only"
+STABILITY = "stable; one update per batch only"
 PRESET = {
     "advantage": {"mean": "greedy", "std": "none"},
     "gate": {"type": "log_prob"},

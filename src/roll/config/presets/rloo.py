@@ -2,11 +2,11 @@
 
     A_i = R_i - mean_{j != i} R_j;   loss = -1/N sum_i A_i log pi(o_i)
 
-Unbiased: a rollout is not in its own baseline. A_i is G/(G-1) times the group-centered reward. The whole answer is one
-action: log-probs are summed over its tokens. Needs groups of at least 2.
+The gradient is unbiased, because a rollout does not count in its own baseline. A_i is G/(G-1) times the group-centered
+reward. The whole answer is one action: log-probs are summed over its tokens. Groups must have at least 2 rollouts.
 """
 
-WHEN = "Unbiased, on-policy, small groups."
+WHEN = "Unbiased baseline; on-policy training with small groups."
 COST = "1 model"
 STABILITY = "one update per batch only"
 PRESET = {

@@ -2,10 +2,10 @@
 
     f(r) = 4/tau sigmoid(tau (r - 1)),   tau = 1.0 for A > 0 and 1.05 for A <= 0;   loss: mean of -f(r) A
 
-A smooth gate instead of the clip: its gradient is 1 at r = 1 and decreases on both sides, faster if A is negative.
+A smooth gate replaces the clip. Its gradient is 1 at r = 1 and decreases on both sides, faster if A is negative.
 """
 
 WHEN = "Several updates per batch without a hard clip."
 COST = "1 model"
-STABILITY = "steady"
+STABILITY = "stable"
 PRESET = {"gate": {"type": "soft"}}

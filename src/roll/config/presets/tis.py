@@ -3,15 +3,15 @@
     r_t = pi / mu, mu the engine's policy that sampled the token
     loss = -1/n sum_i 1/|o_i| sum_t sg(clip(r_t, 0, 1)) A log pi
 
-A token's weight is at most 1, also if the new policy gives it a higher probability than the one that sampled it. The
-ratio to the engine covers staleness, mismatch and earlier updates on the batch alike, so there is no further
-correction. Relative to the trainer's policy before the update (`ratio.against: old`, as in ROLL's code) it would be 1
-at a batch's only update, however stale the batch is.
+A token's weight is at most 1, even if the new policy gives the token a higher probability than the policy that sampled
+it. The ratio to the engine covers staleness, mismatch and earlier updates on the batch together, so there is no further
+correction. Relative to the trainer's policy before the update (`ratio.against: old`, as in the paper's code), the ratio
+would be 1 in the only update of a batch, however stale the batch is.
 """
 
 WHEN = "Stale rollouts (asynchronous training)."
 COST = "1 model"
-STABILITY = "steady off-policy"
+STABILITY = "stable off-policy"
 PRESET = {
     "ratio": {"against": "rollout"},
     "gate": {"type": "stop_gradient", "lower": 0.0, "upper": 1.0},

@@ -3,15 +3,15 @@
     r_t = pi / mu, mu the engine's policy that sampled the token
     A > 0: -A log pi;   A <= 0: -sg(clip(r, 0, 1)) A log pi;   mean over an answer's tokens, then over answers
 
-Correct answers are imitated without a ratio or correction, so that old ones still train the policy; wrong answers count
-less the more their probability has decreased since they were sampled. The sign is the advantage's; the paper's is that
-of the reward minus a baseline. The paper uses the ratio of the whole answer: `ratio.level: sequence` with
-`ratio.reduce: product`.
+Correct answers are imitated without a ratio or correction, so old answers still train the policy. The weight of a wrong
+answer decreases as the policy makes it less likely than it was at sampling. Here the sign of the advantage
+selects the case; in the paper, the sign of the reward minus a baseline. The paper uses the ratio of the whole answer:
+`ratio.level: sequence` with `ratio.reduce: product`.
 """
 
-WHEN = "Stale rollouts, right answers rare."
+WHEN = "Stale rollouts; correct answers are rare."
 COST = "1 model"
-STABILITY = "steady off-policy; may lose entropy"
+STABILITY = "stable off-policy; may lose entropy"
 PRESET = {
     "ratio": {"against": "rollout"},
     "gate": {"type": "sign_split"},

@@ -2,13 +2,13 @@
 
     A > 0: -w+ A log pi;   A <= 0: -w- sg(clip(r, 0, 1)) A log pi;   r as in topr
 
-The paper defines the weights without values. Here w- = 0.5: with group-centered rewards, few correct answers and many
-wrong ones have the same total weight, and a smaller negative side slows the loss of entropy.
+The paper gives no values for the weights. Here w- is 0.5. With group-centered rewards, a few correct answers have the
+same total weight as many wrong ones; a smaller negative weight slows the loss of entropy.
 """
 
-WHEN = "As topr, with the negative side held back."
+WHEN = "Like topr, with a smaller weight for negative advantages."
 COST = "1 model"
-STABILITY = "as topr"
+STABILITY = "like topr"
 PRESET = {
     "ratio": {"against": "rollout"},
     "gate": {"type": "sign_split", "positive_weight": 1.0, "negative_weight": 0.5},

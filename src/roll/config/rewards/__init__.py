@@ -21,12 +21,15 @@ from roll.config.rewards.text import (
     RepetitionPenalty,
     ShortAnswerReward,
 )
+from roll.config.rewards.visual import BoxReward, EditDistanceReward, PointReward
 from roll.extensions import ExtensibleRegistry
 
 __all__ = [
     "INSTALLED_REWARDS",
+    "BoxReward",
     "ChoiceReward",
     "CodeReward",
+    "EditDistanceReward",
     "EnvironmentReward",
     "ExactReward",
     "FormatReward",
@@ -34,6 +37,7 @@ __all__ = [
     "JudgeReward",
     "LengthPenalty",
     "MathReward",
+    "PointReward",
     "PythonReward",
     "ReasoningGymReward",
     "RegexReward",
@@ -58,6 +62,9 @@ RewardConfig = Annotated[
     | EnvironmentReward
     | ChoiceReward
     | ShortAnswerReward
+    | BoxReward
+    | PointReward
+    | EditDistanceReward
     | RepetitionPenalty
     | LengthPenalty
     | InstructionsReward
@@ -73,9 +80,12 @@ INSTALLED_REWARDS: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry("
 
 
 def as_reward_list(value: Any) -> Any:
-    """Expand `math` and `{type: math}`, which are short for `[{type: math}]`, and names of `INSTALLED_REWARDS`."""
+    """Expand the short forms of a reward to a list of sections: `math` and `{type: math}` become `[{type: math}]`.
+
+    Types of installed rewards (`INSTALLED_REWARDS`) become rewards of type `python`.
+    """
     if value == []:
-        raise ValueError("the list is empty: name at least one reward, such as `math`")
+        raise ValueError("the list is empty: add at least one reward, such as `math`")
     entries = value if isinstance(value, list) else [value]
     return [_with_function({"type": entry} if isinstance(entry, str) else entry) for entry in entries]
 

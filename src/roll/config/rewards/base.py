@@ -1,4 +1,4 @@
-"""What the settings of all rewards have in common."""
+"""The base class of the settings of rewards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pydantic import field_validator
 
 from roll.config.base import Section, option
 
-__all__ = ["AUTO", "KEEP", "RewardSection", "check_pattern", "reasoning_left_out"]
+__all__ = ["AUTO", "KEEP", "RewardSection", "auto_reasoning_option", "check_pattern"]
 
 AUTO, KEEP = "auto", "keep"
 
@@ -17,38 +17,38 @@ AUTO, KEEP = "auto", "keep"
 class RewardSection(Section):
     """Settings that every component of a reward has."""
 
-    name: str = option("", "Name of this component in metrics; its type if empty.")
+    name: str = option("", "Name of the component in metrics; by default its type.")
     weight: float = option(
         1.0,
-        "Factor of this component in the sum. With 0 it is only watched: its metrics are kept, and whether it calls an "
-        "answer right or wrong does not count for accuracy.",
+        "Factor of the component in the sum. A component with weight 0 only has metrics, and its verdicts do not count "
+        "for accuracy.",
     )
     gate: float | None = option(
         None,
-        "The whole reward is 0 unless this component's value reaches this; `true` is short for 1. Gates are asked "
-        "first, and the others only where all gates pass.",
+        "Value that the component must reach, or the whole reward is 0; `true` is short for 1. Components with a gate "
+        "are computed first, and the other components only if all gates pass.",
         examples=[1.0],
     )
     time_limit_s: float = option(
-        5.0, "Longest time for one answer; beyond it the answer counts as wrong.", unit="s", gt=0
+        5.0, "Time limit for one answer; an answer that exceeds it counts as wrong.", unit="s", gt=0
     )
-    require_finished: bool = option(True, "Score 0 where the answer was cut off before the model ended it.")
+    require_finished: bool = option(True, "Whether an answer that was cut off scores 0.")
     reasoning: str = option(
         KEEP,
-        "Which part of an answer is scored. `auto`: what follows the model's reasoning, in the format of its chat "
-        "template; an answer that never ends its reasoning scores 0. `keep`: all of it. Anything else is a closing "
-        "tag: what follows the last one is scored.",
+        "Part of an answer that is scored. `auto`: the text after the model's reasoning, in the format of its chat "
+        "template; an answer that never ends its reasoning scores 0. `keep`: the whole answer. Any other value is a "
+        "closing tag: the text after its last occurrence is scored.",
         examples=["auto", "keep", "</reasoning>"],
     )
 
     @field_validator("gate", mode="before", json_schema_input_type=float | bool | None)
     @classmethod
-    def _switch(cls, value: Any) -> Any:
+    def _convert_gate(cls, value: Any) -> Any:
         return {True: 1.0, False: None}[value] if isinstance(value, bool) else value
 
     @field_validator("reasoning")
     @classmethod
-    def _is_a_tag(cls, value: str) -> str:
+    def _check_reasoning(cls, value: str) -> str:
         if value not in (AUTO, KEEP) and (not value.strip() or value.strip().isalnum()):
             raise ValueError(f"'{value}' is not a closing tag: write auto, keep, or a tag such as </reasoning>")
         return value
@@ -59,8 +59,13 @@ class RewardSection(Section):
         return self.reasoning == KEEP
 
     @property
+    def reads_prompt_text(self) -> bool:
+        """Whether the verifier reads the prompt, which must then be text."""
+        return False
+
+    @property
     def needs_answer(self) -> bool:
-        """Whether the reward compares with the prompt's reference answer, which must then not be empty."""
+        """Whether the reward needs the prompt's reference answer, which must then not be empty."""
         return False
 
     @property
@@ -76,7 +81,7 @@ class RewardSection(Section):
         return False
 
 
-def reasoning_left_out() -> Any:
+def auto_reasoning_option() -> Any:
     """Return the option `reasoning` of rewards that by default score the text after the reasoning."""
     inherited = RewardSection.model_fields["reasoning"]
     return option(AUTO, inherited.description or "", examples=inherited.examples)

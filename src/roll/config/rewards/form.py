@@ -7,76 +7,83 @@ from typing import Any, Literal
 from pydantic import field_validator, model_validator
 
 from roll.config.base import option
-from roll.config.rewards.base import AUTO, RewardSection, check_pattern, reasoning_left_out
+from roll.config.rewards.base import AUTO, RewardSection, auto_reasoning_option, check_pattern
 
 __all__ = ["FormatReward", "InstructionsReward"]
 
 
 class InstructionsReward(RewardSection):
-    """Verifiable instructions, as the data set IFEval lists them in every row; each has a metric."""
+    """Verifiable instructions, as the data set IFEval lists them in every row; each instruction has a metric."""
 
     type: Literal["instructions"] = option(..., "Kind of reward.")
-    reasoning: str = reasoning_left_out()
+    reasoning: str = auto_reasoning_option()
     score: Literal["all", "share"] = option(
-        "all", "1 where all instructions are followed, or the share of them that is."
+        "all", "`all`: 1 if all instructions are followed, otherwise 0. `share`: the share that is followed."
     )
     loose: bool = option(
-        False, "Accept an answer that follows once its first or last line, or its asterisks, are taken away."
+        False,
+        "Whether an answer is also accepted if it follows the instructions without its first line, its last line, or "
+        "its asterisks.",
     )
-    ids_key: str = option("instruction_id_list", "Column with the instructions' names, a list.")
-    arguments_key: str = option("kwargs", "Column with the arguments of each, a list of mappings.")
+    ids_key: str = option("instruction_id_list", "Column with the list of the instructions' names.")
+    arguments_key: str = option("kwargs", "Column with the list of the instructions' arguments, a mapping for each.")
 
 
 class FormatReward(RewardSection):
-    """1 if the answer has the required format, otherwise 0; has no verdict. With `gate: true`, all or nothing."""
+    """1 if the answer has the required format, otherwise 0; gives no verdict. With `gate: true`, the whole reward of an
+    answer without the format is 0.
+    """
 
     type: Literal["format"] = option(..., "Kind of reward.")
     reasoning: str = option(
         AUTO,
-        "Where the JSON is read: `auto`, in what follows the model's reasoning; `keep`, in the whole answer; or in "
-        "what follows the last of a closing tag. Tags and the pattern are those of the whole answer.",
+        "Part of the answer from which JSON is read. `auto`: the text after the model's reasoning. `keep`: the whole "
+        "answer. Any other value is a closing tag: the text after its last occurrence. Tags and pattern always apply "
+        "to the whole answer.",
         examples=["auto", "keep", "</reasoning>"],
     )
     tags: list[str] = option(
-        [], "Tags that occur once each, closed, with content, in this order.", examples=[["think", "answer"]]
+        [],
+        "Tags that must each occur exactly once, in this order, with a closing tag and some content.",
+        examples=[["think", "answer"]],
     )
-    only_tags: bool = option(False, "Nothing but white space may stand outside the tags.")
-    first_tag_open: bool = option(False, "The prompt already opens the first tag, so the answer begins inside it.")
+    only_tags: bool = option(False, "Whether only white space is allowed outside the tags.")
+    first_tag_open: bool = option(False, "Whether the prompt opens the first tag, so that the answer begins inside it.")
     pattern: str | None = option(
-        None, "A regular expression (Python's syntax, `.` also for line ends) that the whole answer must match."
+        None, "Regular expression (Python's syntax; `.` also matches line ends) that the whole answer must match."
     )
     json_schema: dict[str, Any] | None = option(
-        None, "JSON Schema of the answer, or of what stands in `json_tag`; a code fence around it is fine."
+        None, "JSON Schema of the answer, or of the content of `json_tag`; a code fence around the JSON is allowed."
     )
-    json_tag: str | None = option(None, "The tag that holds the JSON.", examples=["answer"])
-    partial: bool = option(False, "Give the share of requirements that are met, instead of 1 for all of them.")
+    json_tag: str | None = option(None, "Tag that contains the JSON.", examples=["answer"])
+    partial: bool = option(False, "Whether the reward is the share of met requirements instead of 1 or 0.")
 
     @property
     def scores_reasoning(self) -> bool:
-        """See the base class."""
+        """Always true: tags and pattern apply to the whole answer, and reasoning is removed only from JSON."""
         return True
 
     @field_validator("tags")
     @classmethod
-    def _names(cls, value: list[str]) -> list[str]:
+    def _check_tags(cls, value: list[str]) -> list[str]:
         for tag in value:
             if not tag or not tag.replace("_", "").replace("-", "").isalnum():
-                raise ValueError(f"'{tag}' is not the name of a tag: write it without brackets, such as 'answer'")
+                raise ValueError(f"'{tag}' is not the name of a tag: write the name without brackets, such as 'answer'")
         if len(set(value)) < len(value):
             raise ValueError(f"{value} names a tag twice")
         return value
 
     @field_validator("pattern")
     @classmethod
-    def _compiles(cls, value: str | None) -> str | None:
+    def _check_pattern(cls, value: str | None) -> str | None:
         return None if value is None else check_pattern(value)
 
     @model_validator(mode="after")
-    def _asks_for_something(self) -> FormatReward:
+    def _check_requirements(self) -> FormatReward:
         if not self.tags and self.pattern is None and self.json_schema is None:
-            raise ValueError("it asks for nothing: set tags, pattern or json_schema")
+            raise ValueError("no format is required: set tags, pattern or json_schema")
         if (self.only_tags or self.first_tag_open) and not self.tags:
-            raise ValueError("only_tags and first_tag_open need tags: name them")
+            raise ValueError("only_tags and first_tag_open need tags: set tags")
         if self.json_tag is not None and (self.json_schema is None or self.json_tag not in self.tags):
-            raise ValueError(f"json_tag '{self.json_tag}' needs json_schema, and to be one of tags {self.tags}")
+            raise ValueError(f"json_tag '{self.json_tag}' needs json_schema, and must be one of the tags {self.tags}")
         return self

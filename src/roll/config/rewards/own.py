@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import PrivateAttr
 
 from roll.config.base import FUNCTION, option, path_option
-from roll.config.rewards.base import RewardSection, reasoning_left_out
+from roll.config.rewards.base import RewardSection, auto_reasoning_option
 
 __all__ = ["EnvironmentReward", "PythonReward", "ReasoningGymReward"]
 
@@ -17,20 +17,20 @@ class PythonReward(RewardSection):
     """Your own function: `def reward(text, answer, metadata) -> float`, or one written for verl: `def
     compute_score(data_source, solution_str, ground_truth, extra_info)`, whose arguments are passed by name.
 
-    An `async def` can wait for many answers at once. With the annotation `-> bool`, it also decides whether the task
-    was solved, which accuracy counts.
+    An `async def` function can score many answers concurrently. A function with the annotation `-> bool` also decides
+    whether the task was solved, which accuracy counts.
     """
 
     type: Literal["python"] = option(..., "Kind of reward.")
     function: str | None = path_option(
         None,
-        "Where it is: `package.module:function`, or a file: `path/to/file.py:function`. `null` where it is given as an "
-        "object: `roll.train(config, reward=function)`.",
+        "Import path of the function: `package.module:function`, or `path/to/file.py:function`. `null` if the function "
+        "is passed as an object: `roll.train(config, reward=function)`.",
         examples=["my_package.rewards:score", "examples/rewards/short_answer.py:score"],
         pattern=FUNCTION,
     )
-    options: dict[str, Any] = option({}, "Further keyword arguments for the function.")
-    max_concurrent: int = option(64, "Answers that an `async def` waits for at once, at most.", ge=1)
+    options: dict[str, Any] = option({}, "Additional keyword arguments of the function.")
+    max_concurrent: int = option(64, "Maximum number of concurrent calls to an `async def` function.", ge=1)
     _object: Any = PrivateAttr(None)
 
     @property
@@ -49,12 +49,12 @@ class ReasoningGymReward(RewardSection):
     """The scorer of a reasoning-gym task."""
 
     type: Literal["reasoning_gym"] = option(..., "Kind of reward.")
-    reasoning: str = reasoning_left_out()
+    reasoning: str = auto_reasoning_option()
 
 
 class EnvironmentReward(RewardSection):
     """The sum of the environment's rewards over all turns; for sources with an environment."""
 
     type: Literal["environment"] = option(..., "Kind of reward.")
-    solved_at: float = option(1.0, "The task counts as solved from this sum on.")
-    require_finished: bool = option(False, "Score 0 where the last turn was cut off before the model ended it.")
+    solved_at: float = option(1.0, "Sum from which the task counts as solved.")
+    require_finished: bool = option(False, "Whether an episode whose last turn was cut off scores 0.")

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from roll.config.base import option
-from roll.config.rewards.base import RewardSection, check_pattern, reasoning_left_out
+from roll.config.rewards.base import RewardSection, auto_reasoning_option, check_pattern
 
 __all__ = [
     "ChoiceReward",
@@ -24,15 +24,16 @@ class MathReward(RewardSection):
     """1 if the final answer is mathematically equal to the reference, otherwise 0."""
 
     type: Literal["math"] = option(..., "Kind of reward.")
-    reasoning: str = reasoning_left_out()
+    reasoning: str = auto_reasoning_option()
     extract: Literal["auto", "boxed", "last_number"] = option(
         "auto",
-        "Which answer counts: `boxed`, the last number, or boxed/LaTeX first and the last number otherwise.",
+        "Expression that is used as the final answer. `boxed`: the content of `\\boxed`. `last_number`: the last "
+        "number. `auto`: a boxed or LaTeX expression, otherwise the last number.",
     )
 
     @property
     def needs_answer(self) -> bool:
-        """See the base class."""
+        """Always true: the answer is compared with the reference."""
         return True
 
 
@@ -40,13 +41,13 @@ class ExactReward(RewardSection):
     """1 if the answer's text equals the reference, otherwise 0."""
 
     type: Literal["exact"] = option(..., "Kind of reward.")
-    reasoning: str = reasoning_left_out()
-    ignore_case: bool = option(True, "Compare without regard to upper and lower case.")
-    strip: bool = option(True, "Ignore white space around both.")
+    reasoning: str = auto_reasoning_option()
+    ignore_case: bool = option(True, "Whether the comparison ignores case.")
+    strip: bool = option(True, "Whether the comparison ignores leading and trailing white space.")
 
     @property
     def needs_answer(self) -> bool:
-        """See the base class."""
+        """Always true: the answer is compared with the reference."""
         return True
 
 
@@ -58,26 +59,26 @@ class RegexReward(RewardSection):
 
     @field_validator("pattern")
     @classmethod
-    def _compiles(cls, value: str) -> str:
+    def _check_pattern(cls, value: str) -> str:
         check_pattern(value.replace("{answer}", "x"))
         return value
 
     @property
     def needs_answer(self) -> bool:
-        """See the base class."""
+        """Whether the pattern contains `{answer}`."""
         return "{answer}" in self.pattern
 
 
 class ChoiceReward(RewardSection):
-    """Multiple choice: 1 if the letter that the answer chooses is the reference's, otherwise 0."""
+    """Multiple choice: 1 if the answer chooses the letter of the reference, otherwise 0."""
 
     type: Literal["choice"] = option(..., "Kind of reward.")
-    reasoning: str = reasoning_left_out()
+    reasoning: str = auto_reasoning_option()
     letters: str = option("ABCDE", "Letters that may be chosen.", pattern=r"^[A-Z]{2,26}$")
 
     @property
     def needs_answer(self) -> bool:
-        """See the base class."""
+        """Always true: the answer is compared with the reference."""
         return True
 
 
@@ -88,40 +89,44 @@ class ShortAnswerReward(RewardSection):
     """
 
     type: Literal["short_answer"] = option(..., "Kind of reward.")
-    reasoning: str = reasoning_left_out()
-    score: Literal["exact", "f1"] = option("f1", "1 for the same words alone, or the F1 score over words.")
+    reasoning: str = auto_reasoning_option()
+    score: Literal["exact", "f1"] = option(
+        "f1", "`exact`: 1 if the words are equal, otherwise 0. `f1`: F1 score over words."
+    )
     references_key: str | None = option(
         None,
-        "Column with further reference answers: a text, a list of texts (also as JSON), or an object with them under "
-        "`text`, `value` or `aliases`; null where there are none. The best counts.",
+        "Column with additional reference answers: a string, a list of strings (also as JSON), or an object "
+        "with them under `text`, `value` or `aliases`; null in rows without any. The best match counts.",
         examples=["aliases"],
     )
 
     @property
     def needs_answer(self) -> bool:
-        """See the base class."""
+        """Whether the source's reference answer is the only reference."""
         return self.references_key is None
 
 
 class RepetitionPenalty(RewardSection):
-    """0 to -1 for repeated n-grams of tokens; give it a weight next to the main reward."""
+    """A penalty from 0 to -1 for repeated n-grams of tokens, to be weighted relative to the main reward."""
 
     type: Literal["repetition"] = option(..., "Kind of reward.")
-    ngram_size: int = option(4, "Tokens that are compared as one.", unit="tokens", ge=1)
-    tolerance: float = option(0.1, "Share of repeated n-grams that costs nothing.", ge=0, lt=1)
-    require_finished: bool = option(False, "Give 0, no penalty, where the answer was cut off.")
+    ngram_size: int = option(4, "Number of tokens of an n-gram.", unit="tokens", ge=1)
+    tolerance: float = option(0.1, "Share of repeated n-grams that is not penalized.", ge=0, lt=1)
+    require_finished: bool = option(False, "Whether an answer that was cut off has no penalty.")
 
 
 class LengthPenalty(RewardSection):
-    """0 to -1 for tokens beyond a limit; give it a weight next to the main reward."""
+    """A penalty from 0 to -1 for tokens beyond a limit, to be weighted relative to the main reward."""
 
     type: Literal["length"] = option(..., "Kind of reward.")
-    free_tokens: int = option(..., "Tokens that cost nothing.", unit="tokens", ge=0, examples=[256])
-    full_tokens: int = option(..., "Tokens at which the penalty is -1.", unit="tokens", ge=1, examples=[512])
-    require_finished: bool = option(False, "Give 0, no penalty, where the answer was cut off.")
+    free_tokens: int = option(
+        ..., "Number of tokens up to which there is no penalty.", unit="tokens", ge=0, examples=[256]
+    )
+    full_tokens: int = option(..., "Number of tokens at which the penalty is -1.", unit="tokens", ge=1, examples=[512])
+    require_finished: bool = option(False, "Whether an answer that was cut off has no penalty.")
 
     @model_validator(mode="after")
-    def _range(self) -> LengthPenalty:
+    def _check_limits(self) -> LengthPenalty:
         if self.full_tokens <= self.free_tokens:
             raise ValueError(f"full_tokens {self.full_tokens} must exceed free_tokens {self.free_tokens}")
         return self

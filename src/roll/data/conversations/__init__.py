@@ -1,22 +1,31 @@
 """The reader of conversations, for rows of every pipeline, in any of the known formats."""
 
-from roll.data.conversations.asking import messages_of, prompt_of_text, with_prompt_template
-from roll.data.conversations.columns import RowContext, RowView, check_columns, check_media, read_context, with_system
-from roll.data.conversations.dialogs import dialog_messages
-from roll.data.conversations.messages import MessageReader, ReadMessages, check_order
+from roll.data.conversations.asking import build_messages, parse_prompt_text, with_prompt_template
+from roll.data.conversations.columns import (
+    RowContext,
+    RowView,
+    check_columns,
+    check_media,
+    read_context,
+    read_media,
+    with_system,
+)
+from roll.data.conversations.dialogs import parse_dialog
+from roll.data.conversations.messages import MessageReader, ParsedMessages, check_order
 
 __all__ = [
     "MessageReader",
-    "ReadMessages",
+    "ParsedMessages",
     "RowContext",
     "RowView",
+    "build_messages",
     "check_columns",
     "check_media",
     "check_order",
-    "dialog_messages",
-    "messages_of",
-    "prompt_of_text",
+    "parse_dialog",
+    "parse_prompt_text",
     "read_context",
+    "read_media",
     "with_prompt_template",
     "with_system",
 ]

@@ -1,4 +1,4 @@
-"""Prompts that are texts, and the user message built from one."""
+"""Prompts that are strings, and the messages built from them."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.data.cells import BadRow
-from roll.data.conversations.dialogs import dialog_messages
-from roll.types import Message
+from roll.data.conversations.dialogs import parse_dialog
+from roll.types import Message, fill_placeholder
 
-__all__ = ["TextPrompt", "messages_of", "prompt_of_text", "with_prompt_template"]
+__all__ = ["TextPrompt", "build_messages", "parse_prompt_text", "with_prompt_template"]
 
 
-def messages_of(text: str, system_prompt: str | None, template: str) -> tuple[Message, ...]:
-    """Return the chat messages for the prompt `text`."""
+def build_messages(text: str, system_prompt: str | None, template: str) -> tuple[Message, ...]:
+    """Return the user message with `text` inserted in `template`, after a system message if one is given."""
     user = Message(role="user", content=template.replace("{prompt}", text))
     return (Message(role="system", content=system_prompt), user) if system_prompt else (user,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextPrompt:
-    """A prompt's text that holds messages."""
+    """A prompt string that contains messages."""
 
     messages: tuple[Message, ...] | None = None
-    """The messages of a written dialog."""
+    """The messages, if the string is a dialog (`Human: …`)."""
     listed: Sequence[Any] | None = None
-    """The list of messages, if the text is JSON."""
+    """The list of messages, not read yet, if the string is JSON."""
 
 
-def prompt_of_text(text: str) -> TextPrompt | None:
-    """Parse a prompt's text that holds messages as JSON, or a dialog; return `None` for plain text."""
+def parse_prompt_text(text: str) -> TextPrompt | None:
+    """Parse a prompt string that contains messages, as JSON or as a dialog; return `None` for plain text."""
     start = text.lstrip()[:1]
     if start == "[" and '"' in text:
         try:
             listed = json.loads(text)
-        except (ValueError, RecursionError):
+        except (ValueError, RecursionError):  # a user's text may begin with a bracket, or nest too deeply to parse
             listed = None
         if (
             listed
@@ -44,7 +44,7 @@ def prompt_of_text(text: str) -> TextPrompt | None:
             and all(isinstance(m, dict) and {"role", "from"} & set(m) for m in listed)
         ):
             return TextPrompt(listed=listed)
-    messages = dialog_messages(text) if start == "H" else None
+    messages = parse_dialog(text) if start == "H" else None
     return None if messages is None else TextPrompt(messages=messages)
 
 
@@ -55,22 +55,22 @@ def with_prompt_template(
 
     Args:
         messages: The messages of a prompt, or a whole conversation.
-        template: A text with `{prompt}` in it.
-        where: The row's place, for messages.
-        last: Whether to put it around the last user message; otherwise there must be only one.
+        template: A string with `{prompt}` in it.
+        where: The row's location, for messages.
+        last: Whether to apply the template to the last user message; if not, there must be only one user message.
 
     Raises:
-        BadRow: There are several user messages.
+        BadRow: There is no user message, or there are several and `last` is false.
     """
     if template == "{prompt}":
         return messages
-    places = [place for place, message in enumerate(messages) if message.role == "user"]
-    if not places or (not last and len(places) > 1):
+    indices = [index for index, message in enumerate(messages) if message.role == "user"]
+    if not indices or (not last and len(indices) > 1):
         raise BadRow(
             "prompt template",
-            f"{where}: `prompt_template` is put around one message of the user's, but this conversation has "
-            f"{len(places)}: write the template into the rows, and leave prompt_template out.",
+            f"{where}: `prompt_template` applies to a single user message, but this conversation has "
+            f"{len(indices)}: write the template into the rows, and leave prompt_template out.",
         )
-    place = places[-1]
-    asked = replace(messages[place], content=template.replace("{prompt}", messages[place].text))
-    return (*messages[:place], asked, *messages[place + 1 :])
+    index = indices[-1]
+    user = replace(messages[index], content=fill_placeholder(template, "{prompt}", messages[index].content))
+    return (*messages[:index], user, *messages[index + 1 :])

@@ -8,39 +8,39 @@ from typing import Any
 
 import numpy as np
 
-from roll.data.cells import BadRow, as_list, is_null, unicode_text
+from roll.data.cells import BadRow, as_list, check_unicode, is_null
 from roll.data.conversations.fields import IGNORED_PART_FIELDS, Fields
 from roll.errors import short
 
-__all__ = ["decoded_json", "function_call", "plain_data", "read_calls", "read_tools"]
+__all__ = ["build_function_call", "decode_json", "read_calls", "read_tools", "to_plain_data"]
 
 _CALL_FIELDS = ("id", "type", "function", "name", "arguments")
 _TOOL_FIELDS = ("type", "function", "name", "description", "parameters", "input_schema", "strict")
 
 
-def decoded_json(value: str, what: str, where: str) -> Any:
-    """Parse a JSON text.
+def decode_json(value: str, what: str, where: str) -> Any:
+    """Parse a JSON string.
 
     Raises:
-        BadRow: The text is not JSON.
+        BadRow: The string is not valid JSON.
     """
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise BadRow("not JSON", f"{where}: {what} is a text that is not JSON ({error}): {short(value)}.") from None
+        raise BadRow("not JSON", f"{where}: {what} is not valid JSON ({error}): {short(value)}.") from None
 
 
-def plain_data(value: Any, what: str, where: str, *, drop_nulls: bool = False) -> Any:
-    """Return nested data as dictionaries, lists, texts, numbers and nulls only, as in JSON.
+def to_plain_data(value: Any, what: str, where: str, *, drop_nulls: bool = False) -> Any:
+    """Return nested data as dictionaries, lists, strings, numbers and nulls only, as in JSON.
 
     Args:
         value: The data; NumPy arrays and numbers become lists and Python numbers.
         what: The data's name, for messages.
-        where: The row's place, for messages.
+        where: The row's location, for messages.
         drop_nulls: Whether to leave out fields that are null.
 
     Raises:
-        BadRow: A value is of another type, or a text is not valid Unicode.
+        BadRow: A value has a type that JSON lacks, or a string is not valid Unicode.
     """
     value = as_list(value)
     if isinstance(value, np.generic):
@@ -48,49 +48,51 @@ def plain_data(value: Any, what: str, where: str, *, drop_nulls: bool = False) -
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise BadRow("wrong type", f"{where}: the keys of {what} must be texts, got {short(key)}.")
+                raise BadRow("wrong type", f"{where}: the keys of {what} must be strings, got {short(key)}.")
         return {
-            unicode_text(key, what, where): plain_data(inner, what, where, drop_nulls=drop_nulls)
+            check_unicode(key, what, where): to_plain_data(inner, what, where, drop_nulls=drop_nulls)
             for key, inner in value.items()
             if not (drop_nulls and is_null(inner))
         }
     if isinstance(value, list | tuple):
-        return [plain_data(inner, what, where, drop_nulls=drop_nulls) for inner in value]
+        return [to_plain_data(inner, what, where, drop_nulls=drop_nulls) for inner in value]
     if isinstance(value, str):
-        return unicode_text(value, what, where)
+        return check_unicode(value, what, where)
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise BadRow("wrong type", f"{where}: {what} holds {short(value)}, which JSON does not have.")
+    raise BadRow("wrong type", f"{where}: {what} contains {short(value)}, which JSON cannot represent.")
 
 
-def function_call(name: Any, arguments: Any, call_id: Any, where: str, *, drop_nulls: bool = False) -> dict[str, Any]:
-    """Return a call in the form of chat templates; see `roll.types.Message`.
+def build_function_call(
+    name: Any, arguments: Any, call_id: Any, where: str, *, drop_nulls: bool = False
+) -> dict[str, Any]:
+    """Return a tool call in the form of chat templates, as in `roll.types.Message`.
 
     Args:
         name: The function's name.
-        arguments: An object, or its JSON text; null for no arguments.
+        arguments: An object, or an object as a JSON string; null for no arguments.
         call_id: The ID by which the tool's result refers to the call, or null.
-        where: The call's place, for messages.
-        drop_nulls: Whether to leave out arguments that are null, if the row comes from a table that adds them.
+        where: The call's location, for messages.
+        drop_nulls: Whether to leave out arguments that are null, because Arrow tables add such arguments.
 
     Raises:
-        BadRow: A part of the call is of another type.
+        BadRow: A part of the call has a wrong type.
     """
     if not isinstance(name, str) or not name.strip():
-        raise BadRow("wrong type", f"{where}: a tool's call must name its function, got {short(name)}.")
+        raise BadRow("wrong type", f"{where}: a tool call must name its function, got {short(name)}.")
     if isinstance(arguments, str):
-        drop_nulls = False
-        arguments = decoded_json(arguments, "a call's `arguments`", where) if arguments.strip() else {}
+        drop_nulls = False  # a null in JSON text was written by the model, not added by Arrow
+        arguments = decode_json(arguments, "a call's `arguments`", where) if arguments.strip() else {}
     arguments = {} if is_null(arguments) else arguments
     if not isinstance(arguments, Mapping):
         raise BadRow("wrong type", f"{where}: a call's `arguments` must be an object, got {short(arguments)}.")
     function = {
-        "name": unicode_text(name, "the name of a tool call", where),
-        "arguments": plain_data(arguments, "a call's `arguments`", where, drop_nulls=drop_nulls),
+        "name": check_unicode(name, "the name of a tool call", where),
+        "arguments": to_plain_data(arguments, "a call's `arguments`", where, drop_nulls=drop_nulls),
     }
     call: dict[str, Any] = {"type": "function", "function": function}
     if not is_null(call_id):
-        call = {"id": unicode_text(str(call_id), "the id of a tool call", where), **call}
+        call = {"id": check_unicode(str(call_id), "the id of a tool call", where), **call}
     return call
 
 
@@ -99,35 +101,37 @@ def read_calls(value: Any, where: str, *, drop_nulls: bool = False) -> list[dict
 
     Args:
         value: A list of `{"id": …, "type": "function", "function": {"name": …, "arguments": …}}` or of
-            `{"name": …, "arguments": …}`, or its JSON text.
-        where: The message's place, for messages.
-        drop_nulls: See `function_call`.
+            `{"name": …, "arguments": …}`, or such a list as a JSON string.
+        where: The message's location, for messages.
+        drop_nulls: Whether to leave out arguments that are null, as in `build_function_call`.
 
     Raises:
         BadRow: The value has another form.
     """
-    value = decoded_json(value, "`tool_calls`", where) if isinstance(value, str) else as_list(value)
+    value = decode_json(value, "`tool_calls`", where) if isinstance(value, str) else as_list(value)
     if not isinstance(value, list | tuple):
         raise BadRow("wrong type", f"{where}: `tool_calls` must be a list of calls, got {short(value)}.")
-    return [_call(call, where, drop_nulls) for call in value]
+    return [_read_call(call, where, drop_nulls) for call in value]
 
 
-def _call(value: Any, where: str, drop_nulls: bool) -> dict[str, Any]:
+def _read_call(value: Any, where: str, drop_nulls: bool) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise BadRow("wrong type", f"{where}: a tool's call must be an object, got {short(value)}.")
+        raise BadRow("wrong type", f"{where}: a tool call must be an object, got {short(value)}.")
     fields = Fields(value)
-    call_id, kind, function = (fields.take(name) for name in ("id", "type", "function"))
+    call_id, kind, function = (fields.pop(name) for name in ("id", "type", "function"))
     if kind not in (None, "function"):
-        raise BadRow("wrong type", f"{where}: a tool's call of type {short(kind)} is not read, only 'function'.")
+        raise BadRow(
+            "wrong type", f"{where}: a tool call has the unsupported type {short(kind)}: only 'function' is supported."
+        )
     inner = fields
     if function is not None:
         if not isinstance(function, Mapping):
             raise BadRow("wrong type", f"{where}: a call's `function` must be an object, got {short(function)}.")
         inner = Fields(function)
-    name, arguments = inner.take("name"), inner.take("arguments")
+    name, arguments = inner.pop("name"), inner.pop("arguments")
     for left in (fields, inner):
-        left.check_all_read(IGNORED_PART_FIELDS, _CALL_FIELDS, "a tool's call", where)
-    return function_call(name, arguments, call_id, where, drop_nulls=drop_nulls)
+        left.check_all_read(IGNORED_PART_FIELDS, _CALL_FIELDS, "a tool call", where)
+    return build_function_call(name, arguments, call_id, where, drop_nulls=drop_nulls)
 
 
 def read_tools(value: Any, where: str, *, drop_nulls: bool = False) -> tuple[dict[str, Any], ...]:
@@ -135,8 +139,8 @@ def read_tools(value: Any, where: str, *, drop_nulls: bool = False) -> tuple[dic
 
     Args:
         value: A list of such objects, of bare functions (`name`, `description`, `parameters`), or of Anthropic's tools
-            (`input_schema`); or its JSON text.
-        where: The row's place, for messages.
+            (`input_schema`); or such a list as a JSON string.
+        where: The row's location, for messages.
         drop_nulls: Whether to leave out fields that are null.
 
     Raises:
@@ -144,30 +148,32 @@ def read_tools(value: Any, where: str, *, drop_nulls: bool = False) -> tuple[dic
     """
     if isinstance(value, str):
         drop_nulls = False
-        value = decoded_json(value, "the column of tools", where) if value.strip() else []
+        value = decode_json(value, "the column of tools", where) if value.strip() else []
     value = as_list(value)
     value = [] if is_null(value) else value
     if not isinstance(value, list | tuple):
-        raise BadRow("wrong type", f"{where}: tools must be a list of functions' schemas, got {short(value)}.")
-    return tuple(_tool(tool, where, drop_nulls) for tool in value)
+        raise BadRow("wrong type", f"{where}: tools must be a list of function schemas, got {short(value)}.")
+    return tuple(_read_tool(tool, where, drop_nulls) for tool in value)
 
 
-def _tool(value: Any, where: str, drop_nulls: bool) -> dict[str, Any]:
+def _read_tool(value: Any, where: str, drop_nulls: bool) -> dict[str, Any]:
     if isinstance(value, str):
         drop_nulls = False
-        value = decoded_json(value, "a tool", where)
+        value = decode_json(value, "a tool", where)
     if not isinstance(value, Mapping):
-        raise BadRow("wrong type", f"{where}: a tool must be a function's schema, got {short(value)}.")
-    tool = plain_data(value, "a tool", where, drop_nulls=drop_nulls)
+        raise BadRow("wrong type", f"{where}: a tool must be a function schema, got {short(value)}.")
+    tool = to_plain_data(value, "a tool", where, drop_nulls=drop_nulls)
     kind = tool.pop("type", None)
     function = tool.pop("function", None)
     if kind not in (None, "function", "custom") or (kind == "custom" and "input_schema" not in tool):
-        raise BadRow("wrong type", f"{where}: a tool of type {short(kind)} is not read, only 'function'.")
+        raise BadRow(
+            "wrong type", f"{where}: a tool has the unsupported type {short(kind)}: only 'function' is supported."
+        )
     if function is None:
         function, tool = tool, {}
         if "input_schema" in function and "parameters" not in function:
             function["parameters"] = function.pop("input_schema")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-        raise BadRow("wrong type", f"{where}: a tool must be a function's schema with a `name`, got {short(function)}.")
+        raise BadRow("wrong type", f"{where}: a tool must be a function schema with a `name`, got {short(function)}.")
     Fields(tool).check_all_read((), _TOOL_FIELDS, "a tool", where)
     return {"type": "function", "function": function}

@@ -8,13 +8,14 @@ from typing import Any
 
 from roll.config.sources import ConversationColumns
 from roll.data.cells import ArrowRow, BadRow, Row, as_list
-from roll.data.conversations.calls import decoded_json, plain_data, read_tools
-from roll.data.conversations.fields import IGNORED_COLUMNS, MEDIA, holds_media, is_empty, refuse_unread
+from roll.data.conversations.calls import decode_json, read_tools, to_plain_data
+from roll.data.conversations.fields import IGNORED_COLUMNS, MEDIA, is_empty, is_media, reject_unread
 from roll.data.conversations.messages import MessageReader, check_text
+from roll.data.media import MediaReader
 from roll.errors import short
-from roll.types import Message
+from roll.types import AudioPart, ImagePart, MediaKind, Message, VideoPart, get_content_key
 
-__all__ = ["RowContext", "RowView", "check_columns", "check_media", "read_context", "with_system"]
+__all__ = ["RowContext", "RowView", "check_columns", "check_media", "read_context", "read_media", "with_system"]
 
 _RESERVED = frozenset(
     (
@@ -27,14 +28,16 @@ _RESERVED = frozenset(
 
 
 class RowView(Mapping[Any, Any]):
-    """A row without the columns that the configuration ignores; records which of the others were read."""
+    """A row without the columns that the configuration ignores; records which columns were read."""
 
-    def __init__(self, row: Row, ignored: Iterable[str] = ()) -> None:
+    def __init__(self, row: Row, ignored: Iterable[str] = (), media: MediaReader | None = None) -> None:
         self._row = row
+        self.media = media
+        """Reads the row's media; `None` where media are not supported."""
         self._ignored = frozenset(ignored)
         self.read: set[Any] = set()
         self.drop_nulls = isinstance(row, ArrowRow)
-        """See `roll.data.conversations.calls.function_call`."""
+        """Whether to leave out null arguments of tool calls, as in `calls.build_function_call`."""
 
     def __getitem__(self, name: Any) -> Any:
         if name in self._ignored:
@@ -52,7 +55,7 @@ class RowView(Mapping[Any, Any]):
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
-    def says(self, name: str | None) -> bool:
+    def has_value(self, name: str | None) -> bool:
         """Return whether a column has a value, without marking it as read."""
         return name is not None and name in self and not is_empty(self._row[name])
 
@@ -61,8 +64,8 @@ class RowView(Mapping[Any, Any]):
         return self._row[name]
 
     @property
-    def unread(self) -> list[Any]:
-        """Columns that have a value, and were not read."""
+    def unread_columns(self) -> list[Any]:
+        """Columns that have a value but were not read."""
         return [name for name in self if name not in self.read and not is_empty(self._row[name])]
 
 
@@ -79,11 +82,11 @@ class RowContext:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the row has none of these parts."""
+        """Whether the row has no system message, history, tools or arguments of the chat template."""
         return not (self.system or self.history or self.tools or self.template_kwargs)
 
-    def refuse_with_text(self, where: str) -> None:
-        """Reject parts that a plain text cannot have.
+    def check_empty(self, where: str) -> None:
+        """Check that the row has no system message, tools, history or template arguments, for a row of plain text.
 
         Raises:
             BadRow: The row has such a part.
@@ -91,8 +94,8 @@ class RowContext:
         if not self.is_empty:
             raise BadRow(
                 "text with a system message or tools",
-                f"{where}: a plain text is trained on as it is, and has no place for the row's system message, tools, "
-                "history or arguments of the chat template: give `messages`, or write them into the text.",
+                f"{where}: plain text is trained on as it is, so the row must not have a system message, tools, "
+                "history or chat template arguments: write them into the text, or give `messages` instead of text.",
             )
 
 
@@ -100,153 +103,181 @@ def read_context(row: RowView, config: ConversationColumns, where: str) -> RowCo
     """Return the parts of a row other than its messages.
 
     Raises:
-        BadRow: A column is of another type.
+        BadRow: A column has a wrong type.
     """
     return RowContext(
-        system=_system(row, config, where),
-        history=_history(row, config, where),
-        tools=_tools(row, config, where),
-        template_kwargs=_template_kwargs(row, config, where),
+        system=_read_system(row, config, where),
+        history=_read_history(row, config, where),
+        tools=_read_tools_column(row, config, where),
+        template_kwargs=_read_template_kwargs(row, config, where),
     )
 
 
 def with_system(
     messages: tuple[Message, ...], context: RowContext, config: ConversationColumns, where: str
 ) -> tuple[Message, ...]:
-    """Return the messages behind the row's system message, or the configuration's if the row has none.
+    """Return the row's system message followed by the messages; the configuration's system message if the row has none.
 
     Raises:
         BadRow: The row has two system messages.
     """
-    own = messages[0].text if messages[0].role == "system" else None
-    if own is not None and context.system is not None and own.strip() != context.system.strip():
+    first = get_content_key(messages[0].content) if messages[0].role == "system" else None
+    if first is not None and context.system is not None and first.strip() != context.system.strip():
         raise BadRow(
             "two system messages",
-            f"{where}: its messages begin with a system message, and a column has another one ({short(context.system)})"
-            ": keep one.",
+            f"{where}: the messages begin with a system message, but a column has a different one "
+            f"({short(context.system)}): keep one.",
         )
     system = context.system or config.system_prompt
-    if own is not None or not system:
+    if first is not None or not system:
         return messages
     return (Message(role="system", content=system), *messages)
 
 
 def check_columns(row: RowView, config: ConversationColumns, known: Collection[str], where: str) -> None:
-    """Check that every column with a value was read, or may be ignored.
+    """Check that every column with a value was read or may be ignored.
 
     Args:
         row: The row, after all reading.
-        config: The configuration, whose keys name columns; a null key leaves its default column unread.
+        config: The configuration, whose keys name columns; if a key is null, its default column may stay unread.
         known: Columns that are read in other rows.
-        where: The row's place, for messages.
+        where: The row's location, for messages.
 
     Raises:
         BadRow: A column was not read.
     """
-    left = [name for name in row.unread if name not in IGNORED_COLUMNS]
+    left = [name for name in row.unread_columns if name not in IGNORED_COLUMNS]
     if not left:
         return
+    # A key that is set to null means that its default column holds something else, so that column may stay unread.
     off = {
         option.default
         for name, option in type(config).model_fields.items()
         if name.endswith("_key") and getattr(config, name) is None
     }
     if left := [name for name in left if name not in off]:
-        refuse_unread(left, "column", {*known, *_system_keys(config)}, where)
+        reject_unread(left, "column", {*known, *_list_system_keys(config)}, where)
+
+
+def read_media(row: RowView, config: ConversationColumns, where: str) -> tuple[ImagePart | AudioPart | VideoPart, ...]:
+    """Return the images, audio and videos of the row's columns, in order; empty without any, or if not supported.
+
+    Raises:
+        BadRow: A medium cannot be read.
+    """
+    if row.media is None:
+        return ()
+    keys: dict[MediaKind, str | None] = {
+        "image": config.images_key,
+        "audio": config.audios_key,
+        "video": config.videos_key,
+    }
+    found: list[ImagePart | AudioPart | VideoPart] = []
+    for kind, key in keys.items():
+        for name in [key, kind] if key == f"{kind}s" else [key]:
+            if name is None or not row.has_value(name):
+                continue
+            value = as_list(row[name])
+            is_list = isinstance(value, list | tuple)
+            if kind == "image" and is_list and value and isinstance(value[0], list | int | float):
+                is_list = False  # the rows of one image
+            for number, one in enumerate(value if is_list else [value], 1):
+                found.append(row.media.read(one, f"{where}, {kind} {number} of column '{name}'", kind))
+    return tuple(found)
 
 
 def check_media(row: RowView, where: str) -> None:
-    """Check that a prompt has no images, audio or video, since its other columns are only for the rewards.
+    """Check that no unread column of a prompt has images, audio or video, which the model would not be shown.
 
     Raises:
         BadRow: The prompt has media.
     """
-    left = [name for name in row.unread if str(name).lower() in MEDIA or holds_media(as_list(row.peek(name)))]
+    left = [name for name in row.unread_columns if str(name).lower() in MEDIA or is_media(as_list(row.peek(name)))]
     if left:
-        refuse_unread(left, "column", (), where, media=True)
+        reject_unread(left, "column", (), where, media=True)
 
 
-def _system(row: RowView, config: ConversationColumns, where: str) -> str | None:
-    found: dict[str, str] = {}
-    for name in _system_keys(config):
-        if not row.says(name):
+def _read_system(row: RowView, config: ConversationColumns, where: str) -> str | None:
+    texts: dict[str, str] = {}
+    for name in _list_system_keys(config):
+        if not row.has_value(name):
             continue
         value = row[name]
         if not isinstance(value, str):
             raise BadRow(
                 "wrong type",
-                f"{where}: column '{name}' must be the text of a system message, got {short(value)}. Where it is "
-                "something else, set system_key to null or to another column.",
+                f"{where}: column '{name}' must be the text of a system message, got {short(value)}. If the column has "
+                "another meaning, set system_key to null or to another column.",
             )
         check_text(value, name, where)
-        found[name] = value
-    if len(set(found.values())) > 1:
-        raise BadRow("two system messages", f"{where}: the columns {' and '.join(found)} differ: keep one.")
-    return next(iter(found.values()), None)
+        texts[name] = value
+    if len(set(texts.values())) > 1:
+        raise BadRow("two system messages", f"{where}: the columns {' and '.join(texts)} differ: keep one.")
+    return next(iter(texts.values()), None)
 
 
-def _system_keys(config: ConversationColumns) -> list[str]:
-    """Return the columns that may have a system message; `system_prompt` too, if no other one is configured."""
+def _list_system_keys(config: ConversationColumns) -> list[str]:
+    """Return the columns that may hold a system message: `system_key` and, if it has its default, `system_prompt`."""
     if config.system_key is None:
         return []
     is_default = config.system_key == type(config).model_fields["system_key"].default
     return [config.system_key, "system_prompt"] if is_default else [config.system_key]
 
 
-def _history(row: RowView, config: ConversationColumns, where: str) -> tuple[Message, ...]:
+def _read_history(row: RowView, config: ConversationColumns, where: str) -> tuple[Message, ...]:
     name = config.history_key
-    if name is None or not row.says(name):
+    if name is None or not row.has_value(name):
         return ()
     value = as_list(row[name])
-    value = decoded_json(value, f"column '{name}'", where) if isinstance(value, str) else value
-    hint = f"Where column '{name}' is something else, set history_key to null or to another column."
+    value = decode_json(value, f"column '{name}'", where) if isinstance(value, str) else value
+    hint = f"If column '{name}' has another meaning, set history_key to null or to another column."
     if not isinstance(value, list | tuple):
         raise BadRow(
             "wrong type", f"{where}: column '{name}' must be a list of earlier turns, got {short(value)}. {hint}"
         )
     first = as_list(value[0])
     if isinstance(first, Mapping):
-        reader = MessageReader(drop_nulls=row.drop_nulls)
+        reader = MessageReader(drop_nulls=row.drop_nulls, media=row.media)
         return reader.read(value, name, where).as_context(where)
     messages: list[Message] = []
     for turn in map(as_list, value):
         pair = list(turn) if isinstance(turn, list | tuple) else []
-        if len(pair) != 2 or not all(isinstance(said, str) for said in pair):
+        if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise BadRow(
                 "wrong type",
                 f"{where}: column '{name}' must be a list of [question, answer], got {short(turn)}. {hint}",
             )
-        for said in pair:
-            check_text(said, name, where)
+        for text in pair:
+            check_text(text, name, where)
         messages.append(Message(role="user", content=pair[0]))
         messages.append(Message(role="assistant", content=pair[1]))
     return tuple(messages)
 
 
-def _tools(row: RowView, config: ConversationColumns, where: str) -> tuple[dict[str, Any], ...]:
+def _read_tools_column(row: RowView, config: ConversationColumns, where: str) -> tuple[dict[str, Any], ...]:
     name = config.tools_key
-    if name is None or not row.says(name):
+    if name is None or not row.has_value(name):
         return ()
     try:
         return read_tools(row[name], where, drop_nulls=row.drop_nulls)
     except BadRow as error:
-        hint = f"Where column '{name}' is something else, set tools_key to null or to another column."
+        hint = f"If column '{name}' has another meaning, set tools_key to null or to another column."
         raise BadRow(error.reason, f"{error} {hint}") from None
 
 
-def _template_kwargs(row: RowView, config: ConversationColumns, where: str) -> dict[str, Any]:
+def _read_template_kwargs(row: RowView, config: ConversationColumns, where: str) -> dict[str, Any]:
     name = config.template_kwargs_key
-    if name is None or not row.says(name):
+    if name is None or not row.has_value(name):
         return {}
     value = row[name]
-    value = decoded_json(value, f"column '{name}'", where) if isinstance(value, str) else value
+    value = decode_json(value, f"column '{name}'", where) if isinstance(value, str) else value
     if not isinstance(value, Mapping):
         raise BadRow("wrong type", f"{where}: column '{name}' must be an object, got {short(value)}.")
-    found = plain_data(value, f"column '{name}'", where, drop_nulls=row.drop_nulls)
+    found = to_plain_data(value, f"column '{name}'", where, drop_nulls=row.drop_nulls)
     reserved = next((key for key in found if key in _RESERVED or not key.isidentifier()), None)
     if reserved is not None:
         raise BadRow(
             "argument of the chat template",
-            f"{where}: column '{name}' gives {short(reserved)}, which a row cannot choose: remove it.",
+            f"{where}: column '{name}' sets {short(reserved)}, an argument that a row must not set: remove it.",
         )
     return found

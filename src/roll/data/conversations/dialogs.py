@@ -6,18 +6,18 @@ import re
 
 from roll.types import Message
 
-__all__ = ["dialog_messages"]
+__all__ = ["parse_dialog"]
 
 _SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 
 
-def dialog_messages(text: str) -> tuple[Message, ...] | None:
+def parse_dialog(text: str) -> tuple[Message, ...] | None:
     r"""Return the messages of a dialog, or `None` if the text is not a dialog.
 
     A dialog starts with `Human:`, and has an `Assistant:` after a blank line. An `Assistant:` at its end, with no text
-    behind it, asks for an answer and is not a message.
+    after it, asks for an answer and is not a message.
 
-    >>> dialog_messages("\n\nHuman: 1 + 1?\n\nAssistant: 2")
+    >>> parse_dialog("\n\nHuman: 1 + 1?\n\nAssistant: 2")
     (Message(role='user', content='1 + 1?'), Message(role='assistant', content='2'))
     """
     text = text.strip()
@@ -25,8 +25,8 @@ def dialog_messages(text: str) -> tuple[Message, ...] | None:
         return None
     _, *pieces = _SPEAKER.split(text)
     messages: list[Message] = [
-        Message(role="user" if speaker == "Human" else "assistant", content=said.strip())
-        for speaker, said in zip(pieces[::2], pieces[1::2], strict=True)
+        Message(role="user" if speaker == "Human" else "assistant", content=content.strip())
+        for speaker, content in zip(pieces[::2], pieces[1::2], strict=True)
     ]
     if messages[-1] == Message(role="assistant", content=""):
         messages.pop()

@@ -1,6 +1,6 @@
 """Fields of rows, messages and content parts that may be ignored; every other field is read or rejected by name.
 
-The tables of `docs/examples.md` list the same names; a test compares them.
+The tables of `docs/data-formats.md` list the same names; a test compares them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,19 @@ from typing import Any, NoReturn
 from roll.data.cells import BadRow, as_list, is_null
 from roll.errors import short
 from roll.registry import did_you_mean
+from roll.types import MediaKind
 
 __all__ = [
     "IGNORED_COLUMNS",
     "IGNORED_MESSAGE_FIELDS",
     "IGNORED_PART_FIELDS",
     "MEDIA",
+    "MEDIA_TYPES",
     "Fields",
-    "UnconsumedMedia",
-    "holds_media",
+    "UnsupportedMedia",
     "is_empty",
-    "refuse_unread",
+    "is_media",
+    "reject_unread",
 ]
 
 _NAMES = """
@@ -49,34 +51,38 @@ IGNORED_MESSAGE_FIELDS = frozenset(f"id index source metadata cache_control {_OF
 """Fields of a message that do not change its content."""
 IGNORED_PART_FIELDS = frozenset(("id", "index", "cache_control", "signature", "format"))
 """Fields of a content part, a tool call or a reasoning detail that do not change its content."""
-_PICTURES = ("image", "images", "image_url", "input_image")
-_FILMS = ("video", "videos", "video_url")
-MEDIA = frozenset((*_PICTURES, *_FILMS, "audio", "audios", "input_audio", "file"))
-"""Columns, fields and types of content parts with images, audio or video, which no pipeline supports yet."""
+MEDIA_TYPES: Mapping[MediaKind, tuple[str, ...]] = {
+    "image": ("image", "images", "image_url", "input_image"),
+    "audio": ("audio", "audios", "audio_url", "input_audio"),
+    "video": ("video", "videos", "video_url"),
+}
+"""Columns, fields and types of content parts with media of each kind."""
+MEDIA = frozenset((*(name for names in MEDIA_TYPES.values() for name in names), "file"))
+"""Columns, fields and types of content parts with images, audio or video, which not every pipeline supports."""
 
 
-class UnconsumedMedia(BadRow):
+class UnsupportedMedia(BadRow):
     """A row with images, audio or video, which the pipeline does not support; the caller adds the pipeline's name.
 
     Args:
-        reason: See `BadRow`.
-        found: The part with media, and its place.
+        reason: A few words, the same for all rows with the same problem.
+        found: The part with media, and its location.
         remedy: The remedy.
-        pipeline: The pipeline's name; empty if unknown.
+        pipeline: The pipeline's name; empty if it is unknown.
     """
 
     def __init__(self, reason: str, found: str, remedy: str, pipeline: str = "") -> None:
         by = f"pipeline '{pipeline}'" if pipeline else "this pipeline"
-        super().__init__(reason, f"{found}: pictures, sound and films are not consumed by {by} yet. {remedy}")
+        super().__init__(reason, f"{found}: images, audio and video are not supported by {by} yet. {remedy}")
         self._found, self._remedy = found, remedy
 
-    def by(self, pipeline: str) -> UnconsumedMedia:
+    def with_pipeline(self, pipeline: str) -> UnsupportedMedia:
         """Return the same error with the pipeline's name."""
-        return UnconsumedMedia(self.reason, self._found, self._remedy, pipeline)
+        return UnsupportedMedia(self.reason, self._found, self._remedy, pipeline)
 
 
-def holds_media(value: Any) -> bool:
-    """Return whether a column's value is an image, audio or video, or a list of them, whatever the column's name.
+def is_media(value: Any) -> bool:
+    """Return whether a value is an image, audio or video, or a list of them; the column's name does not matter.
 
     Libraries store a medium as its file (`bytes`, `path`), audio as an `array` with its `sampling_rate`, and an open
     image as a PIL object.
@@ -89,7 +95,7 @@ def holds_media(value: Any) -> bool:
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a value is null, or an empty text or container, with which data sets fill missing values."""
+    """Return whether a value is null, or an empty string or container, which data sets use for missing values."""
     if is_null(value):
         return True
     value = as_list(value)
@@ -97,7 +103,7 @@ def is_empty(value: Any) -> bool:
 
 
 class Fields:
-    """The non-empty fields of a message or of a part of one, taken one after the other.
+    """The non-empty fields of a message or content part that were not read yet.
 
     Args:
         value: All fields.
@@ -105,15 +111,15 @@ class Fields:
     """
 
     def __init__(self, value: Mapping[Any, Any], ignored: Collection[str] = ()) -> None:
-        self._left = {name: said for name, said in value.items() if name not in ignored and not is_empty(said)}
+        self._left = {name: each for name, each in value.items() if name not in ignored and not is_empty(each)}
 
     @property
     def names(self) -> Collection[str]:
-        """Names of the fields that were not taken yet."""
+        """Names of the fields that were not read yet."""
         return self._left.keys()
 
-    def take(self, name: str) -> Any:
-        """Return a field's value, or `None` if it is empty, and mark it as read."""
+    def pop(self, name: str) -> Any:
+        """Remove a field, and return its value; `None` if it is empty or missing."""
         return as_list(self._left.pop(name, None))
 
     def check_all_read(self, ignored: Collection[str], known: Collection[str], what: str, where: str) -> None:
@@ -123,28 +129,28 @@ class Fields:
             ignored: Names of fields that do not change the content.
             known: Names of fields that are read, to suggest the right name.
             what: The owner of the fields, for messages.
-            where: The owner's place, for messages.
+            where: Location of the owner, for messages.
 
         Raises:
             BadRow: A field was not read.
         """
         left = [name for name in self._left if name not in ignored]
         if left:
-            refuse_unread(left, f"field of {what}", known, where)
+            reject_unread(left, f"field of {what}", known, where)
 
 
-def refuse_unread(
+def reject_unread(
     names: list[Any], what: str, known: Collection[str], where: str, hint: str = "", *, media: bool = False
 ) -> NoReturn:
-    """Reject fields or columns that are not read.
+    """Raise an error about fields or columns with a value that nothing reads.
 
     Args:
         names: Names of the fields or columns.
         what: Their kind, for messages.
         known: Names of fields that are read, to suggest the right name.
-        where: The place of the fields, for messages.
+        where: Location of the fields, for messages.
         hint: A remedy, instead of a suggested name.
-        media: Whether the fields hold images, audio or video, whatever their names.
+        media: Whether the fields hold images, audio or video although their names do not say so.
 
     Raises:
         BadRow: Always.
@@ -156,9 +162,9 @@ def refuse_unread(
     found = f"{where}: the {what} {listed} would not be read, and may change what the row means"
     remedy = "Remove it, or name it in `ignored_fields` to leave it unread."
     if not hint and (media or any(name in MEDIA for name in names)):
-        raise UnconsumedMedia(reason, found, remedy)
+        raise UnsupportedMedia(reason, found, remedy)
     if not hint and names[0] in known:
-        hint = " Another form of the row was read, or this pipeline learns from other columns."
+        hint = " The row was read in another format, or this pipeline uses other columns."
     elif not hint and isinstance(names[0], str):
         hint = did_you_mean(names[0], [name for name in known if isinstance(name, str)])
     raise BadRow(reason, f"{found}.{hint} {remedy}")

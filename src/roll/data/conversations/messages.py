@@ -1,6 +1,6 @@
 """Lists of chat messages, in the formats of OpenAI, Anthropic, ShareGPT, axolotl, LLaMA-Factory and TRL.
 
-    a list or its JSON text ─► each message: role, content or parts, reasoning, tool calls, marks ─► `ReadMessages`
+    a list or its JSON text ─► each message: role, content or parts, reasoning, tool calls, marks ─► `ParsedMessages`
 
 Every field of a message with a value is read, may be ignored (`fields`), or is rejected by its name.
 """
@@ -14,18 +14,19 @@ from typing import Any, cast
 
 import numpy as np
 
-from roll.data.cells import ROLES, BadRow, as_list, is_null, unicode_text
-from roll.data.conversations.calls import decoded_json, read_calls
+from roll.data.cells import ROLES, BadRow, as_list, check_unicode, is_null
+from roll.data.conversations.calls import decode_json, read_calls
 from roll.data.conversations.fields import IGNORED_MESSAGE_FIELDS, Fields
 from roll.data.conversations.parts import Parts, read_parts
-from roll.data.conversations.reasoning import FIELDS, one_reasoning, read_reasoning
+from roll.data.conversations.reasoning import FIELDS, merge_reasoning, read_reasoning
+from roll.data.media import MediaReader
 from roll.errors import short
-from roll.types import Message, Speaker, content_key
+from roll.types import Message, Speaker, get_content_key
 
-__all__ = ["MAX_MESSAGES", "MessageReader", "ReadMessages", "check_order", "check_text"]
+__all__ = ["MAX_MESSAGES", "MessageReader", "ParsedMessages", "check_order", "check_text"]
 
 MAX_MESSAGES = 1000
-"""Most messages of one conversation: templates are rendered up to each answer, which takes quadratic time."""
+"""Maximum number of messages: the template is rendered up to each answer, which takes quadratic time."""
 _ROLE_NAMES = {
     "human": "user",
     "gpt": "assistant",
@@ -47,17 +48,17 @@ _KNOWN = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ReadMessages:
-    """Messages, and the marks of single messages."""
+class ParsedMessages:
+    """The messages of a row, and which of them are marked for training."""
 
     messages: tuple[Message, ...]
     marks: Mapping[int, bool] = field(default_factory=dict)
-    """Whether to train on the answer at an index, if its message says so."""
+    """By message index: whether to train on the answer. Only for messages that are marked."""
 
-    def after(self, before: Sequence[Message]) -> ReadMessages:
-        """Return these messages behind others."""
+    def prepend(self, before: Sequence[Message]) -> ParsedMessages:
+        """Return the messages preceded by `before`; messages of `before` have no marks."""
         marks = {len(before) + place: mark for place, mark in self.marks.items()}
-        return ReadMessages(messages=(*before, *self.messages), marks=marks)
+        return ParsedMessages(messages=(*before, *self.messages), marks=marks)
 
     @property
     def untrained(self) -> frozenset[int]:
@@ -65,7 +66,7 @@ class ReadMessages:
         return frozenset(place for place, mark in self.marks.items() if not mark)
 
     def as_context(self, where: str) -> tuple[Message, ...]:
-        """Return the messages of a prompt, none of which is trained on.
+        """Return the messages as a prompt, after checking that none of them is marked for training.
 
         Raises:
             BadRow: A message is marked for training.
@@ -73,9 +74,9 @@ class ReadMessages:
         marked = next((place for place, mark in self.marks.items() if mark), None)
         if marked is not None:
             raise BadRow(
-                "prompt to be learned",
-                f"{where}: message {marked + 1} of the prompt is marked as to be learned, but a prompt never is: give "
-                "the conversation as `messages`, or remove the mark.",
+                "prompt marked for training",
+                f"{where}: message {marked + 1} of the prompt is marked for training, but prompts are never trained: "
+                "give the conversation as `messages`, or remove the mark.",
             )
         return self.messages
 
@@ -87,26 +88,29 @@ class MessageReader:
     ignored: frozenset[str] = frozenset()
     """Names of fields that the configuration ignores."""
     drop_nulls: bool = False
-    """Whether to leave out null arguments of tool calls, as the row's table adds the arguments of other rows."""
+    """Whether to leave out null arguments of tool calls, because Arrow tables add the arguments of other rows."""
+    media: MediaReader | None = None
+    """Reads media of content parts; see `read_parts`."""
 
-    def read(self, value: Any, key: str, where: str) -> ReadMessages:
+    def read(self, value: Any, key: str, where: str) -> ParsedMessages:
         """Return the messages of a column.
 
         Args:
-            value: A list (a tuple, an array) of messages, one message, or the JSON text of a list.
+            value: A list (a tuple, an array) of messages, one message, or a list as a JSON string.
             key: The column's name, for messages.
-            where: The row's place, for messages.
+            where: The row's location, for messages.
 
         Raises:
             BadRow: A message is malformed, or has a field that is not read.
         """
         if isinstance(value, str) and value.lstrip().startswith("["):
-            value = decoded_json(value, f"column '{key}'", where)
+            value = decode_json(value, f"column '{key}'", where)
         value = [value] if isinstance(value, Mapping) else as_list(value)
         if isinstance(value, list | tuple) and len(value) > MAX_MESSAGES:
             raise BadRow(
                 "too many messages",
-                f"{where}: a conversation of {len(value):,} messages, at most {MAX_MESSAGES:,}: split it.",
+                f"{where}: the conversation has {len(value):,} messages, but at most {MAX_MESSAGES:,} are "
+                "supported: split it.",
             )
         if not isinstance(value, list | tuple) or not value:
             raise BadRow(
@@ -117,119 +121,132 @@ class MessageReader:
         messages: list[Message] = []
         marks: dict[int, bool] = {}
         for number, message in enumerate(value, 1):
-            found, mark = self._messages(message, key, f"{where}, message {number}")
-            for one in found:
-                _check_not_empty(one, f"message {number}, of the {one.role},", where)
+            read, mark = self._read_message(message, key, f"{where}, message {number}")
+            for each in read:
+                _check_not_empty(each, f"message {number}, of the {each.role},", where)
             if mark is not None:
-                marks |= {len(messages) + i: mark for i, one in enumerate(found) if one.role == "assistant"}
-            messages += found
-        return ReadMessages(messages=tuple(messages), marks=marks)
+                marks |= {len(messages) + i: mark for i, each in enumerate(read) if each.role == "assistant"}
+            messages += read
+        return ParsedMessages(messages=tuple(messages), marks=marks)
 
-    def _messages(self, value: Any, key: str, where: str) -> tuple[list[Message], bool | None]:
-        """Return one message in the form of chat templates (tool results become separate messages), and its mark."""
+    def _read_message(self, value: Any, key: str, where: str) -> tuple[list[Message], bool | None]:
+        """Return one message of a row as messages in the form of chat templates, and whether to train on it.
+
+        Tool results in the message become separate messages. Whether to train is `None` if the message has no mark.
+        """
         if not isinstance(value, Mapping):
-            raise BadRow("wrong type", f"{where}: a chat message is {{role, content}}, got {short(value)}.")
+            raise BadRow("wrong type", f"{where}: a chat message must be {{role, content}}, got {short(value)}.")
         fields = Fields(value, self.ignored)
         if fields.names == {"role", "content"} and value["role"] in ROLES and isinstance(value["content"], str):
             check_text(value["content"], key, where)  # no other field is left to read
             return [Message(role=value["role"], content=value["content"])], None
-        said_role, role = _role(fields, where)
-        mark = _mark(fields, role, where)
+        written_role, role = _read_role(fields, where)
+        mark = _read_train_flag(fields, role, where)
         reasoning = read_reasoning(fields, where)
-        calls = self._calls(fields, where)
-        name = "content" if fields.take("content") is not None or "value" not in value else "value"
-        fields.take("value") if name == "value" else None
+        calls = self._read_calls(fields, where)
+        name = "content" if fields.pop("content") is not None or "value" not in value else "value"
+        fields.pop("value") if name == "value" else None
         content: Any = as_list(value.get(name))
-        if said_role == "function_call":
-            calls += self._spelled_calls(content, where)
+        if written_role == "function_call":  # ShareGPT: the content of such a message is the call, as JSON
+            calls += self._parse_calls(content, where)
             content = ""
-        parts = self._parts(content, bool(calls), where)
+        parts = self._read_content(content, bool(calls), where)
         calls += parts.calls
         if parts.reasoning:
             reasoning["content"] = "\n\n".join(parts.reasoning)
         message = Message(
             role=role,
             content=parts.text,
-            reasoning=one_reasoning(reasoning, where) or None,
+            reasoning=merge_reasoning(reasoning, where) or None,
             tool_calls=tuple(calls),
-            tool_call_id=_name(fields, "tool_call_id", where) if role == "tool" else None,
-            name=_name(fields, "name", where),
+            tool_call_id=_read_name(fields, "tool_call_id", where) if role == "tool" else None,
+            name=_read_name(fields, "name", where),
         )
         if role != "assistant" and (message.reasoning or calls):
-            raise BadRow("not the assistant's", f"{where}: only an assistant's message reasons or calls tools.")
+            raise BadRow(
+                "not the assistant's",
+                f"{where}: a message with role '{role}' has reasoning or tool calls, which only assistant "
+                "messages may have.",
+            )
         if parts.results and role not in ("user", "tool"):
-            raise BadRow("unread content part", f"{where}: a tool's result is in a message of the {role}.")
+            raise BadRow(
+                "unread content part",
+                f"{where}: a tool result must be in a message with role 'user' or 'tool', not '{role}'.",
+            )
         fields.check_all_read(IGNORED_MESSAGE_FIELDS, _KNOWN, "a message", where)
-        for said in (parts.text, message.reasoning, message.name, *(result for _, result in parts.results)):
-            check_text(str(said or ""), key, where)
-        return _listed(message, parts), mark
+        for text in (parts.text, message.reasoning, message.name, *(result for _, result in parts.results)):
+            check_text(str(text or ""), key, where)
+        return _separate_results(message, parts), mark
 
-    def _calls(self, fields: Fields, where: str) -> list[dict[str, Any]]:
-        calls, single = fields.take("tool_calls"), fields.take("function_call")
+    def _read_calls(self, fields: Fields, where: str) -> list[dict[str, Any]]:
+        calls, single = fields.pop("tool_calls"), fields.pop("function_call")
         found = [] if calls is None else read_calls(calls, where, drop_nulls=self.drop_nulls)
-        return found + ([] if single is None else self._spelled_calls(single, where))
+        return found + ([] if single is None else self._parse_calls(single, where))
 
-    def _spelled_calls(self, value: Any, where: str) -> list[dict[str, Any]]:
-        value = decoded_json(value, "a function call", where) if isinstance(value, str) else value
+    def _parse_calls(self, value: Any, where: str) -> list[dict[str, Any]]:
+        value = decode_json(value, "a function call", where) if isinstance(value, str) else value
         return read_calls(value if isinstance(value, list | tuple) else [value], where, drop_nulls=self.drop_nulls)
 
-    def _parts(self, content: Any, calls: bool, where: str) -> Parts:
+    def _read_content(self, content: Any, calls: bool, where: str) -> Parts:
         if isinstance(content, str):
             return Parts(text=content)
         if calls and (is_null(content) or content == []):
             return Parts()
         if not isinstance(content, list | tuple) or not content:
             raise BadRow("wrong type", f"{where}: `content` must be text, got {short(content)}.")
-        return read_parts(content, self.ignored, where, drop_nulls=self.drop_nulls)
+        return read_parts(content, self.ignored, where, drop_nulls=self.drop_nulls, media=self.media)
 
 
-def _listed(message: Message, parts: Parts) -> list[Message]:
+def _separate_results(message: Message, parts: Parts) -> list[Message]:
     results = [Message(role="tool", content=text, tool_call_id=call or None) for call, text in parts.results]
     return results if results and not parts.text else [*results, message]
 
 
-def _role(fields: Fields, where: str) -> tuple[str, Speaker]:
-    """Return the role as it is written, and the role that it stands for."""
-    said = fields.take("role")
-    said = fields.take("from") if said is None else said
-    role = _ROLE_NAMES.get(said, said) if isinstance(said, str) else said
+def _read_role(fields: Fields, where: str) -> tuple[str, Speaker]:
+    """Return a message's role as written in the row, such as `human`, and the standard role, such as `user`.
+
+    Raises:
+        BadRow: The role is unknown.
+    """
+    written = fields.pop("role")
+    written = fields.pop("from") if written is None else written
+    role = _ROLE_NAMES.get(written, written) if isinstance(written, str) else written
     if not isinstance(role, str) or role not in ROLES:
-        raise BadRow("unknown role", f"{where}: the role must be one of {', '.join(ROLES)}, got {short(said)}.")
-    return str(said), cast(Speaker, role)
+        raise BadRow("unknown role", f"{where}: the role must be one of {', '.join(ROLES)}, got {short(written)}.")
+    return str(written), cast(Speaker, role)
 
 
-def _mark(fields: Fields, role: str, where: str) -> bool | None:
-    """Return whether the message is marked for training or not; `None` without a mark.
+def _read_train_flag(fields: Fields, role: str, where: str) -> bool | None:
+    """Return whether the message is marked for training; `None` if it has no mark.
 
     Raises:
         BadRow: The marks contradict each other, are not true or false, or mark a message that is not the assistant's.
     """
-    found = {name: _truth(fields, name, where) for name in _TRAINED}
-    masked = _truth(fields, "masked", where)
+    found = {name: _read_boolean(fields, name, where) for name in _TRAINED}
+    masked = _read_boolean(fields, "masked", where)
     found["masked"] = None if masked is None else not masked
-    weight = fields.take("weight")
+    weight = fields.pop("weight")
     if weight is not None and (isinstance(weight, str | bool) or weight not in (0, 1)):
         raise BadRow(
             "message with a weight",
-            f"{where}: its `weight` must be 1 for an answer that is trained or 0 for one that is not, got "
-            f"{short(weight)}.",
+            f"{where}: `weight` must be 1 (train on the answer) or 0 (context only), got {short(weight)}.",
         )
     marks = {mark for mark in found.values() if mark is not None}
     marks |= {False} if weight is not None and not weight else set()
     if len(marks) > 1:
-        said = ", ".join(f"`{name}`" for name, mark in found.items() if mark is not None)
-        raise BadRow("contradictory marks", f"{where}: its marks ({said}) contradict each other.")
+        names = ", ".join(f"`{name}`" for name, mark in found.items() if mark is not None)
+        raise BadRow("contradictory marks", f"{where}: the fields {names} contradict each other: keep one.")
     mark = next(iter(marks), None)
     if mark and role != "assistant":
         raise BadRow(
-            "message of others to be learned",
-            f"{where}: the {role}'s message is marked as to be learned, but only an assistant's is.",
+            "message of another role marked for training",
+            f"{where}: the {role}'s message is marked for training, but only an assistant's message can be trained on.",
         )
     return mark
 
 
-def _truth(fields: Fields, name: str, where: str) -> bool | None:
-    value = fields.take(name)
+def _read_boolean(fields: Fields, name: str, where: str) -> bool | None:
+    value = fields.pop(name)
     value = value.item() if isinstance(value, np.generic) else value
     if value is None:
         return None
@@ -238,22 +255,24 @@ def _truth(fields: Fields, name: str, where: str) -> bool | None:
     return bool(value)
 
 
-def _name(fields: Fields, field_name: str, where: str) -> str | None:
-    value = fields.take(field_name)
+def _read_name(fields: Fields, field_name: str, where: str) -> str | None:
+    value = fields.pop(field_name)
     if value is not None and not isinstance(value, str):
         raise BadRow("wrong type", f"{where}: `{field_name}` must be text, got {short(value)}.")
     return value
 
 
 def check_text(text: str, key: str, where: str) -> None:
-    """Check that a text has only valid characters.
+    """Check that a string has only valid characters.
 
     Raises:
-        BadRow: The text has an unpaired surrogate or a NUL.
+        BadRow: The string has an unpaired surrogate or a NUL.
     """
-    unicode_text(text, f"column '{key}'", where)
+    check_unicode(text, f"column '{key}'", where)
     if "\x00" in text:
-        raise BadRow("NUL character", f"{where}: column '{key}' has a NUL character at {text.index(chr(0))}.")
+        raise BadRow(
+            "NUL character", f"{where}: column '{key}' has a NUL character at position {text.index(chr(0))}: remove it."
+        )
 
 
 def check_order(messages: Sequence[Message], where: str, *, answered: bool = True) -> None:
@@ -261,9 +280,9 @@ def check_order(messages: Sequence[Message], where: str, *, answered: bool = Tru
 
     Args:
         messages: The messages, at least one.
-        where: The row's place, for messages.
-        answered: Whether the last message must be an answer; else the conversation is a prompt, which may end with the
-            start of one.
+        where: The row's location, for messages.
+        answered: Whether the last message must be an answer; if not, the conversation is a prompt, which may end with
+            the start of an answer.
 
     Raises:
         BadRow: The order is wrong, or a message is empty.
@@ -278,9 +297,9 @@ def check_order(messages: Sequence[Message], where: str, *, answered: bool = Tru
     elif any(role == "tool" and before == "user" for before, role in pairwise(spoken)):
         problem = "a tool's message must follow the assistant's"
     elif answered and spoken[-1] != "assistant":
-        problem = "the last message must be the assistant's: nothing answers it"
+        problem = "the last message must be an answer of the assistant"
     elif not answered and (messages[-1].tool_calls or messages[-1].reasoning):
-        problem = "an answer that is begun for the model must be text: write its reasoning or call into `content`"
+        problem = "the start of an answer (prefill) must be plain text: write its reasoning or tool call into `content`"
     if problem is not None:
         raise BadRow("roles out of order", f"{where}: {problem} (the roles are {', '.join(roles[:8])}).")
     for message in messages:
@@ -294,6 +313,6 @@ def _check_not_empty(message: Message, which: str, where: str) -> None:
         BadRow: The message is empty.
     """
     role = message.role
-    if role in ("user", "assistant") and not content_key(message.content).strip() and not message.tool_calls:
+    if role in ("user", "assistant") and not get_content_key(message.content).strip() and not message.tool_calls:
         what = "answer" if role == "assistant" else "prompt"
         raise BadRow(f"empty {what}", f"{where}: {which} is empty: fill it in.")

@@ -7,38 +7,54 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roll.data.cells import BadRow, as_list
-from roll.data.conversations.calls import function_call
-from roll.data.conversations.fields import IGNORED_PART_FIELDS, MEDIA, Fields, UnconsumedMedia
+from roll.data.conversations.calls import build_function_call
+from roll.data.conversations.fields import IGNORED_PART_FIELDS, MEDIA, MEDIA_TYPES, Fields, UnsupportedMedia
+from roll.data.media import MEDIA_FIELDS, MEDIA_NOUNS, MEDIA_PLACEHOLDERS, MediaReader
 from roll.errors import short
+from roll.types import MediaKind
 
 __all__ = ["Parts", "read_parts"]
 
 _TEXTS = ("text", "input_text", "output_text")
+_MEDIA_FIELDS: Mapping[MediaKind, tuple[str, ...]] = {
+    "image": ("image", "image_url", "source", "bytes", "base64", "data", "path", "url"),
+    "audio": (*MEDIA_FIELDS["audio"], "sampling_rate"),
+    "video": (*MEDIA_FIELDS["video"], "fps"),
+}
+"""Fields of a content part with its medium, and those that belong to it."""
 _KNOWN = ("type", "text", "thinking", "name", "input", "tool_use_id", "content")
 
 
 @dataclass(kw_only=True, slots=True)
 class Parts:
-    """The content of a message's parts."""
+    """The content of all parts of a message."""
 
     text: str = ""
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     results: list[tuple[str, str]] = field(default_factory=list)
-    """Tool results: the call's ID and the result."""
+    """Tool results: ID of the call, and its result."""
 
 
-def read_parts(value: Sequence[Any], ignored: frozenset[str], where: str, *, drop_nulls: bool = False) -> Parts:
-    """Return the content of the parts: joined texts, an assistant's reasoning and calls, tool results.
+def read_parts(
+    value: Sequence[Any],
+    ignored: frozenset[str],
+    where: str,
+    *,
+    drop_nulls: bool = False,
+    media: MediaReader | None = None,
+) -> Parts:
+    """Return the content of the parts: joined text, an assistant's reasoning and tool calls, tool results.
 
     Args:
-        value: Texts, or objects with a `type`.
+        value: Strings, or objects with a `type`.
         ignored: Names of fields and types that the configuration ignores.
-        where: The message's place, for messages.
-        drop_nulls: See `roll.data.conversations.calls.function_call`.
+        where: The message's location, for messages.
+        drop_nulls: Whether to leave out null arguments of tool calls, as in `calls.build_function_call`.
+        media: Reads media; the text gets a mark for each one, which `place_media` replaces. `None` rejects media.
 
     Raises:
-        BadRow: A part is of another type, or its order would be lost.
+        BadRow: A part has an unsupported type, or the order of the parts would be lost.
     """
     parts = Parts()
     for part in value:
@@ -46,36 +62,53 @@ def read_parts(value: Sequence[Any], ignored: frozenset[str], where: str, *, dro
             part = {"type": "text", "text": part}
         if not isinstance(part, Mapping):
             raise BadRow("wrong type", f"{where}: a part of `content` must be text or an object, got {short(part)}.")
-        _read_part(part, parts, ignored, where, drop_nulls)
+        _read_part(part, parts, ignored, where, drop_nulls, media)
     return parts
 
 
-def _read_part(part: Mapping[str, Any], parts: Parts, ignored: frozenset[str], where: str, drop_nulls: bool) -> None:
+def _read_part(
+    part: Mapping[str, Any],
+    parts: Parts,
+    ignored: frozenset[str],
+    where: str,
+    drop_nulls: bool,
+    media: MediaReader | None,
+) -> None:
     fields = Fields(part, ignored)
-    kind = fields.take("type")
+    kind = fields.pop("type")
     if isinstance(kind, str) and kind in ignored:
         return
     if kind is None and "text" in part:
         kind = "text"
     if kind in _TEXTS:
-        _check_order(not parts.calls, "text after a tool's call", where)
-        parts.text += _text(fields.take("text"), part, where)
+        _check_order(not parts.calls, "text after a tool call", where)
+        parts.text += _read_text(fields.pop("text"), part, where)
     elif kind == "thinking":
-        _check_order(not (parts.calls or parts.text), "thoughts after text or a tool's call", where)
-        parts.reasoning.append(_text(fields.take("thinking"), part, where))
+        _check_order(not (parts.calls or parts.text), "reasoning after text or a tool call", where)
+        parts.reasoning.append(_read_text(fields.pop("thinking"), part, where))
     elif kind == "tool_use":
-        call = fields.take("name"), fields.take("input"), fields.take("id")
-        parts.calls.append(function_call(*call, where, drop_nulls=drop_nulls))
+        call = fields.pop("name"), fields.pop("input"), fields.pop("id")
+        parts.calls.append(build_function_call(*call, where, drop_nulls=drop_nulls))
     elif kind == "tool_result":
-        _check_order(not parts.text, "a tool's result after text", where)
-        parts.results.append((str(fields.take("tool_use_id") or ""), _result(fields.take("content"), ignored, where)))
-        if fields.take("is_error"):
+        _check_order(not parts.text, "a tool result after text", where)
+        parts.results.append(
+            (str(fields.pop("tool_use_id") or ""), _read_result(fields.pop("content"), ignored, where))
+        )
+        if fields.pop("is_error"):
             raise BadRow(
-                "failed tool call", f"{where}: `is_error` has no place in chat templates: say it in `content`."
+                "failed tool call",
+                f"{where}: `is_error` is not supported by chat templates: write the error into `content`.",
             )
+    elif media is not None and isinstance(kind, str) and (medium := _find_kind(kind)) is not None:
+        _check_order(not parts.calls, f"{MEDIA_NOUNS[medium]} after a tool call", where)
+        values = {name: value for name in _MEDIA_FIELDS[medium] if (value := fields.pop(name)) is not None}
+        fields.pop("detail"), fields.pop("media_type")
+        # Without a value, the medium is the next one of the row's column.
+        value = next(iter(values.values()), None) if medium == "image" else values
+        parts.text += media.mark(value, where, medium) if values else MEDIA_PLACEHOLDERS[medium]
     elif isinstance(kind, str) and kind in MEDIA | {"document"}:
-        raise UnconsumedMedia(
-            "pictures, sound or films",
+        raise UnsupportedMedia(
+            "images, audio or video",
             f"{where}: a part of `content` is of type {kind!r}",
             "Leave such rows out.",
         )
@@ -88,23 +121,29 @@ def _read_part(part: Mapping[str, Any], parts: Parts, ignored: frozenset[str], w
     fields.check_all_read(IGNORED_PART_FIELDS, _KNOWN, "a content part", where)
 
 
-def _text(value: Any, part: Any, where: str) -> str:
+def _find_kind(type_name: str) -> MediaKind | None:
+    """Return the kind of media in a part with this type; `None` for other parts."""
+    return next((kind for kind, names in MEDIA_TYPES.items() if type_name in names), None)
+
+
+def _read_text(value: Any, part: Any, where: str) -> str:
     value = "" if value is None and any(part.get(name) == "" for name in ("text", "thinking")) else value
     if not isinstance(value, str):
         raise BadRow("wrong type", f"{where}: `content` must be text, got {short(part)}.")
     return value
 
 
-def _result(value: Any, ignored: frozenset[str], where: str) -> str:
+def _read_result(value: Any, ignored: frozenset[str], where: str) -> str:
     value = as_list(value)
     if value is None or isinstance(value, str):
         return value or ""
     parts = read_parts(value, ignored, where) if isinstance(value, list | tuple) else None
     if parts is None or parts.reasoning or parts.calls or parts.results:
-        raise BadRow("wrong type", f"{where}: a tool's result must be text, got {short(value)}.")
+        raise BadRow("wrong type", f"{where}: a tool result must be text, got {short(value)}.")
     return parts.text
 
 
-def _check_order(deal_in_order: bool, what: str, where: str) -> None:
-    if not deal_in_order:
+def _check_order(is_in_order: bool, what: str, where: str) -> None:
+    # Templates render the parts of a message in one fixed order: reasoning, text, calls. Another order would be lost.
+    if not is_in_order:
         raise BadRow("parts out of order", f"{where}: {what} in one message cannot be rendered: split the message.")

@@ -9,10 +9,10 @@ from roll.data.cells import BadRow, as_list
 from roll.data.conversations.fields import IGNORED_PART_FIELDS, Fields
 from roll.errors import short
 
-__all__ = ["FIELDS", "one_reasoning", "read_reasoning"]
+__all__ = ["FIELDS", "merge_reasoning", "read_reasoning"]
 
 FIELDS = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
-"""Fields of DeepSeek and vLLM, of OpenRouter, of Ollama and TRL; as lists of parts, of OpenRouter and of Anthropic."""
+"""Field names of DeepSeek and vLLM; OpenRouter; Ollama and TRL; as lists of parts: OpenRouter; Anthropic."""
 _TEXT_OF = {
     "reasoning.text": "text",
     "reasoning.summary": "summary",
@@ -23,16 +23,16 @@ _TEXT_OF = {
 
 
 def read_reasoning(fields: Fields, where: str) -> dict[str, str]:
-    """Return the texts of a message's reasoning fields by field name, and mark them as read.
+    """Return the text of each reasoning field of a message, by field name, and mark these fields as read.
 
     Raises:
         BadRow: A field is not text, or is encrypted.
     """
     found: dict[str, str] = {}
     for name in FIELDS:
-        value = fields.take(name)
+        value = fields.pop(name)
         if isinstance(value, list | tuple):
-            value = "\n\n".join(_detail(detail, name, where) for detail in value)
+            value = "\n\n".join(_read_detail(detail, name, where) for detail in value)
         if value is None:
             continue
         if not isinstance(value, str):
@@ -41,35 +41,36 @@ def read_reasoning(fields: Fields, where: str) -> dict[str, str]:
     return found
 
 
-def one_reasoning(found: Mapping[str, str], where: str) -> str | None:
-    """Return the reasoning in one or several fields of a message; `None` without any.
+def merge_reasoning(found: Mapping[str, str], where: str) -> str | None:
+    """Return the reasoning of a message, which may be repeated in several fields; `None` without reasoning.
 
     Args:
-        found: The texts by the fields' names.
-        where: The message's place, for messages.
+        found: The text of each field, by field name.
+        where: The message's location, for messages.
 
     Raises:
-        BadRow: The texts differ.
+        BadRow: The fields differ.
     """
+    # Services repeat the reasoning in several fields, with different whitespace, for clients of different APIs.
     texts = {name: text for name, text in found.items() if text.strip()}
     if len({"".join(text.split()) for text in texts.values()}) > 1:
-        raise BadRow(
-            "two kinds of reasoning", f"{where}: its fields of reasoning ({', '.join(texts)}) differ: keep one."
-        )
+        raise BadRow("two kinds of reasoning", f"{where}: the reasoning fields {', '.join(texts)} differ: keep one.")
     return next(iter(texts.values()), None)
 
 
-def _detail(value: Any, name: str, where: str) -> str:
+def _read_detail(value: Any, name: str, where: str) -> str:
     if not isinstance(value, Mapping):
-        raise BadRow("wrong type", f"{where}: `{name}` must be text, or a list of objects with text in them.")
+        raise BadRow(
+            "wrong type", f"{where}: `{name}` must be text, or a list of objects with text, got {short(value)}."
+        )
     fields = Fields(value)
-    kind = fields.take("type")
+    kind = fields.pop("type")
     field = _TEXT_OF.get(kind) if isinstance(kind, str) else None
-    text = as_list(fields.take(field)) if field else None
+    text = as_list(fields.pop(field)) if field else None
     if not isinstance(text, str):
         raise BadRow(
             "unreadable reasoning",
-            f"{where}: `{name}` holds an entry of type {short(kind)}, whose text is not there to be read.",
+            f"{where}: `{name}` has an entry of type {short(kind)}, which has no readable text.",
         )
     fields.check_all_read(IGNORED_PART_FIELDS, ("type", "text", "summary", "thinking"), f"`{name}`", where)
     return text

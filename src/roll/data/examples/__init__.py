@@ -3,16 +3,17 @@
 from roll.data.examples.build import Examples, build_examples, count_examples
 from roll.data.examples.reading import ExampleKind
 from roll.data.examples.report import Report
-from roll.data.examples.samples import Rendering, UnusableExample
+from roll.data.examples.samples import SampleBuilder, UnusableExample, truncate_tokens
 from roll.data.examples.stream import ExampleStream
 
 __all__ = [
     "ExampleKind",
     "ExampleStream",
     "Examples",
-    "Rendering",
     "Report",
+    "SampleBuilder",
     "UnusableExample",
     "build_examples",
     "count_examples",
+    "truncate_tokens",
 ]

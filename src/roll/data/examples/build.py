@@ -15,28 +15,32 @@ from typing import TYPE_CHECKING
 from roll.config.examples import ArithmeticExamples, ExampleDataConfig
 from roll.data.bad_rows import BadRows
 from roll.data.chat import ChatRenderer
-from roll.data.examples.checking import Check, Source, is_skipped
+from roll.data.examples.checking import ExampleChecker, Source, is_skipped
 from roll.data.examples.reading import ExampleKind, ExampleReader
 from roll.data.examples.report import Report
-from roll.data.examples.samples import Rendering, UnusableExample
+from roll.data.examples.samples import SampleBuilder, UnusableExample
 from roll.data.examples.stream import ExampleStream
-from roll.data.examples.sums import arithmetic_examples
+from roll.data.examples.sums import build_arithmetic_examples
+from roll.data.media import build_media_reader
+from roll.data.media_text import MediaText
 from roll.data.rows import split_rows
-from roll.data.source import Interleaved
+from roll.data.source import InterleavedSource
 from roll.data.stream import WeightedSource
-from roll.data.tables import tables_of
+from roll.data.tables import open_tables
 from roll.errors import DataError
+from roll.media import MediaStore
+from roll.models.multimodal import MediaInputs
 from roll.protocols import Items
 from roll.types import Example, ExampleDraw, TrainingSample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["EAGER_CHECK", "Examples", "build_examples", "count_examples"]
+__all__ = ["MAX_CHECKED_AT_START", "Examples", "build_examples", "count_examples"]
 
 logger = logging.getLogger(__name__)
 
-EAGER_CHECK = 20_000
+MAX_CHECKED_AT_START = 20_000
 """With at most this many examples, all are rendered at the start, so unusable ones are known before training."""
 
 
@@ -49,34 +53,34 @@ class Examples:
     """All held-out examples, domains interleaved."""
     held_out_fingerprints: Mapping[str, str]
     """Fingerprints by domain; equal for equal examples in equal order."""
-    rendering: Rendering
+    sample_builder: SampleBuilder
     settings: dict[str, ExampleDataConfig]
     """Settings by domain."""
     report: Report
 
-    def samples(self, draw: ExampleDraw) -> tuple[TrainingSample, ...] | str:
-        """Return the draw's samples, or the reason it is skipped, if its source skips such examples.
+    def build_samples(self, draw: ExampleDraw) -> tuple[TrainingSample, ...] | str:
+        """Return the training samples of a drawn example, or the reason why it is skipped.
 
         Raises:
-            UnusableExample: The example cannot be trained on, and must not be skipped.
+            UnusableExample: The example cannot be trained on, and its source does not skip such examples.
         """
         config = self.settings[draw.example.domain]
         try:
-            return self.rendering.samples(draw, config.too_long)[0]
+            return self.sample_builder.build_samples(draw, config.too_long)[0]
         except UnusableExample as error:
             if is_skipped(config, error.reason):
                 return error.reason
             raise UnusableExample(error.reason, f"example '{draw.uid}': {error}") from error
 
-    def evaluation(self, num_examples: int) -> list[ExampleDraw]:
+    def get_evaluation_draws(self, num_examples: int) -> list[ExampleDraw]:
         """Return the first `num_examples` held-out examples (all, if there are fewer), always the same ones."""
         chosen = [self.held_out[i] for i in range(min(num_examples, len(self.held_out)))]
         return [ExampleDraw(draw_id=i, example=example, position=-1) for i, example in enumerate(chosen)]
 
 
 @dataclass(kw_only=True, slots=True)
-class _Loaded:
-    """One entry of the configuration, with its examples."""
+class _LoadedSource:
+    """The examples of one data source."""
 
     config: ExampleDataConfig
     domain: str
@@ -94,32 +98,36 @@ def build_examples(
     *,
     score_at_end: bool = False,
     pipeline: str = "",
+    media: MediaInputs | None = None,
 ) -> Examples:
-    """Read every source.
+    """Read the examples of all sources.
 
     Args:
-        configs: The entries of the configuration; their domains differ.
+        configs: The sources' entries in the configuration; their domains differ.
         kind: The kind of examples that the pipeline trains on.
         tokenizer: The model's tokenizer, with its chat template.
         seed: Seed of the order and of the held-out split.
         max_tokens: Longest context, in tokens.
-        score_at_end: See `Rendering`.
+        score_at_end: Whether the only loss token of a sample is an end token that is appended to it.
         pipeline: The pipeline's name, for messages.
+        media: Store and processor of the run's images; `None` for a text-only model.
 
     Raises:
         DataError: A source cannot be read or is empty, or rows cannot be trained on; the message names all of them.
     """
-    rendering = Rendering(renderer=ChatRenderer(tokenizer), max_tokens=max_tokens, score_at_end=score_at_end)
+    renderer = ChatRenderer(tokenizer, None if media is None else MediaText(media))
+    sample_builder = SampleBuilder(renderer=renderer, max_tokens=max_tokens, score_at_end=score_at_end)
     if len({config.weight is None for config in configs}) == 2:
-        raise DataError("some data sources have a weight and others none: give every one a weight, or none of them.")
-    loaded = list(_load(configs, kind, seed, rendering.renderer.special_in, pipeline))
+        raise DataError("some data sources have a weight and others do not: set `weight` for all of them, or for none.")
+    store = None if media is None else media.store
+    loaded = list(_load_sources(configs, kind, seed, sample_builder.renderer.find_special_token, pipeline, store))
     total = sum(len(entry.training) + len(entry.held_out) for entry in loaded)
-    check = Check(rendering=rendering, every=total <= EAGER_CHECK)
+    check = ExampleChecker(sample_builder=sample_builder, checks_all=total <= MAX_CHECKED_AT_START)
     for entry in loaded:
         entry.training, entry.held_out = (
-            check.usable(side, entry.config, entry.bad) for side in (entry.training, entry.held_out)
+            check.filter_usable(side, entry.config, entry.bad) for side in (entry.training, entry.held_out)
         )
-    _refuse_bad_rows(loaded)
+    _report_bad_rows(loaded)
     sources = [
         WeightedSource(
             domain=entry.domain,
@@ -129,14 +137,14 @@ def build_examples(
         )
         for entry in loaded
     ]
-    report = check.report({entry.domain: entry.bad for entry in loaded})
-    if lines := list(report.lines()):
+    report = check.build_report({entry.domain: entry.bad for entry in loaded})
+    if lines := list(report.format_lines()):
         logger.warning("%s", "\n".join(lines))
     return Examples(
         train=ExampleStream(sources, seed),
-        held_out=Interleaved([entry.held_out for entry in loaded]),
+        held_out=InterleavedSource([entry.held_out for entry in loaded]),
         held_out_fingerprints={entry.domain: entry.held_out.fingerprint for entry in loaded},
-        rendering=rendering,
+        sample_builder=sample_builder,
         settings={entry.domain: entry.config for entry in loaded},
         report=report,
     )
@@ -148,35 +156,38 @@ def count_examples(configs: Sequence[ExampleDataConfig], kind: ExampleKind, seed
     Raises:
         DataError: A source cannot be read or is empty, or rows cannot be trained on; the message names all of them.
     """
-    loaded = list(_load(configs, kind, seed, lambda text: None, pipeline))
-    _refuse_bad_rows(loaded)
+    # Images are decoded, but not stored: rows with unreadable images do not count.
+    loaded = list(_load_sources(configs, kind, seed, lambda text: None, pipeline, MediaStore(None)))
+    _report_bad_rows(loaded)
     return sum(len(entry.training) for entry in loaded)
 
 
-def _load(
+def _load_sources(
     configs: Sequence[ExampleDataConfig],
     kind: ExampleKind,
     seed: int,
-    special_in: Callable[[str], str | None],
+    find_special_token: Callable[[str], str | None],
     pipeline: str,
-) -> Iterator[_Loaded]:
+    media: MediaStore | None,
+) -> Iterator[_LoadedSource]:
     for config in configs:
         domain, bad = config.domain or config.source, BadRows()
         if not isinstance(config, ArithmeticExamples):
-            reader = ExampleReader(config, domain, kind, special_in, bad, pipeline)
-            sides: tuple[Source, Source] = split_rows(reader, tables_of(config, domain, config.text_key), seed)
+            media_reader = build_media_reader(config, media)
+            reader = ExampleReader(config, domain, kind, find_special_token, bad, pipeline, media_reader)
+            sides: tuple[Source, Source] = split_rows(reader, open_tables(config, domain, config.text_key), seed)
         elif kind == "supervised":
-            sides = arithmetic_examples(config, domain, seed)
+            sides = build_arithmetic_examples(config, domain, seed)
         else:
             raise DataError(
-                f"data source '{domain}' has one answer to each sum, which this pipeline cannot learn from: use rows "
-                "that have what it compares."
+                f"data source '{domain}' generates sums with one answer each, but this pipeline needs other columns, "
+                "such as two answers or a score: use a source whose rows have these columns."
             )
         bad.num_rows = len(sides[0]) + len(sides[1]) + bad.counts.total()
-        yield _Loaded(config=config, domain=domain, training=sides[0], held_out=sides[1], bad=bad)
+        yield _LoadedSource(config=config, domain=domain, training=sides[0], held_out=sides[1], bad=bad)
 
 
-def _refuse_bad_rows(loaded: Sequence[_Loaded]) -> None:
+def _report_bad_rows(loaded: Sequence[_LoadedSource]) -> None:
     """Report the bad rows of all sources at once, unless they are skipped.
 
     Raises:
@@ -185,12 +196,12 @@ def _refuse_bad_rows(loaded: Sequence[_Loaded]) -> None:
     lines: list[str] = []
     for entry in loaded:
         if any(not is_skipped(entry.config, reason) for reason in entry.bad.counts):
-            lines += entry.bad.lines(entry.domain)
+            lines += entry.bad.format_lines(entry.domain)
     if lines:
-        raise DataError("\n".join([*lines, "Correct them, or leave them out with `on_bad_row: skip`."]))
+        raise DataError("\n".join([*lines, "Correct these rows, or skip all bad rows with `on_bad_row: skip`."]))
     for entry in loaded:
         if not len(entry.training):
-            lost = f"all but {entry.bad.num_rows - entry.bad.counts.total():,} of its rows are left out"
+            lost = f"all but {entry.bad.num_rows - entry.bad.counts.total():,} of its rows are skipped"
             raise DataError(
                 f"data source '{entry.domain}' leaves no example for training: "
                 + (f"{lost}." if entry.bad.counts else f"lower its held_out ({entry.config.held_out}).")

@@ -11,12 +11,12 @@ import numpy as np
 from roll.config.examples import ExampleColumns, ExampleDataConfig
 from roll.data.bad_rows import BadRows
 from roll.data.examples.report import Report
-from roll.data.examples.samples import TOO_LONG, Rendering, UnusableExample
+from roll.data.examples.samples import TOO_LONG, SampleBuilder, UnusableExample
 from roll.data.examples.sums import ArithmeticExamplesSource
 from roll.data.rows import RowItems
 from roll.types import Conversation, Example, ExampleDraw, TrainingSample
 
-__all__ = ["Check", "Source", "is_skipped"]
+__all__ = ["ExampleChecker", "Source", "is_skipped"]
 
 Source: TypeAlias = RowItems[Example] | ArithmeticExamplesSource
 
@@ -25,12 +25,12 @@ NUM_MEASURED = 200
 
 
 @dataclass(kw_only=True, slots=True)
-class Check:
-    """Renders examples, and collects the findings."""
+class ExampleChecker:
+    """Renders examples before training, and collects their lengths and problems."""
 
-    rendering: Rendering
-    every: bool
-    """Whether to render all examples, not a sample."""
+    sample_builder: SampleBuilder
+    checks_all: bool
+    """Whether to render all examples instead of a sample."""
     longest: int = field(default=0, init=False)
     num_trained: int = field(default=0, init=False)
     num_rendered: int = field(default=0, init=False)
@@ -38,50 +38,52 @@ class Check:
     num_rewritten: int = field(default=0, init=False)
     """Number of examples with an answer that the template renders differently as the conversation continues."""
 
-    def usable(self, source: Source, config: ExampleDataConfig, bad: BadRows) -> Source:
-        """Return the source without the examples that cannot be trained on; a large source is only sampled."""
-        numbers = range(0, len(source), 1 if self.every else max(len(source) // NUM_MEASURED, 1))
+    def filter_usable(self, source: Source, config: ExampleDataConfig, bad: BadRows) -> Source:
+        """Return the source without the examples that cannot be trained on, and record these examples in `bad`.
+
+        If only some examples are rendered (`checks_all` is false), the whole source is returned.
+        """
+        numbers = range(0, len(source), 1 if self.checks_all else max(len(source) // NUM_MEASURED, 1))
         out: list[int] = []
         for index in numbers:
             example = source[index]
             draw = ExampleDraw(draw_id=0, example=example, position=-1)
             try:
-                samples, cut = self.rendering.samples(draw, config.too_long)
+                samples, cut = self.sample_builder.build_samples(draw, config.too_long)
             except UnusableExample as error:
                 out.append(index)
-                if self.every or not is_skipped(config, error.reason):
-                    bad.add(error.reason, f"{source.where(index)}: {error}")
+                if self.checks_all or not is_skipped(config, error.reason):
+                    bad.add(error.reason, f"{source.describe_location(index)}: {error}")
             else:
                 self._measure(example, samples, cut)
-        return source.without(out) if out and self.every else source
+        return source.exclude(out) if out and self.checks_all else source
 
     def _measure(self, example: Example, samples: tuple[TrainingSample, ...], cut: bool) -> None:
         self.num_rendered += 1
         self.num_cut += cut
         self.num_trained += sum(int(sample.loss_mask.sum()) for sample in samples)
         self.longest = max(self.longest, *(len(sample) for sample in samples))
-        if not cut and not self.rendering.score_at_end:
+        if not cut and not self.sample_builder.score_at_end:
             sides = zip(example.conversations, samples, strict=True)
-            self.num_rewritten += any(_num_answers(side) > _count_trained(sample) for side, sample in sides)
+            self.num_rewritten += any(_count_answers(side) > _count_trained_spans(sample) for side, sample in sides)
 
-    def report(self, bad: Mapping[str, BadRows]) -> Report:
-        """Build the report of all findings, with the problems in the rows of each domain."""
-        looked_at = "" if self.every else f" of the {self.num_rendered:,} looked at"
+    def build_report(self, bad: Mapping[str, BadRows]) -> Report:
+        """Build the report on all checked examples; `bad` has the unusable rows of each domain."""
+        checked = "" if self.checks_all else f" of the {self.num_rendered:,} checked"
         notes = []
         if self.num_cut:
             notes.append(
-                f"{self.num_cut:,} examples{looked_at} have more tokens than the context takes: their answers lose "
-                "their ends."
+                f"{self.num_cut:,} examples{checked} have more tokens than the context: their answers are truncated."
             )
         if self.num_rewritten:
             notes.append(
-                f"{self.num_rewritten:,} conversations{looked_at} have answers that the model's chat template changes "
-                "as the conversation goes on (some leave out earlier reasoning): these are context only, and the "
-                "later ones are trained."
+                f"{self.num_rewritten:,} conversations{checked} have answers that the model's chat template changes "
+                "as the conversation continues (some leave out earlier reasoning): these are context only, and only "
+                "the later answers are trained on."
             )
         return Report(
             bad=bad,
-            longest=self.longest if self.every else None,
+            longest=self.longest if self.checks_all else None,
             num_tokens=self.num_trained / max(self.num_rendered, 1),
             num_cut=self.num_cut,
             num_rewritten=self.num_rewritten,
@@ -89,11 +91,11 @@ class Check:
         )
 
 
-def _num_answers(conversation: Conversation) -> int:
+def _count_answers(conversation: Conversation) -> int:
     return sum(message.role == "assistant" for message in conversation.messages[conversation.num_given :])
 
 
-def _count_trained(sample: TrainingSample) -> int:
+def _count_trained_spans(sample: TrainingSample) -> int:
     """Count the contiguous spans of trained tokens."""
     return int(np.count_nonzero(np.diff(sample.loss_mask.astype(np.int8)) == 1))
 

@@ -12,18 +12,19 @@ import numpy as np
 
 from roll.config.examples import ExampleColumns
 from roll.data.bad_rows import BadRows
-from roll.data.cells import BadRow, Row, column
-from roll.data.conversations import MessageReader, RowView, check_columns
-from roll.data.conversations.fields import UnconsumedMedia
-from roll.data.examples.conversations import RowReading
-from roll.data.examples.repeated import repeats
-from roll.data.source import content_of_message, content_of_rest, texts_in, texts_of_tools
+from roll.data.cells import BadRow, Row, read_column
+from roll.data.conversations import MessageReader, RowView, check_columns, read_media
+from roll.data.conversations.fields import UnsupportedMedia
+from roll.data.examples.conversations import RowParser
+from roll.data.examples.repeated import is_repetition
+from roll.data.media import MEDIA_NOUNS, MediaReader, describe_marks, place_media
+from roll.data.source import get_message_content, get_message_texts, get_template_inputs, get_tool_texts
 from roll.errors import DataError, short
-from roll.types import Conversation, Example, content_key
+from roll.types import Conversation, Example, get_content_key
 
 __all__ = ["ExampleKind", "ExampleReader"]
 
-LARGEST = 1e18
+MAX_SIZE = 1e18
 """Largest score or margin; a loss computes its square in float32."""
 ExampleKind: TypeAlias = Literal["supervised", "pair", "labelled", "scored"]
 """One conversation; two answers to the same prompt, the preferred one first; one answer and whether it is wanted; one
@@ -34,12 +35,13 @@ class ExampleReader:
     """Reads rows as examples of one kind; a `RowReader`.
 
     Args:
-        config: The entry of the configuration.
+        config: The source's entry in the configuration.
         domain: The source's name.
         kind: The kind of examples.
-        special_in: Finds a special token in a text of a chat.
+        find_special_token: Returns the first special token in a string, or `None`.
         bad: Receives the bad rows.
         pipeline: The pipeline's name, for messages.
+        media: Reads images, audio and video; `None` rejects them.
     """
 
     def __init__(
@@ -47,53 +49,78 @@ class ExampleReader:
         config: ExampleColumns,
         domain: str,
         kind: ExampleKind,
-        special_in: Callable[[str], str | None],
+        find_special_token: Callable[[str], str | None],
         bad: BadRows,
         pipeline: str = "",
+        media: MediaReader | None = None,
     ) -> None:
+        self._media = media
         self._config, self._domain, self._kind, self._pipeline = config, domain, kind, pipeline
-        self._special_in = special_in
+        self._special_in = find_special_token
         self.held_out, self.limit = config.held_out, config.limit
         self._bad = bad
         self._columns = {getattr(config, name) for name in type(config).model_fields if name.endswith("_key")} - {None}
 
     def read(self, row: Row, key: str, where: str) -> Example:
-        """See `RowReader.read`."""
+        """Read one row as an example; see `RowReader.read`."""
         try:
-            return self._example(row, key, where)
-        except UnconsumedMedia as error:
-            raise error.by(self._pipeline) from None
+            return self._read_example(row, key, where)
+        except UnsupportedMedia as error:
+            raise error.with_pipeline(self._pipeline) from None
         except DataError:
             raise
         except Exception as error:  # rows from Python may be of classes that raise anything
-            raise BadRow("unreadable", f"{where}: cannot be read: {type(error).__name__}: {error}") from error
+            raise BadRow("unreadable", f"{where}: the row cannot be read: {type(error).__name__}: {error}") from error
 
-    def _example(self, raw: Row, key: str, where: str) -> Example:
+    def _read_example(self, raw: Row, key: str, where: str) -> Example:
         config = self._config
-        row = RowView(raw, config.ignored_fields)
-        reading = RowReading(row, config, where)
+        row = RowView(raw, config.ignored_fields, self._media)
+        reading = RowParser(row, config, where)
         conversations = (
-            _pair(reading, config, where) if self._kind == "pair" else (_single(reading.conversation(), self._kind),)
+            _read_pair(reading, config, where)
+            if self._kind == "pair"
+            else (_select_last_answer(reading.read_conversation(), self._kind),)
         )
+        conversations = self._with_media(row, conversations, where)
         for conversation in conversations:
             _check_marks(conversation, self._kind, where)
-            self._check_special(conversation, where)
+            self._check_special_tokens(conversation, where)
         example = Example(
             uid=f"{self._domain}/{key}",
             domain=self._domain,
             conversations=conversations,
-            preferred=_label(row, config, where) if self._kind == "labelled" else None,
-            target=self._target(row, where),
+            preferred=_read_label(row, config, where) if self._kind == "labelled" else None,
+            target=self._read_target(row, where),
             metadata={name: row.peek(name) for name in row if name not in self._columns},
         )
         self._check_columns(row, conversations, where)
         return example
 
+    def _with_media(
+        self, row: RowView, conversations: tuple[Conversation, ...], where: str
+    ) -> tuple[Conversation, ...]:
+        """Return the conversations with the row's media; both conversations of a pair get the same media."""
+        if row.media is None:
+            return conversations
+        media = read_media(row, self._config, where)
+        if media and any(conversation.text is not None for conversation in conversations):
+            kind = media[0].kind
+            raise BadRow(kind, f"{where}: the row has {kind}, but plain text instead of messages: give `messages`.")
+        placed = tuple(
+            conversation
+            if conversation.text is not None
+            else replace(conversation, messages=place_media(conversation.messages, media, where))
+            for conversation in conversations
+        )
+        for conversation in placed:
+            _check_answers(conversation, where)
+        return placed
+
     def _check_columns(self, row: RowView, conversations: tuple[Conversation, ...], where: str) -> None:
-        """Check that no column is left unread; a column that repeats what was read in another form counts as read."""
+        """Check that no column is left unread; a column that repeats other columns in another form counts as read."""
         config = self._config
         if self._kind != "pair" and config.completion_key in (config.chosen_key, config.rejected_key):
-            row.read |= {config.chosen_key, config.rejected_key}  # one of the two answers is chosen on purpose
+            row.read |= {config.chosen_key, config.rejected_key}  # the configuration selects one of the two answers
         forms = {
             *(config.messages_key, config.conversations_key, config.prompt_key, config.completion_key),
             *(config.instruction_key, config.input_key, config.output_key, config.text_key),
@@ -102,82 +129,105 @@ class ExampleReader:
         reader = MessageReader(ignored=frozenset(config.ignored_fields), drop_nulls=row.drop_nulls)
         row.read |= {
             name
-            for name in row.unread
-            if name in forms and repeats(row.peek(name), conversations, reader, rendered=name == config.text_key)
+            for name in row.unread_columns
+            if name in forms and is_repetition(row.peek(name), conversations, reader, rendered=name == config.text_key)
         }
         check_columns(row, config, self._columns, where)
 
-    def refuse(self, error: DataError, where: str) -> None:
+    def handle_error(self, error: DataError, where: str) -> None:
         """Record the error; all errors are reported at once."""
-        self._bad.refuse(error)
+        self._bad.add_error(error)
 
-    def asked(self, item: Example) -> Iterable[str]:
-        """Return the messages before the first answer, or the common prefix of the texts."""
+    def get_question(self, item: Example) -> Iterable[str]:
+        """Return the messages before the first answer; for plain text, the text or the common prefix of a pair."""
         conversation = item.conversations[0]
         if conversation.text is not None:
-            return [conversation.text[: _common(*(str(c.text) for c in item.conversations))]]
+            # The prompt of a plain-text pair is not marked: it is their common prefix.
+            return [conversation.text[: _compute_common_length(*(str(c.text) for c in item.conversations))]]
         given = max(conversation.num_given, 1)
         first = next(i for i, m in enumerate(conversation.messages) if m.role == "assistant" and i >= given)
-        return [content_key(m.content) for m in conversation.messages[:first]]
+        return [get_content_key(m.content) for m in conversation.messages[:first]]
 
-    def content(self, item: Example) -> Iterable[str]:
+    def get_content(self, item: Example) -> Iterable[str]:
         """Yield all content that distinguishes the example from others."""
         yield f"{item.uid}\x00{item.preferred}\x00{item.target}"
         for conversation in item.conversations:
             yield f"{conversation.num_given}\x00{conversation.text or ''}"
-            yield from map(content_of_message, conversation.messages)
-            yield from content_of_rest(conversation.tools, conversation.template_kwargs)
+            yield from map(get_message_content, conversation.messages)
+            yield from get_template_inputs(conversation.tools, conversation.template_kwargs)
             if conversation.untrained:
                 yield f"untrained {sorted(conversation.untrained)}"
 
-    def _check_special(self, conversation: Conversation, where: str) -> None:
-        # Refused rather than escaped: in chat data, special tokens are mostly leftovers of another model's template,
+    def _check_special_tokens(self, conversation: Conversation, where: str) -> None:
+        # Rejected rather than escaped: in chat data, special tokens are mostly leftovers of another model's template,
         # which the model should not learn in any spelling.
         for message in conversation.messages:
-            found = next(filter(None, map(self._special_in, texts_in(message))), None)
+            found = next(filter(None, map(self._special_in, get_message_texts(message))), None)
             if found is not None:
                 raise BadRow(
                     "special token in a message",
-                    f"{where}: the {message.role}'s message contains {found!r}, which the model would take for the "
+                    f"{where}: the {message.role}'s message contains {found!r}, which the model would read as the "
                     "token that its template puts between messages: remove it, or give such rows as `text`.",
                 )
-        found = next(filter(None, map(self._special_in, texts_of_tools(conversation.tools))), None)
+        found = next(filter(None, map(self._special_in, get_tool_texts(conversation.tools))), None)
         if found is not None:
             raise BadRow(
-                "special token in a tool", f"{where}: a tool's description contains {found!r}: remove it from there."
+                "special token in a tool",
+                f"{where}: a tool's description contains {found!r}, a special token of the model: remove it.",
             )
 
-    def _target(self, row: RowView, where: str) -> float | None:
+    def _read_target(self, row: RowView, where: str) -> float | None:
         config = self._config
         if self._kind == "scored":
-            return _number(column(row, config.score_key, where, "score_key"), config.score_key, where)
+            return _read_number(read_column(row, config.score_key, where, "score_key"), config.score_key, where)
         if self._kind == "pair" and config.margin_key is not None and row.get(config.margin_key) is not None:
-            return _number(row[config.margin_key], config.margin_key, where)
+            return _read_number(row[config.margin_key], config.margin_key, where)
         return None
 
 
-def _single(conversation: Conversation, kind: ExampleKind) -> Conversation:
+def _select_last_answer(conversation: Conversation, kind: ExampleKind) -> Conversation:
     if kind == "supervised" or conversation.text is not None or conversation.num_given:
         return conversation
-    # of a whole conversation, the last answer is judged
+    # The label or score of a whole conversation is that of its last answer.
     return replace(conversation, num_given=len(conversation.messages) - 1)
 
 
 def _check_marks(conversation: Conversation, kind: ExampleKind, where: str) -> None:
-    """Check that an answer is left to train on, and that no judged answer is marked as context only."""
+    """Check that at least one answer is trained on, and that no judged answer is marked as context only."""
     answers = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
     if conversation.untrained and conversation.untrained.issuperset(i for i in answers if i >= conversation.num_given):
-        raise BadRow("nothing to learn", f"{where}: every answer of it is marked as not to be learned.")
+        raise BadRow(
+            "nothing to learn",
+            f"{where}: every answer is marked as context only: mark one for training, or leave the row out.",
+        )
     if kind != "supervised" and any(place >= conversation.num_given for place in conversation.untrained):
         raise BadRow(
-            "judged answer that is not to be learned",
-            f"{where}: an answer that is judged is marked as not to be learned: remove the mark, or leave the row out.",
+            "judged answer that is context only",
+            f"{where}: the answer that has the label or score is marked as context only: remove the mark, or leave "
+            "the row out.",
         )
 
 
-def _pair(reading: RowReading, config: ExampleColumns, where: str) -> tuple[Conversation, Conversation]:
-    chosen = reading.answered(config.chosen_key, "chosen_key")
-    rejected = reading.answered(config.rejected_key, "rejected_key")
+def _check_answers(conversation: Conversation, where: str) -> None:
+    """Check that no answer to train on has an image, audio or a video.
+
+    Raises:
+        BadRow: An answer has one.
+    """
+    for place, message in enumerate(conversation.messages):
+        trained = place >= conversation.num_given and place not in conversation.untrained
+        if message.role == "assistant" and message.media and trained:
+            kind = message.media[0].kind
+            raise BadRow(
+                kind,
+                f"{where}: the assistant's message {place + 1} has {MEDIA_NOUNS[kind]}, but the model writes only "
+                f"text: move the {kind} into another message, or leave the row out.",
+            )
+
+
+def _read_pair(parser: RowParser, config: ExampleColumns, where: str) -> tuple[Conversation, Conversation]:
+    chosen = parser.read_answer(config.chosen_key, "chosen_key")
+    rejected = parser.read_answer(config.rejected_key, "rejected_key")
     if (chosen.text is None) != (rejected.text is None):
         raise BadRow("wrong type", f"{where}: one answer is text and the other a list of chat messages: use one form.")
     if chosen == rejected:
@@ -186,40 +236,45 @@ def _pair(reading: RowReading, config: ExampleColumns, where: str) -> tuple[Conv
         if chosen.text[0] != rejected.text[0]:
             raise BadRow(
                 "different prompts",
-                f"{where}: the two texts begin differently, but what both begin with is what is asked: compare answers "
-                "to the same, or name the prompt's column (prompt_key).",
+                f"{where}: the two strings have no common prefix, which would be the prompt: give two answers to the "
+                "same prompt, or name the prompt's column (prompt_key).",
             )
         return chosen, rejected
     a, b = chosen.messages, rejected.messages
     common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
     other = next((side[common] for side in (a, b) if len(side) > common and side[common].role != "assistant"), None)
     if other is not None:
+        content = short(describe_marks(get_content_key(other.content)))
         raise BadRow(
             "different prompts",
-            f"{where}: the two answers are to different prompts, since only one of them has this message of the "
-            f"{other.role}: {short(content_key(other.content))}. Compare answers to the same.",
+            f"{where}: the two answers have different prompts: only one of the two conversations contains this "
+            f"{other.role} message: {content}. Give two answers to the same prompt.",
         )
     sides = [
-        reading.checked(replace(side, num_given=common), f"{where}, column '{key}'")
+        parser.check(replace(side, num_given=common), f"{where}, column '{key}'")
         for side, key in ((chosen, config.chosen_key), (rejected, config.rejected_key))
     ]
     if common in (len(a), len(b)):
-        raise BadRow("empty answer", f"{where}: one answer is the beginning of the other, with nothing of its own.")
+        raise BadRow(
+            "empty answer",
+            f"{where}: one conversation is only the beginning of the other, so the shorter one has no answer: fill it "
+            "in, or leave the row out.",
+        )
     return sides[0], sides[1]
 
 
-def _common(*texts: str) -> int:
-    """Return the length of the texts' common prefix, in characters."""
+def _compute_common_length(*texts: str) -> int:
+    """Return the length of the strings' common prefix, in characters."""
     shortest = min(map(len, texts))
     return next((i for i in range(shortest) if len({text[i] for text in texts}) > 1), shortest)
 
 
-def _plain(value: Any) -> Any:
+def _to_python_number(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) and value.dtype.kind in "biuf" else value
 
 
-def _label(row: RowView, config: ExampleColumns, where: str) -> bool:
-    value = _plain(column(row, config.label_key, where, "label_key"))
+def _read_label(row: RowView, config: ExampleColumns, where: str) -> bool:
+    value = _to_python_number(read_column(row, config.label_key, where, "label_key"))
     if not isinstance(value, bool | int | float) or value not in (0, 1):
         raise BadRow(
             "label is not true or false",
@@ -228,8 +283,8 @@ def _label(row: RowView, config: ExampleColumns, where: str) -> bool:
     return bool(value)
 
 
-def _number(value: Any, key: str, where: str) -> float:
-    value = _plain(value)
+def _read_number(value: Any, key: str, where: str) -> float:
+    value = _to_python_number(value)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise BadRow("wrong type", f"{where}: column '{key}' must be a number, got {short(value)}.")
     try:
@@ -240,9 +295,9 @@ def _number(value: Any, key: str, where: str) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise BadRow("not a finite number", f"{where}: column '{key}' is {short(value)}: give a finite number.")
-    if abs(number) > LARGEST:
+    if abs(number) > MAX_SIZE:
         raise BadRow(
             "too large a number",
-            f"{where}: column '{key}' is {short(value)}: give numbers between -{LARGEST:g} and {LARGEST:g}.",
+            f"{where}: column '{key}' is {short(value)}: give numbers between -{MAX_SIZE:g} and {MAX_SIZE:g}.",
         )
     return number

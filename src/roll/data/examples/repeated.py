@@ -1,4 +1,4 @@
-"""Detect columns that repeat in another form what was read of a row."""
+"""Detect columns that repeat other columns of the row in another form."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import Any
 
 from roll.data.cells import BadRow
-from roll.data.conversations import MessageReader, ReadMessages, prompt_of_text
-from roll.types import Conversation, Message, content_key, with_texts
+from roll.data.conversations import MessageReader, ParsedMessages, parse_prompt_text
+from roll.types import Conversation, Message, get_content_key, iter_texts, map_text
 
-__all__ = ["repeats"]
+__all__ = ["is_repetition"]
 
-_LONGEST_HEADER = 2_000
-"""Most characters between two messages of a text, without tool calls."""
+_MAX_HEADER_LENGTH = 2_000
+"""Maximum number of characters between two messages in rendered text, without tool calls."""
 _MARKS = re.compile(r"<[|\uff5c][^<>]{0,60}>|</?[A-Za-z][\w:.-]{0,30}>|<</?SYS>>|\[/?[A-Z_]{1,30}\]")
 """Marks that chat templates put around messages."""
 _ROLES = frozenset(
@@ -43,74 +43,81 @@ _ALPACA = re.compile(
     r"Below is an instruction that describes a task(?:, paired with an input that provides further context)?\. "
     r"Write a response that appropriately completes the request\."
 )
-"""The start of the texts in Alpaca's rows, and of all data sets with its format."""
+"""The start of the text in Alpaca's rows, and in all data sets with its format."""
 _WORD = re.compile(r"\w+")
 
 
-def repeats(
+def is_repetition(
     value: Any, conversations: Sequence[Conversation], reader: MessageReader, *, rendered: bool = False
 ) -> bool:
-    """Return whether a column only repeats what was already read, in another form.
+    """Return whether a column only repeats, in another form, the conversations that were read from other columns.
 
     Args:
-        value: The column's value: a text, or messages, whose roles, order, calls, reasoning and marks count.
+        value: The column's value: a string, or messages, which must agree in roles, order, calls, reasoning and marks.
         conversations: The conversations that were read.
         reader: A reader of messages.
-        rendered: Whether the column may be a text of the whole conversation, in any template.
+        rendered: Whether the column may also be the whole conversation, rendered by any template.
     """
-    if isinstance(value, str) and (found := prompt_of_text(value)) and found.listed:
+    if isinstance(value, str) and (found := parse_prompt_text(value)) and found.listed:
         value = found.listed
     if isinstance(value, str):
-        said = {"".join(said.split()) for c in conversations for said in (c.text, *_contents(c.messages)) if said}
-        return "".join(value.split()) in said or (rendered and any(_is_rendering(value, c) for c in conversations))
+        texts = {"".join(text.split()) for c in conversations for text in (c.text, *_list_contents(c.messages)) if text}
+        return "".join(value.split()) in texts or (rendered and any(_is_rendering(value, c) for c in conversations))
     try:
         read = reader.read(value, "", "")
     except BadRow:
         return False
-    return any(_has(conversation, read) for conversation in conversations)
+    return any(_contains_messages(conversation, read) for conversation in conversations)
 
 
-def _contents(messages: Sequence[Message]) -> list[str]:
-    return [content_key(message.content) for message in messages]
+def _list_contents(messages: Sequence[Message]) -> list[str]:
+    return [get_content_key(message.content) for message in messages]
 
 
-def _has(conversation: Conversation, read: ReadMessages) -> bool:
-    """Return whether the messages are some of the conversation's, in its order, and none has more content."""
-    rest = iter(enumerate(map(_squeeze, conversation.messages)))
-    for place, message in enumerate(map(_squeeze, read.messages)):
+def _contains_messages(conversation: Conversation, messages: ParsedMessages) -> bool:
+    """Return whether the messages `read` occur in the conversation, in order; whitespace is ignored.
+
+    A message that is context only must be context only in the conversation too.
+    """
+    rest = iter(enumerate(map(_remove_whitespace, conversation.messages)))
+    for place, message in enumerate(map(_remove_whitespace, messages.messages)):
         same = next((there for there, other in rest if other == message), None)
-        if same is None or (place in read.untrained and same not in conversation.untrained):
+        if same is None or (place in messages.untrained and same not in conversation.untrained):
             return False
     return True
 
 
-def _squeeze(message: Message) -> Message:
-    """Return the message without the whitespace of its content."""
-    return replace(message, content=with_texts(message.content, lambda text: "".join(text.split())))
+def _remove_whitespace(message: Message) -> Message:
+    """Return the message with all whitespace removed from its content."""
+    return replace(message, content=map_text(message.content, lambda text: "".join(text.split())))
 
 
 def _is_rendering(text: str, conversation: Conversation) -> bool:
-    """Return whether a text is the conversation in some template: its messages in order, with only headers between."""
+    """Return whether a text is the rendered conversation: its messages in order, with only headers between them."""
     places = [place for place, character in enumerate(text) if not character.isspace()]
     squeezed, places = "".join(text.split()), [*places, len(text)]
-    known = _ROLES | _words_around_contents(conversation)
+    known = _ROLES | _collect_header_words(conversation)
     position = 0
     for i, message in enumerate(conversation.messages):
-        said = "".join(message.text.split())
-        begin = squeezed.find(said, position)
+        content = "".join("".join(iter_texts(message.content)).split())
+        begin = squeezed.find(content, position)
+        # The content may also occur by chance, such as "a" in a header, so all occurrences near the last message are
+        # tried.
         while begin >= 0 and not (
-            _is_apart(text, places[begin], places[begin + len(said) - 1] + 1 if said else places[begin])
+            _is_at_word_boundaries(
+                text, places[begin], places[begin + len(content) - 1] + 1 if content else places[begin]
+            )
             and _is_header(text[places[position] : places[begin]], known)
         ):
-            begin = squeezed.find(said, begin + 1) if begin - position < _LONGEST_HEADER else -1
+            begin = squeezed.find(content, begin + 1) if begin - position < _MAX_HEADER_LENGTH else -1
         if begin >= 0:
-            position = begin + len(said)
-        elif i or message.role != "system":
+            position = begin + len(content)
+        elif i or message.role != "system":  # a template may leave out the system message
             return False
     return _is_header(text[places[position] :], known)
 
 
-def _is_apart(text: str, begin: int, end: int) -> bool:
+def _is_at_word_boundaries(text: str, begin: int, end: int) -> bool:
     """Return whether a part of a text starts and ends at word boundaries: `a` is not a part of `assistant`."""
     inside = [text[i - 1 : i + 1] for i in (begin, end) if 0 < i < len(text) and begin < end]
     return not any(pair.isalnum() for pair in inside)
@@ -122,7 +129,7 @@ def _is_header(text: str, known: frozenset[str]) -> bool:
     return all(word.casefold().strip("_") in known for word in _WORD.findall(text))
 
 
-def _words_around_contents(conversation: Conversation) -> frozenset[str]:
+def _collect_header_words(conversation: Conversation) -> frozenset[str]:
     """Return the words of a conversation's calls, reasoning and tools, which templates write between its messages."""
     around = [
         {name: value for name, value in message.to_dict().items() if name not in ("role", "content")}

@@ -1,4 +1,4 @@
-"""The findings about the data before training."""
+"""What the check of the examples before training found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Report"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """The findings about the data before training."""
+    """What the check of the examples before training found."""
 
     bad: Mapping[str, BadRows]
     """Bad rows by domain, which are skipped."""
@@ -27,10 +27,10 @@ class Report:
     notes: tuple[str, ...] = ()
     """Further notes for the user."""
 
-    def lines(self) -> Iterator[str]:
+    def format_lines(self) -> Iterator[str]:
         """Yield the lines of the report; none if there are no findings."""
         for domain, rows in self.bad.items():
             if rows.counts:
-                yield from rows.lines(domain)
-                yield "  They are left out."
+                yield from rows.format_lines(domain)
+                yield "  They are skipped."
         yield from self.notes

@@ -9,15 +9,24 @@ import numpy as np
 from roll.config.examples import TooLong
 from roll.data.chat import ChatRenderer
 from roll.errors import DataError
-from roll.types import BoolArray, Conversation, ExampleDraw, IntArray, TrainingSample
+from roll.types import (
+    BoolArray,
+    Conversation,
+    ExampleDraw,
+    IntArray,
+    MediaSpan,
+    TrainingSample,
+    build_sequence_key,
+    iter_texts,
+)
 
-__all__ = ["TOO_LONG", "Rendering", "UnusableExample"]
+__all__ = ["TOO_LONG", "SampleBuilder", "UnusableExample", "truncate_tokens"]
 
 TOO_LONG = "too long"
 LONG = 1_000_000
-"""Number of characters above which texts are checked before they are tokenized."""
-Tokens = tuple[IntArray, BoolArray]
-"""Token IDs, and whether the loss counts each, shape [L] each."""
+"""Number of characters above which the length of a text is checked before it is tokenized."""
+Tokens = tuple[IntArray, BoolArray, tuple[MediaSpan, ...]]
+"""Token IDs and whether the loss counts each, shape [L] each, and the spans of images."""
 
 
 class UnusableExample(DataError):
@@ -29,26 +38,26 @@ class UnusableExample(DataError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Rendering:
+class SampleBuilder:
     """Converts examples to samples."""
 
     renderer: ChatRenderer
     max_tokens: int | None = None
     """Longest context, in tokens; `None` for no limit."""
     score_at_end: bool = False
-    """Whether to append one end token, which alone counts for the loss: there a value head sees the whole answer."""
+    """Whether to append an end token as the only loss token, at which a value head has seen the whole answer."""
 
-    def samples(self, draw: ExampleDraw, too_long: TooLong = "refuse") -> tuple[tuple[TrainingSample, ...], bool]:
-        """Return one sample per conversation of the example, all of one unit; and whether an answer was truncated.
+    def build_samples(self, draw: ExampleDraw, too_long: TooLong = "refuse") -> tuple[tuple[TrainingSample, ...], bool]:
+        """Return one sample per conversation of the example, all in one unit, and whether an answer was truncated.
 
         Raises:
             UnusableExample: The example is too long, has no trained token, or the template cannot render it.
         """
         example = draw.example
-        rendered, cut = self._rendered(example.conversations, too_long)
-        shared = _shared_prefix(rendered)
+        rendered, cut = self._render(example.conversations, too_long)
+        shared = _compute_shared_prefix_length(rendered)
         if self.score_at_end:
-            rendered = [_with_end(ids, self.renderer.end_token) for ids, _ in rendered]
+            rendered = [_append_end_token(ids, self.renderer.end_token_id, media) for ids, _, media in rendered]
         pair = len(rendered) == 2
         samples = tuple(
             TrainingSample(
@@ -57,81 +66,114 @@ class Rendering:
                 prefix_length=shared,
                 token_ids=ids,
                 loss_mask=mask,
+                media=media,
                 domain=example.domain,
                 preferred=side == 0 if pair else example.preferred,
                 target=example.target,
             )
-            for side, (ids, mask) in enumerate(rendered)
+            for side, (ids, mask, media) in enumerate(rendered)
         )
         return samples, cut
 
-    def _rendered(self, conversations: tuple[Conversation, ...], too_long: TooLong) -> tuple[list[Tokens], bool]:
-        """Return the tokens of each conversation within the context, and whether some are truncated."""
+    def _render(self, conversations: tuple[Conversation, ...], too_long: TooLong) -> tuple[list[Tokens], bool]:
+        """Return the tokens of each conversation, and whether one was truncated to the context.
+
+        Raises:
+            UnusableExample: The template rejects a conversation, or it is too long and must not be truncated.
+        """
         limit = None if self.max_tokens is None else self.max_tokens - self.score_at_end
         if limit is not None and too_long != "cut":
             self._reject_oversized(conversations, limit)
         try:
-            rendered = [self._tokens(conversation) for conversation in conversations]
+            rendered = [self._tokenize(conversation) for conversation in conversations]
         except DataError as error:
-            raise UnusableExample("refused by the chat template", str(error)) from error
+            raise UnusableExample("rejected by the chat template", str(error)) from error
         if len(rendered) == 2 and conversations[0].text is not None:
-            common = _common(rendered)  # both plain texts answer this prefix
-            rendered = [(ids, mask & (np.arange(len(ids)) >= common)) for ids, mask in rendered]
-        longest = max(len(ids) for ids, _ in rendered)
+            common = _compute_common_length(rendered)  # the common prefix of a plain-text pair is its prompt
+            rendered = [(ids, mask & (np.arange(len(ids)) >= common), media) for ids, mask, media in rendered]
+        longest = max(len(ids) for ids, *_ in rendered)
         cut = limit is not None and longest > limit
         if cut:
-            message = f"it has {longest:,} tokens, but the context takes {limit:,}"
+            message = f"the example has {longest:,} tokens, but the context has room for {limit:,}"
             if too_long != "cut":
-                raise UnusableExample(
-                    TOO_LONG, f"{message}: shorten it, or say what becomes of such examples (`too_long`: cut or skip)."
-                )
-            rendered = [(ids[:limit], mask[:limit]) for ids, mask in rendered]
-            if not all(mask.any() for _, mask in rendered):
-                raise UnusableExample(TOO_LONG, f"{message}, and what is asked fills it: nothing is left to learn.")
-        if len(rendered) == 2 and np.array_equal(rendered[0][0], rendered[1][0]):
-            raise UnusableExample("equal sides", "both answers are the same tokens, so nothing tells them apart.")
-        if not self.score_at_end and not all(mask.any() for _, mask in rendered):
-            raise UnusableExample("nothing to learn", "no token of it comes after another: make it longer.")
+                raise UnusableExample(TOO_LONG, f"{message}: shorten it, or set `too_long` to cut or skip.")
+            rendered = [truncate_tokens(*tokens, limit) for tokens in rendered]
+            if not all(mask.any() for _, mask, _ in rendered):
+                raise UnusableExample(TOO_LONG, f"{message}, and the prompt fills it: no answer token is left.")
+        keys = [build_sequence_key(ids, media) for ids, _, media in rendered]
+        if len(keys) == 2 and np.array_equal(keys[0], keys[1]):
+            raise UnusableExample("equal sides", "both answers have the same tokens, so they cannot be compared.")
+        if not self.score_at_end and not all(mask.any() for _, mask, _ in rendered):
+            raise UnusableExample(
+                "nothing to learn", "the example has only one token, so there is none to predict: make it longer."
+            )
         return rendered, cut
 
     def _reject_oversized(self, conversations: tuple[Conversation, ...], limit: int) -> None:
-        """Reject texts that cannot fit, whatever their tokens are: tokenizing the longest lines would take a minute."""
-        longest = max(len(c.text or "") + sum(len(m.text) for m in c.messages) for c in conversations)
-        if longest > LONG and longest > limit * self.renderer.longest_token:
+        """Raise an error if a text is too long for the context, however it is tokenized."""
+        # Tokenizing the longest lines would take a minute.
+        longest = max(map(_count_characters, conversations))
+        if longest > LONG and longest > limit * self.renderer.longest_token_length:
             raise UnusableExample(
                 TOO_LONG,
-                f"it has {longest:,} characters, but the context takes {limit:,} tokens: split it, or say what becomes "
-                "of such examples (`too_long`: cut or skip).",
+                f"the example has {longest:,} characters, but the context has room for {limit:,} tokens: split the "
+                "example, or set `too_long` to cut or skip.",
             )
 
-    def _tokens(self, conversation: Conversation) -> Tokens:
+    def _tokenize(self, conversation: Conversation) -> Tokens:
         if conversation.text is not None:
-            return self.renderer.plain(conversation.text)
-        return self.renderer.conversation(
+            return (*self.renderer.tokenize_plain(conversation.text), ())
+        ids, mask = self.renderer.tokenize_conversation(
             conversation.messages,
             conversation.num_given,
             untrained=conversation.untrained,
             tools=conversation.tools,
             template_kwargs=conversation.template_kwargs,
         )
+        if self.renderer.media is None or not any(message.media for message in conversation.messages):
+            return ids, mask, ()
+        return self.renderer.media.expand_conversation(ids, mask, conversation.messages)
 
 
-def _shared_prefix(rendered: list[Tokens]) -> int:
-    """Return the length of the shared untrained prefix of a pair, in tokens; 0 for one side alone."""
+def _count_characters(conversation: Conversation) -> int:
+    texts = (text for message in conversation.messages for text in iter_texts(message.content))
+    return len(conversation.text or "") + sum(map(len, texts))
+
+
+def _compute_shared_prefix_length(rendered: list[Tokens]) -> int:
+    """Return how many tokens both conversations of a pair share before the first trained token.
+
+    The result is 0 for a single conversation.
+    """
     if len(rendered) == 1:
         return 0
-    return min([_common(rendered), *(int(np.argmax(mask)) for _, mask in rendered)])
+    return min([_compute_common_length(rendered), *(int(np.argmax(mask)) for _, mask, _ in rendered)])
 
 
-def _common(rendered: list[Tokens]) -> int:
-    """Return the length of the common prefix of both sides, in tokens."""
-    (a, _), (b, _) = rendered
+def _compute_common_length(rendered: list[Tokens]) -> int:
+    """Return the number of tokens that both conversations of a pair have in common at the start."""
+    a, b = (build_sequence_key(ids, media) for ids, _, media in rendered)
     length = min(len(a), len(b))
     different = np.flatnonzero(a[:length] != b[:length])
     return int(different[0]) if len(different) else length
 
 
-def _with_end(ids: IntArray, end: int) -> Tokens:
+def truncate_tokens(ids: IntArray, mask: BoolArray, media: tuple[MediaSpan, ...], limit: int | None) -> Tokens:
+    """Return at most the first `limit` tokens, their loss mask and media; an image that would be cut is left out.
+
+    Args:
+        ids: Tokens [L].
+        mask: Their loss mask [L].
+        media: Spans of media in the tokens.
+        limit: Maximum number of tokens; `None` for no limit.
+    """
+    if limit is None:
+        return ids, mask, media
+    length = next((span.start for span in media if span.start < limit < span.end), limit)
+    return ids[:length], mask[:length], tuple(span for span in media if span.end <= length)
+
+
+def _append_end_token(ids: IntArray, end: int, media: tuple[MediaSpan, ...]) -> Tokens:
     mask = np.zeros(len(ids) + 1, np.bool_)
     mask[-1] = True
-    return np.append(ids, np.int32(end)).astype(np.int32), mask
+    return np.append(ids, np.int32(end)).astype(np.int32), mask, media

@@ -1,6 +1,6 @@
-"""Environments of other libraries: a family of names each. A library is imported when its first environment is made.
+"""Adapters for environments of other libraries. Each has its own prefix; the library is imported on first use.
 
-`ADAPTERS` maps a family to the function that builds an environment from the name behind the colon: `gym:FrozenLake-v1`.
+`ADAPTERS` maps a prefix to the function that builds an environment from the name after it, as in `gym:FrozenLake-v1`.
 """
 
 from __future__ import annotations

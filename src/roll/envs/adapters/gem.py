@@ -1,6 +1,6 @@
 """Environments of the package `gem-llm` (arXiv 2510.01051): `gem:game:Sudoku-v0-easy`.
 
-They already have the protocol; the adapter only keeps their random numbers separate from the rest of the process.
+They already follow the protocol; the adapter only separates their random state from that of the process.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import copy
 from importlib import import_module
 from typing import Any
 
-from roll.envs.adapters.packages import OwnRandomness, imported
+from roll.envs.adapters.packages import RandomState, import_package
 from roll.errors import ConfigError
 from roll.registry import did_you_mean
 
@@ -17,9 +17,9 @@ __all__ = ["GemEnv", "make"]
 
 
 class GemEnv:
-    """An `Env` around a `gem.Env`; other attributes are those of the inner environment."""
+    """Wraps a `gem.Env` as an `Env`; all other attributes are looked up in the inner environment."""
 
-    def __init__(self, env: Any, randomness: OwnRandomness) -> None:
+    def __init__(self, env: Any, randomness: RandomState) -> None:
         self.env = env
         self._randomness = randomness
 
@@ -36,24 +36,24 @@ class GemEnv:
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """See `Env`."""
         self._randomness.seed(seed)
-        with self._randomness.used():
+        with self._randomness.swap_in():
             return self.env.reset(seed=seed)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """See `Env`."""
-        with self._randomness.used():
+        with self._randomness.swap_in():
             observation, reward, ended, cut_off, info = self.env.step(action)
         return observation, float(reward), bool(ended), bool(cut_off), info
 
     def sample_random_action(self) -> str:
         """Return a random action from GEM."""
-        with self._randomness.used():
+        with self._randomness.swap_in():
             return self.env.sample_random_action()
 
     def spawn(self, same_state: bool = False, **options: Any) -> GemEnv:
-        """Return another environment with the same settings."""
-        randomness = copy.copy(self._randomness) if same_state else OwnRandomness()
-        with randomness.used():
+        """Return another environment with the same settings; with `same_state`, in the same state of the episode."""
+        randomness = copy.copy(self._randomness) if same_state else RandomState()
+        with randomness.swap_in():
             return GemEnv(self.env.spawn(same_state=same_state, **options), randomness)
 
 
@@ -61,14 +61,14 @@ def make(name: str, **options: Any) -> GemEnv:
     """Build `gem.make(name, **options)`.
 
     Raises:
-        ConfigError: The package is missing, or it has no such environment.
+        ConfigError: The package is missing, or it has no environment of this name.
     """
-    gem = imported("gem", "gem-llm", f"environment 'gem:{name}'")
-    randomness = OwnRandomness()
+    gem = import_package("gem", "gem-llm", f"environment 'gem:{name}'")
+    randomness = RandomState()
     try:
-        with randomness.used():  # environments already draw random numbers in their constructor
+        with randomness.swap_in():  # environments already draw random numbers in their constructor
             return GemEnv(gem.make(name, **options), randomness)
     except (ValueError, ImportError) as error:
         known = list(import_module("gem.envs.registration").ENV_REGISTRY)
         hint = "" if name in known else did_you_mean(name, known)
-        raise ConfigError(f"environment 'gem:{name}': {error}{hint}") from error
+        raise ConfigError(f"environment 'gem:{name}' cannot be created: {error}{hint}") from error

@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-from roll.envs.adapters.packages import imported
+from roll.envs.adapters.packages import import_package
 from roll.envs.tools.json_text import MalformedJsonError, read_json
-from roll.envs.worlds.world import FORMAT_ERROR, final_answer
+from roll.envs.worlds.world import FORMAT_ERROR, extract_answer
 from roll.errors import ConfigError
 
 __all__ = ["GymnasiumEnv", "make"]
 
-_COLOURS = re.compile(r"\x1b\[([0-9;]{0,16})m")
-_LONGEST_ACTION = 1_000
+_COLORS = re.compile(r"\x1b\[([0-9;]{0,16})m")
+_MAX_ACTION_LENGTH = 1_000
 _ACTIONS: dict[str, tuple[str, ...]] = {
     "FrozenLake": ("left", "down", "right", "up"),
     "FrozenLake8x8": ("left", "down", "right", "up"),
@@ -32,15 +32,15 @@ _ACTIONS: dict[str, tuple[str, ...]] = {
 
 
 class GymnasiumEnv:
-    r"""An `Env` around a `gymnasium.Env`. The action is in `\boxed{…}` or `<answer>…</answer>`, or is the whole text.
+    r"""Wraps a `gymnasium.Env` as an `Env`. The action is in `\boxed{…}` or `<answer>…</answer>`, or is the whole text.
 
-    An action that cannot be parsed costs `format_reward`, and has no effect.
+    An action that cannot be parsed gets the reward `format_reward` and has no effect.
 
     Args:
         env: The result of `gymnasium.make`.
         observation: `render`: the environment's text rendering (render_mode `ansi`); `value`: the observation itself;
             `auto`: the text rendering if the environment has one.
-        actions: Names of a discrete space's actions, in the order of their numbers.
+        actions: Names of the actions of a discrete space, in the order of their numbers.
         format_reward: Reward of an action that cannot be parsed.
     """
 
@@ -52,15 +52,17 @@ class GymnasiumEnv:
         format_reward: float = FORMAT_ERROR,
     ) -> None:
         self.env = env
-        self._spaces = imported("gymnasium.spaces", "gymnasium", "this environment")
+        self._spaces = import_package("gymnasium.spaces", "gymnasium", "this environment")
         drawn = getattr(env, "render_mode", None) == "ansi"
         if observation == "render" and not drawn:
-            raise ConfigError("observation: render needs an environment that draws text: give it render_mode: ansi.")
+            raise ConfigError("`observation: render` needs an environment that renders text: set `render_mode: ansi`.")
         self._drawn = drawn and observation != "value"
         self._names = tuple(name.casefold() for name in actions or ())
         space = env.action_space
         if self._names and (not isinstance(space, self._spaces.Discrete) or len(self._names) != space.n):
-            raise ConfigError(f"actions {list(self._names)} do not name the actions of {space}: give one name each.")
+            raise ConfigError(
+                f"the names {list(self._names)} do not match the action space {space}: give one name per action."
+            )
         self._format_reward = format_reward
         self._state = ""
 
@@ -71,23 +73,38 @@ class GymnasiumEnv:
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """See `Env`."""
-        found, info = self.env.reset(seed=seed)
+        observation, info = self.env.reset(seed=seed)
         if seed is not None:
             self.env.action_space.seed(seed)
-        self._state = _written(found)
-        return f"{self._shown(found)}\n{self._wish()}", {**info, "state": self._state}
+        self._state = _format_value(observation)
+        return f"{self._render_observation(observation)}\n{self._describe_action_format()}", {
+            **info,
+            "state": self._state,
+        }
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """See `Env`."""
-        answer = final_answer(action)
-        value = self._read((action.strip() if answer is None else answer)[:_LONGEST_ACTION])
+        answer = extract_answer(action)
+        value = self._parse_action((action.strip() if answer is None else answer)[:_MAX_ACTION_LENGTH])
         if value is None:
-            return f"That is no action.\n{self._wish()}", self._format_reward, False, False, {"state": self._state}
-        found, reward, ended, cut_off, info = self.env.step(value)
-        self._state = _written(found)
-        return self._shown(found), float(reward), bool(ended), bool(cut_off), {**info, "state": self._state}
+            return (
+                f"That is not a valid action.\n{self._describe_action_format()}",
+                self._format_reward,
+                False,
+                False,
+                {"state": self._state},
+            )
+        observation, reward, ended, cut_off, info = self.env.step(value)
+        self._state = _format_value(observation)
+        return (
+            self._render_observation(observation),
+            float(reward),
+            bool(ended),
+            bool(cut_off),
+            {**info, "state": self._state},
+        )
 
-    def _wish(self) -> str:
+    def _describe_action_format(self) -> str:
         space = self.env.action_space
         if self._names:
             return f"Answer with one of {', '.join(self._names)}, in \\boxed{{}}."
@@ -95,7 +112,7 @@ class GymnasiumEnv:
             return f"Answer with a number from {space.start} to {space.start + space.n - 1}, in \\boxed{{}}."
         return "Answer with an action." if isinstance(space, self._spaces.Text) else f"Answer with JSON for {space}."
 
-    def _read(self, text: str) -> Any:
+    def _parse_action(self, text: str) -> Any:
         """Parse an action of the action space; return `None` if the text is not an action."""
         space = self.env.action_space
         if isinstance(space, self._spaces.Text):
@@ -114,10 +131,10 @@ class GymnasiumEnv:
         except (ValueError, TypeError, OverflowError, AttributeError):
             return None
 
-    def _shown(self, observation: Any) -> str:
+    def _render_observation(self, observation: Any) -> str:
         if self._drawn:
-            return _plain(str(self.env.render())).strip()
-        return _written(observation)
+            return _replace_colors(str(self.env.render())).strip()
+        return _format_value(observation)
 
     def sample_random_action(self) -> str:
         """Return a random action of the action space."""
@@ -132,15 +149,15 @@ class GymnasiumEnv:
         self.env.close()
 
 
-def _written(observation: Any) -> str:
+def _format_value(observation: Any) -> str:
     if isinstance(observation, np.ndarray):
         return np.array2string(observation, precision=4, separator=", ", threshold=1_000)
     return str(observation)
 
 
-def _plain(text: str) -> str:
-    """Replace terminal colors by brackets around the colored text, since plain text has no colors."""
-    return _COLOURS.sub(lambda match: "]" if match[1] in ("", "0") else "[", text)
+def _replace_colors(text: str) -> str:
+    """Replace terminal color codes with brackets around the colored text, since plain text has no colors."""
+    return _COLORS.sub(lambda match: "]" if match[1] in ("", "0") else "[", text)
 
 
 def make(
@@ -154,21 +171,21 @@ def make(
     """Build `gymnasium.make(name, **options)`, rendered as text if possible.
 
     Raises:
-        ConfigError: The package is missing, it has no such environment, or the environment rejects its options.
+        ConfigError: The package is missing, has no environment of this name, or the environment rejects its options.
     """
-    gymnasium = imported("gymnasium", "gymnasium", f"environment 'gym:{name}'")
+    gymnasium = import_package("gymnasium", "gymnasium", f"environment 'gym:{name}'")
     try:
         modes = gymnasium.spec(name).entry_point
-        if observation != "value" and "render_mode" not in options and "ansi" in _modes(gymnasium, modes):
+        if observation != "value" and "render_mode" not in options and "ansi" in _get_render_modes(gymnasium, modes):
             options["render_mode"] = "ansi"
         env = gymnasium.make(name, **options)
     except (gymnasium.error.Error, TypeError, ImportError) as error:
-        raise ConfigError(f"environment 'gym:{name}': {error}") from error
+        raise ConfigError(f"environment 'gym:{name}' cannot be created: {error}") from error
     known = _ACTIONS.get(name.rpartition("/")[2].rpartition("-v")[0])
     return GymnasiumEnv(env, observation, actions if actions is not None else known, format_reward)
 
 
-def _modes(gymnasium: Any, entry_point: Any) -> Sequence[str]:
+def _get_render_modes(gymnasium: Any, entry_point: Any) -> Sequence[str]:
     """Return the render modes of an environment's class."""
     kind = gymnasium.envs.registration.load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     return getattr(kind, "metadata", {}).get("render_modes", ())

@@ -13,17 +13,17 @@ import numpy as np
 
 from roll.errors import ConfigError
 
-__all__ = ["OwnRandomness", "imported"]
+__all__ = ["RandomState", "import_package"]
 
 
-def imported(module: str, package: str, what: str, advice: str = "") -> ModuleType:
+def import_package(module: str, package: str, what: str, advice: str = "") -> ModuleType:
     """Import an optional package.
 
     Args:
-        module: Its name in Python.
-        package: Its name on the package index.
-        what: The feature that needs it, for the message.
-        advice: How to install it, if `pip install` is not enough.
+        module: Name of the module to import.
+        package: Name of the package for `pip install`.
+        what: The feature that needs the package, for the message.
+        advice: How to install the package, if `pip install` is not enough.
 
     Raises:
         ConfigError: The package is not installed, or cannot be imported.
@@ -35,8 +35,8 @@ def imported(module: str, package: str, what: str, advice: str = "") -> ModuleTy
         raise ConfigError(f"{what} needs the package '{package}': {how.rstrip('.')} ({error}).") from error
 
 
-class OwnRandomness:
-    """An environment's own state of Python's and NumPy's process-wide generators.
+class RandomState:
+    """An environment's own state of the process-wide random generators of Python and NumPy.
 
     Environments that draw from the process-wide generators would otherwise disturb each other, and everything else in
     the process: with several concurrent episodes, no episode could be reproduced from its seed.
@@ -53,8 +53,8 @@ class OwnRandomness:
             self._numpy = np.random.RandomState(seed % 2**32).get_state()
 
     @contextlib.contextmanager
-    def used(self) -> Iterator[None]:
-        """Run the body with this environment's state in the process-wide generators."""
+    def swap_in(self) -> Iterator[None]:
+        """Run the body with this environment's state in the process-wide generators, and restore theirs afterward."""
         outside = random.getstate(), np.random.get_state()
         random.setstate(self._python)
         np.random.set_state(self._numpy)

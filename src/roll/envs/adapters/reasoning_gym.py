@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 from roll.data.reasoning_gym import load_task
-from roll.envs.adapters.packages import OwnRandomness, imported
-from roll.envs.worlds.world import FORMAT_ERROR, final_answer
+from roll.envs.adapters.packages import RandomState, import_package
+from roll.envs.worlds.world import FORMAT_ERROR, extract_answer
 from roll.errors import DataError, InfraError
 
 __all__ = ["ReasoningGymEnv", "make"]
 
-_LONGEST_ANSWER = 10_000
+_MAX_ANSWER_LENGTH = 10_000
 
 
 class ReasoningGymEnv:
-    r"""An `Env`. The answer is in `\boxed{…}` or `<answer>…</answer>`; without either, the reward is −0.1.
+    r"""An `Env` for one task of the package `reasoning-gym`.
+
+    The answer is in `\boxed{…}` or `<answer>…</answer>`; without either, the reward is −0.1.
 
     Args:
         task: The task's name.
@@ -25,11 +27,11 @@ class ReasoningGymEnv:
     """
 
     def __init__(self, task: str, size: int = 500, seed: int = 42, **options: Any) -> None:
-        imported("reasoning_gym", "reasoning-gym", f"environment 'rg:{task}'")
+        import_package("reasoning_gym", "reasoning-gym", f"environment 'rg:{task}'")
         if size < 1:
-            raise DataError(f"environment 'rg:{task}': size is at least 1, got {size}")
+            raise DataError(f"environment 'rg:{task}': size must be at least 1, got {size}")
         self._task_name, self._size, self._seed, self._options = task, size, seed, options
-        self._randomness = OwnRandomness()
+        self._randomness = RandomState()
         self._task = load_task(task, size, seed, options)
         self._entry: dict[str, Any] = {}
         self._next = 0
@@ -40,28 +42,28 @@ class ReasoningGymEnv:
         return self
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
-        """See `Env`; without a seed, the question after the last one."""
+        """Ask the question that `seed` selects; without a seed, the next question."""
         index = (self._next if seed is None else seed) % self._size
         self._next = index + 1
         self._randomness.seed(index)
         try:
-            with self._randomness.used():  # some tasks also draw from the process-wide generators
+            with self._randomness.swap_in():  # some tasks also draw from the process-wide generators
                 self._entry = self._task[index]
         except Exception as error:
             raise InfraError(
-                f"environment 'rg:{self._task_name}' failed to make question {index}: {error!r}"
+                f"environment 'rg:{self._task_name}' failed to create question {index}: {error!r}"
             ) from error
         question = str(self._entry["question"])
         return f"{question}\nPut your final answer into <answer>…</answer>.", {"state": question}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """See `Env`."""
-        answer = final_answer(action, longest=_LONGEST_ANSWER)
+        answer = extract_answer(action, longest=_MAX_ANSWER_LENGTH)
         info: dict[str, Any] = {"state": "answered", "correct": False}
         if answer is None:
             return "There is no <answer>…</answer>.", FORMAT_ERROR, True, False, info
         try:
-            with self._randomness.used():
+            with self._randomness.swap_in():
                 score = float(self._task.score_answer(answer=answer, entry=self._entry))
         except Exception:  # a scorer may raise anything on an answer that it cannot parse
             score = 0.0
@@ -77,7 +79,7 @@ class ReasoningGymEnv:
         return f"<answer>{self._entry['answer']}</answer>"
 
     def spawn(self, same_state: bool = False, **options: Any) -> ReasoningGymEnv:
-        """Return another environment with the same settings."""
+        """Return another environment with the same settings; with `same_state`, with the same question."""
         settings = {"size": self._size, "seed": self._seed, **self._options, **options}
         other = ReasoningGymEnv(self._task_name, **settings)
         if same_state:

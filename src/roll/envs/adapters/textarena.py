@@ -1,4 +1,4 @@
-"""Games of the package `textarena`: `textarena:Wordle-v0`. Each observation has only the messages that are new."""
+"""Games of the package `textarena`: `textarena:Wordle-v0`. Each observation contains only the new messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from roll.envs.adapters.packages import OwnRandomness, imported
+from roll.envs.adapters.packages import RandomState, import_package
 from roll.errors import ConfigError
 from roll.registry import did_you_mean
 from roll.user_code import load_function
@@ -17,12 +17,13 @@ __all__ = ["TextArenaEnv", "make"]
 class TextArenaEnv:
     """An `Env` of one seat; in multi-player games, `opponent` plays the other seats.
 
-    The reward comes at the end and is TextArena's for this seat. Actions have the form that the game requires.
+    The last step gives TextArena's reward for this seat. Actions have the form that the game requires.
 
     Args:
         env: The result of `textarena.make` for a name that ends in `-raw`, whose observations are lists of messages.
         num_players: Number of players.
-        opponent: A function from the observations of its seat since its last move to an action; `None` for one player.
+        opponent: Function that returns another seat's action, given that seat's observations since its last move;
+            `None` for one player.
     """
 
     def __init__(self, env: Any, num_players: int = 1, opponent: Callable[[str], str] | None = None) -> None:
@@ -30,7 +31,7 @@ class TextArenaEnv:
             raise ConfigError(f"a game of {num_players} players needs an `opponent`: a function, or file.py:function.")
         self.env = env
         self._num_players, self._opponent = num_players, opponent
-        self._randomness = OwnRandomness()
+        self._randomness = RandomState()
         self._random = Random(0)
         self._seat = 0
 
@@ -48,16 +49,16 @@ class TextArenaEnv:
         self._seat = self._random.randrange(self._num_players)
         drawn = self._random.getrandbits(31)
         self._randomness.seed(drawn)
-        with self._randomness.used():
+        with self._randomness.swap_in():
             self.env.reset(num_players=self._num_players, seed=drawn)
-            observation, _ = self._until_our_turn(ended=False)
+            observation, _ = self._play_other_seats(ended=False)
         return observation, {"state": observation, "seat": self._seat}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """See `Env`."""
-        with self._randomness.used():
+        with self._randomness.swap_in():
             ended, _ = self.env.step(action=action)
-            observation, ended = self._until_our_turn(bool(ended))
+            observation, ended = self._play_other_seats(bool(ended))
             if not ended:
                 return observation, 0.0, False, False, {"state": observation}
             rewards, about = self.env.close()
@@ -65,22 +66,22 @@ class TextArenaEnv:
         about = (about or {}).get(self._seat, {})
         return observation, reward, True, False, {"state": observation, "invalid": bool(about.get("invalid_move"))}
 
-    def _until_our_turn(self, ended: bool) -> tuple[str, bool]:
-        """Play the other seats' moves; return the new observation."""
+    def _play_other_seats(self, ended: bool) -> tuple[str, bool]:
+        """Play the other seats' moves; return the agent's new observation, and whether the game has ended."""
         while not ended:
             seat, messages = self.env.get_observation()
             if seat == self._seat:
-                return _text(messages), False
+                return _join_messages(messages), False
             assert self._opponent is not None
-            ended, _ = self.env.step(action=str(self._opponent(_text(messages))))
-        return _text(self.unwrapped.state.observations.get(self._seat, [])), True
+            ended, _ = self.env.step(action=str(self._opponent(_join_messages(messages))))
+        return _join_messages(self.unwrapped.state.observations.get(self._seat, [])), True
 
     def sample_random_action(self) -> str:
-        """Return a guess in the usual form; TextArena does not expose its legal actions."""
+        """Return a random digit in brackets, which may be an illegal action: TextArena does not list the legal ones."""
         return f"[{self._random.randrange(10)}]"
 
 
-def _text(messages: Any) -> str:
+def _join_messages(messages: Any) -> str:
     if isinstance(messages, str):
         return messages
     return "\n".join(str(message[1]) for message in messages)
@@ -90,17 +91,17 @@ def make(name: str, *, num_players: int = 1, opponent: str | Callable[[str], str
     """Build `textarena.make(name, **options)`.
 
     Raises:
-        ConfigError: The package is missing, it has no such game, or a multi-player game has no opponent.
+        ConfigError: The package is missing, has no game of this name, or a multi-player game has no opponent.
     """
-    textarena = imported("textarena", "textarena", f"environment 'textarena:{name}'")
-    env = _made(textarena, name, options)
+    textarena = import_package("textarena", "textarena", f"environment 'textarena:{name}'")
+    env = _make_game(textarena, name, options)
     return TextArenaEnv(
         env, num_players, load_function(opponent, "opponent") if isinstance(opponent, str) else opponent
     )
 
 
-def _made(textarena: Any, name: str, options: dict[str, Any]) -> Any:
-    """Build the game without wrappers: by its name with `-raw`, or by its own name if that has no wrappers anyway."""
+def _make_game(textarena: Any, name: str, options: dict[str, Any]) -> Any:
+    """Build the variant `NAME-raw` of a game, which has no wrappers, or the game itself if it has no wrappers."""
     known = textarena.envs.registration.ENV_REGISTRY
     raw = name if name.endswith("-raw") else f"{name}-raw"
     if raw not in known and name in known and not known[name].default_wrappers:
@@ -108,7 +109,7 @@ def _made(textarena: Any, name: str, options: dict[str, Any]) -> Any:
     if raw not in known:
         if name in known:
             raise ConfigError(
-                f"TextArena's game '{name}' has no form '{raw}', which is the one that can be played here."
+                f"TextArena's game '{name}' has no variant '{raw}', which ROLL needs: choose another game."
             )
         games = sorted({game.removesuffix("-raw") for game in known})
         raise ConfigError(f"TextArena has no game '{name}'.{did_you_mean(name, games)}")
@@ -116,9 +117,9 @@ def _made(textarena: Any, name: str, options: dict[str, Any]) -> Any:
         return textarena.make(raw, **options)
     except Exception as error:  # games need packages and word lists of their own, and some do not even compile
         line = next((line for line in str(error).splitlines() if any(map(str.isalnum, line))), "")  # no rows of stars
-        said = f"{type(error).__name__}: {line.strip()}".removesuffix(": ")
-        raise ConfigError(f"environment 'textarena:{name}' cannot be made: {_short(said)}") from error
+        problem = f"{type(error).__name__}: {line.strip()}".removesuffix(": ")
+        raise ConfigError(f"environment 'textarena:{name}' cannot be created: {_shorten(problem)}") from error
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     return text if len(text) <= 400 else f"{text[:399]}…"

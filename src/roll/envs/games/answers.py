@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["boxed", "numbers"]
+__all__ = ["extract_box", "parse_numbers"]
 
-_LONGEST = 80
-"""Most characters of an answer. No game has a longer move, and observations repeat the answer."""
+_MAX_LENGTH = 80
+"""Maximum length of an answer, in characters. No game has a longer move, and observations repeat the answer."""
 
 _BOX = "\\boxed{"
 
 
-def boxed(text: str) -> str | None:
+def extract_box(text: str) -> str | None:
     r"""Return the content of the last `\boxed{...}`, stripped, or None without a valid one.
 
     A box is invalid if it is not closed, is empty or too long, or holds unprintable characters.
@@ -19,7 +19,7 @@ def boxed(text: str) -> str | None:
     if start < 0:
         return None
     start += len(_BOX)
-    inside = text[start : start + _LONGEST + 1]
+    inside = text[start : start + _MAX_LENGTH + 1]
     depth = 0
     for position, character in enumerate(inside):
         depth += (character == "{") - (character == "}")
@@ -29,8 +29,11 @@ def boxed(text: str) -> str | None:
     return None
 
 
-def numbers(answer: str, count: int | None = None) -> list[int] | None:
-    """Parse nonnegative integers, separated by spaces; return None for other text, or another number than `count`."""
+def parse_numbers(answer: str, count: int | None = None) -> list[int] | None:
+    """Parse nonnegative integers, separated by spaces.
+
+    Return None for any other text, or if `count` is given and there are more or fewer integers.
+    """
     words = answer.split()
     if not words or (count is not None and len(words) != count):
         return None

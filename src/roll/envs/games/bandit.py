@@ -6,21 +6,21 @@ import string
 from dataclasses import dataclass
 from random import Random
 
-from roll.envs.games.game import Game, Outcome, at_least
+from roll.envs.games.game import Game, Outcome, check_minimum
 
 __all__ = ["Bandit"]
 
 
 @dataclass(kw_only=True, eq=False)
 class Bandit(Game[str]):
-    """Machines A, B, ... that pay with hidden probabilities; each turn is a pull, and a pay gives 1 / `max_turns`.
+    """Slot machines A, B, ... with hidden win probabilities; each turn pulls one, and a win gives 1 / `max_turns`.
 
     No policy is certain to win: the best policy finds the machine with the highest probability, and stays with it.
 
     Args:
-        num_machines: Number of machines, 2 to 26; None draws 2 to 5.
-        best, others: Probabilities of one machine, which is drawn, and of the others; if one of them is None, every
-            probability is drawn from 0 to 1.
+        num_machines: Number of machines, 2 to 26; None samples 2 to 5.
+        best, others: Win probability of one machine, chosen at random, and of all others; if either is None, every
+            probability is sampled from 0 to 1.
     """
 
     max_turns: int | None = 10
@@ -28,15 +28,17 @@ class Bandit(Game[str]):
     best: float | None = 0.9
     others: float | None = 0.1
 
-    def _check(self) -> None:
-        at_least(2, num_machines=self.num_machines)
+    def _check_arguments(self) -> None:
+        check_minimum(2, num_machines=self.num_machines)
         if self.num_machines is not None and self.num_machines > 26:
-            raise ValueError(f"num_machines is {self.num_machines}: give at most 26, for the letters A to Z")
+            raise ValueError(
+                f"num_machines must be at most 26 (machines are named by the letters A to Z), got {self.num_machines}"
+            )
         for name, chance in (("best", self.best), ("others", self.others)):
             if chance is not None and not 0 <= chance <= 1:
-                raise ValueError(f"{name} is {chance}: give a chance from 0 to 1")
+                raise ValueError(f"{name} must be a probability from 0 to 1, got {chance}")
 
-    def _begin(self, rng: Random) -> int:
+    def _begin_episode(self, rng: Random) -> int:
         names: str = string.ascii_uppercase[: self.num_machines or rng.randint(2, 5)]
         if self.best is None or self.others is None:
             self._chances = {name: rng.random() for name in names}
@@ -47,27 +49,27 @@ class Bandit(Game[str]):
         self._pays: dict[str, int] = dict.fromkeys(names, 0)
         return self.max_turns or 10 * len(names)
 
-    def _rules(self) -> str:
+    def _describe_rules(self) -> str:
         return (
             f"You stand before {len(self._chances)} slot machines: {', '.join(self._chances)}. Each pays with a chance "
             f"of its own, which never changes. You have {self._limit} pulls: get as many pays as you can. "
-            f"{self._form()}"
+            f"{self._describe_format()}"
         )
 
-    def _form(self) -> str:
+    def _describe_format(self) -> str:
         return "Write a machine's letter, for example \\boxed{A}."
 
-    def _view(self) -> str:
+    def _render_view(self) -> str:
         seen = ", ".join(f"{name} paid {self._pays[name]} of {self._pulls[name]}" for name in self._chances)
         return f"{seen}.\nChoose a machine."
 
-    def _state(self) -> str:
+    def _encode_state(self) -> str:
         return " ".join(f"{self._pays[name]}/{self._pulls[name]}" for name in self._chances)
 
-    def _read(self, answer: str) -> str | None:
+    def _parse_move(self, answer: str) -> str | None:
         return answer.upper() if len(answer) == 1 and answer.isascii() and answer.isalpha() else None
 
-    def _play(self, move: str) -> Outcome:
+    def _make_move(self, move: str) -> Outcome:
         if move not in self._chances:
             return Outcome(text=f"you chose {move}, but there is no such machine.", valid=False)
         paid = self._rng.random() < self._chances[move]
@@ -77,5 +79,5 @@ class Bandit(Game[str]):
             text=f"machine {move} {'paid' if paid else 'did not pay'}.", reward=1 / self._limit if paid else 0.0
         )
 
-    def _some_move(self, rng: Random) -> str:
+    def _sample_move(self, rng: Random) -> str:
         return rng.choice(list(self._chances))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-__all__ = ["clues"]
+__all__ = ["list_clues"]
 
 _EASY = """
 ant: insect that lives in a colony with a queen
@@ -320,7 +320,7 @@ zephyr: gentle wind from the west
 
 
 @functools.cache
-def clues(hard: bool = False) -> dict[str, str]:
-    """Return words in capitals, each with its clue; the hard words if `hard`, else the easy ones."""
+def list_clues(hard: bool = False) -> dict[str, str]:
+    """Return a clue for each word (in capitals): for the hard words if `hard` is set, else for the easy ones."""
     pairs = (line.partition(": ") for line in (_HARD if hard else _EASY).strip().splitlines())
     return {word.upper(): clue for word, _, clue in pairs}

@@ -6,19 +6,19 @@ import string
 from dataclasses import dataclass
 from random import Random
 
-from roll.envs.games.answers import numbers
-from roll.envs.games.clues import clues
-from roll.envs.games.game import Game, Outcome, at_least
-from roll.envs.games.letters import laid_out
+from roll.envs.games.answers import parse_numbers
+from roll.envs.games.clues import list_clues
+from roll.envs.games.game import Game, Outcome, check_minimum
+from roll.envs.games.letters import lay_out
 
 __all__ = ["Crosswords"]
 
 
 @dataclass(kw_only=True, eq=False)
 class Crosswords(Game[tuple[int, int, str]]):
-    """A crossword of `num_words` words with at most `max_turns` letters, so that it can be filled in time.
+    """A crossword of `num_words` words with at most `max_turns` letters, so that it can be filled within the turns.
 
-    Every right letter gives its share of the cells; together they give 1. A wrong letter only costs the turn.
+    Every correct letter gives the same reward, and all together give 1. A wrong letter only costs the turn.
 
     Args:
         hardcore: Whether to use harder words and clues.
@@ -28,65 +28,67 @@ class Crosswords(Game[tuple[int, int, str]]):
     num_words: int | None = 3
     hardcore: bool | None = False
 
-    def _check(self) -> None:
-        at_least(1, num_words=self.num_words)
+    def _check_arguments(self) -> None:
+        check_minimum(1, num_words=self.num_words)
         if self.num_words is not None and self.max_turns is not None and self.max_turns // self.num_words < 3:
             raise ValueError(
-                f"max_turns is {self.max_turns}, too few to fill {self.num_words} words: give at least 3 for each"
+                f"max_turns is {self.max_turns}, too few to fill {self.num_words} words: set it to at least 3 per word"
             )
         if self.num_words is not None and self.num_words > 20:
-            raise ValueError(f"num_words is {self.num_words}: give at most 20")
+            raise ValueError(f"num_words must be at most 20, got {self.num_words}")
 
-    def _begin(self, rng: Random) -> int:
+    def _begin_episode(self, rng: Random) -> int:
         count, hard, turns = self.num_words, self.hardcore, self.max_turns
         if count is None or hard is None or turns is None:
             count, hard, turns = 3, rng.random() < 0.5, 20
-        short_enough = [word for word in clues(hard) if len(word) <= turns // count]
+        short_enough = [word for word in list_clues(hard) if len(word) <= turns // count]
         chosen = rng.sample(short_enough, count)
-        self._size, self._words = laid_out(chosen, rng, apart=True)
-        self._clues = [clues(hard)[each.word] for each in self._words]
+        self._size, self._words = lay_out(chosen, rng, apart=True)
+        self._clues = [list_clues(hard)[each.word] for each in self._words]
         self._solution = {
             cell: letter for each in self._words for cell, letter in zip(each.cells, each.word, strict=True)
         }
         self._filled: set[tuple[int, int]] = set()
         return turns
 
-    def _rules(self) -> str:
+    def _describe_rules(self) -> str:
         return (
             f"You are playing Crosswords. Fill the grid within {self._limit} turns, one letter in each. '_' is an "
-            f"empty cell and '.' no cell; rows and columns are numbered from 0. {self._form()}"
+            f"empty cell and '.' no cell; rows and columns are numbered from 0. {self._describe_format()}"
         )
 
-    def _form(self) -> str:
+    def _describe_format(self) -> str:
         return "Write row, column and letter, for example \\boxed{0 3 E}."
 
-    def _view(self) -> str:
+    def _render_view(self) -> str:
         lines = ["    " + " ".join(f"C{col:02}" for col in range(self._size))]
         for row in range(self._size):
-            lines.append(f"R{row:02} " + " ".join(f" {self._sign((row, col))} " for col in range(self._size)))
+            lines.append(f"R{row:02} " + " ".join(f" {self._render_cell((row, col))} " for col in range(self._size)))
         lines.append("Clues:")
         for position, (each, clue) in enumerate(zip(self._words, self._clues, strict=True), 1):
             way = "across" if each.across else "down"
             lines.append(f"{position}. {clue} ({way} from row {each.row} column {each.col}, {len(each.word)} letters)")
         return "\n".join([*lines, "Enter your guess."])
 
-    def _sign(self, cell: tuple[int, int]) -> str:
+    def _render_cell(self, cell: tuple[int, int]) -> str:
         return self._solution[cell] if cell in self._filled else "_" if cell in self._solution else "."
 
-    def _state(self) -> str:
-        grid = "/".join("".join(self._sign((row, col)) for col in range(self._size)) for row in range(self._size))
+    def _encode_state(self) -> str:
+        grid = "/".join(
+            "".join(self._render_cell((row, col)) for col in range(self._size)) for row in range(self._size)
+        )
         return f"{grid} {'; '.join(self._clues)}"
 
-    def _read(self, answer: str) -> tuple[int, int, str] | None:
+    def _parse_move(self, answer: str) -> tuple[int, int, str] | None:
         cell, _, letter = answer.rpartition(" ")
-        found = numbers(cell, 2)
-        return (found[0], found[1], letter.upper()) if found and letter.isascii() and _is_letter(letter) else None
+        numbers = parse_numbers(cell, 2)
+        return (numbers[0], numbers[1], letter.upper()) if numbers and letter.isascii() and _is_letter(letter) else None
 
-    def _play(self, move: tuple[int, int, str]) -> Outcome:
+    def _make_move(self, move: tuple[int, int, str]) -> Outcome:
         row, col, letter = move
         tried = f"you put {letter} at ({row}, {col})"
         if (row, col) not in self._solution:
-            return Outcome(text=f"{tried}, which is no cell.", valid=False)
+            return Outcome(text=f"{tried}, which is not a cell of the crossword.", valid=False)
         if (row, col) in self._filled:
             return Outcome(text=f"{tried}, which is filled already.", valid=False)
         if self._solution[row, col] != letter:
@@ -99,7 +101,7 @@ class Crosswords(Game[tuple[int, int, str]]):
             over=won,
         )
 
-    def _some_move(self, rng: Random) -> str:
+    def _sample_move(self, rng: Random) -> str:
         empty = sorted(self._solution.keys() - self._filled) or [(0, 0)]
         row, col = rng.choice(empty)
         return f"{row} {col} {rng.choice(string.ascii_uppercase)}"

@@ -12,19 +12,19 @@ __all__ = ["DirectionGame"]
 
 
 class DirectionGame(Game[str]):
-    """A game whose moves are four directions."""
+    """A game whose moves are the directions up, down, left and right."""
 
     steps: ClassVar[Mapping[str, tuple[int, int]]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
     """Change of row and column by each move."""
 
-    def _form(self) -> str:
+    def _describe_format(self) -> str:
         return "Write up, down, left or right, for example \\boxed{up}."
 
-    def _view(self) -> str:
-        return "\n".join([*(" ".join(row) for row in self._state().split("/")), "Enter your move."])
+    def _render_view(self) -> str:
+        return "\n".join([*(" ".join(row) for row in self._encode_state().split("/")), "Enter your move."])
 
-    def _read(self, answer: str) -> str | None:
+    def _parse_move(self, answer: str) -> str | None:
         return answer.lower() if answer.lower() in self.steps else None
 
-    def _some_move(self, rng: Random) -> str:
+    def _sample_move(self, rng: Random) -> str:
         return rng.choice(list(self.steps))

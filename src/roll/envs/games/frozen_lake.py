@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 
 from roll.envs.games.directions import DirectionGame
-from roll.envs.games.game import Outcome, at_least
+from roll.envs.games.game import Outcome, check_minimum
 
 __all__ = ["FrozenLake"]
 
@@ -20,28 +20,29 @@ _DRAWN = [(4, 15), (6, 25), (8, 40)]
 class FrozenLake(DirectionGame):
     """A lake of `size` by `size` cells, from the top left to the goal at the bottom right; a hole ends the game.
 
-    The goal can be reached within the turns. After the classic environment of Gymnasium.
+    The goal can be reached within the turns. The rules are those of `FrozenLake` in Gymnasium.
 
     Args:
         holes: Share of cells with a hole, below 1.
-        slippery: Whether a move goes ahead, to the left, or to the right of its direction, a third of the time each.
+        slippery: Whether the ice is slippery: a move goes in its own direction, to the left or to the right of it,
+            with probability 1/3 each.
     """
 
     steps = {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}  # noqa: RUF012  (see the base)
-    """Clockwise: on slippery ice, a move goes to each side as often as ahead."""
+    """Change of row and column by each move, in clockwise order, so that neighbors are the sideways moves."""
 
     size: int | None = 4
     holes: float = 0.25
     slippery: bool = False
 
-    def _check(self) -> None:
-        at_least(2, size=self.size)
+    def _check_arguments(self) -> None:
+        check_minimum(2, size=self.size)
         if not 0 <= self.holes < 1:
-            raise ValueError(f"holes is {self.holes}: give a share from 0 to below 1")
+            raise ValueError(f"holes must be a share from 0 to below 1, got {self.holes}")
         if self.size and self.max_turns and self.max_turns < 2 * self.size - 2:
-            raise ValueError(f"max_turns is {self.max_turns}, but the way is {2 * self.size - 2} moves long")
+            raise ValueError(f"max_turns is {self.max_turns}, but the shortest path has {2 * self.size - 2} moves")
 
-    def _begin(self, rng: Random) -> int:
+    def _begin_episode(self, rng: Random) -> int:
         size, turns = self.size, self.max_turns
         if size is None or turns is None:
             size, turns = rng.choice(_DRAWN)
@@ -55,7 +56,7 @@ class FrozenLake(DirectionGame):
         self._player: _Cell = (0, 0)
         return turns
 
-    def _rules(self) -> str:
+    def _describe_rules(self) -> str:
         ice = (
             "The ice is slippery: a move goes where you mean it a third of the time, and else to the left or right of "
             "it."
@@ -64,18 +65,20 @@ class FrozenLake(DirectionGame):
         )
         return (
             f"You are playing Frozen Lake. Reach the goal within {self._limit} turns and fall into no hole. 'P' is "
-            f"you, 'G' the goal, 'O' a hole, and '_' ice. {ice} {self._form()}"
+            f"you, 'G' the goal, 'O' a hole, and '_' ice. {ice} {self._describe_format()}"
         )
 
-    def _state(self) -> str:
-        return "/".join("".join(self._sign((row, col)) for col in range(self._size)) for row in range(self._size))
+    def _encode_state(self) -> str:
+        return "/".join(
+            "".join(self._render_cell((row, col)) for col in range(self._size)) for row in range(self._size)
+        )
 
-    def _sign(self, cell: _Cell) -> str:
+    def _render_cell(self, cell: _Cell) -> str:
         if cell == self._player:
             return "P"
         return "O" if cell in self._holes else "G" if cell == self._goal else "_"
 
-    def _play(self, move: str) -> Outcome:
+    def _make_move(self, move: str) -> Outcome:
         names = list(self.steps)
         turn = self._rng.choice((-1, 0, 1)) if self.slippery else 0
         gone = names[(names.index(move) + turn) % 4]

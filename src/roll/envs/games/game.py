@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, ClassVar, Generic, TypeVar
 
-from roll.envs.base import Started, Stepped
-from roll.envs.games.answers import boxed
+from roll.envs.base import ResetResult, StepResult
+from roll.envs.games.answers import extract_box
 
-__all__ = ["Game", "Outcome", "at_least"]
+__all__ = ["Game", "Outcome", "check_minimum"]
 
 Move = TypeVar("Move")
 
@@ -35,11 +35,13 @@ class Outcome:
 
 @dataclass(kw_only=True, eq=False)
 class Game(ABC, Generic[Move]):
-    r"""An environment whose actions are moves in `\boxed{...}`; each field is an argument, and None is drawn at reset.
+    r"""An environment whose actions are moves in `\boxed{...}`.
 
-    A win gives 1, or rewards that sum to 1 over the episode; a move on the way 0, unless the game has another reward;
-    an invalid move 0; an action without a readable move -0.1, and the game ends. After the last turn the episode is
-    terminated and truncated, as in GEM. Every observation is complete: the last event, and the board.
+    Each field is a constructor argument; if it is None, its value is sampled at every reset.
+
+    Winning gives 1, at once or in parts that sum to 1 over the episode. Other moves give 0 unless the game defines a
+    reward; invalid moves give 0. An action that cannot be parsed gives -0.1 and ends the game. After the last turn the
+    episode is both terminated and truncated, as in GEM. Every observation contains the last event and the board.
     """
 
     format_error_reward: ClassVar[float] = -0.1
@@ -53,45 +55,51 @@ class Game(ABC, Generic[Move]):
     _limit: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        at_least(1, max_turns=self.max_turns)
-        self._check()
+        check_minimum(1, max_turns=self.max_turns)
+        self._check_arguments()
 
-    def reset(self, seed: int | None = None) -> Started:
+    def reset(self, seed: int | None = None) -> ResetResult:
         if seed is not None:
             self._rng = Random(int(seed))  # the seed may be a NumPy integer
-        self._hints = Random(self._rng.getrandbits(32))  # of its own: random actions change no episode
+        self._hints = Random(self._rng.getrandbits(32))  # separate, so that random actions change no episode
         self._over, self._turn = False, 0
-        self._limit = self._begin(self._rng)
-        return f"{self._rules()}\n{self._view()}".rstrip("\n"), {"state": self._state()}
+        self._limit = self._begin_episode(self._rng)
+        return f"{self._describe_rules()}\n{self._render_view()}".rstrip("\n"), {"state": self._encode_state()}
 
-    def step(self, action: str) -> Stepped:
+    def step(self, action: str) -> StepResult:
         if self._over:
             raise RuntimeError("the episode is over, or none has begun: call reset() first")
         self._turn += 1
-        answer = boxed(action)
-        move = None if answer is None else self._read(answer)
+        answer = extract_box(action)
+        move = None if answer is None else self._parse_move(answer)
         if move is None:
             self._over = True
-            told = f"At turn {self._turn}, you gave no move that can be read. {self._form()}"
-            return told, self.format_error_reward, True, self._turn == self._limit, {"state": "unreadable"}
-        outcome = self._play(move)
+            text = f"At turn {self._turn}, your move cannot be parsed. {self._describe_format()}"
+            return text, self.format_error_reward, True, self._turn == self._limit, {"state": "unreadable"}
+        outcome = self._make_move(move)
         reward = outcome.reward if outcome.valid else self.invalid_reward
         if outcome.over:
             self._over = True
-            return outcome.text, reward, True, False, {"state": f"over: {self._state()}"}
-        told = f"At turn {self._turn}, {outcome.text}"
+            return outcome.text, reward, True, False, {"state": f"over: {self._encode_state()}"}
+        text = f"At turn {self._turn}, {outcome.text}"
         if self._turn >= self._limit:
             self._over = True
-            ending = f"{told} That was your last turn."
-            return ending, self._at_the_end(outcome, reward), True, True, {"state": f"over: {self._state()}"}
-        return f"{told}\n{self._view()}".rstrip("\n"), reward, False, False, {"state": self._state()}
+            ending = f"{text} That was your last turn."
+            return (
+                ending,
+                self._compute_last_reward(outcome, reward),
+                True,
+                True,
+                {"state": f"over: {self._encode_state()}"},
+            )
+        return f"{text}\n{self._render_view()}".rstrip("\n"), reward, False, False, {"state": self._encode_state()}
 
     def sample_random_action(self) -> str:
         """Return a random well-formed move."""
-        return f"\\boxed{{{self._some_move(self._hints)}}}"
+        return f"\\boxed{{{self._sample_move(self._hints)}}}"
 
     def spawn(self, same_state: bool = False, **overrides: Any) -> Any:
-        """Return another game with the same arguments, changed by `overrides`; with `same_state`, a copy of the
+        """Return another game with the same arguments, changed by `overrides`; with `same_state`, a copy of this
         episode.
 
         Raises:
@@ -101,7 +109,7 @@ class Game(ABC, Generic[Move]):
         if not same_state:
             return replace(self, **overrides)
         if overrides:
-            raise ValueError("a copy with the same state has the same arguments: leave the overrides out")
+            raise ValueError("same_state and overrides must not be given together: remove one of them")
         return copy.deepcopy(self)
 
     def close(self) -> None:
@@ -111,52 +119,52 @@ class Game(ABC, Generic[Move]):
     def unwrapped(self) -> Any:
         return self
 
-    def _check(self) -> None:
+    def _check_arguments(self) -> None:
         """Raise a `ValueError` for invalid arguments."""
 
     @abstractmethod
-    def _begin(self, rng: Random) -> int:
-        """Draw an episode; return its number of turns."""
+    def _begin_episode(self, rng: Random) -> int:
+        """Generate an episode with `rng`; return its maximum number of turns."""
 
     @abstractmethod
-    def _rules(self) -> str:
-        """Return the rules, the first text that the player sees."""
+    def _describe_rules(self) -> str:
+        """Return the rules, with which the first observation begins."""
 
     @abstractmethod
-    def _form(self) -> str:
+    def _describe_format(self) -> str:
         """Return a sentence that explains how a move is written."""
 
     @abstractmethod
-    def _view(self) -> str:
-        """Return the board and the question, which are part of every observation."""
+    def _render_view(self) -> str:
+        """Return the board and the request for a move, which are part of every observation."""
 
     @abstractmethod
-    def _state(self) -> str:
-        """Return a name of the state: equal for equal boards."""
+    def _encode_state(self) -> str:
+        """Return a string that identifies the state; equal boards give equal strings."""
 
     @abstractmethod
-    def _read(self, answer: str) -> Move | None:
-        """Parse a move from a short printable text; return None if it is not a move."""
+    def _parse_move(self, answer: str) -> Move | None:
+        """Parse a move from short printable text; return None if the text is not a move."""
 
     @abstractmethod
-    def _play(self, move: Move) -> Outcome:
-        """Make a move."""
+    def _make_move(self, move: Move) -> Outcome:
+        """Apply a move to the game and return its outcome."""
 
     @abstractmethod
-    def _some_move(self, rng: Random) -> str:
+    def _sample_move(self, rng: Random) -> str:
         """Return a random move as a player would write it into the box."""
 
-    def _at_the_end(self, outcome: Outcome, reward: float) -> float:
-        """Return the reward of the last turn, if the game was not won by it."""
+    def _compute_last_reward(self, outcome: Outcome, reward: float) -> float:
+        """Return the reward of the last turn, given the move's own `reward`; not called if that move ended the game."""
         return reward
 
 
-def at_least(least: int, **arguments: int | None) -> None:
-    """Reject arguments that are too small.
+def check_minimum(least: int, **arguments: int | None) -> None:
+    """Check that each argument is at least `least`, or None.
 
     Raises:
-        ValueError: An argument is too small; the message names the first one.
+        ValueError: An argument is too small; the message names the first such argument.
     """
     for name, value in arguments.items():
         if value is not None and value < least:
-            raise ValueError(f"{name} is {value}: give at least {least}, or None to have it drawn at every reset")
+            raise ValueError(f"{name} must be at least {least}, or None to draw it at every reset, got {value}")

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from random import Random
 
 from roll.envs.games.directions import DirectionGame
-from roll.envs.games.game import Outcome, at_least
+from roll.envs.games.game import Outcome, check_minimum
 
-__all__ = ["Game2048", "slid"]
+__all__ = ["Game2048", "slide"]
 
 _DRAWN = [(16, 20), (32, 30), (64, 50)]
-"""Target and turns of the variant that draws them."""
+"""Possible targets and turns if `target_tile` is None."""
 
 Board = tuple[tuple[int, ...], ...]
 
@@ -21,21 +21,21 @@ Board = tuple[tuple[int, ...], ...]
 class Game2048(DirectionGame):
     """Tiles on a board of `board_size` by `board_size` that merge, up to `target_tile`.
 
-    Every new largest tile gives its share of the doublings from the first tiles to the target; together they give 1.
-    The game is lost when no move is left. As in GEM, the targets of `hard` and `extreme-hard` cannot be reached in
-    their turns, in which tiles worth at most four per turn appear: only a part of the reward is possible.
+    Every doubling of the largest tile gives the same reward, and all doublings up to the target give 1. The game is
+    lost when no move is left. As in GEM, the targets of `hard` and `extreme-hard` cannot be reached within their turns,
+    since each turn adds a tile of at most 4: only a part of the reward is possible.
     """
 
     target_tile: int | None = 2048
     board_size: int = 4
 
-    def _check(self) -> None:
-        at_least(2, board_size=self.board_size)
+    def _check_arguments(self) -> None:
+        check_minimum(2, board_size=self.board_size)
         target = self.target_tile
         if target is not None and (target < 8 or target & (target - 1)):
-            raise ValueError(f"target_tile is {target}: give a power of two from 8 on")
+            raise ValueError(f"target_tile must be a power of two, at least 8, got {target}")
 
-    def _begin(self, rng: Random) -> int:
+    def _begin_episode(self, rng: Random) -> int:
         target, turns = self.target_tile, self.max_turns
         if target is None or turns is None:
             target, turns = rng.choice(_DRAWN)
@@ -53,22 +53,22 @@ class Game2048(DirectionGame):
         rows[row][col] = 2 if self._rng.random() < 0.9 else 4
         self._board = tuple(map(tuple, rows))
 
-    def _rules(self) -> str:
+    def _describe_rules(self) -> str:
         return (
             "You are playing 2048. Slide all tiles in one direction; two equal tiles that meet merge into one of "
             f"twice the value, and after each move a new 2 or 4 appears. Reach the tile {self._target} within "
-            f"{self._limit} turns. {self._form()}"
+            f"{self._limit} turns. {self._describe_format()}"
         )
 
-    def _view(self) -> str:
+    def _render_view(self) -> str:
         lines = [" ".join(f"{tile or '.':>4}" for tile in line) for line in self._board]
         return "\n".join([*lines, "Enter your move."])
 
-    def _state(self) -> str:
+    def _encode_state(self) -> str:
         return "/".join(" ".join(map(str, line)) for line in self._board)
 
-    def _play(self, move: str) -> Outcome:
-        board = slid(self._board, move)
+    def _make_move(self, move: str) -> Outcome:
+        board = slide(self._board, move)
         if board == self._board:
             return Outcome(text=f"moving {move} changes nothing.", valid=False)
         self._board = board
@@ -78,22 +78,22 @@ class Game2048(DirectionGame):
         self._add_tile()
         if self._most >= self._target:
             return Outcome(text=f"You reached the tile {self._target}!", reward=reward, over=True)
-        if all(slid(self._board, each) == self._board for each in self.steps):
+        if all(slide(self._board, each) == self._board for each in self.steps):
             return Outcome(text="No move is left. The game is lost.", reward=reward, over=True)
         return Outcome(text=f"you moved {move}.", reward=reward)
 
 
-def slid(board: Board, move: str) -> Board:
-    """Return the board after all tiles slid one way and merged, before a new tile appears."""
+def slide(board: Board, move: str) -> Board:
+    """Return the board after all tiles have slid in the direction `move` and merged, before a new tile appears."""
     if move in ("up", "down"):
-        turned = slid(tuple(zip(*board, strict=True)), "left" if move == "up" else "right")
+        turned = slide(tuple(zip(*board, strict=True)), "left" if move == "up" else "right")
         return tuple(zip(*turned, strict=True))
     if move == "right":
-        return tuple(_merged(line[::-1])[::-1] for line in board)
-    return tuple(_merged(line) for line in board)
+        return tuple(_merge(line[::-1])[::-1] for line in board)
+    return tuple(_merge(line) for line in board)
 
 
-def _merged(line: tuple[int, ...]) -> tuple[int, ...]:
+def _merge(line: tuple[int, ...]) -> tuple[int, ...]:
     tiles = [tile for tile in line if tile]
     merged = []
     position = 0

@@ -6,8 +6,8 @@ import math
 from dataclasses import dataclass
 from random import Random
 
-from roll.envs.games.answers import numbers
-from roll.envs.games.game import Game, Outcome, at_least
+from roll.envs.games.answers import parse_numbers
+from roll.envs.games.game import Game, Outcome, check_minimum
 
 __all__ = ["GuessTheNumber"]
 
@@ -16,19 +16,19 @@ __all__ = ["GuessTheNumber"]
 class GuessTheNumber(Game[int]):
     """A secret number from `min_number` to `max_number`.
 
-    The last turn gives 1 minus the guess's distance from the secret, as a share of the range. If a bound is None, the
-    lowest number is drawn from 1 to 10 and the highest 5 to 50 above it.
+    The reward of the last turn is 1 - |guess - secret| / range. If a bound is None, the lowest number is sampled from 1
+    to 10, and the highest is 5 to 50 above it.
     """
 
     min_number: int | None = 1
     max_number: int | None = 20
 
-    def _check(self) -> None:
-        at_least(0, min_number=self.min_number)
+    def _check_arguments(self) -> None:
+        check_minimum(0, min_number=self.min_number)
         if self.min_number is not None and self.max_number is not None and self.max_number <= self.min_number:
-            raise ValueError(f"max_number {self.max_number} is not above min_number {self.min_number}")
+            raise ValueError(f"max_number must be greater than min_number, got {self.max_number} and {self.min_number}")
 
-    def _begin(self, rng: Random) -> int:
+    def _begin_episode(self, rng: Random) -> int:
         low, high = self.min_number, self.max_number
         if low is None or high is None:
             low = rng.randint(1, 10)
@@ -38,26 +38,27 @@ class GuessTheNumber(Game[int]):
         self._guesses: dict[int, str] = {}
         return self.max_turns or math.ceil(math.sqrt(high - low)) + 1
 
-    def _rules(self) -> str:
+    def _describe_rules(self) -> str:
         return (
             f"You are playing Guess The Number. I have chosen a whole number from {self._low} to {self._high}. Find it "
-            f"within {self._limit} turns. After each guess I say whether my number is higher or lower. {self._form()}"
+            f"within {self._limit} turns. After each guess I say whether my number is higher or lower. "
+            f"{self._describe_format()}"
         )
 
-    def _form(self) -> str:
+    def _describe_format(self) -> str:
         return f"Write your guess as \\boxed{{number}}, for example \\boxed{{{self._low}}}."
 
-    def _view(self) -> str:
+    def _render_view(self) -> str:
         return "Enter your next guess." if self._turn else "Enter your first guess."
 
-    def _state(self) -> str:
+    def _encode_state(self) -> str:
         return ", ".join(f"{guess} {hint}" for guess, hint in sorted(self._guesses.items())) or "start"
 
-    def _read(self, answer: str) -> int | None:
-        found = numbers(answer, 1)
-        return found[0] if found else None
+    def _parse_move(self, answer: str) -> int | None:
+        numbers = parse_numbers(answer, 1)
+        return numbers[0] if numbers else None
 
-    def _play(self, move: int) -> Outcome:
+    def _make_move(self, move: int) -> Outcome:
         self._last = move
         if not self._low <= move <= self._high:
             return Outcome(text=f"you guessed {move}, which is not from {self._low} to {self._high}.", valid=False)
@@ -68,10 +69,10 @@ class GuessTheNumber(Game[int]):
         self._guesses[move] = "higher" if move < self._secret else "lower"
         return Outcome(text=f"you guessed {move}, and my number is {self._guesses[move]} than {move}.")
 
-    def _at_the_end(self, outcome: Outcome, reward: float) -> float:
+    def _compute_last_reward(self, outcome: Outcome, reward: float) -> float:
         if not self._low <= self._last <= self._high:
             return reward
         return 1 - abs(self._last - self._secret) / (self._high - self._low)
 
-    def _some_move(self, rng: Random) -> str:
+    def _sample_move(self, rng: Random) -> str:
         return str(rng.randint(self._low, self._high))

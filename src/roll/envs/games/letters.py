@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-__all__ = ["Placed", "laid_out"]
+__all__ = ["PlacedWord", "lay_out"]
 
 _Cell = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placed:
-    """A word and its place: from `row` and `col` on, across or down."""
+class PlacedWord:
+    """A word on the grid: it begins at `row` and `col`, and runs across or down."""
 
     word: str
     row: int
@@ -26,13 +26,13 @@ class Placed:
         return [(self.row, self.col + step) if self.across else (self.row + step, self.col) for step in steps]
 
 
-def laid_out(words: Sequence[str], rng: Random, apart: bool) -> tuple[int, list[Placed]]:
+def lay_out(words: Sequence[str], rng: Random, apart: bool) -> tuple[int, list[PlacedWord]]:
     """Lay out words on a square; each word crosses earlier ones if possible.
 
     Args:
         words: Distinct words.
-        rng: Draws the places.
-        apart: Whether words touch only where they cross, as in a crossword.
+        rng: Samples the positions.
+        apart: Whether words may touch only where they cross, as in a crossword.
 
     Returns:
         The number of rows of the square, and the words in their order.
@@ -41,35 +41,39 @@ def laid_out(words: Sequence[str], rng: Random, apart: bool) -> tuple[int, list[
     size = max(round(1.5 * longest), longest + 1)
     while True:
         letters: dict[_Cell, str] = {}
-        placed: list[Placed] = []
+        placed: list[PlacedWord] = []
         for word in sorted(words, key=len, reverse=True):
-            found = _place(word, letters, size, rng, apart)
-            if found is None:
+            place = _place(word, letters, size, rng, apart)
+            if place is None:
                 break
-            placed.append(found)
-            letters.update(zip(found.cells, found.word, strict=True))
+            placed.append(place)
+            letters.update(zip(place.cells, place.word, strict=True))
         if len(placed) == len(words):
             return size, sorted(placed, key=lambda each: words.index(each.word))
+        # The words fit once the square is large enough.
         size += 1
 
 
-def _place(word: str, letters: dict[_Cell, str], size: int, rng: Random, apart: bool) -> Placed | None:
-    crossing: list[Placed] = []
-    free: list[Placed] = []
+def _place(word: str, letters: dict[_Cell, str], size: int, rng: Random, apart: bool) -> PlacedWord | None:
+    crossing: list[PlacedWord] = []
+    free: list[PlacedWord] = []
     for across in (True, False):
         last_row, last_col = (size, size - len(word) + 1) if across else (size - len(word) + 1, size)
         for row in range(last_row):
             for col in range(last_col):
-                candidate = Placed(word=word, row=row, col=col, across=across)
-                crossings = _crossings(candidate, letters, apart)
+                candidate = PlacedWord(word=word, row=row, col=col, across=across)
+                crossings = _count_crossings(candidate, letters, apart)
                 if crossings is not None and crossings < len(word):
                     (crossing if crossings else free).append(candidate)
     chosen = crossing or free
     return rng.choice(chosen) if chosen else None
 
 
-def _crossings(candidate: Placed, letters: dict[_Cell, str], apart: bool) -> int | None:
-    """Return the number of letters that a candidate shares with other words, or None if it does not fit."""
+def _count_crossings(candidate: PlacedWord, letters: dict[_Cell, str], apart: bool) -> int | None:
+    """Return the number of letters that a candidate shares with other words, or None if it does not fit.
+
+    With `apart`, a candidate that touches another word without crossing it does not fit.
+    """
     shared = 0
     cells = candidate.cells
     for cell, letter in zip(cells, candidate.word, strict=True):
@@ -77,7 +81,7 @@ def _crossings(candidate: Placed, letters: dict[_Cell, str], apart: bool) -> int
             if letters[cell] != letter:
                 return None
             shared += 1
-        elif apart and any(near in letters for near in _adjacent(cell, candidate.across)):
+        elif apart and any(near in letters for near in _list_adjacent(cell, candidate.across)):
             return None
     if apart:
         (row, col), (last_row, last_col) = cells[0], cells[-1]
@@ -87,6 +91,6 @@ def _crossings(candidate: Placed, letters: dict[_Cell, str], apart: bool) -> int
     return shared
 
 
-def _adjacent(cell: _Cell, across: bool) -> list[_Cell]:
+def _list_adjacent(cell: _Cell, across: bool) -> list[_Cell]:
     row, col = cell
     return [(row - 1, col), (row + 1, col)] if across else [(row, col - 1), (row, col + 1)]

@@ -6,35 +6,35 @@ from collections import Counter
 from dataclasses import dataclass
 from random import Random
 
-from roll.envs.games.answers import numbers
-from roll.envs.games.game import Game, Outcome, at_least
+from roll.envs.games.answers import parse_numbers
+from roll.envs.games.game import Game, Outcome, check_minimum
 
-__all__ = ["Mastermind", "pegs"]
+__all__ = ["Mastermind", "count_pegs"]
 
 _DRAWN = [(2, 4, 10), (4, 6, 20), (4, 8, 30)]
-"""Length, numbers and turns of the variant that draws them."""
+"""Possible code lengths, numbers and turns if an argument is None."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Mastermind(Game[tuple[int, ...]]):
     """A secret code of `code_length` numbers from 1 to `num_numbers`.
 
-    Every black peg beyond the most so far gives 1 / `code_length`; together they give 1.
+    Every black peg beyond the previous maximum gives 1 / `code_length`; together they give 1.
     """
 
     code_length: int | None = 4
     num_numbers: int | None = 6
     duplicate_numbers: bool = False
 
-    def _check(self) -> None:
-        at_least(1, code_length=self.code_length, num_numbers=self.num_numbers)
+    def _check_arguments(self) -> None:
+        check_minimum(1, code_length=self.code_length, num_numbers=self.num_numbers)
         if self.code_length and self.num_numbers and self.code_length > self.num_numbers and not self.duplicate_numbers:
             raise ValueError(
                 f"a code of {self.code_length} different numbers from 1 to {self.num_numbers} does not exist: raise "
                 "num_numbers or allow duplicate_numbers"
             )
 
-    def _begin(self, rng: Random) -> int:
+    def _begin_episode(self, rng: Random) -> int:
         drawn = None in (self.code_length, self.num_numbers, self.max_turns)
         length, highest, turns = rng.choice(_DRAWN) if drawn else (self.code_length, self.num_numbers, self.max_turns)
         assert length and highest and turns
@@ -46,55 +46,56 @@ class Mastermind(Game[tuple[int, ...]]):
         self._most_black = 0
         return turns
 
-    def _rules(self) -> str:
+    def _describe_rules(self) -> str:
         repeated = "A number may occur more than once." if self.duplicate_numbers else "No number occurs twice."
         return (
             f"You are playing Mastermind. Find my code of {self._length} numbers, each from 1 to {self._highest}, "
             f"within {self._limit} turns. {repeated} For each guess I count black pegs, for numbers that are right and "
-            f"in the right place, and white pegs, for numbers that are in the code at another place. {self._form()}"
+            f"in the right place, and white pegs, for numbers that are in the code at another place. "
+            f"{self._describe_format()}"
         )
 
-    def _form(self) -> str:
+    def _describe_format(self) -> str:
         example = " ".join(str(1 + place % self._highest) for place in range(self._length))
         return f"Write your guess with spaces between the numbers, for example \\boxed{{{example}}}."
 
-    def _view(self) -> str:
+    def _render_view(self) -> str:
         return "Enter your guess."
 
-    def _state(self) -> str:
+    def _encode_state(self) -> str:
         return "; ".join(f"{guess} {result}" for guess, result in sorted(self._guesses.items())) or "start"
 
-    def _read(self, answer: str) -> tuple[int, ...] | None:
-        found = numbers(answer)
-        return tuple(found) if found else None
+    def _parse_move(self, answer: str) -> tuple[int, ...] | None:
+        numbers = parse_numbers(answer)
+        return tuple(numbers) if numbers else None
 
-    def _play(self, move: tuple[int, ...]) -> Outcome:
-        said = " ".join(map(str, move))
+    def _make_move(self, move: tuple[int, ...]) -> Outcome:
+        guess = " ".join(map(str, move))
         if len(move) != self._length:
             return Outcome(
-                text=f"you guessed {said}, {len(move)} numbers, but the code has {self._length}.", valid=False
+                text=f"you guessed {guess}, {len(move)} numbers, but the code has {self._length}.", valid=False
             )
         if not all(1 <= number <= self._highest for number in move):
             return Outcome(
-                text=f"you guessed {said}, with a number that is not from 1 to {self._highest}.", valid=False
+                text=f"you guessed {guess}, with a number that is not from 1 to {self._highest}.", valid=False
             )
         if move in self._guesses:
-            return Outcome(text=f"you guessed {said}, as you did before.", valid=False)
-        black, white = self._guesses[move] = pegs(self._code, move)
+            return Outcome(text=f"you guessed {guess}, as you did before.", valid=False)
+        black, white = self._guesses[move] = count_pegs(self._code, move)
         reward = max(0, black - self._most_black) / self._length
         self._most_black = max(black, self._most_black)
         if black == self._length:
-            return Outcome(text=f"Right! The code is {said}.", reward=reward, over=True)
-        return Outcome(text=f"you guessed {said}: {black} black and {white} white peg(s).", reward=reward)
+            return Outcome(text=f"Right! The code is {guess}.", reward=reward, over=True)
+        return Outcome(text=f"you guessed {guess}: {black} black and {white} white peg(s).", reward=reward)
 
-    def _some_move(self, rng: Random) -> str:
+    def _sample_move(self, rng: Random) -> str:
         distinct = self._length <= self._highest
         numbers_ = range(1, self._highest + 1)
         code = rng.sample(numbers_, self._length) if distinct else rng.choices(numbers_, k=self._length)
         return " ".join(map(str, code))
 
 
-def pegs(code: tuple[int, ...], guess: tuple[int, ...]) -> tuple[int, int]:
-    """Return the black and white pegs of a guess: numbers in the right place, and numbers in a wrong place."""
+def count_pegs(code: tuple[int, ...], guess: tuple[int, ...]) -> tuple[int, int]:
+    """Return the numbers of black pegs (right number, right place) and white pegs (right number, wrong place)."""
     black = sum(a == b for a, b in zip(code, guess, strict=True))
     return black, (Counter(code) & Counter(guess)).total() - black

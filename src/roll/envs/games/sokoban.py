@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from random import Random
 
 from roll.envs.games.directions import DirectionGame
-from roll.envs.games.game import Outcome, at_least
+from roll.envs.games.game import Outcome, check_minimum
 
 __all__ = ["Sokoban"]
 
 _Cell = tuple[int, int]
 
 _DRAWN = [((6, 6), 2, 20), ((8, 8), 5, 50)]
-"""Room, boxes and turns of the variant that draws them."""
+"""Possible rooms, boxes and turns if an argument is None."""
 
 _WALLS = 0.12
 """Share of cells inside the room that become walls."""
@@ -27,34 +27,37 @@ class Sokoban(DirectionGame):
     """A room of `dim_room` rows and columns, including the walls around it, with `num_boxes` boxes and as many goals.
 
     A room is generated backward from the solved state, by pulling the boxes off their goals in at most `max_turns`
-    moves, so it can always be solved in time. The last turn gives the share of boxes that are on goals.
+    moves, so it can always be solved within the turns. The reward of the last turn is the share of boxes on goals.
     """
 
     dim_room: Sequence[int] | None = (6, 6)
     num_boxes: int | None = 3
 
-    def _check(self) -> None:
-        at_least(1, num_boxes=self.num_boxes)
+    def _check_arguments(self) -> None:
+        check_minimum(1, num_boxes=self.num_boxes)
         if self.dim_room is not None and (len(self.dim_room) != 2 or min(self.dim_room) < 5):
-            raise ValueError(f"dim_room is {self.dim_room}: give rows and columns, at least 5 each")
+            raise ValueError(f"dim_room must be the numbers of rows and columns, each at least 5, got {self.dim_room}")
         if self.dim_room is not None and self.num_boxes is not None:
             room = (self.dim_room[0] - 2) * (self.dim_room[1] - 2)
             if self.num_boxes > room // 4:
-                raise ValueError(f"num_boxes is {self.num_boxes}, but a room of {room} cells has place for {room // 4}")
+                raise ValueError(
+                    f"num_boxes is {self.num_boxes}, but a room of {room} cells has space for {room // 4} boxes"
+                )
 
-    def _begin(self, rng: Random) -> int:
+    def _begin_episode(self, rng: Random) -> int:
         dim, boxes, turns = self.dim_room, self.num_boxes, self.max_turns
         if dim is None or boxes is None or turns is None:
             dim, boxes, turns = rng.choice(_DRAWN)
         self._rows, self._cols = dim
         best: tuple[int, int] = (-1, -1)
+        # A random walk often ends near the goals, so the attempt whose boxes are farthest from them is kept.
         for _ in range(_ATTEMPTS):
-            floor = self._room(rng)
+            floor = self._draw_floor(rng)
             if len(floor) < 2 * boxes + 1:
                 continue
             goals = frozenset(rng.sample(sorted(floor), boxes))
-            player, placed = _pulled(floor, goals, turns, rng)
-            away = len(placed - goals), sum(min(_distance(box, goal) for goal in goals) for box in placed)
+            player, placed = _pull_boxes(floor, goals, turns, rng)
+            away = len(placed - goals), sum(min(_measure_distance(box, goal) for goal in goals) for box in placed)
             if away > best:
                 best = away
                 self._floor, self._goals, self._player, self._boxes = floor, goals, player, placed
@@ -62,29 +65,32 @@ class Sokoban(DirectionGame):
                 break
         return turns
 
-    def _room(self, rng: Random) -> frozenset[_Cell]:
-        """Return the floor cells, all of them connected."""
+    def _draw_floor(self, rng: Random) -> frozenset[_Cell]:
+        """Return the cells of a random floor; all of them are connected."""
         inside = [(row, col) for row in range(1, self._rows - 1) for col in range(1, self._cols - 1)]
         free = {cell for cell in inside if rng.random() >= _WALLS}
         waiting = [rng.choice(inside)]
         reached = set(waiting)
         while waiting:
-            new = [near for near in _around(waiting.pop()) if near in free and near not in reached]
+            new = [near for near in _list_neighbors(waiting.pop()) if near in free and near not in reached]
             reached.update(new)
             waiting += new
         return frozenset(reached)
 
-    def _rules(self) -> str:
+    def _describe_rules(self) -> str:
         return (
             "You are playing Sokoban. Push every box onto a goal. Walking into a box pushes it one cell, unless a wall "
             f"or another box is behind it; boxes cannot be pulled. You have {self._limit} turns. '#' is a wall, '_' "
-            "floor, 'P' you, 'S' you on a goal, 'X' a box, 'O' a goal, and '√' a box on a goal. " + self._form()
+            "floor, 'P' you, 'S' you on a goal, 'X' a box, 'O' a goal, and '√' a box on a goal. "
+            + self._describe_format()
         )
 
-    def _state(self) -> str:
-        return "/".join("".join(self._sign((row, col)) for col in range(self._cols)) for row in range(self._rows))
+    def _encode_state(self) -> str:
+        return "/".join(
+            "".join(self._render_cell((row, col)) for col in range(self._cols)) for row in range(self._rows)
+        )
 
-    def _sign(self, cell: _Cell) -> str:
+    def _render_cell(self, cell: _Cell) -> str:
         on_goal = cell in self._goals
         if cell == self._player:
             return "S" if on_goal else "P"
@@ -94,58 +100,62 @@ class Sokoban(DirectionGame):
             return "#"
         return "O" if on_goal else "_"
 
-    def _play(self, move: str) -> Outcome:
-        target = _moved(self._player, move)
+    def _make_move(self, move: str) -> Outcome:
+        target = _move(self._player, move)
         if target in self._boxes:
-            behind = _moved(target, move)
+            behind = _move(target, move)
             if behind not in self._floor or behind in self._boxes:
                 return Outcome(text=f"you cannot push the box {move}: something is behind it.", valid=False)
             self._boxes = self._boxes - {target} | {behind}
-            told = f"you pushed a box {move}."
+            text = f"you pushed a box {move}."
         elif target not in self._floor:
             return Outcome(text=f"you cannot move {move}: there is a wall.", valid=False)
         else:
-            told = f"you moved {move}."
+            text = f"you moved {move}."
         self._player = target
         if self._boxes == self._goals:
             return Outcome(text="You pushed every box onto a goal!", reward=1.0, over=True)
-        return Outcome(text=told)
+        return Outcome(text=text)
 
-    def _at_the_end(self, outcome: Outcome, reward: float) -> float:
+    def _compute_last_reward(self, outcome: Outcome, reward: float) -> float:
         return len(self._boxes & self._goals) / len(self._goals)
 
 
-def _pulled(
+def _pull_boxes(
     floor: frozenset[_Cell], goals: frozenset[_Cell], most_moves: int, rng: Random
 ) -> tuple[_Cell, frozenset[_Cell]]:
-    """Return the positions of the player and the boxes after a random walk backward from the solved room."""
+    """Walk randomly through the solved room, at most `most_moves` moves, and pull boxes off their goals.
+
+    Of all positions on the way, return the one with the most boxes off their goals (of several, the one whose boxes are
+    farthest from the goals): the cell of the player, and the cells of the boxes.
+    """
     player = rng.choice(sorted(floor - goals))
     boxes = goals
     best = (0, 0), player, boxes
     for _ in range(most_moves):
-        steps = [(step, _moved(player, step)) for step in DirectionGame.steps]
+        steps = [(step, _move(player, step)) for step in DirectionGame.steps]
         steps = [(step, cell) for step, cell in steps if cell in floor and cell not in boxes]
         if not steps:
             break
-        pulls = [(step, cell) for step, cell in steps if _moved(player, step, -1) in boxes]
+        pulls = [(step, cell) for step, cell in steps if _move(player, step, -1) in boxes]
         step, cell = rng.choice(pulls if pulls and rng.random() < 0.7 else steps)
-        behind = _moved(player, step, -1)
+        behind = _move(player, step, -1)
         if behind in boxes and rng.random() < 0.9:
             boxes = boxes - {behind} | {player}
         player = cell
-        away = len(boxes - goals), sum(min(_distance(box, goal) for goal in goals) for box in boxes)
+        away = len(boxes - goals), sum(min(_measure_distance(box, goal) for goal in goals) for box in boxes)
         if away >= best[0]:
             best = away, player, boxes
     return best[1], best[2]
 
 
-def _moved(cell: _Cell, step: str, times: int = 1) -> _Cell:
+def _move(cell: _Cell, step: str, times: int = 1) -> _Cell:
     return cell[0] + times * DirectionGame.steps[step][0], cell[1] + times * DirectionGame.steps[step][1]
 
 
-def _around(cell: _Cell) -> list[_Cell]:
-    return [_moved(cell, step) for step in DirectionGame.steps]
+def _list_neighbors(cell: _Cell) -> list[_Cell]:
+    return [_move(cell, step) for step in DirectionGame.steps]
 
 
-def _distance(a: _Cell, b: _Cell) -> int:
+def _measure_distance(a: _Cell, b: _Cell) -> int:
     return abs(a[0] - b[0]) + abs(a[1] - b[1])

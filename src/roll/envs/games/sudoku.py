@@ -7,63 +7,65 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 
-from roll.envs.games.answers import numbers
-from roll.envs.games.game import Game, Outcome, at_least
+from roll.envs.games.answers import parse_numbers
+from roll.envs.games.game import Game, Outcome, check_minimum
 
-__all__ = ["Sudoku", "solutions"]
+__all__ = ["Sudoku", "iterate_solutions"]
 
 _DRAWN = [(4, 10, 15), (9, 50, 50)]
-"""Scale, clues and turns of the variant that draws them."""
+"""Possible scales, clues and turns if an argument is None."""
 
 
 @dataclass(kw_only=True, eq=False)
 class Sudoku(Game[tuple[int, int, int]]):
     """A grid of `scale` by `scale` (4 or 9) with `clues` given numbers and one solution.
 
-    Every right number gives its share of the empty cells; together they give 1. More clues are given if fewer would
-    leave several solutions.
+    Every correct number gives the same reward, and all together give 1. More clues are given if `clues` would leave
+    several solutions.
     """
 
     scale: int | None = 9
     clues: int | None = 50
     max_turns: int | None = 50
 
-    def _check(self) -> None:
+    def _check_arguments(self) -> None:
         if self.scale not in (None, 4, 9):
-            raise ValueError(f"scale is {self.scale}: give 4 or 9, or None to have it drawn at every reset")
-        at_least(1, clues=self.clues)
+            raise ValueError(f"scale must be 4 or 9, or None to draw it at every reset, got {self.scale}")
+        check_minimum(1, clues=self.clues)
         if self.scale and self.clues and self.clues >= self.scale**2:
-            raise ValueError(f"clues is {self.clues}, which leaves none of {self.scale**2} cells empty")
+            raise ValueError(f"clues must be less than the {self.scale**2} cells, got {self.clues}")
 
-    def _begin(self, rng: Random) -> int:
+    def _begin_episode(self, rng: Random) -> int:
         scale, clues, turns = self.scale, self.clues, self.max_turns
         if scale is None or clues is None or turns is None:
             scale, clues, turns = rng.choice(_DRAWN)
         self._scale, self._box = scale, 2 if scale == 4 else 3
-        self._solution = next(solutions([0] * scale**2, scale, rng))
+        self._solution = next(iterate_solutions([0] * scale**2, scale, rng))
         self._cells = list(self._solution)
         for cell in rng.sample(range(scale**2), scale**2):
             if sum(map(bool, self._cells)) == clues:
                 break
             kept, self._cells[cell] = self._cells[cell], 0
-            found = solutions(self._cells, scale)
-            if (next(found), next(found, None))[1] is not None:
+            solutions = iterate_solutions(self._cells, scale)
+            # Without this clue, there would be a second solution.
+            if (next(solutions), next(solutions, None))[1] is not None:
                 self._cells[cell] = kept
         self._num_empty = self._cells.count(0)
         return turns
 
-    def _rules(self) -> str:
+    def _describe_rules(self) -> str:
         n = self._scale
         return (
             f"You are playing Sudoku. Fill the empty cells, shown as '.', with numbers from 1 to {n}, so that no row, "
             f"no column and no box of {self._box} by {self._box} cells repeats one. Rows and columns are numbered from "
-            f"1 to {n}. You have {self._limit} turns, and fill one cell in each; what is filled stays. {self._form()}"
+            f"1 to {n}. You have {self._limit} turns, and fill one cell in each; what is filled stays. "
+            f"{self._describe_format()}"
         )
 
-    def _form(self) -> str:
+    def _describe_format(self) -> str:
         return "Write row, column and number, for example \\boxed{1 2 3} for a 3 in row 1, column 2."
 
-    def _view(self) -> str:
+    def _render_view(self) -> str:
         n, box = self._scale, self._box
         header = " | ".join(" ".join(f"C{col + 1}" for col in range(start, start + box)) for start in range(0, n, box))
         lines = [f"   {header}"]
@@ -75,14 +77,14 @@ class Sudoku(Game[tuple[int, int, int]]):
             lines.append(f"R{row + 1} {' | '.join(groups)}")
         return "\n".join([*lines, "Enter your move."])
 
-    def _state(self) -> str:
+    def _encode_state(self) -> str:
         return "".join(map(str, self._cells))
 
-    def _read(self, answer: str) -> tuple[int, int, int] | None:
-        found = numbers(answer, 3)
-        return (found[0], found[1], found[2]) if found else None
+    def _parse_move(self, answer: str) -> tuple[int, int, int] | None:
+        numbers = parse_numbers(answer, 3)
+        return (numbers[0], numbers[1], numbers[2]) if numbers else None
 
-    def _play(self, move: tuple[int, int, int]) -> Outcome:
+    def _make_move(self, move: tuple[int, int, int]) -> Outcome:
         row, col, number = move
         tried = f"you put {number} in R{row} C{col}"
         if not all(1 <= value <= self._scale for value in move):
@@ -100,23 +102,23 @@ class Sudoku(Game[tuple[int, int, int]]):
             over=won,
         )
 
-    def _some_move(self, rng: Random) -> str:
+    def _sample_move(self, rng: Random) -> str:
         empty = [cell for cell, number in enumerate(self._cells) if not number] or [0]
         row, col = divmod(rng.choice(empty), self._scale)
         return f"{row + 1} {col + 1} {rng.randint(1, self._scale)}"
 
 
-def solutions(cells: list[int], scale: int, rng: Random | None = None) -> Iterator[list[int]]:
+def iterate_solutions(cells: list[int], scale: int, rng: Random | None = None) -> Iterator[list[int]]:
     """Yield all ways to fill a grid's zeros.
 
     The cell with the fewest candidates is filled first, without recursion. With `rng`, numbers are tried in random
     order.
     """
-    peers = _peers(scale)
+    peers = _list_peers(scale)
     grid = list(cells)
     everything = (1 << (scale + 1)) - 2
 
-    def next_choice() -> tuple[int, list[int]] | None:
+    def find_next_choice() -> tuple[int, list[int]] | None:
         best, fewest = None, scale + 1
         for cell, number in enumerate(grid):
             if number == 0:
@@ -136,7 +138,7 @@ def solutions(cells: list[int], scale: int, rng: Random | None = None) -> Iterat
         return best[0], numbers_
 
     stack: list[tuple[int, list[int]]] = []
-    choice = next_choice()
+    choice = find_next_choice()
     while True:
         if choice is None:
             yield list(grid)
@@ -148,12 +150,12 @@ def solutions(cells: list[int], scale: int, rng: Random | None = None) -> Iterat
             return
         cell, free = stack[-1]
         grid[cell] = free.pop()
-        choice = next_choice()
+        choice = find_next_choice()
 
 
 @functools.cache
-def _peers(scale: int) -> list[list[int]]:
-    """Return the cells that must differ from each cell."""
+def _list_peers(scale: int) -> list[list[int]]:
+    """Return, for each cell, the other cells in the same row, column or box."""
     box = 2 if scale == 4 else 3
     places = [divmod(cell, scale) for cell in range(scale**2)]
     return [

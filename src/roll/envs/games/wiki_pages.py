@@ -1,11 +1,11 @@
-"""A small encyclopedia: pages with their texts and links."""
+"""A small encyclopedia: pages with a sentence and links."""
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
 
-__all__ = ["Page", "pages"]
+__all__ = ["Page", "list_pages"]
 
 _PAGES = """
 Earth | The third planet from the Sun, and the only one known to bear life. | Sun; Moon; Ocean; Atmosphere; Continent
@@ -166,7 +166,7 @@ class Page:
 
 
 @functools.cache
-def pages() -> dict[str, Page]:
+def list_pages() -> dict[str, Page]:
     """Return all pages by title."""
     parts = (line.split(" | ") for line in _PAGES.strip().splitlines())
     return {title: Page(title=title, text=text, links=tuple(links.split("; "))) for title, text, links in parts}

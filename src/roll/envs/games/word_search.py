@@ -6,24 +6,24 @@ import string
 from dataclasses import dataclass
 from random import Random
 
-from roll.envs.games.answers import numbers
-from roll.envs.games.game import Game, Outcome, at_least
-from roll.envs.games.letters import laid_out
-from roll.envs.games.words import words
+from roll.envs.games.answers import parse_numbers
+from roll.envs.games.game import Game, Outcome, check_minimum
+from roll.envs.games.letters import lay_out
+from roll.envs.games.words import list_words
 
 __all__ = ["WordSearch"]
 
 _Span = tuple[int, int, int, int]
 
-_SHORTEST = 4
-"""Fewest letters of a hidden word: shorter words occur in any grid by chance."""
+_MIN_LENGTH = 4
+"""Minimum length of a hidden word: shorter words occur in any grid by chance."""
 
 
 @dataclass(kw_only=True, eq=False)
 class WordSearch(Game[_Span]):
     """A grid that hides `num_words` words, across or down; the words are not listed.
 
-    Every word gives its share; together they give 1.
+    Every word that is found gives 1 / number of words.
 
     Args:
         hardcore: Whether to hide less common words.
@@ -32,17 +32,17 @@ class WordSearch(Game[_Span]):
     num_words: int | None = 5
     hardcore: bool | None = False
 
-    def _check(self) -> None:
-        at_least(1, num_words=self.num_words)
+    def _check_arguments(self) -> None:
+        check_minimum(1, num_words=self.num_words)
         if self.num_words is not None and self.num_words > 50:
-            raise ValueError(f"num_words is {self.num_words}: give at most 50")
+            raise ValueError(f"num_words must be at most 50, got {self.num_words}")
 
-    def _begin(self, rng: Random) -> int:
+    def _begin_episode(self, rng: Random) -> int:
         count, hardcore, turns = self.num_words, self.hardcore, self.max_turns
         if count is None or hardcore is None or turns is None:
             count, hardcore, turns = 5, rng.random() < 0.5, 20
-        source = [word for word in words(rare=hardcore) if len(word) >= _SHORTEST]
-        self._size, placed = laid_out(rng.sample(source, count), rng, apart=False)
+        source = [word for word in list_words(rare=hardcore) if len(word) >= _MIN_LENGTH]
+        self._size, placed = lay_out(rng.sample(source, count), rng, apart=False)
         self._words = {(*each.cells[0], *each.cells[-1]): each for each in placed}
         self._letters: list[list[str]] = [
             [rng.choice(string.ascii_uppercase) for _ in range(self._size)] for _ in range(self._size)
@@ -54,20 +54,21 @@ class WordSearch(Game[_Span]):
         self._tried: set[_Span] = set()
         return turns
 
-    def _rules(self) -> str:
+    def _describe_rules(self) -> str:
         return (
-            f"You are playing Word Search. The grid hides {len(self._words)} English words of at least {_SHORTEST} "
+            f"You are playing Word Search. The grid hides {len(self._words)} English words of at least {_MIN_LENGTH} "
             "letters, each from left to right or from top to bottom. Rows and columns are numbered from 0. Find all "
-            f"words within {self._limit} turns; letters of words that you found are shown in brackets. {self._form()}"
+            f"words within {self._limit} turns; letters of words that you found are shown in brackets. "
+            f"{self._describe_format()}"
         )
 
-    def _form(self) -> str:
+    def _describe_format(self) -> str:
         return (
             "Write row and column of a word's first letter and of its last, for example \\boxed{1 2 1 6} for five "
             "letters in row 1."
         )
 
-    def _view(self) -> str:
+    def _render_view(self) -> str:
         marked = {cell for span in self._found for cell in self._words[span].cells}
         lines = ["    " + " ".join(f"C{col:02}" for col in range(self._size))]
         for row, letters in enumerate(self._letters):
@@ -75,15 +76,15 @@ class WordSearch(Game[_Span]):
             lines.append(f"R{row:02} {' '.join(shown)}")
         return "\n".join([*lines, f"Words found: {len(self._found)} of {len(self._words)}.", "Enter your guess."])
 
-    def _state(self) -> str:
+    def _encode_state(self) -> str:
         tried = " ".join(".".join(map(str, span)) for span in sorted(self._tried))
         return f"{'/'.join(map(''.join, self._letters))} {tried}"
 
-    def _read(self, answer: str) -> _Span | None:
-        found = numbers(answer, 4)
-        return (found[0], found[1], found[2], found[3]) if found else None
+    def _parse_move(self, answer: str) -> _Span | None:
+        numbers = parse_numbers(answer, 4)
+        return (numbers[0], numbers[1], numbers[2], numbers[3]) if numbers else None
 
-    def _play(self, move: _Span) -> Outcome:
+    def _make_move(self, move: _Span) -> Outcome:
         tried = "you chose ({}, {}) to ({}, {})".format(*move)
         if not all(0 <= value < self._size for value in move):
             return Outcome(text=f"{tried}, which is outside the grid.", valid=False)
@@ -103,7 +104,7 @@ class WordSearch(Game[_Span]):
             over=won,
         )
 
-    def _some_move(self, rng: Random) -> str:
+    def _sample_move(self, rng: Random) -> str:
         row, col = rng.randrange(self._size), rng.randrange(self._size)
-        length = rng.randint(_SHORTEST, 7) - 1
+        length = rng.randint(_MIN_LENGTH, 7) - 1
         return f"{row} {col} {row} {col + length}" if rng.random() < 0.5 else f"{row} {col} {row + length} {col}"

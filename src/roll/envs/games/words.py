@@ -1,10 +1,10 @@
-"""Words that the word games draw from."""
+"""Word lists of the word games."""
 
 from __future__ import annotations
 
 import functools
 
-__all__ = ["words"]
+__all__ = ["list_words"]
 
 _COMMON = """
 act add age air and ant arm art ask axe bad bag bat bed bee big bird bit box boy bus buy cap car cat cow cry cup cut
@@ -96,7 +96,7 @@ thicket thistle tornado trellis truffle turbine unicorn vampire vintage vulture 
 
 
 @functools.cache
-def words(length: int | None = None, rare: bool = False) -> tuple[str, ...]:
+def list_words(length: int | None = None, rare: bool = False) -> tuple[str, ...]:
     """Return words in capitals, in alphabetical order.
 
     Args:

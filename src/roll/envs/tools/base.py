@@ -1,4 +1,4 @@
-"""Tools, and calls of tools."""
+"""The interfaces of tools and tool calls."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from roll.errors import RollError
-from roll.types import Content, texts_of
+from roll.types import Content, iter_texts
 
-__all__ = ["Tool", "ToolCall", "ToolError", "ToolResult", "ToolSource", "signature"]
+__all__ = ["Tool", "ToolCall", "ToolError", "ToolResult", "ToolSource", "describe_tool"]
 
 
 class ToolError(RollError):
-    """A mistake in a model's call, or a call without a result; the model reads the message."""
+    """A tool call is wrong or has no result; the model reads the message."""
 
 
 @runtime_checkable
@@ -46,14 +46,14 @@ class Tool(Protocol):
 
 @runtime_checkable
 class ToolSource(Protocol):
-    """A source of tools that need a resource: a sandbox, a server."""
+    """Opens and closes tools that need a resource, such as a sandbox or a server."""
 
     async def open(self) -> Sequence[Tool]:
         """Return the tools of a new episode; called again for every episode."""
         ...
 
     async def close(self) -> None:
-        """Release all resources; may be called twice."""
+        """Release all resources. Calling it twice is safe."""
         ...
 
 
@@ -78,11 +78,11 @@ class ToolResult:
 
     @property
     def text(self) -> str:
-        """The texts of the content, which call formats write; media follow the formatted text."""
-        return "".join(texts_of(self.content))
+        """The text of the content. Images, audio and video are left out: they follow the formatted text unchanged."""
+        return "".join(iter_texts(self.content))
 
 
-def signature(tool: Tool) -> dict[str, Any]:
-    """Return a tool in the form of chat templates and servers: OpenAI's function description."""
+def describe_tool(tool: Tool) -> dict[str, Any]:
+    """Return the description of a tool in OpenAI's function format, which chat templates and servers expect."""
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}

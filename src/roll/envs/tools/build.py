@@ -1,4 +1,4 @@
-"""Build tools from the names and options of a configuration."""
+"""Build tools from a configuration."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.errors import ConfigError, UserError
 from roll.registry import Registry
 from roll.user_code import load_function
 
-__all__ = ["SANDBOXED", "TOOLS", "build_tools", "name_of", "with_tools"]
+__all__ = ["SANDBOXED", "TOOLS", "build_tools", "get_tool_name", "with_tools"]
 
 TOOLS: Registry[Any] = Registry(
     "tool",
@@ -34,28 +34,28 @@ SANDBOXED = ("python", "workspace")
 
 
 def build_tools(entries: Sequence[str | Mapping[str, Any]]) -> list[Tool | ToolSource]:
-    """Build tools from entries such as `calculator`, or `{tool: search, folder: docs}`: a name, and options.
+    """Build tools from entries: a name such as `calculator`, or a name with options, `{tool: search, folder: docs}`.
 
     Raises:
         ConfigError: A tool does not exist, or rejects its options.
     """
-    return [_built(entry) for entry in entries]
+    return [_build_tool(entry) for entry in entries]
 
 
-def name_of(entry: str | Mapping[str, Any]) -> str:
-    """Return the tool's name in an entry of `build_tools`.
+def get_tool_name(entry: str | Mapping[str, Any]) -> str:
+    """Return the name of the tool in an entry for `build_tools`.
 
     Raises:
         ConfigError: The entry has no name.
     """
     name = entry if isinstance(entry, str) else entry.get("tool")
     if not isinstance(name, str):
-        raise ConfigError(f"a tool is a name, or a mapping with its name under 'tool'; got {entry!r}.")
+        raise ConfigError(f"a tool must be a name, or a mapping with its name under 'tool', got {entry!r}.")
     return name
 
 
-def _built(entry: str | Mapping[str, Any]) -> Tool | ToolSource:
-    name = name_of(entry)
+def _build_tool(entry: str | Mapping[str, Any]) -> Tool | ToolSource:
+    name = get_tool_name(entry)
     options = {} if isinstance(entry, str) else {key: value for key, value in entry.items() if key != "tool"}
     kind = load_function(name, "tool") if ":" in name else TOOLS.get(name)
     try:
@@ -63,16 +63,16 @@ def _built(entry: str | Mapping[str, Any]) -> Tool | ToolSource:
     except UserError:
         raise
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"tool '{name}' refuses its options {options}: {error}") from error
+        raise ConfigError(f"tool '{name}' rejects its options {options}: {error}") from error
     if not isinstance(tool, (Tool, ToolSource)):
         raise ConfigError(
-            f"'{name}' is no tool: it needs `name`, `description`, `parameters` and `call`, or `open` and `close`."
+            f"'{name}' is not a tool: it needs `name`, `description`, `parameters` and `call`, or `open` and `close`."
         )
     return tool
 
 
 def with_tools(env: Any, tools: Sequence[str | Mapping[str, Any]], **options: Any) -> ToolEnv:
-    """Return an environment with tools, all from a configuration; `options` are those of `ToolEnv`.
+    """Return an environment with tools from a configuration; `options` are arguments of `ToolEnv`.
 
     Raises:
         ConfigError: See `build_tools`.

@@ -17,12 +17,12 @@ __all__ = ["Calculator", "calculate"]
 
 Number: TypeAlias = int | float
 
-LONGEST = 1_000
-"""Most characters of an expression."""
-DEEPEST = 50
-"""Most nested brackets, signs and powers."""
-MOST_BITS = 4_096
-"""Most bits of an integer, about 1,233 digits."""
+MAX_LENGTH = 1_000
+"""Maximum length of an expression, in characters."""
+MAX_DEPTH = 50
+"""Maximum nesting of brackets, signs and powers."""
+MAX_BITS = 4_096
+"""Maximum number of bits of an integer: about 1,233 digits."""
 _TOKEN = re.compile(
     r"\s*(?:(\d{1,400}(?:\.\d{0,400})?(?:[eE][+-]?\d{1,4})?|\.\d{1,400}(?:[eE][+-]?\d{1,4})?)"
     r"|([A-Za-z_]\w{0,15})|(\*\*|//|[-+*/%^!(),×÷]))",
@@ -30,49 +30,49 @@ _TOKEN = re.compile(
 )
 
 
-def _factorial(value: Number) -> Number:
+def _compute_factorial(value: Number) -> Number:
     if not isinstance(value, int) or not 0 <= value <= 500:
-        raise ToolError("a factorial is of a whole number from 0 to 500")
+        raise ToolError("the argument of factorial must be an integer from 0 to 500")
     return math.factorial(value)
 
 
-def _whole(function: Callable[..., int]) -> Callable[..., Number]:
-    def applied(*values: Number) -> Number:
+def _require_integers(function: Callable[..., int]) -> Callable[..., Number]:
+    def apply(*values: Number) -> Number:
         if not all(isinstance(value, int) and abs(value) <= 10_000 for value in values):
-            raise ToolError("this function takes whole numbers up to 10000")
+            raise ToolError("the arguments of comb and perm must be integers from -10000 to 10000")
         return function(*values)
 
-    return applied
+    return apply
 
 
-def _gcd(*values: Number) -> Number:
+def _compute_gcd(*values: Number) -> Number:
     if not all(isinstance(value, int) for value in values):
-        raise ToolError("gcd and lcm take whole numbers")
+        raise ToolError("the arguments of gcd and lcm must be integers")
     return math.gcd(*values)  # type: ignore[arg-type]
 
 
-def _lcm(*values: Number) -> Number:
-    _gcd(*values)
+def _compute_lcm(*values: Number) -> Number:
+    _compute_gcd(*values)
     return math.lcm(*values)  # type: ignore[arg-type]
 
 
-def _sqrt(value: Number) -> Number:
+def _compute_sqrt(value: Number) -> Number:
     root = math.isqrt(value) if isinstance(value, int) and value >= 0 else None
     return root if root is not None and root * root == value else math.sqrt(value)
 
 
-def _rounded(value: Number, digits: Number = 0) -> Number:
+def _round(value: Number, digits: Number = 0) -> Number:
     if not isinstance(digits, int) or abs(digits) > 100:
-        raise ToolError("round takes a number, and a whole number of digits")
+        raise ToolError("the number of digits in round must be an integer from -100 to 100")
     return round(value, digits) if digits else round(value)
 
 
 FUNCTIONS: Mapping[str, Callable[..., Number]] = {
-    "sqrt": _sqrt,
+    "sqrt": _compute_sqrt,
     "abs": abs,
     "min": min,
     "max": max,
-    "round": _rounded,
+    "round": _round,
     "floor": math.floor,
     "ceil": math.ceil,
     "exp": math.exp,
@@ -86,16 +86,16 @@ FUNCTIONS: Mapping[str, Callable[..., Number]] = {
     "asin": math.asin,
     "acos": math.acos,
     "atan": math.atan,
-    "gcd": _gcd,
-    "lcm": _lcm,
-    "factorial": _factorial,
-    "comb": _whole(lambda n, k: math.comb(n, k) if n <= 2_000 else _too_large()),
-    "perm": _whole(lambda n, k: math.perm(n, k) if k <= 400 else _too_large()),
+    "gcd": _compute_gcd,
+    "lcm": _compute_lcm,
+    "factorial": _compute_factorial,
+    "comb": _require_integers(lambda n, k: math.comb(n, k) if n <= 2_000 else _raise_too_large()),
+    "perm": _require_integers(lambda n, k: math.perm(n, k) if k <= 400 else _raise_too_large()),
 }
 CONSTANTS = {"pi": math.pi, "e": math.e}
 
 
-def _too_large() -> Any:
+def _raise_too_large() -> Any:
     raise ToolError("the result is too large")
 
 
@@ -105,11 +105,11 @@ def calculate(expression: str) -> Number:
     Raises:
         ToolError: The expression is malformed, has no value, or its value is too large.
     """
-    if len(expression) > LONGEST:
-        raise ToolError(f"an expression has at most {LONGEST} characters, this one has {len(expression)}")
-    reader = _Reader(_tokens(expression))
+    if len(expression) > MAX_LENGTH:
+        raise ToolError(f"an expression must have at most {MAX_LENGTH} characters, got {len(expression)}")
+    reader = _Parser(_tokenize(expression))
     try:
-        value = reader.sum()
+        value = reader.parse_sum()
         if reader.next:
             raise ToolError(f"'{reader.next}' is not expected after '{' '.join(reader.read[-3:])}'")
     except ZeroDivisionError:
@@ -117,25 +117,25 @@ def calculate(expression: str) -> Number:
     except OverflowError:
         raise ToolError("the result is too large") from None
     except (ValueError, TypeError) as error:
-        raise ToolError(f"it has no value: {error}") from None
+        raise ToolError(f"the expression has no value: {error}") from None
     if isinstance(value, float) and not math.isfinite(value):
         raise ToolError("the result is too large")
     return value
 
 
-def _tokens(expression: str) -> list[str]:
+def _tokenize(expression: str) -> list[str]:
     tokens: list[str] = []
     position, end = 0, len(expression.rstrip())
     while position < end:
         match = _TOKEN.match(expression, position)
         if match is None:
-            raise ToolError(f"'{expression[position:].strip()[:1]}' is nothing that a calculator knows")
+            raise ToolError(f"unexpected character '{expression[position:].strip()[:1]}'")
         tokens.append(match[match.lastindex or 0])
         position = match.end()
     return tokens
 
 
-class _Reader:
+class _Parser:
     """Recursive-descent parser over tokens, with bounded depth."""
 
     def __init__(self, tokens: list[str]) -> None:
@@ -158,43 +158,43 @@ class _Reader:
             raise ToolError(f"'{token}' is missing")
         self._take()
 
-    def sum(self) -> Number:
-        value = self._product()
+    def parse_sum(self) -> Number:
+        value = self._parse_product()
         while self.next in ("+", "-"):
-            value = _bounded(value + self._product() if self._take() == "+" else value - self._product())
+            value = _check_size(value + self._parse_product() if self._take() == "+" else value - self._parse_product())
         return value
 
-    def _product(self) -> Number:
-        value = self._signed()
+    def _parse_product(self) -> Number:
+        value = self._parse_signed()
         while self.next in _PRODUCTS:
-            value = _bounded(_PRODUCTS[self._take()](value, self._signed()))
+            value = _check_size(_PRODUCTS[self._take()](value, self._parse_signed()))
         return value
 
-    def _signed(self) -> Number:
+    def _parse_signed(self) -> Number:
         self._depth += 1
-        if self._depth > DEEPEST:
-            raise ToolError(f"it is nested deeper than {DEEPEST} levels")
+        if self._depth > MAX_DEPTH:
+            raise ToolError(f"the expression is nested deeper than {MAX_DEPTH} levels")
         try:
             if self.next in ("+", "-"):
-                return -self._signed() if self._take() == "-" else self._signed()
-            return self._power()
+                return -self._parse_signed() if self._take() == "-" else self._parse_signed()
+            return self._parse_power()
         finally:
             self._depth -= 1
 
-    def _power(self) -> Number:
-        value = self._atom()
+    def _parse_power(self) -> Number:
+        value = self._parse_atom()
         while self.next == "!":
             self._take()
-            value = _factorial(value)
+            value = _compute_factorial(value)
         if self.next in ("^", "**"):
             self._take()
-            return _bounded(_raised(value, self._signed()))
+            return _check_size(_raise_to_power(value, self._parse_signed()))
         return value
 
-    def _atom(self) -> Number:
+    def _parse_atom(self) -> Number:
         token = self._take()
         if token == "(":
-            value = self.sum()
+            value = self.parse_sum()
             self._expect(")")
             return value
         if token[0].isdigit() or token[0] == ".":
@@ -202,17 +202,17 @@ class _Reader:
         if token in CONSTANTS:
             return CONSTANTS[token]
         if token in FUNCTIONS:
-            return _bounded(FUNCTIONS[token](*self._arguments()))
+            return _check_size(FUNCTIONS[token](*self._parse_arguments()))
         if token[0].isalpha():
-            raise ToolError(f"there is no '{token}'; functions: {', '.join(FUNCTIONS)}; constants: pi, e")
+            raise ToolError(f"unknown name '{token}'; functions: {', '.join(FUNCTIONS)}; constants: pi, e")
         raise ToolError(f"'{token}' is not expected here")
 
-    def _arguments(self) -> list[Number]:
+    def _parse_arguments(self) -> list[Number]:
         self._expect("(")
-        values = [self.sum()]
+        values = [self.parse_sum()]
         while self.next == ",":
             self._take()
-            values.append(self.sum())
+            values.append(self.parse_sum())
         self._expect(")")
         return values
 
@@ -220,36 +220,36 @@ class _Reader:
 _PRODUCTS: Mapping[str, Callable[[Number, Number], Number]] = {
     "*": lambda a, b: a * b,
     "×": lambda a, b: a * b,
-    "/": lambda a, b: _divided(a, b),
-    "÷": lambda a, b: _divided(a, b),
+    "/": lambda a, b: _divide(a, b),
+    "÷": lambda a, b: _divide(a, b),
     "//": lambda a, b: a // b,
     "%": lambda a, b: a % b,
 }
 
 
-def _divided(a: Number, b: Number) -> Number:
-    """Divide, exactly if possible."""
+def _divide(a: Number, b: Number) -> Number:
+    """Divide `a` by `b`; return an integer if both are integers and the quotient is whole."""
     return a // b if isinstance(a, int) and isinstance(b, int) and b and a % b == 0 else a / b
 
 
-def _raised(base: Number, power: Number) -> Number:
+def _raise_to_power(base: Number, power: Number) -> Number:
     whole = isinstance(base, int) and isinstance(power, int)
-    if whole and abs(power) * (base.bit_length() - 1) > MOST_BITS:  # type: ignore[union-attr]
+    if whole and abs(power) * (base.bit_length() - 1) > MAX_BITS:  # type: ignore[union-attr]
         raise ToolError("the result is too large")
     value = base**power
     if isinstance(value, complex):
-        raise ToolError("a negative number has no such real power")
+        raise ToolError("a power of a negative number must have an integer exponent")
     return value
 
 
-def _bounded(value: Number) -> Number:
-    if isinstance(value, int) and value.bit_length() > MOST_BITS:
+def _check_size(value: Number) -> Number:
+    if isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise ToolError("the result is too large")
     return value
 
 
 class Calculator:
-    """A `Tool`."""
+    """The tool `calculator`."""
 
     name = "calculator"
     description = "Computes an arithmetic expression, such as (3 + 4) * 2^5 / sqrt(16)."

@@ -1,9 +1,9 @@
-"""Any environment, with tools.
+"""Wrap any environment with tools.
 
     action ──► has calls? ──► tools ──► results are the observation; the inner environment is not stepped
                     └─ no ──► the inner environment's step
 
-A reply with calls is a turn of its own: its other text is not an action of the environment. After `max_tool_uses`
+A reply with calls is a separate turn: its remaining text is not an action of the environment. After `max_tool_uses`
 calls, replies go to the environment unchanged.
 """
 
@@ -16,11 +16,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from roll.envs.base import Started, Stepped, awaited
-from roll.envs.tools.base import Tool, ToolCall, ToolResult, ToolSource, signature
-from roll.envs.tools.calls import TEMPLATE, form_named
+from roll.envs.base import ResetResult, StepResult, await_if_needed
+from roll.envs.tools.base import Tool, ToolCall, ToolResult, ToolSource, describe_tool
+from roll.envs.tools.calls import TEMPLATE, get_tool_call_format
 from roll.envs.tools.toolbox import Toolbox
-from roll.types import Content, TextPart, content_key, joined_content, media_in
+from roll.types import Content, TextPart, get_content_key, join_content, list_media
 
 __all__ = ["ToolEnv", "ToolRewards"]
 
@@ -29,10 +29,10 @@ _LAST_USE = "\nThat was the last use of a tool: answer now."
 
 @dataclass(frozen=True, kw_only=True)
 class ToolRewards:
-    """Rewards of the calls themselves."""
+    """Rewards for tool calls."""
 
     call: float = 0.0
-    """Reward of each call, whatever its result."""
+    """Reward of each call, successful or not."""
     success: float = 0.0
     """Additional reward of each successful call."""
     error: float = 0.0
@@ -48,8 +48,8 @@ class _Counts:
     errors: int = 0
     malformed: int = 0
 
-    def info(self, prefix: str = "") -> dict[str, int]:
-        """Return the counts by their names in GEM's wrapper, if GEM has them."""
+    def to_info(self, prefix: str = "") -> dict[str, int]:
+        """Return the counts by their names in `info`, each after `prefix`; the names are GEM's where GEM has them."""
         return {
             f"{prefix}tool_use_counter": self.uses,
             f"{prefix}tool_success_counter": self.successes,
@@ -62,7 +62,7 @@ class _Counts:
 class _Episode:
     counts: _Counts = field(default_factory=_Counts)
     state: str = ""
-    """The environment's last name of its state."""
+    """The last `info["state"]` of the environment."""
     digest: Any = field(default_factory=hashlib.blake2b)
     """Digest of all calls and results: episodes with different results are in different states."""
 
@@ -72,19 +72,19 @@ class _Episode:
 
 
 class ToolEnv:
-    """An `Env`. Its methods are `async` if the inner environment's or a tool's are, and return results directly
-    otherwise.
+    """An `Env` that adds tools to an inner environment. Its methods return awaitables if the inner environment or a
+    tool is asynchronous, and plain results otherwise.
 
     Args:
         env: Any environment.
         tools: Tools and sources of tools, with different names.
-        form: Format of tool calls: see `FORMS`.
-        parse_reasoning: Whether calls inside the model's reasoning count.
-        max_tool_uses: Most calls of one episode, including malformed ones.
+        tool_format: Format of tool calls: see `TOOL_CALL_FORMATS`.
+        parse_reasoning: Whether to run calls inside the model's reasoning as well.
+        max_tool_uses: Maximum number of calls in one episode, including malformed ones.
         rewards: Rewards of calls.
         explain: Whether the first observation lists the tools and explains the call format. Otherwise the prompt must.
-            With the form `template`, `info["tools"]` has the tools for the chat template instead.
-        max_result_chars: Most characters of a result; a longer one loses its middle.
+            With the format `template`, `info["tools"]` has the tools for the chat template instead.
+        max_result_chars: Maximum length of a result; the middle of a longer one is cut out.
         call_time_limit_s: See `Toolbox`.
     """
 
@@ -93,7 +93,7 @@ class ToolEnv:
         env: Any,
         tools: Sequence[Tool | ToolSource],
         *,
-        form: str = "auto",
+        tool_format: str = "auto",
         parse_reasoning: bool = False,
         max_tool_uses: int = 10,
         rewards: ToolRewards | Mapping[str, float] | None = None,
@@ -102,10 +102,13 @@ class ToolEnv:
         call_time_limit_s: float = 120.0,
     ) -> None:
         if max_tool_uses < 0:
-            raise ValueError(f"max_tool_uses is not negative, got {max_tool_uses}")
+            raise ValueError(f"max_tool_uses must not be negative, got {max_tool_uses}")
         self.env = env
         self._tools = tuple(tools)
-        self._form_name, self._form = form, form_named(form, parse_reasoning=parse_reasoning)
+        self._format_name, self._format = (
+            tool_format,
+            get_tool_call_format(tool_format, parse_reasoning=parse_reasoning),
+        )
         self._reads_reasoning = parse_reasoning
         self._max_tool_uses = max_tool_uses
         self._rewards = rewards if isinstance(rewards, ToolRewards) else ToolRewards(**(rewards or {}))
@@ -121,13 +124,13 @@ class ToolEnv:
         """The environment inside all wrappers."""
         return getattr(self.env, "unwrapped", self.env)
 
-    def reset(self, seed: int | None = None) -> Started | Awaitable[Started]:
+    def reset(self, seed: int | None = None) -> ResetResult | Awaitable[ResetResult]:
         """See `Env`."""
-        return self._driven(self._reset(seed))
+        return self._run_without_waiting(self._reset(seed))
 
-    def step(self, action: str) -> Stepped | Awaitable[Stepped]:
+    def step(self, action: str) -> StepResult | Awaitable[StepResult]:
         """See `Env`."""
-        return self._driven(self._step(action))
+        return self._run_without_waiting(self._step(action))
 
     def sample_random_action(self) -> str:
         """Return a random action of the inner environment."""
@@ -135,7 +138,7 @@ class ToolEnv:
 
     def spawn(self, same_state: bool = False, **options: Any) -> ToolEnv:
         """Return another environment that shares the tools; `options` go to the inner environment."""
-        arguments = {"form": self._form_name, "max_tool_uses": self._max_tool_uses, "rewards": self._rewards}
+        arguments = {"tool_format": self._format_name, "max_tool_uses": self._max_tool_uses, "rewards": self._rewards}
         arguments |= {"parse_reasoning": self._reads_reasoning}
         env = self.env.spawn(same_state=same_state, **options)
         other = ToolEnv(env, self._tools, explain=self._explain, **arguments, **self._limits)  # type: ignore[arg-type]
@@ -144,7 +147,9 @@ class ToolEnv:
         return other
 
     async def check_tools(self) -> None:
-        """Run the coroutine `check` of each tool that has one, after a `reset`: it tests what only a call would show.
+        """Await the method `check` of each tool that has one, to find errors before the first call.
+
+        `reset` must be called first.
 
         Raises:
             InfraError: A tool cannot be used.
@@ -157,7 +162,7 @@ class ToolEnv:
     @property
     def counts(self) -> dict[str, int]:
         """The counts of this episode so far, by their names in `info`."""
-        return self._episode.counts.info()
+        return self._episode.counts.to_info()
 
     async def close(self) -> None:
         """Close the environment and the sources of tools."""
@@ -165,76 +170,82 @@ class ToolEnv:
             await self.close_tools()
         finally:
             if hasattr(self.env, "close"):
-                await awaited(self.env.close())
+                await await_if_needed(self.env.close())
 
     async def close_tools(self) -> None:
-        """Close all sources of tools, even if one fails; leave the environment open. May be called twice."""
+        """Close all sources of tools, even if one fails; leave the environment open. Calling it twice is safe."""
         async with AsyncExitStack() as stack:
-            for source in reversed(self._sources()):
+            for source in reversed(self._list_sources()):
                 stack.push_async_callback(source.close)
 
-    def _sources(self) -> list[ToolSource]:
+    def _list_sources(self) -> list[ToolSource]:
         return [source for source in self._tools if not isinstance(source, Tool)]
 
-    def _driven(self, work: Coroutine[Any, Any, Any]) -> Any:
+    def _run_without_waiting(self, work: Coroutine[Any, Any, Any]) -> Any:
         if self._waits:
             return work
         try:
-            work.send(None)  # nothing in it waits, so it runs to its end
+            work.send(None)  # the coroutine awaits nothing, so it runs to its end
         except StopIteration as end:
             return end.value
         work.close()
         raise TypeError("the environment or a tool returned an awaitable: make its methods `async def`")
 
-    async def _reset(self, seed: int | None) -> Started:
+    async def _reset(self, seed: int | None) -> ResetResult:
         previous = self._episode.counts
-        sources = self._sources()
+        sources = self._list_sources()
         if sources:
             tools: list[Tool] = [tool for tool in self._tools if isinstance(tool, Tool)]
             for source in sources:
                 tools += await source.open()
             self._toolbox = Toolbox(tools=tools, **self._limits)  # type: ignore[arg-type]
-        observation, info = await awaited(self.env.reset(seed))
+        observation, info = await await_if_needed(self.env.reset(seed))
         self._episode = _Episode(state=str(info.get("state", "")))
-        if self._explain and self._max_tool_uses and self._form_name != TEMPLATE:
-            observation = joined_content([observation, self._form.explain(self._toolbox.tools)])
-        counts = self._episode.counts.info() | previous.info("prev_ep_")
-        told = {"tools": [signature(tool) for tool in self._toolbox.tools]} if self._form_name == TEMPLATE else {}
-        return observation, {**info, **counts, **told, "use_tool": False}
+        if self._explain and self._max_tool_uses and self._format_name != TEMPLATE:
+            observation = join_content([observation, self._format.explain(self._toolbox.tools)])
+        counts = self._episode.counts.to_info() | previous.to_info("prev_ep_")
+        tool_info = (
+            {"tools": [describe_tool(tool) for tool in self._toolbox.tools]} if self._format_name == TEMPLATE else {}
+        )
+        return observation, {**info, **counts, **tool_info, "use_tool": False}
 
-    async def _step(self, action: str) -> Stepped:
+    async def _step(self, action: str) -> StepResult:
         episode = self._episode
         counts = episode.counts
-        found = None
+        parsed = None
         if counts.uses < self._max_tool_uses:
             action = action.encode(errors="replace").decode()  # files and pipes reject unpaired surrogates
-            found = self._form.parse(action, self._toolbox.by_name)
-        if not found:
-            observation, reward, ended, cut_off, info = await awaited(self.env.step(action))
+            parsed = self._format.parse(action, self._toolbox.by_name)
+        if not parsed:
+            observation, reward, ended, cut_off, info = await await_if_needed(self.env.step(action))
             episode.state = str(info.get("state", ""))
-            state = {"state": self._state()} if "state" in info else {}
-            return observation, float(reward), ended, cut_off, {**info, **state, **counts.info(), "use_tool": False}
-        results, reward = await self._used(found.calls)
-        problems = found.problems[: self._max_tool_uses - counts.uses]
+            state = {"state": self._encode_state()} if "state" in info else {}
+            return observation, float(reward), ended, cut_off, {**info, **state, **counts.to_info(), "use_tool": False}
+        results, reward = await self._run_calls(parsed.calls)
+        problems = parsed.problems[: self._max_tool_uses - counts.uses]
+        # Malformed calls count too: otherwise a model could repeat them without limit.
         counts.uses += len(problems)
         counts.malformed += len(problems)
         reward += self._rewards.format * len(problems)
-        shown = [*map(self._shown, results), *problems]
-        observation = joined_content(shown, "\n") or "No call was made: too many uses of tools."
-        for part in (action, content_key(observation)):
+        parts = [*map(self._format_result, results), *problems]
+        observation = join_content(parts, "\n") or "No call was made: too many uses of tools."
+        for part in (action, get_content_key(observation)):
             episode.digest.update(part.encode(errors="replace") + b"\0")
         if counts.uses >= self._max_tool_uses:
-            observation = joined_content([observation, _LAST_USE], "")
-        info = {"state": self._state(), **counts.info(), "use_tool": True}
+            observation = join_content([observation, _LAST_USE], "")
+        info = {"state": self._encode_state(), **counts.to_info(), "use_tool": True}
         return observation, reward, False, False, info
 
-    def _shown(self, result: ToolResult) -> Content:
-        """Return a result in the format of the calls; media follow it."""
-        written, media = self._form.result(result), media_in(result.content)
+    def _format_result(self, result: ToolResult) -> Content:
+        """Return a result as content: its text in the call format, then its images, audio and video."""
+        written, media = self._format.format_result(result), list_media(result.content)
         return (TextPart(text=written), *media) if media else written
 
-    async def _used(self, calls: Sequence[ToolCall]) -> tuple[list[ToolResult], float]:
-        """Run the calls one after the other, up to `max_tool_uses`; return their results, and the reward."""
+    async def _run_calls(self, calls: Sequence[ToolCall]) -> tuple[list[ToolResult], float]:
+        """Run the calls one after another, up to `max_tool_uses` in the episode.
+
+        Return their results, and the sum of their rewards.
+        """
         counts, rewards = self._episode.counts, self._rewards
         results: list[ToolResult] = []
         reward = 0.0
@@ -247,6 +258,6 @@ class ToolEnv:
             reward += rewards.call + (rewards.success if ok else rewards.error)
         return results, reward
 
-    def _state(self) -> str:
+    def _encode_state(self) -> str:
         episode = self._episode
         return f"{episode.state} tools:{episode.digest.hexdigest()[:16]}" if episode.counts.uses else episode.state

@@ -15,47 +15,52 @@ __all__ = ["FunctionTool"]
 
 
 class FunctionTool:
-    """A `Tool`. The function's result is shown as text; its exceptions, except `ToolError`, are infrastructure
-    failures.
+    """A `Tool` that calls a Python function. The function's result is shown as text; exceptions except `ToolError` are
+    infrastructure failures.
 
     Args:
-        function: A function with an annotation for each argument that is not text, and a default for each optional one.
+        function: A function with an annotation for each argument that is not a string, and a default for each optional
+            argument.
         options: Arguments that the model does not set.
 
     Raises:
-        ConfigError: The function has no docstring, or arguments that a call cannot name.
+        ConfigError: The function has no docstring, or an argument that cannot be passed by name.
     """
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
         self.name = function.__name__
         self.description = inspect.cleandoc(function.__doc__ or "")
         if not self.description:
-            raise ConfigError(f"tool '{self.name}' has no docstring: say in it, for the model, what the function does.")
+            raise ConfigError(f"tool '{self.name}' has no docstring: describe the function there for the model.")
         self._function, self._options = function, dict(options)
-        self.parameters: Mapping[str, Any] = self._schema()
+        self.parameters: Mapping[str, Any] = self._build_schema()
         waits = inspect.iscoroutinefunction(function)
         self.call: Callable[[Mapping[str, Any]], Any] = self._call_later if waits else self._call
 
-    def _schema(self) -> dict[str, Any]:
+    def _build_schema(self) -> dict[str, Any]:
         try:
             hints = typing.get_type_hints(self._function)
         except Exception as error:  # evaluating annotations runs the user's code
             raise ConfigError(f"tool '{self.name}': its annotations cannot be read: {error}.") from error
         fields: dict[str, Any] = {}
-        found = inspect.signature(self._function).parameters
-        unknown = sorted(set(self._options) - set(found))
+        parameters = inspect.signature(self._function).parameters
+        unknown = sorted(set(self._options) - set(parameters))
         if unknown:
-            raise ConfigError(f"tool '{self.name}' has no argument {unknown}: it has {', '.join(found) or 'none'}.")
-        for name, parameter in found.items():
+            raise ConfigError(
+                f"tool '{self.name}' has no arguments {unknown}. Its arguments: {', '.join(parameters) or 'none'}."
+            )
+        for name, parameter in parameters.items():
             if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
-                raise ConfigError(f"tool '{self.name}': its argument '{parameter}' has no name that a call could give.")
+                raise ConfigError(f"tool '{self.name}': its argument '{parameter}' cannot be passed by name.")
             if name not in self._options:
                 default = ... if parameter.default is parameter.empty else parameter.default
+                # Pydantic rejects names of fields that begin with `_` or shadow its own methods (`json`, `copy`):
+                # the alias keeps the argument's name.
                 fields[f"field_{name}"] = (hints.get(name, str), pydantic.Field(default, alias=name))
         try:
             schema = pydantic.create_model("arguments", **fields).model_json_schema()
         except pydantic.errors.PydanticUserError as error:
-            raise ConfigError(f"tool '{self.name}': {error.message}") from error
+            raise ConfigError(f"tool '{self.name}': its arguments have no JSON schema: {error.message}") from error
         for entry in schema["properties"].values() if fields else ():
             entry.pop("title", None)
         return {"type": "object", "properties": {}, **{key: schema[key] for key in schema if key != "title"}}

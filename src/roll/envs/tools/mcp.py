@@ -1,7 +1,7 @@
-"""Tools of servers that speak the Model Context Protocol, through its official SDK (the package `mcp`).
+"""Tools of MCP (Model Context Protocol) servers, through the official SDK (the package `mcp`).
 
-The SDK's client must be entered and exited by the same task, while episodes run in tasks of their own: so a task of the
-connection's own holds it open, from the first episode until `close`.
+The SDK's client must be entered and exited by the same task, while each episode runs in its own task. So a dedicated
+task holds the connection open, from the first episode until `close`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from roll.errors import ConfigError, InfraError
 __all__ = ["McpTools"]
 
 _INVALID_PARAMS = -32602
-"""Error code of JSON-RPC: a server may reject arguments with it, instead of returning a result that is an error."""
+"""JSON-RPC error code with which a server may reject arguments, instead of returning an error result."""
 _END_TIME_LIMIT_S = 5.0
 _NOT_IN_NAMES = re.compile(r"\W", re.ASCII)
 
@@ -27,7 +27,7 @@ class McpTools:
     """A `ToolSource`: all tools of one server, or some of them.
 
     Args:
-        command: A program and its arguments: a server that is started here and uses its pipes.
+        command: A program and its arguments, to start a server that communicates through stdin and stdout.
         url: Address of a running server (streamable HTTP). Exactly one of `command` and `url` must be given.
         env: Variables for the command, in addition to the few that it inherits.
         only: Names of the tools to offer; `None` offers all.
@@ -43,9 +43,9 @@ class McpTools:
         connect_time_limit_s: float = 30.0,
     ) -> None:
         if bool(command) == bool(url):
-            raise ValueError("give either `command`, a list of words, or `url`")
+            raise ValueError("set either `command` (a list of strings) or `url`, not both")
         if isinstance(command, str):
-            raise ValueError(f"command is a list of words, got the text '{command}'")
+            raise ValueError(f"command must be a list of strings, got the string '{command}'")
         try:
             importlib.import_module("mcp")
         except ImportError as error:
@@ -65,18 +65,18 @@ class McpTools:
         return self._url or " ".join(self._command)
 
     async def open(self) -> Sequence[Tool]:
-        """See `ToolSource`. Connects if it is not connected.
+        """Return the tools of the server; connect first if there is no connection.
 
         Raises:
             InfraError: The server does not start, or does not answer in time.
-            ConfigError: The server lacks a tool of `only`.
+            ConfigError: The server lacks a tool that `only` names.
         """
         if self._broken:
             await self.close()
         if self._task is None or self._task.done():
             self._leave, self._broken = asyncio.Event(), False
             self._ready = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._hold(self._leave, self._ready))
+            self._task = asyncio.create_task(self._keep_connection(self._leave, self._ready))
         try:
             async with asyncio.timeout(self._time_limit_s):
                 await asyncio.shield(self._ready)  # several spawned environments may wait for it
@@ -84,10 +84,12 @@ class McpTools:
             raise
         except Exception as error:
             await self.close()
-            raise InfraError(f"MCP server '{self._name}': {type(error).__name__}: {error}") from error
+            timed_out = isinstance(error, TimeoutError)
+            reason = f"it did not answer within {self._time_limit_s:g} s" if timed_out else repr(error)
+            raise InfraError(f"cannot connect to MCP server '{self._name}': {reason}") from error
         return self._tools
 
-    async def _hold(self, leave: asyncio.Event, ready: asyncio.Future[None]) -> None:
+    async def _keep_connection(self, leave: asyncio.Event, ready: asyncio.Future[None]) -> None:
         """Connect, report the result in `ready`, and hold the connection until `leave` is set."""
         sdk, stdio = importlib.import_module("mcp"), importlib.import_module("mcp.client.stdio")
         server: Any = self._url
@@ -98,7 +100,7 @@ class McpTools:
         try:
             async with sdk.Client(server) as client:
                 self._client = client
-                self._tools = self._chosen(await _listed(client))
+                self._tools = self._choose_tools(await _list_tools(client))
                 ready.set_result(None)
                 await leave.wait()
         except Exception as error:
@@ -108,15 +110,15 @@ class McpTools:
                 ready.set_exception(problem)
                 ready.exception()  # marks the exception as retrieved, as there may be no waiter
 
-    def _chosen(self, described: Sequence[Any]) -> tuple[Tool, ...]:
+    def _choose_tools(self, described: Sequence[Any]) -> tuple[Tool, ...]:
         by_name = {tool.name: tool for tool in described}
         wanted = list(by_name) if self._only is None else list(self._only)
         missing = sorted(set(wanted) - set(by_name))
         if missing:
-            raise ConfigError(f"MCP server '{self._name}' has no tool {missing}: it has {sorted(by_name)}.")
+            raise ConfigError(f"MCP server '{self._name}' has no tools {missing}: choose from {sorted(by_name)}.")
         return tuple(_McpTool(self, by_name[name]) for name in wanted)
 
-    async def ask(self, name: str, arguments: Mapping[str, Any]) -> Any:
+    async def call_tool(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Call a tool of the server.
 
         Raises:
@@ -127,9 +129,9 @@ class McpTools:
             return await self._client.call_tool(name, dict(arguments))
         except Exception as error:
             if getattr(error, "code", None) == _INVALID_PARAMS:  # the model's mistake, not the server's
-                raise ToolError(str(error) or "the server refuses these arguments") from None
+                raise ToolError(str(error) or "the server rejects these arguments") from None
             self._broken = getattr(error, "code", None) is None  # the error does not come from the server
-            raise InfraError(f"MCP server '{self._name}': {type(error).__name__}: {error}") from error
+            raise InfraError(f"MCP server '{self._name}' failed to run the tool '{name}': {error!r}") from error
 
     async def close(self) -> None:
         """See `ToolSource`. A server that does not end in time is abandoned."""
@@ -144,15 +146,15 @@ class McpTools:
         await asyncio.wait({task}, timeout=_END_TIME_LIMIT_S + 1.0)
 
 
-async def _listed(client: Any) -> list[Any]:
-    found: list[Any] = []
+async def _list_tools(client: Any) -> list[Any]:
+    tools: list[Any] = []
     cursor = None
     while True:
         page = await client.list_tools(cursor=cursor)
-        found += page.tools
+        tools += page.tools
         cursor = getattr(page, "next_cursor", None)
         if not cursor:
-            return found
+            return tools
 
 
 class _McpTool:
@@ -165,9 +167,9 @@ class _McpTool:
 
     async def call(self, arguments: Mapping[str, Any], /) -> str:
         """See `Tool`."""
-        result = await self._server.ask(self._theirs, arguments)
+        result = await self._server.call_tool(self._theirs, arguments)
         parts = [getattr(part, "text", None) or f"({part.type})" for part in result.content]
         text = "\n".join(parts)
         if getattr(result, "is_error", False):
-            raise ToolError(text or "the tool failed")
+            raise ToolError(text or "the tool failed and gave no reason")
         return text

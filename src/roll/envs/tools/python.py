@@ -1,4 +1,4 @@
-"""The model's Python programs, each in a fresh sandbox."""
+"""The tool `python`: runs each program of the model in a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
 from roll.sandbox_errors import sandbox_errors
 from roll_sandbox import ExecutionResult, Limits, Outcome, OversizedUploadError, PythonCode
 
-__all__ = ["PythonTool", "said"]
+__all__ = ["PythonTool", "format_output"]
 
 
 @dataclass(eq=False)
 class PythonTool(SandboxOptions):
-    """A `ToolSource` of the tool `python`.
+    """A `ToolSource` with the tool `python`.
 
     Args:
         time_limit_s: Timeout of one program.
@@ -51,20 +51,20 @@ class _Python:
 
     async def call(self, arguments: Mapping[str, Any], /) -> str:
         """See `Tool`."""
-        sandboxes = await self._lease.manager()
+        sandboxes = await self._lease.acquire()
         try:
             with sandbox_errors():
                 result = await sandboxes.execute(PythonCode(source=arguments["code"]), spec=self._lease.spec)
         except OversizedUploadError as error:
             raise ToolError(f"the program is too long: {error}") from None
-        text = said(result, only_last_error_line=self._only_last_line)
+        text = format_output(result, only_last_error_line=self._only_last_line)
         if not result.ok:
             raise ToolError(text)
         return text or "(It printed nothing.)"
 
 
-def said(result: ExecutionResult, *, only_last_error_line: bool = False) -> str:
-    """Return a program's output, and its ending if it failed."""
+def format_output(result: ExecutionResult, *, only_last_error_line: bool = False) -> str:
+    """Return a program's output and, if it failed, how it ended."""
     errors = result.stderr.decode(errors="replace").strip()
     if only_last_error_line:
         errors = errors.rpartition("\n")[2]

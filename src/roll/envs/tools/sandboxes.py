@@ -1,4 +1,4 @@
-"""The sandboxes that the tools and environments of one event loop share, while any of them is open."""
+"""The sandbox manager that the tools and environments of one event loop share, while any of them is open."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError
 from roll.sandbox_errors import sandbox_errors
-from roll.sandboxes import configured_manager
+from roll.sandboxes import build_manager
 from roll_sandbox import Limits, SandboxManager, SandboxSpec
 
 __all__ = ["Runtime", "SandboxLease", "SandboxOptions"]
@@ -20,14 +20,14 @@ Runtime: TypeAlias = Literal["bubblewrap", "docker", "subprocess"]
 
 
 @dataclass(eq=False)
-class _Shared:
+class _SharedManager:
     manager: SandboxManager
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
     runs: bool = False
 
 
-_SHARED: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Shared]] = weakref.WeakKeyDictionary()
+_SHARED: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _SharedManager]] = weakref.WeakKeyDictionary()
 
 
 @dataclass(kw_only=True, eq=False)
@@ -35,7 +35,7 @@ class SandboxOptions:
     """Options of sandboxes for a model's programs; each field is an argument.
 
     Args:
-        runtime: The isolation. `subprocess` isolates nothing.
+        runtime: The program that isolates the sandboxes. `subprocess` isolates nothing.
         trust_programs: Must be true for `subprocess`, where programs have all permissions of the user.
         image: Container image of the runtime `docker`, or of a service.
         url, token_env, ca_file: A service that runs the sandboxes: see the section `sandbox` of a configuration.
@@ -49,13 +49,13 @@ class SandboxOptions:
     ca_file: str | None = None
 
     @property
-    def where(self) -> dict[str, Any]:
-        """These options as arguments."""
+    def arguments(self) -> dict[str, Any]:
+        """These options as keyword arguments."""
         return {each.name: getattr(self, each.name) for each in fields(SandboxOptions)}
 
 
 class SandboxLease:
-    """One user's share of the manager: the first user starts it, the last one closes it.
+    """A lease on the shared sandbox manager: the first `acquire` starts the manager, the last `release` closes it.
 
     Args:
         options: The isolation.
@@ -74,16 +74,16 @@ class SandboxLease:
         self._config = SandboxConfig.model_construct(runtime=options.runtime)
         if options.url is not None:
             self._config = SandboxConfig(url=options.url, token_env=options.token_env, ca_file=options.ca_file)
-        self._shared: _Shared | None = None
+        self._shared: _SharedManager | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SandboxLease:
-        """Return a copy that opens a manager of its own; the open one is not copied."""
+        """Return a copy that has not acquired a manager yet."""
         twin = copy.copy(self)
         twin._shared = None
         return twin
 
-    async def manager(self) -> SandboxManager:
-        """Return the started manager; the same one until `release`.
+    async def acquire(self) -> SandboxManager:
+        """Return the running manager; the same one until `release`.
 
         Raises:
             SandboxUnavailableError: This machine cannot run sandboxes; the message has the reason and a remedy.
@@ -94,7 +94,7 @@ class SandboxLease:
         key = self._config.model_dump_json()
         shared = of_loop.get(key)
         if shared is None:
-            shared = of_loop[key] = _Shared(configured_manager(self._config, spec=self.spec, warm=1))
+            shared = of_loop[key] = _SharedManager(build_manager(self._config, spec=self.spec, warm=1))
         async with shared.lock:
             if self._shared is None:  # concurrent episodes may both get here
                 if not shared.runs:
@@ -106,11 +106,11 @@ class SandboxLease:
         return shared.manager
 
     async def release(self) -> None:
-        """Release the share; may be called twice."""
+        """Release the manager. Calling it twice is safe."""
         shared, self._shared = self._shared, None
         if shared is None:
             return
-        shared.users -= 1  # also if the wait that follows is canceled
+        shared.users -= 1  # before the wait below, which may be canceled
         async with shared.lock:
             if shared.runs and not shared.users:
                 shared.runs = False

@@ -15,40 +15,40 @@ import numpy as np
 
 from roll.envs.tools.base import ToolError
 from roll.errors import ConfigError, InfraError
-from roll.proxies import client_session, proxy_note
+from roll.proxies import describe_proxy, make_client_session
 
-__all__ = ["BM25", "FolderSearch", "HttpSearch", "Passage", "Search", "passages_of"]
+__all__ = ["BM25", "FolderSearch", "HttpSearch", "Passage", "Search", "split_passages"]
 
 K1, B = 1.2, 0.75
 """Saturation and length normalization, with Lucene's values (Robertson and Zaragoza, 2009)."""
 WORDS_PER_PASSAGE = 150
-LONGEST_QUERY = 1_000
+MAX_QUERY_LENGTH = 1_000
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Passage:
-    """A piece of a document."""
+    """A passage of a document."""
 
     title: str
     text: str
 
 
-def _words(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())
 
 
 class BM25:
-    """An index: for every word, the passages that have it, with precomputed scores.
+    """A BM25 index: maps every word to the passages that contain it, with precomputed scores.
 
     A passage's score is the sum over the query's words w of idf(w) · f / (f + K1 (1 - B + B · length / mean length)),
-    with f the frequency of w in the passage, and idf(w) = ln(1 + (N - n + 0.5) / (n + 0.5)), where n of N passages have
-    w.
+    with f the frequency of w in the passage, and idf(w) = ln(1 + (N - n + 0.5) / (n + 0.5)), where n of N passages
+    contain w.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
         self.passages = tuple(passages)
-        counts = [Counter(_words(f"{passage.title} {passage.text}")) for passage in self.passages]
+        counts = [Counter(_split_words(f"{passage.title} {passage.text}")) for passage in self.passages]
         lengths = np.array([count.total() for count in counts], np.float64)
         norms = K1 * (1 - B + B * lengths / max(lengths.mean(), 1.0)) if counts else lengths
         postings: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -64,7 +64,7 @@ class BM25:
     def search(self, query: str, num_results: int) -> list[Passage]:
         """Return the passages with the highest scores, best first; only passages that share a word with the query."""
         scores = np.zeros(len(self.passages))
-        for word in set(_words(query[:LONGEST_QUERY])):
+        for word in set(_split_words(query[:MAX_QUERY_LENGTH])):
             if word in self._postings:
                 numbers, parts = self._postings[word]
                 scores[numbers] += parts
@@ -72,7 +72,7 @@ class BM25:
         return [self.passages[number] for number in best if scores[number] > 0]
 
 
-def passages_of(title: str, text: str) -> list[Passage]:
+def split_passages(title: str, text: str) -> list[Passage]:
     """Split a document into passages of at most `WORDS_PER_PASSAGE` words, between words."""
     words = text.split()
     pieces = range(0, len(words), WORDS_PER_PASSAGE)
@@ -80,7 +80,7 @@ def passages_of(title: str, text: str) -> list[Passage]:
 
 
 class Search:
-    """A `Tool` over an existing index.
+    """A `Tool` that searches an existing index.
 
     Args:
         index: The index of the passages.
@@ -97,43 +97,43 @@ class Search:
 
     def __init__(self, index: BM25, num_results: int = 3, name: str = "search") -> None:
         if num_results < 1:
-            raise ValueError(f"num_results is at least 1, got {num_results}")
+            raise ValueError(f"num_results must be at least 1, got {num_results}")
         self._index, self._num_results, self.name = index, num_results, name
 
     def call(self, arguments: Mapping[str, Any], /) -> str:
         """See `Tool`."""
-        return _listed(self._index.search(_query(arguments), self._num_results))
+        return _format_passages(self._index.search(_get_query(arguments), self._num_results))
 
 
-def _query(arguments: Mapping[str, Any]) -> str:
+def _get_query(arguments: Mapping[str, Any]) -> str:
     query = arguments["query"].strip()
     if not query:
         raise ToolError("the query is empty")
-    return query[:LONGEST_QUERY]
+    return query[:MAX_QUERY_LENGTH]
 
 
-def _listed(passages: Sequence[Passage]) -> str:
+def _format_passages(passages: Sequence[Passage]) -> str:
     if not passages:
         return "Nothing was found."
     return "\n".join(f"[{number}] {passage.title}: {passage.text}" for number, passage in enumerate(passages, start=1))
 
 
 class FolderSearch(Search):
-    """A `Tool` over the `.txt` and `.md` files of a folder and the folders in it, read once per process."""
+    """A `Tool` that searches the `.txt` and `.md` files of a folder and its subfolders, read once per process."""
 
     def __init__(self, folder: str, num_results: int = 3, name: str = "search") -> None:
-        super().__init__(_folder_index(str(Path(folder).expanduser().resolve())), num_results, name)
+        super().__init__(_index_folder(str(Path(folder).expanduser().resolve())), num_results, name)
 
 
 @functools.lru_cache(maxsize=8)
-def _folder_index(folder: str) -> BM25:
+def _index_folder(folder: str) -> BM25:
     root = Path(folder)
     files = sorted(file for kind in ("*.txt", "*.md") for file in root.rglob(kind))
     if not files:
         raise ConfigError(f"tool 'search': the folder '{folder}' does not exist or has no .txt or .md files.")
     passages: list[Passage] = []
     for file in files:
-        passages += passages_of(str(file.relative_to(root)), file.read_text(errors="replace"))
+        passages += split_passages(str(file.relative_to(root)), file.read_text(errors="replace"))
     return BM25(passages)
 
 
@@ -154,7 +154,7 @@ class HttpSearch:
 
     def __init__(self, url: str, num_results: int = 3, timeout_s: float = 30.0, name: str = "search") -> None:
         if not url.startswith(("http://", "https://")):
-            raise ValueError(f"url starts with http:// or https://, got '{url}'")
+            raise ValueError(f"url must start with http:// or https://, got '{url}'")
         self._url, self._num_results, self._timeout_s, self.name = url, num_results, timeout_s, name
 
     async def check(self) -> None:
@@ -173,20 +173,22 @@ class HttpSearch:
         """
         import aiohttp
 
-        question = {"queries": [_query(arguments)], "topk": self._num_results}
+        question = {"queries": [_get_query(arguments)], "topk": self._num_results}
         try:
             async with (
-                client_session(self._url, timeout=aiohttp.ClientTimeout(total=self._timeout_s)) as session,
+                make_client_session(self._url, timeout=aiohttp.ClientTimeout(total=self._timeout_s)) as session,
                 session.post(self._url, json=question) as response,
             ):
                 response.raise_for_status()
                 answer = await response.json(content_type=None)
             documents = [entry.get("document", entry) for entry in answer["result"][0]]
-            found = [document["contents"].partition("\n") for document in documents[: self._num_results]]
-        except (aiohttp.ClientError, TimeoutError) as error:
-            what = f"{type(error).__name__}: {error}{proxy_note(self._url)}"
-            raise InfraError(f"search server {self._url}: {what}") from error
+            documents_read = [document["contents"].partition("\n") for document in documents[: self._num_results]]
+        except TimeoutError as error:
+            raise InfraError(f"search server {self._url} did not answer within {self._timeout_s:g} s") from error
+        except aiohttp.ClientError as error:
+            what = f"{type(error).__name__}: {error}".removesuffix(": ")
+            raise InfraError(f"search server {self._url} cannot be used: {what}{describe_proxy(self._url)}") from error
         except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
             form = '{"result": [[{"document": {"contents": …}}]]}'
-            raise InfraError(f"search server {self._url} does not answer {form}: {error!r}") from error
-        return _listed([Passage(title=title.strip('"'), text=text) for title, _, text in found])
+            raise InfraError(f"search server {self._url} did not return {form}: {error!r}") from error
+        return _format_passages([Passage(title=title.strip('"'), text=text) for title, _, text in documents_read])

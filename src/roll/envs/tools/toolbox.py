@@ -1,4 +1,4 @@
-"""Call tools for a model: the model reads its own mistakes; any other failure is an `InfraError`."""
+"""Call tools for a model: mistakes in a call are returned to the model; any other failure is an `InfraError`."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.envs.sanitize import plain
+from roll.envs.sanitize import replace_surrogates
 from roll.envs.tools.base import Tool, ToolCall, ToolError, ToolResult
-from roll.errors import ConfigError, InfraError, raised_at
+from roll.errors import ConfigError, InfraError, find_raise_location
 from roll.registry import did_you_mean
-from roll.types import Content, with_texts
+from roll.types import Content, map_text
 
-__all__ = ["Toolbox", "cut"]
+__all__ = ["Toolbox", "truncate"]
 
-_LONGEST_COMPLAINT = 300
+_MAX_ERROR_LENGTH = 300
 
 
 @dataclass(frozen=True, kw_only=True)
 class Toolbox:
-    """Tools by name.
+    """Calls tools by name.
 
     Args:
         tools: Tools with different names.
         call_time_limit_s: Timeout of one call. Exceeding it is an infrastructure failure, since tools themselves bound
             the work that a model's arguments can cause.
-        max_result_chars: Most characters of a result; a longer one loses its middle.
+        max_result_chars: Maximum length of a result; the middle of a longer one is cut out.
     """
 
     tools: Sequence[Tool]
@@ -40,30 +40,32 @@ class Toolbox:
         if len(by_name) < len(self.tools):
             names = [tool.name for tool in self.tools]
             double = sorted({name for name in names if names.count(name) > 1})
-            raise ConfigError(f"two tools have the same name {double}: give one of them another.")
+            raise ConfigError(f"several tools have the same name ({', '.join(double)}): rename all but one of them.")
         object.__setattr__(self, "by_name", by_name)
 
     async def use(self, call: ToolCall) -> ToolResult:
-        """Return the result of a call, or a description of its mistake.
+        """Return the result of a call, or an error message for the model if the call is wrong.
 
         Raises:
             InfraError: The tool failed or timed out, which is not the model's mistake.
         """
         try:
-            content = await self._called(call)
+            content = await self._call(call)
         except ToolError as error:
-            return ToolResult(call=call, content=plain(cut(str(error), self.max_result_chars)), ok=False)
-        said = with_texts(content, lambda text: plain(cut(text, self.max_result_chars)))
-        return ToolResult(call=call, content=said, ok=True)
+            return ToolResult(
+                call=call, content=replace_surrogates(truncate(str(error), self.max_result_chars)), ok=False
+            )
+        truncated = map_text(content, lambda text: replace_surrogates(truncate(text, self.max_result_chars)))
+        return ToolResult(call=call, content=truncated, ok=True)
 
-    async def _called(self, call: ToolCall) -> Content:
+    async def _call(self, call: ToolCall) -> Content:
         tool = self.by_name.get(call.name)
         if tool is None:
             hint = did_you_mean(call.name, list(self.by_name))
             raise ToolError(f"there is no tool '{call.name}'.{hint} Tools: {', '.join(self.by_name)}.")
-        complaint = _complaint(tool, call.arguments)
-        if complaint:
-            raise ToolError(f"wrong arguments of '{tool.name}': {cut(complaint, _LONGEST_COMPLAINT)}")
+        problem = _find_argument_error(tool, call.arguments)
+        if problem:
+            raise ToolError(f"wrong arguments for '{tool.name}': {truncate(problem, _MAX_ERROR_LENGTH)}")
         try:
             result = tool.call(call.arguments)
             if not inspect.isawaitable(result):
@@ -75,12 +77,12 @@ class Toolbox:
         except TimeoutError as error:
             raise InfraError(f"tool '{tool.name}' took longer than {self.call_time_limit_s:g} s") from error
         except Exception as error:  # the boundary to tools: their exceptions are infrastructure failures
-            what = f"{type(error).__name__}: {error} ({raised_at(error)})"
+            what = f"{type(error).__name__}: {error} ({find_raise_location(error)})"
             raise InfraError(f"tool '{tool.name}' failed: {what}") from error
 
 
-def _complaint(tool: Tool, arguments: Mapping[str, Any]) -> str:
-    """Return what is wrong with the arguments; empty if they are valid."""
+def _find_argument_error(tool: Tool, arguments: Mapping[str, Any]) -> str:
+    """Return a description of the error in the arguments; empty if they are valid."""
     known = tool.parameters.get("properties", {})
     for name in arguments:
         if name not in known:
@@ -90,13 +92,13 @@ def _complaint(tool: Tool, arguments: Mapping[str, Any]) -> str:
             return f"'{name}' is missing."
     if all(isinstance(v, str) and known[n] in _ANY_TEXT for n, v in arguments.items()):
         return ""
-    return _schema_complaint(tool.parameters, arguments)
+    return _find_schema_error(tool.parameters, arguments)
 
 
 _ANY_TEXT = ({}, {"type": "string"})
 
 
-def _schema_complaint(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+def _find_schema_error(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
     import jsonschema  # slow to import, and needed by few calls
 
     error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(dict(arguments)))
@@ -106,8 +108,8 @@ def _schema_complaint(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -
     return f"'{place}': {error.message}" if place else error.message
 
 
-def cut(text: str, most: int) -> str:
-    """Truncate a text to about `most` characters: a note replaces the middle of a longer text."""
+def truncate(text: str, most: int) -> str:
+    """Truncate text to about `most` characters: a note replaces the middle of longer text."""
     if len(text) <= most:
         return text
     head, tail = (most + 1) // 2, most // 2

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.envs.tools.base import Tool, ToolError
-from roll.envs.tools.python import said
+from roll.envs.tools.python import format_output
 from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
 from roll.sandbox_errors import sandbox_errors
 from roll_sandbox import (
@@ -23,12 +23,12 @@ from roll_sandbox import (
 
 __all__ = ["Workspace", "WorkspaceTools"]
 
-_MOST_FILE_BYTES = 2**18
+_MAX_FILE_BYTES = 2**18
 
 
 @dataclass(eq=False)
 class Workspace(SandboxOptions):
-    """One sandbox with a shell that keeps its directory and variables; fresh after every `begin`.
+    """A sandbox with a shell that keeps its directory and variables; `begin` replaces the sandbox with a fresh one.
 
     Args:
         time_limit_s: Timeout of one command, which is then interrupted.
@@ -44,33 +44,35 @@ class Workspace(SandboxOptions):
     @property
     def sandbox(self) -> Sandbox:
         """The current sandbox."""
-        assert self._sandbox is not None, "`begin` comes first"
+        assert self._sandbox is not None, "call `begin` first"
         return self._sandbox
 
     async def begin(self) -> None:
-        """Replace the sandbox by a new one with an empty home.
+        """Replace the sandbox with a new one, whose home directory is empty.
 
         Raises:
             SandboxError: No sandbox could be started.
         """
-        await self._drop()
-        manager = await self._lease.manager()
+        await self._close_sandbox()
+        manager = await self._lease.acquire()
         with sandbox_errors():
             self._sandbox = await manager.create(self._lease.spec)
 
     async def run(self, command: str) -> ExecutionResult:
-        """Run bash text. If the model ended its shell, a new one is opened."""
+        """Run bash commands. If the model has ended its shell, a new one is opened."""
         if "\0" in command:
-            raise ToolError("a command holds no zero bytes")
+            raise ToolError("a command must not contain a NUL byte")
         with sandbox_errors():
             if self._session is None or self._session.closed:
-                self._session = await self._opened()
+                self._session = await self._open_shell()
             return await self._session.run(command, wall_s=self.time_limit_s)
 
-    async def _opened(self) -> Session:
-        """Open a shell.
+    async def _open_shell(self) -> Session:
+        """Open a shell in the sandbox's home directory.
 
-        If the sandbox had a shell before and a new one fails, that is the model's mistake.
+        Raises:
+            SandboxError: The sandbox has ended, or its first shell cannot be opened.
+            ToolError: A later shell cannot be opened, for example because the model has deleted the home directory.
         """
         try:
             return await self.sandbox.session(cwd=self.sandbox.home)
@@ -78,16 +80,16 @@ class Workspace(SandboxOptions):
             if self._session is None:
                 raise
             await self.sandbox.execute(Command(argv=("/bin/true",)))  # raises if the sandbox itself has ended
-            raise ToolError(f"no shell can be started any more; is the home directory still there? ({error})") from None
+            raise ToolError(f"no shell can be started; check that the home directory still exists ({error})") from None
 
-    async def _drop(self) -> None:
+    async def _close_sandbox(self) -> None:
         sandbox, self._sandbox, self._session = self._sandbox, None, None
         if sandbox is not None:
             await sandbox.close()
 
     async def close(self) -> None:
-        """Close the sandbox; may be called twice."""
-        await self._drop()
+        """Close the sandbox. Calling it twice is safe."""
+        await self._close_sandbox()
         await self._lease.release()
 
 
@@ -103,15 +105,15 @@ class WorkspaceTools:
     async def open(self) -> Sequence[Tool]:
         """See `ToolSource`."""
         await self.workspace.begin()
-        return workspace_tools(self.workspace)
+        return build_workspace_tools(self.workspace)
 
     async def close(self) -> None:
         """See `ToolSource`."""
         await self.workspace.close()
 
 
-class _Tool:
-    """A `Tool` made of a function."""
+class _WorkspaceTool:
+    """A `Tool` that calls a function."""
 
     def __init__(self, function: Callable[..., Awaitable[str]], description: str, *arguments: str) -> None:
         self._function = function
@@ -128,12 +130,12 @@ class _Tool:
         return await self._function(**arguments)
 
 
-def workspace_tools(workspace: Workspace) -> tuple[Tool, ...]:
-    """Return the tools of a workspace that has begun."""
+def build_workspace_tools(workspace: Workspace) -> tuple[Tool, ...]:
+    """Return the tools of a workspace; its `begin` must have been called."""
 
     async def shell(command: str) -> str:
         result = await workspace.run(command)
-        text = said(result)
+        text = format_output(result)
         if result.outcome is not Outcome.EXITED:
             raise ToolError(text)
         return text or "(It printed nothing.)"  # an exit code is part of the text, not a failure of the call
@@ -141,7 +143,7 @@ def workspace_tools(workspace: Workspace) -> tuple[Tool, ...]:
     async def read_file(path: str) -> str:
         try:
             with sandbox_errors():
-                data = await workspace.sandbox.read_file(_path(path), max_bytes=_MOST_FILE_BYTES)
+                data = await workspace.sandbox.read_file(_check_path(path), max_bytes=_MAX_FILE_BYTES)
         except SandboxPathError as error:
             raise ToolError(f"cannot read '{path[:200]}': {error.strerror or error}") from None
         return data.decode(errors="replace")
@@ -149,7 +151,7 @@ def workspace_tools(workspace: Workspace) -> tuple[Tool, ...]:
     async def write_file(path: str, content: str) -> str:
         try:
             with sandbox_errors():
-                await workspace.sandbox.write_file(_path(path), content.encode(errors="replace"))
+                await workspace.sandbox.write_file(_check_path(path), content.encode(errors="replace"))
         except (SandboxPathError, ValueError) as error:
             raise ToolError(f"cannot write '{path[:200]}': {getattr(error, 'strerror', None) or error}") from None
         return f"Wrote {len(content)} characters to {path}."
@@ -158,19 +160,24 @@ def workspace_tools(workspace: Workspace) -> tuple[Tool, ...]:
         text = await read_file(path)
         times = text.count(old) if old else 0
         if times != 1:
-            raise ToolError(f"'old' must be in the file exactly once, and is {times} times: give more of its lines.")
+            raise ToolError(
+                f"'old' must occur exactly once in the file, but occurs {times} times: include more of the "
+                "surrounding lines."
+            )
         await write_file(path, text.replace(old, new))
         return f"Replaced it in {path}."
 
     return (
-        _Tool(shell, "Runs bash commands; directory and variables are kept from one call to the next.", "command"),
-        _Tool(read_file, "Gives what a file holds.", "path"),
-        _Tool(write_file, "Creates or replaces a file.", "path", "content"),
-        _Tool(edit_file, "Replaces text that is in a file exactly once.", "path", "old", "new"),
+        _WorkspaceTool(
+            shell, "Runs bash commands; directory and variables are kept from one call to the next.", "command"
+        ),
+        _WorkspaceTool(read_file, "Returns the content of a file.", "path"),
+        _WorkspaceTool(write_file, "Creates or replaces a file.", "path", "content"),
+        _WorkspaceTool(edit_file, "Replaces text that is in a file exactly once.", "path", "old", "new"),
     )
 
 
-def _path(path: str) -> str:
+def _check_path(path: str) -> str:
     if not path or "\0" in path or len(path) > 4_000:
-        raise ToolError("that is no path of a file")
+        raise ToolError("the path must name a file")
     return path

@@ -15,7 +15,7 @@ class Game(Protocol):
 
     turn: int
 
-    def moves(self) -> list[str]:
+    def list_moves(self) -> list[str]:
         """Return the legal moves, in lower case."""
         ...
 
@@ -23,16 +23,16 @@ class Game(Protocol):
         """Make a legal move."""
         ...
 
-    def seen(self, seat: int) -> str:
-        """Return the information that a seat has."""
+    def describe_view(self, seat: int) -> str:
+        """Return a description of everything that the player in this seat can see."""
         ...
 
-    def rewards(self) -> tuple[float, float] | None:
+    def compute_rewards(self) -> tuple[float, float] | None:
         """Return the rewards of both seats, or `None` while the game is running."""
         ...
 
-    def best(self) -> str:
-        """Return an expert's move."""
+    def find_best_move(self) -> str:
+        """Return an expert's move for the player whose turn it is."""
         ...
 
 
@@ -43,7 +43,7 @@ class Nim:
         self.turn = 0
         self._heaps = [random.randint(1, 5) for _ in range(3)]
 
-    def moves(self) -> list[str]:
+    def list_moves(self) -> list[str]:
         return [f"{heap + 1}-{take}" for heap, size in enumerate(self._heaps) for take in range(1, size + 1)]
 
     def play(self, move: str) -> None:
@@ -51,53 +51,53 @@ class Nim:
         self._heaps[heap - 1] -= take
         self.turn = 1 - self.turn
 
-    def seen(self, seat: int) -> str:
+    def describe_view(self, seat: int) -> str:
         return (
             f"Nim: heaps of {', '.join(map(str, self._heaps))} stones. Take from one heap: heap-stones, as in 1-2. "
             "The player who takes the last stone wins."
         )
 
-    def rewards(self) -> tuple[float, float] | None:
+    def compute_rewards(self) -> tuple[float, float] | None:
         if any(self._heaps):
             return None
         return (1.0, -1.0) if self.turn == 1 else (-1.0, 1.0)
 
-    def best(self) -> str:
-        """Return a move that leaves heaps with an exclusive or of 0, if possible (Bouton, 1901)."""
+    def find_best_move(self) -> str:
+        """Return a move after which the exclusive or of the heap sizes is 0, if there is one (Bouton, 1901)."""
         total = functools.reduce(int.__xor__, self._heaps)
         for heap, size in enumerate(self._heaps):
             if size ^ total < size:
                 return f"{heap + 1}-{size - (size ^ total)}"
-        return self.moves()[0]
+        return self.list_moves()[0]
 
 
 _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 
 
-def _won(board: str) -> str:
+def _find_winner(board: str) -> str:
     return next((board[a] for a, b, c in _LINES if board[a] != "." and board[a] == board[b] == board[c]), "")
 
 
 @functools.cache
-def _value(board: str, mark: str) -> int:
-    """Return the value of the position for the player who moves next: 1, 0 or −1."""
-    if _won(board):
+def _compute_value(board: str, mark: str) -> int:
+    """Return the result under perfect play for `mark`, who moves next: 1 for a win, 0 for a draw, −1 for a loss."""
+    if _find_winner(board):
         return -1
     if "." not in board:
         return 0
     other = "o" if mark == "x" else "x"
-    return max(-_value(board[:n] + mark + board[n + 1 :], other) for n in range(9) if board[n] == ".")
+    return max(-_compute_value(board[:n] + mark + board[n + 1 :], other) for n in range(9) if board[n] == ".")
 
 
 class TicTacToe:
-    """Three in a row."""
+    """Tic-tac-toe: the first player with three in a row wins."""
 
     def __init__(self, random: Random) -> None:
         del random
         self.turn = 0
         self._board: str = "." * 9
 
-    def moves(self) -> list[str]:
+    def list_moves(self) -> list[str]:
         return [str(n + 1) for n in range(9) if self._board[n] == "."]
 
     def play(self, move: str) -> None:
@@ -105,22 +105,22 @@ class TicTacToe:
         self._board = self._board[:place] + "xo"[self.turn] + self._board[place + 1 :]
         self.turn = 1 - self.turn
 
-    def seen(self, seat: int) -> str:
+    def describe_view(self, seat: int) -> str:
         rows = "\n".join(self._board[start : start + 3] for start in (0, 3, 6))
         return f"Tic-tac-toe: you are {'xo'[seat]}. Places are 1 to 9, row by row.\n{rows}"
 
-    def rewards(self) -> tuple[float, float] | None:
-        winner = _won(self._board)
+    def compute_rewards(self) -> tuple[float, float] | None:
+        winner = _find_winner(self._board)
         if winner:
             return (1.0, -1.0) if winner == "x" else (-1.0, 1.0)
         return None if "." in self._board else (0.0, 0.0)
 
-    def best(self) -> str:
+    def find_best_move(self) -> str:
         mark, other = ("x", "o") if self.turn == 0 else ("o", "x")
         board = self._board
         return max(
-            self.moves(),
-            key=lambda move: -_value(board[: int(move) - 1] + mark + board[int(move) :], other),
+            self.list_moves(),
+            key=lambda move: -_compute_value(board[: int(move) - 1] + mark + board[int(move) :], other),
         )
 
 
@@ -134,22 +134,22 @@ class KuhnPoker:
         self._cards = random.sample(range(3), 2)
         self._history: list[str] = []
 
-    def moves(self) -> list[str]:
+    def list_moves(self) -> list[str]:
         return ["call", "fold"] if "bet" in self._history else ["check", "bet"]
 
     def play(self, move: str) -> None:
         self._history.append(move)
         self.turn = 1 - self.turn
 
-    def seen(self, seat: int) -> str:
+    def describe_view(self, seat: int) -> str:
         played = ", ".join(self._history) or "nothing"
         return (
             "Kuhn poker: a Jack, a Queen and a King, one card each, one chip each in the pot; a bet is one more. "
             f"Your card: {self._NAMES[self._cards[seat]]}. Played so far: {played}."
         )
 
-    def rewards(self) -> tuple[float, float] | None:
-        """Return the rewards in units of the two chips that can be lost: 0.5 is one chip."""
+    def compute_rewards(self) -> tuple[float, float] | None:
+        """Return the rewards of both seats, 0.5 per chip won or lost, or `None` while the game is running."""
         last = self._history[-1:] and self._history[-1]
         if last == "fold":
             won = 0.5 if self.turn == 0 else -0.5  # the player whose turn would be next did not fold
@@ -161,7 +161,7 @@ class KuhnPoker:
             return None
         return won, -won
 
-    def best(self) -> str:
+    def find_best_move(self) -> str:
         """Return a sound move, though not an equilibrium strategy.
 
         With a King, bet and call; with a Queen, call only as the first player; with a Jack, do neither.

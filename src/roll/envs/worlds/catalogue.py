@@ -1,4 +1,4 @@
-"""An invented shop catalogue, from a fixed seed: the same products everywhere."""
+"""A fictional shop catalog, generated from a fixed seed, so that the products are the same everywhere."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from random import Random
 
 from roll.envs.tools.search import BM25, Passage
 
-__all__ = ["Product", "catalogue", "index"]
+__all__ = ["Product", "build_catalogue", "build_index"]
 
 _KINDS: Mapping[str, tuple[str, ...]] = {
     "clothing": ("running shoes", "rain jacket", "wool sweater", "hiking socks", "cotton shirt", "leather belt"),
@@ -49,7 +49,7 @@ class Product:
 
 
 @functools.cache
-def catalogue() -> Mapping[str, Product]:
+def build_catalogue() -> Mapping[str, Product]:
     """Return all products by number."""
     random = Random("catalogue")
     products: dict[str, Product] = {}
@@ -71,11 +71,11 @@ def catalogue() -> Mapping[str, Product]:
 
 
 @functools.cache
-def index() -> BM25:
+def build_index() -> BM25:
     """Build an index over titles, departments and attributes; the title of a passage is the number of its product."""
     return BM25(
         [
             Passage(title=p.asin, text=f"{p.title} {p.department} {' '.join(sorted(p.attributes))}")
-            for p in catalogue().values()
+            for p in build_catalogue().values()
         ]
     )

@@ -1,4 +1,4 @@
-"""One programming task, generated from the seed; the answer is a program, run in a sandbox on hidden cases.
+"""Programming tasks, generated from the seed; the answer is a program, run in a sandbox on hidden test cases.
 
 The inputs of the cases are in the sandbox with the program; the expected results never are.
 """
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from roll.envs.base import Started, Stepped
+from roll.envs.base import ResetResult, StepResult
 from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
-from roll.envs.worlds.world import FORMAT_ERROR, World, chosen
+from roll.envs.worlds.world import FORMAT_ERROR, World, check_names
 from roll.sandbox_errors import sandbox_errors
 from roll_sandbox import Limits, OversizedUploadError, PythonCode
 
-__all__ = ["TASKS", "CodeQuestion", "CodeTask", "program_in"]
+__all__ = ["TASKS", "CodeQuestion", "CodeTask", "extract_program"]
 
-_LONGEST_PROGRAM = 20_000
+_MAX_PROGRAM_LENGTH = 20_000
 _RUN = """
 import json as _json, os as _os, sys as _sys
 _results = []
@@ -27,12 +27,12 @@ for _arguments in _json.loads(_sys.stdin.read()):
     _results.append(solve(*_arguments))
 _os.write(3, _json.dumps(_results).encode())
 """
-"""Appended to a program. Its output is the program's untrusted claim, and compared outside the sandbox."""
+"""Code appended to the model's program. Its output is untrusted, and is compared outside the sandbox."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeTask:
-    """A task: the expected behavior of `solve`."""
+    """A programming task: the expected behavior of the function `solve`."""
 
     text: str
     solution: str
@@ -44,15 +44,15 @@ class CodeTask:
     reference: Callable[..., Any]
 
 
-def _numbers(random: Random, least: int = 0) -> list[int]:
+def _draw_numbers(random: Random, least: int = 0) -> list[int]:
     return [random.randint(-20, 99) for _ in range(random.randint(least, 12))]
 
 
-def _text(random: Random) -> str:
+def _draw_text(random: Random) -> str:
     return "".join(random.choices("abcde  xyz", k=random.randint(1, 25)))
 
 
-def _multiples(random: Random) -> CodeTask:
+def _make_multiples_task(random: Random) -> CodeTask:
     a, b = random.sample(range(2, 12), 2)
     return CodeTask(
         text=f"the sum of all whole numbers from 1 to n, both included, that {a} or {b} divides",
@@ -63,37 +63,37 @@ def _multiples(random: Random) -> CodeTask:
     )
 
 
-def _kth_largest(random: Random) -> CodeTask:
+def _make_kth_largest_task(random: Random) -> CodeTask:
     k = random.randint(1, 4)
     return CodeTask(
         text=f"the number at place {k} of a list without repetitions, the largest at place 1; None if there is none",
         arguments="numbers",
         solution=f"found = sorted(set(numbers), reverse=True); return found[{k - 1}] if len(found) >= {k} else None",
-        case=lambda r: (_numbers(r),),
+        case=lambda r: (_draw_numbers(r),),
         reference=lambda numbers: dict(enumerate(sorted(set(numbers), reverse=True))).get(k - 1),
     )
 
 
-def _shift(random: Random) -> CodeTask:
+def _make_shift_task(random: Random) -> CodeTask:
     by = random.randint(1, 25)
     table = str.maketrans({chr(97 + i): chr(97 + (i + by) % 26) for i in range(26)})
     return CodeTask(
         text=f"a text whose small letters a to z are moved {by} places on in the alphabet (z is followed by a)",
         arguments="text",
         solution=f"return ''.join(chr((ord(c) - 97 + {by}) % 26 + 97) if 'a' <= c <= 'z' else c for c in text)",
-        case=lambda r: (_text(r),),
+        case=lambda r: (_draw_text(r),),
         reference=lambda text: text.translate(table),
     )
 
 
-def _runs(random: Random) -> CodeTask:
+def _make_runs_task(random: Random) -> CodeTask:
     least = random.randint(1, 3)
     solution = (
         "import itertools; runs = [(c, len(list(g))) for c, g in itertools.groupby(text)]; "
         f"return [[c, n] for c, n in runs if n >= {least}]"
     )
 
-    def reference(text: str) -> list[list[Any]]:
+    def compute_reference(text: str) -> list[list[Any]]:
         found: list[list[Any]] = []
         for char in text:
             if found and found[-1][0] == char:
@@ -107,36 +107,36 @@ def _runs(random: Random) -> CodeTask:
         arguments="text",
         solution=solution,
         case=lambda r: ("".join(r.choices("ab", k=r.randint(0, 20))),),
-        reference=reference,
+        reference=compute_reference,
     )
 
 
-def _window(random: Random) -> CodeTask:
+def _make_window_task(random: Random) -> CodeTask:
     width = random.randint(2, 4)
     return CodeTask(
         text=f"the largest sum of {width} neighbouring numbers of a list; 0 if it has fewer than {width}",
         arguments="numbers",
         solution=f"return max((sum(numbers[i:i + {width}]) for i in range(len(numbers) - {width - 1})), default=0)",
-        case=lambda r: (_numbers(r),),
+        case=lambda r: (_draw_numbers(r),),
         reference=lambda n: max((sum(n[i : i + width]) for i in range(len(n) - width + 1)), default=0),
     )
 
 
-def _words(random: Random) -> CodeTask:
+def _make_words_task(random: Random) -> CodeTask:
     least = random.randint(2, 4)
     return CodeTask(
         text=f"the words of a text (between spaces) with {least} letters or more, sorted and each once, as a list",
         arguments="text",
         solution=f"return sorted({{w for w in text.split() if len(w) >= {least}}})",
-        case=lambda r: (_text(r),),
+        case=lambda r: (_draw_text(r),),
         reference=lambda text: sorted({w for w in text.split() if len(w) >= least}),
     )
 
 
-def _digits(random: Random) -> CodeTask:
+def _make_digits_task(random: Random) -> CodeTask:
     base = random.randint(2, 9)
 
-    def reference(n: int) -> str:
+    def compute_reference(n: int) -> str:
         digits = ""
         while n:
             digits, n = str(n % base) + digits, n // base
@@ -151,24 +151,24 @@ def _digits(random: Random) -> CodeTask:
         arguments="n",
         solution=solution,
         case=lambda r: (r.randint(0, 5_000),),
-        reference=reference,
+        reference=compute_reference,
     )
 
 
 TASKS: Mapping[str, Callable[[Random], CodeTask]] = {
-    "multiples": _multiples,
-    "kth_largest": _kth_largest,
-    "shift": _shift,
-    "runs": _runs,
-    "window": _window,
-    "words": _words,
-    "digits": _digits,
+    "multiples": _make_multiples_task,
+    "kth_largest": _make_kth_largest_task,
+    "shift": _make_shift_task,
+    "runs": _make_runs_task,
+    "window": _make_window_task,
+    "words": _make_words_task,
+    "digits": _make_digits_task,
 }
 
 
 @dataclass(eq=False)
 class CodeQuestion(World, SandboxOptions):
-    """Write a function `solve`: 1 if all hidden cases are right, else 0; −0.1 without a program.
+    """A programming task: reward 1 if the function `solve` passes all hidden cases, else 0; −0.1 without a program.
 
     Args:
         num_cases: Number of hidden cases.
@@ -181,12 +181,12 @@ class CodeQuestion(World, SandboxOptions):
     time_limit_s: float = 5.0
 
     def __post_init__(self) -> None:
-        self._tasks = chosen("tasks", self.tasks, TASKS)
+        self._tasks = check_names("tasks", self.tasks, TASKS)
         if self.num_cases < 1:
-            raise ValueError(f"num_cases is at least 1, got {self.num_cases}")
+            raise ValueError(f"num_cases must be at least 1, got {self.num_cases}")
         self._lease = SandboxLease(self, Limits(wall_s=self.time_limit_s, output_bytes=2**18))
 
-    def reset(self, seed: int | None = None) -> Started:
+    def reset(self, seed: int | None = None) -> ResetResult:
         """See `Env`."""
         self.begin(seed)
         self._task = task = TASKS[self.random.choice(self._tasks)](self.random)
@@ -195,18 +195,18 @@ class CodeQuestion(World, SandboxOptions):
         text = f"Write a Python function solve({task.arguments}) that returns {task.text}. For example, {example}."
         return f"{text} Answer with the program in a ```python block.", {"state": text}
 
-    async def step(self, action: str) -> Stepped:
+    async def step(self, action: str) -> StepResult:
         """See `Env`.
 
         Raises:
             InfraError: The sandbox broke.
         """
-        program = program_in(action)
+        program = extract_program(action)
         info: dict[str, Any] = {"state": "answered", "correct": False}
         if not program:
             return "There is no program.", FORMAT_ERROR, True, False, info
         stdin = json.dumps(self._cases).encode()
-        manager = await self._lease.manager()
+        manager = await self._lease.acquire()
         try:
             code = PythonCode(source=f"{program}\n{_RUN}", stdin=stdin, result=True)
             with sandbox_errors():
@@ -214,7 +214,9 @@ class CodeQuestion(World, SandboxOptions):
             claimed = json.loads(result.result)
         except (ValueError, RecursionError, OversizedUploadError):  # the program's output is malformed or missing
             claimed = None
-        info["correct"] = right = claimed == [_plain(self._task.reference(*case)) for case in self._cases]
+        info["correct"] = right = claimed == [
+            _convert_through_json(self._task.reference(*case)) for case in self._cases
+        ]
         return ("All cases are right." if right else "Not all cases are right."), float(right), True, False, info
 
     def sample_random_action(self) -> str:
@@ -230,13 +232,16 @@ class CodeQuestion(World, SandboxOptions):
         await self._lease.release()
 
 
-def _plain(value: Any) -> Any:
-    """Convert a value as a round trip through JSON would."""
+def _convert_through_json(value: Any) -> Any:
+    """Return the value after encoding it as JSON and decoding it again; tuples become lists, for example."""
     return json.loads(json.dumps(value))
 
 
-def program_in(action: str) -> str:
-    """Return the last fenced block, or the whole text if it defines `solve`; bounded, and valid Unicode."""
+def extract_program(action: str) -> str:
+    """Return the program in an answer: the last fenced block, or the whole text if it defines `solve`, else "".
+
+    Unpaired surrogates are replaced, and a program that is too long is cut off.
+    """
     text = action.encode(errors="replace").decode().replace("\0", "")
     end = text.rfind("```")
     start = text.rfind("```", 0, max(end, 0))
@@ -244,4 +249,4 @@ def program_in(action: str) -> str:
         text = text[start + 3 : end].removeprefix("python").removeprefix("py")
     elif "def solve(" not in text:
         return ""
-    return text.strip()[:_LONGEST_PROGRAM]
+    return text.strip()[:_MAX_PROGRAM_LENGTH]

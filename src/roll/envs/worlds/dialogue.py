@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from roll.envs.base import Stepped, then
+from roll.envs.base import StepResult, map_result
 from roll.envs.worlds.world import FORMAT_ERROR, World
 from roll.user_code import load_function
 
@@ -20,7 +20,8 @@ User: TypeAlias = Callable[[Sequence[Mapping[str, str]]], Any]
 """Returns the user's next message from the messages so far (the persona as `system`, the assistant's as `user`, its own
 as `assistant`).
 
-It may be `async`. Its exceptions are infrastructure failures."""
+It may be `async`. Its exceptions are infrastructure failures.
+"""
 
 SLOTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "food": (("italian", "indian", "chinese", "french", "thai"), ("food", "cuisine", "eat", "kind of restaurant")),
@@ -32,21 +33,21 @@ SLOTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 """Topics of a wish: possible values, and words with which an assistant asks for the topic."""
 _ENTRY = re.compile(r"(\w{1,16})\s{0,4}=\s{0,4}([\w:]{1,16})")
-_LONGEST_MESSAGE = 4_000
+_MAX_MESSAGE_LENGTH = 4_000
 BOOK = "book("
 
 
 @dataclass(eq=False)
 class Booking(World):
-    """The assistant asks for what it needs, then writes `book(food=thai, day=friday, …)`; reward: the share of met
-    wishes.
+    """The assistant asks for the user's wishes, then writes `book(food=thai, day=friday, …)`. The reward is the share
+    of wishes that the booking meets.
 
-    A wrong or missing entry does not count; with all of them right the reward is 1, without a readable booking −0.1.
+    A booking that cannot be parsed gives −0.1.
 
     Args:
         num_wishes: Number of the user's wishes, 2 to 6.
         num_told: Number of wishes in the user's first message.
-        user: `script`, a function (`User`), or the path of one: `file.py:function`.
+        user: `script`, a function (`User`), or the path of a function: `file.py:function`.
         max_turns: Number of turns after which the episode is truncated.
     """
 
@@ -59,7 +60,7 @@ class Booking(World):
         wishes, told = self.num_wishes, self.num_told
         if not 2 <= wishes <= len(SLOTS) or not 0 <= told <= wishes or self.max_turns < 1:
             raise ValueError(
-                f"num_wishes is from 2 to {len(SLOTS)}, num_told from 0 to num_wishes, max_turns at least 1; "
+                f"num_wishes must be from 2 to {len(SLOTS)}, num_told from 0 to num_wishes, max_turns at least 1; "
                 f"got {wishes}, {told} and {self.max_turns}"
             )
         user = self.user
@@ -80,56 +81,56 @@ class Booking(World):
             "one short sentence, and never write a booking yourself."
         )
         self._messages = [{"role": "system", "content": persona}]
-        opening = " ".join(["I would like to book a table.", *map(self._said, sorted(self._told))])
+        opening = " ".join(["I would like to book a table.", *map(self._state_wish, sorted(self._told))])
         self._messages.append({"role": "assistant", "content": opening})
         known = ", ".join(SLOTS)
         text = (
             f"You book tables. A user may care for {self.num_wishes} of: {known}. Ask what you need, then answer with "
             f"book(name=value, ...).\nUser: {opening}"
         )
-        return text, self._info()
+        return text, self._build_info()
 
-    def _said(self, name: str) -> str:
+    def _state_wish(self, name: str) -> str:
         return f"The {name} should be {self._wishes[name]}."
 
     def step(self, action: str) -> Any:
         """See `Env`; returns a coroutine if the user is an async function."""
         self._turn += 1
-        action = action[:_LONGEST_MESSAGE]
+        action = action[:_MAX_MESSAGE_LENGTH]
         if BOOK in action:
-            return self._booked(action)
+            return self._judge_booking(action)
         self._messages.append({"role": "user", "content": action})
-        words = self._scripted(action) if self._user is None else self._user(tuple(self._messages))
-        return then(words, self._answered)
+        words = self._answer_question(action) if self._user is None else self._user(tuple(self._messages))
+        return map_result(words, self._finish_turn)
 
-    def _answered(self, words: object) -> Stepped:
-        text = str(words)[:_LONGEST_MESSAGE]
+    def _finish_turn(self, words: object) -> StepResult:
+        text = str(words)[:_MAX_MESSAGE_LENGTH]
         self._messages.append({"role": "assistant", "content": text})
-        return f"User: {text}", 0.0, False, self._turn >= self.max_turns, self._info()
+        return f"User: {text}", 0.0, False, self._turn >= self.max_turns, self._build_info()
 
-    def _scripted(self, action: str) -> str:
-        """Answer a question; at most two topics per turn, as people do."""
-        asked = action.casefold()
-        named = [name for name, (_, words) in SLOTS.items() if any(word in asked for word in words)][:2]
+    def _answer_question(self, action: str) -> str:
+        """Return the user's answer to a question, about at most two of the topics that the question mentions."""
+        question = action.casefold()
+        named = [name for name, (_, words) in SLOTS.items() if any(word in question for word in words)][:2]
         if not named:
             return "I do not understand. What do you want to know?"
         self._told |= set(named) & set(self._wishes)
-        return " ".join(self._said(n) if n in self._wishes else f"I do not care about the {n}." for n in named)
+        return " ".join(self._state_wish(n) if n in self._wishes else f"I do not care about the {n}." for n in named)
 
-    def _booked(self, action: str) -> Stepped:
+    def _judge_booking(self, action: str) -> StepResult:
         start = action.rfind(BOOK) + len(BOOK)
         entries = dict(_ENTRY.findall(action[start:].partition(")")[0].casefold()))
         right = sum(entries.get(name) == value for name, value in self._wishes.items())
         info: dict[str, Any] = {"state": "booked", "correct": right == len(self._wishes)}
         if not entries:
-            return "That is no booking.", FORMAT_ERROR, True, False, info
+            return "That is not a booking.", FORMAT_ERROR, True, False, info
         return f"{right} of {len(self._wishes)} wishes met.", right / len(self._wishes), True, False, info
 
-    def _info(self) -> dict[str, Any]:
+    def _build_info(self) -> dict[str, Any]:
         return {"state": repr([m["content"] for m in self._messages[1:]])}
 
     def sample_random_action(self) -> str:
-        """Return a question, or a guess."""
+        """Return a random question, or a booking with random values."""
         if self.chance.random() < 0.7:
             return f"What {self.chance.choice(list(SLOTS))} would you like?"
         values = {name: self.chance.choice(options) for name, (options, _) in SLOTS.items()}

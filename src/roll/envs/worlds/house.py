@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-__all__ = ["HOLDERS", "KINDS", "TASKS", "TOOLS", "House", "Task", "furnished"]
+__all__ = ["HOLDERS", "KINDS", "TASKS", "TOOLS", "House", "Task", "furnish"]
 
 HOLDERS: Mapping[str, int] = {
     "cabinet": 3, "drawer": 2, "shelf": 2, "countertop": 1, "diningtable": 1, "fridge": 1, "microwave": 1,
     "sinkbasin": 1, "garbagecan": 1, "desklamp": 1,
 }  # fmt: skip
-"""Kinds of furniture, and the most pieces of each; at least one."""
+"""Maximum number of pieces of each kind of furniture; there is at least one."""
 KINDS: Mapping[str, frozenset[str]] = {
     "closed": frozenset({"cabinet", "drawer", "fridge", "microwave"}),
     "food": frozenset({"apple", "bread", "egg", "potato", "tomato"}),
@@ -43,24 +43,24 @@ class Task:
     thing: str
     target: str
     treatment: str = ""
-    """`clean`, `heat`, `cool`, `light`, or nothing."""
+    """`clean`, `heat`, `cool`, `light`, or empty."""
     count: int = 1
 
-    def done(self, house: House) -> bool:
+    def is_done(self, house: House) -> bool:
         """Return whether the task is done."""
         if self.treatment == "light":
-            return house.lit and house.place == self.target and house.kind(house.carried) == self.thing
-        there = [thing for thing in house.holds[self.target] if house.kind(thing) == self.thing]
+            return house.lit and house.place == self.target and house.get_kind(house.carried) == self.thing
+        there = [thing for thing in house.holds[self.target] if house.get_kind(thing) == self.thing]
         mark = _MARKS.get(self.treatment)
         return sum(mark is None or house.marks.get(thing) == mark for thing in there) >= self.count
 
 
 @dataclass
 class House:
-    """The places of all things. A name is a kind and a number: `mug 2`."""
+    """The state of the room: where each thing is. A name is a kind and a number: `mug 2`."""
 
     holds: dict[str, set[str]]
-    """The things in or on each piece of furniture."""
+    """Things in or on each piece of furniture."""
     place: str = ""
     """The furniture at which the player stands."""
     carried: str = ""
@@ -68,52 +68,54 @@ class House:
     marks: dict[str, str] = field(default_factory=dict)
     """The last treatment of a thing: `clean`, `hot`, `cold`."""
     seen: set[str] = field(default_factory=set)
-    """Furniture that the player has looked into."""
+    """Furniture whose content the player has seen."""
     lit: bool = False
-    """Whether the lamp of this place was turned on."""
+    """Whether the lamp at which the player stands was turned on."""
 
     @staticmethod
-    def kind(name: str) -> str:
+    def get_kind(name: str) -> str:
         """Return the kind of a thing: `mug` for `mug 2`."""
         return name.rpartition(" ")[0]
 
-    def where(self) -> dict[str, str]:
-        """Return the furniture that each thing is at."""
+    def locate_things(self) -> dict[str, str]:
+        """Return the piece of furniture that holds each thing, by the thing's name."""
         return {thing: name for name, things in self.holds.items() for thing in things}
 
-    def _closed(self, name: str) -> bool:
-        return self.kind(name) in KINDS["closed"] and name not in self.opened
+    def _is_closed(self, name: str) -> bool:
+        return self.get_kind(name) in KINDS["closed"] and name not in self.opened
 
-    def commands(self) -> list[str]:
-        """Return all commands that are valid now, in order."""
+    def list_commands(self) -> list[str]:
+        """Return all commands that are valid now, in a fixed order."""
         place = self.place
-        found = [f"go to {name}" for name in self.holds if name != place]
+        commands = [f"go to {name}" for name in self.holds if name != place]
         if place:
-            if self._closed(place):
-                found.append(f"open {place}")
-            elif self.kind(place) in KINDS["closed"]:
-                found.append(f"close {place}")
-            if self.kind(place) == "desklamp":
-                found.append(f"use {place}")
-            elif not self._closed(place):
+            if self._is_closed(place):
+                commands.append(f"open {place}")
+            elif self.get_kind(place) in KINDS["closed"]:
+                commands.append(f"close {place}")
+            if self.get_kind(place) == "desklamp":
+                commands.append(f"use {place}")
+            elif not self._is_closed(place):
                 if self.carried:
-                    found.append(f"put {self.carried} in {place}")
+                    commands.append(f"put {self.carried} in {place}")
                 else:
-                    found += [f"take {thing} from {place}" for thing in sorted(self.holds[place])]
+                    commands += [f"take {thing} from {place}" for thing in sorted(self.holds[place])]
             if self.carried:
-                found += [f"{verb} {self.carried} with {place}" for verb, at in TOOLS.items() if at == self.kind(place)]
-            found.append(f"examine {place}")
-        return [*found, "look", "inventory"]
+                commands += [
+                    f"{verb} {self.carried} with {place}" for verb, at in TOOLS.items() if at == self.get_kind(place)
+                ]
+            commands.append(f"examine {place}")
+        return [*commands, "look", "inventory"]
 
-    def carried_out(self, command: str) -> str:
-        """Carry out one of `commands`, and return what the player sees."""
+    def run_command(self, command: str) -> str:
+        """Run one of `list_commands`, and return what the player sees."""
         verb, _, rest = command.partition(" ")
         if verb == "go":
             self.place, self.lit = rest.removeprefix("to "), False
-            return f"You are at {self.place}. {self._sight()}"
+            return f"You are at {self.place}. {self._describe_place()}"
         if verb in ("open", "close"):
             (self.opened.add if verb == "open" else self.opened.discard)(rest)
-            return f"You {verb} {rest}. {self._sight()}"
+            return f"You {verb} {rest}. {self._describe_place()}"
         if verb == "take":
             self.carried = rest.partition(" from ")[0]
             self.holds[self.place].remove(self.carried)
@@ -130,17 +132,17 @@ class House:
             return f"You {verb} {self.carried}: it is {_MARKS[verb]} now."
         if verb == "inventory":
             return f"You carry {self.carried}." if self.carried else "You carry nothing."
-        return self._sight() if self.place else f"Around you: {', '.join(sorted(self.holds))}."
+        return self._describe_place() if self.place else f"Around you: {', '.join(sorted(self.holds))}."
 
-    def _sight(self) -> str:
+    def _describe_place(self) -> str:
         name = self.place
-        if self._closed(name):
+        if self._is_closed(name):
             return f"{name} is closed."
         self.seen.add(name)
         return f"In {name} you see {', '.join(sorted(self.holds[name])) or 'nothing'}."
 
 
-def furnished(random: Random, kind: str) -> tuple[House, Task]:
+def furnish(random: Random, kind: str) -> tuple[House, Task]:
     """Return a room and a task of this kind that can be done in it and is not done yet."""
     names = [f"{name} {n}" for name, most in HOLDERS.items() for n in range(1, random.randint(1, most) + 1)]
     house = House(holds={name: set() for name in names})
@@ -148,8 +150,10 @@ def furnished(random: Random, kind: str) -> tuple[House, Task]:
     of = {"clean": ("dishes", "food"), "heat": ("food",), "cool": ("food",)}.get(treatment, ("food", "dishes", "other"))
     thing = random.choice(sorted(name for group in of for name in KINDS[group]))
     count = 2 if kind == "pick_two_obj_and_place" else 1
-    lamp = next(name for name in names if house.kind(name) == "desklamp")
-    target = lamp if treatment == "light" else random.choice([name for name in names if house.kind(name) in _TARGETS])
+    lamp = next(name for name in names if house.get_kind(name) == "desklamp")
+    target = (
+        lamp if treatment == "light" else random.choice([name for name in names if house.get_kind(name) in _TARGETS])
+    )
     free = [name for name in names if name not in (target, lamp)]
     for number in range(1, count + random.randint(0, 1) + 1):
         house.holds[random.choice(free)].add(f"{thing} {number}")

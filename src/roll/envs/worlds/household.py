@@ -10,20 +10,20 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from roll.envs.base import Started, Stepped
-from roll.envs.worlds.house import KINDS, TASKS, TOOLS, House, Task, furnished
-from roll.envs.worlds.world import FORMAT_ERROR, World, chosen
+from roll.envs.base import ResetResult, StepResult
+from roll.envs.worlds.house import KINDS, TASKS, TOOLS, House, Task, furnish
+from roll.envs.worlds.world import FORMAT_ERROR, World, check_names
 
 __all__ = ["Household"]
 
-_LONGEST_COMMAND = 200
+_MAX_COMMAND_LENGTH = 200
 
 
 @dataclass(eq=False)
 class Household(World):
-    """Reward 1 when the task is done, and no other; −0.1 for a command that is not valid now.
+    """A household task: reward 1 when it is done, −0.1 for each invalid command, else 0.
 
-    `info["admissible"]` has all valid commands.
+    `info["admissible"]` lists all commands that are valid in the current state.
 
     Args:
         tasks: Kinds of tasks, from `TASKS`; all six by default.
@@ -34,48 +34,48 @@ class Household(World):
     max_turns: int = 50
 
     def __post_init__(self) -> None:
-        self._tasks = chosen("tasks", self.tasks, TASKS)
+        self._tasks = check_names("tasks", self.tasks, TASKS)
         if self.max_turns < 1:
-            raise ValueError(f"max_turns is at least 1, got {self.max_turns}")
+            raise ValueError(f"max_turns must be at least 1, got {self.max_turns}")
 
-    def reset(self, seed: int | None = None) -> Started:
+    def reset(self, seed: int | None = None) -> ResetResult:
         """See `Env`."""
         self.begin(seed)
-        self._house, self._task = furnished(self.random, self.random.choice(self._tasks))
+        self._house, self._task = furnish(self.random, self.random.choice(self._tasks))
         self._turn = 0
         places = ", ".join(sorted(self._house.holds))
         text = f"You are in the middle of a room. Around you: {places}.\nYour task: {self._task.text}"
-        return f"{text}\nAnswer with one command on the last line.", self._info()
+        return f"{text}\nAnswer with one command on the last line.", self._build_info()
 
-    def step(self, action: str) -> Stepped:
+    def step(self, action: str) -> StepResult:
         """See `Env`."""
         self._turn += 1
-        command = _command(action)
-        admissible = self._house.commands()
+        command = _parse_command(action)
+        admissible = self._house.list_commands()
         if command not in admissible:
             observation, reward = "Nothing happens.", FORMAT_ERROR
         else:
-            observation, reward = self._house.carried_out(command), 0.0
-        done = self._task.done(self._house)
+            observation, reward = self._house.run_command(command), 0.0
+        done = self._task.is_done(self._house)
         reward = 1.0 if done else reward
-        return observation, reward, done, not done and self._turn >= self.max_turns, self._info()
+        return observation, reward, done, not done and self._turn >= self.max_turns, self._build_info()
 
-    def _info(self) -> dict[str, Any]:
+    def _build_info(self) -> dict[str, Any]:
         house = self._house
         state = (self._task.text, house.place, sorted(house.opened), house.carried, sorted(house.marks.items()))
         lying = [(name, sorted(house.holds[name])) for name in sorted(house.seen)]
-        return {"state": repr((state, lying)), "admissible": house.commands(), "task": self._task.kind}
+        return {"state": repr((state, lying)), "admissible": house.list_commands(), "task": self._task.kind}
 
     def sample_random_action(self) -> str:
         """Return a random valid command."""
-        return self.chance.choice(self._house.commands())
+        return self.chance.choice(self._house.list_commands())
 
     def solution(self) -> list[str]:
         """Return an expert's commands, with full knowledge of the house."""
-        return plan(self._house, self._task)
+        return make_plan(self._house, self._task)
 
 
-def plan(house: House, task: Task) -> list[str]:
+def make_plan(house: House, task: Task) -> list[str]:
     """Return commands that fetch each wanted thing, treat it, and bring it to its goal."""
     commands: list[str] = []
     opened, at = set(house.opened), house.place
@@ -86,20 +86,22 @@ def plan(house: House, task: Task) -> list[str]:
             return
         at = place
         commands.append(f"go to {place}")
-        if house.kind(place) in KINDS["closed"] and place not in opened:
+        if house.get_kind(place) in KINDS["closed"] and place not in opened:
             commands.append(f"open {place}")
             opened.add(place)
 
     things = [
-        thing for thing, place in house.where().items() if house.kind(thing) == task.thing and place != task.target
+        thing
+        for thing, place in house.locate_things().items()
+        if house.get_kind(thing) == task.thing and place != task.target
     ]
     target = task.target
     for thing in sorted(things)[: task.count]:
-        place = house.where()[thing]
+        place = house.locate_things()[thing]
         go(place)
         commands.append(f"take {thing} from {place}")
         if task.treatment in TOOLS:
-            tool = next(name for name in house.holds if house.kind(name) == TOOLS[task.treatment])
+            tool = next(name for name in house.holds if house.get_kind(name) == TOOLS[task.treatment])
             go(tool)
             commands.append(f"{task.treatment} {thing} with {tool}")
         go(target)
@@ -107,8 +109,11 @@ def plan(house: House, task: Task) -> list[str]:
     return commands
 
 
-def _command(action: str) -> str:
-    """Return the last non-empty line, in lower case with single spaces, without a list mark in front."""
+def _parse_command(action: str) -> str:
+    """Return the command in the last non-empty line, in lower case and with single spaces.
+
+    Surrounding periods, backticks, `>` and `*` are removed; `on` and `into` become `in`, as in the commands.
+    """
     lines = [line for line in action[-2_000:].splitlines() if line.strip()]
-    words = lines[-1][:_LONGEST_COMMAND].lower().strip(" .>`*").split() if lines else []
+    words = lines[-1][:_MAX_COMMAND_LENGTH].lower().strip(" .>`*").split() if lines else []
     return " ".join(words).replace(" on ", " in ").replace(" into ", " in ")

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from roll.envs.base import Started, Stepped
-from roll.envs.worlds.world import FORMAT_ERROR, World, final_answer
+from roll.envs.base import ResetResult, StepResult
+from roll.envs.worlds.world import FORMAT_ERROR, World, extract_answer
 
-__all__ = ["RuleTaker", "derived"]
+__all__ = ["RuleTaker", "derive_traits"]
 
 NAMES = ("Anne", "Bob", "Charlie", "Dave", "Erin", "Fiona", "Gary", "Harry")
 TRAITS = (
@@ -30,8 +30,8 @@ class _Rule:
         return f"If someone is {' and '.join(self.needs)} then they are {self.gives}."
 
 
-def derived(facts: set[str], rules: tuple[_Rule, ...]) -> dict[str, int]:
-    """Return all traits that follow for one person, with the depth of the shortest derivation."""
+def derive_traits(facts: set[str], rules: tuple[_Rule, ...]) -> dict[str, int]:
+    """Return every trait that follows from one person's `facts`, with the depth of its shortest derivation."""
     depth = dict.fromkeys(facts, 0)
     level = 0
     while True:
@@ -44,12 +44,14 @@ def derived(facts: set[str], rules: tuple[_Rule, ...]) -> dict[str, int]:
 
 @dataclass(eq=False)
 class RuleTaker(World):
-    r"""Answer `\boxed{True}` or `\boxed{False}`: 1 if it is right, 0 if it is wrong, −0.1 for anything else.
+    r"""A question about facts and rules, to be answered with `\boxed{True}` or `\boxed{False}`.
+
+    The reward is 1 for the right answer, 0 for the wrong one, and −0.1 for any other text.
 
     Args:
         depth: Depth of the question, 0 to 5.
         num_people: Number of people in the facts, 1 to 8.
-        num_distractors: Number of rules that do not matter.
+        num_distractors: Number of rules that are irrelevant to the question.
     """
 
     depth: int = 2
@@ -60,11 +62,11 @@ class RuleTaker(World):
         depth, people, distractors = self.depth, self.num_people, self.num_distractors
         if not 0 <= depth <= 5 or not 1 <= people <= len(NAMES) or not 0 <= distractors <= 20:
             raise ValueError(
-                f"depth is from 0 to 5, num_people from 1 to {len(NAMES)}, num_distractors from 0 to 20; "
+                f"depth must be from 0 to 5, num_people from 1 to {len(NAMES)}, num_distractors from 0 to 20; "
                 f"got {depth}, {people} and {distractors}"
             )
 
-    def reset(self, seed: int | None = None) -> Started:
+    def reset(self, seed: int | None = None) -> ResetResult:
         """See `Env`."""
         self.begin(seed)
         random = self.random
@@ -73,7 +75,7 @@ class RuleTaker(World):
         spare = [trait for trait in TRAITS if trait not in chain]
         extra = random.sample(spare[:8], 2)  # further traits of that person, outside the chain
         never = spare[8:]  # traits that no person has and no rule implies
-        rules = [_Rule(_needs(random, chain[n], extra), chain[n + 1]) for n in range(self.depth)]
+        rules = [_Rule(_draw_needs(random, chain[n], extra), chain[n + 1]) for n in range(self.depth)]
         for _ in range(self.num_distractors):
             rules.append(_Rule((random.choice(never), random.choice(TRAITS)), random.choice(spare[:8])))
         facts = {person: {chain[0], *extra}} | {
@@ -84,21 +86,24 @@ class RuleTaker(World):
         lines = [f"{name} is {trait}." for name, traits in facts.items() for trait in sorted(traits)]
         random.shuffle(lines)
         self._truth = random.random() < 0.5
-        statement = self._statement(person, chain[-1], never)
+        statement = self._draw_statement(person, chain[-1], never)
         text = " ".join([*lines, *map(str, rules)])
         question = f"{text}\nIs it true or false that {statement}?"
         wish = "What does not follow is false. Put True or False into \\boxed{}."
         return f"{question} {wish}", {"state": question}
 
-    def _statement(self, person: str, last: str, never: list[str]) -> str:
-        """Return a statement with the truth value `_truth`, negated or not at random."""
+    def _draw_statement(self, person: str, last: str, never: list[str]) -> str:
+        """Return a statement about a person with the truth value `_truth`, negated or not at random.
+
+        It names the trait `last`, which the person has, or one of `never`, which the person does not have.
+        """
         negated = self.random.random() < 0.5
         trait = self.random.choice(never) if negated == self._truth else last
         return f"{person} is {'not ' if negated else ''}{trait}"
 
-    def step(self, action: str) -> Stepped:
+    def step(self, action: str) -> StepResult:
         """See `Env`."""
-        answer = (final_answer(action) or "").casefold()
+        answer = (extract_answer(action) or "").casefold()
         right = answer == str(self._truth).casefold()
         info: dict[str, Any] = {"state": "answered", "correct": right}
         if answer not in ("true", "false"):
@@ -114,5 +119,5 @@ class RuleTaker(World):
         return f"\\boxed{{{self._truth}}}"
 
 
-def _needs(random: Random, trait: str, extra: list[str]) -> tuple[str, ...]:
+def _draw_needs(random: Random, trait: str, extra: list[str]) -> tuple[str, ...]:
     return (trait, random.choice(extra)) if random.random() < 0.5 else (trait,)

@@ -1,9 +1,9 @@
-"""Questions that need two or three documents, over a small invented world that no model has memorized.
+"""Questions that need two or three documents about a small fictional world, which no model has memorized.
 
     company ─ founder ─► person ─ born in ─► town ─ in ─► country ─ capital ─► town
                             └─ studied at ─► university ─ in ─► town
 
-The corpus is generated from a fixed seed: the same everywhere, with a document for each thing in it.
+The corpus is generated from a fixed seed, so it is the same everywhere. It has one document per entity.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from roll.envs.base import Started, Stepped
+from roll.envs.base import ResetResult, StepResult
 from roll.envs.tools.environment import ToolEnv
 from roll.envs.tools.search import BM25, Passage, Search
-from roll.envs.worlds.world import FORMAT_ERROR, World, final_answer, same_text
+from roll.envs.worlds.world import FORMAT_ERROR, World, extract_answer, is_same_text
 
-__all__ = ["MultiHop", "corpus", "multi_hop"]
+__all__ = ["MultiHop", "build_corpus", "make_multi_hop"]
 
 _STARTS = (
     "Bel",
@@ -54,7 +54,7 @@ RELATIONS: Mapping[str, tuple[str, str]] = {
     "capital": ("country", "the capital of {}"),
     "river": ("town", "the river on which {} lies"),
 }
-"""The kind of thing that each relation is about, and its wording."""
+"""The kind of entity that each relation applies to, and its wording."""
 _CHAINS: Mapping[int, tuple[tuple[str, ...], ...]] = {
     2: (("founder", "birthplace"), ("founder", "university"), ("birthplace", "country"), ("university", "seat"),
         ("birthplace", "river"), ("seat", "river")),
@@ -67,29 +67,29 @@ _CHAINS: Mapping[int, tuple[tuple[str, ...], ...]] = {
 class _Corpus:
     passages: tuple[Passage, ...]
     facts: Mapping[tuple[str, str], str]
-    """Maps (relation, thing) to a thing."""
+    """Maps (relation, entity) to the related entity."""
     index: BM25
 
 
 @functools.cache
-def corpus() -> _Corpus:
+def build_corpus() -> _Corpus:
     """Return the world's documents and their facts."""
     random = Random("multi-hop")
     used: set[str] = set()
 
-    def named(ends: Sequence[str]) -> str:
+    def draw_name(ends: Sequence[str]) -> str:
         while True:
             name = random.choice(_STARTS) + random.choice(_MIDDLES) + random.choice(ends)
             if name not in used:
                 used.add(name)
                 return name
 
-    countries = [named(_COUNTRY_ENDS) for _ in range(12)]
-    towns = [named(_TOWN_ENDS) for _ in range(60)]
-    universities = [f"{named(('',))} University" for _ in range(24)]
-    people = [f"{random.choice(_GIVEN)} {named(_FAMILY_ENDS)}" for _ in range(120)]
-    companies = [named(_COMPANY_ENDS) for _ in range(80)]
-    rivers = [named(("",)) for _ in range(20)]
+    countries = [draw_name(_COUNTRY_ENDS) for _ in range(12)]
+    towns = [draw_name(_TOWN_ENDS) for _ in range(60)]
+    universities = [f"{draw_name(('',))} University" for _ in range(24)]
+    people = [f"{random.choice(_GIVEN)} {draw_name(_FAMILY_ENDS)}" for _ in range(120)]
+    companies = [draw_name(_COMPANY_ENDS) for _ in range(80)]
+    rivers = [draw_name(("",)) for _ in range(20)]
     facts: dict[tuple[str, str], str] = {}
     texts: dict[str, str] = {}
     for number, country in enumerate(countries):
@@ -126,12 +126,12 @@ class MultiHop(World):
 
     def __post_init__(self) -> None:
         if self.hops not in _CHAINS:
-            raise ValueError(f"hops is 2 or 3, got {self.hops}")
+            raise ValueError(f"hops must be 2 or 3, got {self.hops}")
 
-    def reset(self, seed: int | None = None) -> Started:
+    def reset(self, seed: int | None = None) -> ResetResult:
         """See `Env`."""
         self.begin(seed)
-        facts = corpus().facts
+        facts = build_corpus().facts
         self._chain = self.random.choice(_CHAINS[self.hops])
         self._start = thing = self.random.choice([name for relation, name in facts if relation == self._chain[0]])
         words = thing
@@ -142,10 +142,10 @@ class MultiHop(World):
         question = f"What is the name of {words}?"
         return f"{question} Put the name alone into \\boxed{{}}.", {"state": question}
 
-    def step(self, action: str) -> Stepped:
+    def step(self, action: str) -> StepResult:
         """See `Env`."""
-        answer = final_answer(action)
-        right = answer is not None and same_text(answer, self._answer)
+        answer = extract_answer(action)
+        right = answer is not None and is_same_text(answer, self._answer)
         info: dict[str, Any] = {"state": "answered", "correct": right}
         if not answer:
             return "There is no answer in \\boxed{}.", FORMAT_ERROR, True, False, info
@@ -153,19 +153,19 @@ class MultiHop(World):
 
     def sample_random_action(self) -> str:
         """Return a random name."""
-        return f"\\boxed{{{self.chance.choice(corpus().passages).title}}}"
+        return f"\\boxed{{{self.chance.choice(build_corpus().passages).title}}}"
 
     def solution(self) -> list[str]:
-        """Return the actions of an expert who looks up every fact, with calls in tags."""
+        """Return the actions of an expert who looks up every fact with a call `<search>…</search>`, then answers."""
         found = [self._start]
         for relation in self._chain:
-            found.append(corpus().facts[relation, found[-1]])
+            found.append(build_corpus().facts[relation, found[-1]])
         return [*(f"<search>{name}</search>" for name in found[:-1]), f"\\boxed{{{self._answer}}}"]
 
 
-def multi_hop(
-    hops: int = 2, num_results: int = 3, max_tool_uses: int = 6, form: str = "auto", explain: bool = True
+def make_multi_hop(
+    hops: int = 2, num_results: int = 3, max_tool_uses: int = 6, tool_format: str = "auto", explain: bool = True
 ) -> ToolEnv:
     """Build `MultiHop` with the tool `search` over its corpus."""
-    search = Search(corpus().index, num_results)
-    return ToolEnv(MultiHop(hops), [search], form=form, max_tool_uses=max_tool_uses, explain=explain)
+    search = Search(build_corpus().index, num_results)
+    return ToolEnv(MultiHop(hops), [search], tool_format=tool_format, max_tool_uses=max_tool_uses, explain=explain)

@@ -1,4 +1,4 @@
-"""Shopping by instruction, in the manner of WebShop (arXiv 2207.01206), over a small catalogue of ROLL's own.
+"""Shopping by instruction, in the manner of WebShop (arXiv 2207.01206), with ROLL's own small catalog.
 
 search page ─ search[words] ─► results ─ click[B00012] ─► product ─ click[red], click[description] … click[buy now]
                                   └ click[next >], click[< prev], click[back to search] ┘
@@ -9,14 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.envs.base import Started, Stepped
-from roll.envs.worlds.catalogue import Product, catalogue, index
+from roll.envs.base import ResetResult, StepResult
+from roll.envs.worlds.catalogue import Product, build_catalogue, build_index
 from roll.envs.worlds.world import FORMAT_ERROR, World
 
-__all__ = ["Goal", "Shopping", "purchase_reward"]
+__all__ = ["Goal", "Shopping", "compute_purchase_reward"]
 
 PER_PAGE = 5
-MOST_RESULTS = 25
+MAX_RESULTS = 25
 BACK, NEXT, PREVIOUS, BUY, DESCRIPTION, FEATURES = (
     *("back to search", "next >", "< prev", "buy now"),
     *("description", "features"),
@@ -25,7 +25,7 @@ BACK, NEXT, PREVIOUS, BUY, DESCRIPTION, FEATURES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """The product to buy."""
+    """The requirements for the product to buy: its kind, attributes, options and price."""
 
     product: Product
     """A product that matches the goal."""
@@ -42,12 +42,12 @@ class Goal:
         )
 
 
-def purchase_reward(goal: Goal, bought: Product, chosen: dict[str, str]) -> float:
-    """Compute WebShop's reward of a purchase.
+def compute_purchase_reward(goal: Goal, bought: Product, chosen: dict[str, str]) -> float:
+    """Compute WebShop's reward for a purchase.
 
     r = r_type (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + [y_price ≤ u_price]) / (|U_att| + |U_opt| + 1). WebShop estimates
-    r_type from texts. Here the kinds are known: r_type is 1 for the same kind of product, 0.5 for another kind of the
-    same department and 0 for any other.
+    r_type from the products' texts. Here the kinds are known: r_type is 1 for the same kind of product, 0.5 for another
+    kind in the same department, and 0 otherwise.
     """
     same_kind, same_department = bought.kind == goal.product.kind, bought.department == goal.product.department
     kind = 1.0 if same_kind else 0.5 if same_department else 0.0
@@ -68,7 +68,9 @@ class _Page:
 
 @dataclass(eq=False)
 class Shopping(World):
-    """The reward comes with the purchase, from 0 to 1; −0.1 for an action that the page does not offer.
+    """A shop in which to find and buy a product.
+
+    The purchase gives a reward from 0 to 1, and an action that the current page does not offer gives −0.1.
 
     Args:
         max_turns: Number of turns after which the episode is truncated.
@@ -78,54 +80,57 @@ class Shopping(World):
 
     def __post_init__(self) -> None:
         if self.max_turns < 1:
-            raise ValueError(f"max_turns is at least 1, got {self.max_turns}")
+            raise ValueError(f"max_turns must be at least 1, got {self.max_turns}")
 
-    def reset(self, seed: int | None = None) -> Started:
+    def reset(self, seed: int | None = None) -> ResetResult:
         """See `Env`."""
         self.begin(seed)
         random = self.random
-        product = random.choice(list(catalogue().values()))
+        product = random.choice(list(build_catalogue().values()))
         attributes = random.sample(sorted(product.attributes), random.randint(1, 2))
         options = {name: random.choice(values) for name, values in product.options.items()}
         price = product.price + random.randint(1, 15)
         self._goal = Goal(product=product, attributes=frozenset(attributes), options=options, price=round(price, 2))
         self._page, self._turn = _Page(), 0
-        return f"{self._goal}\nAct with search[words] or click[what a page offers].\n{self._shown()}", self._info()
+        return (
+            f"{self._goal}\nAct with search[words] or click[what a page offers].\n{self._render_page()}",
+            self._build_info(),
+        )
 
-    def step(self, action: str) -> Stepped:
+    def step(self, action: str) -> StepResult:
         """See `Env`."""
         self._turn += 1
         cut_off = self._turn >= self.max_turns
-        command, what = _read(action)
-        offered = self._clickable()
-        if command == "search" and not self._searchable():
-            complaint = f"There is no search field on this page: click[{BACK}] first."
+        command, what = _parse_action(action)
+        offered = self._list_clickable()
+        if command == "search" and not self._is_searchable():
+            problem = f"There is no search field on this page: click[{BACK}] first."
         elif command == "click" and what not in offered:
-            complaint = f"There is no '{what[:60]}' to click on this page."
+            problem = f"There is no '{what[:60]}' to click on this page."
         elif command is None or not what:
-            complaint = "Act with search[words] or click[what a page offers]."
+            problem = "Act with search[words] or click[what a page offers]."
         else:
-            complaint = ""
-        if complaint:
-            return f"{complaint}\n{self._shown()}", FORMAT_ERROR, False, cut_off, self._info()
+            problem = ""
+        if problem:
+            return f"{problem}\n{self._render_page()}", FORMAT_ERROR, False, cut_off, self._build_info()
         if what == BUY and command == "click":
             assert self._page.product is not None
-            reward = purchase_reward(self._goal, self._page.product, self._page.chosen)
+            reward = compute_purchase_reward(self._goal, self._page.product, self._page.chosen)
             return f"Bought. Your score is {reward:.2f}.", reward, True, False, {"state": "bought", "admissible": []}
-        self._turn_page(str(command), what)
-        return self._shown(), 0.0, False, cut_off, self._info()
+        self._follow_command(str(command), what)
+        return self._render_page(), 0.0, False, cut_off, self._build_info()
 
-    def _turn_page(self, command: str, what: str) -> None:
+    def _follow_command(self, command: str, what: str) -> None:
         page = self._page
         if command == "search":
-            found = index().search(what, MOST_RESULTS)
-            self._page = _Page(results=[catalogue()[passage.title] for passage in found])
+            found = build_index().search(what, MAX_RESULTS)
+            self._page = _Page(results=[build_catalogue()[passage.title] for passage in found])
         elif what == BACK:
             self._page = _Page()
         elif page.product is None and what in (NEXT, PREVIOUS):
             page.number += 1 if what == NEXT else -1
         elif page.product is None:
-            page.product = catalogue()[what.upper()]
+            page.product = build_catalogue()[what.upper()]
         elif what == PREVIOUS:
             if page.detail:
                 page.detail = ""
@@ -137,10 +142,10 @@ class Shopping(World):
             name = next(name for name, values in page.product.options.items() if what in values)
             page.chosen[name] = what
 
-    def _searchable(self) -> bool:
+    def _is_searchable(self) -> bool:
         return not self._page.results and self._page.product is None
 
-    def _clickable(self) -> list[str]:
+    def _list_clickable(self) -> list[str]:
         page = self._page
         if page.product is not None:
             if page.detail:
@@ -153,11 +158,13 @@ class Shopping(World):
         moves = [NEXT] * (start + PER_PAGE < len(page.results)) + [PREVIOUS] * (page.number > 0)
         return [BACK, *moves, *(product.asin.lower() for product in page.results[start : start + PER_PAGE])]
 
-    def _shown(self) -> str:
+    def _render_page(self) -> str:
         page = self._page
-        if self._searchable():
+        if self._is_searchable():
             return "[search field]"
-        buttons = "".join(f"[{name}]" for name in self._clickable()[: 5 if page.product else 3] if not _is_number(name))
+        buttons = "".join(
+            f"[{name}]" for name in self._list_clickable()[: 5 if page.product else 3] if not _is_number(name)
+        )
         if page.product is None:
             start = page.number * PER_PAGE
             shown = page.results[start : start + PER_PAGE]
@@ -172,18 +179,18 @@ class Shopping(World):
         ]
         return "\n".join([buttons, f"{product.title} ${product.price:.2f}", *choices])
 
-    def _info(self) -> dict[str, Any]:
+    def _build_info(self) -> dict[str, Any]:
         page = self._page
-        clicks = [f"click[{what}]" for what in self._clickable()]
+        clicks = [f"click[{what}]" for what in self._list_clickable()]
         product = page.product.asin if page.product else ""
         state = (str(self._goal), [p.asin for p in page.results], page.number, product, page.detail, page.chosen)
         return {"state": repr(state), "admissible": clicks or ["search[<words>]"]}
 
     def sample_random_action(self) -> str:
         """Return a random search, or a click on a random link of the page."""
-        clickable = self._clickable()
+        clickable = self._list_clickable()
         if not clickable:
-            product = self.chance.choice(list(catalogue().values()))
+            product = self.chance.choice(list(build_catalogue().values()))
             return f"search[{product.kind}]"
         return f"click[{self.chance.choice(clickable)}]"
 
@@ -191,8 +198,8 @@ class Shopping(World):
         """Return the actions of an expert who knows the product to buy."""
         goal = self._goal
         query = " ".join([goal.product.title, *sorted(goal.product.attributes)])
-        found = [passage.title for passage in index().search(query, MOST_RESULTS)]
-        pages = found.index(goal.product.asin) // PER_PAGE
+        titles = [passage.title for passage in build_index().search(query, MAX_RESULTS)]
+        pages = titles.index(goal.product.asin) // PER_PAGE
         choices = [f"click[{value}]" for value in goal.options.values()]
         return [
             f"search[{query}]",
@@ -204,11 +211,11 @@ class Shopping(World):
 
 
 def _is_number(name: str) -> bool:
-    return name.upper() in catalogue()
+    return name.upper() in build_catalogue()
 
 
-def _read(action: str) -> tuple[str | None, str]:
-    """Parse the last command in the text and its argument."""
+def _parse_action(action: str) -> tuple[str | None, str]:
+    """Return the last command in the text, `search` or `click`, and its argument; `None` and "" without one."""
     text = action[-2_000:]
     search, click = text.rfind("search["), text.rfind("click[")
     start = max(search, click)

@@ -7,35 +7,35 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Self
 
-from roll.envs.base import Started, Stepped
+from roll.envs.base import ResetResult, StepResult
 from roll.envs.tools.base import ToolError
-from roll.envs.tools.python import said
+from roll.envs.tools.python import format_output
 from roll.envs.tools.sandboxes import SandboxOptions
-from roll.envs.tools.toolbox import cut
+from roll.envs.tools.toolbox import truncate
 from roll.envs.tools.workspace import Workspace
 from roll.envs.worlds.terminal_tasks import FAMILIES, Check
-from roll.envs.worlds.world import FORMAT_ERROR, World, chosen
+from roll.envs.worlds.world import FORMAT_ERROR, World, check_names
 from roll.errors import UnsupportedError
 from roll.sandbox_errors import sandbox_errors
 from roll_sandbox import Command, SandboxPathError
 
-__all__ = ["SUBMIT", "Terminal", "command_in"]
+__all__ = ["SUBMIT", "Terminal", "extract_command"]
 
 SUBMIT = "submit"
-_LONGEST_COMMAND = 20_000
+_MAX_COMMAND_LENGTH = 20_000
 _FENCES = ("```bash\n", "```sh\n", "```\n")
 
 
 @dataclass(eq=False)
 class Terminal(World, SandboxOptions):
-    """Each action is bash text, in a fenced block or without; `submit` ends the episode. Reward 1 if all checks pass.
+    """Each action is bash code, with or without a fenced block; `submit` ends the episode. Reward 1 if all checks pass.
 
-    An episode that runs out of turns is judged in its last state. An empty action costs −0.1.
+    An episode that runs out of turns is judged in its last state. An empty action gives −0.1.
 
     Args:
         families: Families of tasks, from `FAMILIES`; all by default.
         max_turns: Number of turns after which the episode is truncated.
-        max_output_chars: Most characters of an output; a longer one loses its middle.
+        max_output_chars: Maximum length of an output; the middle of a longer one is cut out.
         time_limit_s: Timeout of one command, which is then interrupted.
     """
 
@@ -45,12 +45,12 @@ class Terminal(World, SandboxOptions):
     time_limit_s: float = 10.0
 
     def __post_init__(self) -> None:
-        self._families = chosen("families", self.families, FAMILIES)
+        self._families = check_names("families", self.families, FAMILIES)
         if self.max_turns < 1:
-            raise ValueError(f"max_turns is at least 1, got {self.max_turns}")
-        self._workspace = Workspace(self.time_limit_s, **self.where)
+            raise ValueError(f"max_turns must be at least 1, got {self.max_turns}")
+        self._workspace = Workspace(self.time_limit_s, **self.arguments)
 
-    async def reset(self, seed: int | None = None) -> Started:
+    async def reset(self, seed: int | None = None) -> ResetResult:
         """See `Env`.
 
         Raises:
@@ -68,19 +68,19 @@ class Terminal(World, SandboxOptions):
         rules = (
             f"Answer with bash commands, in a ```bash block or alone. When you are done, answer with {SUBMIT} alone."
         )
-        return f"{self._task.text}\n{rules}", self._info()
+        return f"{self._task.text}\n{rules}", self._build_info()
 
-    async def step(self, action: str) -> Stepped:
+    async def step(self, action: str) -> StepResult:
         """See `Env`.
 
         Raises:
             InfraError: The sandbox broke.
         """
         self._turn += 1
-        command = command_in(action)
+        command = extract_command(action)
         last = self._turn >= self.max_turns
         if command == SUBMIT:
-            return await self._judged("Submitted.", submitted=True)
+            return await self._judge("Submitted.", submitted=True)
         self._commands.append(command)
         reward, observation = 0.0, ""
         if not command:
@@ -88,36 +88,36 @@ class Terminal(World, SandboxOptions):
         else:
             try:
                 result = await self._workspace.run(command)
-                observation = cut(said(result), self.max_output_chars) or "(It printed nothing.)"
+                observation = truncate(format_output(result), self.max_output_chars) or "(It printed nothing.)"
             except ToolError as error:
                 reward, observation = FORMAT_ERROR, str(error)
         if last:
-            return await self._judged(observation, submitted=False)
-        return observation, reward, False, False, self._info()
+            return await self._judge(observation, submitted=False)
+        return observation, reward, False, False, self._build_info()
 
-    async def _judged(self, observation: str, *, submitted: bool) -> Stepped:
+    async def _judge(self, observation: str, *, submitted: bool) -> StepResult:
         solved = True
         for check in self._task.checks:
-            solved = solved and await self._holds(check)
-        return observation, float(solved), submitted, not submitted, {**self._info(), "correct": solved}
+            solved = solved and await self._is_met(check)
+        return observation, float(solved), submitted, not submitted, {**self._build_info(), "correct": solved}
 
-    async def _holds(self, check: Check) -> bool:
+    async def _is_met(self, check: Check) -> bool:
         with sandbox_errors():
-            return await self._compared(check)
+            return await self._compare_output(check)
 
-    async def _compared(self, check: Check) -> bool:
+    async def _compare_output(self, check: Check) -> bool:
         sandbox = self._workspace.sandbox
         if check.path:
             try:
-                found = await sandbox.read_file(check.path, max_bytes=2**20)
+                output = await sandbox.read_file(check.path, max_bytes=2**20)
             except SandboxPathError:
                 return False
         else:
             program = Command(argv=("/bin/bash", "-c", check.command), stdin=check.stdin.encode(), cwd=sandbox.home)
-            found = (await sandbox.execute(program)).stdout
-        return found.decode(errors="replace").strip() == check.expected.strip()
+            output = (await sandbox.execute(program)).stdout
+        return output.decode(errors="replace").strip() == check.expected.strip()
 
-    def _info(self) -> dict[str, Any]:
+    def _build_info(self) -> dict[str, Any]:
         return {"state": repr((self._task.text, self._commands)), "family": self._family}
 
     def spawn(self, same_state: bool = False, **options: Any) -> Self:
@@ -127,7 +127,7 @@ class Terminal(World, SandboxOptions):
             UnsupportedError: `same_state` is set: a sandbox cannot be copied with its running processes.
         """
         if same_state:
-            raise UnsupportedError("a terminal cannot be spawned in the same state: repeat the seed and the commands.")
+            raise UnsupportedError("a terminal cannot be spawned in the same state: use the same seed and commands.")
         return super().spawn(**options)
 
     def sample_random_action(self) -> str:
@@ -143,8 +143,11 @@ class Terminal(World, SandboxOptions):
         await self._workspace.close()
 
 
-def command_in(action: str) -> str:
-    """Return the first fenced block, or the whole text; bounded, and valid Unicode."""
+def extract_command(action: str) -> str:
+    """Return the bash code in an action: a fenced block, or the whole text if there is none.
+
+    Unpaired surrogates are replaced, and code that is too long is cut off.
+    """
     text = action.encode(errors="replace").decode()
     for fence in _FENCES:
         start = text.find(fence)
@@ -153,4 +156,4 @@ def command_in(action: str) -> str:
             end = text.find("```", start)
             text = text[start : end if end >= 0 else len(text)]
             break
-    return text.strip()[:_LONGEST_COMMAND]
+    return text.strip()[:_MAX_COMMAND_LENGTH]

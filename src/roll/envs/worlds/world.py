@@ -1,4 +1,4 @@
-"""Base class of this folder's environments, and extraction of the answer from a model's text."""
+"""Base class of the environments in this folder, and functions that extract an answer from a model's text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Self
 
-__all__ = ["FORMAT_ERROR", "World", "chosen", "final_answer", "same_text"]
+__all__ = ["FORMAT_ERROR", "World", "check_names", "extract_answer", "is_same_text"]
 
 FORMAT_ERROR = -0.1
 """Reward of an action that cannot be parsed, as in GEM's games; 1 is success, 0 anything else."""
@@ -16,17 +16,17 @@ FORMAT_ERROR = -0.1
 
 @dataclass(eq=False)
 class World:
-    """A seeded environment: none here reads a clock, a file or the process-wide random numbers.
+    """An environment whose episodes depend only on the seed, not on a clock, files or the process-wide random state.
 
-    Each field is an argument, as in the games.
+    Each field is a constructor argument, as in the games.
     """
 
     random: Random = field(default_factory=lambda: Random(0), init=False, repr=False)
     chance: Random = field(default_factory=lambda: Random(0), init=False, repr=False)
-    """Generator for random actions only, so that drawing one changes no episode."""
+    """Generator for random actions only, so that sampling an action changes no episode."""
 
     def begin(self, seed: int | None) -> None:
-        """Seed a new episode's generators; without a seed, derive one from the episodes before."""
+        """Seed a new episode's generators; without a seed, derive one from the previous episodes."""
         seed = self.random.getrandbits(64) if seed is None else seed
         self.random, self.chance = Random(seed), Random(f"actions {seed}")
 
@@ -36,7 +36,8 @@ class World:
         return self
 
     def spawn(self, same_state: bool = False, **options: Any) -> Self:
-        """Return another world, with other options or in this one's state.
+        """Return another environment with the same options, changed by `options`; with `same_state`, a copy of this
+        episode.
 
         Raises:
             ValueError: `same_state` and options are both given.
@@ -44,25 +45,26 @@ class World:
         if not same_state:
             return replace(self, **options)
         if options:
-            raise ValueError("a copy with the same state has the same options: leave them out")
+            raise ValueError("same_state and options must not be given together: remove one of them")
         return copy.deepcopy(self)
 
 
-def chosen(what: str, names: Collection[str] | None, known: Collection[str]) -> tuple[str, ...]:
+def check_names(what: str, names: Collection[str] | None, known: Collection[str]) -> tuple[str, ...]:
     """Return the names in an argument, or all known names if it is `None`.
 
     Raises:
         ValueError: A name is unknown.
     """
     if unknown := set(names or ()) - set(known):
-        raise ValueError(f"{what} {sorted(unknown)} are unknown: there are {list(known)}")
+        raise ValueError(f"unknown {what}: {sorted(unknown)}. Known: {list(known)}")
     return tuple(names or known)
 
 
-def final_answer(text: str, longest: int = 1_000) -> str | None:
-    r"""Return the content of the last `\boxed{…}` or `<answer>…</answer>`, stripped; `None` if the text has neither.
+def extract_answer(text: str, longest: int = 1_000) -> str | None:
+    r"""Return the content of the last `\boxed{…}` or `<answer>…</answer>`, stripped.
 
-    The search is one pass over at most `longest` characters, whatever the text holds.
+    Return `None` if the text has neither, or if the box is not closed within `longest` characters. The content of
+    `<answer>` is cut off after `longest` characters.
     """
     box, tag = text.rfind("\\boxed{"), text.rfind("<answer>")
     if max(box, tag) < 0:
@@ -78,11 +80,11 @@ def final_answer(text: str, longest: int = 1_000) -> str | None:
     return None
 
 
-def same_text(one: str, other: str) -> bool:
-    """Return whether texts are equal without case, articles, punctuation and whitespace, as in question answering."""
-    return _plain(one) == _plain(other)
+def is_same_text(one: str, other: str) -> bool:
+    """Return whether strings are equal, ignoring case, articles, punctuation and whitespace, as usual for QA."""
+    return _split_words(one) == _split_words(other)
 
 
-def _plain(text: str) -> list[str]:
+def _split_words(text: str) -> list[str]:
     words = "".join(char if char.isalnum() else " " for char in text.casefold()).split()
     return [word for word in words if word not in ("a", "an", "the")]

@@ -1,6 +1,6 @@
-"""Wrappers that change an environment: its observations, its information, its rewards.
+"""Wrappers that change an environment's observations, `info` or rewards.
 
-make_vec("game:Sokoban-v0-easy", wrappers=wrapper_functions("concat_with_action,episode_tracking"))
+make_vec("game:Sokoban-v0-easy", wrappers=get_wrapper_functions("concat_with_action,episode_tracking"))
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = [
     "FormatPenalty",
     "ObservationHistory",
     "TimeLimit",
-    "wrapped",
-    "wrapper_functions",
+    "get_wrapper_functions",
+    "wrap",
 ]
 
 WRAPPERS: dict[str, Callable[..., Any]] = {
@@ -34,34 +34,34 @@ WRAPPERS: dict[str, Callable[..., Any]] = {
     "time_limit": TimeLimit,
     "format_penalty": FormatPenalty,
 }
-"""Wrappers by GEM's names, and a few more."""
+"""GEM's wrappers by their names in GEM, and a few more."""
 
 _NEED_TOKENIZER = ("concat_chat", "concat_chat_on_reset")
 
 
-def wrapped(env: Any, name: str, options: Mapping[str, Any]) -> Any:
+def wrap(env: Any, name: str, options: Mapping[str, Any]) -> Any:
     """Return an environment with one wrapper around it.
 
     Raises:
         ConfigError: The wrapper does not exist.
         DataError: The wrapper rejects its options.
     """
-    functions = wrapper_functions(name)
+    functions = get_wrapper_functions(name)
     if len(functions) != 1:
-        raise ConfigError(f"'{name}' is not the name of one wrapper: list several one by one.")
+        raise ConfigError(f"'{name}' is not the name of one wrapper: list several names separately.")
     (function,) = functions
     try:
         return function(env, **options)
     except (TypeError, ValueError) as error:
-        raise DataError(f"wrapper '{name}' refuses its options {dict(options)}: {error}") from error
+        raise DataError(f"wrapper '{name}' rejects its options {dict(options)}: {error}") from error
 
 
-def wrapper_functions(names: str, tokenizer: Any = None) -> list[Callable[[Any], Any]]:
+def get_wrapper_functions(names: str, tokenizer: Any = None) -> list[Callable[[Any], Any]]:
     """Return wrappers by name, in the order in which to apply them.
 
     Args:
         names: Names separated by commas, such as `concat_with_action,episode_tracking`.
-        tokenizer: The model's tokenizer, for wrappers that write a chat template.
+        tokenizer: The model's tokenizer, for wrappers that apply its chat template.
 
     Raises:
         ConfigError: A name is unknown, or the tokenizer is missing.
@@ -74,7 +74,7 @@ def wrapper_functions(names: str, tokenizer: Any = None) -> list[Callable[[Any],
             )
         if name in _NEED_TOKENIZER:
             if tokenizer is None:
-                raise ConfigError(f"wrapper '{name}' writes a chat template: give it the model's tokenizer.")
+                raise ConfigError(f"wrapper '{name}' applies the chat template: pass the model's tokenizer.")
             functions.append(partial(WRAPPERS[name], tokenizer=tokenizer))
         else:
             functions.append(WRAPPERS[name])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll.envs.base import EnvWrapper, Started, Stepped
+from roll.envs.base import EnvWrapper, ResetResult, StepResult
 from roll.errors import ConfigError
 from roll.types import Content
 
@@ -14,20 +14,20 @@ __all__ = ["EpisodeTracking", "TimeLimit"]
 class EpisodeTracking(EnvWrapper):
     """Adds the episode's number of steps and sum of rewards to `info`, with GEM's names.
 
-    `step_counter` and `cumulative_rewards` of this episode; on reset, `prev_ep_step_counter` and
-    `prev_ep_cumulative_rewards` of the one before. It must be the outermost wrapper.
+    `step_counter` and `cumulative_rewards` are of this episode; on reset, `prev_ep_step_counter` and
+    `prev_ep_cumulative_rewards` are of the previous one. It must be the outermost wrapper.
     """
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
         self._steps, self._rewards = 0, 0.0
 
-    def on_reset(self, observation: Content, info: dict[str, Any]) -> Started:
+    def on_reset(self, observation: Content, info: dict[str, Any]) -> ResetResult:
         before = {"prev_ep_step_counter": self._steps, "prev_ep_cumulative_rewards": self._rewards}
         self._steps, self._rewards = 0, 0.0
         return observation, {**info, "step_counter": 0, "cumulative_rewards": 0.0, **before}
 
-    def on_step(self, action: str, stepped: Stepped) -> Stepped:
+    def on_step(self, action: str, stepped: StepResult) -> StepResult:
         observation, reward, terminated, truncated, info = stepped
         self._steps += 1
         self._rewards += float(reward)
@@ -45,14 +45,14 @@ class TimeLimit(EnvWrapper):
     def __init__(self, env: Any, max_turns: int = 20) -> None:
         super().__init__(env)
         if max_turns < 1:
-            raise ConfigError(f"a time limit of {max_turns} turns leaves none: give at least 1.")
+            raise ConfigError(f"max_turns must be at least 1, got {max_turns}.")
         self._max_turns, self._turns = max_turns, 0
 
-    def on_reset(self, observation: Content, info: dict[str, Any]) -> Started:
+    def on_reset(self, observation: Content, info: dict[str, Any]) -> ResetResult:
         self._turns = 0
         return observation, info
 
-    def on_step(self, action: str, stepped: Stepped) -> Stepped:
+    def on_step(self, action: str, stepped: StepResult) -> StepResult:
         observation, reward, terminated, truncated, info = stepped
         self._turns += 1
         return observation, reward, terminated, truncated or self._turns >= self._max_turns, info

@@ -5,35 +5,35 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from roll.envs.base import EnvWrapper, Stepped
+from roll.envs.base import EnvWrapper, StepResult
 from roll.errors import ConfigError
 
 __all__ = ["FormatPenalty"]
 
 
 class FormatPenalty(EnvWrapper):
-    r"""Subtracts `penalty` from the reward of an action that lacks the `required` texts, each once and in this order.
+    r"""Subtracts `penalty` from the reward of an action unless it has each `required` string once, in this order.
 
-    The environment still receives the action; `info["well_formed"]` has the result. Linear in the action's length.
+    The environment still receives the action; `info["well_formed"]` has the result of the check.
 
     Args:
         env: The environment.
         penalty: The penalty, at least 0.
-        required: Texts such as `("<think>", "</think>", "<answer>", "</answer>")`; by default one `\boxed{`.
+        required: Strings such as `("<think>", "</think>", "<answer>", "</answer>")`; by default one `\boxed{`.
 
     Raises:
-        ConfigError: The penalty is negative, or no text is required.
+        ConfigError: The penalty is negative, or `required` is empty.
     """
 
     def __init__(self, env: Any, penalty: float = 0.1, required: Sequence[str] = ("\\boxed{",)) -> None:
         super().__init__(env)
         if penalty < 0:
-            raise ConfigError(f"penalty is {penalty}: it is taken off the reward, so give at least 0.")
+            raise ConfigError(f"penalty is subtracted from the reward, so it must be at least 0, got {penalty}.")
         if isinstance(required, str) or not required or not all(required):
-            raise ConfigError(f"required is {required!r}: give a list of texts that an action must have.")
+            raise ConfigError(f"required must be a list of strings that an action must contain, got {required!r}.")
         self._penalty, self._required = penalty, tuple(required)
 
-    def on_step(self, action: str, stepped: Stepped) -> Stepped:
+    def on_step(self, action: str, stepped: StepResult) -> StepResult:
         observation, reward, terminated, truncated, info = stepped
         places = [action.find(text) for text in self._required]
         once = all(action.find(text, place + 1) < 0 for text, place in zip(self._required, places, strict=True))

@@ -1,50 +1,54 @@
-"""Arguments of vLLM for an `EngineSpec`: prefix caching, LoRA; `options` adds others, such as speculative decoding."""
+"""Builds vLLM's arguments for an `EngineSpec`; its `options` add others, such as speculative decoding."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from roll.inference.spec import EngineSpec
+from roll.inference.vllm.scheduling import SCHEDULER
 
-__all__ = ["CPU_KV_CACHE_BYTES", "engine_arguments"]
+__all__ = ["CPU_KV_CACHE_BYTES", "build_engine_arguments"]
 
 CPU_KV_CACHE_BYTES = 256 * 2**20
 MIN_BATCHED_TOKENS = 4096
 MAX_CHOICES = 128
-"""Largest number of tokens that a request may choose among."""
+"""Maximum number of tokens to which a request may restrict sampling."""
 CPU_BLOCK_SIZE = 32
-"""Tokens per KV block. vLLM's default on CPU is 128, which most prompts do not fill. A group's prompt would then be
-computed once per rollout instead of once."""
+"""Tokens per KV block. vLLM's default on a CPU is 128, more than most prompts have. The prefix cache holds only full
+blocks, so the prompt of a group would then be computed for each rollout instead of once."""
 
 
-def engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
+def build_engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
     """Return keyword arguments of vLLM's `AsyncEngineArgs`; `spec.options` override all others.
 
     Args:
         spec: The spec of the engine.
         cpu: Whether vLLM computes on the CPU.
     """
-    # One position more than requests may use: vLLM reserves one for a generated token when it scores a sequence.
+    # One token more than requests may use: when it scores a sequence, vLLM reserves room for a generated token.
     max_model_len = spec.max_context + 1
     arguments: dict[str, Any] = {
         "model": spec.model_path,
-        "skip_tokenizer_init": True,  # tokens in, tokens out
+        # Requests and answers are token IDs, but vLLM's image processor needs the tokenizer.
+        "skip_tokenizer_init": not spec.reads_media,
         "dtype": spec.dtype,
-        "seed": spec.seed % 2**32,  # NumPy's seeds have 32 bits; requests have seeds of their own
+        "seed": spec.seed % 2**32,  # NumPy's seeds have 32 bits; requests have their own seeds
         "max_model_len": max_model_len,
         "max_num_seqs": spec.max_num_seqs,
         "tensor_parallel_size": spec.tensor_parallel,
         "trust_remote_code": spec.trust_remote_code,
-        "generation_config": "vllm",  # only the request's settings count, never the model's own defaults
+        "generation_config": "vllm",  # use the settings of the request, never the model's defaults
         "logprobs_mode": "processed_logprobs",  # log-probs of the distribution that tokens are sampled from
         "max_logprobs": MAX_CHOICES,
         "scheduling_policy": "priority",
         "enable_prefix_caching": True,
         "worker_extension_cls": "roll.inference.vllm.worker.WeightReceiver",
         "use_tqdm_on_load": False,
-        "disable_log_stats": True,  # the engine has its own statistics, see load()
+        "disable_log_stats": True,  # the engine collects statistics itself, see `load`
         "kv_cache_memory_bytes": spec.kv_cache_bytes,
     }
+    if spec.reads_media:
+        arguments["scheduler_cls"] = SCHEDULER
     if cpu:
         arguments |= {
             "distributed_executor_backend": "uni" if spec.tensor_parallel == 1 else "mp",

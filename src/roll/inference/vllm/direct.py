@@ -1,10 +1,10 @@
-"""Direct loading of new weights into vLLM's packed layers on a CPU.
+"""Weight sync on a CPU: loads new weights directly into vLLM's packed layers.
 
     checkpoint tensors ─► parts of a fused projection, until it is complete ─► packed by vLLM's own function
-                       ─► everything else: copied into the live parameter
+                       ─► all others: copied into the parameter
 
 vLLM's reload rebuilds every layer: it allocates each parameter twice, copies the tensors into it, packs it, and copies
-the rest back. Here each tensor is read once. This is used if every tensor of the checkpoint has a known place (plain
+the rest back. Here each tensor is read once. This is used if the parameter of every checkpoint tensor is known (plain
 linear layers, embeddings, norms); other models use the reload.
 """
 
@@ -17,31 +17,31 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["DirectLoad", "TensorPlacement", "plan_direct"]
+__all__ = ["DirectLoad", "TensorPlacement", "plan_direct_load"]
 
 
 @dataclass(frozen=True, slots=True)
 class TensorPlacement:
-    """The place of a checkpoint tensor in vLLM's model."""
+    """The parameter of vLLM's model into which a checkpoint tensor is loaded."""
 
     module: Any
     """vLLM's layer."""
     parameter: str
     """`weight` or `bias`."""
     part: int
-    """The index of the part of a fused projection; 0 for anything else."""
+    """The index of the tensor among the parts of a fused projection; 0 for other layers."""
     parts: tuple[tuple[int, ...], ...]
-    """The shapes of all parts, in order."""
+    """The shapes of all parts of the parameter, in order."""
     packed: bool
-    """Whether it is a projection, which keeps only a packed copy."""
+    """Whether the layer is a projection that holds only a packed copy of its weight."""
     output: bool = False
-    """Whether it is a separate output layer, which keeps its weight in addition to the packed copy."""
+    """Whether the layer is a separate output layer, which holds both its weight and a packed copy."""
 
 
-def plan_direct(
+def plan_direct_load(
     model: Any, expected: Mapping[str, tuple[int, ...]], *, tied: bool
 ) -> dict[str, TensorPlacement] | None:
-    """Return the place of each tensor of the checkpoint; `None` where one has no known place.
+    """Return the placement of each checkpoint tensor in the model, by name; `None` if model and files do not match.
 
     Args:
         model: vLLM's model, after loading, on one CPU worker.
@@ -54,23 +54,23 @@ def plan_direct(
     fused: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", None) or {}
     places: dict[str, TensorPlacement] = {}
     for path, module in model.named_modules():
-        own = dict(module.named_parameters(recurse=False))
-        if not own:
+        parameters = dict(module.named_parameters(recurse=False))
+        if not parameters:
             continue
         parent, _, name = path.rpartition(".")
         linear = isinstance(module, LinearBase)
         if linear and not (isinstance(module.quant_method, UnquantizedLinearMethod) and hasattr(module, "cpu_linear")):
             return None
-        for parameter, held in own.items():
+        for parameter, held in parameters.items():
             names = [f"{parent}.{part}.{parameter}".lstrip(".") for part in fused.get(name, [name])]
             if tied and isinstance(module, ParallelLMHead):
-                continue  # follows the input embedding
-            if any(found not in expected for found in names):
+                continue  # updated with the input embedding
+            if any(tensor not in expected for tensor in names):
                 return None
-            shapes = tuple(tuple(expected[found]) for found in names)
+            shapes = tuple(tuple(expected[tensor]) for tensor in names)
             packed = linear and parameter == "weight"
             rows, rest = sum(shape[0] for shape in shapes), shapes[0][1:]
-            if packed:
+            if packed:  # vLLM holds only the packed copy, so the sizes are read from the layer
                 fits = (rows, *rest) == (module.output_size, module.input_size)
             elif isinstance(module, VocabParallelEmbedding):
                 fits = rows <= held.shape[0] and rest == tuple(held.shape[1:])  # vLLM pads the vocabulary
@@ -78,42 +78,43 @@ def plan_direct(
                 fits = (rows, *rest) == tuple(held.shape)
             if not fits or any(shape[1:] != rest for shape in shapes):
                 return None
-            for index, found in enumerate(names):
-                places[found] = TensorPlacement(
+            for index, tensor in enumerate(names):
+                places[tensor] = TensorPlacement(
                     module, parameter, index, shapes, packed, isinstance(module, ParallelLMHead)
                 )
+    # vLLM computes the rotary frequencies itself, and a tied output layer has no tensor of its own.
     derived = {n for n in expected if n.endswith("rotary_emb.inv_freq") or (tied and n.endswith("lm_head.weight"))}
     return places if set(expected) - derived <= set(places) else None
 
 
 @dataclass(slots=True)
 class DirectLoad:
-    """The load of one update.
+    """Copies the tensors of one weight update directly into the model's layers, without vLLM's reload.
 
     Args:
-        places: The places of all tensors.
+        places: The placement of each tensor, by name.
     """
 
     places: Mapping[str, TensorPlacement]
     _waiting: dict[int, dict[int, Tensor]] = field(default_factory=dict)
-    """The parts that have arrived, by fused layer."""
+    """By fused layer, the parts that have arrived, by index."""
 
     @torch.no_grad()
-    def take(self, name: str, tensor: Tensor) -> None:
-        """Load a tensor; a fused projection is packed with its last part.
+    def load_tensor(self, name: str, tensor: Tensor) -> None:
+        """Load a tensor; ignore it if it has no placement. A fused projection is packed when its last part arrives.
 
         Args:
             name: The name in the checkpoint.
             tensor: The tensor, which must not change until its layer is complete.
         """
         place = self.places.get(name)
-        if place is None:  # derived from others
+        if place is None:  # derived from other tensors
             return
         if not place.packed:
             start = sum(shape[0] for shape in place.parts[: place.part])
             held = getattr(place.module, place.parameter).data
             held[start : start + len(tensor)].copy_(tensor)
-            if place.output:
+            if place.output:  # vLLM computes with the packed copy, which only this call creates
                 place.module.quant_method.process_weights_after_loading(place.module)
             return
         parts = self._waiting.setdefault(id(place.module), {})
@@ -123,12 +124,12 @@ class DirectLoad:
             _pack(place.module, [parts[index] for index in range(len(parts))])
 
     def finish(self) -> set[str]:
-        """Return the checkpoint's names whose layer lacks a part; empty after a complete update."""
+        """Return the checkpoint names of tensors whose layer lacks a part; empty after a complete update."""
         return {name for name, place in self.places.items() if id(place.module) in self._waiting}
 
 
 def _pack(module: Any, parts: list[Tensor]) -> None:
-    """Pack a layer's weight with vLLM's own function, which then drops the weight, as after loading."""
+    """Join the parts of a layer's weight and pack it with vLLM's own function, which frees the unpacked weight."""
     weight = parts[0] if len(parts) == 1 else torch.cat(parts)
     module.weight = nn.Parameter(weight, requires_grad=False)
     module.quant_method.process_weights_after_loading(module)

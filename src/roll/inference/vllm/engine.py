@@ -1,15 +1,16 @@
-"""vLLM's AsyncLLM behind ROLL's engine protocol; the same code on CPU and on accelerators.
+"""vLLM's AsyncLLM behind ROLL's engine protocol; the same code runs on CPUs and accelerators.
 
 Data flow:  generate() ─► AsyncLLM (this process) ─ zmq ─► EngineCore (child process, with the worker in it, or with one
             worker process per device under tensor parallelism) ─ tokens, log-probs, weight version ─► Generation
 
 Invariants
-- Every accepted request ends exactly once: with a Generation (whole, or partial and `abort`), or with an error.
-- A token's policy version is that of the weights that generated it: weights change only while the scheduler is paused.
-- After an update no KV cache of older weights is used: the prefix cache is dropped, and running requests are computed
-  again under the new weights when decoding resumes, keeping the tokens they have.
-- A failed update leaves the engine paused until another one succeeds: no token is generated with mixed weights.
-- The engine's processes end with this one, however it ends (`child`).
+- Every accepted request ends exactly once: with a complete Generation, a partial one (`abort`), or an error.
+- A token has the policy version of the weights that generated it: weights change only while the scheduler is paused.
+- After an update, no KV cache of older weights is used: the prefix cache is dropped. When decoding resumes, running
+  requests keep their tokens and recompute their keys and values with the new weights.
+- After a failed update, the engine stays paused until another update succeeds: no token is generated with mixed
+  weights.
+- The engine's processes end with this process, however it ends (`child`).
 """
 
 from __future__ import annotations
@@ -22,23 +23,25 @@ import time
 import uuid
 from collections.abc import Awaitable, Collection, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
 from roll.errors import EngineDiedError, InfraError, ModelError, UnsupportedError, WeightSyncError
-from roll.inference.spec import EngineSpec, refuse_adapter, refuse_media
+from roll.inference.spec import EngineSpec, refuse_adapter
 from roll.inference.vllm.conversion import (
     INITIAL_VERSION,
+    build_sampling_params,
+    build_scoring_params,
     check_fits,
     check_tokens,
-    sampling_params,
-    scoring_params,
     to_generation,
     to_logprobs,
 )
-from roll.inference.vllm.launch import Launch, end_launch, launch
-from roll.inference.vllm.prefork import take
+from roll.inference.vllm.launch import VLLMServer, end_launch, launch
+from roll.inference.vllm.media import build_prompt, check_expanded
+from roll.inference.vllm.prefork import claim_process
+from roll.models.multimodal import MediaInputs
 from roll.protocols import PauseMode
 from roll.running import run_in_thread
 from roll.types import (
@@ -48,6 +51,7 @@ from roll.types import (
     Generation,
     GenerationRequest,
     IntArray,
+    MediaSpan,
     SequenceMedia,
     WeightReceipt,
     WeightUpdate,
@@ -61,92 +65,93 @@ __all__ = ["VLLMEngine"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+_Media: TypeAlias = Sequence[MediaSpan]
 
 DEATH_POLL_S = 0.25
 _PAUSE_MODES = {"keep": "keep", "abort": "abort", "drain": "wait"}
 
 
 class VLLMEngine:
-    """The `vllm` engine. See `roll.protocols.InferenceEngine`."""
+    """The `vllm` engine; implements `InferenceEngine`."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self.engine_id = spec.engine_id
         self._spec = spec
-        self._launch: Launch | None = None
+        self._launch: VLLMServer | None = None
         self._running: dict[str, int] = {}
-        """The number of running calls by request id."""
-        self._paused = False
-        self._closed = False
-        self._mixed = False
-        """Whether an update changed some weights and did not finish."""
-        self._asleep = False
-        self._unsynced = False
-        """Whether the engine has slept and no weights have arrived since."""
+        """The number of running calls, by request id."""
+        self._paused = self._closed = self._mixed = False
+        """`_mixed` is True if an update changed some weights and did not finish."""
+        self._asleep = self._unsynced = False
+        """`_unsynced` is True if the engine has slept and has received no weights since."""
         self._resume_after_update = False
-        """Whether the update paused the engine, not the caller."""
+        """Whether the engine was paused by the update instead of the caller."""
         self._update_lock = asyncio.Lock()
+        self._media: MediaInputs | None = None
         self._routed_layers: list[int] = []
-        """The layers with routers, if their choices are recorded."""
+        """The indices of layers with routers, if the chosen experts are recorded."""
 
     async def start(self) -> None:
-        """Load the model; if canceled, kill the processes that were started for it.
+        """Load the model; if the call is canceled, kill the processes that were started for it.
 
         Raises:
-            ModelError: vLLM rejects the model or these settings.
+            ModelError: vLLM rejects the model or the settings.
             EngineDiedError: vLLM's process ended while it loaded.
         """
-        ahead = take(self._spec.num_threads) if self._spec.log_path is not None else None
-        name = uuid.uuid4().hex if ahead is None else ahead.name
-        work = asyncio.ensure_future(run_in_thread(launch, self._spec, name, ahead))
+        # A preforked process was started without stdout, so it can be used only for an engine with a log file.
+        preforked = claim_process(self._spec.num_threads) if self._spec.log_path is not None else None
+        name = uuid.uuid4().hex if preforked is None else preforked.name
+        work = asyncio.ensure_future(run_in_thread(launch, self._spec, name, preforked))
         try:
+            # Shielded: the thread cannot be canceled, but it fails as soon as `end_launch` has killed its processes.
             self._launch = await asyncio.shield(work)
         except asyncio.CancelledError:
             await asyncio.to_thread(end_launch, name)
-            work.add_done_callback(_forget)
+            work.add_done_callback(_shut_down_abandoned)
             raise
         await self._call(self._llm.update_weight_version(str(INITIAL_VERSION)))
-        for traces in await self._call(self._llm.collective_rpc("roll_traces")):
-            self._launch.adopt(set(traces["processes"]) - {os.getpid()}, traces["files"])
+        for resources in await self._call(self._llm.collective_rpc("roll_list_resources")):
+            self._launch.adopt(set(resources["processes"]) - {os.getpid()}, resources["files"])
         if self._spec.records_experts:
             await self._record_experts()
+        self._media = self._spec.open_media()
         logger.info("engine %s: vLLM serves %s", self.engine_id, self._spec.model_path)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Run one request to its end; an aborted request returns its partial tokens.
+        """Run one request to its end; an aborted request returns its tokens so far.
 
         Raises:
-            UnsupportedError: the request names an adapter or has media.
+            UnsupportedError: the request names an adapter, or has media that this engine does not support.
             DataError: the request does not fit the context, or has tokens outside the vocabulary.
             EngineDiedError: the engine has died.
         """
         refuse_adapter("vllm", request.adapter)
-        refuse_media("vllm", request.media)
         check_tokens(f"request {request.request_id}", request.token_ids, self._started.vocab_size)
         check_fits(request, self._spec.max_context)
-        output = await self._run(request.request_id, request.token_ids, sampling_params(request), request.priority)
-        experts = await self._experts_of(request, output) if self._routed_layers else None
+        params = build_sampling_params(request, () if self._media is None else self._media.processor.replaced_tokens)
+        output = await self._run(request.request_id, request.token_ids, params, request.media, request.priority)
+        experts = await self._read_experts(request, output) if self._routed_layers else None
         return to_generation(request, output, self.engine_id, experts)
 
     async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
         """Return the log-probs [L] of each sequence at temperature 1; entry 0 is 0. Wait while the engine is paused."""
-        refuse_media("vllm", *media)
         for index, sequence in enumerate(sequences):
             check_tokens(f"sequence {index}", sequence, self._started.vocab_size)
         stamp = time.monotonic_ns()
         with self._started.stats.steps.pause_recording():
-            outputs = await asyncio.gather(
-                *(self._run(f"logprobs-{stamp}-{i}", seq, scoring_params()) for i, seq in enumerate(sequences))
-            )
-        return [to_logprobs(output) for output in outputs]
+            given = enumerate(zip(sequences, media or [()] * len(sequences), strict=True))
+            params = build_scoring_params()
+            asked = (self._run(f"logprobs-{stamp}-{i}", seq, params, spans) for i, (seq, spans) in given)
+            return [to_logprobs(output) for output in await asyncio.gather(*asked)]
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        """End requests now; unknown ids are ignored."""
+        """Abort requests immediately; unknown ids are ignored."""
         known = [request_id for request_id in request_ids if request_id in self._running]
         if known:
             await self._guard(self._llm.abort(known))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding; requests that arrive in the meantime wait."""
+        """Stop decoding; requests that arrive in the meantime wait. See `PauseMode` for running requests."""
         await self._call(self._llm.pause_generation(mode=_PAUSE_MODES[mode], clear_cache=False))
         self._paused = True
 
@@ -158,31 +163,32 @@ class VLLMEngine:
         """
         if self._mixed:
             raise WeightSyncError(
-                f"engine {self.engine_id} holds weights of an update that broke off: sync again first."
+                f"engine '{self.engine_id}' has a mixture of old and new weights: run another weight sync first."
             )
         await self._call(self._llm.resume_generation())
         self._paused = False
         self._started.stats.steps.begin()
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
-        """Fetch and apply new weights in every worker. Running requests are paused in the meantime.
+        """Receive and apply new weights in every worker. Running requests are paused in the meantime.
 
         Raises:
-            WeightSyncError: names a tensor that is missing, unknown, of another shape, or was not applied.
+            WeightSyncError: a tensor is missing, unknown, has the wrong shape, or was not applied.
         """
         refuse_adapter("vllm", update.adapter)
         if update.transport == "in_process":
             raise WeightSyncError(
-                "transport in_process cannot reach the vllm engine, whose workers are processes of their own: "
-                "set weight_sync.transport to shared_memory or broadcast."
+                "transport in_process is not supported by the vllm engine, because its workers run in other "
+                "processes: set weight_sync.transport to shared_memory or broadcast."
             )
         if self._asleep:
-            raise WeightSyncError(f"engine {self.engine_id} sleeps: call wake() before update_weights().")
+            raise WeightSyncError(f"engine '{self.engine_id}' sleeps: call wake() before update_weights().")
         async with self._update_lock:
             began = time.monotonic()
             if not self._paused:
                 await self.pause("keep")
                 self._resume_after_update = True
+            # Set before the call: if the workers die or the call is canceled, it is unknown which weights have changed.
             was_mixed, self._mixed = self._mixed, True
             replies = await self._call(self._llm.collective_rpc("roll_update_weights", args=(pickle.dumps(update),)))
             errors = [reply["error"] for reply in replies if "error" in reply]
@@ -191,8 +197,11 @@ class VLLMEngine:
                 if not self._mixed:
                     await self._end_update()
                 raise WeightSyncError(errors[0])
-            checksums = _agreed_checksums([reply["checksums"] for reply in replies], update.policy_version)
+            checksums = _merge_checksums([reply["checksums"] for reply in replies], update.policy_version)
+            # Cached keys and values belong to the old weights; running requests keep their tokens and recompute them.
             await self._call(self._llm.reset_prefix_cache(reset_running_requests=True))
+            if self._media is not None:
+                await self._call(self._llm.reset_encoder_cache())  # it holds features of the old vision tower
             await self._call(self._llm.update_weight_version(str(update.policy_version)))
             self._mixed = self._unsynced = False
             await self._end_update()
@@ -204,7 +213,7 @@ class VLLMEngine:
             )
 
     async def sleep(self) -> None:
-        """Free the device's memory: weights and KV cache are dropped, running requests aborted.
+        """Free the device memory: drop weights and KV cache, and abort running requests.
 
         Raises:
             UnsupportedError: the engine runs on a CPU, or its spec does not set `sleeps`.
@@ -215,16 +224,16 @@ class VLLMEngine:
             await self._call(self._llm.sleep(level=2, mode="abort"))
 
     async def wake(self) -> None:
-        """Allocate the memory again; requests are rejected until the next update, because the weights are undefined."""
+        """Allocate the memory again. The weights are undefined, so requests are rejected until the next update."""
         self._check_can_sleep()
         await self._call(self._llm.wake_up())
         self._asleep = self._paused = False
 
     def load(self) -> EngineLoad:
-        """Return the current load, from vLLM's own counts after its latest step."""
+        """Return the load: this engine's requests, and the statistics of vLLM's latest step."""
         num_requests = sum(self._running.values())
         stats = self._started.stats
-        num_running = min(stats.num_running, num_requests)
+        num_running = min(stats.num_running, num_requests)  # vLLM's count is from its latest step, ours is current
         return EngineLoad(
             num_running=num_running,
             num_waiting=num_requests - num_running,
@@ -234,21 +243,21 @@ class VLLMEngine:
         )
 
     def take_steps(self) -> list[EngineStepSpan]:
-        """Return the engine's step timings since the last call."""
+        """Return the spans of the engine's steps since the last call."""
         return self._started.stats.steps.take()
 
     async def close(self) -> None:
-        """End the engine's processes; requests that still run fail with `EngineDiedError`."""
+        """End the engine's processes; running requests raise `EngineDiedError`."""
         if self._closed:
             return
         self._closed = True
         if self._launch is None:
             return
         try:
-            with suppress(Exception):  # a dead engine cannot abort, and its requests have failed already
+            with suppress(Exception):  # a dead engine cannot abort requests, and they have already failed
                 await self._llm.abort(list(self._running))
             await asyncio.sleep(0)  # lets aborted requests return before their queues are closed
-        finally:  # also if this is canceled: close is not called again
+        finally:  # even if this call is canceled: close is not called again
             await asyncio.to_thread(self._launch.shutdown)
 
     async def _end_update(self) -> None:
@@ -257,23 +266,23 @@ class VLLMEngine:
             await self.resume()
 
     async def _record_experts(self) -> None:
-        """Make the workers record routing: vLLM itself does it on a device, but not on a CPU.
+        """Make the workers record the chosen experts. On a device vLLM itself records them, but not on a CPU.
 
         Raises:
-            ModelError: the model has no routers, or they do not report their choices.
+            ModelError: the model has no routers, or its routers do not report the chosen experts.
         """
         call = self._llm.collective_rpc("roll_record_experts", args=(self._spec.max_num_seqs, not self._started.cpu))
         replies = await self._call(call)
         errors = [reply["error"] for reply in replies if "error" in reply]
         if errors:
             raise ModelError(
-                f"training.router_replay is 'engine', and the vllm engine cannot give it for "
-                f"'{self._spec.model_path}': {errors[0]}; set it to none, or inference.engine=hf"
+                f"training.router_replay is 'engine', but the vllm engine cannot record the experts of "
+                f"'{self._spec.model_path}': {errors[0]}; set training.router_replay to none, or inference.engine to hf"
             )
         self._routed_layers = replies[0]["layers"]
 
-    async def _experts_of(self, request: GenerationRequest, output: RequestOutput) -> Any:
-        """Return the experts chosen for the first n tokens of a request, shape [n, layers, k]."""
+    async def _read_experts(self, request: GenerationRequest, output: RequestOutput) -> Any:
+        """Return the experts [n, layers, k] chosen for the first n tokens of a request; `None` if not recorded."""
         if self._started.cpu:
             call = self._llm.collective_rpc("roll_take_experts", args=(request.request_id,))
             if (found := (await self._call(call))[0]) is None:
@@ -285,13 +294,13 @@ class VLLMEngine:
 
     @property
     def processes(self) -> tuple[psutil.Process, ...]:
-        """The processes that serve this engine, for monitoring and measurements."""
+        """The processes of this engine, for monitoring and measurements."""
         return self._started.processes
 
     @property
-    def _started(self) -> Launch:
+    def _started(self) -> VLLMServer:
         if self._launch is None:
-            raise InfraError(f"engine {self.engine_id} is used before start()")
+            raise InfraError(f"engine '{self.engine_id}' is used before start()")
         return self._launch
 
     @property
@@ -299,44 +308,45 @@ class VLLMEngine:
         return self._started.llm
 
     async def _run(
-        self, request_id: str, token_ids: IntArray, params: SamplingParams, priority: int = 0
+        self, request_id: str, token_ids: IntArray, params: SamplingParams, media: _Media = (), priority: int = 0
     ) -> RequestOutput:
-        """Run one request through vLLM, with its errors converted to ROLL's."""
-        from vllm.inputs.engine import tokens_input
-
+        """Run one request in vLLM, and convert vLLM's errors to ROLL's."""
+        prompt = await build_prompt(self._llm, self._guard, self._media, token_ids, media)
         self._check_alive()
         if self._unsynced:
-            raise WeightSyncError(f"engine {self.engine_id} has slept: sync its weights before it answers.")
+            raise WeightSyncError(f"engine '{self.engine_id}' lost its weights while asleep: run a weight sync first.")
         if not self._running:
             self._started.stats.steps.begin()
         self._running[request_id] = self._running.get(request_id, 0) + 1
         try:
-            prompt = tokens_input(token_ids.tolist())
             final = None
             async for output in self._llm.generate(prompt, params, request_id, priority=priority):
                 final = output
         except Exception as error:
-            raise self._as_ours(error) from error
+            raise self._convert_error(error) from error
         finally:
             self._running[request_id] -= 1
             if not self._running[request_id]:
                 del self._running[request_id]
-        if self._closed:
-            raise self._died("it was closed")
+        if self._closed:  # vLLM returns the partial output of a request that `close` aborted
+            raise self._build_death_error()
         assert final is not None
+        if media:
+            check_expanded(final.prompt_token_ids, token_ids, f"engine '{self.engine_id}', request {request_id}")
         return final
 
     async def _guard(self, call: Awaitable[T]) -> T:
-        """Await a call, with its errors converted to ROLL's."""
+        """Await a call to vLLM, and convert its errors to ROLL's."""
         try:
             return await call
         except Exception as error:
-            raise self._as_ours(error) from error
+            raise self._convert_error(error) from error
 
     async def _call(self, call: Awaitable[T]) -> T:
-        """Await a call to EngineCore and watch its process: vLLM never completes the call of a dead process."""
+        """Await a call to EngineCore; raise `EngineDiedError` if its process dies."""
         task = asyncio.ensure_future(self._guard(call))
         try:
+            # vLLM never completes a call to a dead process, so the process is polled.
             while not (await asyncio.wait({task}, timeout=DEATH_POLL_S))[0]:
                 self._check_alive()
             return task.result()
@@ -344,36 +354,37 @@ class VLLMEngine:
             task.cancel()
 
     def _check_alive(self) -> None:
-        if self._closed:
-            raise self._died("it was closed")
-        if self._llm.errored:
-            raise self._died()
+        if self._closed or self._llm.errored:
+            raise self._build_death_error()
 
-    def _as_ours(self, error: Exception) -> Exception:
-        if self._closed:
-            return self._died("it was closed")
-        if self._llm.errored:
-            return self._died()
-        return InfraError(f"engine {self.engine_id}: {type(error).__name__}: {error}")
+    def _convert_error(self, error: Exception) -> Exception:
+        # Calls to a dead process fail with various errors, which all mean that the engine died.
+        if self._closed or self._llm.errored:
+            return self._build_death_error()
+        return InfraError(f"engine '{self.engine_id}': a call to vLLM failed: {type(error).__name__}: {error}")
 
-    def _died(self, cause: str = "") -> EngineDiedError:
-        return EngineDiedError(self.engine_id, cause or self._started.cause_of_death())
+    def _build_death_error(self) -> EngineDiedError:
+        return EngineDiedError(self.engine_id, "it was closed" if self._closed else self._started.find_cause_of_death())
 
     def _check_can_sleep(self) -> None:
         if self._started.cpu:
-            raise UnsupportedError(f"engine {self.engine_id}: vLLM cannot sleep on a CPU; its memory stays taken.")
+            raise UnsupportedError(f"engine '{self.engine_id}' cannot sleep: on a CPU, vLLM cannot free its memory.")
         if not self._spec.sleeps:
-            raise UnsupportedError(f"engine {self.engine_id} was not built to sleep.")
+            raise UnsupportedError(f"engine '{self.engine_id}' cannot sleep: set `sleeps` in its EngineSpec.")
 
 
-def _forget(work: asyncio.Future[Launch]) -> None:
-    """Shut down a launch that finished although its caller was canceled."""
+def _shut_down_abandoned(work: asyncio.Future[VLLMServer]) -> None:
+    """Shut vLLM down if its start succeeded, because the caller of the start was canceled."""
     if not work.cancelled() and work.exception() is None:
         work.result().shutdown()
 
 
-def _agreed_checksums(replies: list[dict[str, int]], policy_version: int) -> dict[str, int]:
-    """Return the checksums that all workers of the engine agree on."""
+def _merge_checksums(replies: list[dict[str, int]], policy_version: int) -> dict[str, int]:
+    """Return the checksums by tensor name, after checking that all workers report the same ones.
+
+    Raises:
+        WeightSyncError: the checksums of a tensor differ between workers; the message names it.
+    """
     first = replies[0]
     for name, checksum in first.items():
         if any(other.get(name) != checksum for other in replies[1:]):

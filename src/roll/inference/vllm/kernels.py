@@ -1,13 +1,14 @@
-"""Faster norms and sampling for vLLM on a CPU: its own fused C++ norm kernels, and one random number per drawn token.
+"""Faster norms and sampling for vLLM on a CPU: vLLM's fused C++ norm kernels, and one random number per sampled token.
 
-vLLM 0.32 has norm kernels in its CPU build, but does not use them when the model is not compiled. A norm is then nine
+The CPU build of vLLM 0.32 has norm kernels, but does not use them if the model is not compiled. A norm is then nine
 passes over memory, and all norms together take a sixth of a decoding step. Compiling the model would take half a minute
 at every start. The kernels are registered through vLLM's interface for out-of-tree operators.
 
-vLLM draws the largest of noisy logits, which needs a random number for every vocabulary entry: 8.3 ms for 64 sequences
-and 49,152 tokens, in a decoding step of 59 ms. Here the sums that log-probs need anyway are inverted at one number.
+vLLM samples with the Gumbel-max trick, which needs a random number for every vocabulary entry: 8.3 ms for 64 sequences
+and 49,152 tokens, in a decoding step of 59 ms. Here the cumulative sums, which log-probs need anyway, are inverted at a
+single random number.
 
-Both can be removed when vLLM does the same. SwiGLU stays as PyTorch's two operations, which take 0.4 of the time of
+Both can be removed when vLLM does the same. SwiGLU still uses two PyTorch operations, which take 0.4 of the time of
 vLLM's kernel.
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from roll.inference.inversion import BLOCK, invert, running_totals
+from roll.inference.inversion import BLOCK, compute_running_totals, sample_by_inversion
 
 __all__ = ["TokenSampler", "register"]
 
@@ -26,22 +27,22 @@ _registered = False
 
 
 class TokenSampler:
-    """Draws tokens, with a buffer that is kept from step to step: allocating pages costs more than the arithmetic."""
+    """Samples tokens. Its buffer is reused in every step, because allocating memory costs more than the arithmetic."""
 
     def __init__(self) -> None:
         self._vocab = 0
         self._weights = torch.zeros(0, 0)
 
     def draw(self, logits: Tensor, generators: Mapping[int, torch.Generator]) -> tuple[Tensor, Tensor]:
-        """Draw a token for each row, and return the log-probs that it was drawn from.
+        """Sample a token for each row, and return the log-probs of all tokens.
 
         Args:
-            logits: The logits over temperature, float32 [R, V]; -inf for tokens that must not be drawn. Overwritten.
-            generators: The generators of rows with their own random numbers.
+            logits: Logits divided by temperature, float32 [R, V]; -inf for tokens to exclude. Overwritten.
+            generators: The random generators of rows that have their own, by row.
 
         Returns:
-            Tokens int64 [R] and log-probs float32 [R, V]. A row with non-finite logits has non-finite log-probs and any
-            token.
+            Tokens int64 [R], and log-probs float32 [R, V]. If the logits of a row are not finite, neither are its
+            log-probs, and its token is arbitrary.
         """
         rows, vocab = logits.shape
         if len(self._weights) < rows or self._vocab != vocab:
@@ -50,16 +51,16 @@ class TokenSampler:
         weights = self._weights[:rows]
         logits -= logits.amax(-1, keepdim=True)
         torch.exp(logits, out=weights[:, :vocab])
-        totals = running_totals(weights)
+        totals = compute_running_totals(weights)
         uniforms = torch.rand(rows, dtype=torch.float64)
         for row, generator in generators.items():
             uniforms[row] = torch.rand((), dtype=torch.float64, generator=generator)
         logits -= totals[:, -1:].log().float()
-        return invert(weights, totals, uniforms).clamp_max(vocab - 1), logits
+        return sample_by_inversion(weights, totals, uniforms).clamp_max(vocab - 1), logits
 
 
 def register() -> None:
-    """Make layers that are built later in this process use the kernels; no effect on other platforms."""
+    """Make vLLM models that are built later in this process use ROLL's CPU kernels; do nothing on other platforms."""
     global _registered
     from vllm.platforms import current_platform
 
@@ -76,12 +77,12 @@ def register() -> None:
 
     @RMSNorm.register_oot
     class FusedRMSNorm(RMSNorm):
-        """`RMSNorm` in one pass."""
+        """vLLM's `RMSNorm`, computed in one pass over the input by vLLM's fused CPU kernels."""
 
-        def forward_cpu(  # type: ignore[bad-override]  # vLLM types the method it does not have as never returning
+        def forward_cpu(  # type: ignore[bad-override]  # vLLM annotates the missing method as never returning
             self, x: Tensor, residual: Tensor | None = None
         ) -> Tensor | tuple[Tensor, Tensor]:
-            """Compute the norm as the native implementation does; a residual is added in place."""
+            """Return `x` normalized; with a residual, the normalized sum and the sum. May overwrite the inputs."""
             plain = self.has_weight and self.variance_size_override is None and self.weight.dtype == x.dtype
             if not plain or not x.is_contiguous() or (residual is not None and not residual.is_contiguous()):
                 return self.forward_native(x, residual)
@@ -101,7 +102,7 @@ def register() -> None:
         k: Tensor | None,
         p: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Draw tokens [R], and return the log-probs [R, V] that they are drawn from."""
+        """Sample tokens [R], and return them with the log-probs [R, V] of all tokens."""
         if self.use_fp64_gumbel or self.logprobs_mode != "processed_logprobs":
             return drawn_by_vllm(self, logits, generators, k, p)
         return drawing.draw(apply_top_k_top_p(logits, k, p).float(), generators)

@@ -1,16 +1,14 @@
 """A process that imports vLLM while model and data are still being read, and then becomes an engine's EngineCore.
 
-    run begins ──► `process_ahead` starts Python ──► imports, six to eight seconds of one core ──► reads a pipe
-    engine starts ──► vLLM creates its EngineCore's process ──► the pickled process object goes into that pipe
+    run begins ──► `open_preforked_process` starts Python ──► imports, six to eight seconds of one core ──► reads a pipe
+    engine starts ──► vLLM creates its EngineCore's process ──► the pickled process object is written to that pipe
 
-It differs from a process that `multiprocessing` spawns only in its start time: it gets the same messages, and takes on
-the environment, the log and its parent's lifetime just as a spawned process does at its beginning. Environment
-variables that libraries read during import must be unchanged by then. If they changed, if the process has died, or if
-it cannot be given objects that it would have to inherit, it is not used. A process is then spawned, as for every later
-engine.
+It differs from a process that `multiprocessing` spawns only in its start time: it receives the same messages, and then
+sets its environment and its log, and ends with its parent, like a spawned process. The process is not used if it has
+died, if environment variables that libraries read during import have changed since, or if its work contains objects
+that can only be inherited. A process is then spawned instead, as for every later engine.
 
-It is used only for vLLM's CPU build: the effect on devices of importing vLLM before a device is assigned has not been
-tested.
+It is used only for vLLM's CPU build: importing vLLM before a device is assigned has not been tested.
 """
 
 from __future__ import annotations
@@ -29,53 +27,57 @@ from typing import Any
 
 from roll.inference.vllm import child
 
-__all__ = ["PreforkedProcess", "kill_unless_used", "process_ahead", "take", "use_preforked"]
+__all__ = ["PreforkedProcess", "claim_process", "kill_unless_used", "open_preforked_process", "use_preforked"]
 
 _READ_AT_IMPORT = ("OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "MALLOC_", "GLIBC_", "LD_PRELOAD", "PYTHON")
 _PROGRAM = "from roll.inference.vllm import child; child.wait_for_work(tracker_fd=%d, pipe_handle=%d)"
 
 
 class PreforkedProcess:
-    """A process that waits for its work.
+    """A process that has imported vLLM and waits for its work.
 
     Args:
-        variables: Environment variables in addition to this process's.
-        num_threads: The number of threads; `None` leaves it to the libraries.
+        variables: Environment variables in addition to those of this process.
+        num_threads: The number of CPU threads; `None` for the default of the libraries.
     """
 
     def __init__(self, variables: Mapping[str, str], num_threads: int | None) -> None:
         self.name = variables[child.LAUNCH]
         self.num_threads = num_threads
-        self._settings = _settings()
+        self._settings = _read_import_environment()
         tracker_fd = resource_tracker.getfd()
         assert tracker_fd is not None
-        found_as_here = os.pathsep.join(entry for entry in sys.path if entry and isinstance(entry, str))
-        with ExitStack() as its, ExitStack() as own:  # `its` pipe ends are closed here, `own` ends only on failure
-            ended, own_end = _pipe(own, its)
-            own_work, work = _pipe(its, own)
-            command = [os.fsdecode(part) for part in spawn.get_command_line(pipe_handle=own_work)]
-            command[-2] = _PROGRAM % (tracker_fd, own_work)
+        module_path = os.pathsep.join(entry for entry in sys.path if entry and isinstance(entry, str))
+        # After the start, this process closes the child's ends of both pipes; its own ends only if the start fails.
+        with ExitStack() as child_ends, ExitStack() as parent_ends:
+            ended, child_end = _create_pipe(parent_ends, child_ends)
+            child_work, work = _create_pipe(child_ends, parent_ends)
+            command = [os.fsdecode(part) for part in spawn.get_command_line(pipe_handle=child_work)]
+            command[-2] = _PROGRAM % (tracker_fd, child_work)
             command.insert(1, "-P")  # a file in the current directory must not replace a module that vLLM imports
             self.process = subprocess.Popen(
                 command,
-                env=os.environ | dict(variables) | {"PYTHONPATH": found_as_here},
+                env=os.environ | dict(variables) | {"PYTHONPATH": module_path},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 process_group=0,
-                pass_fds=(tracker_fd, own_work, own_end),
+                pass_fds=(tracker_fd, child_work, child_end),
             )
-            own.pop_all()
+            parent_ends.pop_all()
         self.ended = ended
-        """The end of a pipe that becomes readable once the process has ended."""
+        """A pipe that becomes readable when the process has ended."""
         self.work = work
-        """The end of a pipe through which the process receives its work."""
+        """The pipe through which the process receives its work."""
         self.is_used = False
         """Whether the process has received its work."""
 
     def is_usable(self, num_threads: int | None) -> bool:
-        """Return whether the process is alive and has the same settings as one started now."""
-        return self.process.poll() is None and (num_threads, _settings()) == (self.num_threads, self._settings)
+        """Return whether the process is alive and has the settings that a new process would have."""
+        return self.process.poll() is None and (num_threads, _read_import_environment()) == (
+            self.num_threads,
+            self._settings,
+        )
 
     def close(self) -> None:
         """Kill the process; it holds no state."""
@@ -84,33 +86,33 @@ class PreforkedProcess:
         self.close_pipes()
 
     def close_pipes(self) -> None:
-        """Close the pipes: afterwards neither process can detect the other's end through them."""
+        """Close the pipes. Afterwards neither process notices when the other process ends."""
         for descriptor in (self.ended, self.work):
             os.close(descriptor)
 
 
 class _NotHandedOverError(Exception):
-    """The process has not received its work, and never will."""
+    """The preforked process has not received work, and cannot receive it."""
 
 
-class _Started(Popen):
-    """The handle with which `multiprocessing` controls a prepared process once it has work.
+class _PreforkedPopen(Popen):
+    """The handle with which `multiprocessing` controls a preforked process that has received work.
 
     Raises:
-        _NotHandedOverError: the process has died, or its work has objects that can only be inherited at its start.
+        _NotHandedOverError: the process has died, or its work contains objects that can only be inherited.
     """
 
     method = "spawn"
 
-    def __init__(self, process_obj: Any, ahead: PreforkedProcess) -> None:
-        self._ahead = ahead
+    def __init__(self, process_obj: Any, preforked: PreforkedProcess) -> None:
+        self._preforked = preforked
         super().__init__(process_obj)
 
     def duplicate_for_child(self, fd: int) -> int:
-        raise _NotHandedOverError
+        raise _NotHandedOverError  # a running process cannot inherit another descriptor
 
     def _launch(self, process_obj: Any) -> None:
-        ahead, message = self._ahead, io.BytesIO()
+        preforked, message = self._preforked, io.BytesIO()
         set_spawning_popen(self)
         try:
             reduction.dump(spawn.get_preparation_data(process_obj._name), message)
@@ -118,28 +120,28 @@ class _Started(Popen):
         finally:
             set_spawning_popen(None)
         try:
-            with open(ahead.work, "wb", closefd=False) as file:
+            with open(preforked.work, "wb", closefd=False) as file:
                 file.write(message.getbuffer())
         except BrokenPipeError as error:
             raise _NotHandedOverError from error
-        ahead.is_used = True
-        self.pid, self.sentinel = ahead.process.pid, ahead.ended
-        self.finalizer = util.Finalize(self, ahead.close_pipes)
+        preforked.is_used = True
+        self.pid, self.sentinel = preforked.process.pid, preforked.ended
+        self.finalizer = util.Finalize(self, preforked.close_pipes)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         if self.returncode is None:
-            self.returncode = self._ahead.process.poll() if flag else self._ahead.process.wait()
+            self.returncode = self._preforked.process.poll() if flag else self._preforked.process.wait()
         return self.returncode
 
 
 class _Process(SpawnProcess):
-    """A process that takes over a prepared one when `multiprocessing` starts it."""
+    """A process for `multiprocessing` that runs in a preforked process, or is spawned if that process has died."""
 
-    ahead: PreforkedProcess | None = None
+    preforked: PreforkedProcess | None = None
 
     def run(self) -> None:
-        """Run in the child process."""
-        child.begin(self._environment)
+        """Set the owner's environment, then run the target; called in the child process."""
+        child.set_up_process(self._environment)
         super().run()
 
     def start(self) -> None:
@@ -147,55 +149,54 @@ class _Process(SpawnProcess):
         super().start()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "ahead"}
+        # The handle has pipes of this process, which cannot be pickled.
+        return {key: value for key, value in self.__dict__.items() if key != "preforked"}
 
     @staticmethod
     def _Popen(process_obj: Any) -> Popen:
-        assert isinstance(process_obj, _Process) and process_obj.ahead is not None
+        assert isinstance(process_obj, _Process) and process_obj.preforked is not None
         try:
-            return _Started(process_obj, process_obj.ahead)
+            return _PreforkedPopen(process_obj, process_obj.preforked)
         except _NotHandedOverError:
             return SpawnProcess._Popen(process_obj)
 
 
 class _Context(SpawnContext):
-    def __init__(self, ahead: PreforkedProcess) -> None:
+    def __init__(self, preforked: PreforkedProcess) -> None:
         super().__init__()
-        self._ahead: PreforkedProcess | None = ahead
+        self._preforked: PreforkedProcess | None = preforked
 
     def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]
-        """Return the prepared process at the first call, and ordinary ones later."""
-        ahead, self._ahead = self._ahead, None
-        if ahead is None:
+        """Return a process: in the first call, one that runs in the preforked process; later, an ordinary one."""
+        preforked, self._preforked = self._preforked, None
+        if preforked is None:
             return SpawnProcess(*args, **kwargs)
         process = _Process(*args, **kwargs)
-        process.ahead = ahead
+        process.preforked = preforked
         return process
 
 
 @contextmanager
-def kill_unless_used(ahead: PreforkedProcess | None) -> Generator[None]:
-    """Kill a prepared process after the body unless it was put to use."""
+def kill_unless_used(preforked: PreforkedProcess | None) -> Generator[None]:
+    """Kill a preforked process after the body if it was not used."""
     try:
         yield
     finally:
-        if ahead is not None and not ahead.is_used:
-            ahead.close()
+        if preforked is not None and not preforked.is_used:
+            preforked.close()
 
 
 @contextmanager
-def use_preforked(ahead: PreforkedProcess | None) -> Generator[None]:
-    """Make the next process that vLLM starts in this thread the prepared one.
-
-    vLLM's start methods are `fork` and `spawn` only (`VLLM_WORKER_MULTIPROC_METHOD`). The patch can be removed once
-    vLLM accepts a context.
-    """
-    if ahead is None:
+def use_preforked(preforked: PreforkedProcess | None) -> Generator[None]:
+    """Make vLLM use the preforked process, if any, for the next process that it starts in this thread in the body."""
+    if preforked is None:
         yield
         return
+    # vLLM's start methods are `fork` and `spawn` only (`VLLM_WORKER_MULTIPROC_METHOD`). The patch can be removed once
+    # vLLM accepts a context.
     from vllm.v1.engine import utils
 
-    original, this_thread, context = utils.get_mp_context, threading.get_ident(), _Context(ahead)
+    original, this_thread, context = utils.get_mp_context, threading.get_ident(), _Context(preforked)
     utils.get_mp_context = lambda: context if threading.get_ident() == this_thread else original()
     try:
         yield
@@ -208,47 +209,50 @@ _waiting: list[PreforkedProcess] = []
 
 
 @contextmanager
-def process_ahead(variables: Mapping[str, str], num_threads: int | None) -> Generator[None]:
-    """Keep a process ready during the body; it is killed afterwards unless an engine has taken it.
+def open_preforked_process(variables: Mapping[str, str], num_threads: int | None) -> Generator[None]:
+    """Keep a preforked process ready during the body; kill it afterwards unless an engine has claimed it.
 
     Args:
-        variables: See `Ahead`.
-        num_threads: See `Ahead`.
+        variables: See `PreforkedProcess`.
+        num_threads: See `PreforkedProcess`.
 
     Raises:
         OSError, ValueError: the process cannot be started, or `sys.path` cannot be passed on.
     """
-    ahead = PreforkedProcess(variables, num_threads)
+    preforked = PreforkedProcess(variables, num_threads)
     with _lock:
-        _waiting.append(ahead)
+        _waiting.append(preforked)
     try:
         yield
     finally:
         with _lock:
-            left = ahead in _waiting
+            left = preforked in _waiting
             if left:
-                _waiting.remove(ahead)
+                _waiting.remove(preforked)
         if left:
-            ahead.close()
+            preforked.close()
 
 
-def take(num_threads: int | None) -> PreforkedProcess | None:
-    """Return a ready process for an engine with this number of threads, if any; the caller must use or close it."""
+def claim_process(num_threads: int | None) -> PreforkedProcess | None:
+    """Return a usable preforked process for an engine with this number of threads; `None` if there is none.
+
+    The caller must use or close it.
+    """
     with _lock:
-        found = next((ahead for ahead in _waiting if ahead.is_usable(num_threads)), None)
-        if found is not None:
-            _waiting.remove(found)
-    return found
+        process = next((preforked for preforked in _waiting if preforked.is_usable(num_threads)), None)
+        if process is not None:
+            _waiting.remove(process)
+    return process
 
 
-def _pipe(reads: ExitStack, writes: ExitStack) -> tuple[int, int]:
-    """Return the two ends of a pipe, each closed with its stack."""
+def _create_pipe(reads: ExitStack, writes: ExitStack) -> tuple[int, int]:
+    """Create a pipe; return (read end, write end), which the stacks `reads` and `writes` close."""
     reading, writing = os.pipe()
     reads.callback(os.close, reading)
     writes.callback(os.close, writing)
     return reading, writing
 
 
-def _settings() -> dict[str, str]:
+def _read_import_environment() -> dict[str, str]:
     """Return the environment variables that libraries read when they are imported."""
     return {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_IMPORT)}

@@ -1,11 +1,11 @@
-"""Recording of the experts that vLLM's routers choose, in the worker of its CPU build.
+"""Router replay: records the experts that vLLM's routers choose, in the worker of its CPU build.
 
-    forward pass ─ capture, layer by layer ─► [tokens, layers, k] ─► by request and position, and by slot of the cache
+    forward pass ─ capture, layer by layer ─► [tokens, layers, k] ─► by request and position, and by KV cache slot
                                                                        └─ for a cached prefix: the record of its slots
 
-vLLM records routing itself in its second model runner, which needs Triton; its CPU build has the first one. There, a
-slot of the KV cache represents a token, so requests that share cached blocks get the choices with which their keys and
-values were computed. A request's own record keeps the first choices, even if its tokens are computed again.
+vLLM itself records routing only in its second model runner, which needs Triton; the CPU build has the first one. A slot
+of the KV cache represents a token, so requests that share cached blocks get the experts with which these keys and
+values were computed. The record of a request keeps the experts of the first pass, even if tokens are recomputed.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ import numpy as np
 import torch
 
 from roll.errors import UnsupportedError
-from roll.inference.spec import expert_dtype
+from roll.inference.spec import get_expert_dtype
 
-__all__ = ["RoutingRecorder", "moe_layers"]
+__all__ = ["RoutingRecorder", "find_moe_layers"]
 
 SCORING = "logprobs-"
-"""Prefix of the names of requests whose experts are never read."""
+"""Prefix of the names of requests that only compute log-probs; their experts are not recorded."""
 NAME_SUFFIX = 9
 """Number of characters that vLLM appends to a request's name."""
 KEPT_PER_ROW = 4
-"""Number of finished requests' records kept per concurrent request; the oldest ones are dropped."""
+"""For each concurrent request, this number of records of finished requests is kept; the oldest are dropped."""
 
 
-def moe_layers(model: torch.nn.Module) -> dict[int, Any]:
-    """Return the MoE layers with their routers, by layer number, ascending.
+def find_moe_layers(model: torch.nn.Module) -> dict[int, Any]:
+    """Return the MoE layers by layer index, ascending.
 
     Raises:
-        UnsupportedError: there are no routers, or one does not report its choices.
+        UnsupportedError: there are no routers, or a router does not report the chosen experts.
     """
     from vllm.model_executor.layers.fused_moe.layer import MoERunner
     from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
 
     found = {int(module.layer_id): module for module in model.modules() if isinstance(module, MoERunner)}
     if not found or not all(isinstance(module.router, BaseRouter) for module in found.values()):
-        raise UnsupportedError("vLLM has no router here that says which experts it chooses")
+        raise UnsupportedError("vLLM's model has no MoE router that reports its experts")
     return dict(sorted(found.items()))
 
 
@@ -49,23 +49,26 @@ class RoutingRecorder:
 
     Args:
         runner: vLLM's first model runner, whose `execute_model` is wrapped.
-        max_rows: The largest number of concurrent requests.
+        max_rows: The maximum number of concurrent requests.
 
     Raises:
         UnsupportedError: the model's routers or its cache are not supported.
     """
 
     def __init__(self, runner: Any, max_rows: int) -> None:
-        layers = moe_layers(runner.get_model())
+        layers = find_moe_layers(runner.get_model())
         tables = runner.input_batch.block_table.block_tables
         if len(tables) != 1 or any(module._quant_method.is_monolithic for module in layers.values()):
-            raise UnsupportedError("vLLM cannot say here which experts it chose: its cache or its kernels hide them")
+            raise UnsupportedError(
+                "vLLM cannot report the chosen experts, because the model has several KV cache groups or a monolithic "
+                "MoE kernel"
+            )
         self._runner = runner
         self._max_records = KEPT_PER_ROW * max_rows
         self._latest: list[np.ndarray | None] = [None] * len(layers)
         self._slots = np.zeros((0, 0, 0), np.int8)
         self._records: dict[str, np.ndarray] = {}
-        self._dtype = expert_dtype(max(int(module.router.global_num_experts) for module in layers.values()))
+        self._dtype = get_expert_dtype(max(int(module.router.global_num_experts) for module in layers.values()))
         for i, module in enumerate(layers.values()):
             module.router.set_capture_fn(partial(self._capture, i))
         plain = runner.execute_model
@@ -78,20 +81,20 @@ class RoutingRecorder:
 
         runner.execute_model = execute_model
 
-    def take(self, name: str) -> np.ndarray | None:
-        """Remove and return the experts [n, layers, k] of a request's first n tokens; `None` for an unknown name."""
+    def pop_experts(self, name: str) -> np.ndarray | None:
+        """Remove and return the experts [n, layers, k] of a request's first n tokens; `None` if the name is unknown."""
         size = len(name) + NAME_SUFFIX
-        own = next((x for x in self._records if x == name or (len(x) == size and x.startswith(f"{name}-"))), None)
-        return None if own is None else self._records.pop(own)
+        key = next((x for x in self._records if x == name or (len(x) == size and x.startswith(f"{name}-"))), None)
+        return None if key is None else self._records.pop(key)
 
     def _capture(self, layer: int, chosen: torch.Tensor) -> None:
         self._latest[layer] = chosen.cpu().numpy().astype(self._dtype)
 
     def _record(self, scheduled: Any) -> None:
-        """Split the choices of a forward pass by request; the tokens of a batch are ordered by request."""
+        """Store the experts of a forward pass by request; the tokens of a batch are ordered by request."""
         layers = [layer for layer in self._latest if layer is not None]
         if len(layers) != len(self._latest):
-            raise RuntimeError("a router of vLLM's did not say which experts it chose")
+            raise RuntimeError("a vLLM router did not report its experts")
         chosen = np.stack([layer[: scheduled.total_num_scheduled_tokens] for layer in layers], axis=1)
         self._latest = [None] * len(layers)
         starts = {new.req_id: new.num_computed_tokens for new in scheduled.scheduled_new_reqs}
@@ -101,17 +104,21 @@ class RoutingRecorder:
         for row, name in enumerate(batch.req_ids):
             count = scheduled.num_scheduled_tokens.get(name, 0)
             if count:
-                slots = self._slots_of(row, starts[name] + count, chosen)
+                slots = self._compute_slots(row, starts[name] + count, chosen)
                 self._slots[slots[starts[name] :]] = chosen[first : first + count]
                 if not name.startswith(SCORING):
                     self._extend(name, slots)
             first += count
+        # The record of a request is read after the request has finished, so it is kept for a while.
         gone = [name for name in self._records if name not in self._runner.requests]
         for name in gone[: max(len(gone) - self._max_records, 0)]:
             del self._records[name]
 
-    def _slots_of(self, row: int, length: int, chosen: np.ndarray) -> np.ndarray:
-        """Return the cache slots of the first tokens of a row of the batch, shape [length]."""
+    def _compute_slots(self, row: int, length: int, chosen: np.ndarray) -> np.ndarray:
+        """Return the KV cache slots of a row's first `length` tokens.
+
+        The array that stores the chosen experts of every slot is enlarged if needed.
+        """
         table = self._runner.input_batch.block_table.block_tables[0]
         size = int(table.block_size)
         blocks = table.block_table.np[row, : -(-length // size)].astype(np.int64)
@@ -122,7 +129,7 @@ class RoutingRecorder:
         return (blocks[:, None] * size + np.arange(size)).reshape(-1)[:length]
 
     def _extend(self, name: str, slots: np.ndarray) -> None:
-        """Extend a request's record with the choices stored for its new slots."""
+        """Append the experts of a request's new tokens to its record; `slots` are the cache slots of all its tokens."""
         record = self._records.get(name)
         before = 0 if record is None else len(record)
         if len(slots) > before:

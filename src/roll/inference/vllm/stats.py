@@ -1,4 +1,4 @@
-"""Statistics of vLLM's scheduler about its steps."""
+"""Collects the step statistics of vLLM's scheduler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Stats"]
 
 
 class Stats:
-    """The latest statistics of vLLM's scheduler; vLLM calls `record` after every step."""
+    """The latest statistics of vLLM's scheduler, which updates them after every step."""
 
     def __init__(self) -> None:
         self.num_running = 0
@@ -18,7 +18,7 @@ class Stats:
         self.kv_used = 0.0
         self.steps = StepLog()
 
-    def logger_class(self) -> type:
+    def build_logger_class(self) -> type:
         """Return a vLLM stat logger class that writes to this object."""
         from vllm.v1.metrics.loggers import StatLoggerBase
 
@@ -35,7 +35,7 @@ class Stats:
                     stats.kv_used = scheduler_stats.kv_cache_usage
                 if iteration_stats is not None:
                     num_started = len(iteration_stats.time_to_first_tokens_iter)
-                    stats.steps.step(
+                    stats.steps.record_step(
                         num_decoding=iteration_stats.num_generation_tokens - num_started,
                         num_started=num_started,
                         num_prefilled=iteration_stats.prompt_token_stats.computed,

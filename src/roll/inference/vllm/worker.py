@@ -1,11 +1,11 @@
-"""ROLL's extension of vLLM's workers: it applies a `WeightUpdate` in the process that holds the model.
+"""Weight sync in vLLM's workers: an extension that applies a `WeightUpdate` in the process that holds the model.
 
 Data flow:  engine ─ pickled WeightUpdate ─ collective_rpc ─► every worker: open_update ─► vLLM's reload ─► read back
-            engine ◄─ checksums, or an error and whether weights were touched ───────────┘
+            engine ◄─ checksums, or an error and whether weights were changed ───────────┘
 
-vLLM fuses projections and repacks weights after loading, so loading into the live model fails. On a CPU, layers are
-packed again from the tensors as they arrive (`direct`). Elsewhere, and for models with other layers, weights go through
-vLLM's own layer-wise reload. A manifest that differs from the checkpoint is rejected before any weight changes.
+vLLM fuses projections and repacks weights after loading, so weights cannot simply be loaded into the running model. On
+a CPU, layers are packed again from the tensors as they arrive (`direct`). Elsewhere, and for models with other layers,
+vLLM's own layer-wise reload is used. A manifest that differs from the checkpoint is rejected before any weight changes.
 """
 
 from __future__ import annotations
@@ -23,19 +23,20 @@ import torch
 
 from roll.errors import UnsupportedError, WeightSyncError
 from roll.inference.vllm import kernels, routing
-from roll.inference.vllm.direct import DirectLoad, TensorPlacement, plan_direct
+from roll.inference.vllm.direct import DirectLoad, TensorPlacement, plan_direct_load
 from roll.inference.vllm.environment import is_cpu_build
+from roll.models.omni import SPEECH_PREFIXES
 from roll.openmp import start_spin_control
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights import open_update
 from roll.weights.quantization import dequantize_stream, without_scales
 
-__all__ = ["WeightReceiver", "check_applied", "check_manifest", "checkpoint_shapes"]
+__all__ = ["WeightReceiver", "check_applied", "check_manifest", "read_checkpoint_shapes"]
 
 logger = logging.getLogger("vllm.roll")
-"""A logger below `vllm`, so that its messages go to vLLM's log."""
-LASTING = frozenset({"shared_memory"})
-"""Transports whose tensors are not overwritten before the sync ends."""
+"""A child of vLLM's logger, so that its messages are written to vLLM's log."""
+PERSISTENT_TRANSPORTS = frozenset({"shared_memory"})
+"""Transports whose tensors stay valid until the sync ends."""
 
 
 if "vllm" in sys.modules:  # a worker imports this module before it builds the model
@@ -44,30 +45,33 @@ if "vllm" in sys.modules:  # a worker imports this module before it builds the m
         start_spin_control()
 
 
-def checkpoint_shapes(model_path: str | Path) -> dict[str, tuple[int, ...]] | None:
-    """Return the shapes of all tensors in a directory's safetensors files, by name; `None` without such files."""
+def read_checkpoint_shapes(model_path: str | Path) -> dict[str, tuple[int, ...]] | None:
+    """Return the shapes of all tensors in a directory's safetensors files, by name; `None` if there are no files.
+
+    Without those of speech in omni models, which vLLM does not load and trainers do not send.
+    """
     from safetensors import safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
     for file in sorted(Path(model_path).glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    return shapes or None
+    return {name: shape for name, shape in shapes.items() if not name.startswith(SPEECH_PREFIXES)} or None
 
 
 def check_manifest(
     manifest: Sequence[TensorSpec], expected: Mapping[str, tuple[int, ...]], *, tied: bool, policy_version: int
 ) -> None:
-    """Compare an update's manifest with the checkpoint that the engine was started from.
+    """Compare an update's manifest with the checkpoint from which the engine was started.
 
     Args:
         manifest: The manifest of the update.
         expected: The shapes of the checkpoint's tensors, by name.
-        tied: Whether input and output embeddings are one tensor, so that the output's may be absent.
+        tied: Whether input and output embeddings are tied; then the output embeddings may be missing.
         policy_version: The version of the update, for messages.
 
     Raises:
-        WeightSyncError: names a tensor that is missing, unknown, or of another shape.
+        WeightSyncError: a tensor is missing, unknown, or has the wrong shape; the message names it.
     """
     about = f"weight sync of policy version {policy_version}: tensor"
     announced = {spec.name: spec.shape for spec in manifest}
@@ -75,7 +79,7 @@ def check_manifest(
         if name not in expected:
             raise WeightSyncError(f"{about} '{name}' is unknown: the engine's checkpoint has no such tensor.")
         if tuple(shape) != expected[name]:
-            raise WeightSyncError(f"{about} '{name}' has shape {tuple(shape)}, the engine's has {expected[name]}.")
+            raise WeightSyncError(f"{about} '{name}' has shape {tuple(shape)}, but must have {expected[name]}.")
     for name in expected:
         derived = name.endswith("rotary_emb.inv_freq") or (tied and name.endswith("lm_head.weight"))
         if name not in announced and not derived:
@@ -83,41 +87,39 @@ def check_manifest(
 
 
 class WeightReceiver:
-    """Mixed into vLLM's worker class (`worker_extension_cls`); its methods are called through `collective_rpc`."""
+    """A mixin for vLLM's worker class (`worker_extension_cls`); the engine calls its methods by `collective_rpc`."""
 
-    def roll_traces(self) -> dict[str, Any]:
-        """Return the processes and files that must be gone when the engine is: this worker, its parent, and files."""
+    def roll_list_resources(self) -> dict[str, Any]:
+        """Return the processes (this worker and its parent) and the files that must be removed with the engine."""
         method = str(getattr(self, "distributed_init_method", ""))
         files = [method.removeprefix("file://")] if method.startswith("file://") else []
         return {"processes": [os.getpid(), os.getppid()], "files": files}
 
     def roll_record_experts(self, max_rows: int, by_vllm: bool) -> dict[str, Any]:
-        """Start recording the routers' choices, or with vLLM's own record only find the layers that have routers.
+        """Start recording the chosen experts; with `by_vllm`, vLLM records them, and this only finds the MoE layers.
 
         Returns:
-            `{"layers": …}`, the numbers of layers with routers, or `{"error": …}`.
+            `{"layers": …}` with the indices of MoE layers, or `{"error": …}`.
         """
         runner = getattr(self, "model_runner")  # noqa: B009 - of vLLM's worker, which this is mixed into
         try:
             if not by_vllm:
                 self._roll_experts = routing.RoutingRecorder(runner, max_rows)
-            return {"layers": list(routing.moe_layers(runner.get_model()))}
+            return {"layers": list(routing.find_moe_layers(runner.get_model()))}
         except UnsupportedError as error:
             return {"error": str(error)}
 
     def roll_take_experts(self, name: str) -> tuple[str, list[int], bytes] | None:
-        """Return the experts [n, layers, k] chosen for the first n tokens of a request, once.
-
-        The result is a dtype, a shape and bytes, because vLLM's messages do not decode arrays inside results.
-        """
-        found = self._roll_experts.take(name)
-        return None if found is None else (found.dtype.str, list(found.shape), found.tobytes())
+        """Remove and return the experts of a request's first n tokens, as dtype, shape [n, layers, k] and bytes."""
+        experts = self._roll_experts.pop_experts(name)
+        # vLLM does not decode arrays inside results, so dtype, shape and bytes are sent.
+        return None if experts is None else (experts.dtype.str, list(experts.shape), experts.tobytes())
 
     def roll_update_weights(self, payload: bytes) -> dict[str, Any]:
-        """Fetch and apply a pickled `WeightUpdate`.
+        """Receive and apply the weights of a pickled `WeightUpdate`.
 
         Returns:
-            `{"checksums": …}`, or `{"error": …, "intact": …}` where `intact` tells whether no weight was changed.
+            `{"checksums": …}`, or `{"error": …, "intact": …}`, where `intact` is true if no weight has been changed.
         """
         progress = {"intact": True}
         try:
@@ -125,89 +127,92 @@ class WeightReceiver:
         except WeightSyncError as error:
             logger.error("%s", error)
             return {"error": str(error), **progress}
-        except Exception as error:  # vLLM would lose the type and the names; the engine raises it as a WeightSyncError
-            logger.exception("weight update failed")
+        except Exception as error:  # returned, because vLLM would not preserve its type; the engine raises it
+            logger.exception("a weight update failed")
             return {"error": f"{type(error).__name__}: {error}", **progress}
 
 
 def _update(worker: Any, update: WeightUpdate, progress: dict[str, bool]) -> dict[str, int]:
-    expected = _expected_shapes(worker)
+    expected = _get_expected_shapes(worker)
     if expected is not None:
         tied = bool(getattr(worker.model_config.hf_text_config, "tie_word_embeddings", False))
         check_manifest(without_scales(update.manifest), expected, tied=tied, policy_version=update.policy_version)
     model = worker.get_model()
-    plain = _plain_parameters(model, sharded=worker.parallel_config.tensor_parallel_size > 1)
+    plain = _list_plain_parameters(model, sharded=worker.parallel_config.tensor_parallel_size > 1)
     sent: dict[str, torch.Tensor] = {}
     workers = worker.parallel_config.world_size
     with open_update(update, device=worker.device, worker=worker.rank, num_workers=workers) as receiver:
 
         def stream() -> Iterator[tuple[str, torch.Tensor]]:
             for name, tensor in dequantize_stream(receiver, update.manifest, worker.model_config.dtype):
-                # vLLM keeps a layer's tensors until the layer is complete, so they must outlive the receiver's buffer.
-                kept = tensor.to(worker.device, copy=update.transport not in LASTING)
+                # vLLM keeps a layer's tensors until the layer is complete, longer than the receiver's buffer is valid.
+                kept = tensor.to(worker.device, copy=update.transport not in PERSISTENT_TRANSPORTS)
                 if name in plain:
                     sent[name] = kept
                 progress["intact"] = False
                 yield name, kept
 
-        direct = _direct_places(worker, model, expected)
+        direct = _plan_direct_places(worker, model, expected)
         if direct is not None:
             load, loaded = DirectLoad(direct), None
             for name, tensor in stream():
-                load.take(name, tensor)
+                load.load_tensor(name, tensor)
             if lacking := sorted(load.finish()):
-                raise WeightSyncError(f"weight sync: vLLM's layer of tensor '{lacking[0]}' did not get all its parts.")
+                raise WeightSyncError(
+                    f"weight sync: the update lacks a part of vLLM's fused layer to which '{lacking[0]}' belongs."
+                )
         else:
-            with _reloading(worker, model):
+            with _reload_layers(worker, model):
                 loaded = model.load_weights(stream())
     _repack_tied_outputs(worker, model)
     check_applied(model, loaded, plain, sent, update.policy_version)
     return receiver.checksums
 
 
-def _expected_shapes(worker: Any) -> dict[str, tuple[int, ...]] | None:
+def _get_expected_shapes(worker: Any) -> dict[str, tuple[int, ...]] | None:
     if not hasattr(worker, "_roll_expected_shapes"):
-        worker._roll_expected_shapes = checkpoint_shapes(worker.model_config.model)
+        worker._roll_expected_shapes = read_checkpoint_shapes(worker.model_config.model)
     return worker._roll_expected_shapes
 
 
-def _direct_places(
+def _plan_direct_places(
     worker: Any, model: torch.nn.Module, expected: Mapping[str, tuple[int, ...]] | None
 ) -> dict[str, TensorPlacement] | None:
-    """Return the places of tensors for a load without vLLM's reload; `None` where the reload is needed."""
+    """Return the placements of tensors for `DirectLoad`; `None` if vLLM's reload is needed."""
     if not hasattr(worker, "_roll_places"):
         tied = bool(getattr(worker.model_config.hf_text_config, "tie_word_embeddings", False))
         alone = worker.parallel_config.world_size == 1 and worker.device.type == "cpu"
-        worker._roll_places = plan_direct(model, expected, tied=tied) if alone and expected is not None else None
+        worker._roll_places = plan_direct_load(model, expected, tied=tied) if alone and expected is not None else None
         logger.info("weight syncs %s", "fill layers directly" if worker._roll_places else "go through vLLM's reload")
     return worker._roll_places
 
 
 @contextmanager
-def _reloading(worker: Any, model: torch.nn.Module) -> Generator[None]:
-    """Run `load_weights` within vLLM's layer-wise reload (https://docs.vllm.ai/en/latest/training/layerwise/)."""
+def _reload_layers(worker: Any, model: torch.nn.Module) -> Generator[None]:
+    """Run the body, which calls the model's `load_weights`, within vLLM's layer-wise reload.
+
+    See https://docs.vllm.ai/en/latest/training/layerwise/.
+    """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-    with set_current_vllm_config(worker.vllm_config), torch.no_grad(), _packing_experts_anew(model):
+    with set_current_vllm_config(worker.vllm_config), torch.no_grad(), _repack_experts_on_reload(model):
         initialize_layerwise_reload(model)
         try:
             yield
         except BaseException:
-            with suppress(Exception):  # the first error is the cause
+            with suppress(Exception):  # the original error is raised below
                 finalize_layerwise_reload(model, worker.model_config)
             raise
         finalize_layerwise_reload(model, worker.model_config)
 
 
 @contextmanager
-def _packing_experts_anew(model: torch.nn.Module) -> Generator[None]:
-    """Make a reload pack a mixture's experts as loading does.
-
-    vLLM 0.32 packs them on a CPU only where it builds their kernel, which it does once
-    (`UnquantizedFusedMoEMethod._setup_kernel`). A reload would copy plain weights into the packed ones, whose padded
-    shapes would not fit. So kernels are built again. This can be removed when `_setup_kernel` packs updated weights.
-    """
+def _repack_experts_on_reload(model: torch.nn.Module) -> Generator[None]:
+    """Make a reload during the body pack the experts of an MoE model in the same way as loading."""
+    # On a CPU, vLLM 0.32 packs experts only when it builds their kernel, which it does once
+    # (`UnquantizedFusedMoEMethod._setup_kernel`). A reload would copy unpacked weights into the packed ones, whose
+    # padded shapes differ. So kernels are built again. This can be removed when `_setup_kernel` packs updated weights.
     from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
@@ -217,18 +222,16 @@ def _packing_experts_anew(model: torch.nn.Module) -> Generator[None]:
             kernels[method], method.moe_kernel = method.moe_kernel, None
     try:
         yield
-    finally:  # a layer that got no weights keeps its kernel
+    finally:  # a layer that received no weights keeps its kernel
         for method, kernel in kernels.items():
             method.moe_kernel = method.moe_kernel or kernel
 
 
 def _repack_tied_outputs(worker: Any, model: torch.nn.Module) -> None:
-    """Update output layers that share the input embedding.
-
-    On a CPU, vLLM 0.32 computes such a layer from a packed copy, which the layer-wise reload does not update, because
-    no tensor of the checkpoint belongs to the layer. Elsewhere the layer computes from the shared storage. This can be
-    removed when the reload does it.
-    """
+    """Pack tied output layers again after the input embedding has changed."""
+    # On a CPU, vLLM 0.32 computes a tied output layer with a packed copy. The layer-wise reload does not update it,
+    # because the layer has no tensor in the checkpoint. Elsewhere the layer computes with the shared storage. This can
+    # be removed when the reload updates the copy.
     if worker.device.type != "cpu":
         return
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -239,8 +242,8 @@ def _repack_tied_outputs(worker: Any, model: torch.nn.Module) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _plain_parameters(model: torch.nn.Module, *, sharded: bool) -> dict[str, torch.nn.Parameter]:
-    """Return the parameters that vLLM stores unchanged: norms and, on one device, the input embedding."""
+def _list_plain_parameters(model: torch.nn.Module, *, sharded: bool) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that vLLM stores unchanged: norms, and the input embedding unless it is sharded."""
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
     kept = {name for name, _ in model.named_parameters() if name.endswith("norm.weight")}
@@ -256,19 +259,19 @@ def check_applied(
     received: Mapping[str, torch.Tensor],
     policy_version: int,
 ) -> None:
-    """Check that every parameter was loaded, and that unchanged ones hold the bytes that were sent.
+    """Check that every parameter was loaded, and that parameters which vLLM stores unchanged have the sent values.
 
     Raises:
-        WeightSyncError: names the first parameter that fails a check.
+        WeightSyncError: a parameter was not loaded, or has other values; the message names the first one.
     """
     about = f"weight sync of policy version {policy_version}"
     names = {name for name, _ in model.named_parameters()}
-    forgotten = sorted(names - loaded) if loaded is not None else []
-    if forgotten:
-        raise WeightSyncError(f"{about}: nothing was loaded into vLLM's '{forgotten[0]}' ({len(forgotten)} in all).")
+    missing = sorted(names - loaded) if loaded is not None else []
+    if missing:
+        raise WeightSyncError(f"{about}: vLLM's '{missing[0]}' was not loaded ({len(missing)} such parameters).")
     for name, sent in received.items():
         held = plain[name].data
         if held.dim() == sent.dim() and held.shape[1:] == sent.shape[1:] and held.shape[0] >= sent.shape[0]:
             held = held[: sent.shape[0]]  # vLLM pads the vocabulary
             if not torch.equal(held, sent.to(held.dtype)):
-                raise WeightSyncError(f"{about}: tensor '{name}' arrived but the engine holds other values.")
+                raise WeightSyncError(f"{about}: tensor '{name}' was received, but the engine holds other values.")

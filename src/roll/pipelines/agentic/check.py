@@ -11,10 +11,10 @@ __all__ = ["inspect"]
 
 
 def inspect(config: AgenticConfig) -> Report:
-    """Check a run before it starts."""
-    return check.inspect(config, _look_at_demonstrations)
+    """Check an agentic run before it starts, and return the report."""
+    return check.inspect(config, _check_demonstrations)
 
 
-def _look_at_demonstrations(report: Report, config: AgenticConfig) -> None:
+def _check_demonstrations(report: Report, config: AgenticConfig) -> None:
     shown = read_demonstrations(config)
-    report.notes += [f"begins with {len(shown)} successful episodes of yours"] if shown else []
+    report.notes += [f"the run begins with {len(shown)} successful demonstrations"] if shown else []

@@ -19,67 +19,71 @@ from typing import Any
 
 import numpy as np
 
-from roll.algorithms.choosing import Answers, Choice, answers_below
+from roll.algorithms.answer_selection import Answers, AnswerSelection, select_answers_in_vocabulary
 from roll.algorithms.correction import Correction
 from roll.algorithms.losses import DistillationLoss, PolicyLoss, SummedLoss
 from roll.algorithms.normalization import standardize_by_group
-from roll.algorithms.teacher_advantages import teacher_advantages
+from roll.algorithms.teacher_advantages import compute_teacher_advantages
 from roll.config.distillation import DistillationConfig
 from roll.config.pipelines.distill import DistillConfig
 from roll.data.samples import build_batch
-from roll.pipelines.distill.teachers import teacher_logprobs
+from roll.pipelines.distill.teachers import compute_teacher_logprobs
 from roll.pipelines.online.answers import AnswersObjective
 from roll.pipelines.online.online_run import OnlineRun
 from roll.protocols import LossFn
 from roll.types import Rollout, TrainingBatch
 
-__all__ = ["distillation_loss", "objective", "sampled_divergence", "with_advantages"]
+__all__ = ["build_distillation_loss", "build_objective", "estimate_divergence", "with_advantages"]
 
 
-def objective(online: OnlineRun[DistillConfig, Any], num_tokens: Sequence[int]) -> AnswersObjective:
-    """Build the objective: minimize the divergence from the teacher of each source.
+def build_objective(online: OnlineRun[DistillConfig, Any], num_tokens: Sequence[int]) -> AnswersObjective:
+    """Build the objective that minimizes the divergence of the student from the teacher of each source.
 
     Args:
         online: The run.
-        num_tokens: Vocabulary size of each teacher. A student with a padded vocabulary may sample a larger id; such an
-            answer is left out.
+        num_tokens: Vocabulary size of each teacher. A student with a padded vocabulary may sample a larger id; an
+            answer with such an id is left out.
     """
     config, rollout, teachers, run = online.config, online.config.rollout, online.learner.teachers, online.run
 
-    def known(rollouts: Sequence[Rollout]) -> list[Answers] | str:
-        return answers_below(rollouts, num_tokens=num_tokens[config.teacher_of[rollouts[0].prompt.domain]])
+    def select_in_vocabulary(rollouts: Sequence[Rollout]) -> list[Answers] | str:
+        return select_answers_in_vocabulary(
+            rollouts, num_tokens=num_tokens[config.teacher_of[rollouts[0].prompt.domain]]
+        )
 
-    async def build(choice: Choice) -> TrainingBatch:
+    async def build(choice: AnswerSelection) -> TrainingBatch:
         rollouts = choice.rollouts
         batch = build_batch(rollouts, temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens)
-        pairs = zip(batch.samples, batch.by_sample(rollouts), strict=True)
+        pairs = zip(batch.samples, batch.expand_to_samples(rollouts), strict=True)
         batch = replace(batch, samples=tuple(replace(s, teacher=config.teacher_of[r.prompt.domain]) for s, r in pairs))
         if teachers:
             with run.spans.phase("teacher"):
-                said = await teacher_logprobs(teachers, config.teacher_of, batch, batch.by_sample(rollouts))
-            pairs = zip(batch.samples, said, strict=True)
+                columns = await compute_teacher_logprobs(
+                    teachers, config.teacher_of, batch, batch.expand_to_samples(rollouts)
+                )
+            pairs = zip(batch.samples, columns, strict=True)
             batch = replace(batch, samples=tuple(replace(s, teacher_logprobs=column) for s, column in pairs))
         return with_advantages(batch, rollouts, config.distillation)
 
     return AnswersObjective(
         online=online,
-        choose=known,
+        choose=select_in_vocabulary,
         build=build,
-        loss=distillation_loss(config.distillation),
-        measure=sampled_divergence,
+        loss=build_distillation_loss(config.distillation),
+        measure=estimate_divergence,
         has_advantages=True,
     )
 
 
-def distillation_loss(config: DistillationConfig) -> LossFn:
+def build_distillation_loss(config: DistillationConfig) -> LossFn:
     """Return the loss: the divergence, a policy gradient with the advantages of `with_advantages`, or the sum of both.
 
     Ratios are against the engine's log-probs, with which the teacher's log-probs are also compared.
     """
     gradient = PolicyLoss(ratio_against="rollout", aggregation=config.aggregation, correction=Correction(upper=None))
-    if config.place == "reward":
+    if config.mode == "reward":
         return gradient
-    divergence = DistillationLoss(divergence=config.form, aggregation=config.aggregation)
+    divergence = DistillationLoss(divergence=config.divergence_spec, aggregation=config.aggregation)
     if not config.reward_weight:
         return divergence if config.coefficient == 1.0 else SummedLoss(parts=((config.coefficient, divergence),))
     return SummedLoss(parts=((config.coefficient, divergence), (1.0, gradient)))
@@ -96,10 +100,10 @@ def with_advantages(batch: TrainingBatch, rollouts: Sequence[Rollout], config: D
     rewards = np.array([r.reward.value if r.reward else 0.0 for r in rollouts], dtype=np.float64)
     earned = config.reward_weight * standardize_by_group(rewards, [r.draw_id for r in rollouts])
     samples = []
-    for sample, value in zip(batch.samples, batch.by_sample(earned.tolist()), strict=True):
+    for sample, value in zip(batch.samples, batch.expand_to_samples(earned.tolist()), strict=True):
         advantages = np.where(sample.loss_mask, value, 0.0).astype(np.float32)
         if sample.teacher_logprobs is not None and sample.rollout_logprobs is not None:
-            advantages += teacher_advantages(
+            advantages += compute_teacher_advantages(
                 sample.rollout_logprobs,
                 sample.teacher_logprobs,
                 sample.loss_mask,
@@ -110,11 +114,11 @@ def with_advantages(batch: TrainingBatch, rollouts: Sequence[Rollout], config: D
     return replace(batch, samples=tuple(samples))
 
 
-def sampled_divergence(batch: TrainingBatch) -> dict[str, float]:
+def estimate_divergence(batch: TrainingBatch) -> dict[str, float]:
     """Estimate KL(student || teacher) per token before the update from the sampled tokens; empty without teacher
     log-probs.
 
-    The metric has the name of the exact divergence.
+    The metric has the same name as the exact divergence.
     """
     found = [
         (s.rollout_logprobs - s.teacher_logprobs)[s.loss_mask]

@@ -9,18 +9,18 @@ from typing import Any
 
 from roll.config.pipelines.distill import DistillConfig
 from roll.models import describe_model
-from roll.pipelines.distill.objective import objective
-from roll.pipelines.distill.teachers import EngineTeacher, teacher_engines
+from roll.pipelines.distill.objective import build_objective
+from roll.pipelines.distill.teachers import EngineTeacher, build_teacher_specs
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online.loop import train
-from roll.pipelines.online.opening import RoleSpec, facts, open_online, policy_spec
+from roll.pipelines.online.opening import RoleSpec, build_facts, build_policy_spec, open_online
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
-from roll.pipelines.teachers import teacher_paths
+from roll.pipelines.teachers import resolve_teachers
 from roll.running import run_in_thread
 from roll.training import TrainerSpec
 
@@ -29,35 +29,36 @@ __all__ = ["PIPELINE"]
 
 @asynccontextmanager
 async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Start every role; teachers are checked before any role starts."""
+    """Check the teachers, start all roles, yield the training loop, and shut the roles down afterwards."""
     session.tracker.note("reading the files of student and teacher, and the prompts")
-    prepared = await run_in_thread(prepare, config)
-    paths = await run_in_thread(teacher_paths, config.teacher, config.model, prepared.model_path)
+    prepared = await run_in_thread(prepare, config, session.directory.media_dir)
+    paths = await run_in_thread(resolve_teachers, config.teacher, config.model, prepared.model_path)
     num_tokens = [describe_model(path).vocab_size for path in paths]
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
-    policy = policy_spec(config, prepared.model_path, teachers=held)
-    in_engines = not held and config.teacher[0].place == "engine"
+    policy = build_policy_spec(config, prepared.model_path, teachers=held)
+    in_engines = not held and config.teacher[0].backend == "engine"
 
     placed = [RoleSpec("actor_train", policy)]
     if in_engines:
-        placed.append(RoleSpec("teacher", teacher_engines(config, prepared, paths, session.directory)))
+        placed.append(RoleSpec("teacher", build_teacher_specs(config, prepared, paths, session.directory)))
     elif not held:
         placed += [
-            RoleSpec("teacher", TrainerSpec.teacher(path, config.model, config.training, config.seed)) for path in paths
+            RoleSpec("teacher", TrainerSpec.for_teacher(path, config.model, config.training, config.seed))
+            for path in paths
         ]
 
-    def learner_of(started: Sequence[Any]) -> Learner:
+    def build_learner(started: Sequence[Any]) -> Learner:
         student, *others = started
         teachers = [EngineTeacher(engine) for engine in others[0].engines] if in_engines else others
         return Learner(policy=student, teachers=tuple(teachers))
 
-    async with open_online(config, session, prepared, placed, learner_of) as online:
-        yield partial(train, online, objective(online, num_tokens))
+    async with open_online(config, session, prepared, placed, build_learner) as online:
+        yield partial(train, online, build_objective(online, num_tokens))
 
 
-def _facts(config: DistillConfig, at: RunState) -> RunFacts:
+def _build_run_facts(config: DistillConfig, at: RunState) -> RunFacts:
     settings = config.distillation
-    return facts(config, at, f"{settings.divergence} divergence as a {settings.place}")
+    return build_facts(config, at, f"{settings.divergence} divergence as a {settings.mode}")
 
 
-PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure, state=LearningState)
+PIPELINE = Pipeline(open=_open, facts=_build_run_facts, evaluate=measure, state=LearningState)

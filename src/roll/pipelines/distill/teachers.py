@@ -13,21 +13,21 @@ import numpy as np
 from roll.config.pipelines.distill import DistillConfig
 from roll.errors import InfraError
 from roll.inference import EngineSpec
-from roll.pipelines.preparation import Prepared, engine_specs
+from roll.pipelines.preparation import Prepared, build_engine_specs
 from roll.protocols import InferenceEngine, Scorer
 from roll.tracking import RunDirectory
 from roll.types import FloatArray, Output, Outputs, Rollout, TrainingBatch
 
-__all__ = ["EngineTeacher", "teacher_engines", "teacher_logprobs"]
+__all__ = ["EngineTeacher", "build_teacher_specs", "compute_teacher_logprobs"]
 
 
-def teacher_engines(
+def build_teacher_specs(
     config: DistillConfig, prepared: Prepared, paths: Sequence[Path], run: RunDirectory
 ) -> list[EngineSpec]:
     """Return one engine spec per teacher, with the settings of the student's engines."""
-    like = engine_specs(config, prepared, run)[0]
+    like = build_engine_specs(config, prepared, run)[0]
     return [
-        replace(like, engine_id=f"teacher-{i}", model_path=str(path), log_path=run.log_path("teacher", i))
+        replace(like, engine_id=f"teacher-{i}", model_path=str(path), log_path=run.get_log_path("teacher", i))
         for i, path in enumerate(paths)
     ]
 
@@ -45,18 +45,20 @@ class EngineTeacher:
             InfraError: A log-prob is not finite.
         """
         assert set(outputs) == {"logprobs"} and batch.temperature == 1.0, "the configuration was checked"
-        said = await self._engine.logprobs([sample.token_ids for sample in batch.samples])
-        for sample, logprobs in zip(batch.samples, said, strict=True):
-            if not np.isfinite(logprobs).all():
+        logprobs = await self._engine.logprobs(
+            [sample.token_ids for sample in batch.samples], [sample.media for sample in batch.samples]
+        )
+        for sample, row in zip(batch.samples, logprobs, strict=True):
+            if not np.isfinite(row).all():
                 raise InfraError(
                     f"engine '{self._engine.engine_id}' returned log-probs that are not finite for the "
-                    f"{len(logprobs)} tokens of rollout {sample.sample_id}: check the teacher's weights, and remove "
+                    f"{len(row)} tokens of rollout {sample.sample_id}: check the teacher's weights, and remove "
                     "speculative decoding from inference.options."
                 )
-        return {"logprobs": said}
+        return {"logprobs": logprobs}
 
 
-async def teacher_logprobs(
+async def compute_teacher_logprobs(
     teachers: Sequence[Scorer], teacher_of: Mapping[str, int], batch: TrainingBatch, rollouts: Sequence[Rollout]
 ) -> list[FloatArray]:
     """Compute the log-probs of every sample's tokens under its teacher, [L] each.
@@ -69,8 +71,8 @@ async def teacher_logprobs(
     """
     places = [[i for i, r in enumerate(rollouts) if teacher_of[r.prompt.domain] == t] for t in range(len(teachers))]
     parts = [replace(batch, samples=tuple(batch.samples[i] for i in own)) for own in places]
-    asked = (t.forward(part, ["logprobs"]) for t, part in zip(teachers, parts, strict=True) if part.samples)
-    said = await asyncio.gather(*asked)
+    requests = (t.forward(part, ["logprobs"]) for t, part in zip(teachers, parts, strict=True) if part.samples)
+    outputs = await asyncio.gather(*requests)
     order = [i for own in places for i in own]
-    columns = [column for part in said for column in part["logprobs"]]
+    columns = [column for part in outputs for column in part["logprobs"]]
     return [column for _, column in sorted(zip(order, columns, strict=True), key=lambda pair: pair[0])]

@@ -8,61 +8,66 @@ from statistics import fmean
 
 import numpy as np
 
-from roll.config.activation_memory import element_bytes
+from roll.config.activation_memory import get_element_bytes
 from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import UserError
 from roll.models import describe_model, find_model
-from roll.pipelines.distill_offline.paths import teachers_of
+from roll.pipelines.distill_offline.paths import resolve_offline_teachers
 from roll.pipelines.supervised.check import FrozenModelCost
-from roll.pipelines.supervised.check import inspect as look_at_examples
+from roll.pipelines.supervised.check import inspect as inspect_examples
 from roll.preflight import Report
-from roll.preflight.inspection import describe_role, run_checks
+from roll.preflight.inspection import inspect_model, run_checks
 
 __all__ = ["inspect"]
 
 
 def inspect(config: DistillOfflineConfig) -> Report:
-    """Check a run before it starts; teachers whose outputs are stored are unloaded before training begins."""
+    """Check an offline distillation run before it starts, and return the report.
+
+    Teachers whose outputs are stored do not count toward the memory of training: they are unloaded before it starts.
+    """
     problems: list[str] = []
     other, loss = FrozenModelCost(), "LIKELIHOOD"
     try:
         student = find_model(config.model.path)
         if student is not None and all(find_model(teacher.model) for teacher in config.teacher):
-            paths = tuple(map(str, teachers_of(config, student)))
+            paths = tuple(map(str, resolve_offline_teachers(config, student)))
             if config.trainer_holds_teachers:
                 other, loss = FrozenModelCost(paths=paths), "EXACT"
             else:
                 other = FrozenModelCost(
-                    kept_token_bytes=_token_bytes(config, student),
-                    passes_before=_size_of(paths) / _size_of([str(student)]),
+                    kept_token_bytes=_compute_token_bytes(config, student),
+                    passes_before=_compute_mean_num_parameters(paths) / _compute_mean_num_parameters([str(student)]),
                 )
     except UserError as error:
         problems.append(str(error))
     path = f"roll.pipelines.distill_offline.losses:{loss}"
-    report = look_at_examples(config, kind="supervised", method=config.distillation.method, loss=path, other=other)
+    report = inspect_examples(config, kind="supervised", method=config.distillation.method, loss=path, other=other)
     report.problems += [problem for problem in problems if problem not in report.problems]
-    run_checks(report, config, _look_at_teachers)
+    run_checks(report, config, _check_teachers)
     if not config.trainer_holds_teachers:
-        held = f", and takes {_largest(config) / 2**30:.1f} GiB then" if other.passes_before else ""
-        report.notes.append(f"the teacher is asked once for each example, before the first step{held}.")
+        held = (
+            f", and needs {_compute_largest_teacher_bytes(config) / 2**30:.1f} GiB then" if other.passes_before else ""
+        )
+        report.notes.append(f"the teacher scores each example once, before the first step{held}.")
     return report
 
 
-def _look_at_teachers(report: Report, config: DistillOfflineConfig) -> None:
+def _check_teachers(report: Report, config: DistillOfflineConfig) -> None:
     for teacher in config.teacher:
-        describe_role(report, teacher.model, "the teacher", needs_sizes=False)
+        inspect_model(report, teacher.model, "the teacher", needs_sizes=False)
 
 
-def _size_of(paths: Sequence[str]) -> float:
+def _compute_mean_num_parameters(paths: Sequence[str]) -> float:
     return fmean(describe_model(path).num_parameters for path in paths)
 
 
-def _largest(config: DistillOfflineConfig) -> int:
-    """Return the bytes of the largest teacher; only one teacher is loaded at a time."""
+def _compute_largest_teacher_bytes(config: DistillOfflineConfig) -> int:
+    """Return the size in bytes of the largest teacher's weights; only one teacher is loaded at a time."""
     paths = (teacher.model for teacher in config.teacher)
-    return max(describe_model(path).num_parameters for path in paths) * element_bytes(config.model.dtype)
+    return max(describe_model(path).num_parameters for path in paths) * get_element_bytes(config.model.dtype)
 
 
-def _token_bytes(config: DistillOfflineConfig, student: Path) -> int:
+def _compute_token_bytes(config: DistillOfflineConfig, student: Path) -> int:
     number = np.min_scalar_type(describe_model(student).vocab_size - 1).itemsize
     return config.distillation.top_k * (number + np.dtype(np.float32).itemsize)

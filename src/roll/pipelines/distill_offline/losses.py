@@ -6,7 +6,7 @@ from roll.algorithms.losses import DistillationLoss, LikelihoodLoss, SummedLoss,
 from roll.config.distillation import OfflineDistillationConfig
 from roll.protocols import LossFn
 
-__all__ = ["EXACT", "LIKELIHOOD", "offline_loss"]
+__all__ = ["EXACT", "LIKELIHOOD", "build_offline_loss"]
 
 EXACT = DistillationLoss()
 """Loss that stands in for any divergence over whole distributions when a step is timed."""
@@ -14,12 +14,15 @@ LIKELIHOOD = LikelihoodLoss()
 """Loss that stands in for top-k distillation when a step is timed, since samples have no teacher columns then."""
 
 
-def offline_loss(config: OfflineDistillationConfig) -> LossFn:
-    """Return weight D(teacher, student) + (1 - weight) NLL, which is arXiv 1503.02531 for `forward`."""
+def build_offline_loss(config: OfflineDistillationConfig) -> LossFn:
+    """Return the loss weight x D(teacher, student) + (1 - weight) x NLL, with `weight` of the configuration.
+
+    With the divergence `forward` it is the loss of arXiv 1503.02531.
+    """
     divergence: LossFn = (
         TopDistillationLoss(aggregation=config.aggregation)
-        if config.place == "precomputed"
-        else DistillationLoss(divergence=config.form, aggregation=config.aggregation)
+        if config.mode == "precomputed"
+        else DistillationLoss(divergence=config.divergence_spec, aggregation=config.aggregation)
     )
     if config.weight == 1.0:
         return divergence

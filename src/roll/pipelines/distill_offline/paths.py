@@ -7,24 +7,24 @@ from pathlib import Path
 from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import ConfigError
 from roll.models import describe_model
-from roll.pipelines.teachers import teacher_paths
+from roll.pipelines.teachers import resolve_teachers
 
-__all__ = ["teachers_of"]
+__all__ = ["resolve_offline_teachers"]
 
 
-def teachers_of(config: DistillOfflineConfig, model_path: Path) -> list[Path]:
+def resolve_offline_teachers(config: DistillOfflineConfig, model_path: Path) -> list[Path]:
     """Return the model paths of all teachers.
 
     Raises:
         UserError: A teacher does not fit the student, or its vocabulary is smaller than the k of top-k log-probs.
     """
     settings = config.distillation
-    paths = teacher_paths(config.teacher, config.model, model_path)
+    paths = resolve_teachers(config.teacher, config.model, model_path)
     for teacher, path in zip(config.teacher, paths, strict=True):
         rows = describe_model(path).vocab_size
-        if settings.place == "precomputed" and settings.top_k > rows:
+        if settings.mode == "precomputed" and settings.top_k > rows:
             raise ConfigError(
                 f"distillation.top_k is {settings.top_k:,}, but teacher.model '{teacher.model}' predicts {rows:,} "
-                "tokens: lower it, or set distillation.place to loss, which compares all of them."
+                "tokens: lower distillation.top_k, or set distillation.mode to loss, which compares all of them."
             )
     return paths

@@ -11,17 +11,22 @@ from roll.cluster.base import Cluster
 from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.config.supervised import SupervisedConfig
 from roll.models import resolve_model
-from roll.pipelines.distill_offline.losses import offline_loss
-from roll.pipelines.distill_offline.paths import teachers_of
+from roll.pipelines.distill_offline.losses import build_offline_loss
+from roll.pipelines.distill_offline.paths import resolve_offline_teachers
 from roll.pipelines.distill_offline.teachers import TeacherOutputs, compute_teacher_outputs
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
-from roll.pipelines.supervised.evaluation import held_out_metrics, measure_answers, merge_metrics, open_measuring
-from roll.pipelines.supervised.frozen_outputs import remaining_steps
+from roll.pipelines.supervised.evaluation import (
+    compute_held_out_metrics,
+    measure_answers,
+    merge_metrics,
+    open_evaluation,
+)
+from roll.pipelines.supervised.frozen_outputs import list_remaining_steps
 from roll.pipelines.supervised.loop import train
-from roll.pipelines.supervised.opening import facts, open_course
-from roll.pipelines.supervised.preparation import Prepared, held_out_batch, policy_spec
+from roll.pipelines.supervised.opening import build_facts, open_supervised
+from roll.pipelines.supervised.preparation import Prepared, build_held_out_batch, build_policy_spec
 from roll.running import run_in_thread
 from roll.training import TrainerSpec
 from roll.types import TrainingSample
@@ -31,36 +36,40 @@ __all__ = ["PIPELINE"]
 
 @asynccontextmanager
 async def _open(config: DistillOfflineConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Start every role; teachers are checked before any role starts."""
-    paths = await run_in_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
+    """Check the teachers, start all roles, yield the training loop, and shut the roles down afterwards."""
+    paths = await run_in_thread(lambda: resolve_offline_teachers(config, resolve_model(config.model.path)))
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
     taught = TeacherOutputs(teacher_of=config.teacher_of)
 
-    async def first(cluster: Cluster, prepared: Prepared) -> None:
+    async def score_with_teachers(cluster: Cluster, prepared: Prepared) -> None:
         nonlocal taught
         if not held:
-            samples = await run_in_thread(_all_samples, config, prepared, session)
+            samples = await run_in_thread(_list_samples, config, prepared, session)
             taught = await compute_teacher_outputs(config, prepared, cluster, paths, samples, session)
 
-    def student(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
-        return replace(policy_spec(config, prepared), teachers=held)
+    def build_student_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
+        return replace(build_policy_spec(config, prepared), teachers=held)
 
-    async with open_course(config, session, "supervised", spec_of=student, first=first) as course:
-        course.completed = taught.with_teacher_columns
-        yield partial(train, course, offline_loss(config.distillation))
+    async with open_supervised(
+        config, session, "supervised", build_spec=build_student_spec, before_start=score_with_teachers
+    ) as supervised:
+        supervised.add_columns = taught.with_teacher_columns
+        yield partial(train, supervised, build_offline_loss(config.distillation))
 
 
-def _all_samples(config: DistillOfflineConfig, prepared: Prepared, session: Session) -> Sequence[TrainingSample]:
-    """Return all samples that the teachers will score: the remaining draws and the held-out examples."""
-    drawn = [sample for samples in remaining_steps(prepared, session) for sample in samples]
-    return [*drawn, *held_out_batch(config, prepared.examples).samples]
+def _list_samples(config: DistillOfflineConfig, prepared: Prepared, session: Session) -> Sequence[TrainingSample]:
+    """Return all samples that the teachers will score: those of the remaining steps, and the held-out examples."""
+    drawn = [sample for samples in list_remaining_steps(prepared, session) for sample in samples]
+    return [*drawn, *build_held_out_batch(config, prepared.examples).samples]
 
 
 async def _measure(config: DistillOfflineConfig) -> dict[str, float]:
-    """Measure the divergence of the configuration's model from its teachers on held-out examples."""
-    paths = await run_in_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
+    """Evaluate the configured model: its divergence from the teachers on held-out examples and, with
+    `evaluation.answers`, the answers that engines generate with it.
+    """
+    paths = await run_in_thread(lambda: resolve_offline_teachers(config, resolve_model(config.model.path)))
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
-    async with open_measuring(config, "supervised") as measuring:
+    async with open_evaluation(config, "supervised") as measuring:
         taught = TeacherOutputs(teacher_of=config.teacher_of)
         if not held:
             taught = await compute_teacher_outputs(
@@ -68,12 +77,12 @@ async def _measure(config: DistillOfflineConfig) -> dict[str, float]:
             )
         trainer = await measuring.start("reference", teachers=held)
         batch = await taught.with_teacher_columns(measuring.batch)
-        metrics = held_out_metrics(await trainer.measure(batch, offline_loss(config.distillation)), batch)
+        metrics = compute_held_out_metrics(await trainer.measure(batch, build_offline_loss(config.distillation)), batch)
     return merge_metrics(metrics, await measure_answers(config))
 
 
-def _facts(config: DistillOfflineConfig, at: RunState) -> RunFacts:
-    return facts(config, at, "supervised", config.distillation.method)
+def _build_run_facts(config: DistillOfflineConfig, at: RunState) -> RunFacts:
+    return build_facts(config, at, "supervised", config.distillation.method)
 
 
-PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=_measure)
+PIPELINE = Pipeline(open=_open, facts=_build_run_facts, evaluate=_measure)

@@ -1,1 +1,1 @@
-"""Draws of agentic runs: a curriculum of environments, anchors, and demonstrations of the user."""
+"""Sampling of episodes in agentic runs: the curriculum of environments, anchors, and the user's demonstrations."""

@@ -1,7 +1,7 @@
 """Anchors within successful episodes: IPA's chunk-level initialized resampling (ROME, arXiv 2512.24873).
 
-A success of K turns has a boundary before each turn; at an anchor k, its first k turns are replayed, and all rollouts
-of a group continue from there:
+A successful episode of K turns has a boundary before each turn. At an anchor k, its first k turns are replayed, and all
+rollouts of a group continue from there:
 
     sequential rollback            a₁ ─ a₂ ─ a₃ ─ a₄ ✓     k = 3 until it is passed, then 2, 1, 0
     parallelized initialization    a₁ ─ a₂ ─ a₃ ─ a₄ ✓     k = 1, 2, 3 in parallel, each until it is passed
@@ -24,31 +24,31 @@ from dataclasses import replace
 from roll.config.pipelines.agentic import AnchorsConfig
 from roll.errors import ReplayError
 from roll.pipelines.episodes.state import AgenticState, KeptEpisode
-from roll.rollout.replaying import record_trajectory
+from roll.rollout.replaying import build_trajectory
 from roll.types import Anchor, Group, PromptDraw, Rollout
 
 __all__ = [
-    "MOST_UNREPEATED",
-    "anchor_metrics",
-    "choose",
-    "choose_anchors",
-    "note_anchors",
-    "open_anchors",
+    "MAX_UNREPEATED",
+    "choose_anchor",
+    "compute_anchor_metrics",
+    "list_anchors",
+    "list_remaining_anchors",
+    "update_anchors",
     "update_kept_episodes",
 ]
 
 logger = logging.getLogger(__name__)
 
-MOST_UNREPEATED = 3
-"""Number of episodes that an environment failed to repeat after which anchors are not used for it any more."""
+MAX_UNREPEATED = 3
+"""Maximum number of episodes that an environment may fail to repeat; from then on, it has no anchors."""
 
 
-def choose_anchors(config: AnchorsConfig, num_turns: int) -> list[int]:
-    """Return the anchors of an episode of `num_turns` turns, in the order in which they should be passed.
+def list_anchors(config: AnchorsConfig, num_turns: int) -> list[int]:
+    """Return the anchors of an episode of `num_turns` turns, as numbers of replayed turns, in the order of use.
 
-    >>> anchors_of(AnchorsConfig(type="rollback"), 4)
+    >>> list_anchors(AnchorsConfig(type="rollback"), 4)
     [3, 2, 1, 0]
-    >>> anchors_of(AnchorsConfig(type="parallel", num_anchors=3), 8)
+    >>> list_anchors(AnchorsConfig(type="parallel", num_anchors=3), 8)
     [2, 4, 6]
     """
     if config.type == "rollback":
@@ -58,13 +58,13 @@ def choose_anchors(config: AnchorsConfig, num_turns: int) -> list[int]:
     return [(2 * j * num_turns + parts) // (2 * parts) for j in range(1, parts)]
 
 
-def open_anchors(config: AnchorsConfig, kept: KeptEpisode) -> list[int]:
-    """Return the anchors at which a group may begin now; empty if all are passed."""
-    left = [k for k in choose_anchors(config, len(kept.trajectory.turns)) if k not in kept.passed]
+def list_remaining_anchors(config: AnchorsConfig, kept: KeptEpisode) -> list[int]:
+    """Return the anchors of a kept episode at which a group may begin now; empty if the policy passed all of them."""
+    left = [k for k in list_anchors(config, len(kept.trajectory.turns)) if k not in kept.passed]
     return left[:1] if config.type == "rollback" else left
 
 
-def choose(
+def choose_anchor(
     config: AnchorsConfig | None,
     kept: Iterable[KeptEpisode],
     unrepeated: Mapping[str, int],
@@ -78,23 +78,23 @@ def choose(
     Args:
         config: Configuration of anchors; `None` without anchors.
         kept: Successful episodes.
-        unrepeated: Number of episodes that each environment did not repeat.
+        unrepeated: Number of episodes that each environment failed to repeat.
         domain: Environment of the draw.
         seed: Seed of the run.
         number: Number of the draw.
     """
-    if config is None or unrepeated.get(domain, 0) >= MOST_UNREPEATED:
+    if config is None or unrepeated.get(domain, 0) >= MAX_UNREPEATED:
         return None
-    found = [(one, left) for one in kept if one.domain == domain and (left := open_anchors(config, one))]
-    if not found or _point(seed, number, "whether") >= config.share:
+    found = [(one, left) for one in kept if one.domain == domain and (left := list_remaining_anchors(config, one))]
+    if not found or _draw_uniform(seed, number, "whether") >= config.share:
         return None
-    episode, left = found[int(_point(seed, number, "which") * len(found))]
-    num_turns = left[int(_point(seed, number, "where") * len(left))]
+    episode, left = found[int(_draw_uniform(seed, number, "which") * len(found))]
+    num_turns = left[int(_draw_uniform(seed, number, "where") * len(left))]
     return episode, Anchor(trajectory=episode.trajectory, num_turns=num_turns)
 
 
-def _point(seed: int, number: int, what: str) -> float:
-    """Return a pseudorandom number in [0, 1)."""
+def _draw_uniform(seed: int, number: int, what: str) -> float:
+    """Return a pseudorandom number in [0, 1), determined by the seed, the number of a draw, and the choice `what`."""
     digest = hashlib.blake2b(f"{seed}/anchors/{what}/{number}".encode(), digest_size=6).digest()
     return int.from_bytes(digest, "big") / 2**48
 
@@ -106,7 +106,7 @@ def has_succeeded(rollout: Rollout) -> bool:
 
 
 def collect_replay_errors(groups: Iterable[Group]) -> dict[str, str]:
-    """Return the reasons why environments did not repeat episodes, by uid of the episode."""
+    """Return, by UID of the episode, why an environment did not repeat it; empty if all episodes were repeated."""
     prefix = f"{ReplayError.__name__}: "
     return {
         group.draw.anchor.trajectory.uid: rollout.cause.removeprefix(prefix)
@@ -140,11 +140,11 @@ def update_kept_episodes(
     going = [_add_result(config, one, results[one.trajectory.uid]) for one in kept if one.trajectory.uid not in lost]
     known = {one.trajectory.uid for one in kept}
     for group in groups:
-        new = _rare_success(config, group)
+        new = _find_rare_success(config, group)
         if new is not None and new.trajectory.uid not in known:
             known.add(new.trajectory.uid)
             going.append(new)
-    going = [one for one in going if one.trajectory.uid in in_flight or open_anchors(config, one)]
+    going = [one for one in going if one.trajectory.uid in in_flight or list_remaining_anchors(config, one)]
     too_many = Counter(one.domain for one in going)
     too_many.subtract(dict.fromkeys(too_many, config.num_kept))
     result = []
@@ -166,7 +166,7 @@ def _add_result(config: AnchorsConfig, kept: KeptEpisode, results: Mapping[int, 
     return replace(kept, recent=recent, passed=frozenset(passed))
 
 
-def _rare_success(config: AnchorsConfig, group: Group) -> KeptEpisode | None:
+def _find_rare_success(config: AnchorsConfig, group: Group) -> KeptEpisode | None:
     """Return the shortest success of a group in which success is rare; `None` if no success can be replayed."""
     won = [rollout for rollout in group.scored if has_succeeded(rollout)]
     if group.draw.anchor is not None or len(won) > config.rare_below * len(group.scored):
@@ -175,13 +175,13 @@ def _rare_success(config: AnchorsConfig, group: Group) -> KeptEpisode | None:
     if not usable or group.draw.prompt.environment is None:
         return None
     best = min(usable, key=lambda rollout: (len(rollout.turns), rollout.index))
-    return KeptEpisode(domain=best.prompt.domain, position=group.draw.position, trajectory=record_trajectory(best))
+    return KeptEpisode(domain=best.prompt.domain, position=group.draw.position, trajectory=build_trajectory(best))
 
 
-def note_anchors(
+def update_anchors(
     config: AnchorsConfig, state: AgenticState, groups: Sequence[Group], in_flight: Iterable[PromptDraw]
 ) -> None:
-    """Update the state with a step's episodes and the anchors of draws in flight; warn about unrepeated episodes."""
+    """Update the kept episodes, and the anchors of draws in flight, after a step; warn about unrepeated episodes."""
     begun = {draw.draw_id: draw.anchor for draw in in_flight if draw.anchor is not None}
     state.begun = {str(i): [anchor.trajectory.uid, anchor.num_turns] for i, anchor in sorted(begun.items())}
     domains = {one.trajectory.uid: one.domain for one in state.kept}
@@ -189,12 +189,12 @@ def note_anchors(
         if uid not in domains:  # a group that was in flight when the episode was dropped
             continue
         number = state.unrepeated[domains[uid]] = state.unrepeated.get(domains[uid], 0) + 1
-        last = " No more of its groups begin at anchors." if number == MOST_UNREPEATED else ""
+        last = f" Groups of '{domains[uid]}' no longer begin at anchors." if number == MAX_UNREPEATED else ""
         logger.warning("%s%s", why, last)
     state.kept = update_kept_episodes(config, state.kept, groups, {uid for uid, _ in state.begun.values()})
 
 
-def anchor_metrics(kept: Sequence[KeptEpisode], groups: Sequence[Group]) -> dict[str, float]:
+def compute_anchor_metrics(kept: Sequence[KeptEpisode], groups: Sequence[Group]) -> dict[str, float]:
     """Compute the anchor metrics of a step: the groups that began at anchors, and their success by replayed share."""
     began = [(group, group.draw.anchor) for group in groups if group.draw.anchor is not None]
     metrics = {

@@ -1,4 +1,4 @@
-"""Curriculum: which environment is drawn next, by success rates.
+"""Curriculum: chooses the next environment by success rates.
 
 The share of an environment is its weight times 4 p (1 - p), where p is its success rate: rewards within groups vary
 most, and give most signal, where half of the episodes succeed, and none where all or no episodes do. An environment
@@ -14,14 +14,14 @@ from itertools import accumulate
 
 from roll.config.pipelines.agentic import AgenticConfig, CurriculumConfig
 from roll.pipelines.episodes.state import AgenticState
-from roll.pipelines.measures import score
+from roll.pipelines.measures import compute_score
 from roll.types import Group, Rollout
 
-__all__ = ["domain_of", "note_successes", "shares"]
+__all__ = ["choose_domain", "compute_domain_shares", "update_success_rates"]
 
 
-def shares(config: AgenticConfig, rates: Mapping[str, float]) -> dict[str, float]:
-    """Return each environment's share of the next draws; the shares sum to 1."""
+def compute_domain_shares(config: AgenticConfig, rates: Mapping[str, float]) -> dict[str, float]:
+    """Return each environment's share of the next draws, from success rates `rates`; the shares sum to 1."""
     least = config.curriculum.min_share if config.curriculum else 1.0
     weights = {}
     for entry in config.environments:
@@ -31,16 +31,16 @@ def shares(config: AgenticConfig, rates: Mapping[str, float]) -> dict[str, float
     return {name: weight / total for name, weight in weights.items()}
 
 
-def domain_of(config: AgenticConfig, state: AgenticState, number: int) -> str:
+def choose_domain(config: AgenticConfig, state: AgenticState, number: int) -> str:
     """Return the environment of a draw; it depends only on the run's seed, the draw's number and the success rates."""
-    found = shares(config, state.success_rates)
+    found = compute_domain_shares(config, state.success_rates)
     digest = hashlib.blake2b(f"{config.seed}/curriculum/{number}".encode(), digest_size=8).digest()
     point = int.from_bytes(digest, "big") / 2**64
     names = list(found)
     return names[min(bisect(list(accumulate(found.values())), point), len(names) - 1)]
 
 
-def note_successes(curriculum: CurriculumConfig, state: AgenticState, groups: Sequence[Group]) -> None:
+def update_success_rates(curriculum: CurriculumConfig, state: AgenticState, groups: Sequence[Group]) -> None:
     """Update the moving averages of success rates with a step's episodes, each with weight 1 / `num_episodes`.
 
     Episodes that began at an anchor are left out.
@@ -53,5 +53,5 @@ def note_successes(curriculum: CurriculumConfig, state: AgenticState, groups: Se
     for name, rollouts in by_domain.items():
         if rollouts:
             kept = (1 - 1 / curriculum.num_episodes) ** len(rollouts) if name in rates else 0.0
-            rates[name] = kept * rates.get(name, 0.0) + (1 - kept) * min(max(score(rollouts), 0.0), 1.0)
+            rates[name] = kept * rates.get(name, 0.0) + (1 - kept) * min(max(compute_score(rollouts), 0.0), 1.0)
     state.success_rates = rates

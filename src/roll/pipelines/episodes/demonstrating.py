@@ -1,4 +1,4 @@
-"""Demonstrations of the user: successful episodes that are played before the first step and kept."""
+"""The user's demonstrations: successful episodes that are played before the first step and kept."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roll.pipelines.episodes.state import AgenticState, KeptEpisode
 from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.reinforcement.demonstrations import play_demonstration
 from roll.pipelines.served_policy import ServedPolicy
-from roll.rollout.replaying import record_trajectory
+from roll.rollout.replaying import build_trajectory
 
 __all__ = ["play_demonstrations"]
 
@@ -23,7 +23,7 @@ __all__ = ["play_demonstrations"]
 async def play_demonstrations(
     opened: OnlineRun[AgenticConfig, ServedPolicy], stream: PromptStream, shown: Sequence[Demonstration]
 ) -> None:
-    """Play the demonstrations and keep the episodes; a resumed run has them already.
+    """Play the user's demonstrations, and keep the episodes in the run's state; a resumed run has them already.
 
     Raises:
         DataError: A demonstration does not succeed.
@@ -40,8 +40,8 @@ async def play_demonstrations(
 async def _play_twice(
     opened: OnlineRun[AgenticConfig, ServedPolicy], stream: PromptStream, shown: Demonstration
 ) -> KeptEpisode:
-    """Play a demonstration twice, to check that the environment repeats it, and return the episode."""
-    draw = stream.redraw(-1, shown.domain, stream.position_of(shown.domain, shown.seed))
+    """Play a demonstration twice, check that the environment responds equally both times, and return the episode."""
+    draw = stream.redraw(-1, shown.domain, stream.find_position(shown.domain, shown.seed))
     draw = replace(draw, prompt=replace(draw.prompt, expert=shown.actions))
     name = f"'{shown.domain}' with seed {shown.seed}"
     try:
@@ -54,14 +54,14 @@ async def _play_twice(
             played = f"{len(rollout.turns) if rollout else 0} of {len(shown.actions)} actions were played"
             reward = f"{rollout.reward.value:g}" if rollout and rollout.reward else "none"
             raise DataError(
-                f"{shown.where}: the demonstration is no success in {name}: {played}, and its reward is {reward}. "
+                f"{shown.where}: the demonstration does not succeed in {name}: {played}, and the reward is {reward}. "
                 "Check its seed and actions, and the environment's options."
             )
-        trajectory = record_trajectory(rollout)
+        trajectory = build_trajectory(rollout)
         kept.append(KeptEpisode(domain=shown.domain, position=draw.position, trajectory=trajectory, shown=True))
     if kept[0].to_json() != kept[1].to_json():
         raise DataError(
-            f"{shown.where}: {name} went another way when the demonstration was played again, so nothing can begin in "
-            "its midst: let its reset(seed) decide all that happens, or remove anchors."
+            f"{shown.where}: {name} responded differently when the demonstration was played again, so no episode can "
+            "begin at one of its turns: make the environment depend only on reset(seed), or remove anchors."
         )
     return kept[0]

@@ -1,4 +1,4 @@
-"""The next draw: its environment, and whether it begins at an anchor."""
+"""Chooses the next draw: its environment, and whether it begins at an anchor."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 from roll.config.pipelines.agentic import AgenticConfig
 from roll.data import PromptStream
-from roll.pipelines.episodes.anchors import choose
-from roll.pipelines.episodes.curriculum import domain_of
+from roll.pipelines.episodes.anchors import choose_anchor
+from roll.pipelines.episodes.curriculum import choose_domain
 from roll.pipelines.episodes.state import AgenticState
 from roll.types import Anchor, PromptDraw
 
@@ -17,7 +17,7 @@ __all__ = ["EpisodeDraws"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeDraws:
-    """Draws of a stream, of which some begin at anchors instead of new prompts; see `online.sampling.Draws`."""
+    """Draws prompts from a stream, or draws that begin at an anchor; implements `online.sampling.DrawSource`."""
 
     config: AgenticConfig
     state: AgenticState
@@ -26,21 +26,23 @@ class EpisodeDraws:
 
     def draw(self, count: int, domain: str | None = None) -> Sequence[PromptDraw]:
         """Return the next draws, of one environment if `domain` is given."""
-        return [self._next(domain) for _ in range(count)]
+        return [self._draw_next(domain) for _ in range(count)]
 
     def redraw(self, draw_id: int, domain: str, position: int) -> PromptDraw:
-        """Return a draw that an earlier process left in flight, with the same anchor."""
+        """Return a draw that was in flight when an earlier process ended, with the same anchor."""
         draw = self.stream.redraw(draw_id, domain, position)
         uid, num_turns = self.state.begun.get(str(draw_id), ("", 0))
         found = next((one.trajectory for one in self.state.kept if one.trajectory.uid == uid), None)
         return draw if found is None else replace(draw, anchor=Anchor(trajectory=found, num_turns=num_turns))
 
-    def _next(self, domain: str | None) -> PromptDraw:
+    def _draw_next(self, domain: str | None) -> PromptDraw:
         config, state, stream = self.config, self.state, self.stream
         number = stream.num_drawn
         if domain is None:
-            domain = domain_of(config, state, number) if config.curriculum else stream.next_domain
-        chosen = choose(config.anchors, state.kept, state.unrepeated, domain=domain, seed=config.seed, number=number)
+            domain = choose_domain(config, state, number) if config.curriculum else stream.next_domain
+        chosen = choose_anchor(
+            config.anchors, state.kept, state.unrepeated, domain=domain, seed=config.seed, number=number
+        )
         if chosen is None:
             return stream.draw(1, domain)[0]
         episode, anchor = chosen

@@ -1,4 +1,4 @@
-"""Reading of the user's demonstrations: seeds and actions. Does not import torch."""
+"""Reads the user's demonstrations (seeds and actions) without importing torch."""
 
 from __future__ import annotations
 
@@ -39,36 +39,38 @@ def read_demonstrations(config: AgenticConfig) -> list[Demonstration]:
     for index, row in enumerate(table.scan(None)):
         if isinstance(row, DataError):
             raise row
-        one = _read(row, entries, table.where(index))
+        one = _read_demonstration(row, entries, table.describe_location(index))
         before = found.setdefault((one.domain, one.seed), one)
         if before is not one:
             raise DataError(
-                f"{one.where}: '{one.domain}' with seed {one.seed} was shown in {before.where}: remove one."
+                f"{one.where}: the demonstration of '{one.domain}' with seed {one.seed} is already in {before.where}: "
+                "remove one of the two."
             )
     if not found:
-        raise DataError(f"{table.name} has no demonstration: remove anchors.demonstrations, or write one in each line.")
+        raise DataError(
+            f"{table.name} has no demonstration: remove anchors.demonstrations, or write a demonstration in each line."
+        )
     return list(found.values())
 
 
-def _read(row: Mapping[str, Any], entries: dict[str, EnvironmentData], where: str) -> Demonstration:
+def _read_demonstration(row: Mapping[str, Any], entries: dict[str, EnvironmentData], where: str) -> Demonstration:
     if unknown := set(row) - {"environment", "seed", "actions"}:
-        raise DataError(f"{where}: {sorted(unknown)} mean nothing: a demonstration has environment, seed and actions.")
+        raise DataError(f"{where}: unknown keys {sorted(unknown)}: a demonstration has environment, seed and actions.")
     name, seed, actions = row.get("environment"), row.get("seed"), row.get("actions")
     if name is None and len(entries) == 1:
         (name,) = entries
     if not isinstance(name, str) or name not in entries:
-        raise DataError(f"{where}: environment is {name!r}, and must be one of {', '.join(map(repr, entries))}.")
+        raise DataError(f"{where}: environment must be one of {', '.join(map(repr, entries))}, not {name!r}.")
     most, turns = entries[name].num_episodes, entries[name].num_turns
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < most:
         raise DataError(
-            f"{where}: seed is {seed!r}, but episodes of '{name}' to train on have the seeds 0 to {most - 1}: choose "
-            "one of these, or raise num_episodes."
+            f"{where}: seed is {seed!r}, but the training episodes of '{name}' have the seeds 0 to {most - 1}: "
+            "choose one of these seeds, or raise num_episodes."
         )
     if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
-        raise DataError(f"{where}: actions must be a list of texts.")
+        raise DataError(f"{where}: actions must be a list of strings.")
     if not 2 <= len(actions) <= turns:
         raise DataError(
-            f"{where}: {len(actions)} actions, but an episode to begin in the midst of has between 2 and num_turns "
-            f"{turns}."
+            f"{where}: {len(actions)} actions, but a demonstration must have between 2 and num_turns ({turns}) actions."
         )
     return Demonstration(domain=name, seed=seed, actions=tuple(actions), where=where)

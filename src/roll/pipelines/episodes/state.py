@@ -28,7 +28,7 @@ class KeptEpisode:
     shown: bool = False
     """Whether it is a demonstration of the user, which is never dropped in favor of another episode."""
     recent: Mapping[int, tuple[bool, ...]] = field(default_factory=dict)
-    """By anchor (the number of replayed turns): whether each of the last rollouts that began there succeeded."""
+    """Results by anchor (the number of replayed turns): whether each of the last rollouts from the anchor succeeded."""
     passed: frozenset[int] = frozenset()
     """Anchors from which the policy succeeds."""
 
@@ -47,13 +47,13 @@ class KeptEpisode:
             "tokens": _pack(trajectory.token_ids),
             "turns": [[turn.start, turn.end, turn.reward, turn.state] for turn in trajectory.turns],
             "branches": [[branch.start, _pack(branch.context)] for branch in trajectory.branches],
-            **_media(trajectory),
+            **_encode_media(trajectory),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Build the episode from the data that `to_json` returned."""
-        written = read_record(_Written, value)
+        written = read_record(_EpisodeRecord, value)
         return cls(
             domain=written.domain,
             position=written.position,
@@ -64,7 +64,7 @@ class KeptEpisode:
         )
 
 
-class _Written(NamedTuple):
+class _EpisodeRecord(NamedTuple):
     """The fields of an episode in the format of `KeptEpisode.to_json`."""
 
     domain: str
@@ -98,7 +98,7 @@ class _Written(NamedTuple):
         )
 
 
-def _media(trajectory: Trajectory) -> dict[str, Any]:
+def _encode_media(trajectory: Trajectory) -> dict[str, Any]:
     """Return the media spans of the prompt, the tokens and every branch; empty without media."""
     parts = (trajectory.prompt_media, trajectory.media, *(branch.media for branch in trajectory.branches))
     return {"media": [[span.to_dict() for span in spans] for spans in parts]} if any(parts) else {}
@@ -128,7 +128,7 @@ class AgenticState(LearningState):
     """Whether the user's demonstrations were played."""
 
     def to_json(self) -> dict[str, Any]:
-        """See `RunState.to_json`."""
+        """Return the state as plain data, including the kept episodes."""
         kept, self.kept = self.kept, ()  # not to be copied
         try:
             value = super(AgenticState, self).to_json()
@@ -138,7 +138,11 @@ class AgenticState(LearningState):
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """See `RunState.from_json`."""
+        """Build the state from the data that `to_json` returned.
+
+        Raises:
+            CheckpointVersionError: Another version of ROLL wrote the data, and this version cannot read it.
+        """
         state = super(AgenticState, cls).from_json(value)
         state.kept = tuple(KeptEpisode.from_json(found) for found in value["kept"])
         return state

@@ -1,7 +1,7 @@
-"""The run's own judge as a role: engines apart from the policy's, behind one proxy, with constant weights.
+"""The run's own judge as a role: separate engines with frozen weights, behind one proxy.
 
     reward ──► JudgeRole.generate ──► LLMProxy ──► judge-0, judge-1, …
-                     └─ an engine does not serve, and is not being replaced: start another one
+                     └─ an engine does not serve, and is not being replaced: start a replacement
 
 Invariants:
     - every failure is an `InfraError`, including an engine that cannot be restarted: the rollout is retried, then
@@ -22,13 +22,13 @@ from typing import Any
 from roll.cluster.base import Cluster
 from roll.config.generating import GeneratingConfig
 from roll.config.run import RunConfig
-from roll.errors import ConfigError, InfraError, RewardInfraError, UserError
-from roll.inference import engine_capabilities
-from roll.models import load_tokenizer, resolve_model, stop_token_ids
-from roll.pipelines.judge.specs import judge_kind, judge_specs
+from roll.errors import ConfigError, InfraError, RewardInfraError, UserError, one_line_error
+from roll.inference import get_engine_capabilities
+from roll.models import find_stop_token_ids, load_tokenizer, resolve_model
+from roll.pipelines.judge.specs import build_judge_specs, resolve_judge_kind
 from roll.protocols import WorkerPool
 from roll.rewards.compose import WeightedReward
-from roll.rewards.judge.cache import content_key
+from roll.rewards.judge.cache import compute_content_key
 from roll.rewards.judge.engine_judge import JudgeModel
 from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, Router
@@ -42,8 +42,8 @@ __all__ = ["JudgeRole", "open_scoring", "start_judge"]
 
 
 @dataclass(slots=True)
-class _Figures:
-    """Counts since the last metrics."""
+class _RequestCounters:
+    """Counts since the last call to `JudgeRole.metrics`."""
 
     num_requests: int = 0
     num_tokens: int = 0
@@ -52,10 +52,10 @@ class _Figures:
 
 
 class JudgeRole:
-    """The judge's engines, as rewards and metrics see them.
+    """The judge's engines, which generate verdicts for rewards, and the metrics of these engines.
 
     Args:
-        engines: Engines of the judge; closed with it.
+        engines: Engines of the judge, which `close` shuts down.
         model: Builds the judge model from a function that generates with the engines.
         emit: Receives trace events.
     """
@@ -70,7 +70,7 @@ class JudgeRole:
         self._router = Router()
         self._proxy = LLMProxy(engines, router=self._router)
         self._trace = RequestTrace(emit)
-        self._figures = _Figures()
+        self._figures = _RequestCounters()
         self.model = model(self.generate)
 
     async def generate(self, request: GenerationRequest, time_limit_s: float) -> Generation:
@@ -80,17 +80,17 @@ class JudgeRole:
             InfraError: No engine answered.
         """
         loop = asyncio.get_running_loop()
-        asked = loop.time()
+        began = loop.time()
         self._figures.num_requests += 1
         try:
             async with asyncio.timeout(None) as limit:
 
-                def started(engine_id: str) -> None:
+                def on_start(engine_id: str) -> None:
                     limit.reschedule(loop.time() + time_limit_s)
                     self._trace.begin(request.request_id, engine_id)
 
-                self._revive()
-                generation = await self._proxy.generate(request, on_start=started)
+                self._restart_engines()
+                generation = await self._proxy.generate(request, on_start=on_start)
         except TimeoutError:
             self._figures.num_failed += 1
             raise RewardInfraError(f"the judge '{self.model.name}' gave no reply within {time_limit_s:g} s") from None
@@ -98,17 +98,19 @@ class JudgeRole:
             self._figures.num_failed += 1
             if isinstance(error, InfraError):
                 raise
-            raise RewardInfraError(f"the judge '{self.model.name}' cannot be started again: {error}") from error
+            raise RewardInfraError(
+                f"the judge '{self.model.name}' cannot be started again: {one_line_error(error)}"
+            ) from error
         finally:
             self._trace.end(request.request_id)
-        self._figures.waited_s += loop.time() - asked
+        self._figures.waited_s += loop.time() - began
         self._figures.num_tokens += len(generation.token_ids)
         return generation
 
-    def _revive(self) -> None:
+    def _restart_engines(self) -> None:
         """Replace every engine that does not serve, including those that were given up."""
-        serving = {id(engine) for engine in self._router.serving}
-        for engine in self._engines.awake():
+        serving = {id(engine) for engine in self._router.serving_engines}
+        for engine in self._engines.list_awake():
             if id(engine) not in serving:
                 self._proxy.replace(engine)
 
@@ -118,12 +120,12 @@ class JudgeRole:
         Of the step: verdicts requested and cached, requests, tokens, failures, seconds per request. Of the run:
         replaced engines and reissued requests.
         """
-        figures, self._figures = self._figures, _Figures()
+        figures, self._figures = self._figures, _RequestCounters()
         usage = self.model.usage
         answered = figures.num_requests - figures.num_failed
         metrics = {
-            "judge/verdicts": float(usage.num_asked),
-            "judge/kept": float(usage.num_kept),
+            "judge/verdicts": float(usage.num_verdicts),
+            "judge/kept": float(usage.num_cached),
             "judge/requests": float(figures.num_requests),
             "judge/tokens": float(figures.num_tokens),
             "judge/failures": float(figures.num_failed),
@@ -131,7 +133,7 @@ class JudgeRole:
             "judge/reissued": float(self._proxy.num_reissued),
             "time/judge_request_s": figures.waited_s / answered if answered > 0 else 0.0,
         }
-        usage.num_asked = usage.num_kept = 0
+        usage.num_verdicts = usage.num_cached = 0
         return metrics
 
     async def close(self) -> None:
@@ -153,17 +155,17 @@ async def start_judge(
     """
     judge = config.judge
     assert judge is not None
-    able = engine_capabilities(judge_kind(config))
-    path = await run_in_thread(resolve_model, judge.model, allow_quantized=able.quantization)
+    capabilities = get_engine_capabilities(resolve_judge_kind(config))
+    path = await run_in_thread(resolve_model, judge.model, allow_quantized=capabilities.quantization)
     tokenizer = await run_in_thread(load_tokenizer, path, trust_remote_code=judge.trust_remote_code)
-    specs = judge_specs(config, path, run)
+    specs = build_judge_specs(config, path, run)
 
-    def model(generate: Callable[..., Any]) -> JudgeModel:
+    def build_model(generate: Callable[..., Any]) -> JudgeModel:
         return JudgeModel(
             name=judge.model,
-            identity=_identity(path, judge.dtype),
+            identity=_build_identity(path, judge.dtype),
             tokenizer=tokenizer,
-            stop_token_ids=stop_token_ids(path, tokenizer),
+            stop_token_ids=find_stop_token_ids(path, tokenizer),
             max_context=specs[0].max_context,
             generate=generate,
         )
@@ -173,7 +175,7 @@ async def start_judge(
     except UserError as error:
         raise type(error)(f"the judge: {str(error).replace('inference.', 'judge.')}") from error
     try:
-        return JudgeRole(engines, model, emit)
+        return JudgeRole(engines, build_model, emit)
     except BaseException:
         await engines.close()
         raise
@@ -183,11 +185,11 @@ async def start_judge(
 async def open_scoring(
     config: RunConfig, cluster: Cluster, pool: WorkerPool
 ) -> AsyncIterator[Mapping[str, WeightedReward]]:
-    """Open the rewards of a configuration by domain, with the judge if they need it; used for work outside a run."""
+    """Open the rewards of a configuration outside a run, with the judge if it has one, and yield them by domain."""
     async with AsyncExitStack() as stack:
         judge = None
         if not isinstance(config, GeneratingConfig):
-            raise ConfigError(f"'{config.name}' runs the pipeline {config.pipeline}, which scores no answers.")
+            raise ConfigError(f"'{config.name}' runs the pipeline {config.pipeline}, which does not score answers.")
         if config.judge is not None:
             role = await start_judge(config, cluster)
             stack.push_async_callback(role.close)
@@ -195,10 +197,10 @@ async def open_scoring(
         yield await stack.enter_async_context(open_rewards(config.data, config.sandbox, pool, judge))
 
 
-def _identity(path: Path, dtype: str) -> str:
-    """Return a key of the weights from name, size and modification time of their files.
+def _build_identity(path: Path, dtype: str) -> str:
+    """Return a key that identifies the weights in `path`: a digest of dtype, file names, sizes and modification times.
 
-    Hashing the contents would take longer than loading them.
+    Hashing the files' contents would take longer than loading them.
     """
     files = sorted(file for file in path.iterdir() if file.is_file())
-    return content_key(dtype, [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files])
+    return compute_content_key(dtype, [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files])

@@ -1,4 +1,4 @@
-"""Specs of the run's own judge. Imports neither torch nor an engine, so that `roll check` may ask."""
+"""Specs of the run's own judge. Imports neither torch nor an engine, so that `roll check` can use it."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from pathlib import Path
 
 from roll.config.generating import GeneratingConfig
 from roll.errors import ConfigError
-from roll.inference import EngineSpec, engine_capabilities, resolve_engine_kind
-from roll.models import context_length, describe_model
+from roll.inference import EngineSpec, get_engine_capabilities, resolve_engine_kind
+from roll.models import describe_model, read_context_length
 from roll.tracking import RunDirectory
 
-__all__ = ["judge_context", "judge_kind", "judge_specs"]
+__all__ = ["build_judge_specs", "compute_judge_context", "resolve_judge_kind"]
 
-LONGEST_CONTEXT = 8192
+MAX_CONTEXT = 8192
 """Default context length in tokens: longer contexts would reserve memory that no verdict needs."""
 CPU_CACHE_BYTES = 256 * 2**20
 """Default KV cache of an engine on a CPU."""
-REQUESTS_AT_LEAST = 4
+MIN_CACHED_REQUESTS = 4
 """Number of full-length requests that fit in the KV cache if the engine's default does not fit a single one."""
 
 
-def judge_kind(config: GeneratingConfig) -> str:
-    """Return the kind of the judge's engines.
+def resolve_judge_kind(config: GeneratingConfig) -> str:
+    """Return the name of the judge's engine, with `auto` resolved.
 
     Raises:
         ConfigError: The configured engine is not installed.
@@ -30,38 +30,41 @@ def judge_kind(config: GeneratingConfig) -> str:
     return resolve_engine_kind(config.judge.engine, "judge.engine")
 
 
-def judge_context(config: GeneratingConfig, path: Path | str) -> int:
+def compute_judge_context(config: GeneratingConfig, path: Path | str) -> int:
     """Return the judge's context length, the longest request plus reply, in tokens.
 
     Raises:
         ConfigError: `judge.max_context` exceeds the model's context length, or leaves no room for a question.
     """
     assert config.judge is not None
-    asked, most = config.judge.max_context, context_length(Path(path))
-    if asked is not None and asked > most:
-        raise ConfigError(f"judge.max_context {asked} exceeds the {most} tokens that the judge was made for: lower it.")
-    found = asked or min(most, LONGEST_CONTEXT)
+    max_context, most = config.judge.max_context, read_context_length(Path(path))
+    if max_context is not None and max_context > most:
+        raise ConfigError(
+            f"judge.max_context {max_context} exceeds the context length of the judge, {most} tokens: lower "
+            "judge.max_context."
+        )
+    found = max_context or min(most, MAX_CONTEXT)
     replies = [r.max_reply_tokens for e in config.data for r in e.reward if r.type == "judge" and r.asks_own_judge]
     if max(replies) >= found:
         raise ConfigError(
             f"the reward 'judge' may reply with max_reply_tokens {max(replies)}, which leaves no room for a question "
-            f"in the judge's context of {found} tokens: lower it, or choose another judge.model."
+            f"in the judge's context of {found} tokens: lower max_reply_tokens, or choose another judge.model."
         )
     return found
 
 
-def judge_specs(config: GeneratingConfig, path: Path, run: RunDirectory | None) -> list[EngineSpec]:
+def build_judge_specs(config: GeneratingConfig, path: Path, run: RunDirectory | None) -> list[EngineSpec]:
     """Return one spec per engine of the judge."""
     judge = config.judge
     assert judge is not None
-    kind = judge_kind(config)
-    able = engine_capabilities(kind)
-    context, cache = judge_context(config, path), judge.kv_cache_bytes
-    if cache is None and not able.reserves_kv_cache:
-        one_request = context * describe_model(path).kv_bytes_per_token(2 if judge.dtype == "bfloat16" else 4)
-        cache = None if one_request <= CPU_CACHE_BYTES else REQUESTS_AT_LEAST * one_request
+    kind = resolve_judge_kind(config)
+    capabilities = get_engine_capabilities(kind)
+    context, cache = compute_judge_context(config, path), judge.kv_cache_bytes
+    if cache is None and not capabilities.reserves_kv_cache:
+        one_request = context * describe_model(path).compute_kv_bytes_per_token(2 if judge.dtype == "bfloat16" else 4)
+        cache = None if one_request <= CPU_CACHE_BYTES else MIN_CACHED_REQUESTS * one_request
     # Verdict requests arrive one by one, so batching them would only add latency.
-    options = {**able.trickling_options, **judge.options}
+    options = {**capabilities.sequential_options, **judge.options}
     return [
         EngineSpec(
             engine_id=f"judge-{index}",
@@ -76,7 +79,7 @@ def judge_specs(config: GeneratingConfig, path: Path, run: RunDirectory | None) 
             num_threads=config.training.num_threads,
             trust_remote_code=judge.trust_remote_code,
             options=options,
-            log_path=run.log_path("judge", index) if run else None,
+            log_path=run.get_log_path("judge", index) if run else None,
         )
         for index in range(config.num_judges)
     ]

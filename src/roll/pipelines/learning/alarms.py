@@ -16,7 +16,7 @@ __all__ = ["Alarm", "check_alarms"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alarm:
-    """A raised alarm."""
+    """An alarm that was raised at the end of a step."""
 
     message: str
     stops: bool
@@ -26,20 +26,20 @@ class Alarm:
 def check_alarms(
     config: AlarmsConfig, metrics: Mapping[str, float], before: Mapping[str, int]
 ) -> tuple[dict[str, int], list[Alarm]]:
-    """Check a step's metrics.
+    """Return the alarms that a step's metrics raise.
 
     Args:
         config: Thresholds.
         metrics: Metrics of the step.
-        before: Steps in a row for each alarm, before this step.
+        before: Number of consecutive steps, up to the previous one, in which the condition of each alarm held.
 
     Returns:
-        Steps in a row after this step, and the alarms raised now: when there are `config.patience` steps in a row, and
-        not again until the condition has cleared.
+        The numbers of consecutive steps up to this step, and the alarms. An alarm is raised when its condition has held
+        in `config.patience` consecutive steps, and not again until the condition has cleared.
     """
     counts: dict[str, int] = {}
     alarms = []
-    for name, problem in (*_training(config, metrics), *_answers(config, metrics)):
+    for name, problem in (*_check_training(config, metrics), *_check_answers(config, metrics)):
         counts[name] = before.get(name, 0) + 1
         if counts[name] == config.patience:
             steps = f"{config.patience} steps in a row" if config.patience > 1 else "this step"
@@ -47,53 +47,54 @@ def check_alarms(
     return counts, alarms
 
 
-def _training(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+def _check_training(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     """Yield name and message of the alarms about the update."""
     entropy = metrics.get("training/policy/entropy", metrics.get("training/policy/entropy_estimate"))
     if config.entropy_below is not None and entropy is not None and entropy < config.entropy_below:
-        yield "entropy_below", f"entropy collapsed: {entropy:.3g} nats per token, below {config.entropy_below:g}"
+        yield "entropy_below", f"entropy is {entropy:.3g} nats per token, below {config.entropy_below:g}"
     kl = metrics.get("training/kl/reference", metrics.get("training/mismatch/kl"))
     if config.kl_above is not None and kl is not None and kl > config.kl_above:
-        yield "kl_above", f"divergence blew up: {kl:.3g} per token, above {config.kl_above:g}"
+        yield "kl_above", f"KL divergence is {kl:.3g} nats per token, above {config.kl_above:g}"
     trained = metrics.get("data/groups_trained", 1.0)
     if config.no_signal and trained == 0 and "reward/mean" in metrics:  # without a reward, infrastructure failed
         yield (
             "no_signal",
-            f"no group has a signal: its rewards are all equal (mean of all {metrics.get('reward/mean', 0.0):.3g}); "
-            "each prompt is solved or too hard, or the reward is broken",
+            "no group has a learning signal: the rewards within each group are equal "
+            f"(mean reward {metrics.get('reward/mean', 0.0):.3g}); the prompts are too easy or too hard, or the reward "
+            "does not work",
         )
 
 
 _SHARES = {
     "unfinished_above": (
         "rollout/unfinished_share",
-        "{share:.0%} of rollouts were cut off, above {limit:.0%}: raise rollout.max_new_tokens; a reward gives such an "
-        "answer 0 without a look at it, unless its require_finished is false",
+        "{share:.0%} of rollouts were truncated, above {limit:.0%}: raise rollout.max_new_tokens; a truncated answer "
+        "scores 0 unless the reward sets require_finished=false",
     ),
     "repeated_text_above": (
         "hacking/repeated_text_share",
-        "{share:.0%} of longer answers were given to other prompts too, above {limit:.0%}: look whether the reward "
-        "pays for a text that answers nothing",
+        "{share:.0%} of longer answers were given to more than one prompt, above {limit:.0%}: check whether the "
+        "reward accepts text that does not answer the prompt",
     ),
     "shared_ngrams_above": (
         "hacking/shared_ngram_share",
-        "{share:.0%} of what is answered stands in most answers, above {limit:.0%}: look whether the reward pays for "
-        "phrases",
+        "{share:.0%} of the 8-grams of answers occur in the answers to half of the prompts, above {limit:.0%}: check "
+        "whether the reward pays for phrases",
     ),
     "self_repetition_above": (
         "hacking/self_repetition_share",
-        "{share:.0%} of answers mostly repeat themselves, above {limit:.0%}: look at the rollouts, or add the reward "
-        "'repetition'",
+        "{share:.0%} of answers consist mostly of repetitions, above {limit:.0%}: inspect the rollouts, or add the "
+        "reward 'repetition'",
     ),
     "disagreement_above": (
         "hacking/disagreement_share",
-        "{share:.0%} of answers are right to one component of the reward and wrong to another, above {limit:.0%}: "
-        "one of them is being deceived",
+        "{share:.0%} of answers are correct for one reward component and wrong for another, above {limit:.0%}: the "
+        "policy may exploit one of them",
     ),
 }
 
 
-def _answers(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
+def _check_answers(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     """Yield name and message of the alarms about the policy's answers, including those of reward hacking."""
     for name, (metric, words) in _SHARES.items():
         limit, share = getattr(config, name), metrics.get(metric, 0.0)
@@ -105,5 +106,5 @@ def _answers(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tup
         yield (
             "length_drift_above",
             f"answers are {max(ratio, 1 / max(ratio, 1e-9)):.1f} times {direction} than in the first steps, more than "
-            f"{most:g}: look whether length is paid for",
+            f"{most:g}: check whether the reward depends on length",
         )

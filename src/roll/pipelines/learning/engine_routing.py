@@ -10,30 +10,31 @@ import numpy as np
 from roll.protocols import Scorer
 from roll.types import FloatArray, IntArray, TrainingBatch, TrainingSample
 
-__all__ = ["MEASURED_SHARE", "own_routing", "router_replay_metrics", "without_recorded_experts"]
+__all__ = ["MEASURED_SHARE", "compute_router_replay_metrics", "drop_recorded_experts", "score_with_own_routing"]
 
 MEASURED_SHARE = 8
-"""Inverse share of samples that also go through the trainer with its own routing: a forward pass over the first eighth
-of the batch, about 4 % of an update's work."""
+"""One of this many samples is also scored with the trainer's own routing: a forward pass over the first eighth of the
+batch, about 4 % of an update's compute.
+"""
 
 
-def without_recorded_experts(batch: TrainingBatch) -> TrainingBatch:
+def drop_recorded_experts(batch: TrainingBatch) -> TrainingBatch:
     """Return the batch without recorded experts, so that a model's routers choose experts themselves."""
     if all(s.experts is None for s in batch.samples):
         return batch
     return replace(batch, samples=tuple(replace(s, experts=None) for s in batch.samples))
 
 
-async def own_routing(policy: Scorer, batch: TrainingBatch) -> tuple[list[FloatArray], list[IntArray]]:
+async def score_with_own_routing(policy: Scorer, batch: TrainingBatch) -> tuple[list[FloatArray], list[IntArray]]:
     """Compute log-probs and expert choices of the batch's first samples under the policy without router replay."""
     first = tuple(s for s in batch.samples if s.experts is not None)[: -(-len(batch.samples) // MEASURED_SHARE)]
     if not first:
         return [], []
-    found = await policy.forward(without_recorded_experts(replace(batch, samples=first)), ["logprobs", "experts"])
+    found = await policy.forward(drop_recorded_experts(replace(batch, samples=first)), ["logprobs", "experts"])
     return list(found["logprobs"]), list(found["experts"])
 
 
-def router_replay_metrics(
+def compute_router_replay_metrics(
     batch: TrainingBatch,
     own: tuple[Sequence[FloatArray], Sequence[IntArray]],
     replayed: Sequence[FloatArray | None],
@@ -41,14 +42,15 @@ def router_replay_metrics(
     """Compute the router-replay metrics of a step, below `agreement/`.
 
     `replayed_share` is the share of tokens in the forward pass that had experts of the engine; `expert_overlap` is the
-    share of these choices that the trainer's routers also make. `own_routing/…` compares the trainer's log-probs under
-    its own routing with the engine's, `engine_routing/…` those under the engine's routing, over the same tokens: mean
-    and largest absolute difference, and the divergence of the engine's distribution from the trainer's, the mean of
-    exp(d) - 1 - d for d = trainer - engine, which is unbiased (k3 of http://joschu.net/blog/kl-approx.html).
+    share of these choices that the trainer's routers also make. `own_routing/…` compares the engine's log-probs with
+    the trainer's under its own routing, `engine_routing/…` with the trainer's under the engine's routing, over the same
+    tokens: mean and largest absolute difference, and the divergence of the engine's distribution from the trainer's,
+    the mean of exp(d) - 1 - d for d = trainer - engine, which is unbiased (k3 of
+    http://joschu.net/blog/kl-approx.html).
 
     Args:
         batch: The batch of the step.
-        own: Log-probs and experts of its first samples with recorded experts, as `own_routing` returns them.
+        own: Log-probs and experts of its first samples with recorded experts, as `score_with_own_routing` returns them.
         replayed: Log-probs of all samples in the pass with router replay; empty without such a pass.
     """
     known, inputs = 0, 0
@@ -58,19 +60,23 @@ def router_replay_metrics(
     metrics = {"agreement/replayed_share": known / max(inputs, 1)}
     chosen = [(i, s) for i, s in enumerate(batch.samples) if s.experts is not None][: len(own[0])]
     samples = [s for _, s in chosen]
-    metrics |= _distance("own_routing", samples, own[0])
-    alike = [_overlap(s.experts, experts) for s, experts in zip(samples, own[1], strict=True) if s.experts is not None]
+    metrics |= _compute_distance("own_routing", samples, own[0])
+    alike = [
+        _match_choices(s.experts, experts) for s, experts in zip(samples, own[1], strict=True) if s.experts is not None
+    ]
     if alike and sum(map(len, alike)):
         metrics["agreement/expert_overlap"] = float(np.concatenate(alike).mean())
     if replayed:
-        metrics |= _distance("engine_routing", samples, [replayed[i] for i, _ in chosen])
+        metrics |= _compute_distance("engine_routing", samples, [replayed[i] for i, _ in chosen])
     return metrics
 
 
-def _distance(name: str, samples: Sequence[TrainingSample], said: Sequence[FloatArray | None]) -> dict[str, float]:
+def _compute_distance(
+    name: str, samples: Sequence[TrainingSample], logprobs_by_sample: Sequence[FloatArray | None]
+) -> dict[str, float]:
     differences = [
         (logprobs - sample.rollout_logprobs)[sample.loss_mask].astype(np.float64)
-        for sample, logprobs in zip(samples, said, strict=True)
+        for sample, logprobs in zip(samples, logprobs_by_sample, strict=True)
         if logprobs is not None and sample.rollout_logprobs is not None
     ]
     together = np.concatenate(differences) if differences else np.zeros(0)
@@ -84,10 +90,11 @@ def _distance(name: str, samples: Sequence[TrainingSample], said: Sequence[Float
     }
 
 
-def _overlap(engine: IntArray, trainer: IntArray) -> IntArray:
-    """Return 1 for each choice [L, layers, k] that is also in the other's choices of that token and layer, else 0.
+def _match_choices(engine: IntArray, trainer: IntArray) -> IntArray:
+    """Return a flat array of booleans: for each expert that the engine chose, whether the trainer chose it too, for the
+    same token and layer.
 
-    Tokens for which either choice is unknown are left out.
+    Both arguments have the shape [L, layers, k]. Tokens whose experts are unknown in either are left out.
     """
     both = (engine[..., 0] >= 0) & (trainer[..., 0] >= 0)
     return (engine[both][..., None] == trainer[both][..., None, :]).any(-1).ravel()

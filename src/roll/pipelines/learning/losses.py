@@ -7,7 +7,7 @@ from typing import Any
 from roll.algorithms.correction import Correction
 from roll.algorithms.gates import Gate, UserGate
 from roll.algorithms.losses import CreditedLoss, PolicyAndValueLoss, PolicyLoss, PreferenceLoss, UserLoss, ValueLoss
-from roll.algorithms.losses.preference import forms
+from roll.algorithms.losses.preference import pairwise
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.gates import GATES, LOSSES, GateConfig
 from roll.config.preference import PreferenceLossSection
@@ -16,7 +16,13 @@ from roll.protocols import LossFn
 from roll.types import AttentionRange
 from roll.user_code import check_call, load_function
 
-__all__ = ["attention_range", "check_own_functions", "policy_loss", "preference_loss", "value_loss"]
+__all__ = [
+    "build_policy_loss",
+    "build_preference_loss",
+    "build_value_loss",
+    "check_own_functions",
+    "get_attention_range",
+]
 
 
 def check_own_functions(algorithm: AlgorithmConfig) -> None:
@@ -34,7 +40,7 @@ def check_own_functions(algorithm: AlgorithmConfig) -> None:
         UserGate(path=GATES.path(algorithm.gate.gate), options=algorithm.gate.options).check()
 
 
-def attention_range(algorithm: AlgorithmConfig) -> AttentionRange | None:
+def get_attention_range(algorithm: AlgorithmConfig) -> AttentionRange | None:
     """Return the range of attention statistics that the policy loss needs; `None` if it needs none."""
     credit = algorithm.credit
     if credit.type == "none":
@@ -42,23 +48,30 @@ def attention_range(algorithm: AlgorithmConfig) -> AttentionRange | None:
     return AttentionRange(window=credit.window, horizon=(credit.horizon_start, credit.horizon_end))
 
 
-def policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None = None) -> LossFn:
+def build_policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None = None) -> LossFn:
     """Build the policy loss of an algorithm.
 
     Args:
         algorithm: The algorithm's settings.
         kl_coefficient: Coefficient that replaces the configured one, if it adapts.
     """
-    loss, observed, form = _policy_loss(algorithm, kl_coefficient), attention_range(algorithm), algorithm.credit.type
+    loss, observed, pattern = (
+        _build_plain_policy_loss(algorithm, kl_coefficient),
+        get_attention_range(algorithm),
+        algorithm.credit.type,
+    )
     if algorithm.shares_critic:
-        loss = PolicyAndValueLoss(policy=loss, value=value_loss(algorithm), coefficient=algorithm.critic.coefficient)
-    if observed is None or form == "none":
+        loss = PolicyAndValueLoss(
+            policy=loss, value=build_value_loss(algorithm), coefficient=algorithm.critic.coefficient
+        )
+    if observed is None or pattern == "none":
         return loss
     settings = algorithm.credit.model_dump(exclude={"type", "window", "horizon_start", "horizon_end"})
-    return CreditedLoss(loss=loss, range=observed, form=form, **settings)
+    return CreditedLoss(loss=loss, range=observed, pattern=pattern, **settings)
 
 
-def _policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None) -> LossFn:
+def _build_plain_policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None) -> LossFn:
+    """Build the policy loss without attention credit and without the loss of a shared critic."""
     if algorithm.loss is not None:
         return UserLoss(path=LOSSES.path(algorithm.loss))
     coefficient = algorithm.kl.coefficient if kl_coefficient is None else kl_coefficient
@@ -67,7 +80,7 @@ def _policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None) -> Lo
         ratio_reduce=algorithm.ratio.reduce,
         ratio_against=algorithm.ratio.against,
         ratio_token_limit=algorithm.ratio.max_token_log_ratio,
-        gate=_gate(algorithm.gate),
+        gate=_build_gate(algorithm.gate),
         aggregation=algorithm.aggregation,
         correction=Correction(**algorithm.correction.model_dump(exclude={"snapshots"})),
         kl_coefficient=coefficient if algorithm.kl.place == "loss" else 0.0,
@@ -76,18 +89,18 @@ def _policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None) -> Lo
     )
 
 
-def _gate(section: GateConfig) -> Gate:
+def _build_gate(section: GateConfig) -> Gate:
     if section.type == "python":
         return UserGate(path=GATES.path(section.gate), options=section.options)
     return GATES.get(section.type)(**section.model_dump(exclude={"type"}))
 
 
-def value_loss(algorithm: AlgorithmConfig) -> ValueLoss:
+def build_value_loss(algorithm: AlgorithmConfig) -> ValueLoss:
     """Build the critics' loss of an algorithm."""
     return ValueLoss(clip=algorithm.critic.value_clip)
 
 
-def preference_loss(section: PreferenceLossSection) -> PreferenceLoss:
+def build_preference_loss(section: PreferenceLossSection) -> PreferenceLoss:
     """Build the loss of a preference method on pairs of answers.
 
     Raises:
@@ -95,8 +108,10 @@ def preference_loss(section: PreferenceLossSection) -> PreferenceLoss:
     """
     method = section.method
     try:
-        form = getattr(forms, method.form)(**method.form_arguments, **section.form_settings)
+        pairwise_loss = getattr(pairwise, method.pairwise_loss)(
+            **method.pairwise_arguments, **section.pairwise_settings
+        )
         arguments: dict[str, Any] = {**method.arguments, **section.settings}
-        return PreferenceLoss(form=form, **arguments)
+        return PreferenceLoss(pairwise_loss=pairwise_loss, **arguments)
     except ValueError as error:
         raise ConfigError(f"preference.type {section.type}: {error}.") from None

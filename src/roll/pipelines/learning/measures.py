@@ -8,30 +8,35 @@ import numpy as np
 
 from roll.types import StepResult, TrainingBatch
 
-__all__ = ["agreement_metrics", "learning_metrics", "mean_advantages", "training_metrics"]
+__all__ = [
+    "compute_agreement_metrics",
+    "compute_learning_metrics",
+    "compute_mean_advantages",
+    "compute_training_metrics",
+]
 
 
-def _mean(values: Sequence[float]) -> float:
+def _compute_mean(values: Sequence[float]) -> float:
     return float(np.mean(values)) if len(values) else 0.0
 
 
-def mean_advantages(batch: TrainingBatch) -> dict[str, float]:
-    """Return the mean advantage of every rollout over its loss tokens, by id of its first sample."""
+def compute_mean_advantages(batch: TrainingBatch) -> dict[str, float]:
+    """Return the mean advantage of every rollout over its loss tokens, by id of the rollout's first sample."""
     found: dict[str, float] = {}
     for places in batch.sequences:
         samples = [batch.samples[i] for i in places]
         counted = [s.advantages[s.loss_mask] for s in samples if s.advantages is not None]
         if counted:
-            found[samples[0].sample_id] = _mean(np.concatenate(counted).tolist())
+            found[samples[0].sample_id] = _compute_mean(np.concatenate(counted).tolist())
     return found
 
 
-def agreement_metrics(batch: TrainingBatch, results: Sequence[StepResult]) -> dict[str, float]:
+def compute_agreement_metrics(batch: TrainingBatch, results: Sequence[StepResult]) -> dict[str, float]:
     """Compute how far log-probs of engine and trainer differ over all trained tokens.
 
-    The trainer's log-probs are those before the update, or of the only update. In addition to mean and largest absolute
-    difference: quantiles of the factor old/rollout, and the effective sample size under these factors, as a share of
-    tokens.
+    The trainer's log-probs are those before the update, or of the only update. The metrics are mean and largest
+    absolute difference, quantiles of the factor old/rollout, and the effective sample size under these factors as a
+    share of tokens; there are none if no sample has the log-probs of both.
     """
     given = [s.old_logprobs for s in batch.samples]
     trainer = given if all(x is not None for x in given) else (results[0].logprobs if len(results) == 1 else ())
@@ -55,22 +60,22 @@ def agreement_metrics(batch: TrainingBatch, results: Sequence[StepResult]) -> di
     }
 
 
-def training_metrics(results: Sequence[StepResult], prefix: str = "training") -> dict[str, float]:
+def compute_training_metrics(results: Sequence[StepResult], prefix: str = "training") -> dict[str, float]:
     """Return the metrics of optimizer steps: means over several, maxima below `max/`, sums of counts and times."""
     if not results:
         return {}
     metrics = {
-        "loss": _mean([r.loss for r in results]),
-        "grad_norm": _mean([r.grad_norm for r in results]),
+        "loss": _compute_mean([r.loss for r in results]),
+        "grad_norm": _compute_mean([r.grad_norm for r in results]),
         "learning_rate": results[-1].learning_rate,
         "num_tokens": float(sum(r.num_tokens for r in results)),
         "num_loss_tokens": float(sum(r.num_loss_tokens for r in results)),
-        "stepped": _mean([float(r.stepped) for r in results]),
+        "stepped": _compute_mean([float(r.stepped) for r in results]),
     }
     if len(results) > 1:
         metrics["num_updates"] = float(len(results))
     for name in dict.fromkeys(name for r in results for name in r.metrics):
-        metrics[name] = _mean([float(r.metrics[name]) for r in results if name in r.metrics])
+        metrics[name] = _compute_mean([float(r.metrics[name]) for r in results if name in r.metrics])
     for name in dict.fromkeys(name for r in results for name in r.maxima):
         metrics[f"max/{name}"] = max(float(r.maxima[name]) for r in results if name in r.maxima)
     found = {f"{prefix}/{name}": value for name, value in metrics.items()}
@@ -80,11 +85,15 @@ def training_metrics(results: Sequence[StepResult], prefix: str = "training") ->
     return found
 
 
-def learning_metrics(
+def compute_learning_metrics(
     batch: TrainingBatch, results: Sequence[StepResult], critic_results: Sequence[StepResult]
 ) -> dict[str, float]:
     """Return the metrics of the updates of policy and critics, and the agreement of engines and trainer."""
-    metrics = training_metrics(results) | training_metrics(critic_results, "critic") | agreement_metrics(batch, results)
+    metrics = (
+        compute_training_metrics(results)
+        | compute_training_metrics(critic_results, "critic")
+        | compute_agreement_metrics(batch, results)
+    )
     place = "critic" if critic_results else "training"  # a shared value head is trained in the policy's updates
     if f"{place}/value/return" in metrics:
         mean, squared, error = (metrics[f"{place}/value/{name}"] for name in ("return", "return_squared", "error"))

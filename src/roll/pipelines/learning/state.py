@@ -24,18 +24,22 @@ class LearningState(RunState):
     kl_coefficient: float | None = None
     """KL coefficient of the next step, if it adapts."""
     failures: list[list[int]] = field(default_factory=list)
-    """`Failures.counts` of the last steps: answers asked, failed, and timed out."""
+    """`Failures.counts` of the last steps: the numbers of judged, failed and timed-out answers."""
     verifiers: dict[str, dict[str, Any]] = field(default_factory=dict)
     """State of rewards that later judgments depend on, by domain and component (`WeightedReward.state()`)."""
 
     def to_json(self) -> dict[str, Any]:
-        """See `RunState.to_json`."""
+        """Return the state as plain data, including the reward moments."""
         moments = {domain: found.to_json() for domain, found in self.moments.items()}
         return {**super(LearningState, self).to_json(), "moments": moments}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """See `RunState.from_json`."""
+        """Build the state from the data that `to_json` returned.
+
+        Raises:
+            CheckpointVersionError: Another version of ROLL wrote the data, and this version cannot read it.
+        """
         state = super(LearningState, cls).from_json(value)  # with slots, `super()` is the class without them
         state.moments = {domain: Moments.from_json(found) for domain, found in value["moments"].items()}
         return state

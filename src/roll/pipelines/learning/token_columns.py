@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from roll.algorithms.minibatches import minibatches
+from roll.algorithms.minibatches import split_into_minibatches
 from roll.config.algorithm_parts import UpdateConfig
 from roll.types import FloatArray, StepResult, TrainingBatch
 
-__all__ = ["token_columns"]
+__all__ = ["build_token_columns"]
 
 
-def token_columns(
+def build_token_columns(
     batch: TrainingBatch, results: Sequence[StepResult], updates: UpdateConfig, seed: tuple[int, int]
 ) -> dict[str, dict[str, FloatArray]]:
     """Return columns of `roll.tracking.rollout_table` by rollout id; each array aligns with the rollout's tokens.
@@ -22,12 +22,12 @@ def token_columns(
     outside the loss mask. They are absent if the back-end does not return log-probs.
 
     Args:
-        batch: The batch that `weigh` completed.
+        batch: The batch that `add_advantages` completed.
         results: Results of its updates, in order.
         updates: How the batch was split for the updates.
         seed: Seed of the run and the step, from which the splits were drawn.
     """
-    latest = _latest(batch, results, updates, seed)
+    latest = _collect_latest_logprobs(batch, results, updates, seed)
     single = len(results) == 1
     found: dict[str, dict[str, FloatArray]] = {}
     for places in batch.sequences:
@@ -55,14 +55,14 @@ def token_columns(
     return found
 
 
-def _latest(
+def _collect_latest_logprobs(
     batch: TrainingBatch, results: Sequence[StepResult], updates: UpdateConfig, seed: tuple[int, int]
 ) -> dict[str, FloatArray]:
     """Return the log-probs [L] of each sample by id, from before the last update that included the sample."""
     found: dict[str, FloatArray] = {}
     remaining = iter(results)
     for epoch in range(updates.num_epochs):
-        for part in minibatches(batch, updates.num_minibatches, (*seed, 0, epoch)):
+        for part in split_into_minibatches(batch, updates.num_minibatches, (*seed, 0, epoch)):
             result = next(remaining, None)
             if result is not None and result.logprobs:
                 found |= {

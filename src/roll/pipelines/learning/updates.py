@@ -1,4 +1,4 @@
-"""From a selection to new weights.
+"""Updates of policy and critics on a step's selected rollouts.
 
 batch ─ reference, old log-probs, values ─► weigh ─► critics learn ─► policy updates
 
@@ -14,19 +14,23 @@ from typing import Any
 
 import numpy as np
 
-from roll.algorithms.kl import adapt_coefficient, kl_per_token
-from roll.algorithms.minibatches import critic_share, minibatches
+from roll.algorithms.kl import adapt_coefficient, estimate_kl
+from roll.algorithms.minibatches import select_critic_share, split_into_minibatches
 from roll.algorithms.selection import Selection
-from roll.algorithms.token_weights import compute_token_weights, kl_token_rewards
+from roll.algorithms.token_weights import add_advantages, compute_kl_token_rewards
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.rollout import RolloutConfig
 from roll.data.samples import build_batch
 from roll.pipelines.learner import Learner, train_policy, update
-from roll.pipelines.learning.engine_routing import own_routing, router_replay_metrics, without_recorded_experts
-from roll.pipelines.learning.losses import attention_range, policy_loss, value_loss
+from roll.pipelines.learning.engine_routing import (
+    compute_router_replay_metrics,
+    drop_recorded_experts,
+    score_with_own_routing,
+)
+from roll.pipelines.learning.losses import build_policy_loss, build_value_loss, get_attention_range
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.run import Run
-from roll.pipelines.snapshots import train_inference
+from roll.pipelines.snapshots import compute_train_inference_metrics
 from roll.types import FloatArray, ForwardOptions, Output, StepResult, TrainingBatch
 
 __all__ = ["UpdateResults", "learn"]
@@ -34,7 +38,7 @@ __all__ = ["UpdateResults", "learn"]
 
 @dataclass(kw_only=True, slots=True)
 class UpdateResults:
-    """Results of a step's updates."""
+    """A step's batch with all columns, and the results of its updates of policy and critics."""
 
     batch: TrainingBatch
     results: list[StepResult] = field(default_factory=list)
@@ -61,35 +65,37 @@ async def learn(
         sampling: Sampling settings of the rollouts.
     """
     batch = build_batch(selection.rollouts, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
-    columns = await _logprobs(run, learner, algorithm, batch)
-    own = await own_routing(learner.policy, batch) if learner.replays_engine else ([], [])
+    columns = await _compute_logprobs(run, learner, algorithm, batch)
+    own = await score_with_own_routing(learner.policy, batch) if learner.replays_engine else ([], [])
     coefficient = run.state.kl_coefficient
     coefficient = algorithm.kl.coefficient if coefficient is None else coefficient
     penalties: list[FloatArray] = []
     if algorithm.uses_reference and algorithm.kl.place == "reward":
-        penalties = kl_token_rewards(batch, columns["old_logprobs"], columns["ref_logprobs"], algorithm, coefficient)
+        penalties = compute_kl_token_rewards(
+            batch, columns["old_logprobs"], columns["ref_logprobs"], algorithm, coefficient
+        )
     critics = (learner.policy,) if algorithm.shares_critic else learner.critics
     with run.spans.phase("values" if critics else "advantages"):
         values = [(await critic.forward(batch, ["values"]))["values"] for critic in critics]
     version, snapshots = run.state.policy_version, learner.snapshots
     if snapshots is not None:
         with run.spans.phase("snapshots"):
-            columns["behavior_logprobs"] = await snapshots.logprobs(batch, version)
-    batch = compute_token_weights(batch, selection, algorithm, values=values, token_rewards=penalties, **columns)
+            columns["behavior_logprobs"] = await snapshots.compute_logprobs(batch, version)
+    batch = add_advantages(batch, selection, algorithm, values=values, token_rewards=penalties, **columns)
     learned = UpdateResults(batch=batch)
     await _train_critics(run, learner, algorithm, learned, values)
     if run.state.step >= (algorithm.critic.warmup_steps if algorithm.uses_critic else 0):
         if snapshots is not None:
             with run.spans.phase("snapshots"):
-                await snapshots.keep(version)
+                await snapshots.store_weights(version)
         with run.spans.phase("train"):
-            loss = policy_loss(algorithm, coefficient)
+            loss = build_policy_loss(algorithm, coefficient)
             learned.results += await train_policy(run, learner.policy, batch, loss, algorithm.updates)
-    learned.metrics |= train_inference(batch, learned.results, version)
+    learned.metrics |= compute_train_inference_metrics(batch, learned.results, version)
     if learner.replays_engine:
         replayed = columns.get("old_logprobs") or (learned.results[0].logprobs if learned.results else ())
-        learned.metrics |= router_replay_metrics(batch, own, replayed)
-    _adapt(run, algorithm, learned, coefficient)
+        learned.metrics |= compute_router_replay_metrics(batch, own, replayed)
+    _adapt_kl_coefficient(run, algorithm, learned, coefficient)
     return learned
 
 
@@ -102,13 +108,13 @@ def needs_old_logprobs(algorithm: AlgorithmConfig) -> bool:
     return algorithm.updates_per_step > 1 or in_reward
 
 
-async def _logprobs(
+async def _compute_logprobs(
     run: Run[LearningState], learner: Learner, algorithm: AlgorithmConfig, batch: TrainingBatch
 ) -> dict[str, Sequence[Any]]:
-    """Compute `old_logprobs` and `ref_logprobs` if they are used, and the other outputs of the same forward pass."""
+    """Return the columns `old_logprobs` and `ref_logprobs`, those that are used, and other outputs of these passes."""
     columns: dict[str, Sequence[Any]] = {}
     if needs_old_logprobs(algorithm):
-        observed = attention_range(algorithm)
+        observed = get_attention_range(algorithm)
         with run.spans.phase("old_logprobs"):
             wanted: list[Output] = ["logprobs"] if observed is None else ["logprobs", "attention"]
             if learner.replays_experts:
@@ -117,7 +123,7 @@ async def _logprobs(
         columns |= {"old_logprobs" if name == "logprobs" else name: column for name, column in old.items()}
     if learner.reference is not None:
         with run.spans.phase("reference"):
-            plain = without_recorded_experts(batch)
+            plain = drop_recorded_experts(batch)
             columns["ref_logprobs"] = (await learner.reference.forward(plain, ["logprobs"]))["logprobs"]
     return columns
 
@@ -129,7 +135,10 @@ async def _train_critics(
     learned: UpdateResults,
     values: Sequence[Sequence[FloatArray]],
 ) -> None:
-    """Train each critic on its share of the batch; a value clip is around the critic's own old values, not the mean."""
+    """Train each critic on its share of the batch.
+
+    Values are clipped around the old values of the same critic (`values`), not around the mean over critics.
+    """
     if not learner.critics:
         return
     step = run.state.step
@@ -137,25 +146,27 @@ async def _train_critics(
         for index, critic in enumerate(learner.critics):
             pairs = zip(learned.batch.samples, values[index], strict=True)
             batch = replace(
-                learned.batch, samples=tuple(replace(s, old_values=said) for s, said in pairs if not s.expert)
+                learned.batch, samples=tuple(replace(s, old_values=values) for s, values in pairs if not s.expert)
             )
-            own = critic_share(batch, index, len(learner.critics), first=step)
+            own = select_critic_share(batch, index, len(learner.critics), first=step)
             for epoch in range(algorithm.critic.num_epochs):
                 seed = (run.seed, step, 1 + index, epoch)
-                for part in minibatches(own, algorithm.updates.num_minibatches, seed):
-                    learned.critic_results.append(await update(run, critic, part, value_loss(algorithm)))
+                for part in split_into_minibatches(own, algorithm.updates.num_minibatches, seed):
+                    learned.critic_results.append(await update(run, critic, part, build_value_loss(algorithm)))
 
 
-def _adapt(run: Run[LearningState], algorithm: AlgorithmConfig, learned: UpdateResults, coefficient: float) -> None:
+def _adapt_kl_coefficient(
+    run: Run[LearningState], algorithm: AlgorithmConfig, learned: UpdateResults, coefficient: float
+) -> None:
     """Measure the divergence from the reference, and adapt the KL coefficient toward its target.
 
-    A step that trains only demonstrations does not measure it, and leaves the coefficient unchanged.
+    A step that trains only demonstrations measures no divergence, and leaves the coefficient unchanged.
     """
     kl = algorithm.kl
     if kl.coefficient == 0:
         return
     learned.metrics["training/kl/coefficient"] = coefficient
-    measured = _divergence(algorithm, learned)
+    measured = _get_divergence(algorithm, learned)
     if measured is None:
         return
     learned.metrics["training/kl/reference"] = measured
@@ -167,11 +178,11 @@ def _adapt(run: Run[LearningState], algorithm: AlgorithmConfig, learned: UpdateR
         )
 
 
-def _divergence(algorithm: AlgorithmConfig, learned: UpdateResults) -> float | None:
+def _get_divergence(algorithm: AlgorithmConfig, learned: UpdateResults) -> float | None:
     """Return the divergence from the reference, in nats per token that the policy sampled; `None` if not measured.
 
-    With the penalty in the reward, it is that of the policy before the update. With the penalty in the loss, it is the
-    mean that the updates report; a user-defined loss need not report it.
+    With the penalty in the reward, this is the divergence of the policy before the update. With the penalty in the
+    loss, it is the mean over the updates; a user-defined loss need not report one.
     """
     if algorithm.kl.place == "loss":
         found = [r.metrics["policy/kl_reference"] for r in learned.results if "policy/kl_reference" in r.metrics]
@@ -179,7 +190,7 @@ def _divergence(algorithm: AlgorithmConfig, learned: UpdateResults) -> float | N
     own = [s for s in learned.batch.samples if not s.expert and s.loss_mask.any()]
     pairs = [(s.old_logprobs, s.ref_logprobs, s.loss_mask) for s in own]
     counted = [
-        kl_per_token(old[mask].astype(np.float64), ref[mask].astype(np.float64), algorithm.kl.estimator)
+        estimate_kl(old[mask].astype(np.float64), ref[mask].astype(np.float64), algorithm.kl.estimator)
         for old, ref, mask in pairs
         if old is not None and ref is not None
     ]

@@ -9,12 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.algorithms.choosing import Answers, Choice, choose_rollouts
+from roll.algorithms.answer_selection import Answers, AnswerSelection, choose_rollouts
 from roll.pipelines.learner import train_policy
-from roll.pipelines.learning.measures import learning_metrics, mean_advantages
-from roll.pipelines.online.boundary import fates_of_groups
+from roll.pipelines.learning.measures import compute_learning_metrics, compute_mean_advantages
+from roll.pipelines.online.boundary import collect_fates
 from roll.pipelines.online.online_run import OnlineRun
-from roll.pipelines.online.protocols import Collected, Update
+from roll.pipelines.online.protocols import CollectedBatch, UpdateOutcome
 from roll.protocols import LossFn
 from roll.rollout import Batch
 from roll.types import Rollout, TrainingBatch
@@ -24,44 +24,44 @@ __all__ = ["AnswersObjective"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswersObjective:
-    """Implements `Objective`."""
+    """An `Objective` that trains a loss on chosen answers of each group."""
 
     online: OnlineRun[Any, Any]
     choose: Callable[[Sequence[Rollout]], list[Answers] | str]
     """Returns the answers to train on from a group's scored rollouts, or why there are none."""
-    build: Callable[[Choice], Awaitable[TrainingBatch]]
+    build: Callable[[AnswerSelection], Awaitable[TrainingBatch]]
     """Builds the batch of the chosen answers, with all columns that the loss needs."""
     loss: LossFn
-    count: Callable[[Choice], dict[str, float]] = lambda choice: {}
-    """Returns metrics of the choice."""
+    compute_choice_metrics: Callable[[AnswerSelection], dict[str, float]] = lambda choice: {}
+    """Returns metrics of the chosen answers."""
     measure: Callable[[TrainingBatch], dict[str, float]] = lambda batch: {}
     """Returns metrics of a batch before the update."""
     has_advantages: bool = False
-    """Whether samples have advantages, which are recorded with their rollouts."""
+    """Whether samples have advantages; advantages are recorded with the rollouts."""
 
-    async def collect(self, batch: Batch) -> Collected[Choice]:
-        """Choose among the answers of each group."""
+    async def collect(self, batch: Batch) -> CollectedBatch[AnswerSelection]:
+        """Choose the answers of each group to train on; return them with metrics and the outcome of every draw."""
         choice = choose_rollouts(batch.groups, self.choose)
-        choice.fates.update(fates_of_groups(batch))
-        return Collected(
+        choice.fates.update(collect_fates(batch))
+        return CollectedBatch(
             batch=batch,
             choice=choice,
             rollouts=choice.rollouts,
             fates=choice.fates,
-            metrics=self.count(choice),
+            metrics=self.compute_choice_metrics(choice),
         )
 
-    async def learn(self, collected: Collected[Choice]) -> Update:
-        """Update the policy."""
+    async def learn(self, collected: CollectedBatch[AnswerSelection]) -> UpdateOutcome:
+        """Build the batch of the chosen answers, and update the policy on it."""
         run, policy = self.online.run, self.online.learner.policy
         batch = await self.build(collected.choice)
         with run.spans.phase("train"):
             results = await train_policy(run, policy, batch, self.loss, self.online.config.updates)
-        return Update(
-            metrics=learning_metrics(batch, results, ()) | self.measure(batch),
+        return UpdateOutcome(
+            metrics=compute_learning_metrics(batch, results, ()) | self.measure(batch),
             stepped=any(result.stepped for result in results),
-            advantages=mean_advantages(batch) if self.has_advantages else {},
+            advantages=compute_mean_advantages(batch) if self.has_advantages else {},
         )
 
-    def note(self, collected: Collected[Choice]) -> None:
-        """Do nothing: every step depends only on its own answers."""
+    def update_state(self, collected: CollectedBatch[AnswerSelection]) -> None:
+        """Do nothing: later steps depend on nothing that this objective computes."""

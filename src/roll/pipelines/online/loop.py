@@ -1,6 +1,6 @@
 """The one loop of all pipelines that learn from rollouts:
 
-    collect ─► learn ─► weight sync ─► boundary: every draw has its fate ─► evaluate ─► collect …
+    collect ─► learn ─► weight sync ─► boundary: every draw has its outcome ─► evaluate ─► collect …
 
     at an async ratio of 0     one thing after the other: every batch comes from the newest policy
     above 0                    engines generate meanwhile, at most ⌈α⌉ policy versions behind, and answer evaluations
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from roll.pipelines.online.protocols import Collected, Objective, StepRun, Update
+from roll.pipelines.online.protocols import CollectedBatch, Objective, StepRun, UpdateOutcome
 
 __all__ = ["train"]
 
@@ -35,28 +35,28 @@ async def train(online: StepRun, objective: Objective[T]) -> None:
     """
     live = online.live
 
-    async def collect() -> Collected[T]:
+    async def collect() -> CollectedBatch[T]:
         return await objective.collect(await online.next_batch())
 
-    async def learn(collected: Collected[T]) -> Update:
+    async def learn(collected: CollectedBatch[T]) -> UpdateOutcome:
         if not collected.rollouts:
-            return Update()
+            return UpdateOutcome()
         async with live.learning():
             update = await objective.learn(collected)
             if not update.stepped:
                 return update
-            online.count_update()
+            online.advance_policy_version()
             metrics = {**update.metrics, **await live.push()}
-        return Update(metrics=metrics, stepped=True, advantages=update.advantages, tokens=update.tokens)
+        return UpdateOutcome(metrics=metrics, stepped=True, advantages=update.advantages, tokens=update.tokens)
 
     async def step() -> list[str]:
         await live.wake()
-        collected = await online.unless_stopped(collect())
+        collected = await online.run_unless_stopped(collect())
         update = await learn(collected)
-        alarms = await online.finish_step(collected, update, lambda: objective.note(collected))
+        alarms = await online.finish_step(collected, update, lambda: objective.update_state(collected))
         await online.evaluate()
         return alarms
 
     async with online.running():
         await online.evaluate()
-        await online.take_steps(step)
+        await online.run_steps(step)

@@ -14,15 +14,15 @@ from roll.pipelines import measures
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.alarms import check_alarms
-from roll.pipelines.learning.failures import step_alarms
+from roll.pipelines.learning.failures import check_step_failures
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.online.boundary import settle, step_metrics
-from roll.pipelines.online.protocols import Collected, Engines, Update
-from roll.pipelines.run import Run, take_steps
+from roll.pipelines.online.boundary import compute_step_metrics, record_fates
+from roll.pipelines.online.protocols import CollectedBatch, Engines, UpdateOutcome
+from roll.pipelines.run import Run, run_steps
 from roll.rollout import Batch, LifeCycle, LLMProxy
 from roll.types import PromptDraw, Rollout, RolloutId
 
-__all__ = ["Batches", "OnlineRun", "Recorder", "RunEngines"]
+__all__ = ["BatchSource", "OnlineRun", "Recorder", "RunEngines"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +31,14 @@ E_co = TypeVar("E_co", bound="RunEngines", covariant=True)
 T = TypeVar("T")
 
 
-class Batches(Protocol):
-    """Source of a loop's batches: see `AsyncController`, or a recording."""
+class BatchSource(Protocol):
+    """Source of a loop's batches: an `AsyncController`, or a recording."""
 
     async def next_batch(self) -> Batch: ...
 
-    async def settle(self, version: int, trained: Collection[RolloutId]) -> None: ...
+    async def complete_step(self, version: int, trained: Collection[RolloutId]) -> None: ...
 
-    def in_flight(self) -> list[PromptDraw]: ...
+    def list_in_flight(self) -> list[PromptDraw]: ...
 
 
 class Recorder(Protocol):
@@ -54,30 +54,30 @@ class Recorder(Protocol):
 
 
 class RunEngines(Engines, Protocol):
-    """Engines of a run, with methods that are used outside the loop: see `LivePolicy`."""
+    """Engines of a run, with methods that the loop itself does not use; `ServedPolicy` implements them."""
 
     def running(self, stall_s: float) -> AbstractAsyncContextManager[None]:
-        """See `StepRun.running`, and `rollout.stall_s`."""
+        """Return a context for all steps, in which a warning is logged after `stall_s` seconds without progress."""
         ...
 
     def waiting(self, name: str) -> AbstractContextManager[None]:
-        """Return the context of a wait for rollouts; while the model generates it is a phase called `name`."""
+        """Return a context that measures a wait for rollouts as phases; generation by the model is the phase `name`."""
         ...
 
     def counts(self) -> Mapping[str, int]:
-        """See `LLMProxy.counts`."""
+        """Return the counts of replaced engines and reissued requests."""
         ...
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of a step's generation."""
         ...
 
-    def verifiers(self) -> dict[str, Any] | None:
-        """Return by domain the state of rewards that later judgments depend on; `None` if nothing is judged."""
+    def get_verifier_states(self) -> dict[str, Any] | None:
+        """Return the rewards' states on which later scores depend, by domain; `None` if the run scores nothing."""
         ...
 
     def trace(self) -> None:
-        """Write the engines' steps to the trace."""
+        """Write to the trace which steps the engines have run since the last call."""
         ...
 
     async def wait_for_evaluation(self) -> None:
@@ -92,7 +92,7 @@ class OnlineRun(Generic[C_co, E_co]):
     config: C_co
     run: Run[LearningState]
     learner: Learner
-    batches: Batches
+    batches: BatchSource
     live: E_co
     """The engines that generate the batches."""
     evaluator: Evaluator | None = None
@@ -101,86 +101,93 @@ class OnlineRun(Generic[C_co, E_co]):
     """Recorder of the run, if it is recorded."""
 
     @property
-    def ahead(self) -> bool:
+    def is_asynchronous(self) -> bool:
         """Whether generation and evaluation run concurrently with training."""
         return self.config.rollout.scheduling.async_ratio > 0
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """See `StepRun`."""
+        """Return a context for all steps, with synced engines; a checkpoint is saved when it ends."""
         return self.live.running(self.config.rollout.stall_s)
 
-    async def take_steps(self, step: Callable[[], Awaitable[list[str]]]) -> None:
-        """See `StepRun`."""
-        await take_steps(self.run, step)
+    async def run_steps(self, step: Callable[[], Awaitable[list[str]]]) -> None:
+        """Run the remaining steps."""
+        await run_steps(self.run, step)
 
     async def next_batch(self) -> Batch:
-        """See `StepRun`."""
-        with self.live.waiting("wait" if self.ahead else "generate"):
+        """Return the next batch, and measure the wait for it as a phase."""
+        with self.live.waiting("wait" if self.is_asynchronous else "generate"):
             return await self.batches.next_batch()
 
-    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """See `StepRun`."""
+    async def run_unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of `work`, or cancel it if a signal requests a stop."""
         return await self.run.stop.run_unless_stopped(work)
 
-    def count_update(self) -> None:
-        """See `StepRun`."""
+    def advance_policy_version(self) -> None:
+        """Increase the policy version by 1."""
         self.run.state.policy_version += 1
 
-    async def finish_step(self, collected: Collected[Any], update: Update, note: Callable[[], None]) -> list[str]:
-        """See `StepRun`."""
+    async def finish_step(
+        self, collected: CollectedBatch[Any], update: UpdateOutcome, update_state: Callable[[], None]
+    ) -> list[str]:
+        """Complete the step at its boundary, and return the messages of alarms that stop the run."""
         run, batch, limits = self.run, collected.batch, self.config.alarms
         state = run.state
-        metrics = {**await step_metrics(state, batch, collected.fates), **collected.metrics, **update.metrics}
+        metrics = {**await compute_step_metrics(state, batch, collected.fates), **collected.metrics, **update.metrics}
         with run.spans.phase("record"):
             run.tracker.log_rollouts(state.step + 1, batch.groups, update.advantages, update.tokens)
+        # From here until the boundary the state is inconsistent: an error in between must not save it.
         run.mid_update = True
         state.step += 1
-        settle(run.ledger, collected.fates, state.step)
+        record_fates(run.ledger, collected.fates, state.step)
         if "reward/mean" in metrics:  # at least one answer was scored
             state.first_lengths = [*state.first_lengths, metrics["rollout/length_mean"]][:BASELINE_STEPS]
-        await self.batches.settle(state.policy_version, {rollout.rollout_id for rollout in collected.rollouts})
-        note()
-        self._mark()
+        # First, because the boundary stores the draws that are in flight after the trained rollouts are removed.
+        await self.batches.complete_step(state.policy_version, {rollout.rollout_id for rollout in collected.rollouts})
+        update_state()
+        # The stream's position and the draws in flight are stored together, with no await in between that could change
+        # them.
+        self._mark_boundary()
         run.mid_update = False
+        # After the boundary, so that an alarm that stops the run saves the step that it reports.
         state.alarms, alarms = check_alarms(limits, metrics, state.alarms)
-        alarms += step_alarms(limits, state, batch.groups, first=state.step == run.began_at + 1)
-        metrics |= measures.run_metrics(state, run.ledger, self.live.counts()) | self.live.metrics()
+        alarms += check_step_failures(limits, state, batch.groups, first=state.step == run.began_at + 1)
+        metrics |= measures.compute_run_metrics(state, run.ledger, self.live.counts()) | self.live.metrics()
         for alarm in alarms:
             logger.warning("%s", alarm.message)
         with run.spans.phase("record"):
             if self.recorder is not None:
                 await self.recorder.record(state, batch, collected.demonstrations)
             self.live.trace()
-            run.tracker.log_step(state.step, metrics | run.spans.metrics())
+            run.tracker.log_step(state.step, metrics | run.spans.get_metrics())
         return [alarm.message for alarm in alarms if alarm.stops]
 
-    def _mark(self) -> None:
-        """Store the stream's position and the draws in flight, so that a resumed run launches exactly those again."""
+    def _mark_boundary(self) -> None:
+        """Store the stream's position and the draws in flight, so that a resumed run repeats exactly these."""
         state, stream = self.run.state, self.run.stream
         state.data = stream.state()
         state.num_draws = stream.num_drawn
-        state.pending = [[d.draw_id, d.prompt.domain, d.position] for d in self.batches.in_flight()]
-        self._remember_verifiers()
+        state.pending = [[d.draw_id, d.prompt.domain, d.position] for d in self.batches.list_in_flight()]
+        self._store_verifier_states()
 
-    def _remember_verifiers(self) -> None:
-        """Store the state of rewards that later judgments depend on."""
-        states = self.live.verifiers()
+    def _store_verifier_states(self) -> None:
+        """Store the states of rewards on which later scores depend."""
+        states = self.live.get_verifier_states()
         if states is not None:
             self.run.state.verifiers = states
 
     async def evaluate(self) -> None:
-        """See `StepRun`."""
+        """Evaluate the policy if an evaluation is due: now, or concurrently with the next step."""
         if self.evaluator is None:
             return
-        if self.ahead:
+        if self.is_asynchronous:
             await self._evaluate_concurrently(self.evaluator)
         elif await self.evaluator.evaluate_if_due():  # nothing else runs, and this is still the boundary
-            self._remember_verifiers()
+            self._store_verifier_states()
 
     async def _evaluate_concurrently(self, evaluator: Evaluator) -> None:
-        """Start a background evaluation if it is due; wait for it if the end of the step depends on it."""
+        """Start a background evaluation if one is due; after the last step, or with `keep_best`, wait for its end."""
         run = self.run
-        evaluator.check_last()  # at this point, all updates can be saved
+        evaluator.raise_last_error()  # at this point, all updates can be saved
         evaluator.begin_if_due()
         has_stepped = run.state.step > run.began_at
         if has_stepped and (run.checkpoint.keep_best or run.state.step == run.num_steps):

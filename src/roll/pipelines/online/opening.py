@@ -1,4 +1,4 @@
-"""Opening of an online run from its configuration, and shutdown in reverse order."""
+"""Opens an online run from its configuration; roles are shut down in reverse order."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from roll.cluster.base import Cluster, num_accelerators, open_cluster
+from roll.cluster.base import Cluster, count_accelerators, open_cluster
 from roll.config.generating import GeneratingConfig
 from roll.config.online import OnlineConfig
 from roll.config.training import check_back_end
 from roll.data import Data
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.pipelines.checkpoint_files import SavedRun
-from roll.pipelines.colocation import EVERYTHING, SharedDevices, offloads_colocated
+from roll.pipelines.colocation import EVERYTHING, SharedDevices, should_offload_colocated
 from roll.pipelines.engine_checks import check_engines
 from roll.pipelines.evaluation import Evaluator
-from roll.pipelines.fingerprints import fingerprints
-from roll.pipelines.generation import Roles, open_generation, start_roles
+from roll.pipelines.fingerprints import compute_fingerprints
+from roll.pipelines.generation import StartedRoles, open_generation, start_roles
 from roll.pipelines.instant_checks import check_disk, check_own_references, check_own_rewards
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online.online_run import OnlineRun, Recorder
 from roll.pipelines.online.sampling import build_controller
-from roll.pipelines.preparation import Prepared, probe_sequences, sampling_plans
+from roll.pipelines.preparation import Prepared, build_sampling_plans, select_probe_draws
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, restore_state
 from roll.pipelines.served_policy import ServedPolicy
@@ -38,7 +38,7 @@ from roll.training import Schedule, TrainerSpec
 from roll.types import PromptDraw
 from roll.weights import WeightSync
 
-__all__ = ["RoleSpec", "facts", "open_online", "policy_spec", "weight_sync"]
+__all__ = ["RoleSpec", "build_facts", "build_policy_spec", "build_weight_sync", "open_online"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ C = TypeVar("C", bound=GeneratingConfig)
 
 
 class RoleSpec(NamedTuple):
-    """A trainer, or engines other than the policy's, with its role."""
+    """A role to start: its name, and the spec of its trainer or the specs of its engines."""
 
     role: str
     """Name of the role in the device mapping."""
@@ -59,23 +59,23 @@ async def open_online(
     session: Session,
     prepared: Prepared,
     placed: Sequence[RoleSpec],
-    learner_of: Callable[[Sequence[Any]], Learner],
+    build_learner: Callable[[Sequence[Any]], Learner],
     *,
-    controlled: Callable[..., AsyncController] = build_controller,
-    recorder_of: Callable[[Run[LearningState]], Recorder] | None = None,
+    make_controller: Callable[..., AsyncController] = build_controller,
+    build_recorder: Callable[[Run[LearningState]], Recorder] | None = None,
     proxy_type: type[LLMProxy] = LLMProxy,
     state_type: type[LearningState] = LearningState,
 ) -> AsyncIterator[OnlineRun[C, ServedPolicy]]:
-    """Start every role, restore the checkpoint, and shut every role down afterwards, also after an error.
+    """Start all roles, restore the checkpoint, yield the run, and shut the roles down, even after an error.
 
     Args:
         config: Configuration of the run.
         session: Session of this process.
         prepared: The model's files and the prompts.
-        placed: The policy's trainer, and other trainers and engines apart from the policy's engines and the judge.
-        learner_of: Builds the learner from the started `placed`, in order.
-        controlled: Builds the controller; called with the arguments of `build_controller`.
-        recorder_of: Builds the recorder of the run.
+        placed: Roles to start, without the policy's engines and the judge; the policy's trainer is the first.
+        build_learner: Builds the learner from the started roles of `placed`, in the same order.
+        make_controller: Builds the controller; called with the arguments of `build_controller`.
+        build_recorder: Builds the recorder of the run.
         proxy_type: Class of the proxy.
         state_type: Class of the run's state.
 
@@ -88,22 +88,22 @@ async def open_online(
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
         roles, started, devices = await _start(config, session, cluster, prepared, placed, stack)
-        learner = learner_of(started)
+        learner = build_learner(started)
         run = Run.of(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
-        weights = weight_sync(cluster, config, data, learner.policy, roles.engines, devices)
-        recorder = recorder_of(run) if recorder_of else None
+        weights = build_weight_sync(cluster, config, data, learner.policy, roles.engines, devices)
+        recorder = build_recorder(run) if build_recorder else None
         generation = await open_generation(
             config, roles, data.renderer, stack, tracker=tracker, proxy_type=proxy_type, bring_up=weights.push_to
         )
         generation.restore(state.verifiers)
         if recorder is not None:
             recorder.listen(generation.scheduler.life, generation.proxy)
-        plan, eval_plan = sampling_plans(config, prepared.stop_token_ids)
-        controller = controlled(config, state, data, run.ledger, generation, plan)
+        plan, eval_plan = build_sampling_plans(config, prepared.stop_token_ids)
+        controller = make_controller(config, state, data, run.ledger, generation, plan)
         live = ServedPolicy(
             run=run, generation=generation, controller=controller, weights=weights, plan=plan, devices=devices
         )
-        evaluator = Evaluator(run, live, _held_out(config, data), eval_plan, config.evaluation, config.alarms)
+        held_out = _list_held_out_draws(config, data)
         await _restore(run, learner, live, session.saved)
         yield OnlineRun(
             config=config,
@@ -111,7 +111,7 @@ async def open_online(
             learner=learner,
             batches=controller,
             live=live,
-            evaluator=evaluator,
+            evaluator=Evaluator(run, live, held_out, eval_plan, config.evaluation, config.alarms),
             recorder=recorder,
         )
 
@@ -123,11 +123,13 @@ async def _begin(
     placed: Sequence[RoleSpec],
     state_type: type[LearningState],
 ) -> LearningState:
-    """Return the state in which the session begins, after all checks that are possible before a role starts."""
+    """Run all checks that are possible before a role starts, and return the state with which the session begins."""
     check_engines(config)
     check_back_end(config.training.backend)
     data, trainers = prepared.data, [each.spec for each in placed if isinstance(each.spec, TrainerSpec)]
-    state = restore_state(session.saved, data.train, state_type, fingerprints(config, data.held_out_fingerprints))
+    state = restore_state(
+        session.saved, data.train, state_type, compute_fingerprints(config, data.held_out_fingerprints)
+    )
     check_disk(config, config.training, prepared.model_path, session, trainers)
     await session.stop.run_unless_stopped(check_own_references(config.data, data))
     await session.stop.run_unless_stopped(check_own_rewards(config.data, config.sandbox, data))
@@ -141,13 +143,16 @@ async def _start(
     prepared: Prepared,
     placed: Sequence[RoleSpec],
     stack: AsyncExitStack,
-) -> tuple[Roles, list[Any], SharedDevices | None]:
-    """Start all roles; return them, the placed trainers and engines in order, and the devices that they share with
-    engines.
+) -> tuple[StartedRoles, list[Any], SharedDevices | None]:
+    """Start all roles.
+
+    Returns:
+        Engines, reward workers and judge; the started roles of `placed`, in order; and the devices that trainers and
+        engines share, or `None` if they share none.
     """
-    session.tracker.keep_tokenizer(prepared.tokenizer)
-    hand_over = offloads_colocated(config, accelerated=num_accelerators() > 0)
-    colocated = config.colocated_trainers("actor_infer") if hand_over else []
+    session.tracker.save_tokenizer(prepared.tokenizer)
+    offload_colocated = should_offload_colocated(config, accelerated=count_accelerators() > 0)
+    colocated = config.find_colocated_trainers("actor_infer") if offload_colocated else []
 
     async def start(role: str, spec: TrainerSpec | Sequence[EngineSpec]) -> Any:
         if not isinstance(spec, TrainerSpec):
@@ -165,22 +170,25 @@ async def _start(
         run=session.directory,
         tracker=session.tracker,
         trainers=[("policy" if role == "actor_train" else role, start(role, spec)) for role, spec in placed],
-        hand_over=hand_over,
+        offload_colocated=offload_colocated,
     )
     sharing = [trainer for (role, _), trainer in zip(placed, started, strict=True) if role in colocated]
-    return roles, started, SharedDevices(started[0], sharing) if hand_over else None
+    return roles, started, SharedDevices(started[0], sharing) if offload_colocated else None
 
 
 async def _restore(run: Run[Any], learner: Learner, live: ServedPolicy, saved: SavedRun[Any] | None) -> None:
-    """Load a checkpoint into the trainers, which must hold the shared devices for that, as for writing one."""
-    run.checkpointer.before_writing = live.hand_to_trainers
+    """Load the checkpoint `saved` into the trainers, if there is one.
+
+    Trainers get the shared devices before a checkpoint is loaded, and from now on before every save.
+    """
+    run.checkpointer.before_writing = live.release_devices
     if saved is not None:
         run.tracker.note(f"loading the checkpoint of step {run.state.step}")
-        await live.hand_to_trainers()
+        await live.release_devices()
         await learner.load(saved)
 
 
-def weight_sync(
+def build_weight_sync(
     cluster: Cluster,
     config: GeneratingConfig,
     data: Data,
@@ -191,60 +199,62 @@ def weight_sync(
     """Build the weight sync from the policy to its engines.
 
     Args:
-        cluster: Cluster of both.
+        cluster: Cluster on which trainer and engines run.
         config: Configuration of the run.
         data: Data whose prompts are used as probes.
         policy: The policy's trainer.
         engines: The policy's engines.
-        devices: Devices that trainer and engines share, if they hand memory over.
+        devices: Devices that trainer and engines share; `None` if they do not take turns.
     """
+    probes = select_probe_draws(data)
     return WeightSync(
         policy,
         engines,
         config.weight_sync,
-        probe=probe_sequences(data),
-        transport=cluster.transport(resolve_engine_kind(config.inference.engine)),
+        probe=[draw.token_ids for draw in probes],
+        probe_media=[draw.media for draw in probes],
+        transport=cluster.choose_transport(resolve_engine_kind(config.inference.engine)),
         weights_on_device=devices.syncing if devices else nullcontext,
     )
 
 
-def _held_out(config: GeneratingConfig, data: Data) -> list[PromptDraw]:
+def _list_held_out_draws(config: GeneratingConfig, data: Data) -> list[PromptDraw]:
     """Return the prompt draws of every evaluation."""
-    found = data.evaluation(config.evaluation.num_prompts)
-    if not found:
-        best = ", and keep_best has nothing to go by" if config.checkpoint.keep_best else ""
-        logger.warning("no source holds prompts out, so the run is not evaluated%s: set held_out", best)
-    return found
+    draws = data.get_evaluation_draws(config.evaluation.num_prompts)
+    if not draws:
+        best = ", and keep_best cannot compare checkpoints" if config.checkpoint.keep_best else ""
+        logger.warning("no source has held-out prompts, so the run is not evaluated%s: set held_out", best)
+    return draws
 
 
-def facts(
+def build_facts(
     config: GeneratingConfig, _: RunState, method: str, *, engines: str | None = None, ranks: str | None = None
 ) -> RunFacts:
     """Return the facts that are shown about a run before its first step.
 
     Args:
         config: Configuration of the run.
-        _: State of the run, on which the number of steps does not depend.
+        _: State of the run; unused, since the number of steps is configured.
         method: Name of the method.
         engines: Text that replaces the number of engines.
         ranks: Text that replaces the number of trainer ranks.
     """
     kind = "" if config.inference.engine == "auto" else f"{config.inference.engine} "
-    engines = engines or _count(config.num_engines, f"{kind}engine")
-    ranks = ranks or _count(config.num_ranks, "trainer rank")
+    engines = engines or _format_count(config.num_engines, f"{kind}engine")
+    ranks = ranks or _format_count(config.num_ranks, "trainer rank")
     return RunFacts(
         method=method,
-        where=f"{config.cluster.type}: {engines}, {ranks}, {_count(os.cpu_count() or 1, 'core')}",
+        where=f"{config.cluster.type}: {engines}, {ranks}, {_format_count(os.cpu_count() or 1, 'core')}",
         num_steps=config.training.num_steps,
         rollouts_per_step=config.rollouts_per_step,
     )
 
 
-def _count(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number} {noun}" + ("s" if number != 1 else "")
 
 
-def policy_spec(config: OnlineConfig, model_path: Path, **more: Any) -> TrainerSpec:
+def build_policy_spec(config: OnlineConfig, model_path: Path, **more: Any) -> TrainerSpec:
     """Return the trainer spec of the policy, for a single rank.
 
     Args:
@@ -257,7 +267,7 @@ def policy_spec(config: OnlineConfig, model_path: Path, **more: Any) -> TrainerS
         model=config.model,
         training=config.training,
         quantization=config.inference.quantization,
-        schedule=Schedule.of(config.training, updates_per_step=config.updates_per_step),
+        schedule=Schedule.from_config(config.training, updates_per_step=config.updates_per_step),
         seed=config.seed,
         **more,
     )

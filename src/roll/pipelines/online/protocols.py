@@ -10,14 +10,14 @@ from typing import Any, Generic, Protocol, TypeVar
 from roll.rollout.batch import Batch
 from roll.types import Fate, FloatArray, Rollout
 
-__all__ = ["Collected", "Engines", "Objective", "StepRun", "Update"]
+__all__ = ["CollectedBatch", "Engines", "Objective", "StepRun", "UpdateOutcome"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Collected(Generic[T]):
-    """A step's groups, and the rollouts that it trains on."""
+class CollectedBatch(Generic[T]):
+    """A batch, the rollouts that an objective chose to train on, and the outcome of every draw."""
 
     batch: Batch
     choice: T
@@ -25,15 +25,15 @@ class Collected(Generic[T]):
     rollouts: tuple[Rollout, ...]
     """All rollouts that are trained; if empty, no weight changes."""
     fates: Mapping[int, tuple[Fate, str]]
-    """Fates of all draws of the batch, by draw id, with the reason if a draw is not trained."""
+    """Outcomes of all draws of the batch, by draw id, with the reason if a draw is not trained."""
     demonstrations: tuple[Rollout, ...] = ()
     """Demonstrations of the batch's prompts, whether they are trained or not."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Update:
-    """The results of a step's updates."""
+class UpdateOutcome:
+    """What a step's updates yielded: metrics, advantages, and whether the weights changed."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     stepped: bool = False
@@ -41,27 +41,27 @@ class Update:
     advantages: Mapping[str, float] = field(default_factory=dict)
     """Mean advantage of each rollout, by sample id."""
     tokens: Mapping[str, Mapping[str, FloatArray]] = field(default_factory=dict)
-    """Additional columns of the table of rollouts: see `TokenColumns`."""
+    """Additional columns of the table of rollouts: see `token_columns`."""
 
 
 class Objective(Protocol[T]):
     """A pipeline's objective: how it trains on a batch."""
 
-    async def collect(self, batch: Batch) -> Collected[T]:
+    async def collect(self, batch: Batch) -> CollectedBatch[T]:
         """Choose the rollouts to train on; may be canceled at any moment."""
         ...
 
-    async def learn(self, collected: Collected[T]) -> Update:
+    async def learn(self, collected: CollectedBatch[T]) -> UpdateOutcome:
         """Update the trainers; called only if there are rollouts to train on."""
         ...
 
-    def note(self, collected: Collected[T]) -> None:
-        """Store in the run's state what later steps depend on; called at the step's boundary."""
+    def update_state(self, collected: CollectedBatch[T]) -> None:
+        """Update the parts of the run's state on which later steps depend; called at the step's boundary."""
         ...
 
 
 class Engines(Protocol):
-    """Engines of the policy: see `LivePolicy`."""
+    """The policy's engines, as the loop uses them; implemented by `ServedPolicy`."""
 
     async def wake(self) -> None:
         """Make sure that the engines can answer."""
@@ -77,7 +77,7 @@ class Engines(Protocol):
 
 
 class StepRun(Protocol):
-    """A run as the loop uses it: see `OnlineRun`."""
+    """A run, as the loop uses it; implemented by `OnlineRun`."""
 
     @property
     def live(self) -> Engines:
@@ -85,29 +85,33 @@ class StepRun(Protocol):
         ...
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """Run the body, all steps, with synced engines, and save what can be saved however it ends."""
+        """Return a context for all steps, in which engines have the current weights; a checkpoint is saved when it
+        ends, if possible also after an error.
+        """
         ...
 
-    async def take_steps(self, step: Callable[[], Awaitable[list[str]]]) -> None:
+    async def run_steps(self, step: Callable[[], Awaitable[list[str]]]) -> None:
         """Run the remaining steps."""
         ...
 
     async def next_batch(self) -> Batch:
-        """Wait for finished groups."""
+        """Return the next batch as soon as its groups are finished."""
         ...
 
-    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+    async def run_unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of `work`, or cancel it if a signal requests a stop."""
         ...
 
-    def count_update(self) -> None:
-        """Count a policy version."""
+    def advance_policy_version(self) -> None:
+        """Increase the policy version by 1."""
         ...
 
-    async def finish_step(self, collected: Collected[Any], update: Update, note: Callable[[], None]) -> list[str]:
-        """Cross the step's boundary and return the alarms that stop the run."""
+    async def finish_step(
+        self, collected: CollectedBatch[Any], update: UpdateOutcome, update_state: Callable[[], None]
+    ) -> list[str]:
+        """Complete the step at its boundary, and return the messages of alarms that stop the run."""
         ...
 
     async def evaluate(self) -> None:
-        """Evaluate the policy if it is due: now, or concurrently with the next step."""
+        """Evaluate the policy if an evaluation is due: now, or concurrently with the next step."""
         ...

@@ -7,23 +7,23 @@ from typing import Any, Protocol
 
 from roll.config.generating import GeneratingConfig
 from roll.data import Data
-from roll.pipelines.generation import Generation
+from roll.pipelines.generation import GenerationParts
 from roll.pipelines.learning.state import LearningState
 from roll.rollout import AsyncController, BatchSpec, DataLedger, SamplingPlan
 from roll.types import PromptDraw
 
-__all__ = ["Draws", "build_controller"]
+__all__ = ["DrawSource", "build_controller"]
 
 
-class Draws(Protocol):
-    """The methods of `PromptStream` that a controller needs."""
+class DrawSource(Protocol):
+    """Source of a controller's draws; `PromptStream` implements it."""
 
     def draw(self, count: int, domain: str | None = None) -> Sequence[PromptDraw]:
         """Return the next draws, of one domain if it is given."""
         ...
 
     def redraw(self, draw_id: int, domain: str, position: int) -> PromptDraw:
-        """Return an earlier draw."""
+        """Return an earlier draw again, with its id, domain, and position in the stream."""
         ...
 
 
@@ -32,13 +32,13 @@ def build_controller(
     state: LearningState,
     data: Data,
     ledger: DataLedger,
-    generation: Generation,
+    generation: GenerationParts,
     plan: SamplingPlan,
     *companions: SamplingPlan,
-    draws: Draws | None = None,
-    **asked: Any,
+    draws: DrawSource | None = None,
+    **filters: Any,
 ) -> AsyncController:
-    """Build the controller of a run, with the draws that an earlier process left in flight.
+    """Build the controller of a run; it begins with the draws that were in flight when an earlier process ended.
 
     Args:
         config: Configuration of the run.
@@ -46,17 +46,17 @@ def build_controller(
         data: Prompts of the run.
         ledger: Ledger that records every draw.
         generation: Engines and rewards.
-        plan: How groups are sampled.
+        plan: Sampling settings of groups.
         companions: How companion groups of the same prompts are sampled.
         draws: Source of draws; by default `data.train`.
-        asked: Filters of finished groups, as in `BatchSpec`.
+        filters: Filters of finished groups, as in `BatchSpec`.
     """
 
     stream = draws or data.train
 
     def draw(count: int, domain: str | None) -> Sequence[PromptDraw]:
         drawn = stream.draw(count, domain)
-        ledger.open(drawn, state.step + 1)
+        ledger.record_draws(drawn, state.step + 1)
         return drawn
 
     rollout = config.rollout
@@ -74,7 +74,7 @@ def build_controller(
             num_steps=config.training.num_steps - state.step,
             weights=quotas if rollout.scheduling.domain_quotas else {},
             num_dealt=state.step * rollout.prompts_per_step + (len(pending) if ahead else 0),
-            **asked,
+            **filters,
         ),
         version=state.policy_version,
         pending=pending,

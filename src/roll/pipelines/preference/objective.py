@@ -12,35 +12,35 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from roll.algorithms.losses import KTOLoss, LikelihoodLoss, PreferenceLoss
-from roll.algorithms.losses.preference import reference_point
+from roll.algorithms.losses.preference import compute_reference_point
 from roll.config.preference import PreferenceSection
-from roll.data.examples import ExampleKind
-from roll.pipelines.learner import WithoutAdapters
-from roll.pipelines.learning.losses import preference_loss
+from roll.data.examples import ExampleKind, truncate_tokens
+from roll.pipelines.learner import BaseModelScorer
+from roll.pipelines.learning.losses import build_preference_loss
 from roll.pipelines.supervised.output_store import OutputStore
 from roll.protocols import LossFn, TrainerGroup
-from roll.types import FloatArray, TrainingBatch, TrainingSample
+from roll.types import FloatArray, TrainingBatch, TrainingSample, slice_media
 
-__all__ = ["Objective", "kind_of", "packed_loss_spec", "with_other_answers"]
+__all__ = ["PreferenceObjective", "get_example_kind", "get_timing_loss", "mismatch_answers"]
 
-LIKE_PAIRS = PreferenceLoss(against_reference=False)
-LIKE_ANSWERS = LikelihoodLoss()
+PAIR_TIMING_LOSS = PreferenceLoss(against_reference=False)
+ANSWER_TIMING_LOSS = LikelihoodLoss()
 """Losses that stand in for the methods when a step is timed, since samples have no reference log-probs then."""
 
 
-def packed_loss_spec(section: PreferenceSection) -> LossFn:
-    """Return a loss that needs no reference and makes a trainer pack samples as the method's loss does."""
-    return LIKE_PAIRS if section.method.compares_pairs else LIKE_ANSWERS
+def get_timing_loss(section: PreferenceSection) -> LossFn:
+    """Return a loss for measuring time: it needs no reference, and samples are packed as for the method's loss."""
+    return PAIR_TIMING_LOSS if section.method.compares_pairs else ANSWER_TIMING_LOSS
 
 
-def kind_of(section: PreferenceSection) -> ExampleKind:
-    """Return the kind of a method's examples."""
+def get_example_kind(section: PreferenceSection) -> ExampleKind:
+    """Return the kind of examples that a method learns from: `pair`, or `labelled` for single answers."""
     return "pair" if section.method.compares_pairs else "labelled"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Objective:
-    """The loss of each batch."""
+class PreferenceObjective:
+    """Builds the loss of each batch, and adds the reference's log-probs to the samples."""
 
     section: PreferenceSection
     policy: TrainerGroup
@@ -53,47 +53,49 @@ class Objective:
         """Return the batch with the reference's log-probs, if the method uses them."""
         if not self.section.method.uses_reference:
             return batch
-        said = await self._reference(batch)
+        logprobs = await self._compute_reference_logprobs(batch)
         return replace(
             batch,
-            samples=tuple(replace(s, ref_logprobs=r) for s, r in zip(batch.samples, said, strict=True)),
+            samples=tuple(replace(s, ref_logprobs=r) for s, r in zip(batch.samples, logprobs, strict=True)),
         )
 
-    async def loss(self, samples: Sequence[TrainingSample]) -> LossFn:
+    async def build_loss(self, samples: Sequence[TrainingSample]) -> LossFn:
         """Build the loss of a batch of samples, under the policy's current weights."""
         if self.section.method.compares_pairs:
-            return preference_loss(self.section)
-        others = with_other_answers(samples, self.max_tokens)
-        return KTOLoss(reference_point=await self._reference_point(others), **self.section.settings)
+            return build_preference_loss(self.section)
+        others = mismatch_answers(samples, self.max_tokens)
+        return KTOLoss(reference_point=await self._compute_reference_point(others), **self.section.settings)
 
-    async def _reference_point(self, others: tuple[TrainingSample, ...]) -> float:
-        """Compute z0 of KTO; 0 if there is no mismatched answer."""
+    async def _compute_reference_point(self, others: tuple[TrainingSample, ...]) -> float:
+        """Compute KTO's reference point z0 from the mismatched answers `others`; 0 if there are none."""
         if not others:
             return 0.0
         batch = TrainingBatch(samples=others)
-        own = (await self.policy.measure(batch, LIKE_ANSWERS)).logprobs
-        return reference_point(_sums(others, own), _sums(others, await self._reference(batch)))
+        own = (await self.policy.measure(batch, ANSWER_TIMING_LOSS)).logprobs
+        return compute_reference_point(
+            _sum_logprobs(others, own), _sum_logprobs(others, await self._compute_reference_logprobs(batch))
+        )
 
-    async def _reference(self, batch: TrainingBatch) -> list[FloatArray]:
+    async def _compute_reference_logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
         if self.section.reference == "adapters":
-            return (await WithoutAdapters(self.policy).forward(batch, ("logprobs",)))["logprobs"]
-        return [_spread(sample, self.kept.of(sample)["logprobs"]) for sample in batch.samples]
+            return (await BaseModelScorer(self.policy).forward(batch, ("logprobs",)))["logprobs"]
+        return [_scatter_loss_tokens(sample, self.kept.get_rows(sample)["logprobs"]) for sample in batch.samples]
 
 
-def _spread(sample: TrainingSample, logprobs: FloatArray) -> FloatArray:
+def _scatter_loss_tokens(sample: TrainingSample, logprobs: FloatArray) -> FloatArray:
     """Scatter the log-probs of loss tokens into an array [L], with zeros elsewhere."""
     result = np.zeros(len(sample), np.float32)
     result[sample.loss_mask] = logprobs
     return result
 
 
-def _sums(samples: Sequence[TrainingSample], logprobs: Sequence[FloatArray]) -> list[float]:
-    """Return the log-probs of whole answers."""
+def _sum_logprobs(samples: Sequence[TrainingSample], logprobs: Sequence[FloatArray]) -> list[float]:
+    """Return the sum of the log-probs of each sample's loss tokens, that is of its whole answer."""
     return [float(p[s.loss_mask].sum(dtype=np.float64)) for s, p in zip(samples, logprobs, strict=True)]
 
 
-def with_other_answers(samples: Sequence[TrainingSample], max_tokens: int | None) -> tuple[TrainingSample, ...]:
-    """Pair every prompt with the answer to the previous prompt, the first with the last; empty for a single sample.
+def mismatch_answers(samples: Sequence[TrainingSample], max_tokens: int | None) -> tuple[TrainingSample, ...]:
+    """Pair every prompt with the answer to the previous prompt (the first with the last answer); empty for one sample.
 
     KTO's authors, and TRL, estimate the divergence of the policy from the reference in this way: arXiv 2402.01306
     section 4.1.
@@ -106,10 +108,16 @@ def with_other_answers(samples: Sequence[TrainingSample], max_tokens: int | None
         return ()
     result = []
     for sample, other in zip(samples, (samples[-1], *samples[:-1]), strict=True):
-        asked, begins = int(np.argmax(sample.loss_mask)), int(np.argmax(other.loss_mask))
-        ids = np.concatenate([sample.token_ids[:asked], other.token_ids[begins:]])[:max_tokens]
-        mask = np.concatenate([np.zeros(asked, np.bool_), other.loss_mask[begins:]])[:max_tokens]
+        prompt_end, begins = int(np.argmax(sample.loss_mask)), int(np.argmax(other.loss_mask))
+        ids = np.concatenate([sample.token_ids[:prompt_end], other.token_ids[begins:]])
+        mask = np.concatenate([np.zeros(prompt_end, np.bool_), other.loss_mask[begins:]])
+        answer_media = slice_media(other.media, begins, len(other), prompt_end)
+        ids, mask, media = truncate_tokens(
+            ids, mask, (*slice_media(sample.media, 0, prompt_end), *answer_media), max_tokens
+        )
         result.append(
-            TrainingSample(sample_id=f"{sample.sample_id}.other", unit=sample.unit, token_ids=ids, loss_mask=mask)
+            TrainingSample(
+                sample_id=f"{sample.sample_id}.other", unit=sample.unit, token_ids=ids, loss_mask=mask, media=media
+            )
         )
     return tuple(result)

@@ -12,40 +12,40 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from roll.algorithms.choosing import Choice, pairs
+from roll.algorithms.answer_selection import AnswerSelection, select_pairs
 from roll.config.pipelines.preference_online import PreferenceOnlineConfig
 from roll.data.samples import build_samples
-from roll.pipelines.learning.losses import preference_loss
+from roll.pipelines.learning.losses import build_preference_loss
 from roll.pipelines.online.answers import AnswersObjective
 from roll.pipelines.online.online_run import OnlineRun
 from roll.types import TrainingBatch
 
-__all__ = ["objective", "pair_batch"]
+__all__ = ["build_objective", "build_pair_batch"]
 
 
-def objective(online: OnlineRun[PreferenceOnlineConfig, Any]) -> AnswersObjective:
-    """Build the objective: prefer the better answer of each pair."""
+def build_objective(online: OnlineRun[PreferenceOnlineConfig, Any]) -> AnswersObjective:
+    """Build the objective that makes the policy prefer the better answer of each pair."""
     config, reference, run = online.config, online.learner.reference, online.run
 
-    async def build(choice: Choice) -> TrainingBatch:
-        batch = pair_batch(choice, config.rollout.temperature)
+    async def build(choice: AnswerSelection) -> TrainingBatch:
+        batch = build_pair_batch(choice, config.rollout.temperature)
         if reference is None:
             return batch
         with run.spans.phase("reference"):
-            said = await reference.forward(batch, ["logprobs"])
-        both = zip(batch.samples, said["logprobs"], strict=True)
+            outputs = await reference.forward(batch, ["logprobs"])
+        both = zip(batch.samples, outputs["logprobs"], strict=True)
         return replace(batch, samples=tuple(replace(sample, ref_logprobs=column) for sample, column in both))
 
     return AnswersObjective(
         online=online,
-        choose=partial(pairs, pairing=config.pairing.type, min_difference=config.pairing.min_difference),
+        choose=partial(select_pairs, pairing=config.pairing.type, min_difference=config.pairing.min_difference),
         build=build,
-        loss=preference_loss(config.preference),
-        count=lambda choice: {"data/pairs": float(len(choice.answers))},
+        loss=build_preference_loss(config.preference),
+        compute_choice_metrics=lambda choice: {"data/pairs": float(len(choice.answers))},
     )
 
 
-def pair_batch(choice: Choice, temperature: float) -> TrainingBatch:
+def build_pair_batch(choice: AnswerSelection, temperature: float) -> TrainingBatch:
     """Build the batch of pairs; each pair is a unit, and a rollout in several pairs is repeated."""
     samples = [
         replace(

@@ -9,12 +9,12 @@ from typing import Any
 
 from roll.config.pipelines.preference_online import PreferenceOnlineConfig
 from roll.pipelines.evaluation import measure
-from roll.pipelines.learner import Learner, WithoutAdapters
-from roll.pipelines.learning.losses import preference_loss
+from roll.pipelines.learner import BaseModelScorer, Learner
+from roll.pipelines.learning.losses import build_preference_loss
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online.loop import train
-from roll.pipelines.online.opening import RoleSpec, facts, open_online, policy_spec
-from roll.pipelines.preference_online.objective import objective
+from roll.pipelines.online.opening import RoleSpec, build_facts, build_policy_spec, open_online
+from roll.pipelines.preference_online.objective import build_objective
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
@@ -27,27 +27,30 @@ __all__ = ["PIPELINE"]
 
 @asynccontextmanager
 async def _open(config: PreferenceOnlineConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    preference_loss(config.preference)  # refuses invalid settings before anything starts
+    build_preference_loss(config.preference)  # refuses invalid settings before anything starts
     session.tracker.note("reading the model's files and the prompts")
-    prepared = await run_in_thread(prepare, config)
-    placed = [RoleSpec("actor_train", policy_spec(config, prepared.model_path))]
+    prepared = await run_in_thread(prepare, config, session.directory.media_dir)
+    placed = [RoleSpec("actor_train", build_policy_spec(config, prepared.model_path))]
     if config.starts_reference:
         placed.append(
-            RoleSpec("reference", TrainerSpec.frozen(prepared.model_path, config.model, config.training, config.seed))
+            RoleSpec(
+                "reference",
+                TrainerSpec.for_frozen_model(prepared.model_path, config.model, config.training, config.seed),
+            )
         )
 
-    def learner_of(started: Sequence[Any]) -> Learner:
+    def build_learner(started: Sequence[Any]) -> Learner:
         policy, *own = started
         if not config.preference.method.uses_reference:
             return Learner(policy=policy)
-        return Learner(policy=policy, reference=own[0] if own else WithoutAdapters(policy))
+        return Learner(policy=policy, reference=own[0] if own else BaseModelScorer(policy))
 
-    async with open_online(config, session, prepared, placed, learner_of) as online:
-        yield partial(train, online, objective(online))
-
-
-def _facts(config: PreferenceOnlineConfig, at: RunState) -> RunFacts:
-    return facts(config, at, f"online {config.preference.type}")
+    async with open_online(config, session, prepared, placed, build_learner) as online:
+        yield partial(train, online, build_objective(online))
 
 
-PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure, state=LearningState)
+def _build_run_facts(config: PreferenceOnlineConfig, at: RunState) -> RunFacts:
+    return build_facts(config, at, f"online {config.preference.type}")
+
+
+PIPELINE = Pipeline(open=_open, facts=_build_run_facts, evaluate=measure, state=LearningState)

@@ -1,6 +1,6 @@
 """Recorded batches, which replace the controller, the scheduler and the engines.
 
-    recording ─ step N ─► prompts drawn again from the data, compared ─► Batch ─► train ─► settle: the recorded boundary
+    recording ─ step N ─► prompts drawn again from the data, compared ─► Batch ─► train ─► complete_step (boundary)
 
 Invariants:
     - a batch's prompts, their tokens and their order are those of the recorded run; otherwise the replay stops and
@@ -26,7 +26,7 @@ from roll.records import validate_record
 from roll.rollout import Batch, DataLedger, SelectionBias
 from roll.types import Group, Prompt, PromptDraw, Rollout, RolloutId
 
-__all__ = ["RecordedBatches", "draw_without_prompt", "with_prompts"]
+__all__ = ["RecordedBatches", "build_draw_without_prompt", "with_prompts"]
 
 
 @dataclass(eq=False)
@@ -54,7 +54,7 @@ class RecordedBatches:
         recorded = await asyncio.to_thread(self.recording.read, self.state.step + 1)
         for drawn in recorded.draws:
             if drawn.draw_id == len(self.ledger):
-                self.ledger.open([draw_without_prompt(drawn.draw_id, uid=drawn.uid)], drawn.step)
+                self.ledger.record_draws([build_draw_without_prompt(drawn.draw_id, uid=drawn.uid)], drawn.step)
         self._current = recorded
         groups = with_prompts(self.data, recorded.groups)
         prompts = {group.draw.draw_id: group.draw.prompt for group in groups}
@@ -68,20 +68,23 @@ class RecordedBatches:
             num_refills=recorded.num_refills,
             kind=recorded.kind,
             staleness=list(recorded.staleness),
-            census=validate_record(SelectionBias, recorded.census, f"recording of step {recorded.step}")
-            if recorded.census
+            selection_bias=validate_record(SelectionBias, recorded.selection_bias, f"recording of step {recorded.step}")
+            if recorded.selection_bias
             else None,
         )
 
-    async def settle(self, version: int, trained: Collection[RolloutId]) -> None:
+    async def complete_step(self, version: int, trained: Collection[RolloutId]) -> None:
         """Restore the prompt stream to the recorded boundary."""
         assert self._current is not None, "a step has a batch"
         self.data.train.restore(dict(self._current.stream))
 
-    def in_flight(self) -> list[PromptDraw]:
+    def list_in_flight(self) -> list[PromptDraw]:
         """Return the draws in flight as recorded at the last boundary."""
         pending = () if self._current is None else self._current.pending
-        return [draw_without_prompt(draw_id, domain=domain, position=position) for draw_id, domain, position in pending]
+        return [
+            build_draw_without_prompt(draw_id, domain=domain, position=position)
+            for draw_id, domain, position in pending
+        ]
 
     def counts(self) -> dict[str, int]:
         """Return the counts of engines and requests as recorded at the last boundary."""
@@ -89,14 +92,14 @@ class RecordedBatches:
         return {"hung": 0, **self._current.counters}  # older recordings count hung engines only as replaced
 
 
-def draw_without_prompt(draw_id: int, *, uid: str = "", domain: str = "", position: int = 0) -> PromptDraw:
-    """Return a draw without its prompt's text, as ledger and checkpoints store it."""
+def build_draw_without_prompt(draw_id: int, *, uid: str = "", domain: str = "", position: int = 0) -> PromptDraw:
+    """Build a draw whose prompt has no text, since ledger and checkpoints store only UID and domain."""
     prompt = Prompt(uid=uid, domain=domain, messages=())
     return PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.zeros(0, np.int32), position=position)
 
 
 def with_prompts(data: Data, groups: Iterable[Group]) -> list[Group]:
-    """Return recorded groups with their whole prompts, drawn again from the data.
+    """Return recorded groups with complete prompts, which are drawn again from the data.
 
     Raises:
         DataError: A prompt, or its tokens, have changed.
@@ -110,18 +113,18 @@ def with_prompts(data: Data, groups: Iterable[Group]) -> list[Group]:
             raise DataError(f"draw {recorded.draw_id} of the recording cannot be drawn again: {error}") from None
         if draw.prompt.uid != recorded.prompt.uid:
             raise DataError(
-                f"draw {recorded.draw_id} was recorded with prompt '{recorded.prompt.uid}', and the data have "
-                f"'{draw.prompt.uid}' in its place: replay with the data as they were."
+                f"draw {recorded.draw_id} was recorded with prompt '{recorded.prompt.uid}', but the data now "
+                f"contain '{draw.prompt.uid}' at this position: replay with the original data."
             )
         if draw.media != recorded.media:
             raise DataError(
-                f"prompt '{draw.prompt.uid}' was recorded with other pictures, sounds or films than it has now: replay "
-                "with the data as they were."
+                f"prompt '{draw.prompt.uid}' was recorded with other images, audio or video than those in the data: "
+                "replay with the original data."
             )
         if not np.array_equal(draw.token_ids, recorded.token_ids):
             raise DataError(
-                f"prompt '{draw.prompt.uid}' was recorded with {len(recorded.token_ids)} tokens, and is rendered with "
-                f"{len(draw.token_ids)}, not the same ones, now: replay with its template as it was."
+                f"prompt '{draw.prompt.uid}' was recorded with {len(recorded.token_ids)} tokens, but the chat template "
+                f"now renders {len(draw.token_ids)} other tokens: replay with the original template."
             )
         rollouts = tuple(replace(rollout, prompt=draw.prompt) for rollout in group.rollouts)
         found.append(Group(draw=draw, rollouts=rollouts))

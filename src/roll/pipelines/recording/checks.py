@@ -9,20 +9,22 @@ from roll.config.algorithm import AlgorithmConfig
 from roll.config.load import load_config
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import CheckpointError, ConfigError, DataError, ModelError
-from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
+from roll.media import copy_store
+from roll.models.fingerprint import compute_model_fingerprint, compute_tokenizer_fingerprint
 from roll.pipelines.checkpoint_files import SavedRun, find_checkpoint, read_checkpoint
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import Prepared
-from roll.pipelines.recording.configuration import changed_keys, check_replayable
+from roll.pipelines.recording.configuration import check_replayable, list_changed_keys
 from roll.pipelines.recording.files import Recording
-from roll.pipelines.recording.records import Session
+from roll.pipelines.recording.records import RecordedSession
 from roll.pipelines.reinforcement.sampling import GREEDY
+from roll.tracking import RunDirectory
 
-__all__ = ["check_prepared", "check_steps", "check_training", "open_recording", "start_of"]
+__all__ = ["check_prepared", "check_steps", "check_training", "copy_media", "find_start_checkpoint", "open_recording"]
 
 logger = logging.getLogger(__name__)
 
-_MATTERS = ("algorithm", "training", "model", "rollout", "data", "seed")
+_COMPARED_SECTIONS = ("algorithm", "training", "model", "rollout", "data", "seed")
 
 
 def open_recording(config: RLVRConfig) -> Recording:
@@ -34,18 +36,27 @@ def open_recording(config: RLVRConfig) -> Recording:
     """
     assert config.replay is not None, "this is a replay"
     recording = Recording.open(Path(config.replay.run))
-    sessions = recording.used_sessions()
+    sessions = recording.list_used_sessions()
     check_replayable(config, sessions[0].config)
     for session in sessions[1:]:
         first = load_config(sessions[0].config)
-        changed = changed_keys(session.config, first, _MATTERS)
+        changed = list_changed_keys(session.config, first, _COMPARED_SECTIONS)
         if changed:
             logger.warning(
-                "The recorded run went on after step %d with other values of %s: the replay keeps one for all steps.",
+                "the recorded run was resumed after step %d with changed values of %s: the replay uses the values of "
+                "its own configuration for all steps",
                 session.step,
                 ", ".join(changed),
             )
     return recording
+
+
+def copy_media(recording: Recording, directory: RunDirectory) -> None:
+    """Copy the images of the recorded run to the run that replays it, without decoding them.
+
+    Images of environments and agents are only there; images of the data would be stored again anyway.
+    """
+    copy_store(recording.directory.parent / directory.media_dir.name, directory.media_dir)
 
 
 def check_steps(recording: Recording, first: int, last: int) -> None:
@@ -55,82 +66,85 @@ def check_steps(recording: Recording, first: int, last: int) -> None:
         ConfigError: A step is not recorded.
         DataError: A file is missing or cut off.
     """
-    if last > recording.last:
+    if last > recording.last_step:
         raise ConfigError(
-            f"training.num_steps is {last}, but the recording '{recording.directory}' ends with step {recording.last}: "
-            f"set training.num_steps={recording.last}, which is then also where a learning-rate schedule ends."
+            f"training.num_steps is {last}, but the recording '{recording.directory}' ends with step "
+            f"{recording.last_step}: set training.num_steps={recording.last_step} (a learning-rate schedule then ends "
+            "there too)."
         )
-    if first < recording.first:
+    if first < recording.first_step:
         raise ConfigError(
-            f"the recording '{recording.directory}' begins with step {recording.first}: start from the checkpoint of "
-            f"step {recording.first - 1} with --checkpoint (replay.checkpoint), where the run still has it."
+            f"the recording '{recording.directory}' begins with step {recording.first_step}: start from the "
+            f"checkpoint of step {recording.first_step - 1} with --checkpoint (replay.checkpoint), if the run still "
+            "has this checkpoint."
         )
     recording.check(range(first, last + 1))
 
 
-def check_prepared(recorded: Session, prepared: Prepared) -> None:
-    """Compare model, tokenizer and data with the recorded ones.
+def check_prepared(recorded: RecordedSession, prepared: Prepared) -> None:
+    """Check that model, tokenizer and data are those of the recorded session.
 
     Raises:
         ModelError: The model or the tokenizer differs.
         DataError: The prompts differ.
     """
     path = prepared.model_path
-    if model_fingerprint(path) != recorded.model:
+    if compute_model_fingerprint(path) != recorded.model:
         raise ModelError(
-            f"the model in '{path}' is not the one that the recorded run began with ('{_model_name(recorded)}'): its "
-            "config.json or its weights differ. Replay with that model."
+            f"the model in '{path}' differs from the model of the recorded run ('{_format_model_name(recorded)}') in "
+            "config.json or in the weights: replay with the recorded run's model."
         )
-    if tokenizer_fingerprint(prepared.tokenizer) != recorded.tokenizer:
+    if compute_tokenizer_fingerprint(prepared.tokenizer) != recorded.tokenizer:
         raise ModelError(
-            f"the tokenizer in '{path}' is not the recorded run's: vocabulary, special tokens or chat template differ, "
-            "so that recorded tokens would mean something else. Replay with that tokenizer."
+            f"the tokenizer in '{path}' and the recorded run's differ in vocabulary, special tokens or chat "
+            "template, so the recorded tokens would encode other text: replay with the recorded run's tokenizer."
         )
     try:
         prepared.data.train.restore(dict(recorded.stream))
     except CheckpointError as error:
         what = str(error).removeprefix("the data changed since the checkpoint: ").partition(". Resume")[0]
         raise DataError(
-            f"the data are not those of the recorded run: {what}. Replay with the data as they were."
+            f"the data differ from those of the recorded run: {what}. Replay with the original data."
         ) from None
 
 
-def _model_name(recorded: Session) -> str:
+def _format_model_name(recorded: RecordedSession) -> str:
     model = recorded.config.get("model")
     return str(model.get("path")) if isinstance(model, dict) else str(model)
 
 
-def check_training(config: RLVRConfig, recording: Recording, recorded: Session) -> None:
+def check_training(config: RLVRConfig, recording: Recording, recorded: RecordedSession) -> None:
     """Check that the recording has the algorithm's inputs, and warn if off-policy answers are not corrected.
 
     Raises:
         ConfigError: The algorithm needs answers that were not recorded.
     """
     algorithm = config.algorithm
-    first = recording.read(recording.first)
+    first = recording.read(recording.first_step)
     if algorithm.advantage.mean == "greedy" and GREEDY not in first.companions:
         raise ConfigError(
-            "algorithm.advantage.mean greedy compares with greedy answers, which the recorded run did not make: choose "
-            "another mean."
+            "algorithm.advantage.mean greedy uses greedy answers as its baseline, but the recorded run has none: "
+            "choose another mean."
         )
-    before = load_config(recorded.config).section("algorithm", AlgorithmConfig)
+    before = load_config(recorded.config).get_section("algorithm", AlgorithmConfig)
     shown = any(entry.has_demonstrations for entry in config.data)
     if shown and algorithm.imitation.weight > 0 and before.imitation.weight == 0:
         raise ConfigError(
-            "algorithm.imitation.weight is above 0, but the recorded run left demonstrations out: set it to 0."
+            "algorithm.imitation.weight is above 0, but the recorded run had weight 0, so no demonstrations were "
+            "recorded: set algorithm.imitation.weight to 0."
         )
-    changed = changed_keys(recorded.config, config, ("algorithm", "training", "model"))
+    changed = list_changed_keys(recorded.config, config, ("algorithm", "training", "model"))
     correction = algorithm.correction
     corrected = correction.upper is not None or correction.mask_low is not None or correction.mask_high is not None
     if changed and not corrected and algorithm.ratio.against == "old" and algorithm.loss is None:
         logger.warning(
-            "%s differ from the recorded run, so the policy drifts from the one that answered, and nothing corrects "
-            "for it: set algorithm.ratio.against=rollout, or algorithm.correction.upper=2.",
+            "%s differ from the recorded run, so the trained policy differs from the one that generated the answers, "
+            "but no correction is configured: set algorithm.ratio.against=rollout, or algorithm.correction.upper=2.",
             ", ".join(changed[:3]) + (" and others" if len(changed) > 3 else ""),
         )
 
 
-def start_of(config: RLVRConfig) -> SavedRun[LearningState] | None:
+def find_start_checkpoint(config: RLVRConfig) -> SavedRun[LearningState] | None:
     """Return the checkpoint from which a training replay starts; `None` to start from the beginning.
 
     Raises:
@@ -144,5 +158,5 @@ def start_of(config: RLVRConfig) -> SavedRun[LearningState] | None:
     path = Path(given)
     found = find_checkpoint(path / "checkpoints") if (path / "checkpoints").is_dir() else path
     if found is None or not (found / "state.json").is_file():
-        raise ConfigError(f"replay.checkpoint '{given}' is not a checkpoint: give RUN/checkpoints/step-N.")
+        raise ConfigError(f"replay.checkpoint '{given}' is not a checkpoint: write RUN/checkpoints/step-N.")
     return read_checkpoint(found, LearningState)

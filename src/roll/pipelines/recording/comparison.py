@@ -18,7 +18,7 @@ __all__ = ["Comparison"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Timing:
-    """Seconds of waits and of whole steps, recorded and replayed, and the number of replayed tokens."""
+    """Recorded and replayed seconds of waiting and of whole steps, and the number of generated tokens."""
 
     recorded_wait_s: float
     wait_s: float
@@ -28,17 +28,17 @@ class _Timing:
 
     @property
     def speed_up(self) -> float:
-        """Speed-up of the wait for batches."""
+        """Recorded wait for batches divided by the replayed wait; 0 if the replay did not wait."""
         return self.recorded_wait_s / self.wait_s if self.wait_s else 0.0
 
-    def cells(self) -> tuple[str, str, str]:
-        """Return the waits and the tokens as table cells."""
+    def format_cells(self) -> tuple[str, str, str]:
+        """Return the recorded wait, the replayed wait, and the number of tokens as table cells."""
         return f"{self.recorded_wait_s:.3g}", f"{self.wait_s:.3g}", f"{self.num_tokens:,.0f}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Generated(_Timing):
-    """A step that was generated again."""
+class _ReplayedStep(_Timing):
+    """The times of one replayed step, whose answers were generated again."""
 
     step: float
 
@@ -49,13 +49,13 @@ class Comparison:
 
     work: RecordedWork
     """The recorded lengths and times."""
-    steps: list[_Generated] = field(default_factory=list)
+    steps: list[_ReplayedStep] = field(default_factory=list)
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Add a step that was generated again; `metrics` are those of its line in `metrics.jsonl`."""
+        """Add a replayed step with its metrics, as written to `metrics.jsonl`."""
         wait = sum(metrics.get(f"time/{name}_s", 0.0) for name in WAITS)
         self.steps.append(
-            _Generated(
+            _ReplayedStep(
                 step=float(step),
                 recorded_wait_s=self.work.wait_s[step],
                 wait_s=wait,
@@ -65,21 +65,21 @@ class Comparison:
             )
         )
 
-    def totals(self) -> dict[str, float]:
-        """Return sums over all steps, and the speed-up of the wait for batches."""
-        sums = self._sums()
+    def compute_totals(self) -> dict[str, float]:
+        """Return the sum of each time over all steps, and by how much waiting for batches became faster."""
+        sums = self._sum_timings()
         return {**asdict(sums), "speed_up": sums.speed_up}
 
-    def _sums(self) -> _Timing:
+    def _sum_timings(self) -> _Timing:
         return _Timing(**{each.name: sum(getattr(step, each.name) for step in self.steps) for each in fields(_Timing)})
 
     def write(self, path: Path) -> None:
-        """Write `replay.json`, atomically."""
+        """Write all steps and the totals to the JSON file `path`, atomically."""
         steps = [{"step": each.step, **asdict(each)} for each in self.steps]
-        atomic.write_json(path, {"steps": steps, "total": self.totals()})
+        atomic.write_json(path, {"steps": steps, "total": self.compute_totals()})
 
-    def table(self) -> Table:
-        """Build the table for the terminal."""
+    def build_table(self) -> Table:
+        """Build the terminal table that compares recorded and replayed waits of every step."""
         from rich import box
         from rich.table import Table
 
@@ -87,8 +87,8 @@ class Comparison:
         for name in ("step", "recorded", "replayed", "tokens"):
             table.add_column(name, justify="right")
         for step in self.steps:
-            table.add_row(f"{step.step:.0f}", *step.cells())
-        total = self._sums()
+            table.add_row(f"{step.step:.0f}", *step.format_cells())
+        total = self._sum_timings()
         table.add_section()
-        table.add_row(f"x {total.speed_up:.2f}", *total.cells())
+        table.add_row(f"x {total.speed_up:.2f}", *total.format_cells())
         return table

@@ -9,15 +9,15 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from roll.config.algorithm import AlgorithmConfig
-from roll.config.history import CONFIG, differences, first_recorded, value_at
-from roll.config.load import Overrides, as_override_list, load_config
+from roll.config.history import CONFIG, find_differences, find_first_recorded_config, get_value
+from roll.config.load import Overrides, format_overrides, load_config
 from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
-from roll.config.problems import show
+from roll.config.problems import format_value
 from roll.config.replay import ReplayConfig
 from roll.config.run import RunConfig
 from roll.errors import ConfigError, RunDirectoryError
 
-__all__ = ["changed_keys", "check_replayable", "load_replay_config"]
+__all__ = ["check_replayable", "list_changed_keys", "load_replay_config"]
 
 _FIXED = {
     "train": ("data", "rollout", "inference", "evaluation", "sandbox", "judge", "seed"),
@@ -33,7 +33,7 @@ def load_replay_config(
     only: Literal["train", "rollout"] = "train",
     checkpoint: str | None = None,
 ) -> RunConfig:
-    """Load the configuration of a replay: that of the first recorded session, with another name and the overrides.
+    """Load the configuration of a replay: the one of the first recorded session, with another name and the overrides.
 
     If the overrides choose another algorithm, settings of the recorded run's preset are dropped and the user's own are
     kept.
@@ -45,15 +45,15 @@ def load_replay_config(
     path = Path(run) if Path(run).name not in ("", "..") else Path(run).resolve()
     if not (path / CONFIG).is_file():
         raise RunDirectoryError(f"'{run}' is not a run: it has no config.yaml.")
-    changes = as_override_list(overrides)
-    tree = first_recorded(path)
+    changes = format_overrides(overrides)
+    tree = find_first_recorded_config(path)
     pipeline = str(tree.get("pipeline", DEFAULT_PIPELINE))
     if "replay" not in PIPELINES.get(pipeline).model_fields:
-        raise ConfigError(f"'{run}' ran the pipeline {pipeline}, which has no replay.")
+        raise ConfigError(f"'{run}' ran the pipeline {pipeline}, which does not support replays.")
     given = {change.partition("=")[0].strip() for change in changes}
     algorithm, tracking = tree.get("algorithm", {}), tree.get("tracking", {})
     if "algorithm.type" in given and isinstance(algorithm, dict):  # a value that is not a section is refused below
-        tree["algorithm"] = _own_keys(algorithm)
+        tree["algorithm"] = _select_user_keys(algorithm)
     tree["replay"] = {"run": str(run), "only": only, "checkpoint": checkpoint}
     tree["name"] = f"{path.name}-{'replay' if only == 'train' else 'rollouts'}"
     tree["output_dir"] = str(path.parent)
@@ -62,8 +62,8 @@ def load_replay_config(
     return load_config(tree, changes)
 
 
-def _own_keys(algorithm: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that differ from the preset: the keys that the user changed."""
+def _select_user_keys(algorithm: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the algorithm settings that differ from the preset, that is the keys that the user set."""
     try:
         usual = AlgorithmConfig(type=algorithm.get("type", "grpo")).model_dump(mode="json")
     except ValidationError:  # the preset does not exist
@@ -82,32 +82,32 @@ def _own_keys(algorithm: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_replayable(config: RunConfig, recorded: Mapping[str, Any]) -> None:
-    """Refuse changes of settings that the recording determines.
+    """Check that the replay does not change settings that the recording determines.
 
     Args:
         config: Configuration of the replay.
         recorded: Resolved configuration of the recorded session.
 
     Raises:
-        ConfigError: A fixed setting was changed; the message lists all with both values.
+        ConfigError: Such a setting was changed; the message lists all changed settings with both values.
     """
-    replay = config.section("replay", ReplayConfig)
+    replay = config.get_section("replay", ReplayConfig)
     only = replay.only
     now = config.model_dump(mode="json")
     problems = [
-        f"  {key}: recorded {show(before)}, now {show(after)}"
+        f"  {key}: recorded {format_value(before)}, now {format_value(after)}"
         for section in _FIXED[only]
-        for key, before, after in differences(value_at(recorded, section), value_at(now, section), section)
+        for key, before, after in find_differences(get_value(recorded, section), get_value(now, section), section)
     ]
     if problems:
         without = "the engines" if only == "train" else "the trainer"
         raise ConfigError(
-            f"a replay without {without} takes these from the recording of '{replay.run}', so that they cannot "
+            f"a replay without {without} uses the values recorded in '{replay.run}', so these keys cannot "
             "change:\n" + "\n".join(problems)
         )
 
 
-def changed_keys(recorded: Mapping[str, Any], config: RunConfig, sections: Sequence[str]) -> list[str]:
+def list_changed_keys(recorded: Mapping[str, Any], config: RunConfig, sections: Sequence[str]) -> list[str]:
     """Return the dotted keys below the sections whose values differ from the recorded ones."""
     now = config.model_dump(mode="json")
-    return [key for s in sections for key, _, _ in differences(value_at(recorded, s), value_at(now, s), s)]
+    return [key for s in sections for key, _, _ in find_differences(get_value(recorded, s), get_value(now, s), s)]

@@ -26,8 +26,9 @@ import xxhash
 
 from roll.config.renamed import rename_config
 from roll.errors import DataError, one_line_error
-from roll.pipelines.recording.records import FORMAT, RecordedStep, Session
-from roll.pipelines.recording.tables import Facts, facts_of, schemas, step_of, tables_of
+from roll.pipelines.recording.records import FORMAT, RecordedSession, RecordedStep
+from roll.pipelines.recording.table_schemas import build_schemas
+from roll.pipelines.recording.tables import StepMetadata, build_step, build_tables, extract_metadata
 from roll.records import validate_record
 from roll.tracking import atomic
 
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Recording", "RecordingWriter", "truncate_recording"]
 
 INDEX, FACTS = "index.jsonl", "step.json"
-_SMALLEST_BLOCK, _MOST_BLOCKS = 4096, 256
+_MIN_BLOCK, _MAX_BLOCKS = 4096, 256
 _FLOATS = "logprobs.list.element"
 _REPEATED = ["purpose", "domain", "finish_reason", "status", "engine_id", "before", "after", "detail", "verdict"]
 
@@ -54,18 +55,20 @@ def truncate_recording(directory: Path, step: int) -> None:
         shutil.rmtree(directory)
         return
     atomic.remove_leftovers(directory)
-    kept = [line for line in _lines(directory / INDEX) if line.record.step <= step]
+    kept = [line for line in _read_lines(directory / INDEX) if line.record.step <= step]
     content = b"".join(line.text for line in kept)
     if not (directory / INDEX).exists() or (directory / INDEX).stat().st_size != len(content):
         atomic.write_bytes(directory / INDEX, content)
-    named = {_name(line.record.step) for line in kept if isinstance(line.record, _Files)}
+    named = {_format_name(line.record.step) for line in kept if isinstance(line.record, _StepEntry)}
     for path in directory.glob("step-*"):
         if path.name not in named:
             shutil.rmtree(path)
 
 
 class RecordingWriter:
-    """Appends to the recording in `directory`, which must be truncated to the step from which the run resumes.
+    """Appends sessions and steps to the recording in `directory`.
+
+    The recording must already be truncated to the step from which the run resumes.
 
     Raises:
         DataError: The index is damaged.
@@ -75,19 +78,19 @@ class RecordingWriter:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
         self._directory = directory
-        records = (line.record for line in _lines(directory / INDEX))
-        self.next_session = max((each.number for each in records if isinstance(each, Session)), default=0) + 1
+        records = (line.record for line in _read_lines(directory / INDEX))
+        self.next_session = max((each.number for each in records if isinstance(each, RecordedSession)), default=0) + 1
 
-    def begin(self, session: Session) -> None:
-        """Append a session of the run to the index."""
+    def begin(self, session: RecordedSession) -> None:
+        """Add an entry to the index for a session that is about to start recording."""
         self._append({"kind": "session", "format": FORMAT, **asdict(session)})
 
     def write(self, step: RecordedStep) -> None:
-        """Record a step, durably; a step of the same number is replaced."""
-        contents = {f"{name}.parquet": _parquet(table) for name, table in tables_of(step).items()}
-        contents[FACTS] = json.dumps(facts_of(step), allow_nan=False).encode()
-        final = self._directory / _name(step.step)
-        temporary = atomic.temporary_path(final)
+        """Record a step durably; a recorded step with the same number is replaced."""
+        contents = {f"{name}.parquet": _encode_parquet(table) for name, table in build_tables(step).items()}
+        contents[FACTS] = json.dumps(extract_metadata(step), allow_nan=False).encode()
+        final = self._directory / _format_name(step.step)
+        temporary = atomic.make_temporary_path(final)
         temporary.mkdir()
         try:
             for name, content in contents.items():
@@ -96,7 +99,7 @@ class RecordingWriter:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        files = {name: [len(content), _digests(content)] for name, content in contents.items()}
+        files = {name: [len(content), _compute_digests(content)] for name, content in contents.items()}
         self._append({"kind": "step", "step": step.step, "files": files})
 
     def _append(self, line: dict[str, Any]) -> None:
@@ -109,7 +112,7 @@ class Recording:
 
     directory: Path
     """`RUN/recording`."""
-    sessions: tuple[Session, ...]
+    sessions: tuple[RecordedSession, ...]
     """Sessions, in order."""
     files: Mapping[int, Mapping[str, tuple[int, list[str]]]]
     """Sizes and checksums of each step's files, by file name."""
@@ -128,44 +131,44 @@ class Recording:
             raise DataError(
                 f"'{run}' has no recording ('{index}' does not exist): train with tracking.record_rollouts=true."
             )
-        sessions: list[Session] = []
+        sessions: list[RecordedSession] = []
         files: dict[int, Mapping[str, tuple[int, list[str]]]] = {}
-        for line in _lines(index):
-            if isinstance(line.record, Session):
+        for line in _read_lines(index):
+            if isinstance(line.record, RecordedSession):
                 sessions.append(replace(line.record, config=rename_config(dict(line.record.config))))
             else:
                 files[line.record.step] = line.record.files
         if not sessions or not files:
-            raise DataError(f"recording '{index}' has no step yet: the run has not completed its first one.")
+            raise DataError(f"recording '{index}' has no step yet: the run has not completed its first step.")
         steps = sorted(files)
         for before, after in pairwise(steps):
             if after != before + 1:
                 raise DataError(
-                    f"recording '{directory}' lacks steps {before + 1} to {after - 1}: the run was resumed without "
-                    "tracking.record_rollouts for a while, so it cannot be replayed beyond them."
+                    f"recording '{directory}' does not contain steps {before + 1} to {after - 1}: the run was resumed "
+                    "without tracking.record_rollouts, so it cannot be replayed: record a new run."
                 )
         if all(session.step >= steps[0] for session in sessions):
             raise DataError(f"recording '{index}' has no session that began before its first step, {steps[0]}.")
         return cls(directory, tuple(sessions), files)
 
     @property
-    def first(self) -> int:
-        """The first step."""
+    def first_step(self) -> int:
+        """Number of the first recorded step."""
         return min(self.files)
 
     @property
-    def last(self) -> int:
-        """The last step."""
+    def last_step(self) -> int:
+        """Number of the last recorded step."""
         return max(self.files)
 
     @property
-    def start(self) -> Session:
+    def first_session(self) -> RecordedSession:
         """The session that recorded the first step."""
-        return max((s for s in self.sessions if s.step < self.first), key=lambda s: s.number)
+        return max((s for s in self.sessions if s.step < self.first_step), key=lambda s: s.number)
 
-    def used_sessions(self) -> list[Session]:
-        """Return the sessions that recorded a step, in order."""
-        after = [*(session.step for session in self.sessions[1:]), self.last]
+    def list_used_sessions(self) -> list[RecordedSession]:
+        """Return the sessions that recorded at least one step, in order."""
+        after = [*(session.step for session in self.sessions[1:]), self.last_step]
         return [session for session, end in zip(self.sessions, after, strict=True) if end > session.step]
 
     def read(self, step: int) -> RecordedStep:
@@ -177,25 +180,23 @@ class Recording:
         """
         if step not in self.files:
             raise DataError(
-                f"recording '{self.directory}' has steps {self.first} to {self.last}, not {step}: set "
-                f"training.num_steps to {self.last} at most."
+                f"recording '{self.directory}' has steps {self.first_step} to {self.last_step}, not {step}: set "
+                f"training.num_steps to {self.last_step} at most."
             )
-        place = self.directory / _name(step)
-        facts, what = self._content(step, FACTS), f"recording '{place / FACTS}'"
-        contents = {name: self._content(step, f"{name}.parquet") for name in schemas()}
+        place = self.directory / _format_name(step)
+        facts, what = self._read_content(step, FACTS), f"recording '{place / FACTS}'"
+        contents = {name: self._read_content(step, f"{name}.parquet") for name in build_schemas()}
         try:
             plain = json.loads(facts)
             _require_format(plain.get("format") if isinstance(plain, dict) else None, place / FACTS)
-            found = validate_record(Facts, plain, what)
+            found = validate_record(StepMetadata, plain, what)
             if found.step != step:
-                raise DataError(f"{what} is of step {found.step}: copy it again.")
-            return step_of(found, {name: _table(content) for name, content in contents.items()})
+                raise DataError(f"{what} belongs to step {found.step}: copy it again.")
+            return build_step(found, {name: _decode_table(content) for name, content in contents.items()})
         except DataError:
             raise
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            raise DataError(
-                f"recording '{place}' holds what no version of ROLL writes ({one_line_error(error)}): copy it again."
-            ) from error
+            raise DataError(f"recording '{place}' is damaged ({one_line_error(error)}): copy it again.") from error
 
     def check(self, steps: range) -> None:
         """Check that the files of the steps exist and have the recorded sizes.
@@ -208,39 +209,39 @@ class Recording:
                 self._check_size(step, name)
 
     def _check_size(self, step: int, name: str) -> Path:
-        path = self.directory / _name(step) / name
+        path = self.directory / _format_name(step) / name
         size, _ = self.files[step][name]
         if not path.is_file():
-            raise DataError(f"recording '{path}' is missing: copy the run directory whole, 'recording' included.")
+            raise DataError(f"recording '{path}' is missing: copy the whole run directory, including 'recording'.")
         found = path.stat().st_size
         if found != size:
             how = f"ends at byte {found:,}" if found < size else f"has {found:,} bytes"
             raise DataError(f"recording '{path}' {how}, but {size:,} bytes were written: copy the file again.")
         return path
 
-    def _content(self, step: int, name: str) -> bytes:
+    def _read_content(self, step: int, name: str) -> bytes:
         if name not in self.files[step]:
             raise DataError(f"recording '{self.directory / INDEX}': step {step} has no '{name}'.")
         path = self._check_size(step, name)
         content = path.read_bytes()
-        for number, (found, written) in enumerate(zip_longest(_digests(content), self.files[step][name][1])):
+        for number, (found, written) in enumerate(zip_longest(_compute_digests(content), self.files[step][name][1])):
             if found != written:
-                block = _block_bytes(len(content))
+                block = _compute_block_size(len(content))
                 end = min((number + 1) * block, len(content))
                 raise DataError(
-                    f"recording '{path}' is damaged between bytes {number * block:,} and {end:,}: they are not those "
-                    "that were written. Copy the file again."
+                    f"recording '{path}' is damaged between bytes {number * block:,} and {end:,}: they differ from "
+                    "the bytes that were written. Copy the file again."
                 )
         return content
 
 
-def _name(step: int) -> str:
+def _format_name(step: int) -> str:
     return f"step-{step:06d}"
 
 
 def _require_format(found: Any, path: Path) -> None:
     if found != FORMAT:
-        raise DataError(f"recording '{path}' has format {found!r}, this version of ROLL reads {FORMAT}.")
+        raise DataError(f"recording '{path}' has format {found!r}, but this version of ROLL reads {FORMAT}.")
 
 
 def _encode(line: Mapping[str, Any]) -> bytes:
@@ -248,23 +249,23 @@ def _encode(line: Mapping[str, Any]) -> bytes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Files:
-    """The index entry of a step."""
+class _StepEntry:
+    """The entry of a step in the index."""
 
     step: int
     files: Mapping[str, tuple[int, list[str]]]
     """Sizes and checksums by file name."""
 
 
-class _Line(NamedTuple):
+class _IndexLine(NamedTuple):
     """A complete line of an index."""
 
     text: bytes
-    record: Session | _Files
+    record: RecordedSession | _StepEntry
 
 
-def _lines(path: Path) -> Iterator[_Line]:
-    """Yield the complete lines of an index; a torn line at the end was never recorded.
+def _read_lines(path: Path) -> Iterator[_IndexLine]:
+    """Yield the lines of an index; an incomplete last line, which a crash left, is skipped.
 
     Raises:
         DataError: A line before the end is malformed, or has another format.
@@ -285,31 +286,31 @@ def _lines(path: Path) -> Iterator[_Line]:
         match line:
             case {"kind": "session", **fields}:
                 _require_format(fields.get("format"), path)
-                yield _Line(text, validate_record(Session, fields, what))
+                yield _IndexLine(text, validate_record(RecordedSession, fields, what))
             case {"kind": "step", **fields}:
-                yield _Line(text, validate_record(_Files, fields, what))
+                yield _IndexLine(text, validate_record(_StepEntry, fields, what))
             case _:
-                raise DataError(f"{what}: is malformed. Copy the file again.")
+                raise DataError(f"{what} is malformed. Copy the file again.")
 
 
-def _block_bytes(size: int) -> int:
-    """Return the block size of checksums: a power of two such that a file has at most `_MOST_BLOCKS` blocks."""
-    block = _SMALLEST_BLOCK
-    while block * _MOST_BLOCKS < size:
+def _compute_block_size(size: int) -> int:
+    """Return the block size for the checksums of a file of `size` bytes: a power of two that limits their number."""
+    block = _MIN_BLOCK
+    while block * _MAX_BLOCKS < size:
         block *= 2
     return block
 
 
-def _digests(content: bytes) -> list[str]:
-    """Compute the xxh3 checksum (64 bits, hexadecimal) of each block."""
-    block, view = _block_bytes(len(content)), memoryview(content)
+def _compute_digests(content: bytes) -> list[str]:
+    """Return the xxh3 checksum (64 bits, hexadecimal) of each block of `content`."""
+    block, view = _compute_block_size(len(content)), memoryview(content)
     return [xxhash.xxh3_64_hexdigest(view[start : start + block]) for start in range(0, len(content), block)]
 
 
 # ---- Parquet
 
 
-def _parquet(table: pa.Table) -> bytes:
+def _encode_parquet(table: pa.Table) -> bytes:
     """Encode a table as Parquet with zstd and a checksum in every page."""
     import pyarrow.parquet as pq
 
@@ -328,7 +329,7 @@ def _parquet(table: pa.Table) -> bytes:
     return buffer.getvalue()
 
 
-def _table(content: bytes) -> pa.Table:
+def _decode_table(content: bytes) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

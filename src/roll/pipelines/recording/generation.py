@@ -1,4 +1,4 @@
-"""A replay that answers recorded prompts again: engines, rewards and the scheduler work, and nothing is trained.
+"""Replay without a trainer: engines answer the recorded prompts again, and the answers are scored but not trained on.
 
     recording ─► prompts in the recorded order ─► AsyncController ─► RolloutScheduler ─► engines, rewards ─► batch
                      └─ lengths, turns, rewards ──────────────────────┘                                       │
@@ -24,38 +24,53 @@ from roll.errors import ConfigError
 from roll.models import resolve_model
 from roll.pipelines import measures
 from roll.pipelines.checkpoint_files import find_model_directory
-from roll.pipelines.generation import Generation as Answering
-from roll.pipelines.generation import episode_plan, open_generation, start_roles
+from roll.pipelines.generation import GenerationParts, build_episode_plan, open_generation, start_roles
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.preparation import prepare, sampling_plans
-from roll.pipelines.recording.batches import draw_without_prompt
-from roll.pipelines.recording.checks import check_prepared, check_steps, open_recording
+from roll.pipelines.preparation import build_sampling_plans, prepare
+from roll.pipelines.recording.batches import build_draw_without_prompt
+from roll.pipelines.recording.checks import check_prepared, check_steps, copy_media, open_recording
 from roll.pipelines.recording.comparison import Comparison
 from roll.pipelines.recording.recorded_work import RecordedWork
 from roll.pipelines.reinforcement.sampling import build_controller
 from roll.pipelines.run import Session
 from roll.protocols import Reward
 from roll.rollout import AsyncController, DataLedger
-from roll.rollout.episode import EpisodePlan, loop_for
-from roll.rollout.loops import Generate, Renderer, RolloutLoop, join_turns, load_own_loop, next_turn
+from roll.rollout.episode import choose_loop
+from roll.rollout.episode_start import EpisodePlan
+from roll.rollout.loops import Generate, Renderer, RolloutLoop, build_next_request, join_turns, load_user_loop
 from roll.running import run_in_thread
-from roll.types import TRAIN, Branch, Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, RolloutId, Turn
+from roll.types import (
+    TRAIN,
+    Branch,
+    EncodedText,
+    Generation,
+    GenerationRequest,
+    MediaSpan,
+    PromptDraw,
+    RewardResult,
+    Rollout,
+    RolloutId,
+    Turn,
+    join_encoded,
+    shift_media,
+    slice_media,
+)
 
-__all__ = ["SameLengths", "SameRewards", "open_answering"]
+__all__ = ["RecordedLengthsLoop", "RecordedRewards", "open_rollout_replay"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _World:
+class _RolloutReplay:
     config: RLVRConfig
     session: Session
     work: RecordedWork
     controller: AsyncController
-    generation: Answering
+    generation: GenerationParts
     first: int
 
 
 @asynccontextmanager
-async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def open_rollout_replay(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Check the recording, start engines and rewards, yield the loop to run, and shut everything down afterwards.
 
     Raises:
@@ -63,15 +78,16 @@ async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[
     """
     assert config.replay is not None, "this is a replay"
     recording = await run_in_thread(open_recording, config)
-    start, tracker = recording.start, session.tracker
-    check_steps(recording, recording.first, config.training.num_steps)
-    prepared = await run_in_thread(prepare, config)
+    await run_in_thread(copy_media, recording, session.directory)
+    start, tracker = recording.first_session, session.tracker
+    check_steps(recording, recording.first_step, config.training.num_steps)
+    prepared = await run_in_thread(prepare, config, session.directory.media_dir)
     check_prepared(start, prepared)
-    steps = range(recording.first, recording.last + 1)
+    steps = range(recording.first_step, recording.last_step + 1)
     work = await run_in_thread(RecordedWork.of, map(recording.read, steps))
     state = LearningState(data=dict(start.stream), step=start.step, pending=[list(entry) for entry in start.pending])
     if config.replay.checkpoint is not None:
-        prepared = replace(prepared, model_path=_weights(config.replay.checkpoint))
+        prepared = replace(prepared, model_path=_find_weights(config.replay.checkpoint))
     same = config.replay.lengths == "recorded"
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
@@ -83,36 +99,40 @@ async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[
             prepared.data.renderer,
             stack,
             tracker=tracker,
-            loop=SameLengths(work, load_own_loop(config.rollout.loop), episode_plan(config, prepared.max_context))
+            loop=RecordedLengthsLoop(
+                work, load_user_loop(config.rollout.loop), build_episode_plan(config, prepared.max_context)
+            )
             if same
             else None,
-            scored_by=(lambda reward: SameRewards(reward, work)) if same else (lambda reward: reward),
+            wrap_reward=(lambda reward: RecordedRewards(reward, work)) if same else (lambda reward: reward),
         )
-        plan = sampling_plans(config, prepared.stop_token_ids)[0]
+        plan = build_sampling_plans(config, prepared.stop_token_ids)[0]
         ledger = DataLedger()
-        ledger.open(map(draw_without_prompt, range(start.num_draws)), step=0)
+        ledger.record_draws(map(build_draw_without_prompt, range(start.num_draws)), step=0)
         controller = build_controller(config, state, prepared.data, ledger, generation, plan)
-        world = _World(
+        world = _RolloutReplay(
             config=config,
             session=session,
             work=work,
             controller=controller,
             generation=generation,
-            first=recording.first,
+            first=recording.first_step,
         )
-        yield functools.partial(_answer_again, world)
+        yield functools.partial(_replay_steps, world)
 
 
-def _weights(source: str) -> Path:
-    """Return a model's directory: inside a run or a checkpoint, or of a name that `resolve_model` accepts."""
+def _find_weights(source: str) -> Path:
+    """Return the model directory that `source` denotes: a run, a checkpoint, or a name for `resolve_model`."""
     path = Path(source)
     found = find_model_directory(path)
     if found is None and (path / "checkpoints").is_dir():
-        raise ConfigError(f"replay.checkpoint '{source}' is a run without a checkpoint: name a model or a checkpoint.")
+        raise ConfigError(
+            f"replay.checkpoint '{source}' is a run without a checkpoint: choose a model or a checkpoint."
+        )
     return found or resolve_model(source)
 
 
-async def _answer_again(world: _World) -> None:
+async def _replay_steps(world: _RolloutReplay) -> None:
     """Run every recorded step.
 
     Raises:
@@ -122,42 +142,42 @@ async def _answer_again(world: _World) -> None:
     try:
         for step in range(world.first, world.config.training.num_steps + 1):
             with tracker.spans.step(step):
-                await world.session.stop.run_unless_stopped(_step(world, step, comparison))
+                await world.session.stop.run_unless_stopped(_replay_step(world, step, comparison))
     finally:
         await world.controller.close()
     comparison.write(tracker.run.path / "replay.json")
     tracker.console.close()
-    tracker.console.show(comparison.table())
+    tracker.console.show(comparison.build_table())
 
 
-async def _step(world: _World, step: int, comparison: Comparison) -> None:
+async def _replay_step(world: _RolloutReplay, step: int, comparison: Comparison) -> None:
     tracker, controller, work = world.session.tracker, world.controller, world.work
     spans = tracker.spans
     concurrent = world.config.rollout.scheduling.async_ratio > 0
-    with world.generation.wait_phases.waiting("wait" if concurrent else "generate"):
+    with world.generation.wait_phases.measure_wait("wait" if concurrent else "generate"):
         batch = await controller.next_batch()
     if concurrent:  # in a synchronous run, the time of training has no effect
         with spans.phase("train"):
             await asyncio.sleep(work.train_s[step])
         with spans.phase("sync"):
-            async with controller.updating():
+            async with controller.pause_for_update():
                 await asyncio.sleep(work.sync_s[step])
     kept = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
-    await controller.settle(step - world.first + 1, {r.rollout_id for group in kept for r in group.scored})
-    metrics = measures.rollout_metrics(batch.groups) | measures.batch_metrics(batch)
-    metrics |= world.generation.retries.metrics() | measures.engine_metrics(world.generation.proxy.counts())
+    await controller.complete_step(step - world.first + 1, {r.rollout_id for group in kept for r in group.scored})
+    metrics = measures.compute_rollout_metrics(batch.groups) | measures.compute_batch_metrics(batch)
+    metrics |= world.generation.retries.metrics() | measures.compute_engine_metrics(world.generation.proxy.counts())
     metrics |= {
         "replay/recorded_wait_s": work.wait_s[step],
         "replay/recorded_step_s": work.step_s[step],
-    } | spans.metrics()
+    } | spans.get_metrics()
     comparison.add(step, metrics)
     tracker.log_rollouts(step, batch.groups)
     tracker.log_step(step, metrics)
 
 
 @dataclass(frozen=True, eq=False)
-class SameLengths:
-    """A rollout loop that makes answers of the recorded lengths; see `roll.rollout.loops.RolloutLoop`.
+class RecordedLengthsLoop:
+    """A rollout loop (`RolloutLoop`) that generates answers of the recorded lengths.
 
     Rollouts of several turns get the recorded turns, with the environment's recorded tokens between them, since an
     environment would respond differently to other answers. A user-defined loop runs unchanged, and each of its requests
@@ -169,20 +189,20 @@ class SameLengths:
     own: RolloutLoop | None = None
     """The user-defined loop."""
     episodes: EpisodePlan = field(default_factory=EpisodePlan)
-    """How episodes without a recording are played."""
+    """Settings of episodes without a recording."""
 
     async def __call__(
         self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
-        same = functools.partial(self._same, generate)
+        generate_recorded = functools.partial(self._generate_recorded, generate)
         recorded = RolloutId(purpose=TRAIN, draw_id=draw.draw_id, index=index)
         trains = first.request_id == recorded.request_id()
         if trains and self.own is None and recorded in self.work.between:
-            return await self._turns(recorded, draw, first, same, renderer)
-        loop = self.own or loop_for(draw.prompt, plan=self.episodes)
-        return await loop(draw, index, first, same, renderer)
+            return await self._replay_turns(recorded, draw, first, generate_recorded, renderer)
+        loop = self.own or choose_loop(draw.prompt, plan=self.episodes)
+        return await loop(draw, index, first, generate_recorded, renderer)
 
-    async def _same(self, generate: Generate, request: GenerationRequest) -> Generation:
+    async def _generate_recorded(self, generate: Generate, request: GenerationRequest) -> Generation:
         length = self.work.tokens.get(request.request_id)
         if not length:
             return await generate(request)
@@ -191,34 +211,44 @@ class SameLengths:
         ended = found.finish_reason == "length" and self.work.stopped[request.request_id]
         return replace(found, finish_reason="stop") if ended else found
 
-    async def _turns(
-        self, recorded: RolloutId, draw: PromptDraw, first: GenerationRequest, same: Generate, renderer: Renderer
+    async def _replay_turns(
+        self,
+        recorded: RolloutId,
+        draw: PromptDraw,
+        first: GenerationRequest,
+        generate_recorded: Generate,
+        renderer: Renderer,
     ) -> Rollout:
-        import numpy as np
-
-        between, said = self.work.between[recorded], self.work.turn_rewards[recorded]
+        between, turn_rewards = self.work.between[recorded], self.work.turn_rewards[recorded]
         generations: list[Generation] = []
+        rollout_media: list[MediaSpan] = []
         contexts = self.work.contexts.get(recorded, {})
         turns: list[Turn] = []
         branches: list[Branch] = []
-        context, position = draw.token_ids, 0
-        for number, (reward, state) in enumerate(said):
+        recorded_media = self.work.media.get(recorded, ())
+        context, position = EncodedText(draw.token_ids, draw.media), 0
+        for number, (reward, state) in enumerate(turn_rewards):
             if number in contexts:
                 context = contexts[number]
-                branches.append(Branch(start=position, context=context))
-            generation = await same(next_turn(first, context, number))
+                branches.append(Branch(start=position, context=context.token_ids, media=context.media))
+            request = build_next_request(first, context.token_ids, number, media=context.media)
+            generation = await generate_recorded(request)
             generations.append(generation)
             end = position + len(generation.token_ids)
             turns.append(Turn(start=position, end=end, reward=reward, state=state))
             if number < len(between):
-                context = np.concatenate([context, generation.token_ids, between[number]]).astype(np.int32)
-                position = end + len(between[number])
-        return join_turns(draw, recorded.index, generations, list(between), tuple(turns), renderer, tuple(branches))
+                following = end + len(between[number])
+                added = EncodedText(between[number], slice_media(recorded_media, end, following))
+                rollout_media += shift_media(added.media, end)
+                context = join_encoded(join_encoded(context, EncodedText(generation.token_ids)), added)
+                position = following
+        parts, media = list(between), tuple(rollout_media)
+        return join_turns(draw, recorded.index, generations, parts, tuple(turns), renderer, tuple(branches), media)
 
 
 @dataclass(frozen=True, eq=False)
-class SameRewards:
-    """A reward that runs the verifier for its time but returns the recorded result; see `roll.protocols.Reward`."""
+class RecordedRewards:
+    """A `roll.protocols.Reward` that returns the recorded results; the verifier still runs, so that its time counts."""
 
     inner: Reward
     """The run's reward."""

@@ -7,22 +7,22 @@ from dataclasses import dataclass, field
 from itertools import count, pairwise, takewhile
 
 from roll.pipelines.recording.records import RecordedStep
-from roll.types import IntArray, RewardResult, Rollout, RolloutId
+from roll.types import EncodedText, IntArray, MediaSpan, RewardResult, Rollout, RolloutId
 
 __all__ = ["WAITS", "RecordedWork"]
 
 WAITS = ("generate", "wait", "environment", "reward")
-"""Names of the phases that wait for a batch."""
+"""Names of the phases in which a step waits for its batch."""
 
 
 @dataclass(slots=True)
 class RecordedWork:
-    """Lengths, rewards and latencies by id, a few hundred bytes per rollout. Created by `of`."""
+    """Lengths, rewards and latencies of recorded rollouts, a few hundred bytes each. Created by `of`."""
 
     tokens: dict[str, int] = field(default_factory=dict)
     """Number of generated tokens of answers that stopped or reached their limit, by request id."""
     stopped: dict[str, bool] = field(default_factory=dict)
-    """Whether the answer stopped by itself, by request id."""
+    """Flags by request id: whether the answer ended before the token limit."""
     environment_s: dict[str, float] = field(default_factory=dict)
     """Seconds between the end of the previous turn and a turn, by request id of the turn."""
     answers: dict[RolloutId, int] = field(default_factory=dict)
@@ -30,8 +30,10 @@ class RecordedWork:
     rewards: dict[RolloutId, RewardResult] = field(default_factory=dict)
     between: dict[RolloutId, tuple[IntArray, ...]] = field(default_factory=dict)
     """Tokens between the turns of a rollout; only for rollouts with several turns."""
-    contexts: dict[RolloutId, dict[int, IntArray]] = field(default_factory=dict)
+    contexts: dict[RolloutId, dict[int, EncodedText]] = field(default_factory=dict)
     """Rewritten context of a turn, by number of the turn; only for rollouts with branches."""
+    media: dict[RolloutId, tuple[MediaSpan, ...]] = field(default_factory=dict)
+    """Images between the turns of a rollout, with positions in its tokens; only for rollouts with any."""
     turn_rewards: dict[RolloutId, tuple[tuple[float, str], ...]] = field(default_factory=dict)
     """Reward and state of each turn; only for rollouts with turns."""
     prompt_tokens: dict[int, int] = field(default_factory=dict)
@@ -47,7 +49,7 @@ class RecordedWork:
 
     @classmethod
     def of(cls, steps: Iterable[RecordedStep]) -> RecordedWork:
-        """Collect the work of steps, which are read one at a time."""
+        """Collect lengths, rewards and times of recorded steps, which are read one at a time."""
         work = cls()
         seen: dict[str, RolloutId] = {}
         times_of: dict[str, tuple[float, float]] = {}
@@ -67,7 +69,7 @@ class RecordedWork:
             work.wait_s[step.step] = sum(times.get(name, 0.0) for name in WAITS)
             work.sync_s[step.step] = times.get("sync", 0.0)
             work.step_s[step.step] = times.get("step", 0.0)
-            work.train_s[step.step] = _training(times)
+            work.train_s[step.step] = _sum_training_time(times)
         work.answers = {seen[name]: tokens for name, tokens in work.tokens.items() if name in seen}
         for rollout_id in seen.values():
             turns = takewhile(times_of.__contains__, map(rollout_id.request_id, count()))
@@ -86,10 +88,14 @@ class RecordedWork:
         self.between[name] = tuple(rollout.token_ids[a.end : b.start].copy() for a, b in pairwise(turns))
         if rollout.branches:
             numbers = {turn.start: number for number, turn in enumerate(turns)}
-            self.contexts[name] = {numbers[b.start]: b.context.copy() for b in rollout.branches if b.start in numbers}
+            self.contexts[name] = {
+                numbers[b.start]: EncodedText(b.context.copy(), b.media) for b in rollout.branches if b.start in numbers
+            }
+        if rollout.media:
+            self.media[name] = rollout.media
 
 
-def _training(times: Mapping[str, float]) -> float:
-    """Return the measured time of a step without waits, weight sync, evaluation and recording."""
+def _sum_training_time(times: Mapping[str, float]) -> float:
+    """Return the sum of a step's phase times, without waits, weight sync, evaluation and recording."""
     names = ("advantages", "old_logprobs", "reference", "values", "snapshots", "train_critic", "train")
     return sum(times.get(name, 0.0) for name in names)

@@ -1,8 +1,8 @@
-"""Recorder of a run: events of the loop, the life cycle and the proxy become a step of the recording.
+"""Records a run: events of the loop, the life cycle and the proxy become a step of the recording.
 
     LifeCycle ─ transitions ─► moves ────┐
     RecordingProxy ─ calls ─► requests ──┼─► RecordedStep ─► (a thread) ─► recording/step-N/
-    cross_boundary ─ batch, state ───────┘
+    finish_step ──── batch, state ───────┘
 
 Invariants:
     - at every step's boundary all events since the last one are written and freed: memory holds one step;
@@ -18,19 +18,25 @@ from dataclasses import asdict, dataclass, field, replace
 
 from roll.config.load import dump_config
 from roll.config.pipelines.rlvr import RLVRConfig
-from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
+from roll.models.fingerprint import compute_model_fingerprint, compute_tokenizer_fingerprint
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import Prepared
 from roll.pipelines.recording.files import RecordingWriter
-from roll.pipelines.recording.records import Move, RecordedDraw, RecordedStep, Request, Session
+from roll.pipelines.recording.records import (
+    RecordedDraw,
+    RecordedRequest,
+    RecordedSession,
+    RecordedStep,
+    RecordedTransition,
+)
 from roll.rollout import Batch, DataLedger, LifeCycle, LLMProxy, Transition
 from roll.rollout.proxy import OnStart
 from roll.tracking import Tracker
-from roll.tracking.run_directory import writing
+from roll.tracking.run_directory import convert_write_errors
 from roll.types import Generation, GenerationRequest, Rollout
 from roll.version import __version__
 
-__all__ = ["Recorder", "RecordingProxy", "open_recorder", "session_of"]
+__all__ = ["Recorder", "RecordingProxy", "build_session", "open_recorder"]
 
 
 @dataclass(eq=False)
@@ -39,10 +45,10 @@ class Recorder:
 
     writer: RecordingWriter
     """Writer of the run's recording."""
-    session: Session
+    session: RecordedSession
     """The session that is recorded."""
     origin: float
-    """Time of the running loop that is time 0 of the session."""
+    """Event loop time at which the session began; recorded times are relative to it."""
     policy_version: int
     """Policy version of the trainer."""
     tracker: Tracker
@@ -50,8 +56,8 @@ class Recorder:
     ledger: DataLedger
     """Ledger of the run."""
     _proxy: LLMProxy | None = field(init=False, default=None)
-    _moves: list[Move] = field(init=False, default_factory=list)
-    _requests: list[Request] = field(init=False, default_factory=list)
+    _moves: list[RecordedTransition] = field(init=False, default_factory=list)
+    _requests: list[RecordedRequest] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         self._num_draws = self.session.num_draws
@@ -59,7 +65,7 @@ class Recorder:
 
     def listen(self, life: LifeCycle, proxy: LLMProxy) -> None:
         """Observe every transition and, if the proxy is a `RecordingProxy`, every request."""
-        life.listen(self.on_transition)
+        life.add_listener(self.on_transition)
         self._proxy = proxy
         if isinstance(proxy, RecordingProxy):
             proxy.on_request = self.on_request
@@ -67,9 +73,11 @@ class Recorder:
     def on_transition(self, event: Transition) -> None:
         """Record a transition; a listener of `LifeCycle`."""
         before = "" if event.before is None else str(event.before)
-        self._moves.append(Move(event.time - self.origin, event.rollout_id, before, str(event.after), event.detail))
+        self._moves.append(
+            RecordedTransition(event.time - self.origin, event.rollout_id, before, str(event.after), event.detail)
+        )
 
-    def on_request(self, request: Request) -> None:
+    def on_request(self, request: RecordedRequest) -> None:
         """Record a request; called by `RecordingProxy` with times of the event loop."""
         started = request.started_s - self.origin if request.started_s >= 0 else -1.0
         queued, ended = request.queued_s - self.origin, request.ended_s - self.origin
@@ -82,20 +90,22 @@ class Recorder:
             RunDirectoryError: The recording cannot be written.
         """
         with self.tracker.spans.phase("recording"):
-            step = self._step(state, batch, demonstrations)
+            step = self._build_step(state, batch, demonstrations)
             self._moves, self._requests = [], []
             self._num_draws, self.policy_version = step.num_draws, step.next_policy_version
             await asyncio.to_thread(self._write, step)
 
     def _write(self, step: RecordedStep) -> None:
-        with writing(self.tracker.run.path):
+        with convert_write_errors(self.tracker.run.path):
             self.writer.write(step)
 
-    def _step(self, state: LearningState, batch: Batch, demonstrations: Sequence[Rollout]) -> RecordedStep:
+    def _build_step(self, state: LearningState, batch: Batch, demonstrations: Sequence[Rollout]) -> RecordedStep:
         proxy = self._proxy
         assert proxy is not None, "`listen` comes before the first step"
         opened = [self.ledger[draw_id] for draw_id in range(self._num_draws, state.num_draws)]
-        times = {name.removeprefix("time/").removesuffix("_s"): v for name, v in self.tracker.spans.metrics().items()}
+        times = {
+            name.removeprefix("time/").removesuffix("_s"): v for name, v in self.tracker.spans.get_metrics().items()
+        }
         return RecordedStep(
             step=state.step,
             session=self.session.number,
@@ -110,11 +120,11 @@ class Recorder:
             num_refills=batch.num_refills,
             kind=batch.kind,
             staleness=tuple(batch.staleness),
-            census=asdict(batch.census) if batch.census else {},
+            selection_bias=asdict(batch.selection_bias) if batch.selection_bias else {},
             draws=tuple(RecordedDraw(entry.draw_id, entry.uid, entry.step) for entry in opened),
             stream=state.data,
             num_draws=state.num_draws,
-            pending=_pending(state),
+            pending=_list_pending(state),
             counters=proxy.counts(),
             timings_s=times,
             moves=tuple(self._moves),
@@ -122,7 +132,7 @@ class Recorder:
         )
 
 
-def _pending(state: LearningState) -> tuple[tuple[int, str, int], ...]:
+def _list_pending(state: LearningState) -> tuple[tuple[int, str, int], ...]:
     return tuple((draw_id, domain, position) for draw_id, domain, position in state.pending)
 
 
@@ -132,7 +142,7 @@ class RecordingProxy(LLMProxy):
     `on_request` does nothing until the recorder sets it.
     """
 
-    on_request: Callable[[Request], None] = staticmethod(lambda request: None)
+    on_request: Callable[[RecordedRequest], None] = staticmethod(lambda request: None)
 
     async def generate(
         self,
@@ -142,18 +152,18 @@ class RecordingProxy(LLMProxy):
         pinned: bool = False,
         on_start: OnStart | None = None,
     ) -> Generation:
-        """See `LLMProxy.generate`."""
+        """Generate as `LLMProxy.generate` does, and report the request to `on_request`."""
         clock = asyncio.get_running_loop().time
-        seen = Request(request.request_id, "", clock(), -1.0, 0.0, len(request.token_ids), -1, "failed")
+        seen = RecordedRequest(request.request_id, "", clock(), -1.0, 0.0, len(request.token_ids), -1, "failed")
 
-        def started(engine_id: str) -> None:
+        def record_start(engine_id: str) -> None:
             nonlocal seen
             seen = seen._replace(engine_id=engine_id, started_s=clock() if seen.started_s < 0 else seen.started_s)
             if on_start is not None:
                 on_start(engine_id)
 
         try:
-            found = await super().generate(request, session=session, pinned=pinned, on_start=started)
+            found = await super().generate(request, session=session, pinned=pinned, on_start=record_start)
             seen = seen._replace(num_tokens=len(found.token_ids), finish_reason=found.finish_reason)
             return found
         except asyncio.CancelledError:
@@ -166,29 +176,31 @@ class RecordingProxy(LLMProxy):
 def open_recorder(
     config: RLVRConfig, prepared: Prepared, state: LearningState, tracker: Tracker, ledger: DataLedger
 ) -> Recorder:
-    """Start recording; the recording must already be truncated to `state`.
+    """Begin a session of the run's recording, and return its recorder.
+
+    The recording must already be truncated to the step of `state`.
 
     Raises:
         RunDirectoryError: The recording cannot be written.
     """
     now = asyncio.get_running_loop().time()
-    with writing(tracker.run.path):
+    with convert_write_errors(tracker.run.path):
         writer = RecordingWriter(tracker.run.recording_dir)
-        session = replace(session_of(config, prepared, state), number=writer.next_session)
+        session = replace(build_session(config, prepared, state), number=writer.next_session)
         return Recorder(writer, session, now, state.policy_version, tracker, ledger)
 
 
-def session_of(config: RLVRConfig, prepared: Prepared, state: LearningState) -> Session:
-    """Return the data that a session's steps have in common, with number 1."""
-    return Session(
+def build_session(config: RLVRConfig, prepared: Prepared, state: LearningState) -> RecordedSession:
+    """Build the record of a session that begins with `state`; its number is 1, until the recorder replaces it."""
+    return RecordedSession(
         number=1,
         step=state.step,
         started=time.time(),
         version=__version__,
         config=dump_config(config),
-        model=model_fingerprint(prepared.model_path),
-        tokenizer=tokenizer_fingerprint(prepared.tokenizer),
+        model=compute_model_fingerprint(prepared.model_path),
+        tokenizer=compute_tokenizer_fingerprint(prepared.tokenizer),
         stream=state.data,
         num_draws=state.num_draws,
-        pending=_pending(state),
+        pending=_list_pending(state),
     )

@@ -1,4 +1,4 @@
-"""The records of a recording."""
+"""Record types of a recording: sessions, steps, and the parts of a step."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any, NamedTuple
 
 from roll.types import Group, Rollout, RolloutId
 
-__all__ = ["FORMAT", "Move", "RecordedDraw", "RecordedStep", "Request", "Session"]
+__all__ = ["FORMAT", "RecordedDraw", "RecordedRequest", "RecordedSession", "RecordedStep", "RecordedTransition"]
 
 FORMAT = 1
 """Version of the file format; a reader refuses any other."""
 
 
-class Move(NamedTuple):
-    """One change of state of one rollout; see `roll.rollout.lifecycle`."""
+class RecordedTransition(NamedTuple):
+    """One state transition of a rollout (`roll.rollout.lifecycle`)."""
 
     time_s: float
     """Seconds since the session began."""
     rollout_id: RolloutId
     before: str
-    """State before the move; empty when the rollout begins."""
+    """State before the transition; empty when the rollout begins."""
     after: str
     detail: str
     """The engine's id, or the reason."""
 
 
-class Request(NamedTuple):
-    """One call of the model, as its caller saw it, including continuations and retries."""
+class RecordedRequest(NamedTuple):
+    """One request to the model; continuations and retries count as the same request."""
 
     request_id: str
-    """Id of the engine request: `RolloutId.request_id`, unless a user-defined loop set another one."""
+    """Id of the engine request: `RolloutId.request_id`, unless a user-defined loop set another id."""
     engine_id: str
     """Engine that had the request last; empty if no engine had it."""
     queued_s: float
@@ -47,7 +47,7 @@ class Request(NamedTuple):
 
 
 class RecordedDraw(NamedTuple):
-    """A draw that was opened in the ledger."""
+    """A draw, and the step for which the ledger opened it."""
 
     draw_id: int
     uid: str
@@ -56,8 +56,8 @@ class RecordedDraw(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Session:
-    """One start or resumption of the run, with the data that its steps have in common."""
+class RecordedSession:
+    """One start or resumption of the run, with the data that all steps of this session share."""
 
     number: int
     """Number of the session, from 1."""
@@ -82,12 +82,12 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedStep:
-    """One step of a run. Prompts have only UID and domain; everything else is in the data."""
+    """One step of a run. Of a prompt, only UID and domain are stored; its content is read from the data source."""
 
     step: int
     session: int
     policy_version: int
-    """Policy version before the step's update, that of the newest tokens that it could train."""
+    """Policy version before the step's update; the trained tokens have at most this version."""
     next_policy_version: int
     """Policy version after the step's update."""
     groups: tuple[Group, ...]
@@ -96,9 +96,9 @@ class RecordedStep:
     """Companion groups by purpose, such as greedy answers."""
     demonstrations: tuple[Rollout, ...] = ()
     left_out: Mapping[int, str] = field(default_factory=dict)
-    """By draw id: why a group of the batch was replaced by another one."""
+    """Reasons by draw id for which a group of the batch was replaced by another group."""
     expired: Mapping[int, str] = field(default_factory=dict)
-    """By draw id: why a draw will never be trained."""
+    """Reasons by draw id for which a draw will never be trained."""
     expired_lengths: tuple[int, ...] = ()
     """Lengths in tokens of finished rollouts that were discarded with their groups."""
     num_refills: int = 0
@@ -107,8 +107,8 @@ class RecordedStep:
     """Kind of the batch's round: `short`, `long` or `last` with tail batching, otherwise empty."""
     staleness: tuple[int, ...] = ()
     """Staleness of each trained group, in policy versions."""
-    census: Mapping[str, Any] = field(default_factory=dict)
-    """Statistics of counted and launched rollouts (the fields of `Census`), if the scheduling chose among rollouts."""
+    selection_bias: Mapping[str, Any] = field(default_factory=dict)
+    """Statistics of counted and launched rollouts (fields of `SelectionBias`), if the scheduling chose among them."""
     draws: tuple[RecordedDraw, ...] = ()
     """Draws that were opened since the last step's boundary."""
     stream: Mapping[str, Any] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class RecordedStep:
     """Counts of engines and requests over the session: replaced, reissued, continued."""
     timings_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each phase of the step, and of the `step`."""
-    moves: tuple[Move, ...] = ()
-    """Moves since the last boundary."""
-    requests: tuple[Request, ...] = ()
+    moves: tuple[RecordedTransition, ...] = ()
+    """State transitions since the last boundary."""
+    requests: tuple[RecordedRequest, ...] = ()
     """Requests that ended since the last boundary."""

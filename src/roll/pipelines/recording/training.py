@@ -3,8 +3,8 @@
     recording ─► batch ─► filter ─► advantages ─► train ─► boundary ─► next batch …
 
 No engine is started, and nothing is scored or evaluated. With the recorded configuration, all training metrics and the
-weights are bitwise those of the recorded run. With another algorithm it is an offline study: ratios and corrections use
-the recorded log-probs and policy versions of the policy that answered.
+weights are bitwise equal to those of the recorded run. With another algorithm it is an offline study: ratios and
+corrections use the recorded log-probs and policy versions.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from contextlib import (
 from dataclasses import dataclass, replace
 from functools import partial
 
-from roll.cluster.base import open_cluster, start_together
+from roll.cluster.base import open_cluster, start_concurrently
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.learning.state import LearningState
@@ -28,40 +28,48 @@ from roll.pipelines.online.loop import train
 from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.preparation import prepare
 from roll.pipelines.recording.batches import RecordedBatches
-from roll.pipelines.recording.checks import check_prepared, check_steps, check_training, open_recording, start_of
-from roll.pipelines.reinforcement.objective import Reinforcement
-from roll.pipelines.reinforcement.trainers import device_role, learner_of, trainer_specs
+from roll.pipelines.recording.checks import (
+    check_prepared,
+    check_steps,
+    check_training,
+    copy_media,
+    find_start_checkpoint,
+    open_recording,
+)
+from roll.pipelines.reinforcement.objective import ReinforcementObjective
+from roll.pipelines.reinforcement.trainers import build_learner, build_trainer_specs, get_device_role
 from roll.pipelines.run import Run, Session, restore_state, run_session
 from roll.rollout import Batch
 from roll.running import run_in_thread
 from roll.types import Rollout
 
-__all__ = ["open_training"]
+__all__ = ["open_training_replay"]
 
 
 @asynccontextmanager
-async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def open_training_replay(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Check the recording, start only the trainers, yield the loop to run, and shut the trainers down afterwards.
 
     Raises:
         UserError: The run cannot be replayed; the message has the reason.
     """
     recording = await run_in_thread(open_recording, config)
-    session = replace(session, saved=session.saved or start_of(config))
+    await run_in_thread(copy_media, recording, session.directory)
+    session = replace(session, saved=session.saved or find_start_checkpoint(config))
     saved = session.saved
     check_steps(recording, (saved.state.step if saved else 0) + 1, config.training.num_steps)
     check_own_functions(config.algorithm)
-    prepared = await run_in_thread(prepare, config, scores=False)
-    check_prepared(recording.start, prepared)
-    check_training(config, recording, recording.start)
+    prepared = await run_in_thread(prepare, config, session.directory.media_dir, scores=False)
+    check_prepared(recording.first_session, prepared)
+    check_training(config, recording, recording.first_session)
     data = prepared.data
     state = restore_state(saved, data.train, LearningState)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
-        specs = await run_in_thread(trainer_specs, config, prepared.model_path)
-        starting = (cluster.start_trainer(spec, device_role(spec)) for spec in specs)
-        learner = learner_of(config, await start_together(stack, *starting))
+        specs = await run_in_thread(build_trainer_specs, config, prepared.model_path)
+        starting = (cluster.start_trainer(spec, get_device_role(spec)) for spec in specs)
+        learner = build_learner(config, await start_concurrently(stack, *starting))
         if saved:
             await learner.load(saved)
         run = Run.of(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
@@ -69,15 +77,15 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
         live = RecordedEngines(run, batches)
         online = OnlineRun(config=config, run=run, learner=learner, batches=batches, live=live)
 
-        async def shown(batch: Batch) -> Sequence[Rollout]:
+        async def get_demonstrations(batch: Batch) -> Sequence[Rollout]:
             return batches.demonstrations if config.algorithm.imitation.weight > 0 else ()
 
-        yield partial(train, online, Reinforcement(online=online, shown=shown))
+        yield partial(train, online, ReinforcementObjective(online=online, get_demonstrations=get_demonstrations))
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedEngines:
-    """Stand-in for engines, whose answers are recorded; implements `RunEngines`."""
+    """Replaces the engines in a training replay, which needs no answers from engines; implements `RunEngines`."""
 
     run: Run[LearningState]
     """The run of the replay."""
@@ -85,18 +93,18 @@ class RecordedEngines:
     """The recorded batches."""
 
     def running(self, stall_s: float) -> AbstractAsyncContextManager[None]:
-        """See `StepRun.running`."""
+        """Return a context for all steps, in which the run's checkpoints are saved."""
         return run_session(self.run)
 
     async def wake(self) -> None:
-        """Do nothing."""
+        """Do nothing, since there are no engines."""
 
     def waiting(self, name: str) -> AbstractContextManager[None]:
-        """Return the context of reading a batch."""
+        """Return the context of a wait for a recorded batch."""
         return self.run.spans.phase("read")
 
     def learning(self) -> AbstractAsyncContextManager[None]:
-        """Return an empty context, since no engine is affected by a change of weights."""
+        """Return an empty context, since there are no engines to release devices."""
         return nullcontext()
 
     async def push(self) -> dict[str, float]:
@@ -111,10 +119,10 @@ class RecordedEngines:
         return self.batches.counts()
 
     def metrics(self) -> dict[str, float]:
-        """Return the generation metrics that every step has."""
+        """Return a count of 0 retries, the only metric of generation in a replay without engines."""
         return {"rollout/retries": 0.0}
 
-    def verifiers(self) -> None:
+    def get_verifier_states(self) -> None:
         """Return `None`, since nothing is judged."""
 
     def trace(self) -> None:

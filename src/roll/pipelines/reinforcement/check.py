@@ -5,33 +5,40 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from roll.config.activation_memory import ModelSizes, element_bytes
-from roll.config.estimate import RoleMemory, frozen_bytes, num_trained
+from roll.config.activation_memory import ModelSizes, get_element_bytes
+from roll.config.estimate import RoleMemory, count_trained_parameters, estimate_frozen_bytes
 from roll.config.reinforcing import ReinforcingConfig
-from roll.config.truncation import truncation_note
-from roll.pipelines.online.check.estimate import BatchArithmetic, ExtraMemory, frozen_memory, trainer_memory
+from roll.config.truncation import describe_truncation
+from roll.pipelines.online.check.estimate import (
+    ExtraMemory,
+    RunSizes,
+    estimate_frozen_memory,
+    estimate_trainer_memory,
+)
 from roll.pipelines.online.check.inspection import inspect_run
-from roll.preflight.inspection import describe_role
+from roll.preflight.inspection import inspect_model
 from roll.preflight.report import Report
 
-__all__ = ["further_memory", "inspect"]
+__all__ = ["estimate_extra_memory", "inspect"]
 
 
 C = TypeVar("C", bound=ReinforcingConfig)
 
 
-def inspect(config: C, *looks: Callable[[Report, C], None]) -> Report:
-    """Check a run before it starts.
+def inspect(config: C, *checks: Callable[[Report, C], None]) -> Report:
+    """Check a reinforcement learning run before it starts, and return the report.
 
     Args:
         config: Configuration of the run.
-        looks: Additional checks of its pipeline.
+        checks: Additional checks of its pipeline.
     """
-    looks = (_look_at_own_functions, _look_at_critic, _look_at_truncation, *looks)
-    return inspect_run(config, config.algorithm.type, *looks, further=_further)
+    own_checks = (_check_user_functions, _check_critic, _check_truncation)
+    return inspect_run(
+        config, config.algorithm.type, *own_checks, *checks, extra_memory=_estimate_extra_memory_from_report
+    )
 
 
-def _look_at_own_functions(report: Report, config: ReinforcingConfig) -> None:
+def _check_user_functions(report: Report, config: ReinforcingConfig) -> None:
     algorithm = config.algorithm
     if algorithm.advantage.function is not None or algorithm.loss is not None or algorithm.gate.type == "python":
         from roll.pipelines.learning.losses import check_own_functions  # imports torch, as user functions do
@@ -39,26 +46,26 @@ def _look_at_own_functions(report: Report, config: ReinforcingConfig) -> None:
         check_own_functions(algorithm)
 
 
-def _look_at_critic(report: Report, config: ReinforcingConfig) -> None:
+def _check_critic(report: Report, config: ReinforcingConfig) -> None:
     if config.algorithm.uses_critic and config.algorithm.critic.model is not None:
-        report.critic = describe_role(report, config.algorithm.critic.model, "the critics' model")
+        report.critic = inspect_model(report, config.algorithm.critic.model, "the critics' model")
 
 
-def _look_at_truncation(report: Report, config: ReinforcingConfig) -> None:
-    truncation = truncation_note(config.algorithm, config.rollout)
+def _check_truncation(report: Report, config: ReinforcingConfig) -> None:
+    truncation = describe_truncation(config.algorithm, config.rollout)
     report.notes += [truncation] if truncation else []
 
 
-def _further(report: Report, config: ReinforcingConfig, batch: BatchArithmetic) -> ExtraMemory:
-    assert report.model is not None, "it was looked at"
+def _estimate_extra_memory_from_report(report: Report, config: ReinforcingConfig, batch: RunSizes) -> ExtraMemory:
+    assert report.model is not None, "the model was described"
     on_accelerator = report.machine.has_accelerators
-    return further_memory(config, report.model, batch, critic_sizes=report.critic, on_accelerator=on_accelerator)
+    return estimate_extra_memory(config, report.model, batch, critic_sizes=report.critic, on_accelerator=on_accelerator)
 
 
-def further_memory(
+def estimate_extra_memory(
     config: ReinforcingConfig,
     sizes: ModelSizes,
-    batch: BatchArithmetic,
+    batch: RunSizes,
     *,
     critic_sizes: ModelSizes | None = None,
     on_accelerator: bool = False,
@@ -68,26 +75,26 @@ def further_memory(
     Args:
         config: The run's configuration.
         sizes: Sizes of the policy's model.
-        batch: The result of `batch_arithmetic`.
+        batch: The result of `compute_run_sizes`.
         critic_sizes: Sizes of `algorithm.critic.model`, if it is not the policy's model.
         on_accelerator: Whether to estimate device memory.
     """
     roles, critics = [], config.algorithm.num_critic_models
     if "critic" in config.roles:
         ranks = config.roles["critic"].count
-        parts = trainer_memory(config, critic_sizes or sizes, batch, ranks, on_accelerator=on_accelerator)
+        parts = estimate_trainer_memory(config, critic_sizes or sizes, batch, ranks, on_accelerator=on_accelerator)
         roles.append(RoleMemory(role="critic", count=ranks * critics, parts=parts))
     if "reference" in config.roles:
-        roles.append(frozen_memory(config, "reference", sizes, batch, on_accelerator=on_accelerator))
+        roles.append(estimate_frozen_memory(config, "reference", sizes, batch, on_accelerator=on_accelerator))
     held = config.trainer_holds_reference and config.model.lora is None
-    element, parallel = element_bytes(config.model.dtype), config.training.parallel
-    frozen = frozen_bytes(sizes, parallel, config.num_ranks, element)
+    element, parallel = get_element_bytes(config.model.dtype), config.training.parallel
+    frozen = estimate_frozen_bytes(sizes, parallel, config.num_ranks, element)
     memory = {"reference": frozen} if held else {}
     if config.num_snapshots and not on_accelerator:  # in host memory, with the current weights
-        share = num_trained(config.model, sizes) * parallel.dp_replicate / config.num_ranks
+        share = count_trained_parameters(config.model, sizes) * parallel.dp_replicate / config.num_ranks
         memory["snapshots"] = round((config.num_snapshots + 1) * element * share)
     return ExtraMemory(
         held=memory,
         roles=roles,
-        num_trained=critics * num_trained(config.model, critic_sizes or sizes),
+        num_trained=critics * count_trained_parameters(config.model, critic_sizes or sizes),
     )

@@ -19,7 +19,7 @@ from roll.config.reinforcing import ReinforcingConfig
 from roll.data import ChatRenderer
 from roll.errors import InfraError
 from roll.pipelines.served_policy import ServedPolicy
-from roll.rollout.episode import loop_for
+from roll.rollout.episode import choose_loop
 from roll.types import (
     EXPERT,
     Anchor,
@@ -31,7 +31,7 @@ from roll.types import (
     RolloutId,
 )
 
-__all__ = ["anchor_demonstration", "play_demonstration", "play_demonstrations"]
+__all__ = ["build_anchor_demonstration", "play_demonstration", "play_demonstrations"]
 
 logger = logging.getLogger(__name__)
 
@@ -41,23 +41,23 @@ async def play_demonstrations(
 ) -> list[Rollout]:
     """Return a scored expert rollout for every draw whose prompt has a demonstration; empty if imitation has weight 0.
 
-    For a draw that begins at an anchor, it consists of the replayed turns (IPA, arXiv 2512.24873 eq. 10: the expert's
-    chunks up to the fork). A demonstration that cannot be scored after `rollout.max_attempts` is left out: the policy's
-    own rollouts do not depend on it.
+    For a draw that begins at an anchor, the rollout consists of the replayed turns (IPA, arXiv 2512.24873 eq. 10: the
+    expert's chunks up to the fork). A demonstration that cannot be scored after `rollout.max_attempts` is left out: the
+    policy's own rollouts do not depend on it.
     """
     if config.algorithm.imitation.weight == 0:
         return []
     shown = [draw for draw in draws if draw.prompt.expert and draw.anchor is None]
     found = await asyncio.gather(*(play_demonstration(config, live, draw) for draw in shown))
     begun = [
-        anchor_demonstration(draw, draw.anchor, live.plan.group_size)
+        build_anchor_demonstration(draw, draw.anchor, live.plan.group_size)
         for draw in draws
         if draw.anchor and draw.anchor.num_turns
     ]
     return [*(rollout for rollout in found if rollout is not None), *begun]
 
 
-def anchor_demonstration(draw: PromptDraw, anchor: Anchor, index: int) -> Rollout:
+def build_anchor_demonstration(draw: PromptDraw, anchor: Anchor, index: int) -> Rollout:
     """Return the turns before an anchor as an expert rollout.
 
     Turns after the anchor keep their rewards and lose their tokens, so that a turn's return is that of the whole
@@ -92,13 +92,13 @@ async def play_demonstration(config: ReinforcingConfig, live: ServedPolicy, draw
         InfraError: The answers could not be played.
     """
     plan, renderer, reward = live.plan, live.generation.renderer, live.generation.rewards[draw.prompt.domain]
-    script = _Script(renderer=renderer, answers=iter(draw.prompt.expert))
+    script = _ScriptedEngine(renderer=renderer, answers=iter(draw.prompt.expert))
     name = RolloutId(purpose=EXPERT, draw_id=draw.draw_id, index=plan.group_size)
     request = GenerationRequest(
         request_id=name.request_id(), token_ids=draw.token_ids, sampling=replace(plan.sampling, seed=0)
     )
     scheduler = live.generation.scheduler
-    loop = loop_for(draw.prompt, scheduler.hosts, scheduler.episodes)
+    loop = choose_loop(draw.prompt, scheduler.hosts, scheduler.episodes)
     rollout = await loop(draw, name.index, request, script.generate, renderer)
     rollout = replace(rollout, purpose=name.purpose, expert=True)
     attempts = config.rollout.max_attempts
@@ -111,8 +111,8 @@ async def play_demonstration(config: ReinforcingConfig, live: ServedPolicy, draw
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Script:
-    """Stand-in for an engine that returns the expert's answers one after the other."""
+class _ScriptedEngine:
+    """Replaces an engine in a demonstration: returns the expert's answers one after the other."""
 
     renderer: ChatRenderer
     answers: Iterator[str]
@@ -120,7 +120,7 @@ class _Script:
     async def generate(self, request: GenerationRequest) -> Generation:
         """Return the next answer; after the last one, an empty answer that is cut off, which ends an episode."""
         text = next(self.answers, None)
-        tokens = np.zeros(0, np.int32) if text is None else self.renderer.answer(text)
+        tokens = np.zeros(0, np.int32) if text is None else self.renderer.tokenize_answer(text)
         return Generation(
             request_id=request.request_id,
             token_ids=tokens,

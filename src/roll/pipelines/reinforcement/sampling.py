@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 
-from roll.algorithms.selection import early_stop_predicate, group_reason
+from roll.algorithms.selection import build_early_stop_predicate, find_group_filter_reason
 from roll.config.reinforcing import ReinforcingConfig
 from roll.data import Data
-from roll.pipelines.generation import Generation
+from roll.pipelines.generation import GenerationParts
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online import sampling
 from roll.rollout import AsyncController, DataLedger, SamplingPlan
@@ -25,16 +25,20 @@ def build_controller(
     state: LearningState,
     data: Data,
     ledger: DataLedger,
-    generation: Generation,
+    generation: GenerationParts,
     plan: SamplingPlan,
     *,
-    draws: sampling.Draws | None = None,
+    draws: sampling.DrawSource | None = None,
 ) -> AsyncController:
     """Build the controller of a run with an algorithm's filters and companions; see
     `online.sampling.build_controller`.
     """
     algorithm, longest = config.algorithm, config.rollout.max_new_tokens
-    refills = partial(group_reason, algorithm=algorithm, max_new_tokens=longest) if algorithm.filters.refill else None
+    refills = (
+        partial(find_group_filter_reason, algorithm=algorithm, max_new_tokens=longest)
+        if algorithm.filters.refill
+        else None
+    )
     return sampling.build_controller(
         config,
         state,
@@ -42,15 +46,15 @@ def build_controller(
         ledger,
         generation,
         plan,
-        *_companions(config, plan),
+        *_build_companion_plans(config, plan),
         left_out=refills,
         max_refills=algorithm.filters.max_refills,
-        early_stop=_early_stop_predicate(config),
+        early_stop=_build_configured_early_stop(config),
         draws=draws,
     )
 
 
-def _companions(config: ReinforcingConfig, plan: SamplingPlan) -> tuple[SamplingPlan, ...]:
+def _build_companion_plans(config: ReinforcingConfig, plan: SamplingPlan) -> tuple[SamplingPlan, ...]:
     """Return the sampling plan of greedy answers, if the baseline is greedy."""
     if config.algorithm.advantage.mean != "greedy":
         return ()
@@ -58,11 +62,11 @@ def _companions(config: ReinforcingConfig, plan: SamplingPlan) -> tuple[Sampling
     return (replace(plan, purpose=GREEDY, group_size=1, sampling=greedy),)
 
 
-def _early_stop_predicate(config: ReinforcingConfig) -> EarlyStopPredicate | None:
+def _build_configured_early_stop(config: ReinforcingConfig) -> EarlyStopPredicate | None:
     scheduling = config.rollout.scheduling
     if not scheduling.early_stop_groups or scheduling.reward_range is None:
         return None
     single_turn = all(entry.turns == 1 for entry in config.data)
-    return early_stop_predicate(
+    return build_early_stop_predicate(
         config.algorithm, scheduling.reward_range, config.rollout.max_new_tokens, single_turn=single_turn
     )

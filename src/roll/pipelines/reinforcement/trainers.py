@@ -16,42 +16,42 @@ from pathlib import Path
 from roll.config.reinforcing import ReinforcingConfig
 from roll.errors import ModelError
 from roll.models import load_tokenizer, resolve_model
-from roll.pipelines.learner import Learner, WithoutAdapters
+from roll.pipelines.learner import BaseModelScorer, Learner
 from roll.pipelines.snapshots import PolicySnapshots
 from roll.protocols import Scorer, TrainerGroup
 from roll.training import Schedule, TrainerSpec
 
 __all__ = [
-    "critic_path",
-    "critic_specs",
-    "device_role",
-    "learner_of",
-    "policy_spec",
-    "reference_of",
-    "reference_specs",
-    "trainer_specs",
+    "build_critic_specs",
+    "build_learner",
+    "build_policy_spec",
+    "build_reference",
+    "build_reference_specs",
+    "build_trainer_specs",
+    "get_device_role",
+    "resolve_critic_path",
 ]
 
 
-def learner_of(config: ReinforcingConfig, started: Sequence[TrainerGroup]) -> Learner:
-    """Build the learner from the started trainers, in the order of `trainer_specs`."""
+def build_learner(config: ReinforcingConfig, started: Sequence[TrainerGroup]) -> Learner:
+    """Build the learner from the started trainers, in the order of `build_trainer_specs`."""
     policy, *others = started
     num_critics = config.algorithm.num_critic_models
     return Learner(
         policy=policy,
         critics=tuple(others[:num_critics]),
-        reference=reference_of(config, policy, others[num_critics:]),
+        reference=build_reference(config, policy, others[num_critics:]),
         snapshots=PolicySnapshots(policy, config.num_snapshots) if config.algorithm.uses_snapshots else None,
         replays_experts=config.training.router_replay == "old",
         replays_engine=config.training.router_replay == "engine",
     )
 
 
-def critic_path(config: ReinforcingConfig, model_path: Path) -> Path:
+def resolve_critic_path(config: ReinforcingConfig, model_path: Path) -> Path:
     """Return the path of the critics' backbone.
 
     Raises:
-        ModelError: The model cannot be found, or has another tokenizer than the policy.
+        ModelError: The model cannot be found, or its tokenizer differs from the policy's.
     """
     name = config.algorithm.critic.model
     if name is None or not config.algorithm.uses_critic:
@@ -60,31 +60,31 @@ def critic_path(config: ReinforcingConfig, model_path: Path) -> Path:
     load = partial(load_tokenizer, trust_remote_code=config.model.trust_remote_code)
     if load(path).get_vocab() != load(model_path).get_vocab():
         raise ModelError(
-            f"algorithm.critic.model '{name}' has another tokenizer than model.path '{config.model.path}': a critic "
-            "reads the policy's tokens, so take a model of the same family."
+            f"the tokenizer of algorithm.critic.model '{name}' differs from that of model.path '{config.model.path}': "
+            "a critic reads the policy's tokens, so use a model of the same family."
         )
     return path
 
 
-def trainer_specs(config: ReinforcingConfig, model_path: Path) -> list[TrainerSpec]:
+def build_trainer_specs(config: ReinforcingConfig, model_path: Path) -> list[TrainerSpec]:
     """Return the specs of a run's trainers: the policy, its critics, and the reference if it is a separate role.
 
     Raises:
         ModelError: The critics' model cannot be used.
     """
     return [
-        policy_spec(config, model_path),
-        *critic_specs(config, critic_path(config, model_path)),
-        *reference_specs(config, model_path),
+        build_policy_spec(config, model_path),
+        *build_critic_specs(config, resolve_critic_path(config, model_path)),
+        *build_reference_specs(config, model_path),
     ]
 
 
-def device_role(spec: TrainerSpec) -> str:
+def get_device_role(spec: TrainerSpec) -> str:
     """Return the name of a trainer's role in the device mapping."""
     return "actor_train" if spec.role == "policy" else spec.role
 
 
-def policy_spec(config: ReinforcingConfig, model_path: Path) -> TrainerSpec:
+def build_policy_spec(config: ReinforcingConfig, model_path: Path) -> TrainerSpec:
     """Return the trainer spec of the policy, for a single rank; a cluster adapts every spec to several ranks."""
     algorithm = config.algorithm
     return TrainerSpec(
@@ -94,7 +94,7 @@ def policy_spec(config: ReinforcingConfig, model_path: Path) -> TrainerSpec:
         quantization=config.inference.quantization,
         holds_reference=config.trainer_holds_reference,
         value_head_learning_rate=algorithm.critic.head_learning_rate if algorithm.shares_critic else None,
-        schedule=Schedule.of(
+        schedule=Schedule.from_config(
             config.training,
             updates_per_step=algorithm.updates_per_step,
             idle_steps=algorithm.critic.warmup_steps if algorithm.uses_critic else 0,
@@ -103,12 +103,12 @@ def policy_spec(config: ReinforcingConfig, model_path: Path) -> TrainerSpec:
     )
 
 
-def critic_specs(config: ReinforcingConfig, backbone: Path) -> list[TrainerSpec]:
+def build_critic_specs(config: ReinforcingConfig, backbone: Path) -> list[TrainerSpec]:
     """Return one spec per critic; empty if the algorithm uses none."""
     algorithm, critic = config.algorithm, config.algorithm.critic
     if not algorithm.num_critic_models:
         return []
-    schedule = Schedule.of(
+    schedule = Schedule.from_config(
         config.training,
         updates_per_step=critic.num_epochs * algorithm.updates.num_minibatches,
         peak=critic.learning_rate,
@@ -126,17 +126,18 @@ def critic_specs(config: ReinforcingConfig, backbone: Path) -> list[TrainerSpec]
     ]
 
 
-def reference_specs(config: ReinforcingConfig, model_path: Path) -> list[TrainerSpec]:
+def build_reference_specs(config: ReinforcingConfig, model_path: Path) -> list[TrainerSpec]:
     """Return the spec of the reference, if it is a separate role."""
     if not config.starts_reference:
         return []
-    return [TrainerSpec.frozen(model_path, config.model, config.training, config.seed)]
+    return [TrainerSpec.for_frozen_model(model_path, config.model, config.training, config.seed)]
 
 
-def reference_of(config: ReinforcingConfig, policy: TrainerGroup, own: list[TrainerGroup]) -> Scorer | None:
-    """Return the model for `ref_logprobs`: the separate reference if one was started, else the policy without
-    adapters.
+def build_reference(config: ReinforcingConfig, policy: TrainerGroup, separate: list[TrainerGroup]) -> Scorer | None:
+    """Return the model that computes `ref_logprobs`; `None` if none is needed or the trainer holds it.
+
+    It is the separate reference, if `separate` has one, otherwise the policy without adapters.
     """
     if not config.algorithm.uses_reference or config.trainer_holds_reference:
         return None
-    return own[0] if own else WithoutAdapters(policy)
+    return separate[0] if separate else BaseModelScorer(policy)

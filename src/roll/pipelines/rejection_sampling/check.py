@@ -10,5 +10,5 @@ __all__ = ["inspect"]
 
 
 def inspect(config: RejectionSamplingConfig) -> Report:
-    """Check a run before it starts."""
+    """Check a rejection-sampling run before it starts, and return the report."""
     return inspect_run(config, "rejection sampling", trained_per_group=(1, config.rejection.keep))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from roll.algorithms.choosing import Choice, best_answers
+from roll.algorithms.answer_selection import AnswerSelection, select_best_answers
 from roll.algorithms.losses import LikelihoodLoss
 from roll.config.pipelines.rejection_sampling import RejectionSamplingConfig
 from roll.data.samples import build_batch
@@ -19,20 +19,20 @@ from roll.pipelines.online.answers import AnswersObjective
 from roll.pipelines.online.online_run import OnlineRun
 from roll.types import TrainingBatch
 
-__all__ = ["objective"]
+__all__ = ["build_objective"]
 
 
-def objective(online: OnlineRun[RejectionSamplingConfig, Any]) -> AnswersObjective:
-    """Build the objective: maximize the likelihood of the best answers."""
+def build_objective(online: OnlineRun[RejectionSamplingConfig, Any]) -> AnswersObjective:
+    """Build the objective that maximizes the likelihood of the best answers."""
     rejection, rollout = online.config.rejection, online.config.rollout
 
-    async def build(choice: Choice) -> TrainingBatch:
+    async def build(choice: AnswerSelection) -> TrainingBatch:
         return build_batch(choice.rollouts, temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens)
 
     return AnswersObjective(
         online=online,
-        choose=partial(best_answers, keep=rejection.keep, min_reward=rejection.min_reward),
+        choose=partial(select_best_answers, keep=rejection.keep, min_reward=rejection.min_reward),
         build=build,
         loss=LikelihoodLoss(aggregation=rejection.aggregation),
-        count=lambda choice: {"data/rollouts_kept": float(len(choice.rollouts))},
+        compute_choice_metrics=lambda choice: {"data/rollouts_kept": float(len(choice.rollouts))},
     )

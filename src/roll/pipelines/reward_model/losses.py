@@ -6,11 +6,11 @@ from roll.algorithms.losses import BradleyTerryLoss, RegressionLoss
 from roll.config.pipelines.reward_model import RewardModelSection
 from roll.protocols import LossFn
 
-__all__ = ["BRADLEY_TERRY", "REGRESSION", "loss_of"]
+__all__ = ["BRADLEY_TERRY", "REGRESSION", "build_loss"]
 
 BRADLEY_TERRY, REGRESSION = BradleyTerryLoss(), RegressionLoss()
 
 
-def loss_of(section: RewardModelSection) -> LossFn:
+def build_loss(section: RewardModelSection) -> LossFn:
     """Build the configured loss of a reward model."""
     return REGRESSION if section.loss == "regression" else BradleyTerryLoss(centering=section.centering)

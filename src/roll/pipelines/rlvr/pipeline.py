@@ -12,15 +12,15 @@ from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online.loop import train
 from roll.pipelines.online.online_run import Recorder
-from roll.pipelines.online.opening import RoleSpec, facts, open_online
+from roll.pipelines.online.opening import RoleSpec, build_facts, open_online
 from roll.pipelines.preparation import prepare
-from roll.pipelines.recording.generation import open_answering
+from roll.pipelines.recording.generation import open_rollout_replay
 from roll.pipelines.recording.recorder import RecordingProxy, open_recorder
-from roll.pipelines.recording.training import open_training
+from roll.pipelines.recording.training import open_training_replay
 from roll.pipelines.registry import Pipeline, RunFacts
-from roll.pipelines.reinforcement.objective import Reinforcement, live_demonstrations
+from roll.pipelines.reinforcement.objective import ReinforcementObjective, build_demonstration_player
 from roll.pipelines.reinforcement.sampling import build_controller
-from roll.pipelines.reinforcement.trainers import device_role, learner_of, trainer_specs
+from roll.pipelines.reinforcement.trainers import build_learner, build_trainer_specs, get_device_role
 from roll.pipelines.run import Run, Session
 from roll.pipelines.state import RunState
 from roll.rollout import LLMProxy
@@ -36,21 +36,21 @@ async def _open(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[
     Raises:
         UserError: The run cannot start; the message has the reason.
     """
-    kinds = {"": _open_run, "train": open_training, "rollout": open_answering}
+    kinds = {"": _open_run, "train": open_training_replay, "rollout": open_rollout_replay}
     async with kinds[config.replay.only if config.replay else ""](config, session) as work:
         yield work
 
 
 @asynccontextmanager
 async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Start every role, restore the checkpoint, and shut every role down afterwards, also after an error."""
+    """Start all roles, restore the checkpoint, yield the training loop, and shut the roles down, even after errors."""
     tracker = session.tracker
     tracker.note("reading the model's files and the prompts")
     check_own_functions(config.algorithm)
-    prepared = await run_in_thread(prepare, config)
-    specs = await run_in_thread(trainer_specs, config, prepared.model_path)
+    prepared = await run_in_thread(prepare, config, session.directory.media_dir)
+    specs = await run_in_thread(build_trainer_specs, config, prepared.model_path)
 
-    def recorder(run: Run[LearningState]) -> Recorder:
+    def build_recorder(run: Run[LearningState]) -> Recorder:
         return open_recorder(config, prepared, run.state, tracker, run.ledger)
 
     records = config.tracking.record_rollouts
@@ -58,19 +58,21 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
         config,
         session,
         prepared,
-        [RoleSpec(device_role(spec), spec) for spec in specs],
-        partial(learner_of, config),
-        controlled=build_controller,
-        recorder_of=recorder if records else None,
+        [RoleSpec(get_device_role(spec), spec) for spec in specs],
+        partial(build_learner, config),
+        make_controller=build_controller,
+        build_recorder=build_recorder if records else None,
         proxy_type=RecordingProxy if records else LLMProxy,
     ) as online:
-        yield partial(train, online, Reinforcement(online=online, shown=live_demonstrations(online)))
+        yield partial(
+            train, online, ReinforcementObjective(online=online, get_demonstrations=build_demonstration_player(online))
+        )
 
 
-def _facts(config: RLVRConfig, at: RunState) -> RunFacts:
+def _build_run_facts(config: RLVRConfig, at: RunState) -> RunFacts:
     only = config.replay.only if config.replay else ""
     engines, ranks = "no engine" if only == "train" else None, "no trainer" if only == "rollout" else None
-    return facts(config, at, config.algorithm.type, engines=engines, ranks=ranks)
+    return build_facts(config, at, config.algorithm.type, engines=engines, ranks=ranks)
 
 
-PIPELINE = Pipeline(open=_open, facts=_facts, evaluate=measure, state=LearningState)
+PIPELINE = Pipeline(open=_open, facts=_build_run_facts, evaluate=measure, state=LearningState)

@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from roll.pipelines.supervised.check import inspect as look
+from roll.pipelines.supervised.check import inspect as inspect_examples
 
 __all__ = ["inspect"]
 
-inspect = partial(look, kind="supervised", method="likelihood", loss="roll.pipelines.sft.pipeline:LOSS")
+inspect = partial(inspect_examples, kind="supervised", method="likelihood", loss="roll.pipelines.sft.pipeline:LOSS")

@@ -12,7 +12,7 @@ from roll.pipelines.registry import Pipeline
 from roll.pipelines.run import Session
 from roll.pipelines.supervised.evaluation import measure_model
 from roll.pipelines.supervised.loop import train
-from roll.pipelines.supervised.opening import facts, open_course
+from roll.pipelines.supervised.opening import build_facts, open_supervised
 
 __all__ = ["LOSS", "PIPELINE"]
 
@@ -21,12 +21,12 @@ LOSS = LikelihoodLoss()
 
 @asynccontextmanager
 async def _open(config: SFTConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    async with open_course(config, session, "supervised") as course:
-        yield partial(train, course, LOSS)
+    async with open_supervised(config, session, "supervised") as supervised:
+        yield partial(train, supervised, LOSS)
 
 
 PIPELINE = Pipeline(
     open=_open,
-    facts=partial(facts, kind="supervised", method="likelihood"),
+    facts=partial(build_facts, kind="supervised", method="likelihood"),
     evaluate=partial(measure_model, kind="supervised", loss=LOSS),
 )

@@ -5,14 +5,14 @@ from __future__ import annotations
 from contextlib import AsyncExitStack
 from typing import Any
 
-from roll.cluster.base import Cluster, num_accelerators
+from roll.cluster.base import Cluster, count_accelerators
 from roll.config.generating import GeneratingConfig
 from roll.errors import DataError
-from roll.pipelines.colocation import EVERYTHING, SharedDevices, offloads_colocated
+from roll.pipelines.colocation import EVERYTHING, SharedDevices, should_offload_colocated
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.generation import open_generation, start_roles
-from roll.pipelines.online.opening import weight_sync
-from roll.pipelines.preparation import prepare, sampling_plans
+from roll.pipelines.online.opening import build_weight_sync
+from roll.pipelines.preparation import build_sampling_plans, prepare
 from roll.pipelines.run import Run, Session
 from roll.pipelines.served_policy import ServedPolicy
 from roll.protocols import TrainerGroup
@@ -42,22 +42,22 @@ async def open_answers(
     Raises:
         UserError: The engines cannot start; the message has the reason.
     """
-    prepared = await run_in_thread(prepare, config)
-    draws = prepared.data.evaluation(config.evaluation.num_prompts)
+    prepared = await run_in_thread(prepare, config, session.directory.media_dir)
+    draws = prepared.data.get_evaluation_draws(config.evaluation.num_prompts)
     if not draws:
-        raise DataError("no source of evaluation.answers.data holds prompts out: set its held_out.")
-    hand_over = offloads_colocated(config, accelerated=num_accelerators() > 0)
-    devices = SharedDevices(policy, [policy]) if hand_over else None
-    if hand_over:
+        raise DataError("no source of evaluation.answers.data has held-out prompts: set held_out for one.")
+    offload_colocated = should_offload_colocated(config, accelerated=count_accelerators() > 0)
+    devices = SharedDevices(policy, [policy]) if offload_colocated else None
+    if offload_colocated:
         await policy.offload(EVERYTHING)
     tracker = session.tracker
     roles, _ = await start_roles(
-        config, cluster, prepared, stack, run=session.directory, tracker=tracker, hand_over=hand_over
+        config, cluster, prepared, stack, run=session.directory, tracker=tracker, offload_colocated=offload_colocated
     )
-    weights = weight_sync(cluster, config, prepared.data, policy, roles.engines, devices)
+    weights = build_weight_sync(cluster, config, prepared.data, policy, roles.engines, devices)
     generation = await open_generation(
         config, roles, prepared.data.renderer, stack, tracker=tracker, bring_up=weights.push_to
     )
-    plan = sampling_plans(config, prepared.stop_token_ids)[1]
+    plan = build_sampling_plans(config, prepared.stop_token_ids)[1]
     live = ServedPolicy(run=run, generation=generation, weights=weights, plan=plan, devices=devices)
     return Evaluator(run, live, draws, plan, config.evaluation, config.alarms)

@@ -10,36 +10,36 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
-from roll.config.activation_memory import element_bytes, logit_bytes
+from roll.config.activation_memory import estimate_logit_bytes, get_element_bytes
 from roll.config.estimate import (
     RoleMemory,
-    disk_use,
-    engine_bytes,
-    frozen_bytes,
-    heap_bytes,
-    host_memory_roles,
-    kernel_bytes,
-    training_bytes,
+    add_host_memory,
+    estimate_disk_use,
+    estimate_engine_bytes,
+    estimate_frozen_bytes,
+    estimate_heap_bytes,
+    estimate_kernel_bytes,
+    estimate_training_bytes,
 )
 from roll.config.supervised import SupervisedConfig
-from roll.config.training import trims_heap
+from roll.config.training import should_trim_heap
 from roll.data.examples import ExampleKind
 from roll.inference import resolve_engine_kind
 from roll.models import describe_model, find_model
 from roll.pipelines.preparation import prepare as prepare_prompts
-from roll.pipelines.supervised.preparation import Prepared, policy_spec, prepare
-from roll.preflight.inspection import check_disk, check_roles, compare_memory, describe_role, run_checks
+from roll.pipelines.supervised.preparation import Prepared, build_policy_spec, prepare
+from roll.preflight.inspection import check_backend_and_placement, check_disk, check_memory, inspect_model, run_checks
 from roll.preflight.layout import check_layout
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
-from roll.preflight.timing import is_timeable, step_time
+from roll.preflight.timing import is_timeable, measure_step_time
 from roll.training import Role
 from roll.training.packing.micro_batches import pack
 from roll.types import TrainingBatch, TrainingSample
 
 __all__ = ["FrozenModelCost", "inspect"]
 
-NUM_STEPS_LOOKED_AT = 8
+NUM_SAMPLED_STEPS = 8
 """Number of first steps from whose examples the length of a step is estimated."""
 
 
@@ -69,11 +69,11 @@ def inspect(
     other: FrozenModelCost = NO_OTHER,
     role: Role = "policy",
 ) -> Report:
-    """Check a run before it starts.
+    """Check a run that trains on examples before it starts, and return the report.
 
     Args:
         config: Configuration of the run.
-        kind: Kind of its examples.
+        kind: Kind of the run's examples.
         method: Name of the method.
         loss: Import path of the loss.
         other: Cost of models other than the trained one.
@@ -82,19 +82,19 @@ def inspect(
     return run_checks(
         Report(config=config, method=method, machine=inspect_machine()),
         config,
-        check_roles,
-        _look_at_model,
+        check_backend_and_placement,
+        _check_model,
         check_layout,
-        partial(_look_at_examples, kind=kind, loss=loss, other=other, role=role),
+        partial(_check_examples, kind=kind, loss=loss, other=other, role=role),
         check_disk,
     )
 
 
-def _look_at_model(report: Report, config: SupervisedConfig) -> None:
-    report.model = describe_role(report, config.model.path, "the model")
+def _check_model(report: Report, config: SupervisedConfig) -> None:
+    report.model = inspect_model(report, config.model.path, "the model")
 
 
-def _look_at_examples(
+def _check_examples(
     report: Report, config: SupervisedConfig, kind: ExampleKind, loss: str, other: FrozenModelCost, role: Role
 ) -> None:
     if report.model is None:
@@ -107,9 +107,9 @@ def _look_at_examples(
     examples, training = prepared.examples, prepared.training
     report.num_held_out = len(examples.held_out)
     if not report.num_held_out:
-        report.notes.append("no source holds examples out, so the run is not evaluated.")
-    steps = _first_steps(prepared)
-    packed = [_tokens(config, batch) for batch in steps]
+        report.notes.append("no source has held-out examples, so the run is not evaluated.")
+    steps = _take_first_steps(prepared)
+    packed = [_count_tokens(config, batch) for batch in steps]
     per_step = round(fmean(packed))
     micro = min(max(packed), training.max_tokens_per_micro_batch)
     epochs = training.num_steps * training.examples_per_step / examples.train.num_items
@@ -124,28 +124,28 @@ def _look_at_examples(
     num_loss_tokens = fmean(b.num_loss_tokens / b.num_units for b in steps) * (
         examples.train.num_items + report.num_held_out
     )
-    report.disk = disk_use(
+    report.disk = estimate_disk_use(
         config, training, report.model, training.num_steps, kept_bytes=round(num_loss_tokens * other.kept_token_bytes)
     )
     _estimate_time(report, config, prepared, steps, loss, other, role)
 
 
-def _first_steps(prepared: Prepared) -> list[TrainingBatch]:
-    """Return the batches of the run's first steps; the stream is not used afterwards."""
+def _take_first_steps(prepared: Prepared) -> list[TrainingBatch]:
+    """Draw the batches of the run's first steps from the stream, and return those that have samples."""
     stream, count = prepared.examples.train, prepared.training.examples_per_step
-    steps = (map(prepared.examples.samples, stream.draw(count)) for _ in range(NUM_STEPS_LOOKED_AT))
+    steps = (map(prepared.examples.build_samples, stream.draw(count)) for _ in range(NUM_SAMPLED_STEPS))
     batches = [tuple(s for found in step if not isinstance(found, str) for s in found) for step in steps]
     return [TrainingBatch(samples=samples) for samples in batches if samples]
 
 
-def _tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
-    """Return the number of tokens that go through a rank's network in a step."""
+def _count_tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
+    """Return the number of tokens that the busiest rank processes in a step."""
     training = config.training
     ranks = pack(
         batch.samples,
         max_tokens=training.max_tokens_per_micro_batch,
         share_prefix=training.share_prefix,
-        num_ranks=config.roles["actor_train"].count // training.parallel.share_ranks,
+        num_ranks=config.roles["actor_train"].count // training.parallel.ranks_per_share,
     )
     return max(sum(block.num_tokens for micro in rank for block in micro) for rank in ranks)
 
@@ -154,12 +154,12 @@ def _estimate_memory(
     report: Report, config: SupervisedConfig, micro: int, micro_batches: int, other: FrozenModelCost, role: Role
 ) -> None:
     """Estimate memory for steps of `micro_batches` micro-batches of up to `micro` tokens."""
-    sizes, ranks, element = report.model, config.roles["actor_train"].count, element_bytes(config.model.dtype)
+    sizes, ranks, element = report.model, config.roles["actor_train"].count, get_element_bytes(config.model.dtype)
     assert sizes is not None
     parallel = config.training.parallel
     own = micro // parallel.ranks_per_micro_batch
     on_accelerator = report.machine.has_accelerators
-    parts = training_bytes(
+    parts = estimate_training_bytes(
         config.model,
         config.training,
         sizes,
@@ -169,38 +169,42 @@ def _estimate_memory(
         on_accelerator=on_accelerator,
     )
     in_run = config.training.num_steps * micro_batches
-    parts |= kernel_bytes(config.model, config.training, sizes, in_run, on_accelerator=on_accelerator)
+    parts |= estimate_kernel_bytes(config.model, config.training, sizes, in_run, on_accelerator=on_accelerator)
     if role == "policy":
-        parts["logits"] = logit_bytes(sizes, own, element, layer=parts.get("a layer", 0)) * (2 if other.paths else 1)
+        parts["logits"] = estimate_logit_bytes(sizes, own, element, layer=parts.get("a layer", 0)) * (
+            2 if other.paths else 1
+        )
     if other.paths:
-        parts["teachers"] = sum(frozen_bytes(describe_model(path), parallel, ranks, element) for path in other.paths)
+        parts["teachers"] = sum(
+            estimate_frozen_bytes(describe_model(path), parallel, ranks, element) for path in other.paths
+        )
     if not on_accelerator:
-        parts |= heap_bytes(parts, trimmed=trims_heap(config.model, config.training, ranks))
-    report.memory = [RoleMemory(role="actor_train", count=ranks, parts=parts), *_answering(report, config)]
+        parts |= estimate_heap_bytes(parts, trimmed=should_trim_heap(config.model, config.training, ranks))
+    report.memory = [RoleMemory(role="actor_train", count=ranks, parts=parts), *_estimate_engine_memory(report, config)]
     if not on_accelerator:
-        report.memory = host_memory_roles(report.memory, config)
-    compare_memory(report)
+        report.memory = add_host_memory(report.memory, config)
+    check_memory(report)
 
 
-def _answering(report: Report, config: SupervisedConfig) -> list[RoleMemory]:
+def _estimate_engine_memory(report: Report, config: SupervisedConfig) -> list[RoleMemory]:
     """Estimate the memory of the engines of `evaluation.answers`."""
-    answering, sizes = config.answering(), report.model
+    answering, sizes = config.build_answering_config(), report.model
     if answering is None or sizes is None:
         return []
     if find_model(config.model.path) is None:
         report.notes.append(
-            "the memory of the engines for evaluation.answers is not known before the tokenizer is here."
+            "the memory of the engines for evaluation.answers is unknown until the tokenizer is on this machine."
         )
         return []
     evaluation, count = answering.evaluation, answering.num_engines
     report.engine_kind = resolve_engine_kind(answering.inference.engine)
-    parts = engine_bytes(
+    parts = estimate_engine_bytes(
         answering.inference,
         sizes,
         num_requests=math.ceil(evaluation.num_prompts * evaluation.samples_per_prompt / count),
         kind=report.engine_kind,
         max_context=prepare_prompts(answering).max_context,
-        element=element_bytes(config.model.dtype),
+        element=get_element_bytes(config.model.dtype),
         on_accelerator=report.machine.has_accelerators,
     )
     return [RoleMemory(role="actor_infer", count=count, parts=parts)]
@@ -220,12 +224,14 @@ def _estimate_time(
     if ranks > 1 or not is_timeable(sizes):
         report.notes.append("a step's time is not estimated: it would need the devices of the run.")
         return
-    usual = min(steps, key=lambda batch: abs(_tokens(config, batch) - fmean(_tokens(config, b) for b in steps)))
-    probe = _beginning(usual, 2 * prepared.training.max_tokens_per_micro_batch)
-    share = _tokens(config, usual) / _tokens(config, probe)
-    spec = replace(policy_spec(config, prepared), role=role, seed=0, teachers=other.paths)
+    usual = min(
+        steps, key=lambda batch: abs(_count_tokens(config, batch) - fmean(_count_tokens(config, b) for b in steps))
+    )
+    probe = _take_first_units(usual, 2 * prepared.training.max_tokens_per_micro_batch)
+    share = _count_tokens(config, usual) / _count_tokens(config, probe)
+    spec = replace(build_policy_spec(config, prepared), role=role, seed=0, teachers=other.paths)
     try:
-        found = step_time(spec, sizes.num_layers, probe, loss)
+        found = measure_step_time(spec, sizes.num_layers, probe, loss)
     except ChildProcessError as error:
         report.notes.append(f"a step's time is not estimated: {error}.")
         return
@@ -238,7 +244,7 @@ def _estimate_time(
     times = (during + 1 + evaluation.before_training) if held_out else 0
     total = before_s + training.num_steps * step_s + times * held_out * pass_s
     report.step_s = step_s
-    parts = f", of which {before_s / 60:.1f} go before the first step" if before_s else ""
+    parts = f", including {before_s / 60:.1f} before the first step" if before_s else ""
     parts += ", and the answers of engines" if evaluation.answers is not None else ""
     report.batch.append(
         f"about {step_s:.3g} s per step on this machine, {total / 60:.1f} minutes in all{parts} (measured on few "
@@ -246,7 +252,7 @@ def _estimate_time(
     )
 
 
-def _beginning(batch: TrainingBatch, num_tokens: int) -> TrainingBatch:
+def _take_first_units(batch: TrainingBatch, num_tokens: int) -> TrainingBatch:
     """Return the first units of a batch that together have at least `num_tokens` tokens, or all."""
     samples: list[TrainingSample] = []
     for sample in batch.samples:

@@ -6,24 +6,33 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from roll.cluster.base import Cluster, open_cluster
 from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
 from roll.errors import DataError
 from roll.pipelines.evaluation import measure
-from roll.pipelines.supervised.preparation import Prepared, held_out_batch, prepare
+from roll.pipelines.preparation import open_media_dir
+from roll.pipelines.supervised.preparation import Prepared, build_held_out_batch, prepare
 from roll.protocols import LossFn, TrainerGroup
-from roll.tracking.intervals import accuracy_figures
+from roll.tracking.intervals import compute_accuracy_figures
 from roll.training import Role, TrainerSpec
 from roll.types import ForwardBackwardResult, TrainingBatch
 
-__all__ = ["EvaluationParts", "held_out_metrics", "measure_answers", "measure_model", "merge_metrics", "open_measuring"]
+__all__ = [
+    "EvaluationParts",
+    "compute_held_out_metrics",
+    "measure_answers",
+    "measure_model",
+    "merge_metrics",
+    "open_evaluation",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationParts:
-    """The parts with which a model is evaluated."""
+    """What an evaluation on held-out examples needs: configuration, cluster, data."""
 
     config: SupervisedConfig
     cluster: Cluster
@@ -33,34 +42,42 @@ class EvaluationParts:
     stack: AsyncExitStack
 
     async def start(self, role: Role, *, teachers: tuple[str, ...] = ()) -> TrainerGroup:
-        """Start the configuration's model, frozen, with the teachers with which a loss compares it."""
+        """Start a frozen trainer with the configured model, which also holds the teachers of a distillation loss."""
         config, prepared = self.config, self.prepared
-        spec = TrainerSpec.frozen(prepared.model_path, config.model, prepared.training, config.seed)
+        spec = TrainerSpec.for_frozen_model(prepared.model_path, config.model, prepared.training, config.seed)
         trainer = await self.cluster.start_trainer(replace(spec, role=role, teachers=teachers), "actor_train")
         self.stack.push_async_callback(trainer.close)
         return trainer
 
 
 @asynccontextmanager
-async def open_measuring(
+async def open_evaluation(
     config: SupervisedConfig, kind: ExampleKind, *, score_at_end: bool = False
 ) -> AsyncIterator[EvaluationParts]:
-    """Run the body with cluster and held-out batch prepared; the body starts the model.
+    """Open the cluster, read the held-out batch, and run the body, which starts the model.
 
     Raises:
         DataError: No source has held-out examples.
     """
-    prepared = await asyncio.to_thread(prepare, config, kind, score_at_end=score_at_end)
-    if not prepared.examples.held_out:
-        raise DataError("no source holds examples out: set `held_out`, a held-out file, or a held-out split.")
-    batch = await asyncio.to_thread(held_out_batch, config, prepared.examples)
     async with AsyncExitStack() as stack:
-        cluster = open_cluster(config.cluster, config.roles)
-        stack.push_async_callback(cluster.close)
-        yield EvaluationParts(config=config, cluster=cluster, prepared=prepared, batch=batch, stack=stack)
+        media_dir = stack.enter_context(open_media_dir(config))
+        prepared = await asyncio.to_thread(prepare, config, kind, score_at_end=score_at_end, media_dir=media_dir)
+        yield await _open_parts(config, prepared, media_dir, stack)
 
 
-def held_out_metrics(measured: ForwardBackwardResult, batch: TrainingBatch) -> dict[str, float]:
+async def _open_parts(
+    config: SupervisedConfig, prepared: Prepared, media_dir: Path, stack: AsyncExitStack
+) -> EvaluationParts:
+    if not prepared.examples.held_out:
+        raise DataError("no source has held-out examples: set `held_out`, a held-out file, or a held-out split.")
+    batch = await asyncio.to_thread(build_held_out_batch, config, prepared.examples)
+    cluster = open_cluster(config.cluster, config.roles)
+    stack.push_async_callback(cluster.close)
+    cluster.media_dir = media_dir
+    return EvaluationParts(config=config, cluster=cluster, prepared=prepared, batch=batch, stack=stack)
+
+
+def compute_held_out_metrics(measured: ForwardBackwardResult, batch: TrainingBatch) -> dict[str, float]:
     """Return the loss and its metrics, under `eval/…` instead of their own prefixes.
 
     Args:
@@ -70,12 +87,15 @@ def held_out_metrics(measured: ForwardBackwardResult, batch: TrainingBatch) -> d
     metrics = {name.rpartition("/")[2]: value for name, value in measured.metrics.items()}
     found = {f"eval/{name}": value for name, value in {"loss": measured.loss, **metrics}.items()}
     if "accuracy" in metrics:
-        found |= accuracy_figures("eval/", metrics["accuracy"], batch.num_units)
+        found |= compute_accuracy_figures("eval/", metrics["accuracy"], batch.num_units)
     return {**found, "eval/num_examples": float(batch.num_units)}
 
 
 def merge_metrics(on_examples: Mapping[str, float], on_answers: Mapping[str, float]) -> dict[str, float]:
-    """Merge metrics on examples and on answers; on a name conflict, that of the examples is under `eval/examples/…`."""
+    """Merge the metrics of held-out examples and of answers.
+
+    If both have a metric of the same name, the one of the examples gets the prefix `eval/examples/`.
+    """
     taken = {
         k for k in on_examples if k in on_answers or (k.startswith("eval/accuracy") and "eval/accuracy" in on_answers)
     }
@@ -91,15 +111,13 @@ async def measure_model(
     Raises:
         DataError: No source has held-out examples.
     """
-    async with open_measuring(config, kind, score_at_end=score_at_end) as measuring:
+    async with open_evaluation(config, kind, score_at_end=score_at_end) as measuring:
         trainer = await measuring.start(role)
-        metrics = held_out_metrics(await trainer.measure(measuring.batch, loss), measuring.batch)
+        metrics = compute_held_out_metrics(await trainer.measure(measuring.batch, loss), measuring.batch)
     return merge_metrics(metrics, await measure_answers(config))
 
 
 async def measure_answers(config: SupervisedConfig) -> dict[str, float]:
-    """Measure answers of engines with the configuration's model, as configured by `evaluation.answers`; empty without
-    that.
-    """
-    answering = config.answering()
+    """Return metrics of the answers that engines generate with the model; empty without `evaluation.answers`."""
+    answering = config.build_answering_config()
     return {} if answering is None else await measure(answering)

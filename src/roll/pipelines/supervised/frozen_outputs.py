@@ -4,7 +4,7 @@ remaining draws, held-out examples ─► samples without stored outputs ─ the
 
 The model is unloaded before the policy starts, so the two are never in memory together. A reference computes the
 batches of the run's steps, packed and rounded as in an update: before the first update, log-ratios to the initial
-policy are exactly 0, also in bfloat16.
+policy are exactly 0, even in bfloat16.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from roll.cluster.base import Cluster
-from roll.models.fingerprint import model_fingerprint
+from roll.models.fingerprint import compute_model_fingerprint
 from roll.pipelines.run import Session, restore_state
 from roll.pipelines.supervised.output_store import OutputStore, Rows
 from roll.pipelines.supervised.preparation import Prepared
-from roll.pipelines.supervised.supervised_run import next_draws, render_draws
+from roll.pipelines.supervised.supervised_run import draw_next_examples, render_draws
 from roll.protocols import TrainerGroup
 from roll.training import TrainerSpec
 from roll.types import TrainingBatch, TrainingSample
 
-__all__ = ["CHUNK", "ComputeOutputs", "compute_once", "remaining_steps", "weights_name"]
+__all__ = ["CHUNK", "ComputeOutputs", "build_weights_name", "compute_missing_outputs", "list_remaining_steps"]
 
 CHUNK = 256
 """Approximate number of samples that are written at once."""
@@ -33,38 +33,39 @@ ComputeOutputs = Callable[[TrainerGroup, TrainingBatch], Coroutine[Any, Any, lis
 """Function that computes a model's outputs for a batch: the rows of each sample."""
 
 
-def weights_name(spec: TrainerSpec) -> str:
-    """Return the name under which a model's outputs are stored: its weights, dtype and FP8 recipe."""
+def build_weights_name(spec: TrainerSpec) -> str:
+    """Return the name under which a model's outputs are stored: fingerprint of the weights, dtype, FP8 recipe."""
     recipe = "" if spec.training.fp8 == "none" else f"-{spec.training.fp8}"
-    return f"{model_fingerprint(Path(spec.model_path))}-{spec.model.dtype}{recipe}"
+    return f"{compute_model_fingerprint(Path(spec.model_path))}-{spec.model.dtype}{recipe}"
 
 
-async def compute_once(
+async def compute_missing_outputs(
     cluster: Cluster,
     spec: TrainerSpec,
-    kept: OutputStore,
+    store: OutputStore,
     batches: Sequence[Sequence[TrainingSample]],
-    ask: ComputeOutputs,
+    compute: ComputeOutputs,
     *,
-    who: str,
+    model_name: str,
     session: Session | None = None,
 ) -> None:
-    """Compute and store the outputs that are missing; the model is not started if none is.
+    """Compute and store the outputs that `store` lacks; if it has all, the model is not started.
 
     Args:
         cluster: Cluster on which the model is started.
         spec: Spec of the model.
-        kept: Store of the outputs.
-        batches: Batches, each computed at once in whole units as in training, so that packing and rounding are equal.
-        ask: Function that computes the outputs of a batch.
-        who: Name of the model, for messages.
+        store: Store of the outputs.
+        batches: Batches, each computed at once in whole units, so that packing and rounding are the same as in
+            training.
+        compute: Computes the outputs of a batch.
+        model_name: Name of the model, for messages.
         session: Session that shows the progress.
     """
-    missing = {id(sample) for sample in kept.find_missing(chain.from_iterable(batches))}
+    missing = {id(sample) for sample in store.find_missing(chain.from_iterable(batches))}
     if not missing:
         return
-    note: Callable[[str], object] = session.tracker.note if session else _say_nothing
-    note(f"starting {who}, which is asked of {len(missing):,} examples")
+    note: Callable[[str], object] = session.tracker.note if session else _ignore
+    note(f"starting {model_name} to score {len(missing):,} examples")
     trainer = await cluster.start_trainer(spec, "actor_train")
     try:
         new: list[tuple[TrainingSample, Rows]] = []
@@ -74,25 +75,27 @@ async def compute_once(
             if not units:
                 continue
             part = tuple(sample for sample in batch if sample.unit in units)
-            asked = ask(trainer, TrainingBatch(samples=part))
-            said = await (session.stop.run_unless_stopped(asked) if session else asked)
-            new += [(sample, rows) for sample, rows in zip(part, said, strict=True) if id(sample) in missing]
+            request = compute(trainer, TrainingBatch(samples=part))
+            outputs = await (session.stop.run_unless_stopped(request) if session else request)
+            new += [(sample, rows) for sample, rows in zip(part, outputs, strict=True) if id(sample) in missing]
             if len(new) >= CHUNK or num_kept + len(new) == len(missing):
-                await asyncio.to_thread(kept.add, [sample for sample, _ in new], [rows for _, rows in new])
+                await asyncio.to_thread(store.add, [sample for sample, _ in new], [rows for _, rows in new])
                 num_kept += len(new)
                 new.clear()
-                note(f"{who}: {num_kept:,} of {len(missing):,} examples")
+                note(f"{model_name}: {num_kept:,} of {len(missing):,} examples")
     finally:
         await trainer.close()
 
 
-def remaining_steps(prepared: Prepared, session: Session, *, again: bool = False) -> list[tuple[TrainingSample, ...]]:
-    """Return the samples of every remaining step of the run.
+def list_remaining_steps(
+    prepared: Prepared, session: Session, *, repeat_examples: bool = False
+) -> list[tuple[TrainingSample, ...]]:
+    """Return the samples of each remaining step of the run.
 
     Args:
         prepared: Prepared data of the run; afterwards its stream is at the position where the run resumes.
-        session: The session with that position.
-        again: Whether to include examples that an earlier one of the steps has.
+        session: Session with the checkpoint from which the run resumes.
+        repeat_examples: Whether a step includes examples that an earlier step also has.
     """
     stream = prepared.examples.train
     state = restore_state(session.saved, stream)
@@ -100,17 +103,17 @@ def remaining_steps(prepared: Prepared, session: Session, *, again: bool = False
     steps = []
     try:
         for _ in range(state.step, prepared.training.num_steps):
-            draws = next_draws(prepared.examples, prepared.training)
-            if not again:
+            draws = draw_next_examples(prepared.examples, prepared.training)
+            if not repeat_examples:
                 draws = list({draw.uid: draw for draw in draws if draw.uid not in seen}.values())
                 seen |= {draw.uid for draw in draws}
             steps.append(render_draws(draws, prepared.examples).samples)
-            if not again and len(seen) == stream.num_items:
+            if not repeat_examples and len(seen) == stream.num_items:
                 break
     finally:
         stream.restore(state.data)
     return steps
 
 
-def _say_nothing(text: str) -> None:
-    """Ignore messages; used for work outside a run."""
+def _ignore(text: str) -> None:
+    """Do nothing with a message; replaces the tracker's notes outside a run."""

@@ -8,18 +8,18 @@ chosen answers, a reward model scores the chosen answers higher, distillation im
 
 from __future__ import annotations
 
-from roll.pipelines.run import run_session, take_steps
-from roll.pipelines.supervised.supervised_run import LossOf, SupervisedRun
+from roll.pipelines.run import run_session, run_steps
+from roll.pipelines.supervised.supervised_run import LossBuilder, SupervisedRun
 from roll.protocols import LossFn
 
 __all__ = ["train"]
 
 
-async def train(course: SupervisedRun, loss: LossFn | LossOf) -> None:
+async def train(supervised: SupervisedRun, loss: LossFn | LossBuilder) -> None:
     """Run the remaining steps.
 
     Args:
-        course: The run, its examples, and the trained model.
+        supervised: The run, its examples, and the trained model.
         loss: Loss of every batch.
 
     Raises:
@@ -28,12 +28,12 @@ async def train(course: SupervisedRun, loss: LossFn | LossOf) -> None:
     """
 
     async def step() -> list[str]:
-        drawn = await course.draw()
-        result = await course.learn(drawn, loss)
-        alarms = course.finish_step(drawn, result)
-        await course.evaluate_if_due(loss)
+        drawn = await supervised.draw()
+        result = await supervised.learn(drawn, loss)
+        alarms = supervised.finish_step(drawn, result)
+        await supervised.evaluate_if_due(loss)
         return alarms
 
-    async with run_session(course.run):
-        await course.evaluate_if_due(loss)
-        await take_steps(course.run, step)
+    async with run_session(supervised.run):
+        await supervised.evaluate_if_due(loss)
+        await run_steps(supervised.run, step)

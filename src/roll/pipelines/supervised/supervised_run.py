@@ -1,6 +1,6 @@
 """The parts of a training step on examples: drawing, the update, the step's boundary, evaluation.
 
-stream ─ draw ─► samples ─► batch ─ columns ─► update ─► boundary: every draw has its fate, the run may be saved
+stream ─ draw ─► samples ─► batch ─ columns ─► update ─► boundary: every draw has its outcome, the run may be saved
 
 Drawing changes no persistent state, so a signal can interrupt it; an update runs to the boundary.
 """
@@ -20,19 +20,19 @@ from roll.data.examples import Examples
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.learner import update
 from roll.pipelines.learning.alarms import check_alarms
-from roll.pipelines.learning.measures import training_metrics
+from roll.pipelines.learning.measures import compute_training_metrics
 from roll.pipelines.run import Run
-from roll.pipelines.supervised.evaluation import held_out_metrics, merge_metrics
-from roll.pipelines.supervised.preparation import held_out_batch
+from roll.pipelines.supervised.evaluation import compute_held_out_metrics, merge_metrics
+from roll.pipelines.supervised.preparation import build_held_out_batch
 from roll.protocols import LossFn, TrainerGroup
 from roll.types import ExampleDraw, Fate, Group, StepResult, TrainingBatch, TrainingSample
 
-__all__ = ["ExampleBatch", "LossOf", "SupervisedRun", "next_draws", "render_draws"]
+__all__ = ["ExampleBatch", "LossBuilder", "SupervisedRun", "draw_next_examples", "render_draws"]
 
 logger = logging.getLogger(__name__)
 
 
-LossOf: TypeAlias = Callable[[Sequence[TrainingSample]], Awaitable[LossFn]]
+LossBuilder: TypeAlias = Callable[[Sequence[TrainingSample]], Awaitable[LossFn]]
 """Coroutine function that returns the loss of a batch, if it depends on the batch and on the current weights."""
 
 
@@ -43,21 +43,25 @@ class ExampleBatch:
     draws: Sequence[ExampleDraw]
     samples: tuple[TrainingSample, ...]
     left_out: dict[int, str] = field(default_factory=dict)
-    """By draw id: why an example cannot be trained on."""
+    """Reasons by draw id for which an example cannot be trained on."""
 
 
-def next_draws(examples: Examples, training: SupervisedTraining) -> list[ExampleDraw]:
+def draw_next_examples(examples: Examples, training: SupervisedTraining) -> list[ExampleDraw]:
     """Return the draws of the next step; fewer at the end of the last epoch."""
-    stream, most, count = examples.train, training.most_draws(examples.train.num_items), training.examples_per_step
+    stream, most, count = (
+        examples.train,
+        training.compute_max_draws(examples.train.num_items),
+        training.examples_per_step,
+    )
     return stream.draw(count if most is None else min(count, most - stream.num_drawn))
 
 
 def render_draws(draws: Sequence[ExampleDraw], examples: Examples) -> ExampleBatch:
-    """Render draws to samples, and collect the draws that cannot be rendered."""
+    """Render draws to samples; draws that cannot be rendered are returned separately."""
     samples: list[TrainingSample] = []
     left_out: dict[int, str] = {}
     for draw in draws:
-        found = examples.samples(draw)
+        found = examples.build_samples(draw)
         if isinstance(found, str):
             left_out[draw.draw_id] = found
         else:
@@ -65,11 +69,11 @@ def render_draws(draws: Sequence[ExampleDraw], examples: Examples) -> ExampleBat
     return ExampleBatch(draws=draws, samples=tuple(samples), left_out=left_out)
 
 
-async def _of(loss: LossFn | LossOf, samples: Sequence[TrainingSample]) -> LossFn:
-    return await cast(LossOf, loss)(samples) if inspect.iscoroutinefunction(loss) else cast(LossFn, loss)
+async def _build_loss(loss: LossFn | LossBuilder, samples: Sequence[TrainingSample]) -> LossFn:
+    return await cast(LossBuilder, loss)(samples) if inspect.iscoroutinefunction(loss) else cast(LossFn, loss)
 
 
-async def _nothing_added(batch: TrainingBatch) -> TrainingBatch:
+async def _add_no_columns(batch: TrainingBatch) -> TrainingBatch:
     return batch
 
 
@@ -84,8 +88,8 @@ class SupervisedRun:
     policy: TrainerGroup
     """The trained model."""
     examples: Examples
-    completed: Callable[[TrainingBatch], Awaitable[TrainingBatch]] = _nothing_added
-    """Adds the columns that the loss needs and examples do not have."""
+    add_columns: Callable[[TrainingBatch], Awaitable[TrainingBatch]] = _add_no_columns
+    """Adds the columns that the loss needs in addition to the examples'."""
     answers: Evaluator | None = None
     """Evaluator of engines' answers, used whenever the held-out loss is measured."""
     _held_out: TrainingBatch | None = None
@@ -95,30 +99,30 @@ class SupervisedRun:
         return await self.run.stop.run_unless_stopped(asyncio.to_thread(self._draw))
 
     def _draw(self) -> ExampleBatch:
-        return render_draws(next_draws(self.examples, self.training), self.examples)
+        return render_draws(draw_next_examples(self.examples, self.training), self.examples)
 
-    async def learn(self, drawn: ExampleBatch, loss: LossFn | LossOf) -> StepResult | None:
+    async def learn(self, drawn: ExampleBatch, loss: LossFn | LossBuilder) -> StepResult | None:
         """Run one optimizer step; return `None` if no drawn example can be trained on."""
-        self.run.ledger.open(drawn.draws, self.run.state.step + 1)
+        self.run.ledger.record_draws(drawn.draws, self.run.state.step + 1)
         if not drawn.samples:
             return None
         async with self.answers.live.learning() if self.answers else nullcontext():
-            batch = await self.completed(TrainingBatch(samples=drawn.samples))
+            batch = await self.add_columns(TrainingBatch(samples=drawn.samples))
             with self.run.spans.phase("train"):
-                return await update(self.run, self.policy, batch, await _of(loss, batch.samples))
+                return await update(self.run, self.policy, batch, await _build_loss(loss, batch.samples))
 
     def finish_step(self, drawn: ExampleBatch, result: StepResult | None) -> list[str]:
-        """Finish the step: settle every draw's fate, log metrics, and return the alarms that stop the run."""
+        """Finish the step: record every draw's outcome, log metrics, and return the alarms that stop the run."""
         run, state = self.run, self.run.state
         run.mid_update = True
         state.step += 1
         for draw in drawn.draws:
             why = drawn.left_out.get(draw.draw_id)
-            run.ledger.settle(draw.draw_id, Fate.FILTERED if why else Fate.TRAINED, state.step, why or "")
+            run.ledger.record_fate(draw.draw_id, Fate.FILTERED if why else Fate.TRAINED, state.step, why or "")
         state.policy_version += bool(result and result.stepped)
         state.data, state.num_draws = self.examples.train.state(), self.examples.train.num_drawn
         run.mid_update = False
-        metrics = training_metrics([result] if result else [])
+        metrics = compute_training_metrics([result] if result else [])
         metrics |= {f"data/{fate}": float(count) for fate, count in run.ledger.counts().items()}
         metrics |= {
             "data/examples_trained": float(len(drawn.draws) - len(drawn.left_out)),
@@ -127,11 +131,11 @@ class SupervisedRun:
         state.alarms, alarms = check_alarms(self.config.alarms, metrics, state.alarms)
         for alarm in alarms:
             logger.warning("%s", alarm.message)
-        run.tracker.log_step(state.step, metrics | run.spans.metrics())
+        run.tracker.log_step(state.step, metrics | run.spans.get_metrics())
         return [alarm.message for alarm in alarms if alarm.stops]
 
-    async def evaluate_if_due(self, loss: LossFn | LossOf) -> None:
-        """Evaluate on the held-out examples if it is due."""
+    async def evaluate_if_due(self, loss: LossFn | LossBuilder) -> None:
+        """Evaluate on the held-out examples if an evaluation is due."""
         run, every = self.run, self.config.evaluation.every_num_steps
         step = run.state.step
         last = step == run.num_steps
@@ -139,12 +143,12 @@ class SupervisedRun:
         if due and run.state.evaluated_at != step and self.examples.held_out:
             await self._evaluate(loss)
 
-    async def _evaluate(self, loss: LossFn | LossOf) -> None:
+    async def _evaluate(self, loss: LossFn | LossBuilder) -> None:
         """Measure the loss on the held-out examples, and the engines' answers, if there are engines."""
         run, answers, groups = self.run, self.answers, list[Group]()
         with run.spans.phase("evaluate"):
             if answers is not None:
-                await answers.live.hand_to_trainers()
+                await answers.live.release_devices()
             metrics = await run.stop.run_unless_stopped(self._measure(loss))
             score = metrics.get("eval/accuracy", -metrics["eval/loss"])
         if answers is not None:
@@ -154,18 +158,20 @@ class SupervisedRun:
             metrics = merge_metrics(metrics, figures)
             score = figures.get("eval/score", float("nan"))  # never a loss among scores
         run.state.evaluated_at = run.state.step
-        run.state.note_score(run.state.step, score)
+        run.state.record_score(run.state.step, score)
         run.tracker.log_evaluation(run.state.step, metrics, groups)
         if answers is not None:
             answers.check(groups)
 
-    async def _measure(self, loss: LossFn | LossOf) -> dict[str, float]:
+    async def _measure(self, loss: LossFn | LossBuilder) -> dict[str, float]:
         """Compute the loss and its metrics on the held-out examples, under `eval/…`."""
-        batch = await self.held_out()
-        return held_out_metrics(await self.policy.measure(batch, await _of(loss, batch.samples)), batch)
+        batch = await self.build_held_out_batch()
+        return compute_held_out_metrics(await self.policy.measure(batch, await _build_loss(loss, batch.samples)), batch)
 
-    async def held_out(self) -> TrainingBatch:
+    async def build_held_out_batch(self) -> TrainingBatch:
         """Return the batch of held-out examples of every evaluation."""
         if self._held_out is None:
-            self._held_out = await self.completed(await asyncio.to_thread(held_out_batch, self.config, self.examples))
+            self._held_out = await self.add_columns(
+                await asyncio.to_thread(build_held_out_batch, self.config, self.examples)
+            )
         return self._held_out

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from roll.preflight.doctor import host, limits, network, software, stores
-from roll.preflight.doctor.finding import Finding, problem
+from roll.preflight.doctor.finding import Finding, report_problem
 
 __all__ = ["SECTIONS", "examine"]
 
@@ -21,25 +21,27 @@ SECTIONS: dict[str, Callable[[Path], Iterable[Finding]]] = {
 
 
 def examine(runs: Path, peers: Sequence[str] = ()) -> Iterator[Finding]:
-    """Examine this machine, and yield one finding after another.
+    """Check whether this machine is ready for runs; yield one finding per check, as soon as it is known.
 
     Args:
         runs: directory where runs will be written.
         peers: other nodes to reach, as `HOST:PORT`.
     """
-    for title, looks in SECTIONS.items():
-        for finding in _guarded(title, looks(runs)):
+    for title, examine_section in SECTIONS.items():
+        for finding in _catch_errors(title, examine_section(runs)):
             yield dataclasses.replace(finding, section=title)
     for peer in peers:
-        for finding in network.reach(peer):
+        for finding in network.check_peer(peer):
             yield dataclasses.replace(finding, section="Peers")
 
 
-def _guarded(title: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Yield findings; an exception in a check becomes a finding and does not end the examination."""
+def _catch_errors(title: str, findings: Iterable[Finding]) -> Iterator[Finding]:
+    """Yield findings; convert an exception to a finding with the name `title`, so that other checks can go on."""
     try:
         yield from findings
     except Exception as error:  # /proc, /sys and vendors' tools differ between machines
-        yield problem(
-            title.lower(), f"{type(error).__name__}: {error}", "this could not be examined: please report it."
+        yield report_problem(
+            title.lower(),
+            f"{type(error).__name__}: {error}",
+            "this check failed unexpectedly: please report the error.",
         )

@@ -6,7 +6,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-__all__ = ["Finding", "Verdict", "gib", "ok", "problem", "render", "warning", "worst"]
+__all__ = [
+    "Finding",
+    "Verdict",
+    "find_worst_verdict",
+    "format_gib",
+    "render",
+    "report_ok",
+    "report_problem",
+    "report_warning",
+]
 
 Verdict: TypeAlias = Literal["ok", "warning", "problem"]
 _ORDER: tuple[Verdict, ...] = ("ok", "warning", "problem")
@@ -14,48 +23,48 @@ _ORDER: tuple[Verdict, ...] = ("ok", "warning", "problem")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """A checked property, its state, and advice."""
+    """The result of a check of this machine: what was found, a verdict, and advice."""
 
     name: str
     verdict: Verdict
-    """`problem`: a run fails, or cannot start. `warning`: some runs do, or they are slower than necessary."""
+    """`problem`: a run fails, or cannot start. `warning`: some runs fail, or runs are slower than necessary."""
     found: str
     advice: str = ""
-    """What to do; empty only if there is no problem."""
+    """What the user can do; may be empty only if the verdict is `ok`."""
     section: str = ""
 
 
-def ok(name: str, found: str, advice: str = "") -> Finding:
-    """Return a finding without a problem; `advice` may name further possibilities."""
+def report_ok(name: str, found: str, advice: str = "") -> Finding:
+    """Return a finding with the verdict `ok`; `advice` may say what else is possible."""
     return Finding(name=name, verdict="ok", found=found, advice=advice)
 
 
-def warning(name: str, found: str, advice: str) -> Finding:
-    """Return a warning."""
+def report_warning(name: str, found: str, advice: str) -> Finding:
+    """Return a finding with the verdict `warning`."""
     return Finding(name=name, verdict="warning", found=found, advice=advice)
 
 
-def problem(name: str, found: str, advice: str) -> Finding:
-    """Return a problem."""
+def report_problem(name: str, found: str, advice: str) -> Finding:
+    """Return a finding with the verdict `problem`."""
     return Finding(name=name, verdict="problem", found=found, advice=advice)
 
 
-def worst(findings: Iterable[Finding]) -> Verdict:
-    """Return the most severe verdict; `ok` without findings."""
+def find_worst_verdict(findings: Iterable[Finding]) -> Verdict:
+    """Return the most severe verdict of the findings; `ok` if there are none."""
     return max((each.verdict for each in findings), key=_ORDER.index, default="ok")
 
 
-def gib(num_bytes: int | float) -> str:
+def format_gib(num_bytes: int | float) -> str:
     """Format bytes in GiB, or in MiB below one GiB."""
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
 def render(findings: Sequence[Finding]) -> str:
     """Format each finding as a line under its section's title, with its advice below, and a summary at the end."""
-    return "\n".join(_lines(findings))
+    return "\n".join(_format_lines(findings))
 
 
-def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+def _format_lines(findings: Sequence[Finding]) -> Iterator[str]:
     width = max((len(each.name) for each in findings), default=0)
     section = ""
     for each in findings:
@@ -67,8 +76,8 @@ def _lines(findings: Sequence[Finding]) -> Iterator[str]:
             yield f"  {'':<8} {'':<{width}}  -> {each.advice}"
     problems, warnings = (sum(each.verdict == kind for each in findings) for kind in ("problem", "warning"))
     yield ""
-    yield f"{_counted(problems, 'problem')}, {_counted(warnings, 'warning')}."
+    yield f"{_format_count(problems, 'problem')}, {_format_count(warnings, 'warning')}."
 
 
-def _counted(number: int, noun: str) -> str:
+def _format_count(number: int, noun: str) -> str:
     return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Processor, memory and accelerators."""
+"""Checks of processor, memory and accelerators."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from roll.preflight.doctor.finding import Finding, gib, ok, problem, warning
+from roll.preflight.doctor.finding import Finding, format_gib, report_ok, report_problem, report_warning
 from roll.preflight.machine import ASK_TIMEOUT_S, Machine, inspect_machine
 
-__all__ = ["available_cores", "examine"]
+__all__ = ["count_available_cores", "examine"]
 
-ENOUGH_MEMORY = 8 * 2**30
+MIN_MEMORY = 8 * 2**30
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
 _ASK = """
@@ -35,16 +35,16 @@ print(json.dumps({
 
 
 def examine() -> Iterator[Finding]:
-    """Yield the findings of this section."""
+    """Check system, processor, memory and accelerators, and yield the findings."""
     machine = inspect_machine()
-    yield _system()
-    yield _processor(machine)
-    yield _memory(machine)
-    yield _accelerators(machine)
+    yield _check_system()
+    yield _check_processor(machine)
+    yield _check_memory(machine)
+    yield _check_accelerators(machine)
 
 
-def available_cores() -> float:
-    """Return the cores that this process may use: fewer than exist if affinity or a container's quota limits them."""
+def count_available_cores() -> float:
+    """Return the number of cores that this process may use, within its affinity and its container's quota."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     try:
         quota, period = _CPU_MAX.read_text().split()
@@ -53,34 +53,46 @@ def available_cores() -> float:
         return cores
 
 
-def _system() -> Finding:
+def _check_system() -> Finding:
     found = f"{platform.system()} {platform.release()}, {platform.machine()}"
     if platform.system() != "Linux":
-        return problem("system", found, "ROLL runs on Linux: use a container, a virtual machine, or WSL 2.")
+        return report_problem("system", found, "ROLL runs on Linux: use a container, a virtual machine, or WSL 2.")
     if platform.machine() != "x86_64":
-        return warning("system", found, "tested on x86-64 alone: vLLM's CPU build and sandboxes may be missing here.")
-    return ok("system", found)
+        return report_warning(
+            "system", found, "ROLL is tested on x86-64 only: vLLM's CPU build and sandboxes may not work here."
+        )
+    return report_ok("system", found)
 
 
-def _processor(machine: Machine) -> Finding:
-    cores = available_cores()
-    has = [flag for flag in FLAGS if flag in _cpu_flags()]
+def _check_processor(machine: Machine) -> Finding:
+    cores = count_available_cores()
+    has = [flag for flag in FLAGS if flag in _read_cpu_flags()]
     found = f"{cores:g} of {machine.num_cores} cores, {', '.join(has) or 'no AVX2'}"
     if cores < machine.num_cores:
         threads = max(1, int(cores))
         if os.environ.get("OMP_NUM_THREADS") == str(threads):
-            return ok("processor", found)
-        return warning(
+            return report_ok("processor", found)
+        return report_warning(
             "processor",
             found,
-            f"a container or a scheduler gives fewer cores than libraries count: export OMP_NUM_THREADS={threads}.",
+            "a container or a scheduler limits the cores, and libraries would start a thread for every core of the "
+            f"machine: export OMP_NUM_THREADS={threads}.",
         )
     if not has and platform.machine() == "x86_64":
-        return warning("processor", found, "matrix products are slow here: train on another processor.")
-    return ok("processor", found)
+        return report_warning("processor", found, "matrix products are slow without AVX2: train on another processor.")
+    if has == ["avx2"]:
+        # oneDNN has bfloat16 kernels only for AVX-512 and AMX. Two cores with AVX2 reach 0.9 to 1.3 GFLOP/s in
+        # bfloat16, and 123 to 143 GFLOP/s in float32 (PyTorch 2.13, square matrices of 1,024 and 512).
+        return report_warning(
+            "processor",
+            found,
+            "without AVX-512, matrix products in bfloat16 are about 100 times slower than in float32: set "
+            "model.dtype=float32, or train on another processor.",
+        )
+    return report_ok("processor", found)
 
 
-def _cpu_flags() -> set[str]:
+def _read_cpu_flags() -> set[str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -88,62 +100,69 @@ def _cpu_flags() -> set[str]:
     return set(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
 
 
-def _memory(machine: Machine) -> Finding:
-    found = f"{gib(machine.memory_bytes)} free"
-    if machine.memory_bytes < ENOUGH_MEMORY:
-        return warning(
-            "memory", found, f"the quickstart wants {gib(ENOUGH_MEMORY)}: end other programs, or see docs/memory.md."
+def _check_memory(machine: Machine) -> Finding:
+    found = f"{format_gib(machine.memory_bytes)} free"
+    if machine.memory_bytes < MIN_MEMORY:
+        return report_warning(
+            "memory",
+            found,
+            f"the quickstart needs {format_gib(MIN_MEMORY)}: end other programs, or see docs/memory.md.",
         )
-    return ok("memory", found)
+    return report_ok("memory", found)
 
 
-def _accelerators(machine: Machine) -> Finding:
-    driver, torch = _driver(), _ask_torch()
+def _check_accelerators(machine: Machine) -> Finding:
+    driver, torch = _read_driver_version(), _query_torch()
     if torch is None:
-        return problem("accelerators", "PyTorch cannot be imported", "install it: see `packages` below.")
+        return report_problem("accelerators", "PyTorch cannot be imported", "install PyTorch: see `packages` below.")
     if machine.accelerator_bytes:
         devices = [
-            f"{name} ({gib(free)} free)" for name, free in zip(torch["names"], machine.accelerator_bytes, strict=False)
+            f"{name} ({format_gib(free)} free)"
+            for name, free in zip(torch["names"], machine.accelerator_bytes, strict=False)
         ]
-        return ok("accelerators", f"{len(devices)}: {', '.join(devices)}" + (f"; driver {driver}" if driver else ""))
+        return report_ok(
+            "accelerators", f"{len(devices)}: {', '.join(devices)}" + (f"; driver {driver}" if driver else "")
+        )
     hidden = next((name for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES") if name in os.environ), None)
     if driver and not torch["built_for"]:
-        return warning(
+        return report_warning(
             "accelerators",
             f"a driver ({driver}), but this PyTorch is built for the CPU",
             "install a CUDA build of PyTorch, with the index address from its installation page.",
         )
     if driver and hidden:
-        return warning(
-            "accelerators", f"a driver ({driver}), and {hidden}={os.environ[hidden]!r}", f"unset {hidden} to use them."
+        return report_warning(
+            "accelerators",
+            f"a driver ({driver}), and {hidden}={os.environ[hidden]!r}",
+            f"unset {hidden} to use the accelerators.",
         )
     if driver:
-        said = torch["said"][0].splitlines()[0] if torch["said"] else "PyTorch finds none"
-        return problem(
+        said = torch["said"][0].splitlines()[0] if torch["said"] else "PyTorch finds no accelerator"
+        return report_problem(
             "accelerators",
             f"a driver ({driver}), but {said}",
             f"PyTorch is built for CUDA {torch['built_for']}: update the driver, or install a build for an older CUDA.",
         )
-    return ok("accelerators", "none: runs use the CPU")
+    return report_ok("accelerators", "none: runs use the CPU")
 
 
-def _driver() -> str:
-    """Return the version of the NVIDIA driver from its command-line tool; empty if there is no driver."""
+def _read_driver_version() -> str:
+    """Return the version of the NVIDIA driver, from `nvidia-smi`; empty if there is no driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""
     try:
-        asked = subprocess.run(
+        completed = subprocess.run(
             [tool, "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True, text=True, timeout=20
         )
     except (OSError, subprocess.SubprocessError):
         return ""
-    return asked.stdout.split("\n")[0].strip() if asked.returncode == 0 else ""
+    return completed.stdout.split("\n")[0].strip() if completed.returncode == 0 else ""
 
 
-def _ask_torch() -> dict[str, Any] | None:
+def _query_torch() -> dict[str, Any] | None:
     try:
-        asked = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=ASK_TIMEOUT_S)
-        return json.loads(asked.stdout.strip().splitlines()[-1])
+        completed = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=ASK_TIMEOUT_S)
+        return json.loads(completed.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None

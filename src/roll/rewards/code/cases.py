@@ -1,4 +1,4 @@
-"""The cases of a task, and how their cells are read; an error names the place of the mistake."""
+"""The cases of a task, and functions that read their values; errors name the location of the mistake."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 from roll.errors import DataError, short
 from roll.registry import did_you_mean
 from roll.rewards.code.inside import wire
-from roll.rewards.code.literals import python_literal
+from roll.rewards.code.literals import parse_python_literal
 
 __all__ = [
     "CallCase",
@@ -20,10 +20,10 @@ __all__ = [
     "StdinCase",
     "TestCase",
     "check_expression",
-    "no_others",
-    "of_kind",
-    "plain",
-    "value_of",
+    "check_keys",
+    "check_type",
+    "parse_value",
+    "to_plain",
 ]
 
 
@@ -33,7 +33,7 @@ class MalformedTestsError(DataError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StdinCase:
-    """A case that runs the program with an input; it must print the expected output."""
+    """A case that runs the program on an input; the program must print the expected output."""
 
     stdin: str
     stdout: str
@@ -42,31 +42,31 @@ class StdinCase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallCase:
-    """A case that calls a function; it must return the expected value, or raise the expected exception."""
+    """A case that calls a function, which must return the expected value or raise the expected exception."""
 
     entry: str
     """An expression in the candidate's code: `add`, `Solution().add`; empty for the only function that the code
     defines."""
     args: Any
-    """The arguments as a tree of `wire`."""
+    """The arguments, encoded by `wire`."""
     kwargs: Any
     returns: Any = None
     raises: str | None = None
     match: Literal["equal", "json", "wrapped", "exact"] = "equal"
-    """The comparison of the value: see `same_value`."""
+    """How the value is compared: see `is_same_value`."""
     as_online_judge: bool = False
     """Whether the function may also be a method of a class `Solution` (for `Solution().f`, a plain function), and the
     code may use the modules that online judges import: see `interpreter.JUDGE_IMPORTS`."""
 
     @property
     def expected(self) -> bytes:
-        """The expected value, encoded as an equal value of the candidate is."""
+        """The expected value, encoded in the same way as the candidate's value."""
         return json.dumps(wire.encode(self.returns), separators=(",", ":")).encode()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TestCase:
-    """Python source that tests the candidate by itself."""
+    """A case given as Python source that calls the candidate's code and checks the results."""
 
     __test__ = False  # pytest must not collect this class
     kind: Literal["assert", "check", "pytest"]
@@ -78,50 +78,53 @@ class TestCase:
 Case: TypeAlias = StdinCase | CallCase | TestCase
 
 
-def value_of(value: Any, where: str) -> tuple[Any, bool]:
-    """Return plain data, and whether it was JSON.
+def parse_value(value: Any, where: str) -> tuple[Any, bool]:
+    """Return a case's value as plain data, and whether it was JSON.
 
-    `{"python": text}` holds a Python literal, for values that JSON cannot express.
+    The value is not JSON if it is an object `{"python": "…"}`, whose string is parsed as a Python literal.
     """
     if isinstance(value, Mapping) and set(value) == {"python"}:
         try:
-            literal = python_literal(of_kind(value["python"], str, where))
+            literal = parse_python_literal(check_type(value["python"], str, where))
             wire.encode(literal)
         except (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
-            raise MalformedTestsError(f"{where}: {short(value['python'])} is no Python literal.") from None
+            raise MalformedTestsError(f"{where}: {short(value['python'])} is not a Python literal.") from None
         return literal, False
-    tree = plain(value)
+    tree = to_plain(value)
     try:
         wire.encode(tree)
     except (wire.NotPlainError, RecursionError) as error:
-        raise MalformedTestsError(f"{where}: {error}: give plain data.") from None
+        raise MalformedTestsError(f"{where} cannot be used ({error}): give plain data.") from None
     return tree, True
 
 
-def plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """Convert NumPy arrays and scalars, as rows of Parquet files hold them, to plain data."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def no_others(case: Mapping[str, Any], known: set[str], where: str) -> None:
-    """Reject unknown columns; a column that is null does not count, as a table fills missing values with nulls."""
+def check_keys(case: Mapping[str, Any], known: set[str], where: str) -> None:
+    """Raise an error if a case has an unknown key; nulls are ignored, as tables use them for missing values."""
     for key in case:
         if key not in known and case[key] is not None:
             raise MalformedTestsError(f"{where}: unknown key '{key}'.{did_you_mean(str(key), sorted(known))}")
 
 
-def of_kind(value: Any, kind: Any, where: str) -> Any:
-    value = plain(value)
+def check_type(value: Any, kind: Any, where: str) -> Any:
+    """Return a value as plain data; raise a `MalformedTestsError` if its type is not `kind`."""
+    value = to_plain(value)
     if not isinstance(value, kind):
-        raise MalformedTestsError(f"{where} is {short(value)}: give a {'text' if kind is str else 'list'}.")
+        raise MalformedTestsError(f"{where} is {short(value)}: give a {'string' if kind is str else 'list'}.")
     return value
 
 
 def check_expression(source: str, where: str) -> None:
-    """Raise a `MalformedTestsError` if a text is not a Python expression."""
+    """Raise a `MalformedTestsError` if a string is not a Python expression."""
     try:
         ast.parse(source, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise MalformedTestsError(f"{where}: {short(source)} is no expression such as `add` or `A().add`.") from None
+        raise MalformedTestsError(
+            f"{where}: {short(source)} is not an expression such as `add` or `A().add`."
+        ) from None

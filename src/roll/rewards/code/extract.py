@@ -1,4 +1,4 @@
-"""Extract the program from an answer's text. The text is only searched: nothing of it is parsed or run here.
+"""Extract the program from an answer's text. The text is only searched: none of it is parsed or run here.
 
 1. Of the fenced blocks with the language's tag, the last one that defines a name that the tests use (for
    tests of input and output, the last one that reads its input); if no block does, the same of blocks without a tag;
@@ -66,22 +66,27 @@ def extract_code(text: str, language: str, *, names: Collection[str] = (), reads
     Args:
         text: The model's answer.
         language: `python`, `bash`, `javascript`, or `cpp`.
-        names: Names that the tests use of the program (Python); a block that defines one of them is preferred.
+        names: Names in the program that the tests use (Python); a block that defines one of them is preferred.
         reads_input: Whether the program receives input; a block that reads input is preferred (Python).
     """
+    # Python refuses a byte order mark inside of source text.
     text = text.replace("\ufeff", "")
-    blocks = _blocks(text)
+    blocks = _find_blocks(text)
     if not blocks:
-        code = _bare_python(text) if language == "python" else text
+        code = _extract_bare_python(text) if language == "python" else text
         return code if code.strip() else None
     tagged = [block for block in blocks if block.tag in _TAGS[language]]
     untagged = [block for block in blocks if block.tag in _NO_TAGS]
-    found = _chosen([tagged, untagged], _preference(names, reads_input) if language == "python" else None)
+    found = _choose_block([tagged, untagged], _make_preference(names, reads_input) if language == "python" else None)
     return found if found and found.strip() else None
 
 
-def _preference(names: Collection[str], reads_input: bool) -> Callable[[str], bool] | None:
-    """Return a predicate that tells the program from an example of its use; `None` if nothing distinguishes them."""
+def _make_preference(names: Collection[str], reads_input: bool) -> Callable[[str], bool] | None:
+    """Return a predicate that tells whether code is the program itself rather than an example of its use.
+
+    The code must define one of `names` or, if there are none and `reads_input` is true, read input. Return `None` if
+    neither is known.
+    """
     if names:
         either = "|".join(map(re.escape, sorted(names)))
         defines = re.compile(
@@ -92,27 +97,31 @@ def _preference(names: Collection[str], reads_input: bool) -> Callable[[str], bo
     return (lambda code: _READS.search(code) is not None) if reads_input else None
 
 
-def _chosen(kinds: list[list[_Block]], preferred: Callable[[str], bool] | None) -> str | None:
-    """Return the last preferred block of the first kind that has one; else the last block of the first kind."""
+def _choose_block(kinds: list[list[_Block]], preferred: Callable[[str], bool] | None) -> str | None:
+    """Return the code of the best block; `None` if there is no block.
+
+    The lists in `kinds` are searched in order for a preferred block, each from its end; if no block is preferred, the
+    last block of the first list that has any is used. Interactive sessions are used only if there is no other block.
+    """
     programs = [[block.content for block in blocks if not block.is_session] for blocks in kinds]
     if preferred is not None:
         for contents in programs:
             for content in reversed(contents):
                 if preferred(content):
                     return content
-    sessions = [_without_prompts(block.content) for blocks in kinds for block in blocks if block.is_session]
+    sessions = [_remove_prompts(block.content) for blocks in kinds for block in blocks if block.is_session]
     return next((contents[-1] for contents in [*programs, sessions] if contents), None)
 
 
-def _without_prompts(content: str) -> str:
-    """Return the text that a user typed in an interactive session."""
+def _remove_prompts(content: str) -> str:
+    """Remove the prompts and the output from an interactive session, so that only the typed text is left."""
     lines = [line.lstrip() for line in content.splitlines()]
     return "".join(f"{line[4:]}\n" for line in lines if line[:4].rstrip() in (">>>", "..."))
 
 
-def _blocks(text: str) -> list[_Block]:
+def _find_blocks(text: str) -> list[_Block]:
     """Return every fenced block."""
-    found: list[_Block] = []
+    blocks: list[_Block] = []
     fences = list(_FENCE.finditer(text))
     position = 0
     while position < len(fences):
@@ -123,23 +132,24 @@ def _blocks(text: str) -> list[_Block]:
         while position < len(fences) and end is None:
             fence = fences[position]
             position += 1
+            # CommonMark: a closing fence has the same character, is at least as long, and has no info string.
             if fence["mark"][0] == mark[0] and len(fence["mark"]) >= len(mark) and not fence["tag"]:
                 end = fence.start()
         content = text[begin.end() + 1 : len(text) if end is None else end]
         if end is None:
-            content = _until_glued_fence(content, mark)
+            content = _cut_at_glued_fence(content, mark)
         tag = _VERSION.sub("", begin["tag"].lower())
-        found.append(_Block(tag, _unindented(content, begin["indent"])))
-    return found
+        blocks.append(_Block(tag, _remove_indent(content, begin["indent"])))
+    return blocks
 
 
-def _until_glued_fence(content: str, mark: str) -> str:
-    """Return the text before a closing fence that follows code on the same line, or all text without such a fence."""
+def _cut_at_glued_fence(content: str, mark: str) -> str:
+    """Return the code up to a closing fence `mark` at the end of a line of code; all of it if there is none."""
     end = re.search(rf"{re.escape(mark)}[ \t]*$", content, re.MULTILINE)
     return content if end is None else content[: end.start()] + "\n"
 
 
-def _unindented(content: str, indent: str) -> str:
+def _remove_indent(content: str, indent: str) -> str:
     """Return a block's content without the indentation, list marker or quotation marks of its fence."""
     if ">" in indent:
         depth = indent.count(">")
@@ -150,25 +160,26 @@ def _unindented(content: str, indent: str) -> str:
     width = len(indent.expandtabs(4))
     first = next((line for line in content.splitlines() if line.strip()), "")
     if ">" not in indent and width <= len(first.expandtabs(4)) - len(first.expandtabs(4).lstrip()):
-        content = "".join(_without_columns(line, width) for line in content.splitlines(keepends=True))
+        content = "".join(_remove_columns(line, width) for line in content.splitlines(keepends=True))
     return textwrap.dedent(content) if content.lstrip("\n")[:1] in (" ", "\t") else content
 
 
-def _without_columns(line: str, width: int) -> str:
-    """Return a line without its first `width` columns, as far as they are whitespace."""
+def _remove_columns(line: str, width: int) -> str:
+    """Remove leading whitespace from a line, at most `width` columns of it."""
     column = 0
     for position, character in enumerate(line):
         if column >= width or character not in " \t":
             return line[position:]
+        # CommonMark: tab stops are 4 columns wide.
         column += 1 if character == " " else 4 - column % 4
     return line[-1:] if line.endswith("\n") else ""
 
 
-def _bare_python(text: str) -> str:
+def _extract_bare_python(text: str) -> str:
     lines = text.splitlines()
     first = next((i for i, line in enumerate(lines) if _BEGIN.match(line)), None)
     if first is None:
-        return _without_prompts(text) if _SESSION.match(text.lstrip()) else text
+        return _remove_prompts(text) if _SESSION.match(text.lstrip()) else text
     kept: list[str] = []
     for line in lines[first:]:
         if line[:1].strip() and not _GOES_ON.match(line):

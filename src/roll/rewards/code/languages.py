@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from roll_sandbox.system_plan import make_environment
 
-__all__ = ["TOOL_CHAINS", "ToolChain", "missing_tool"]
+__all__ = ["TOOL_CHAINS", "ToolChain", "describe_missing_tool"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,12 +38,12 @@ TOOL_CHAINS = {
 }
 
 
-def missing_tool(language: str) -> str:
-    """Return what to install before programs of this language run; empty if nothing is missing on this machine."""
+def describe_missing_tool(language: str) -> str:
+    """Return a message that names the missing tool of a language; empty if nothing is missing on this machine."""
     tools = TOOL_CHAINS[language]
     if not tools.needs or shutil.which(tools.needs, path=make_environment()["PATH"]):
         return ""
     return (
-        f"programs in {language} need '{tools.needs}', which is not on this machine's sandbox path "
+        f"programs in {language} need '{tools.needs}', which is not in the sandbox's path on this machine "
         f"({make_environment()['PATH']}): install it (Debian: apt-get install {tools.package})"
     )

@@ -1,4 +1,4 @@
-"""Find the names that tests use of an answer; such a name distinguishes the program from an example of its use."""
+"""Find the names in an answer that tests use; they distinguish the program from an example of its use."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Iterator, Sequence
 
 from roll.rewards.code.cases import CallCase, Case, TestCase
 
-__all__ = ["names_of"]
+__all__ = ["find_required_names"]
 
 _KNOWN = frozenset(vars(builtins)) | sys.stdlib_module_names | {"pytest", "__name__"}
 
 
-def names_of(cases: Sequence[Case], entry: str | None, setup: str) -> frozenset[str]:
-    """Return the names that an answer must define.
+def find_required_names(cases: Sequence[Case], entry: str | None, setup: str) -> frozenset[str]:
+    """Return the names that an answer must define: the function under test, or all names that the tests use.
 
     Args:
         cases: The task's cases.
@@ -23,32 +23,32 @@ def names_of(cases: Sequence[Case], entry: str | None, setup: str) -> frozenset[
         setup: Python source that runs before the tests.
     """
     if entry:
-        return frozenset(_of_expression(entry))
+        return frozenset(_find_names_in_expression(entry))
     found: set[str] = set()
     given: set[str] = set()
     imported: set[str] = set()
     for source in {setup, *(case.source for case in cases if isinstance(case, TestCase))}:
         tree = ast.parse(source)
-        given |= set(_defined(tree))
-        imported |= set(_imported(tree, cases))
+        given |= set(_find_defined_names(tree))
+        imported |= set(_find_imported_names(tree, cases))
         found |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and source != setup}
-    calls = {name for case in cases if isinstance(case, CallCase) for name in _of_call(case)}
+    calls = {name for case in cases if isinstance(case, CallCase) for name in _find_names_of_call(case)}
     return frozenset(found - given - _KNOWN) | imported | calls
 
 
-def _of_call(case: CallCase) -> Iterator[str]:
-    yield from _of_expression(case.entry) if case.entry else ()
+def _find_names_of_call(case: CallCase) -> Iterator[str]:
+    yield from _find_names_in_expression(case.entry) if case.entry else ()
     if case.as_online_judge:
         yield "Solution"
         yield from (part for part in [case.entry.removeprefix("Solution().")] if part.isidentifier())
 
 
-def _of_expression(text: str) -> Iterator[str]:
+def _find_names_in_expression(text: str) -> Iterator[str]:
     return (node.id for node in ast.walk(ast.parse(text, mode="eval")) if isinstance(node, ast.Name))
 
 
-def _defined(tree: ast.Module) -> Iterator[str]:
-    """Yield the names that the tests bind themselves: variables, functions, arguments, imports."""
+def _find_defined_names(tree: ast.Module) -> Iterator[str]:
+    """Yield the names that the tests themselves define: variables, functions, arguments, imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
@@ -62,7 +62,7 @@ def _defined(tree: ast.Module) -> Iterator[str]:
             yield (node.asname or node.name).partition(".")[0]
 
 
-def _imported(tree: ast.Module, cases: Sequence[Case]) -> Iterator[str]:
+def _find_imported_names(tree: ast.Module, cases: Sequence[Case]) -> Iterator[str]:
     """Yield the names that a pytest file imports from the answer."""
     modules = {module for case in cases if isinstance(case, TestCase) for module in case.modules}
     for node in ast.walk(tree):

@@ -1,4 +1,4 @@
-"""The program that runs a candidate, and the limits on its cases, shared by `batch` and `dialogue`."""
+"""Base class of runs of a candidate: the program that runs it, and the limits on its cases."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from roll.rewards.code.tasks import Task
 from roll.rewards.code.verdicts import MESSAGE_BYTES
 from roll_sandbox import PythonCode
 
-__all__ = ["MOST_OUTPUT_BYTES", "CandidateRun"]
+__all__ = ["MAX_OUTPUT_BYTES", "CandidateRun"]
 
 _CANDIDATE = "from inside import candidate\ncandidate.main()"
 _STARTING_CPU_S = 5.0
 _COMPILE_CPU_S = 60.0
-SHORTEST_WALL_S = 10.0
-MOST_OUTPUT_BYTES = 2**26
+MIN_WALL_S = 10.0
+MAX_OUTPUT_BYTES = 2**26
 
 
 class CandidateRun:
@@ -33,32 +33,32 @@ class CandidateRun:
             task: The task with its cases.
             code: The answer's code.
             config: The reward's settings.
-            ends: The time, on the event loop's clock, at which the time for all cases of the answer is over.
+            ends: Deadline for all cases of the answer, on the event loop's clock.
         """
         self.sandboxes, self.task, self.code, self.config = sandboxes, task, code, config
         self._ends = ends
         self.max_timeouts = 1 if config.credit == "all" else 2
 
-    def wall_s(self, cpu_s: float) -> float:
-        """Return the wall time of a case with this CPU time."""
+    def compute_wall_limit_s(self, cpu_s: float) -> float:
+        """Return the wall time limit of a case whose CPU time limit is `cpu_s`."""
         longest = max(self.config.max_wall_s, 2.0 * cpu_s)
-        return max(SHORTEST_WALL_S, min(self.config.wall_factor * cpu_s, longest))
+        return max(MIN_WALL_S, min(self.config.wall_factor * cpu_s, longest))
 
     @property
-    def left_s(self) -> float:
-        """Wall time that is left for all cases of the answer."""
+    def remaining_s(self) -> float:
+        """Seconds that are left until the deadline for all cases of the answer."""
         return max(0.0, self._ends - asyncio.get_running_loop().time())
 
-    def bounds(self, limits_s: Sequence[float]) -> list[tuple[float, float]]:
-        """Return the CPU and wall time of each case, as the sandbox enforces them."""
-        return [(cpu_s, self.wall_s(cpu_s)) for cpu_s in limits_s]
+    def compute_case_limits(self, limits_s: Sequence[float]) -> list[tuple[float, float]]:
+        """Return the CPU and wall time limit of each case, given the CPU time limits."""
+        return [(cpu_s, self.compute_wall_limit_s(cpu_s)) for cpu_s in limits_s]
 
-    def setup_bounds(self) -> tuple[float, float]:
-        """Return the CPU and wall time of compiling and loading."""
+    def compute_setup_limits(self) -> tuple[float, float]:
+        """Return the CPU and wall time limit for compiling and loading the code."""
         cpu_s = _STARTING_CPU_S + (_COMPILE_CPU_S if TOOL_CHAINS[self.task.language].compile else 0.0)
-        return cpu_s, self.wall_s(cpu_s)
+        return cpu_s, self.compute_wall_limit_s(cpu_s)
 
-    def setup(self) -> Setup:
+    def make_setup(self) -> Setup:
         """Return the first message to the candidate's side."""
         tools = TOOL_CHAINS[self.task.language]
         return Setup(
@@ -66,17 +66,17 @@ class CandidateRun:
             file=tools.file,
             argv=list(tools.argv),
             compile=list(tools.compile),
-            compile_limits={"cpu_s": _COMPILE_CPU_S, "wall_s": self.wall_s(_COMPILE_CPU_S)},
+            compile_limits={"cpu_s": _COMPILE_CPU_S, "wall_s": self.compute_wall_limit_s(_COMPILE_CPU_S)},
             output_bytes=self.config.max_output_bytes,
             max_timeouts=self.max_timeouts,
         )
 
-    def candidate(self, limits_s: Sequence[float], output_bytes: int) -> PythonCode:
-        """Return the program that runs the candidate; `setup` must be its first message.
+    def make_program(self, limits_s: Sequence[float], output_bytes: int) -> PythonCode:
+        """Return the program that runs the candidate; the message of `make_setup` must be sent to it first.
 
         Args:
-            limits_s: CPU time of each case.
-            output_bytes: Most bytes of output of all cases; the bytes of messages are added.
+            limits_s: Limit on the CPU time of each case.
+            output_bytes: Maximum bytes of output of all cases; the bytes of messages are added.
         """
         compiling = _COMPILE_CPU_S if TOOL_CHAINS[self.task.language].compile else 0.0
         all_s = [*limits_s, compiling, _STARTING_CPU_S]
@@ -86,6 +86,6 @@ class CandidateRun:
             interactive=True,
             result=True,
             cpu_s=sum(all_s),
-            wall_s=min(sum(map(self.wall_s, all_s)), self.left_s),
-            output_bytes=min(output_bytes, MOST_OUTPUT_BYTES) + messages,
+            wall_s=min(sum(map(self.compute_wall_limit_s, all_s)), self.remaining_s),
+            output_bytes=min(output_bytes, MAX_OUTPUT_BYTES) + messages,
         )

@@ -3,8 +3,8 @@
     answer ──► slot (at most `max_parallel`) ──► a sandbox for the candidate
                                              └─► if the tests are programs: another sandbox for their checker
 
-Invariants: candidate and checker use different pools, so neither sandbox's memory ever held the other's data; an answer
-holds one slot, and at most two sandboxes.
+Invariants: candidate and checker use different pools, so no sandbox's memory ever held both the candidate's and the
+checker's data; an answer holds one slot, and at most two sandboxes.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from roll.config.sandbox import SandboxConfig
-from roll.rewards.code.packages import package_mounts
+from roll.rewards.code.packages import build_package_mounts
 from roll.sandbox_errors import sandbox_errors
-from roll.sandboxes import configured_manager
+from roll.sandboxes import build_manager
 from roll_sandbox import ExecutionResult, Job, Limits, Mount, Program, SandboxSpec
 
 __all__ = ["CodeSandboxes"]
@@ -30,22 +30,23 @@ _LIBRARY = "/opt/roll"
 
 
 class CodeSandboxes:
-    """Starts and closes the sandboxes; an async context manager."""
+    """Starts and closes the sandboxes of code rewards; an async context manager."""
 
     def __init__(self, config: SandboxConfig) -> None:
         self.config = config
         max_parallel = config.max_parallel or os.cpu_count() or 1
         warm = max_parallel if config.warm is None else config.warm
-        self._candidate = self._spec("candidate", ("inside.candidate",), config.program_packages)
-        self._checker = self._spec("checker", ("inside.checker",), config.program_packages)
-        self._manager = configured_manager(config, spec=self._candidate, warm=warm, max_sandboxes=2 * max_parallel)
-        self.places = asyncio.Semaphore(max_parallel)
-        """Slots: an answer runs while it holds one."""
+        self._candidate = self._build_spec("candidate", ("inside.candidate",), config.program_packages)
+        self._checker = self._build_spec("checker", ("inside.checker",), config.program_packages)
+        # An answer may need a sandbox for its checker in addition to the candidate's.
+        self._manager = build_manager(config, spec=self._candidate, warm=warm, max_sandboxes=2 * max_parallel)
+        self.slots = asyncio.Semaphore(max_parallel)
+        """Slots that bound the number of answers that run at once: an answer runs only while it holds one."""
 
-    def _spec(self, pool: str, modules: tuple[str, ...], packages: list[str]) -> SandboxSpec:
+    def _build_spec(self, pool: str, modules: tuple[str, ...], packages: list[str]) -> SandboxSpec:
         config = self.config
         unsafe = config.runtime == "subprocess"  # this runtime has no file system of its own
-        mounts = () if unsafe else package_mounts(packages, f"{_LIBRARY}/packages")
+        mounts = () if unsafe else build_package_mounts(packages, f"{_LIBRARY}/packages")
         return SandboxSpec(
             limits=Limits(
                 wall_s=60.0,
@@ -76,28 +77,28 @@ class CodeSandboxes:
         await self._manager.close()
 
     async def run(self, program: Program) -> ExecutionResult:
-        """Run a candidate."""
+        """Run a candidate's program, and return its result."""
         with sandbox_errors():
             return await self._manager.execute(program, spec=self._candidate)
 
     async def compare(self, program: Program) -> ExecutionResult:
-        """Run a comparison of a candidate's output, in a sandbox that never runs a candidate."""
+        """Compare a candidate's output with the expected output, in a sandbox that never runs candidates."""
         with sandbox_errors():
             return await self._manager.execute(program, spec=self._checker)
 
     @asynccontextmanager
-    async def candidate(self, program: Program) -> AsyncIterator[Job]:
-        """Run the body with a running candidate to exchange messages with."""
+    async def start_candidate(self, program: Program) -> AsyncIterator[Job]:
+        """Start a candidate; yield its job, through which the caller exchanges messages with it."""
         with sandbox_errors():
             async with self._manager.running(program, spec=self._candidate) as job:
                 yield job
 
     @asynccontextmanager
-    async def checker(self, program: Program, *, pytest: bool) -> AsyncIterator[Job]:
-        """Run the body with a running checker to exchange messages with.
+    async def start_checker(self, program: Program, *, pytest: bool) -> AsyncIterator[Job]:
+        """Start a checker; yield its job, through which the caller exchanges messages with it.
 
         Raises:
-            ConfigError: pytest is needed and is not installed.
+            ConfigError: pytest is needed, but not installed.
         """
         spec = self._checker_with_pytest if pytest else self._checker
         with sandbox_errors():
@@ -106,5 +107,5 @@ class CodeSandboxes:
 
     @functools.cached_property
     def _checker_with_pytest(self) -> SandboxSpec:
-        spec = self._spec("checker", ("inside.checker",), [*self.config.program_packages, "pytest"])
+        spec = self._build_spec("checker", ("inside.checker",), [*self.config.program_packages, "pytest"])
         return replace(spec, preload=(*spec.preload, "pytest"))

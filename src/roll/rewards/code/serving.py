@@ -1,10 +1,11 @@
-"""Exchange messages with candidates and checkers; limit and measure the time of each case, from outside of the sandbox.
+"""Exchange messages with candidates and checkers; limit and measure the time of each case from outside the sandbox.
 
-A candidate shares its sandbox with ROLL's program that runs the cases, and may stop that, or change its reports. So the
-sandbox's agent enforces the limits of each case, by its own clock and by the kernel's CPU count of the sandbox.
+A candidate shares its sandbox with the ROLL program that runs the cases, so it may stop that program, or change its
+reports. Therefore the sandbox's agent enforces the limits of each case, by its own clock and by the kernel's count of
+the sandbox's CPU time.
 
     setup ──► first frame ──► [ new limits ──► a case's message ──► its frames ] … ──► end of input
-                                └─► CPU time of the case before
+                                └─► CPU time of the previous case
 """
 
 from __future__ import annotations
@@ -15,23 +16,23 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.rewards.code.inside.frames import Router, frame
-from roll.rewards.code.verdicts import GRACE_CPU_S, claim
+from roll.rewards.code.inside.frames import FrameSplitter, add_length
+from roll.rewards.code.verdicts import GRACE_CPU_S, parse_message
 from roll_sandbox import ExecutionResult, Job
 
-__all__ = ["Meter", "Router", "Served", "listen", "pass_on", "serve"]
+__all__ = ["CaseLimiter", "CaseResults", "FrameSplitter", "forward_output", "relay_messages", "serve_cases"]
 
 _GRACE_WALL_S = 1.0
-"""Extra wall time, in which the program inside can end a case by itself, and continue with the next one."""
+"""Extra wall time, in which the program inside the sandbox can end a case itself and continue with the next one."""
 
 
-class Meter:
-    """Sets a running candidate's limits case by case.
+class CaseLimiter:
+    """Sets the CPU and wall time limits of a running candidate, case by case.
 
     Args:
         job: The candidate.
-        limits_s: CPU and wall time of each case, in order.
-        total_s: Wall time of all cases together.
+        limits_s: Limits on CPU and wall time of each case, in order.
+        total_s: Limit on the wall time of all cases together.
     """
 
     def __init__(self, job: Job, limits_s: Sequence[tuple[float, float]], total_s: float) -> None:
@@ -39,37 +40,40 @@ class Meter:
         self._ends = asyncio.get_running_loop().time() + total_s
         self._counts: list[float] = []
 
-    async def next_case(self) -> None:
-        """Count CPU time for the next case from now on; after the last case, for no case."""
+    async def start_next_case(self) -> None:
+        """Set the limits of the next case, and start counting its CPU time; after the last case, stop counting."""
         case = min(len(self._counts), len(self._limits_s) - 1)
-        self._counts.append(await self.bound(*self._limits_s[case]))
+        self._counts.append(await self.set_limits(*self._limits_s[case]))
 
-    async def bound(self, cpu_s: float, wall_s: float) -> float:
-        """Set the limits from now on, at first those of the setup; return the CPU time used until now."""
+    async def set_limits(self, cpu_s: float, wall_s: float) -> float:
+        """Set the CPU and wall time that the candidate may use from now on; return its CPU time so far."""
         left_s = self._ends - asyncio.get_running_loop().time()
         wall_s = max(0.0, min(wall_s + _GRACE_WALL_S, left_s))
         return await self._job.set_limits(cpu_s=cpu_s + GRACE_CPU_S, wall_s=wall_s)
 
-    def used_s(self, result: ExecutionResult) -> list[float]:
-        """Return the CPU seconds of each case that was started; `result` is the candidate's final result."""
+    def compute_used_s(self, result: ExecutionResult) -> list[float]:
+        """Return the CPU time of each case that was started, in seconds.
+
+        `result`, the candidate's final result, has the total CPU time, from which the last case's is computed.
+        """
         counts = [*self._counts, result.cpu_s]
         return [max(0.0, after - before) for before, after in itertools.pairwise(counts)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Served:
+class CaseResults:
     """The results of a candidate's cases."""
 
     result: ExecutionResult
     first: bytes
-    """The body of the frame that answers the setup; empty if the candidate ended before."""
+    """The body of the frame that answers the setup; empty if the candidate ended before it answered."""
     frames: list[list[bytes]]
     """The bodies of the frames of each answered case."""
     cpu_s: list[float]
     """CPU time of each case that was started."""
 
 
-async def serve(
+async def serve_cases(
     job: Job,
     setup: bytes,
     messages: Sequence[bytes],
@@ -78,45 +82,46 @@ async def serve(
     setup_s: tuple[float, float],
     total_s: float,
     frames_per_case: int,
-) -> Served:
-    """Send a candidate its cases one by one, each with its own limits; wait for its end.
+) -> CaseResults:
+    """Send a candidate its cases one by one, each with its own limits; wait until the candidate ends.
 
     Args:
-        job: The candidate: interactive, with a result.
+        job: The running candidate.
         setup: The first message, as a frame.
         messages: The messages of the cases, as frames.
-        limits_s: CPU and wall time of each case.
-        setup_s: CPU and wall time of the setup.
-        total_s: Wall time of all cases together.
+        limits_s: Limits on CPU and wall time of each case.
+        setup_s: Limits on CPU and wall time of the setup.
+        total_s: Limit on the wall time of all cases together.
         frames_per_case: Number of frames that answer a case.
 
     Raises:
-        SandboxError: The sandbox broke.
+        SandboxError: The sandbox failed.
     """
-    meter = Meter(job, limits_s, total_s)
-    await meter.bound(*setup_s)
+    limiter = CaseLimiter(job, limits_s, total_s)
+    await limiter.set_limits(*setup_s)
     job.write(setup)
-    bodies = _bodies(job)
+    bodies = _read_bodies(job)
     first = await anext(bodies, b"")
-    found: list[list[bytes]] = []
+    frames: list[list[bytes]] = []
     for message in messages if first else ():
-        await meter.next_case()
+        await limiter.start_next_case()
         job.write(message)
         answer = [body for _ in range(frames_per_case) if (body := await anext(bodies, None)) is not None]
         if len(answer) < frames_per_case:
             break
-        found.append(answer)
-    if len(found) == len(messages):
-        await meter.next_case()
+        frames.append(answer)
+    # CPU time after the last case, such as for the runner's exit, does not count for the last case.
+    if len(frames) == len(messages):
+        await limiter.start_next_case()
     job.end_input()
     result = await job.wait()
-    used_s = meter.used_s(result)
-    return Served(result=result, first=first, frames=found, cpu_s=used_s[: len(messages)])
+    used_s = limiter.compute_used_s(result)
+    return CaseResults(result=result, first=first, frames=frames, cpu_s=used_s[: len(messages)])
 
 
-async def _bodies(job: Job) -> AsyncIterator[bytes]:
-    """Yield the bodies of all frames, unparsed; the sandbox's limit on output bounds them."""
-    router = Router()
+async def _read_bodies(job: Job) -> AsyncIterator[bytes]:
+    """Yield the bodies of all frames, unparsed; the sandbox's limit on output bounds their size."""
+    router = FrameSplitter()
     async for chunk in job.stream():
         if chunk.stream != "result":
             continue
@@ -126,7 +131,7 @@ async def _bodies(job: Job) -> AsyncIterator[bytes]:
             job.kill()
 
 
-async def pass_on(candidate: Job, checker: Job) -> None:
+async def forward_output(candidate: Job, checker: Job) -> None:
     """Forward the output of the candidate's process to the checker, byte for byte."""
     async for chunk in candidate.stream():
         if chunk.stream == "result":
@@ -134,24 +139,24 @@ async def pass_on(candidate: Job, checker: Job) -> None:
     checker.end_input()
 
 
-async def listen(checker: Job, candidate: Job, meter: Meter) -> list[dict[str, Any]]:
-    """Send the checker's questions to the candidate, one case after the other; return the messages to this process.
+async def relay_messages(checker: Job, candidate: Job, limiter: CaseLimiter) -> list[dict[str, Any]]:
+    """Forward the checker's messages to the candidate, case by case; return the messages that are for this process.
 
     The first byte of a frame is its destination: `s` the candidate, at the start of a case; `c` the candidate; `h` this
     process.
     """
-    router = Router()
-    found: list[dict[str, Any]] = []
+    router = FrameSplitter()
+    messages: list[dict[str, Any]] = []
     async for chunk in checker.stream():
         if chunk.stream != "result":
             continue
         for body in router.feed(chunk.data):
             if body[:1] == b"s":
-                await meter.next_case()
+                await limiter.start_next_case()
             if body[:1] in (b"s", b"c"):
-                candidate.write(frame(body[1:]))
-            elif message := claim(body[1:]):
-                found.append(message)
+                candidate.write(add_length(body[1:]))
+            elif message := parse_message(body[1:]):
+                messages.append(message)
         if router.broken:
             checker.kill()
-    return found
+    return messages

@@ -1,8 +1,8 @@
 """Parse a task's tests from the columns of its row: see docs/code-rewards.md for every form.
 
-    text, a list, or an object, also as JSON text ──► Task: language, entry point, setup, cases
+    a string, a list, or an object, possibly as JSON ──► Task: language, entry point, setup, cases
 
-Any mistake in them raises a `MalformedTestsError` that names the case.
+Any mistake in the tests raises a `MalformedTestsError` that names the case.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ from roll.rewards.code.cases import (
     StdinCase,
     TestCase,
     check_expression,
-    no_others,
-    of_kind,
-    value_of,
+    check_keys,
+    check_type,
+    parse_value,
 )
 from roll.rewards.code.inside import wire
-from roll.rewards.code.names import names_of
-from roll.rewards.code.pairs import is_pair, is_pairs, pair_case, pair_cases
+from roll.rewards.code.names import find_required_names
+from roll.rewards.code.pairs import has_pair_lists, is_pair, parse_pair, parse_pairs
 
 __all__ = ["CallCase", "Case", "MalformedTestsError", "StdinCase", "Task", "TestCase", "parse_task"]
 
 MAX_CASES = 1000
 MAX_BYTES = 16 * 2**20
-"""Most bytes of all cases of one task."""
+"""Maximum number of bytes of all cases of one task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """The tests of one prompt."""
+    """The parsed tests of one prompt."""
 
     language: str
     entry: str | None
     setup: str
     cases: tuple[Case, ...]
     names: frozenset[str] = frozenset()
-    """Names that the tests use of the answer, as far as known."""
+    """Names in the answer that the tests use, as far as known."""
 
     @property
     def reads_input(self) -> bool:
-        """Whether a case gives the program input."""
+        """Whether a case passes input to the program."""
         return any(isinstance(case, StdinCase) and case.stdin.strip() for case in self.cases)
 
 
@@ -72,154 +72,166 @@ def parse_task(
     Raises:
         MalformedTestsError: A case is malformed; the message names the case, the mistake, and the remedy.
     """
-    tests = _from_json(tests)
+    tests = _parse_json(tests)
     key = next((key for key in ("cases", "test_cases") if isinstance(tests, Mapping) and key in tests), None)
     if key:
         known = {key, "entry_point", "fn_name", "language", "setup"}
-        no_others(tests, known, "the tests")
+        check_keys(tests, known, "the tests")
         language = tests.get("language") or language
         entry = tests.get("entry_point") or tests.get("fn_name") or entry
-        setup, tests = tests.get("setup") or setup, _from_json(tests[key])
-    language = of_kind(language, str, "language")
+        setup, tests = tests.get("setup") or setup, _parse_json(tests[key])
+    language = check_type(language, str, "language")
     if language not in LANGUAGES:
-        raise MalformedTestsError(f"the language is '{language}'.{did_you_mean(language, list(LANGUAGES))}")
-    entry = of_kind(entry, str, "entry_point") or None if entry is not None else None
-    setup = "" if setup is None else of_kind(setup, str, "setup")
-    _compiled(setup, "setup")
-    reader = _Reader(entry, setup, tuple(modules))
-    cases = tuple(reader.cases(tests))
+        raise MalformedTestsError(f"unknown language '{language}'.{did_you_mean(language, list(LANGUAGES))}")
+    entry = check_type(entry, str, "entry_point") or None if entry is not None else None
+    setup = "" if setup is None else check_type(setup, str, "setup")
+    _parse_source(setup, "setup")
+    reader = _CaseReader(entry, setup, tuple(modules))
+    cases = tuple(reader.read_cases(tests))
     if not cases:
-        raise MalformedTestsError("there is no case: give at least one.")
+        raise MalformedTestsError("there are no cases: give at least one.")
     if len(cases) > MAX_CASES:
-        raise MalformedTestsError(f"there are {len(cases)} cases, at most {MAX_CASES} are run: leave some out.")
-    size = sum(map(_size, cases)) + len(setup)
+        raise MalformedTestsError(f"there are {len(cases)} cases, but at most {MAX_CASES} are supported: remove some.")
+    size = sum(map(_measure_size, cases)) + len(setup)
     if size > MAX_BYTES:
-        raise MalformedTestsError(f"the cases have {size:,} bytes, at most {MAX_BYTES:,} are run: leave some out.")
+        raise MalformedTestsError(
+            f"the cases have {size:,} bytes, but at most {MAX_BYTES:,} are supported: remove some."
+        )
     if language != "python" and (setup or not all(isinstance(case, StdinCase) for case in cases)):
         raise MalformedTestsError(f"answers in {language} are tested by input and output: give `stdin` and `stdout`.")
-    names = names_of(cases, entry, setup) if language == "python" else frozenset[str]()
+    names = find_required_names(cases, entry, setup) if language == "python" else frozenset[str]()
     return Task(language=language, entry=entry, setup=setup, cases=cases, names=names)
 
 
-class _Reader:
-    """Builds cases from a row."""
+class _CaseReader:
+    """Parses the cases in the tests of a row."""
 
     def __init__(self, entry: str | None, setup: str, modules: tuple[str, ...]) -> None:
         self._entry, self._modules = entry, modules
         self._in_setup = {
-            node.name for node in _compiled(setup, "setup").body if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            node.name for node in _parse_source(setup, "setup").body if isinstance(node, ast.FunctionDef | ast.ClassDef)
         }
 
-    def cases(self, tests: Any) -> list[Case]:
+    def read_cases(self, tests: Any) -> list[Case]:
         """Return all cases of a row."""
         if isinstance(tests, str):
-            return self._of_source(tests, "the tests")
-        if isinstance(tests, Mapping) and is_pairs(tests):
-            return pair_cases(tests)
+            return self._read_source(tests, "the tests")
+        if isinstance(tests, Mapping) and has_pair_lists(tests):
+            return parse_pairs(tests)
         if isinstance(tests, Mapping):
-            return self._of_entry(tests, "the case")
+            return self._read_entry(tests, "the case")
         if not isinstance(tests, list | tuple):
-            raise MalformedTestsError(f"the tests are {short(tests)}: give a list of cases, an object, or a text.")
-        found: list[Case] = []
+            raise MalformedTestsError(f"the tests are {short(tests)}: give a list of cases, an object, or a string.")
+        cases: list[Case] = []
         for index, each in enumerate(tests):
             where = f"case {index}"
-            each = _from_json(each) if isinstance(each, str) and each.lstrip().startswith("{") else each
+            each = _parse_json(each) if isinstance(each, str) and each.lstrip().startswith("{") else each
             if isinstance(each, str):
-                found += self._of_source(each, where)
+                cases += self._read_source(each, where)
             elif isinstance(each, Mapping):
-                found += self._of_entry(each, where)
+                cases += self._read_entry(each, where)
             else:
-                raise MalformedTestsError(f"{where} is {short(each)}: give an object, or the text of an assert.")
-        return found
+                raise MalformedTestsError(
+                    f"{where} is {short(each)}: give an object, or an assert statement as a string."
+                )
+        return cases
 
-    def _of_entry(self, case: Mapping[str, Any], where: str) -> list[Case]:
+    def _read_entry(self, case: Mapping[str, Any], where: str) -> list[Case]:
         case = {key: value for key, value in case.items() if value is not None or key == "returns"}
         keys = set(case)
         for key in ("assert", "check", "pytest"):
             if key in keys:
-                no_others(case, {key, "modules"} if key == "pytest" else {key}, where)
-                return self._of_source(of_kind(case[key], str, f"{where}: {key}"), where, key)
+                check_keys(case, {key, "modules"} if key == "pytest" else {key}, where)
+                return self._read_source(check_type(case[key], str, f"{where}: {key}"), where, key)
         if "stdout" in keys:
-            no_others(case, {"stdin", "stdout", "args"}, where)
-            args = of_kind(case.get("args", []), list, f"{where}: args")
-            stdin, stdout = (of_kind(case.get(key, ""), str, f"{where}: {key}") for key in ("stdin", "stdout"))
+            check_keys(case, {"stdin", "stdout", "args"}, where)
+            args = check_type(case.get("args", []), list, f"{where}: args")
+            stdin, stdout = (check_type(case.get(key, ""), str, f"{where}: {key}") for key in ("stdin", "stdout"))
             if any("\0" in str(item) for item in args):
-                raise MalformedTestsError(f"{where}: args has a zero byte, which no program can be given.")
+                raise MalformedTestsError(
+                    f"{where}: args contains a zero byte, which program arguments must not contain."
+                )
             return [StdinCase(stdin=stdin, stdout=stdout, args=tuple(map(str, args)))]
         if keys & {"returns", "raises"}:
-            return [self._of_call(case, where)]
+            return [self._read_call(case, where)]
         if is_pair(case):
-            return [pair_case(case, self._entry, where)]
+            return [parse_pair(case, self._entry, where)]
         raise MalformedTestsError(
             f"{where} has the keys {sorted(map(str, keys))}: give `stdout` (with `stdin`), `returns` or `raises` (with "
             "`args`), `input` and `output`, `assert`, `check`, or `pytest`."
         )
 
-    def _of_call(self, case: Mapping[str, Any], where: str) -> CallCase:
-        no_others(case, {"call", "args", "kwargs", "returns", "raises"}, where)
+    def _read_call(self, case: Mapping[str, Any], where: str) -> CallCase:
+        check_keys(case, {"call", "args", "kwargs", "returns", "raises"}, where)
         if case.get("returns") is not None and "raises" in case:
             raise MalformedTestsError(f"{where} has both `returns` and `raises`: keep one.")
-        args, _ = value_of(case.get("args", []), f"{where}: args")
+        args, _ = parse_value(case.get("args", []), f"{where}: args")
         if not isinstance(args, list | tuple):
             raise MalformedTestsError(f"{where}: args is {short(args)}: give a list with one entry per argument.")
-        kwargs, _ = value_of(case.get("kwargs", {}), f"{where}: kwargs")
+        kwargs, _ = parse_value(case.get("kwargs", {}), f"{where}: kwargs")
         if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
-            raise MalformedTestsError(f"{where}: kwargs is {short(kwargs)}: give an object of names and values.")
-        returns, is_json = value_of(case.get("returns"), f"{where}: returns")
+            raise MalformedTestsError(f"{where}: kwargs is {short(kwargs)}: give an object that maps names to values.")
+        returns, is_json = parse_value(case.get("returns"), f"{where}: returns")
         raises = case.get("raises")
         return CallCase(
-            entry=self._entry_of(case, where),
+            entry=self._get_entry(case, where),
             args=wire.encode(tuple(args)),
             kwargs=wire.encode(kwargs),
             returns=returns,
-            raises=None if raises is None else of_kind(raises, str, f"{where}: raises"),
+            raises=None if raises is None else check_type(raises, str, f"{where}: raises"),
             match="json" if is_json else "exact",
         )
 
-    def _entry_of(self, case: Mapping[str, Any], where: str) -> str:
+    def _get_entry(self, case: Mapping[str, Any], where: str) -> str:
         entry = case.get("call", self._entry)
         if entry is None:
-            raise MalformedTestsError(f"{where} calls a function, but none is named: give `call`, or an entry point.")
-        check_expression(of_kind(entry, str, f"{where}: call"), f"{where}: call")
+            raise MalformedTestsError(
+                f"{where} calls a function, but does not name it: give `call`, or an entry point."
+            )
+        check_expression(check_type(entry, str, f"{where}: call"), f"{where}: call")
         return entry
 
-    def _of_source(self, source: str, where: str, kind: str = "") -> list[Case]:
+    def _read_source(self, source: str, where: str, kind: str = "") -> list[Case]:
         """Return the cases of Python source: a `check(candidate)`, a pytest file, or asserts (one case each)."""
-        tree = _compiled(source, where)
+        tree = _parse_source(source, where)
         names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         if not kind:
             tests = any(name.startswith(("test", "Test")) for name in names)
             kind = "check" if "check" in names else "pytest" if tests else "assert"
         if kind == "check":
             if "check" not in names:
-                raise MalformedTestsError(f"{where} defines no function 'check'.")
+                raise MalformedTestsError(f"{where} does not define a function 'check'.")
             if self._entry is None:
-                raise MalformedTestsError(f"{where} defines check(candidate), but no entry point is named: give one.")
+                raise MalformedTestsError(
+                    f"{where}: there is a function check(candidate), but the task has no entry point: add one."
+                )
             return [TestCase(kind="check", source=source)]
         if kind == "pytest":
             return [TestCase(kind="pytest", source=source, modules=self._modules)]
         if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
-            raise MalformedTestsError(f"{where} asserts nothing: {source.strip()[:80]!r}.")
+            raise MalformedTestsError(f"{where} has no assert statement: {source.strip()[:80]!r}.")
         if names or not any(isinstance(node, ast.Assert) for node in tree.body):
             return [TestCase(kind="assert", source=source)]
-        return list(self._of_statements(tree))
+        return list(self._read_statements(tree))
 
-    def _of_statements(self, tree: ast.Module) -> list[Case]:
-        found: list[Case] = []
+    def _read_statements(self, tree: ast.Module) -> list[Case]:
+        cases: list[Case] = []
         before: list[ast.stmt] = []
         for node in tree.body:
             if not isinstance(node, ast.Assert):
                 before.append(node)
                 continue
-            call = self._plain_comparison(node) if not before else None
+            call = self._convert_comparison(node) if not before else None
             source = ast.unparse(ast.Module(body=[*before, node], type_ignores=[]))
-            found.append(call or TestCase(kind="assert", source=source))
+            cases.append(call or TestCase(kind="assert", source=source))
             if before:  # the asserts after it rely on its changes to earlier objects
                 before.append(ast.Expr(value=node.test))
-        return found
+        return cases
 
-    def _plain_comparison(self, node: ast.Assert) -> CallCase | None:
-        """Return `assert f(1, [2]) == 3` as a call, which needs no process to check it; `None` for any other assert."""
+    def _convert_comparison(self, node: ast.Assert) -> CallCase | None:
+        """Convert an assert such as `assert f(1, [2]) == 3` to a call case, which needs no checker; `None` for any
+        other.
+        """
         test = node.test
         if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
             return None
@@ -227,6 +239,7 @@ class _Reader:
         if not (isinstance(call, ast.Call) and isinstance(call.func, ast.Name)):
             return None
         name = call.func.id
+        # `assert len(f(x)) == 3` does not test a function `len` of the answer.
         if name != self._entry and (
             self._entry is not None
             or hasattr(builtins, name)
@@ -246,27 +259,31 @@ class _Reader:
         return CallCase(entry=name, args=trees[0], kwargs=trees[1], returns=returns)
 
 
-def _from_json(value: Any) -> Any:
+def _parse_json(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, str) and value.lstrip()[:1] in ("[", "{"):
         try:
             return json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise MalformedTestsError(f"the tests look like JSON and are not ({error}): {value[:60]!r}.") from None
+            raise MalformedTestsError(
+                f"the tests look like JSON, but cannot be parsed ({error}): {value[:60]!r}."
+            ) from None
     if value is None or value == "":
         raise MalformedTestsError("there are no tests: give at least one case.")
     return value
 
 
-def _compiled(source: str, where: str) -> ast.Module:
+def _parse_source(source: str, where: str) -> ast.Module:
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise MalformedTestsError(f"{where}: not Python ({error}): {source.strip()[:80]!r}.") from None
+        raise MalformedTestsError(
+            f"{where}: the source is not valid Python ({error}): {source.strip()[:80]!r}."
+        ) from None
 
 
-def _size(case: Case) -> int:
+def _measure_size(case: Case) -> int:
     if isinstance(case, StdinCase):
         return len(case.stdin) + len(case.stdout)
     if isinstance(case, CallCase):

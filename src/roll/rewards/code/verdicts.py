@@ -11,7 +11,7 @@ from typing import Any
 from roll.errors import RewardInfraError
 from roll.rewards.code.inside import wire
 from roll.rewards.code.inside.frames import unpack
-from roll.rewards.code.inside.messages import End, read
+from roll.rewards.code.inside.messages import End, parse_record
 from roll_sandbox import ExecutionResult, Outcome
 
 __all__ = [
@@ -22,18 +22,18 @@ __all__ = [
     "SKIPPED",
     "BrokenTestsError",
     "CaseVerdict",
-    "blame",
-    "claim",
-    "ended",
-    "not_built",
-    "within",
+    "apply_time_limit",
+    "make_build_verdict",
+    "make_outcome_verdict",
+    "parse_message",
+    "raise_for_crash",
 ]
 
 MESSAGE_BYTES = 2**15
-"""Longest message of a candidate's or a checker's side that is parsed in this process: at most a few milliseconds and
-some hundred kilobytes of memory, whatever its content."""
+"""Maximum size of a message from a sandbox that is parsed in this process; parsing it takes at most a few milliseconds
+and some hundred kilobytes of memory."""
 GRACE_CPU_S = 0.25
-"""Extra CPU time, as the kernel's count includes ROLL's own program."""
+"""Extra CPU time, because the kernel's count includes ROLL's own program."""
 OUTCOMES = {
     Outcome.MEMORY: "memory",
     Outcome.CPU_TIME: "timeout",
@@ -43,7 +43,7 @@ OUTCOMES = {
 
 
 class BrokenTestsError(Exception):
-    """The tests cannot be run, whatever the answer."""
+    """The tests cannot be run, independent of the answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,10 +61,10 @@ class CaseVerdict:
 
 SKIPPED = CaseVerdict(verdict="skipped", passed=0.0)
 OVER_TIME = CaseVerdict(verdict="timeout", passed=0.0)
-"""Verdict on a case that was not started, as the time for all cases was over."""
+"""Verdict on a case that was not started because the time for all cases was over."""
 
 
-def claim(body: bytes, most_bytes: int = MESSAGE_BYTES) -> dict[str, Any]:
+def parse_message(body: bytes, most_bytes: int = MESSAGE_BYTES) -> dict[str, Any]:
     """Parse a short message from a sandbox; return an empty dict if it is not a message."""
     try:
         message = unpack(body, most_bytes)
@@ -73,31 +73,31 @@ def claim(body: bytes, most_bytes: int = MESSAGE_BYTES) -> dict[str, Any]:
     return message if isinstance(message, dict) else {}
 
 
-def not_built(failure: Any) -> CaseVerdict:
-    end = read(End, failure)
+def make_build_verdict(failure: Any) -> CaseVerdict:
+    end = parse_record(End, failure)
     return CaseVerdict(verdict="timeout" if end.is_over_time else "no_build", passed=0.0, detail=end.stderr[-500:])
 
 
-def within(verdict: CaseVerdict, cpu_s: float, limit_s: float) -> CaseVerdict:
-    """Return the verdict with the CPU time that was counted from outside; a case over its limit becomes a timeout."""
+def apply_time_limit(verdict: CaseVerdict, cpu_s: float, limit_s: float) -> CaseVerdict:
+    """Return the verdict with the CPU time that was measured from outside; a case over its limit becomes a timeout."""
     if verdict.passed and cpu_s > limit_s + GRACE_CPU_S:
         return CaseVerdict(verdict="timeout", passed=0.0, cpu_s=cpu_s, detail=verdict.detail)
     return replace(verdict, cpu_s=cpu_s)
 
 
-def ended(result: ExecutionResult) -> CaseVerdict:
-    """Return the verdict of a case without a report, from the outcome of its sandbox."""
+def make_outcome_verdict(result: ExecutionResult) -> CaseVerdict:
+    """Return the verdict of a case that reported nothing: the limit that its sandbox exceeded, else `exited`."""
     return CaseVerdict(verdict=OUTCOMES.get(result.outcome, "exited"), passed=0.0)
 
 
-def blame(result: ExecutionResult, whose: str) -> None:
-    """Raise an error if a sandbox that ended without a single message failed through ROLL's own fault.
+def raise_for_crash(result: ExecutionResult, whose: str) -> None:
+    """Raise an error if a sandbox ended without any message because ROLL's own program failed.
 
-    A limit or a crash of the compiler is the answer's fault.
+    No error is raised if the program exceeded a limit or the compiler crashed, since that is the answer's fault.
 
     Raises:
         RewardInfraError: ROLL's own program failed.
     """
     if result.outcome is Outcome.EXITED and result.exit_code:
-        last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        raise RewardInfraError(f"the program that runs {whose} code failed (exit {result.exit_code}): {last}")
+        last = "".join(f": {line}" for line in result.stderr.decode(errors="replace").strip().splitlines()[-1:])
+        raise RewardInfraError(f"the program that runs {whose} code failed with exit code {result.exit_code}{last}")

@@ -10,19 +10,19 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ReplyCache", "content_key"]
+__all__ = ["ReplyCache", "compute_content_key"]
 
 logger = logging.getLogger(__name__)
 
 
-def content_key(*content: Any) -> str:
+def compute_content_key(*content: Any) -> str:
     """Return a digest of plain data: equal content has the same key in every process."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
 
 
 class ReplyCache:
-    """The most recently used replies in memory; all replies in `directory`, if given.
+    """Caches the most recently used replies in memory, and all replies in a file in `directory`, if given.
 
     If the file cannot be written or read, the run continues with the cache in memory, after one warning.
 
@@ -46,36 +46,36 @@ class ReplyCache:
         try:
             row = self._file.execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
         except sqlite3.Error as error:
-            self._give_up(error)
+            self._disable_file(error)
             return None
         if row is None:
             return None
-        self._keep(key, row[0])
+        self._store(key, row[0])
         return str(row[0])
 
     def put(self, key: str, reply: str) -> None:
         """Cache a reply."""
         if not self._size:
             return
-        self._keep(key, reply)
+        self._store(key, reply)
         if self._file is not None:
             try:
                 self._file.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, reply))
             except sqlite3.Error as error:
-                self._give_up(error)
+                self._disable_file(error)
 
-    def _keep(self, key: str, reply: str) -> None:
+    def _store(self, key: str, reply: str) -> None:
         self._memory[key] = reply
         self._memory.move_to_end(key)
         while len(self._memory) > self._size:
             self._memory.popitem(last=False)
 
-    def _give_up(self, error: sqlite3.Error) -> None:
-        logger.warning("the judge's replies are kept in memory alone: %s", error)
+    def _disable_file(self, error: sqlite3.Error) -> None:
+        logger.warning("the judge's replies are cached in memory only: the cache file cannot be used (%s)", error)
         self.close()
 
     def close(self) -> None:
-        """Close the file; may be called twice."""
+        """Close the file. Calling it twice is safe."""
         file, self._file = self._file, None
         if file is not None:
             file.close()
@@ -85,10 +85,11 @@ def _open(directory: Path) -> sqlite3.Connection | None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         file = sqlite3.connect(directory / "replies.sqlite", isolation_level=None, timeout=5.0)
+        # Several runs may share the file: with a write-ahead log, a writer does not block readers.
         file.execute("PRAGMA journal_mode = WAL")
         file.execute("PRAGMA synchronous = OFF")  # a reply that is lost in a crash is requested again
         file.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL) WITHOUT ROWID")
     except (OSError, sqlite3.Error) as error:
-        logger.warning("the judge's replies are kept in memory alone: '%s' cannot be used (%s)", directory, error)
+        logger.warning("the judge's replies are cached in memory only: '%s' cannot be used (%s)", directory, error)
         return None
     return file

@@ -26,16 +26,16 @@ import aiohttp
 
 from roll.config.rewards import JudgeReward
 from roll.errors import ConfigError, RewardInfraError
-from roll.proxies import client_session, proxy_note
+from roll.proxies import describe_proxy, make_client_session
 from roll.types import Message
 
 __all__ = ["Chat", "EndpointChat"]
 
 logger = logging.getLogger(__name__)
 
-LONGEST_WAIT_S = 60.0
-LONGEST_REPLY_BYTES = 2**20
-_AGAIN = {408, 409, 425, 429}
+MAX_WAIT_S = 60.0
+MAX_REPLY_BYTES = 2**20
+_RETRIED = {408, 409, 425, 429}
 _CUT_OFF = frozenset(
     (
         *("length", "max_tokens", "max_output_tokens", "max_length", "model_length", "token_limit", "error_limit"),
@@ -57,19 +57,23 @@ _FAILED = frozenset(
     )
 )
 """Finish reasons of a server that failed during a reply."""
-_USERS = {401: "the key is not accepted", 403: "the key may not do this", 404: "there is no such address or model"}
+_USER_ERRORS = {
+    401: "the key is not accepted",
+    403: "the key lacks the permission",
+    404: "the address or the model does not exist",
+}
 
 
 class Chat(Protocol):
-    """A model that answers a conversation: behind an endpoint, or on engines of this run."""
+    """Interface of a judge model: behind an endpoint, or on engines of this run."""
 
     name: str
     """Name for messages."""
     identity: list[Any]
-    """Plain data that replies depend on, in addition to the request and its settings."""
+    """Plain data that replies depend on, in addition to the request; part of the cache key."""
 
     async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
-        """Return the model's reply, requested as JSON of this schema.
+        """Request a reply that is JSON of this schema, and return its text.
 
         Raises:
             RewardInfraError: The request failed.
@@ -78,13 +82,13 @@ class Chat(Protocol):
         ...
 
     async def close(self) -> None:
-        """Close connections; may be called twice."""
+        """Close connections. Calling it twice is safe."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """The reason that a request failed, and the wait that its server requires."""
+    """The reason why a request failed, and the seconds that the server requires to wait."""
 
     cause: str
     wait_s: float = 0.0
@@ -113,43 +117,44 @@ class EndpointChat:
         self.identity: list[Any] = [config.url, config.model, config.options]
         self._config = config
         self._sleep, self._jitter = sleep, jitter
-        self._places = asyncio.Semaphore(config.max_concurrent)
+        self._slots = asyncio.Semaphore(config.max_concurrent)
         self._session: aiohttp.ClientSession | None = None
-        self._key = _key(config)
-        self._told_wait = False
+        self._key = _read_key(config)
+        self._logged_long_wait = False
 
     async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
-        body = self._body(messages, schema)
+        body = self._make_body(messages, schema)
         failure = _Failure("")
         for attempt in range(self._config.max_attempts):
             if attempt:
-                longest = min(LONGEST_WAIT_S, self._config.backoff_s * 2 ** (attempt - 1))
-                await self._sleep(max(self._jitter() * longest, min(failure.wait_s, LONGEST_WAIT_S)))
-            async with self._places:
+                # Full jitter: when a server fails, many requests fail at once and must not return at once.
+                longest = min(MAX_WAIT_S, self._config.backoff_s * 2 ** (attempt - 1))
+                await self._sleep(max(self._jitter() * longest, min(failure.wait_s, MAX_WAIT_S)))
+            async with self._slots:
                 outcome = await self._post(body)
             if isinstance(outcome, str):
                 return outcome
             failure = outcome
-            self._tell_wait(failure, self._config.max_attempts - 1 - attempt)
+            self._log_long_wait(failure, self._config.max_attempts - 1 - attempt)
         times = f"{self._config.max_attempts} times in a row" if self._config.max_attempts > 1 else "once"
-        raise RewardInfraError(f"the judge at {self._config.url} failed {times}; the last time: {failure.cause}")
+        raise RewardInfraError(f"the judge at {self._config.url} failed {times}; the last error: {failure.cause}")
 
-    def _tell_wait(self, failure: _Failure, num_left: int) -> None:
-        """Log at once, and only once, that the server requires a longer wait than the settings allow."""
-        if failure.wait_s <= LONGEST_WAIT_S or self._told_wait:
+    def _log_long_wait(self, failure: _Failure, num_left: int) -> None:
+        """Log a warning, only once, that the server requires a longer wait than the settings allow."""
+        if failure.wait_s <= MAX_WAIT_S or self._logged_long_wait:
             return
-        self._told_wait = True
+        self._logged_long_wait = True
         logger.warning(
-            "The judge at %s asks to wait %.0f s (Retry-After), with %s. It is asked again after at most %.0f s, %d "
-            "more times; then the answer counts as a failure of ours. If its quota is used up, stop the run.",
+            "The judge at %s requires a wait of %.0f s (Retry-After) after %s. ROLL retries after at most %.0f s, %d "
+            "more times; then the rollout counts as an infrastructure error. If the quota is used up, stop the run.",
             self._config.url,
             failure.wait_s,
             failure.cause,
-            LONGEST_WAIT_S,
+            MAX_WAIT_S,
             num_left,
         )
 
-    def _body(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> dict[str, Any]:
+    def _make_body(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> dict[str, Any]:
         config = self._config
         body: dict[str, Any] = {
             "model": config.model,
@@ -167,35 +172,40 @@ class EndpointChat:
     async def _post(self, body: dict[str, Any]) -> str | _Failure:
         """Send one request; return the text of its reply, or a failure that a retry may resolve."""
         if self._session is None:
-            self._session = client_session(str(self._config.url), connector=aiohttp.TCPConnector(limit=0))
+            # A limit of 0 means no limit: `max_concurrent` bounds the number of requests.
+            self._session = make_client_session(str(self._config.url), connector=aiohttp.TCPConnector(limit=0))
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         limit = aiohttp.ClientTimeout(total=self._config.time_limit_s)
         url = f"{self._config.url}/chat/completions"
         try:
             async with self._session.post(url, json=body, headers=headers, timeout=limit) as response:
-                raw = await _read(response)
-                status, wait_s = response.status, _asked_wait(response.headers.get("Retry-After", ""))
+                raw = await _read_body(response)
+                status, wait_s = response.status, _parse_retry_after(response.headers.get("Retry-After", ""))
         except TimeoutError:
+            # Unlike a verifier's timeout, this is not the fault of the answer, and never becomes a reward of 0.
             return _Failure(f"no reply within {self._config.time_limit_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            return _Failure(f"{type(error).__name__}: {error}".strip(": ") + proxy_note(url))
+            return _Failure(f"{type(error).__name__}: {error}".strip(": ") + describe_proxy(url))
         if status == 200:
-            return _text_of(raw)
-        said = f"status {status}: {self._without_key(raw[:300].decode(errors='replace').strip())}"
-        if status in _AGAIN or status >= 500:
-            asked = f" (Retry-After: {wait_s:.0f} s)" if wait_s > LONGEST_WAIT_S else ""
-            return _Failure(said + asked, wait_s)
-        if status in _USERS:
+            return _parse_completion(raw)
+        reason = f"status {status}: {self._redact_key(raw[:300].decode(errors='replace').strip())}"
+        if status in _RETRIED or status >= 500:
+            wait_note = f" (Retry-After: {wait_s:.0f} s)" if wait_s > MAX_WAIT_S else ""
+            return _Failure(reason + wait_note, wait_s)
+        if status in _USER_ERRORS:
             raise ConfigError(
-                f"the judge at {self._config.url} refuses the model '{self._config.model}': {_USERS[status]} ({said}). "
-                "Look at `url`, `model` and `api_key_env` of the reward 'judge'."
+                f"the judge at {self._config.url} rejects requests for the model "
+                f"'{self._config.model}': {_USER_ERRORS[status]} ({reason}). "
+                "Check `url`, `model` and `api_key_env` of the reward 'judge'."
             )
         hint = (
-            "" if self._config.structured == "none" else "; should it not know response_format, set `structured: none`"
+            ""
+            if self._config.structured == "none"
+            else "; if it does not support response_format, set `structured: none`"
         )
-        raise RewardInfraError(f"the judge at {self._config.url} cannot answer this request: {said}{hint}")
+        raise RewardInfraError(f"the judge at {self._config.url} cannot answer this request: {reason}{hint}")
 
-    def _without_key(self, text: str) -> str:
+    def _redact_key(self, text: str) -> str:
         return text.replace(self._key, "…") if self._key else text
 
     async def close(self) -> None:
@@ -204,69 +214,72 @@ class EndpointChat:
             await session.close()
 
 
-def _key(config: JudgeReward) -> str:
+def _read_key(config: JudgeReward) -> str:
     if config.api_key_env is None:
         return ""
     key = os.environ.get(config.api_key_env, "").strip()
     if not key:
         raise ConfigError(
-            f"the environment variable {config.api_key_env}, which is to hold the key of the judge at {config.url}, is "
-            "not set: set it, or remove `api_key_env`."
+            f"the environment variable {config.api_key_env}, which should hold the key of the judge at {config.url}, "
+            "is not set: set it, or remove `api_key_env`."
         )
     return key
 
 
-async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """Read the body, up to a bound far above the size of any valid reply."""
+async def _read_body(response: aiohttp.ClientResponse) -> bytes:
+    """Read the body; its size is limited, far above the size of any valid reply."""
     raw = bytearray()
     async for chunk in response.content.iter_chunked(2**16):
         raw += chunk
-        if len(raw) > LONGEST_REPLY_BYTES:
-            raise aiohttp.ClientPayloadError(f"more than {LONGEST_REPLY_BYTES:,} bytes")
+        if len(raw) > MAX_REPLY_BYTES:
+            raise aiohttp.ClientPayloadError(f"more than {MAX_REPLY_BYTES:,} bytes")
     return bytes(raw)
 
 
-def _text_of(raw: bytes) -> str | _Failure:
-    """Return the message's text in a chat completion, or why the answer is incomplete."""
+def _parse_completion(raw: bytes) -> str | _Failure:
+    """Return the message's text in a chat completion, or a failure if the reply is incomplete."""
     try:
         choice = json.loads(raw)["choices"][0]
         message, reason = choice["message"], choice.get("finish_reason")
-        text, thought = _joined(message.get("content")), message.get("reasoning_content") or message.get("reasoning")
+        text, thought = (
+            _join_parts(message.get("content")),
+            message.get("reasoning_content") or message.get("reasoning"),
+        )
         refusal = message.get("refusal")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        return _Failure(f"its reply is no chat completion: {raw[:100]!r}")
-    if (why := _why_not_whole(reason)) is not None:
+        return _Failure(f"its reply is not a chat completion: {raw[:100]!r}")
+    if (why := _describe_incomplete(reason)) is not None:
         return _Failure(why)
     if text.strip():
         return text
     if isinstance(refusal, str) and refusal.strip():
         return _Failure(f"it refuses to reply: {refusal[:100]!r}")
-    return _Failure("its reply has reasoning and no answer" if thought else "its reply is empty")
+    return _Failure("its reply has reasoning, but no answer" if thought else "its reply is empty")
 
 
-def _why_not_whole(reason: Any) -> str | None:
-    """Return why a reply with this finish reason is incomplete; `None` if it is complete, or the reason is unknown."""
+def _describe_incomplete(reason: Any) -> str | None:
+    """Return a description of an incomplete reply; `None` for a complete reply or an unknown finish reason."""
     if not isinstance(reason, str):
         return None
     name = reason.rpartition(".")[2].casefold().replace("-", "_")  # some servers write `FinishReason.MAX_TOKENS`
-    told = f"(finish_reason {reason[:60]!r})"
+    finish = f"(finish_reason {reason[:60]!r})"
     if name in _CUT_OFF:
-        return f"its reply was cut off {told}: raise `max_reply_tokens` of the reward 'judge'"
+        return f"its reply was cut off {finish}: raise `max_reply_tokens` of the reward 'judge'"
     if name in _FILTERED:
-        return f"its reply was cut off by a filter, or refused {told}"
-    return f"its server failed in the midst of a reply {told}" if name in _FAILED else None
+        return f"its reply was cut off by a filter, or refused {finish}"
+    return f"its server failed during a reply {finish}" if name in _FAILED else None
 
 
-def _joined(content: Any) -> str:
-    """Return a message's text, which may be a list of parts; parts of reasoning are left out.
+def _join_parts(content: Any) -> str:
+    """Return the text of message content, which may be a list of parts; reasoning parts are left out.
 
     Raises:
-        TypeError: The content has another type.
+        TypeError: The content is neither a string nor a list.
     """
     if content is None or isinstance(content, str):
         return content or ""
     if not isinstance(content, list):
-        raise TypeError("content is text, or a list of parts")
+        raise TypeError("content must be text, or a list of parts")
     texts = [part if isinstance(part, str) else part.get("text") for part in content if _is_text(part)]
     return "".join(text for text in texts if isinstance(text, str))
 
@@ -275,7 +288,7 @@ def _is_text(part: Any) -> bool:
     return isinstance(part, str) or (isinstance(part, Mapping) and part.get("type", "text") in ("text", "output_text"))
 
 
-def _asked_wait(header: str) -> float:
+def _parse_retry_after(header: str) -> float:
     """Return the seconds to wait from a `Retry-After` header, which is a number or a date."""
     try:
         return max(0.0, float(header))

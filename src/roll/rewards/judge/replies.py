@@ -9,15 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from roll.data.reasoning import answer_of
+from roll.data.reasoning import extract_answer
 
 __all__ = ["Preference", "ReplyError", "read_preference", "read_score", "read_winner"]
 
-LONGEST_REPLY = 50_000
-"""Most characters that are parsed, from the end of the text after the judge's reasoning: replies are parsed in place.
-Most characters that are parsed, from the end of the text after the judge's reasoning: replies are parsed in place."""
-MOST_OBJECTS = 20
-"""Most objects of a reply that are tried, from the last one."""
+MAX_REPLY_LENGTH = 50_000
+"""Maximum number of characters of a reply that are parsed, from its end, because the controller's process parses it."""
+MAX_OBJECTS = 20
+"""Maximum number of objects of a reply that are tried, from the last one."""
 _TRAILING_COMMA = re.compile(r",\s*([}\]])")
 _BEGUN = re.compile(r"""\{\s{0,64}["']""")
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -30,20 +29,20 @@ class Preference:
     winner: str
     """`A`, `B` or `tie`."""
     points: float
-    """Points of A, 0 … 1: by the winner, or the mean over all outcomes if the judge returns their probabilities."""
+    """Points of A, 0 … 1: decided by the winner, or the expected value if the judge returns probabilities."""
 
 
 class ReplyError(ValueError):
-    """A reply that cannot be parsed; the message is a sentence for the judge."""
+    """A reply cannot be parsed; the message is addressed to the judge."""
 
 
-def _objects(text: str) -> Iterator[str]:
+def _find_objects(text: str) -> Iterator[str]:
     """Yield every `{…}` with balanced braces outside of strings, from the last to the first.
 
     Raises:
         ReplyError: The text ends inside an object: the reply was truncated, and its last number may be incomplete.
     """
-    found: list[str] = []
+    objects: list[str] = []
     depth, begin, in_string, escaped = 0, 0, False, False
     for position, character in enumerate(text):
         if in_string:
@@ -61,13 +60,13 @@ def _objects(text: str) -> Iterator[str]:
         elif character == "}" and depth:
             depth -= 1
             if depth == 0:
-                found.append(text[begin : position + 1])
+                objects.append(text[begin : position + 1])
     if depth and _BEGUN.match(text, begin):
-        raise ReplyError("Your reply ends inside of its JSON object.")
-    yield from reversed(found)
+        raise ReplyError("Your reply ends inside its JSON object.")
+    yield from reversed(objects)
 
 
-def _repaired(text: str) -> Iterator[str]:
+def _repair(text: str) -> Iterator[str]:
     yield text
     text = _TRAILING_COMMA.sub(r"\1", text)
     yield text
@@ -77,9 +76,9 @@ def _repaired(text: str) -> Iterator[str]:
     yield re.sub(r"(?<=[{,:\s])'|'(?=[},:\s])", '"', text)
 
 
-def _whole(reply: str) -> dict[str, Any] | None:
-    """Return the whole reply as one object: reasoning marks in its texts are then quotes of the judged text."""
-    text = reply[: LONGEST_REPLY + 1].strip().removeprefix("```json").removeprefix("```").removesuffix("```")
+def _parse_complete_reply(reply: str) -> dict[str, Any] | None:
+    """Parse the reply as a single JSON object, with or without a code fence; return `None` if it is anything else."""
+    text = reply[: MAX_REPLY_LENGTH + 1].strip().removeprefix("```json").removeprefix("```").removesuffix("```")
     try:
         value = json.loads(text, strict=False)
     except (ValueError, RecursionError):
@@ -87,22 +86,22 @@ def _whole(reply: str) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def _parsed(reply: str) -> dict[str, Any]:
-    if (whole := _whole(reply)) is not None:
+def _parse(reply: str) -> dict[str, Any]:
+    if (whole := _parse_complete_reply(reply)) is not None:
         return whole
-    answer = answer_of(reply)
+    answer = extract_answer(reply)
     if answer is None:
-        raise ReplyError("Your reply never ends its reasoning.")
-    text = answer[-LONGEST_REPLY:]
-    for candidate in itertools.islice(_objects(text), MOST_OBJECTS):
-        for form in _repaired(candidate):
+        raise ReplyError("The reasoning in your reply does not end.")
+    text = answer[-MAX_REPLY_LENGTH:]
+    for candidate in itertools.islice(_find_objects(text), MAX_OBJECTS):
+        for form in _repair(candidate):
             try:
                 value = json.loads(form, strict=False)
             except (ValueError, RecursionError):
                 continue
             if isinstance(value, dict):
                 return value
-    raise ReplyError("Your reply holds no JSON object.")
+    raise ReplyError("Your reply contains no JSON object.")
 
 
 def read_score(reply: str, lowest: int, highest: int) -> float:
@@ -111,11 +110,11 @@ def read_score(reply: str, lowest: int, highest: int) -> float:
     Raises:
         ReplyError: The reply has no score, or the score is not on the scale.
     """
-    value = _parsed(reply).get("score")
+    value = _parse(reply).get("score")
     if isinstance(value, str):
         number = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*(?:/\s*(\d+)\s*)?", value)
         if number and number[2] and number[2] != str(highest):
-            raise ReplyError(f"Your score {value} is on another scale than {lowest} to {highest}.")
+            raise ReplyError(f"Your score {value} is not on the scale from {lowest} to {highest}.")
         value = float(number[1]) if number else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ReplyError("Your reply has no number as `score`.")
@@ -125,12 +124,12 @@ def read_score(reply: str, lowest: int, highest: int) -> float:
 
 
 def read_winner(reply: str) -> str:
-    """Return `A`, `B` or `tie`.
+    """Return the winner that the reply names: `A`, `B` or `tie`.
 
     Raises:
-        ReplyError: The reply has none of these.
+        ReplyError: The reply has no winner that can be read as one of these.
     """
-    value = str(_parsed(reply).get("winner", "")).strip().strip('."').casefold().removeprefix("answer ")
+    value = str(_parse(reply).get("winner", "")).strip().strip('."').casefold().removeprefix("answer ")
     named = {"a": "A", "b": "B", "tie": "tie", "equal": "tie", "both": "tie", "draw": "tie", "neither": "tie"}
     if value not in named:
         raise ReplyError('Your reply has no `winner` that is "A", "B" or "tie".')
@@ -138,13 +137,15 @@ def read_winner(reply: str) -> str:
 
 
 def read_preference(reply: str) -> Preference:
-    """Return the winner, and A's points.
+    """Return the winner that the reply names, and the points of answer A: 1 for a win, 0.5 for a tie, 0 for a loss.
+
+    If the reply has probabilities, the points are the expected value.
 
     Raises:
-        ReplyError: See `read_winner`.
+        ReplyError: The reply names no winner.
     """
     winner = read_winner(reply)
-    weights = _parsed(reply).get("probabilities")
+    weights = _parse(reply).get("probabilities")
     named = [weights.get(name) for name in ("A", "tie", "B")] if isinstance(weights, dict) else []
     shares = [float(weight) for weight in named if isinstance(weight, int | float) and 0 <= weight <= 1]
     if len(shares) == 3 and abs(sum(shares) - 1) < 1e-3:

@@ -1,8 +1,8 @@
 """The judge's prompts, and the format of its replies.
 
-The judged answer is untrusted text: it stands between delimiters with a digest of the answer, which it cannot predict
-while it is generated, and the judge is instructed to ignore instructions between them. Control tokens of the judge's
-model are broken up.
+The judged answer is untrusted text: it stands between delimiters with a digest of the answer, which the answering model
+cannot predict, and the judge is instructed to ignore instructions between them. Control tokens of the judge model are
+escaped.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from roll.rewards.control_tokens import defused
-from roll.rewards.judge.cache import content_key
+from roll.rewards.control_tokens import escape_control_tokens
+from roll.rewards.judge.cache import compute_content_key
 from roll.types import Message
 
 __all__ = [
     "RUBRICS",
-    "pairwise_messages",
-    "pairwise_schema",
-    "pointwise_messages",
-    "pointwise_schema",
-    "repair_messages",
+    "build_pairwise_messages",
+    "build_pairwise_schema",
+    "build_pointwise_messages",
+    "build_pointwise_schema",
+    "build_repair_messages",
 ]
 
 RUBRICS = {
@@ -32,7 +32,7 @@ RUBRICS = {
     ),
     "quality": (
         "Judge how well the answer does what was asked: whether what it says is true, whether it is complete, whether "
-        "it keeps to the point, and whether it is clear. Length is no merit."
+        "it keeps to the point, and whether it is clear. Do not reward length."
     ),
 }
 _SYSTEM = (
@@ -47,25 +47,27 @@ _FIRST = " First explain it in a few sentences."
 _WHY = '"reasoning": "…", '
 
 
-def pointwise_schema(lowest: int, highest: int, *, explain: bool = True) -> dict[str, Any]:
-    """Return the JSON schema of a reply that scores an answer."""
-    return _object(_reasoning(explain) | {"score": _integer(lowest, highest)})
+def build_pointwise_schema(lowest: int, highest: int, *, explain: bool = True) -> dict[str, Any]:
+    """Return the JSON schema of a reply that scores an answer, with a reason first if `explain` is set."""
+    return _build_object_schema(_build_reasoning_field(explain) | {"score": _build_integer_schema(lowest, highest)})
 
 
-def pairwise_schema(*, explain: bool = True) -> dict[str, Any]:
-    """Return the JSON schema of a reply that compares two answers."""
-    return _object(_reasoning(explain) | {"winner": {"type": "string", "enum": ["A", "B", "tie"]}})
+def build_pairwise_schema(*, explain: bool = True) -> dict[str, Any]:
+    """Return the JSON schema of a reply that compares two answers, with a reason first if `explain` is set."""
+    return _build_object_schema(
+        _build_reasoning_field(explain) | {"winner": {"type": "string", "enum": ["A", "B", "tie"]}}
+    )
 
 
-def _reasoning(explain: bool) -> dict[str, Any]:
+def _build_reasoning_field(explain: bool) -> dict[str, Any]:
     return {"reasoning": {"type": "string"}} if explain else {}
 
 
-def _integer(lowest: int, highest: int) -> dict[str, Any]:
+def _build_integer_schema(lowest: int, highest: int) -> dict[str, Any]:
     return {"type": "integer", "minimum": lowest, "maximum": highest}
 
 
-def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
+def _build_object_schema(properties: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "type": "object",
         "properties": dict(properties),
@@ -74,25 +76,28 @@ def _object(properties: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _marked(name: str, text: str) -> str:
-    mark = f"{name} {content_key(name, text)[:12]}"
-    return f"<<<{mark}\n{defused(text)}\n{mark}>>>"
+def _delimit(name: str, text: str) -> str:
+    mark = f"{name} {compute_content_key(name, text)[:12]}"
+    return f"<<<{mark}\n{escape_control_tokens(text)}\n{mark}>>>"
 
 
-def _question(conversation: Sequence[Message]) -> str:
-    """Return the last user message, or the whole conversation if it has further messages."""
-    asked = [message for message in conversation if message.role != "system"]
-    if len(asked) == 1:
-        return asked[0].text
-    return "\n\n".join(f"{message.role}: {message.text}" for message in asked)
+def _format_question(conversation: Sequence[Message]) -> str:
+    """Return the conversation without system messages as text.
+
+    A single message is returned as it is; of several messages, each is preceded by its role.
+    """
+    messages = [message for message in conversation if message.role != "system"]
+    if len(messages) == 1:
+        return messages[0].text
+    return "\n\n".join(f"{message.role}: {message.text}" for message in messages)
 
 
-def _rubric(rubric: str, reference: str) -> str:
+def _format_rubric(rubric: str, reference: str) -> str:
     text = RUBRICS.get(rubric, rubric)
-    return text.replace("{reference}", f"The reference answer:\n{_marked('REFERENCE', reference)}")
+    return text.replace("{reference}", f"The reference answer:\n{_delimit('REFERENCE', reference)}")
 
 
-def pointwise_messages(
+def build_pointwise_messages(
     conversation: Sequence[Message],
     answer: str,
     reference: str,
@@ -101,22 +106,22 @@ def pointwise_messages(
     *,
     explain: bool = True,
 ) -> list[Message]:
-    """Return a prompt for a score.
+    """Build the prompt that asks for a score.
 
     Args:
         conversation: The prompt.
         answer: The answer to score.
         reference: The right answer, or a good one; empty without a reference.
-        rubric: A name in `RUBRICS`, or a text; `{reference}` in it is replaced by the reference.
+        rubric: A name in `RUBRICS`, or the rubric itself; `{reference}` in it is replaced by the reference.
         scale: Lowest and highest score.
         explain: Whether the judge gives a reason before the score.
     """
     lowest, highest = scale
     content = "\n\n".join(
         [
-            f"The question:\n{_marked('QUESTION', _question(conversation))}",
-            f"The answer:\n{_marked('ANSWER', answer)}",
-            _rubric(rubric, reference),
+            f"The question:\n{_delimit('QUESTION', _format_question(conversation))}",
+            f"The answer:\n{_delimit('ANSWER', answer)}",
+            _format_rubric(rubric, reference),
             f"Give a whole number from {lowest} (worst) to {highest} (best).{_FIRST if explain else ''}\n"
             f'Reply with JSON: {{{_WHY if explain else ""}"score": {lowest} to {highest}}}',
         ]
@@ -124,17 +129,17 @@ def pointwise_messages(
     return [Message(role="system", content=_SYSTEM), Message(role="user", content=content)]
 
 
-def pairwise_messages(
+def build_pairwise_messages(
     conversation: Sequence[Message], first: str, second: str, rubric: str, *, explain: bool = True
 ) -> list[Message]:
-    """Return a prompt that asks which of two answers is better."""
+    """Build the prompt that asks which of two answers, shown as A and B, is better; see `build_pointwise_messages`."""
     named = "quality" if rubric == "correctness" else rubric
     content = "\n\n".join(
         [
-            f"The question:\n{_marked('QUESTION', _question(conversation))}",
-            f"Answer A:\n{_marked('A', first)}",
-            f"Answer B:\n{_marked('B', second)}",
-            _rubric(named, ""),
+            f"The question:\n{_delimit('QUESTION', _format_question(conversation))}",
+            f"Answer A:\n{_delimit('A', first)}",
+            f"Answer B:\n{_delimit('B', second)}",
+            _format_rubric(named, ""),
             f"Which answer is better? Their order means nothing.{_FIRST if explain else ''}\n"
             f'Reply with JSON: {{{_WHY if explain else ""}"winner": "A", "B" or "tie"}}',
         ]
@@ -142,8 +147,8 @@ def pairwise_messages(
     return [Message(role="system", content=_SYSTEM), Message(role="user", content=content)]
 
 
-def repair_messages(messages: Sequence[Message], reply: str, problem: str) -> list[Message]:
-    """Return a prompt that repeats the request, with the error in the last reply."""
+def build_repair_messages(messages: Sequence[Message], reply: str, problem: str) -> list[Message]:
+    """Build the prompt that repeats a request after a reply that cannot be used; `problem` describes why."""
     return [
         *messages,
         Message(role="assistant", content=reply[:4_000]),

@@ -9,28 +9,31 @@ import re
 
 from roll.rewards.mathematics.plain_number import VULGAR_FRACTIONS
 
-__all__ = ["cleaned", "exact_decimals", "matching", "with_trigonometric_degrees"]
+__all__ = ["convert_decimals", "convert_degrees", "match_brackets", "normalize_notation"]
 
 
-def _spellings(text: str) -> dict[str, str]:
-    r"""Return the replacement of each sign or command: `− – as -; ÷ as /; ≤ ⩽ as \le`. A blank follows a command."""
-    found: dict[str, str] = {}
+def _parse_replacements(text: str) -> dict[str, str]:
+    r"""Parse a table such as `− – as -; ÷ as /; ≤ ⩽ as \le` into the replacement of each sign or command.
+
+    A blank is added to a replacement that ends with a command, so that it is not joined to a following letter.
+    """
+    replacements: dict[str, str] = {}
     for entry in text.split("; "):
         others, _, one = entry.rpartition(" as ")
-        found |= dict.fromkeys(others.split(), one + (" " if re.search(r"\\[a-zA-Z]+$", one) else ""))
-    return found
+        replacements |= dict.fromkeys(others.split(), one + (" " if re.search(r"\\[a-zA-Z]+$", one) else ""))
+    return replacements
 
 
-_FOREIGN = _spellings(
+_UNICODE = _parse_replacements(
     "− – as -; \u2217 ⋅ · • as \\cdot; × as \\times; ÷ as /; π as \\pi; ∞ as \\infty; √ as \\sqrt; ≤ ⩽ as \\le; "
     "≥ ⩾ as \\ge; ≠ as \\ne; ≈ as \\approx; ≡ as \\equiv; \u222a as \\cup; ∩ as \\cap; ∈ as \\in; \u2228 as \\lor; "
     "± as \\pm; ∓ as \\mp; ° as ^\\circ; ∅ as \\emptyset; \u211d as \\mathbb{R}; θ as \\theta; α as \\alpha; "
     "β as \\beta; γ as \\gamma; λ as \\lambda; "
     "μ as \\mu; φ as \\phi; ω as \\omega; \u0131 as i; ⟨ as (; ⟩ as ); \u2223 as |"
 )
-_FOREIGN |= dict.fromkeys("\u00a0\u2009\u202f\n\t", " ")
-_FOREIGN |= {sign: "\\frac{" + value.replace("/", "}{") + "}" for sign, value in VULGAR_FRACTIONS.items()}
-_SIGN = re.compile("|".join(map(re.escape, _FOREIGN)))
+_UNICODE |= dict.fromkeys("\u00a0\u2009\u202f\n\t", " ")
+_UNICODE |= {sign: "\\frac{" + value.replace("/", "}{") + "}" for sign, value in VULGAR_FRACTIONS.items()}
+_SIGN = re.compile("|".join(map(re.escape, _UNICODE)))
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
 _COMMAND = re.compile(r"\\(?:q?quad|[a-zA-Z]+|.)", re.DOTALL)
@@ -40,7 +43,7 @@ _DOUBLED = re.compile(
 _LAYOUT = {"\\left", "\\right", "\\mleft", "\\mright", "\\displaystyle", "\\textstyle", "\\quad", "\\qquad", "\\limits"}
 _LAYOUT |= {"\\,", "\\;", "\\:", "\\!", "\\ ", "\\(", "\\)", "\\[", "\\]", "\\$", "\\boldsymbol", "\\rm", "\\bf"}
 _LAYOUT |= {f"\\{size}{side}" for size in ("big", "Big", "bigg", "Bigg") for side in ("", "l", "r")}
-_SAME = _spellings(
+_SAME = _parse_replacements(
     r"\leq \leqslant as \le; \geq \geqslant as \ge; \neq as \ne; \lt as <; \gt as >; \simeq as \approx; \div as /; "
     r"\ast \bullet as \cdot; \lbrace as \{; \rbrace as \}; \lbrack as [; \rbrack as ]; \langle as (; \rangle as ); "
     r"\lvert \rvert \vert as |; \varnothing as \emptyset; \imath as i; \degree \textdegree as ^\circ; \vee as \lor; "
@@ -72,36 +75,41 @@ _ARGUMENT = re.compile(r"\\sqrt\s*\[[^\[\]]*\]|\\[{}]|\\(?:frac|binom|sqrt)(?![a
 _GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:(?:,\\!\s?|\\!,|\s?\{\s?,\s?\}\s?|\\[, ]|,)\d{3})+(?![\d,])")
 
 
-def cleaned(text: str) -> str:
-    """Return the text in normalized LaTeX, without layout; thousands are joined, except at ambiguous plain commas."""
+def normalize_notation(text: str) -> str:
+    """Convert a text to normalized LaTeX without layout commands.
+
+    Thousands separators are removed, except plain commas, which may separate values.
+    """
+    # In a matrix, two backslashes separate rows.
     if "\\begin" not in text:
         text = _DOUBLED.sub(r"\\", text)  # a doubled escape
-    text = _GROUPED.sub(_joined, text)
+    # Thousands are joined before `_COMMAND` removes the thin spaces between them.
+    text = _GROUPED.sub(_join_thousands, text)
     text = _SUPERSCRIPT.sub(lambda match: "^{" + match.group().translate(_SUPERSCRIPTS) + "}", text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
-    text = _SIGN.sub(lambda match: _FOREIGN[match.group()], text)
-    text = _WRAPPED.sub(_word, text)
-    text = _COMMAND.sub(_command, text).replace("$", " ").replace("~", " ")
+    text = _SIGN.sub(lambda match: _UNICODE[match.group()], text)
+    text = _WRAPPED.sub(_replace_word, text)
+    text = _COMMAND.sub(_replace_command, text).replace("$", " ").replace("~", " ")
     text = _OPERATORS.sub(lambda match: _PLAIN_OPERATORS[match.group()], text)
     text = _WORD.sub(lambda match: _NAMES.get(match.group().lower(), match.group()), text)
-    text = _REPEATING.sub(_repeating, text)
+    text = _REPEATING.sub(_convert_repeating, text)
     text = _POWER.sub(r"^{\1}", _SUBSCRIPT.sub(r"_{\1}", text))
-    return _arguments(_braced(text)).strip()
+    return _brace_arguments(_add_braces(text)).strip()
 
 
-def _joined(match: re.Match[str]) -> str:
+def _join_thousands(match: re.Match[str]) -> str:
     found = match.group()
     if re.fullmatch(r"\d{1,3}(?:,\d{3})+", found):
         return found
     return re.sub(r"\D", "", found)
 
 
-def _command(match: re.Match[str]) -> str:
+def _replace_command(match: re.Match[str]) -> str:
     command = match.group()
     return " " if command in _LAYOUT else _SAME.get(command, command)
 
 
-def _word(match: re.Match[str]) -> str:
+def _replace_word(match: re.Match[str]) -> str:
     r"""Replace `\text{i}` by `i`, `\operatorname{gcd}` by `\gcd`, `\text{ or }` by ` or `; other words are kept."""
     word = match[1]
     before = match.string[: match.start()][-4:].rstrip("\\ ,;!~")
@@ -113,26 +121,29 @@ def _word(match: re.Match[str]) -> str:
     return f"\\text{{{word}}}"
 
 
-def _repeating(match: re.Match[str]) -> str:
-    r"""Return `0.1\overline{6}` as a fraction."""
+def _convert_repeating(match: re.Match[str]) -> str:
+    r"""Convert a repeating decimal to a fraction: `0.1\overline{6}` becomes `\frac{15}{90}`."""
     whole, fixed, period, last = match.groups()
     period += last or ""
     every, before = int((whole or "0") + fixed + period), int((whole or "0") + fixed)
     return f"\\frac{{{every - before}}}{{{'9' * len(period)}{'0' * len(fixed)}}}"
 
 
-def exact_decimals(text: str) -> str:
-    r"""Return `0.25x` as `{\frac{25}{100}}x`, so that nothing is rounded."""
+def convert_decimals(text: str) -> str:
+    r"""Convert decimals to fractions, so that nothing is rounded: `0.25x` becomes `{\frac{25}{100}}x`."""
     return _DECIMAL.sub(lambda match: f"{{\\frac{{{int(match[1] + match[2])}}}{{1{'0' * len(match[2])}}}}}", text)
 
 
-def with_trigonometric_degrees(text: str) -> str:
+def convert_degrees(text: str) -> str:
     r"""Convert degrees to fractions of π if the text has a trigonometric function; otherwise drop the degree signs."""
     return _DEGREE.sub(r"\\cdot \\frac{\\pi }{180}" if _TRIGONOMETRIC.search(text) else "", text)
 
 
-def matching(text: str, opening: str, closing: str) -> dict[int, int]:
-    """Return the position of the closing bracket for each opening one; brackets behind a backslash do not count."""
+def match_brackets(text: str, opening: str, closing: str) -> dict[int, int]:
+    """Map the position of each opening bracket to that of its closing bracket.
+
+    Brackets after a backslash, and brackets without a partner, are ignored.
+    """
     found: dict[int, int] = {}
     waiting: list[int] = []
     for position, character in enumerate(text):
@@ -143,9 +154,9 @@ def matching(text: str, opening: str, closing: str) -> dict[int, int]:
     return found
 
 
-def _braced(text: str) -> str:
-    r"""Return `x^(1/2)` and `\sqrt(2)` with braces."""
-    ends = matching(text, "(", ")")
+def _add_braces(text: str) -> str:
+    r"""Replace the parentheses after `^` and `\sqrt` with braces: `x^(1/2)` becomes `x^{1/2}`."""
+    ends = match_brackets(text, "(", ")")
     characters = list(text)
     for match in re.finditer(r"(?:\^|\\sqrt)\s*\(", text):
         begin = match.end() - 1
@@ -154,8 +165,8 @@ def _braced(text: str) -> str:
     return "".join(characters)
 
 
-def _arguments(text: str) -> str:
-    r"""Return `\frac12` as `\frac{1}{2}`, and `\sqrt3` as `\sqrt{3}`."""
+def _brace_arguments(text: str) -> str:
+    r"""Add the missing braces of arguments: `\frac12` becomes `\frac{1}{2}`, and `\sqrt3` becomes `\sqrt{3}`."""
     parts: list[str] = []
     waiting: list[list[int]] = []  # commands that lack arguments: depth of braces, number of missing arguments
     depth = 0
@@ -168,20 +179,23 @@ def _arguments(text: str) -> str:
             depth -= 1
             while waiting and waiting[-1][0] > depth:
                 waiting.pop()
-            _given(waiting, depth)
+            _record_argument(waiting, depth)
         elif token.startswith(("\\frac", "\\binom", "\\sqrt")):
-            _given(waiting, depth)
+            _record_argument(waiting, depth)
             waiting.append([depth, 1 if token.startswith("\\sqrt") else 2])
         elif wanted and not token.isspace():
             if token.isalnum() or token.startswith("\\"):
                 token = f"{{{token}}}"
-            _given(waiting, depth)
+            _record_argument(waiting, depth)
         parts.append(token)
     return "".join(parts)
 
 
-def _given(waiting: list[list[int]], depth: int) -> None:
-    """Record that the last command at this depth has one more of its arguments."""
+def _record_argument(waiting: list[list[int]], depth: int) -> None:
+    """Record that the innermost waiting command, if it is at this depth of braces, got one of its arguments.
+
+    A command that has all of its arguments is removed from `waiting`.
+    """
     if waiting and waiting[-1][0] == depth:
         waiting[-1][1] -= 1
         if waiting[-1][1] == 0:

@@ -6,9 +6,17 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from roll.rewards.mathematics.units import Unit, is_statement, leading_unit, same_unit_factor, unit_of
+from roll.rewards.mathematics.units import Unit, compute_unit_factor, find_leading_unit, is_statement, parse_unit
 
-__all__ = ["NUMBER", "VULGAR_FRACTIONS", "PlainNumber", "has_finite_decimals", "number_of", "same_number", "tidy"]
+__all__ = [
+    "NUMBER",
+    "VULGAR_FRACTIONS",
+    "PlainNumber",
+    "has_finite_decimals",
+    "is_same_number",
+    "normalize_numbers",
+    "parse_number",
+]
 
 _DIGITS = r"(?:[1-9]\d{0,2}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _POWER = (
@@ -19,7 +27,7 @@ NUMBER = re.compile(
     r"(?P<mixed>\d{1,9} \d{1,9}/\d{1,9}(?![\d/]))"
     rf"|(?P<top>{_DIGITS})(?P<power>{_POWER})?(?:\s?/\s?(?P<bottom>\d+(?:\.\d+)?))?"
 )
-"""An unsigned number in a normalized text (see `tidy`)."""
+"""An unsigned number in a normalized text (see `normalize_numbers`)."""
 
 _FRACTION = re.compile(r"(?:(\d)\s*)?\\[dt]?frac\s*(?:\{\s*(-?[\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}|(\d)\s*(\d))")
 _UNIT = re.compile(
@@ -43,51 +51,54 @@ VULGAR_FRACTIONS = {
 }
 _VULGAR = re.compile(rf"(?:(\d)\s?)?([{''.join(VULGAR_FRACTIONS)}])")
 _BLANKS = re.compile(r"\d{1,3}(?: \d{3})+(?![\d/,]| ?\d)")
-"""Thousands separated by blanks, where nothing else can be meant: the text is one number."""
+"""Thousands separated by blanks, if the text can only be one number."""
 _SCALE = re.compile(
     r"(?:\s|\\[,;:! ]|~)*(?P<opened>\\(?:text|textrm|textbf|mathrm|mbox)\s*\{\s*)?"
     r"(?P<name>hundred|thousand|million|billion|trillion)s?\b\s*(?(opened)(?P<more>[^{}]*)\})",
     re.IGNORECASE,
 )
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-LONGEST = 1_000
-"""Most characters of a plain number."""
+MAX_LENGTH = 1_000
+"""Maximum number of characters of a plain number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlainNumber:
-    """A number's exact value, and its notation."""
+    """A number: its exact value, and how it is written."""
 
     value: Fraction
     percent: bool
     num_decimals: int
     """Digits after the point; 0 for fractions."""
     unit: Unit | None = None
-    """The unit behind the number, if it is known to `roll.rewards.mathematics.units`."""
+    """The unit after the number, if it is known to `roll.rewards.mathematics.units`."""
     scale: int = 1
     """The factor of a word such as `million`, which is part of the value."""
 
 
-def tidy(text: str) -> str:
-    """Normalize minus signs, thousands separators and fractions in a text."""
+def normalize_numbers(text: str) -> str:
+    """Write the minus signs, thousands separators and fractions of a text in one notation: `-`, `,` and `a/b`."""
     text = text.replace("\u2212", "-").replace("\\$", "$").replace("\\%", "%")
     text = _SPACES.sub(",", text)
     text = _VULGAR.sub(lambda match: (f"{match[1]} " if match[1] else "") + VULGAR_FRACTIONS[match[2]], text)
-    return _FRACTION.sub(_fraction, text)
+    return _FRACTION.sub(_replace_fraction, text)
 
 
-def _fraction(match: re.Match[str]) -> str:
+def _replace_fraction(match: re.Match[str]) -> str:
     before, top, bottom, short_top, short_bottom = match.groups()
     simple = f"{(top or short_top).replace(',', '')}/{(bottom or short_bottom).replace(',', '')}"
     return f"{before} {simple}" if before else simple
 
 
-def number_of(text: str) -> PlainNumber | None:
-    """Parse a text that is one number, up to a currency sign, a percent sign, or a unit; `None` for anything else."""
-    if len(text) > LONGEST:
+def parse_number(text: str) -> PlainNumber | None:
+    """Parse a text that is one number, which may have a currency sign, a percent sign, a scale word or a unit.
+
+    Return `None` for any other text.
+    """
+    if len(text) > MAX_LENGTH:
         return None
-    rest = _CURRENCY.sub(" ", tidy(text).replace("$", " "))
-    rest = _unwrapped(rest.strip().rstrip(".\\").strip())
+    rest = _CURRENCY.sub(" ", normalize_numbers(text).replace("$", " "))
+    rest = _unwrap(rest.strip().rstrip(".\\").strip())
     sign = 1
     if found := re.match(r"[€£¥\s]*([-+])?[€£¥\s]*", rest):
         sign = -1 if found.group(1) == "-" else 1
@@ -103,18 +114,18 @@ def number_of(text: str) -> PlainNumber | None:
     percent = re.match(r"\s?(?:%|percent\b)", rest)
     if percent:
         rest = rest[percent.end() :]
-    value = _value(match)
+    value = _compute_value(match)
     if value is None or not _is_unit(rest):
         return None
     is_decimal = match["top"] and not match["bottom"] and not match["power"] and scale == 1
     decimals = match["top"].partition(".")[2] if is_decimal else ""
-    unit = leading_unit(rest) if rest else None
+    unit = find_leading_unit(rest) if rest else None
     value *= sign * scale
     return PlainNumber(value=value, percent=bool(percent), num_decimals=len(decimals), unit=unit, scale=scale)
 
 
-def _unwrapped(text: str) -> str:
-    r"""Return the text without `\text{…}`, brackets, or asterisks around all of it."""
+def _unwrap(text: str) -> str:
+    r"""Return the text without `\text{…}`, brackets, or asterisks around the whole text."""
     while match := _WRAPPED.fullmatch(text):
         inner = next(part for part in match.groups() if part is not None).strip()
         if inner.count("(") != inner.count(")") or inner == text:
@@ -123,7 +134,7 @@ def _unwrapped(text: str) -> str:
     return text
 
 
-def _value(match: re.Match[str]) -> Fraction | None:
+def _compute_value(match: re.Match[str]) -> Fraction | None:
     if match["mixed"]:
         whole, part = match["mixed"].split(" ")
         top, bottom = part.split("/")
@@ -148,7 +159,7 @@ def _is_unit(text: str) -> bool:
     if re.match(r"[^\W\d_](?![^\W\d_])|\s*\^[\s{]*\d|[²³/]", text):
         return False
     short = _SHORT.match(text)
-    if short and short[1] not in _NO_VARIABLES and unit_of(short[1]) is None:
+    if short and short[1] not in _NO_VARIABLES and parse_unit(short[1]) is None:
         return False
     if is_statement(text):
         return False
@@ -161,14 +172,15 @@ def _is_unit(text: str) -> bool:
     return True
 
 
-def same_number(answer: PlainNumber, reference: PlainNumber) -> bool:
-    """Return whether two numbers are equal: exactly, as `50%` and `0.5` (or `50`), or as a correctly rounded fraction.
+def is_same_number(answer: PlainNumber, reference: PlainNumber) -> bool:
+    """Return whether an answer equals the reference: exactly, as a percentage, or correctly rounded.
 
-    Units count if both numbers have one: 500 m are 0.5 km. A decimal equals a fraction without finite decimals, such as
-    1/3, from four correct decimals on. If only one has a word such as `million`, the word may be the unit of the count,
-    so it is treated as a unit.
+    `50%` equals both `0.5` and `50`. Units count if both numbers have one: 500 m are 0.5 km. A decimal equals a
+    fraction without finite decimals, such as 1/3, if it has at least four decimals and is rounded correctly. If only
+    one number has a word such as `million`, the word is treated as a unit, as the other number may be a count of
+    millions.
     """
-    factor = same_unit_factor(answer.unit, reference.unit)
+    factor = compute_unit_factor(answer.unit, reference.unit)
     if factor is None:
         return False
     candidates = [answer.value * factor]

@@ -1,15 +1,15 @@
-r"""Compare an answer with the reference's text, whatever it means: `12:30 PM`, `Alice is taller`, `\pm 2`.
+r"""Compare an answer with the reference as text, without interpreting it: `12:30 PM`, `Alice is taller`, `\pm 2`.
 
-Layout does not count (`$…$`, `\text{…}`, bold around it, spaces, a full stop at the end, case), nor the notation of a
-colon between numbers (`3 : 2`) and of the half of the day (`12:30 p.m.`). A text without any letter, digit or command
-counts as empty.
+Layout is ignored (`$…$`, `\text{…}`, bold, spaces, a full stop at the end, case), and so is the notation of a colon
+between numbers (`3 : 2`) and of a.m. and p.m. (`12:30 p.m.`). A text without any letter, digit or command counts as
+empty.
 """
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["gives_text", "normalized_text", "unwrapped_text"]
+__all__ = ["is_text_stated", "normalize_text", "unwrap_text"]
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox)\s*+\{([^{}]*)\}")
 _LAYOUT = re.compile(r"(?<!\\)\\[()\[\],;:! ]|\\(?:displaystyle|quad|qquad|left|right)(?![a-zA-Z])|[$~]")
@@ -22,31 +22,31 @@ _INTRODUCTION = re.compile(
     re.IGNORECASE,
 )
 _IT_IS = re.compile(r"^\s*+(?:it|this|that)(?:['’]s|\s++is)\b[\s*_:=,]*+", re.IGNORECASE)
-LONGEST_LINE = 2_000
-"""Most characters of a line that may introduce an answer."""
+MAX_LINE_LENGTH = 2_000
+"""Maximum number of characters of a line that may introduce an answer."""
 
 
-def unwrapped_text(text: str) -> str:
-    r"""Return a text without `\text{…}` and the like around its words."""
+def unwrap_text(text: str) -> str:
+    r"""Return the text without `\text{…}` and similar commands around its words."""
     return _TEXT.sub(r"\1", text)
 
 
-def normalized_text(text: str) -> str:
-    """Return a text without layout, with single spaces and in lower case; empty if nothing is left."""
-    plain = _LAYOUT.sub(" ", unwrapped_text(text).replace("\\$", "$"))
+def normalize_text(text: str) -> str:
+    """Return the text without layout, with single spaces and in lower case; empty if nothing is left."""
+    plain = _LAYOUT.sub(" ", unwrap_text(text).replace("\\$", "$"))
     plain = _BLANKS.sub(" ", plain).strip("*_` ").rstrip(".").strip("*_` ").casefold()
     plain = _HALF_OF_DAY.sub(r" \1m", _COLON.sub(":", plain))
     return plain if re.search(r"\w|\\[a-z]|[^\x00-\x7f]", plain) else ""
 
 
-def gives_text(text: str, reference: str) -> bool:
+def is_text_stated(text: str, reference: str) -> bool:
     """Return whether a text, its last line, or the end of its last line ("the answer is …") equals the reference."""
-    wanted = normalized_text(reference)
+    wanted = normalize_text(reference)
     if not wanted:
         return False
     line = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     candidates = [text, line]
-    if len(line) <= LONGEST_LINE:
+    if len(line) <= MAX_LINE_LENGTH:
         candidates.append(_INTRODUCTION.sub("", line, count=1))
         candidates.append(_IT_IS.sub("", candidates[-1], count=1))
-    return any(normalized_text(candidate) == wanted for candidate in candidates)
+    return any(normalize_text(candidate) == wanted for candidate in candidates)

@@ -2,7 +2,7 @@ r"""The shape of an answer: a value, a list, a set, a point, an interval, a unio
 
     cleaned text ─► \cup? ─► commas, `or`? ─► = < \le? ─► one pair of brackets? ─► a value, as text
 
-Each question scans the text once, and brackets nest at most `DEEPEST` deep, so the time is linear in the length.
+Each step scans the text once, and brackets nest at most `MAX_DEPTH` levels deep, so the time is linear in the length.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = [
     "Union",
     "is_list",
     "is_name",
-    "shape_of",
+    "parse_shape",
     "split_outside",
     "strip_brackets",
 ]
 
-DEEPEST = 30
+MAX_DEPTH = 30
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|(?<![a-zA-Z])(?:or|and)(?![a-zA-Z])|.", re.DOTALL)
 _OPENING = {"(", "[", "{", "\\{", "\\begin"}
 _CLOSING = {")", "]", "}", "\\}", "\\end"}
@@ -37,7 +37,7 @@ _NAME = re.compile(
 
 
 class TooDeepError(Exception):
-    """Brackets nest deeper than in any sensible answer."""
+    """Brackets are nested deeper than in any sensible answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,7 @@ class Group:
     items: tuple[Shape, ...]
 
     @property
-    def ordered(self) -> bool:
+    def is_ordered(self) -> bool:
         """Whether the order of the values matters."""
         return self.opening in ("(", "[")
 
@@ -85,86 +85,93 @@ class Relation:
 Shape: TypeAlias = "str | Group | Union | Relation"
 
 
-def shape_of(text: str) -> Shape:
-    """Return the shape of a cleaned text.
+def parse_shape(text: str) -> Shape:
+    """Parse a cleaned text to its shape: a value, a group, a union or a relation.
 
     Raises:
         TooDeepError: The text's brackets nest too deeply.
     """
-    return _shape(text, DEEPEST)
+    return _parse(text, MAX_DEPTH)
 
 
-def _shape(text: str, deepest: int) -> Shape:
+def _parse(text: str, deepest: int) -> Shape:
     if deepest == 0:
         raise TooDeepError
     text = split_outside(text, _IMPLIES)[0][-1].strip().rstrip(".,;").strip()
     foreign = re.fullmatch(r"([\[\]])([^\[\]]*),([^\[\]]*)([\[\]])", text)
     if foreign and (foreign[1], foreign[4]) != ("[", "]"):  # `]1,2[`: as (1,2)
-        ends = tuple(_shape(part, deepest - 1) for part in (foreign[2], foreign[3]))
+        ends = tuple(_parse(part, deepest - 1) for part in (foreign[2], foreign[3]))
         return Group("(" if foreign[1] == "]" else "[", ")" if foreign[4] == "[" else "]", ends)
     if "\\cup" in text and len(parts := re.split(r"\\cup(?![a-zA-Z])", text)) > 1:
-        first = _after_membership(parts[0])
-        return Union(tuple(_shape(part, deepest - 1) for part in (first, *parts[1:])))
+        first = _strip_membership(parts[0])
+        return Union(tuple(_parse(part, deepest - 1) for part in (first, *parts[1:])))
     parts, separators = split_outside(text, _LIST)
     if len(parts) > 1:
-        return _list(parts, separators, deepest)
-    member = _after_membership(text)
+        return _parse_list(parts, separators, deepest)
+    member = _strip_membership(text)
     if member != text:
-        return _shape(member, deepest - 1)
+        return _parse(member, deepest - 1)
     sides, signs = split_outside(text, _SIGNS)
     if signs and any(side.strip() for side in sides):
         return Relation(tuple(side.strip() for side in sides), tuple(signs))
-    return _bracketed(text, deepest)
+    return _parse_bracketed(text, deepest)
 
 
-def _after_membership(text: str) -> str:
-    r"""Return the set of `x \in S`, or the text if it has another form."""
+def _strip_membership(text: str) -> str:
+    r"""Return `S` for a text `x \in S`; return any other text unchanged."""
     parts, signs = split_outside(text, {"\\in"})
     return parts[1] if len(signs) == 1 else text
 
 
-def _list(parts: list[str], separators: list[str], deepest: int) -> Shape:
-    r"""Parse a list without brackets; `p=5,q=2;p=7,q=2` is a list of points; inequalities with `or` are a union."""
+def _parse_list(parts: list[str], separators: list[str], deepest: int) -> Shape:
+    r"""Parse a list without brackets, given its parts and the separators between them.
+
+    `p=5,q=2;p=7,q=2` is a list of points; inequalities that are joined by `or` are a union.
+    """
     if ";" in separators and "," in separators:
         points: list[list[str]] = [[]]
         for part, separator in zip(parts, [*separators, ";"], strict=True):
             points[-1].append(part)
             if separator != ",":
                 points.append([])
-        groups = [Group("(", ")", tuple(_value(p, deepest - 1) for p in point)) for point in points[:-1]]
+        groups = [Group("(", ")", tuple(_parse_value(p, deepest - 1) for p in point)) for point in points[:-1]]
         return Group("", "", tuple(groups))
-    items = [_shape(part, deepest - 1) for part in parts if part.strip()]
+    items = [_parse(part, deepest - 1) for part in parts if part.strip()]
     if len(items) == 1:
         return items[0]
     named = [item for item in items if isinstance(item, Relation)]
     if len(named) == len(items) and not any(item.is_equation for item in named) and {"or", "\\lor"} & set(separators):
         return Union(tuple(items))
     if named == items[:1] and named and named[0].is_equation and is_name(named[0].sides[0]):
-        items[0] = _shape(named[0].sides[-1], deepest - 1)  # `x = 1, 2`: the variable is only named
+        items[0] = _parse(named[0].sides[-1], deepest - 1)  # `x = 1, 2`: the variable is only named
     return Group("", "", tuple(items))
 
 
-def _value(text: str, deepest: int) -> Shape:
-    """Parse a value, without the name it is assigned to."""
-    found = _shape(text, deepest)
-    return found.sides[-1] if isinstance(found, Relation) and found.is_equation else found
+def _parse_value(text: str, deepest: int) -> Shape:
+    """Parse a value; of an equation such as `x = 3`, return only the last side."""
+    shape = _parse(text, deepest)
+    return shape.sides[-1] if isinstance(shape, Relation) and shape.is_equation else shape
 
 
-def _bracketed(text: str, deepest: int) -> Shape:
+def _parse_bracketed(text: str, deepest: int) -> Shape:
     inner, opening, closing = strip_brackets(text)
     if opening == "{":
-        return _shape(inner, deepest - 1)
+        return _parse(inner, deepest - 1)
     if opening:
         parts = [part for part in split_outside(inner, {",", ";"})[0] if part.strip()]
         if opening == "\\{" or len(parts) > 1:
-            return Group(opening, closing, tuple(_shape(part, deepest - 1) for part in parts))
+            return Group(opening, closing, tuple(_parse(part, deepest - 1) for part in parts))
         if opening == "(" and closing == ")" and parts:
-            return _shape(inner, deepest - 1)
+            return _parse(inner, deepest - 1)
     return text
 
 
 def strip_brackets(text: str) -> tuple[str, str, str]:
-    """Return the text inside the brackets around all of the text, and both brackets; empty ones if there are none."""
+    """Strip a pair of brackets that encloses the whole text.
+
+    Return a tuple: the text inside, the opening bracket, and the closing bracket. If there is no such pair, return the
+    whole text and two empty strings.
+    """
     tokens = list(_TOKEN.finditer(text))
     if len(tokens) < 2 or tokens[0].group() not in ("(", "[", "{", "\\{") or tokens[-1].group() not in _CLOSING:
         return text, "", ""
@@ -177,7 +184,7 @@ def strip_brackets(text: str) -> tuple[str, str, str]:
 
 
 def split_outside(text: str, at: set[str]) -> tuple[list[str], list[str]]:
-    """Split a text at the tokens in `at` that are outside all brackets; return the parts, and those tokens."""
+    """Split a text at the tokens in `at` that are outside all brackets; return the parts and the separators found."""
     parts: list[str] = []
     found: list[str] = []
     depth = begin = 0

@@ -1,9 +1,9 @@
 """Compare values by math-verify over sympy, with bounds on time and memory.
 
-A formula that is certain to explode is rejected before it is parsed. A slow comparison is interrupted by an alarm
-inside the process, so that the worker survives (starting one costs two seconds). Only code that no alarm interrupts,
-such as one huge power of integers, is left to the pool, which kills the worker. A text is parsed as a whole or not at
-all: no number is extracted from a text that cannot be parsed.
+A formula that is certain to take too much time or memory is rejected before it is parsed. A slow comparison is
+interrupted by an alarm inside the process, so that the worker survives (starting one costs two seconds). Only code that
+no alarm interrupts, such as one huge power of integers, is left to the pool, which kills the worker. Text is parsed as
+a whole or not at all: no number is extracted from text that cannot be parsed.
 """
 
 from __future__ import annotations
@@ -19,39 +19,47 @@ from fractions import Fraction
 from importlib import import_module
 from typing import Any, TypeVar
 
-from roll.rewards.mathematics import parser_memory
-from roll.rewards.mathematics.notation import exact_decimals, with_trigonometric_degrees
-from roll.rewards.mathematics.plain_number import has_finite_decimals, number_of
+from roll.rewards.mathematics import parser_caches
+from roll.rewards.mathematics.notation import convert_decimals, convert_degrees
+from roll.rewards.mathematics.plain_number import has_finite_decimals, parse_number
 
-__all__ = ["SlowError", "limited", "looks_explosive", "prepare", "rounds", "same_relation", "same_value"]
+__all__ = [
+    "SlowError",
+    "call_with_limit",
+    "has_same_value",
+    "is_rounding_of",
+    "is_same_relation",
+    "is_too_large",
+    "prepare",
+]
 
 T = TypeVar("T")
 
-DEEPEST = 30
-LONGEST_NUMBER = 400
-"""Most digits of a number."""
-LARGEST_POWER = 5_000
+MAX_DEPTH = 30
+MAX_NUMBER_LENGTH = 400
+"""Maximum number of digits of a number."""
+MAX_POWER = 5_000
 SMALL = 4
 """A power is not computed if its exponent is itself a power of numbers above this."""
-FEWEST_DECIMALS = 4
-"""Fewest decimals of a number that stands for a value without finite decimals."""
-MOST_SIGNS = 12
-"""Most signs in a row."""
-MOST_BARS = 24
-MOST_INTEGRALS = 6
-"""Most integrals, sums, products and limits together."""
-LONGEST = 4_000
-"""Most characters of a cleaned text (`½` is 11 of them)."""
+MIN_DECIMALS = 4
+"""Minimum number of decimals of a number that stands for a value without finite decimals."""
+MAX_SIGNS = 12
+"""Maximum number of signs in a row."""
+MAX_BARS = 24
+MAX_INTEGRALS = 6
+"""Maximum number of integrals, sums, products and limits together."""
+MAX_LENGTH = 4_000
+"""Maximum number of characters of a cleaned text (`½` is 11 of them)."""
 NUM_POINTS = 3
 _REPEAT_S = 0.05
 
 _POWER = re.compile(r"(?:\^|\*\*)[\s{(]*+-?(\d++)")
 _FACTORIAL = re.compile(r"(?<!\d)(\d++)[\s)]*+!")
-_LONG = re.compile(rf"\d{{{LONGEST_NUMBER},}}")
+_LONG = re.compile(rf"\d{{{MAX_NUMBER_LENGTH},}}")
 _TOWER = re.compile(r"(?:\^|\*\*)[\s{(]*+-?\d++[\s)}]*+(?:\^|\*\*)")
 _LONG_TOWER = re.compile(r"(?:[\^_][\s{]*+[a-zA-Z0-9][\s}]*+){5}")
 _LARGE_ARGUMENT = re.compile(r"\\[dt]?binom[\s{]*+(\d++)|\\exp[\s(]*+\\exp|\\Gamma[\s(]*+(\d{4,}+)")
-_SIGNS = re.compile(rf"(?:(?:[-+±]|\\pm|\\mp)\s*+){{{MOST_SIGNS},}}")
+_SIGNS = re.compile(rf"(?:(?:[-+±]|\\pm|\\mp)\s*+){{{MAX_SIGNS},}}")
 _INTEGRAL = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim)(?![a-zA-Z])")
 _COMPLEX = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])|(?<=[\d}])i|\\i(?![a-zA-Z])")
 _FUNCTIONS = re.compile(
@@ -59,8 +67,8 @@ _FUNCTIONS = re.compile(
 )
 
 
-def looks_explosive(text: str) -> bool:
-    """Return whether a formula is deeper, longer, or holds more or larger terms than any sensible answer.
+def is_too_large(text: str) -> bool:
+    """Return whether a formula is longer or deeper than any sensible answer, or has more or larger terms.
 
     Every pattern is possessive, so the time is linear in the length.
     """
@@ -68,13 +76,13 @@ def looks_explosive(text: str) -> bool:
     for character in text:
         depth += (character in "({[") - (character in ")}]")
         deepest = max(deepest, depth)
-    if deepest > DEEPEST or len(text) > LONGEST or text.count("|") > MOST_BARS:
+    if deepest > MAX_DEPTH or len(text) > MAX_LENGTH or text.count("|") > MAX_BARS:
         return True
     if any(pattern.search(text) for pattern in (_LONG, _LONG_TOWER, _SIGNS)):
         return True
-    if len(_INTEGRAL.findall(text)) > MOST_INTEGRALS:
+    if len(_INTEGRAL.findall(text)) > MAX_INTEGRALS:
         return True
-    if any(len(digits) > 4 or int(digits) > LARGEST_POWER for digits in _POWER.findall(text)):
+    if any(len(digits) > 4 or int(digits) > MAX_POWER for digits in _POWER.findall(text)):
         return True
     if any(len(digits) > 3 for digits in _FACTORIAL.findall(text)) or "!!" in text or ")!)!" in text:
         return True
@@ -84,20 +92,20 @@ def looks_explosive(text: str) -> bool:
 
 
 class _Alarm(BaseException):
-    """Not an `Exception`, so that no code on the way takes it for a failure to parse."""
+    """The time limit is over. Not an `Exception`, so that no code in between handles it as a parse error."""
 
 
 class SlowError(Exception):
-    """The comparison was interrupted."""
+    """A comparison took too long and was interrupted."""
 
 
-def limited(seconds: float, function: Callable[..., T], *args: Any) -> T:
-    """Return `function(*args)`, interrupted after `seconds`, at any depth of calls; only in a main thread.
+def call_with_limit(seconds: float, function: Callable[..., T], *args: Any) -> T:
+    """Call `function(*args)`, interrupt it after `seconds`, and return its result.
+
+    Outside the main thread, the function runs without a limit.
 
     The alarm measures wall time: a worker that waits for a processor may be interrupted early, as with the pool's own
-    timeout. It repeats, in case a handler swallowed it. It may also fire just as the function returns or raises, but
-    never outside: the first instruction after the call disarms it, and the interpreter handles no signal before that.
-    (The end of a `with` would be a call, at whose entry signals are handled: an alarm there would end the process.)
+    timeout. An alarm may fire just as the function returns or raises, but never after `call_with_limit` has returned.
 
     Raises:
         SlowError: The function took longer.
@@ -106,89 +114,93 @@ def limited(seconds: float, function: Callable[..., T], *args: Any) -> T:
         return function(*args)
     armed = False
 
-    def ring(_signal: int, _frame: Any) -> None:
+    def raise_timeout(_signal: int, _frame: Any) -> None:
         if armed:
             raise _Alarm
 
-    before = signal.signal(signal.SIGALRM, ring)
+    before = signal.signal(signal.SIGALRM, raise_timeout)
     hook = sys.unraisablehook
-    sys.unraisablehook = functools.partial(_without_alarms, hook)
+    sys.unraisablehook = functools.partial(_report_unraisable, hook)
     try:
         armed = True
+        # The alarm repeats, in case a handler inside the function swallowed it.
         signal.setitimer(signal.ITIMER_REAL, seconds, _REPEAT_S)
         return function(*args)
     except _Alarm:
         armed = False
         raise SlowError from None
     finally:
+        # The first instruction after the call disarms the alarm, and the interpreter handles no signal before it. The
+        # end of a `with` would be a call, at whose entry signals are handled: an alarm there would end the process.
         armed = False
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         sys.unraisablehook = hook
 
 
-def _without_alarms(hook: Callable[[sys.UnraisableHookArgs], Any], unraisable: sys.UnraisableHookArgs) -> None:
-    """Report nothing about an alarm that a destructor swallowed: the alarm repeats."""
+def _report_unraisable(hook: Callable[[sys.UnraisableHookArgs], Any], unraisable: sys.UnraisableHookArgs) -> None:
+    """Ignore an alarm that a destructor swallowed, since the alarm repeats; pass anything else to `hook`."""
     if unraisable.exc_type is not _Alarm:
         hook(unraisable)
 
 
 def prepare() -> None:
-    """Import and warm up what comparisons need, before any time limit runs."""
+    """Import and warm up the packages that comparisons need, before any time limit applies."""
     import_module("math_verify")
-    # it warns that its own timer is off: ROLL's alarm ends slow comparisons
+    # math-verify warns that its own timer is off, but ROLL's alarm ends slow comparisons
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     for text in (r"\frac{1}{2}x^{2}-3\sqrt{x}", r"2\pi r(r+h)", r"\log_{2} 8+e^{2i}", "y=2x+3"):
-        _parsed(text)
+        _parse(text)
 
 
 @functools.lru_cache(maxsize=256)
-def _parsed(text: str) -> Any:
+def _parse(text: str) -> Any:
     """Return a sympy expression with exact numbers; `None` if the text cannot be parsed."""
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from sympy.logic.boolalg import BooleanAtom
 
-    text = exact_decimals(with_trigonometric_degrees(text))
+    text = convert_decimals(convert_degrees(text))
     is_complex = _COMPLEX.search(_FUNCTIONS.sub(" ", text)) is not None
     try:
-        found = latex2sympy(
+        expression = latex2sympy(
             text,
             is_real=not is_complex,
             normalization_config=None,
             conversion_config=ConversionConfig(lowercase_symbols=False),
         )
-        found = _with_imaginary_unit(found) if is_complex else found
-        return None if isinstance(found, BooleanAtom) else found  # two false relations are not equal
+        expression = _replace_imaginary_unit(expression) if is_complex else expression
+        return None if isinstance(expression, BooleanAtom) else expression  # two false relations are not equal
     except (Exception, RecursionError):  # on a model's text the parser may raise anything
         return None
     finally:
-        parser_memory.bound()
+        # The parser has ended here, so the caches may be cleared.
+        parser_caches.limit_caches()
 
 
-def _with_imaginary_unit(expression: Any) -> Any:
+def _replace_imaginary_unit(expression: Any) -> Any:
     import sympy
 
     units = {symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"}
     return expression.subs(units) if units else expression
 
 
-def same_value(given: str, right: str) -> bool:
+def has_same_value(answer: str, reference: str) -> bool:
     """Return whether two cleaned formulas have the same value for all values of their variables.
 
     Raises:
-        SlowError: The time limit of `limited` is over.
+        SlowError: The comparison exceeds the time limit of `call_with_limit`.
     """
     import sympy
 
-    ours, theirs = _parsed(given), _parsed(right)
+    ours, theirs = _parse(answer), _parse(reference)
     if ours is None or theirs is None:
         return False
     if _differ_somewhere(ours, theirs):
         return False
-    return _is_variable(ours, theirs) if isinstance(theirs, sympy.Symbol) else _verified(ours, theirs)
+    return _is_variable(ours, theirs) if isinstance(theirs, sympy.Symbol) else _compare_by_math_verify(ours, theirs)
 
 
-def same_relation(given: str, right: str) -> bool:
+def is_same_relation(answer: str, reference: str) -> bool:
     """Return whether two equations or inequalities are equivalent.
 
     Equations in one variable are equivalent if one is a multiple of the other. math-verify compares their real
@@ -196,27 +208,27 @@ def same_relation(given: str, right: str) -> bool:
     """
     import sympy
 
-    ours, theirs = _parsed(given), _parsed(right)
+    ours, theirs = _parse(answer), _parse(reference)
     if ours is None or theirs is None:
         return False
     if isinstance(ours, sympy.Eq) and isinstance(theirs, sympy.Eq):
         names = ours.free_symbols | theirs.free_symbols
         if not names:
             pairs = ((ours.lhs, theirs.lhs), (ours.rhs, theirs.rhs))
-            return all(not _differ_somewhere(a, b) and _verified(a, b) for a, b in pairs)
+            return all(not _differ_somewhere(a, b) and _compare_by_math_verify(a, b) for a, b in pairs)
         if len(names) == 1:
             return _is_multiple(ours, theirs)
-    return _verified(ours, theirs)
+    return _compare_by_math_verify(ours, theirs)
 
 
-def _is_multiple(given: Any, right: Any) -> bool:
+def _is_multiple(answer: Any, reference: Any) -> bool:
     """Return whether one equation is a nonzero constant times the other, evaluated at a few points."""
     import sympy
 
     ratios = []
     try:
-        a, b = given.lhs - given.rhs, right.lhs - right.rhs
-        for at in _points(given.free_symbols | right.free_symbols):
+        a, b = answer.lhs - answer.rhs, reference.lhs - reference.rhs
+        for at in _make_points(answer.free_symbols | reference.free_symbols):
             ours, theirs = sympy.N(a.subs(at), 25), sympy.N(b.subs(at), 25)
             if not (ours.is_finite and theirs.is_finite) or theirs == 0 or ours == 0:
                 return False
@@ -226,16 +238,17 @@ def _is_multiple(given: Any, right: Any) -> bool:
         return False
 
 
-def _verified(given: Any, right: Any) -> bool:
+def _compare_by_math_verify(answer: Any, reference: Any) -> bool:
+    # math-verify's own timer stays off (0): it would replace the alarm of `call_with_limit`, which is the same signal.
     from math_verify import verify
 
     try:
-        return bool(verify(right, given, float_rounding=15, timeout_seconds=0))
+        return bool(verify(reference, answer, float_rounding=15, timeout_seconds=0))
     except (Exception, RecursionError):
         return False
 
 
-def _is_variable(given: Any, variable: Any) -> bool:
+def _is_variable(formula: Any, variable: Any) -> bool:
     """Return whether a formula simplifies to a variable.
 
     math-verify compares variables by name, and so rejects `x + 1 - 1` for `x`.
@@ -243,20 +256,23 @@ def _is_variable(given: Any, variable: Any) -> bool:
     import sympy
 
     try:
-        return bool(sympy.expand(given.doit()) == variable)
+        return bool(sympy.expand(formula.doit()) == variable)
     except (Exception, RecursionError):  # sets, relations, and other values without numbers
         return False
 
 
 def _differ_somewhere(a: Any, b: Any) -> bool:
-    """Return whether the formulas' values differ at some point, which takes a fraction of the time of a proof."""
+    """Return whether two formulas have different values at one of a few points.
+
+    The result is false if their values cannot be computed. This is much faster than a proof of equality.
+    """
     import sympy
 
     try:
         names = a.free_symbols | b.free_symbols
         if not names and (difference := (a - b).doit()).is_Rational:
             return bool(difference != 0)  # 2^-100 is not 2^-101
-        for at in _points(names):
+        for at in _make_points(names):
             ours, theirs = (sympy.N(value.subs(at) if at else value, 25) for value in (a, b))
             if not (ours.is_number and theirs.is_number and ours.is_finite and theirs.is_finite):
                 return False
@@ -267,8 +283,11 @@ def _differ_somewhere(a: Any, b: Any) -> bool:
     return False
 
 
-def _points(symbols: set[Any]) -> list[dict[Any, Any]]:
-    """Return values for the variables at which formulas are compared; a single empty dict if there are no variables."""
+def _make_points(symbols: set[Any]) -> list[dict[Any, Any]]:
+    """Return the points at which formulas are compared: dicts from each variable to a value.
+
+    Without variables, return one empty dict.
+    """
     import sympy
 
     names = sorted(symbols, key=str)
@@ -278,29 +297,32 @@ def _points(symbols: set[Any]) -> list[dict[Any, Any]]:
     ]
 
 
-def rounds(decimal: str, exact: str, *, fewest_decimals: int = FEWEST_DECIMALS) -> bool:
+def is_rounding_of(decimal: str, exact: str, *, fewest_decimals: int = MIN_DECIMALS) -> bool:
     """Return whether a plain decimal rounds a constant without finite decimals correctly, in all of its digits.
 
     Args:
-        decimal: A plain number; any other text rounds nothing.
+        decimal: A plain number; for any other text, the result is false.
         exact: The constant.
-        fewest_decimals: A decimal with fewer digits is too coarse.
+        fewest_decimals: Minimum number of decimals; with fewer, the result is false.
     """
-    number = number_of(decimal)
+    number = parse_number(decimal)
     if number is None or number.num_decimals < fewest_decimals:
         return False
-    value = _constant(exact)
+    value = _compute_constant(exact)
     return value is not None and abs(value - number.value) <= Fraction(1, 2 * 10**number.num_decimals)
 
 
-def _constant(text: str) -> Fraction | None:
-    """Return the value of a constant, to 30 digits; `None` for a value that has finite decimals or is not real."""
+def _compute_constant(text: str) -> Fraction | None:
+    """Return the value of a constant without finite decimals, to 30 digits.
+
+    Return `None` if the text is no real constant, or is a rational number with finite decimals.
+    """
     import sympy
 
-    number = number_of(text)
+    number = parse_number(text)
     if number is not None:
         return None if has_finite_decimals(number.value) else number.value
-    expression = _parsed(text)
+    expression = _parse(text)
     try:
         if expression is None or expression.free_symbols:
             return None

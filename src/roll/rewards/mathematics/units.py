@@ -1,7 +1,7 @@
-"""Units behind an answer: what they measure, and how they compare.
+"""Units after an answer: their dimensions and factors.
 
-A unit counts if both the answer and the reference have a known one: then 500 m is 0.5 km, and 5 m is not 5 cm. Any
-other text behind a number (`apples`, `square units`) is ignored.
+Units are compared only if both the answer and the reference have a known unit: then 500 m is 0.5 km, and 5 m is not 5
+cm. Any other text after a number (`apples`, `square units`) is ignored.
 """
 
 from __future__ import annotations
@@ -11,12 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["Unit", "is_statement", "leading_unit", "same_unit_factor", "split_percent", "split_unit", "unit_of"]
+__all__ = [
+    "Unit",
+    "compute_unit_factor",
+    "find_leading_unit",
+    "is_statement",
+    "parse_unit",
+    "split_percent",
+    "split_unit",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The quantity that a unit measures, and its size."""
+    """A unit: the quantity that it measures, and its size."""
 
     dimension: tuple[tuple[str, int], ...]
     """Base quantities with their powers, in order: `(("length", 2),)`."""
@@ -24,27 +32,32 @@ class Unit:
     """Multiple of the base unit: m, g, s, l, dollar, degree."""
 
 
-def _quantity(dimension: str, text: str) -> dict[str, tuple[str, Fraction]]:
-    """Parse `m=1 km=1000`: names of units and their factors, with `/` between several names of one unit."""
-    found: dict[str, tuple[str, Fraction]] = {}
+def _parse_quantity(dimension: str, text: str) -> dict[str, tuple[str, Fraction]]:
+    """Parse a table such as `m/meter=1 km=1000` to the dimension and the factor of each unit, by name.
+
+    `/` separates several names of one unit.
+    """
+    units: dict[str, tuple[str, Fraction]] = {}
     for entry in text.split():
         names, _, factor = entry.partition("=")
         for name in names.split("/"):
-            found[name] = (dimension, Fraction(factor))
-    return found
+            units[name] = (dimension, Fraction(factor))
+    return units
 
 
 _UNITS = {
-    **_quantity("length", "m/meter/meters/metre/metres=1 km/kilometer/kilometers/kilometre/kilometres=1000"),
-    **_quantity("length", "cm/centimeter/centimeters/centimetre/centimetres=0.01 dm=0.1"),
-    **_quantity("length", "mm/millimeter/millimeters/millimetre/millimetres=0.001 in/inch/inches=0.0254"),
-    **_quantity("length", "ft/foot/feet=0.3048 yd/yard/yards=0.9144 mi/mile/miles=1609.344"),
-    **_quantity("mass", "g/gram/grams=1 kg/kilogram/kilograms=1000 mg/milligram/milligrams=0.001"),
-    **_quantity("mass", "lb/lbs/pound/pounds=453.59237 oz/ounce/ounces=28.349523125"),
-    **_quantity("time", "s/sec/secs/second/seconds=1 min/mins/minute/minutes=60 h/hr/hrs/hour/hours=3600"),
-    **_quantity("time", "ms/millisecond/milliseconds=0.001 day/days=86400 week/weeks=604800"),
-    **_quantity("volume", "l/L/liter/liters/litre/litres=1 ml/mL/milliliter/milliliters/millilitre/millilitres=0.001"),
-    **_quantity("money", "dollar/dollars=1 cent/cents=0.01"),
+    **_parse_quantity("length", "m/meter/meters/metre/metres=1 km/kilometer/kilometers/kilometre/kilometres=1000"),
+    **_parse_quantity("length", "cm/centimeter/centimeters/centimetre/centimetres=0.01 dm=0.1"),
+    **_parse_quantity("length", "mm/millimeter/millimeters/millimetre/millimetres=0.001 in/inch/inches=0.0254"),
+    **_parse_quantity("length", "ft/foot/feet=0.3048 yd/yard/yards=0.9144 mi/mile/miles=1609.344"),
+    **_parse_quantity("mass", "g/gram/grams=1 kg/kilogram/kilograms=1000 mg/milligram/milligrams=0.001"),
+    **_parse_quantity("mass", "lb/lbs/pound/pounds=453.59237 oz/ounce/ounces=28.349523125"),
+    **_parse_quantity("time", "s/sec/secs/second/seconds=1 min/mins/minute/minutes=60 h/hr/hrs/hour/hours=3600"),
+    **_parse_quantity("time", "ms/millisecond/milliseconds=0.001 day/days=86400 week/weeks=604800"),
+    **_parse_quantity(
+        "volume", "l/L/liter/liters/litre/litres=1 ml/mL/milliliter/milliliters/millilitre/millilitres=0.001"
+    ),
+    **_parse_quantity("money", "dollar/dollars=1 cent/cents=0.01"),
 }
 _WORDS = {"square": 2, "sq": 2, "cubic": 3, "cu": 3}
 _WRAPPED = re.compile(r"\\(?:text|textrm|textbf|mathrm|mbox|operatorname)\s*\{([^{}]*)\}")
@@ -62,26 +75,26 @@ _STATEMENT = re.compile(
     r"\b(?:is|are|was|were|be|not|no|isn't|nor|or|and|wrong|false|incorrect|if|but|than|least|most|more|less|between|plus|minus|fails)\b",
     re.IGNORECASE,
 )
-"""Words that make the text behind a number more than the name of a thing."""
+"""Words that turn the text after a number into a statement, rather than the name of a thing."""
 _OTHER_NUMBER = re.compile(r"(?<![a-zA-Z\d^])(?<!\^\{)\d")
 r"""A number that is not the power of a unit (`5 cm \text{7 m}`)."""
 _CHANGES_IT = re.compile(
     r"(?:[\s,;:!~\\]|\\(?:text|textrm|textbf|mathrm|mbox)\s*\{)*(?:squared|cubed|half|factorial)\b(?!\s*[a-zA-Z])",
     re.IGNORECASE,
 )
-"""Words that change the number if they are right behind it (`7 squared`, but not `7 cm squared`)."""
+"""Words that change the number if they are directly after it (`7 squared`, but not `7 cm squared`)."""
 _WORD = re.compile(r"\S+")
-MOST_UNIT_WORDS = 4
-"""Most words of a unit (`square meters per second`)."""
+MAX_UNIT_WORDS = 4
+"""Maximum number of words of a unit (`square meters per second`)."""
 _PERCENT = ("\\%", "%", "percent", "percentage", "pct")
 
 
 def is_statement(text: str) -> bool:
-    r"""Return whether the text behind a number is a statement (`\text{ is wrong}`) instead of the name of a thing."""
+    r"""Return whether the text after a number is a statement (`\text{ is wrong}`) instead of the name of a thing."""
     return any(pattern.search(text) for pattern in (_STATEMENT, _OTHER_NUMBER)) or _CHANGES_IT.match(text) is not None
 
 
-def unit_of(text: str) -> Unit | None:
+def parse_unit(text: str) -> Unit | None:
     r"""Return the unit that a text names (`km/h`, `\text{ cm}^2`, `square feet`); `None` for anything else."""
     rest = _LAYOUT.sub(" ", _WRAPPED.sub(r" \1 ", text)).strip().rstrip(".")
     powers: dict[str, int] = {}
@@ -113,24 +126,25 @@ def unit_of(text: str) -> Unit | None:
     return Unit(tuple(sorted(powers.items())), factor) if powers else None
 
 
-def leading_unit(text: str) -> Unit | None:
-    """Return the unit at the start of a text behind a number (`cm of rope`, `square meters of carpet`).
+def find_leading_unit(text: str) -> Unit | None:
+    """Return the unit at the start of a text after a number (`cm of rope`, `square meters of carpet`).
 
     `in` alone is a preposition (`5 in total`); it is an inch only if no text follows it.
     """
-    whole = unit_of(text)
+    whole = parse_unit(text)
     if whole is not None:
         return whole
-    words = _WORD.findall(_LAYOUT.sub(" ", _WRAPPED.sub(r" \1 ", text)))[:MOST_UNIT_WORDS]
-    found = (unit_of(" ".join(words[:count])) for count in range(len(words), 0, -1))
+    words = _WORD.findall(_LAYOUT.sub(" ", _WRAPPED.sub(r" \1 ", text)))[:MAX_UNIT_WORDS]
+    found = (parse_unit(" ".join(words[:count])) for count in range(len(words), 0, -1))
     return None if words[:1] == ["in"] else next((unit for unit in found if unit is not None), None)
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    r"""Split a formula from the text or known unit behind it (`6\sqrt{3} cm^2`); return both, the unit only if known.
+    r"""Split a formula from the unit or noun after it, and return the formula and the unit.
 
-    Tokens are removed from the end, so the time is linear in the length. The text may name any counted things
-    (`\text{ apples}`), but must not be a statement (`\text{ is wrong}`).
+    `6\sqrt{3} cm^2` is split before `cm^2`. The unit is `None` if there is none, or if the text names something else
+    (`\text{ apples}`). A statement after the formula (`\text{ is wrong}`) is kept in the formula. Tokens are removed
+    from the end, so the time is linear in the length.
     """
     tokens = list(_TOKEN.finditer(text))
     while tokens and tokens[-1].lastgroup in ("layout", "stop"):
@@ -139,18 +153,21 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
         return text, None
     end = tokens[-1].end()
     for kinds in (("text", "word"), ("text",)):
-        begin = _begin_of_trailing(tokens, kinds)
+        begin = _find_trailing(tokens, kinds)
         trailing = text[begin:end]
         if not trailing or not text[:begin].strip() or is_statement(trailing):
             continue
-        unit = leading_unit(trailing)
+        unit = find_leading_unit(trailing)
         if unit is not None or kinds == ("text",):
             return text[:begin].strip(), unit
     return text, None
 
 
-def _begin_of_trailing(tokens: Sequence[re.Match[str]], kinds: tuple[str, ...]) -> int:
-    """Return the start of the trailing run of tokens of these kinds and their separators, or the end without a run."""
+def _find_trailing(tokens: Sequence[re.Match[str]], kinds: tuple[str, ...]) -> int:
+    """Return the position where the trailing tokens of these kinds, and separators between them, begin.
+
+    If the text does not end with such tokens, return its end.
+    """
     begin = tokens[-1].end()
     for token in reversed(tokens):
         if token.lastgroup in kinds:
@@ -169,11 +186,11 @@ def split_percent(text: str) -> tuple[str, bool]:
     return text, False
 
 
-def same_unit_factor(given: Unit | None, right: Unit | None) -> Fraction | None:
-    """Return the factor that converts a number in the unit `given` to `right`; `None` for different quantities.
+def compute_unit_factor(answer_unit: Unit | None, reference_unit: Unit | None) -> Fraction | None:
+    """Return the factor that converts a number in the answer's unit to the reference's unit.
 
-    If either unit is unknown, the factor is 1.
+    It is `None` if the units measure different quantities. If either unit is unknown, the factor is 1.
     """
-    if given is None or right is None:
+    if answer_unit is None or reference_unit is None:
         return Fraction(1)
-    return given.factor / right.factor if given.dimension == right.dimension else None
+    return answer_unit.factor / reference_unit.factor if answer_unit.dimension == reference_unit.dimension else None

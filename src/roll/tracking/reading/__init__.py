@@ -1,1 +1,1 @@
-"""Reads untrusted run directories: only inside the directory, only regular files, and in bounded portions."""
+"""Reads untrusted run directories: only regular files inside the directory, in portions of bounded size."""

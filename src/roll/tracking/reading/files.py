@@ -1,4 +1,4 @@
-"""Reads files below one directory only, and follows files that grow."""
+"""Reads files inside one directory only, and follows growing files."""
 
 from __future__ import annotations
 
@@ -12,19 +12,20 @@ from typing import Any, BinaryIO, NamedTuple
 
 from roll.errors import RunDirectoryError
 
-__all__ = ["SafeDirectory", "Stamp", "Tail", "from_json"]
+__all__ = ["SafeDirectory", "Stamp", "Tail", "parse_json"]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: opening a FIFO without a writer would block, before `fstat` shows that it is not a regular file.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_LONGEST_LINE = 16 * 2**20
+_MAX_LINE_LENGTH = 16 * 2**20
 _CHUNK = 4 * 2**20
 _REMEMBERED = 64
-_DEEPEST = 100
+_MAX_DEPTH = 100
 """Maximum nesting of JSON: encoders of responses allow 255, and a run writes about 5."""
 
 
 class Stamp(NamedTuple):
-    """Identifies a version of a file."""
+    """Identifies the state of a file, by inode, size and modification time."""
 
     inode: int
     size: int
@@ -36,8 +37,8 @@ class Stamp(NamedTuple):
         return self.modified_ns / 1e9
 
 
-def from_json(text: str | bytes) -> Any:
-    """Parse JSON, with `?` for lone surrogates, which a response cannot hold.
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON, with `?` for lone surrogates, which cannot be encoded in a response.
 
     Raises:
         ValueError: the text is not JSON.
@@ -45,17 +46,18 @@ def from_json(text: str | bytes) -> Any:
     """
     value = json.loads(text)
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
-    if content.count(b"[") + content.count(b"{") > _DEEPEST and _is_deep(value):
-        raise RecursionError(f"JSON that is nested more than {_DEEPEST} deep.")
-    has_halves = b"\\ud" in content.lower()
-    if has_halves:
+    # Counting brackets is cheap: nearly all values have too few of them to be deep.
+    if content.count(b"[") + content.count(b"{") > _MAX_DEPTH and _is_deep(value):
+        raise RecursionError(f"the JSON is nested more than {_MAX_DEPTH} levels deep.")
+    # An escape such as `\ud800` parses to a lone surrogate, although the file itself is valid UTF-8.
+    if b"\\ud" in content.lower():
         return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     return value
 
 
 def _is_deep(value: Any) -> bool:
     level = [value]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
         level = [value for values in inner for value in values]
         if not level:
@@ -79,11 +81,11 @@ class SafeDirectory:
         Raises:
             RunDirectoryError: the file is missing, unreadable, not a regular file, or behind a link.
         """
-        with self._directory(parts[:-1]) as directory, _explained(parts):
-            descriptor = os.open(_check(parts[-1]), _FILE, dir_fd=directory)
+        with self._open_directory(parts[:-1]) as directory, _convert_errors(parts):
+            descriptor = os.open(_check_part(parts[-1]), _FILE, dir_fd=directory)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise RunDirectoryError(f"'{_shown(parts)}' is not a regular file.")
+            raise RunDirectoryError(f"'{_format_path(parts)}' is not a regular file.")
         return os.fdopen(descriptor, "rb")
 
     def read(self, *parts: str, limit: int) -> bytes:
@@ -92,28 +94,28 @@ class SafeDirectory:
         Raises:
             RunDirectoryError: as `open`; or the file is larger than `limit` bytes.
         """
-        with self.open(*parts) as file, _explained(parts):
+        with self.open(*parts) as file, _convert_errors(parts):
             content = file.read(limit + 1)
         if len(content) > limit:
-            raise RunDirectoryError(f"'{_shown(parts)}' is larger than {limit / 2**20:g} MiB.")
+            raise RunDirectoryError(f"'{_format_path(parts)}' is larger than {limit / 2**20:g} MiB.")
         return content
 
-    def stamp(self, *parts: str) -> Stamp | None:
+    def get_stamp(self, *parts: str) -> Stamp | None:
         """Return the stamp of a regular file or a directory; `None` if the path is neither."""
-        with contextlib.suppress(RunDirectoryError, OSError), self._directory(parts[:-1]) as directory:
-            found = os.stat(_check(parts[-1]), dir_fd=directory, follow_symlinks=False)
+        with contextlib.suppress(RunDirectoryError, OSError), self._open_directory(parts[:-1]) as directory:
+            found = os.stat(_check_part(parts[-1]), dir_fd=directory, follow_symlinks=False)
             if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
                 return Stamp(found.st_ino, found.st_size, found.st_mtime_ns)
         return None
 
-    def stamps(self, *parts: str) -> dict[str, Stamp]:
+    def list_stamps(self, *parts: str) -> dict[str, Stamp]:
         """Return the stamps of regular files and directories in the directory `parts`, by name; empty if it does not
         exist.
         """
         found = {}
         with (
             contextlib.suppress(RunDirectoryError, OSError),
-            self._directory(parts) as directory,
+            self._open_directory(parts) as directory,
             os.scandir(directory) as entries,
         ):
             for entry in entries:
@@ -124,13 +126,15 @@ class SafeDirectory:
         return found
 
     @contextlib.contextmanager
-    def _directory(self, parts: tuple[str, ...]) -> Iterator[int]:
-        with _explained(parts):
+    def _open_directory(self, parts: tuple[str, ...]) -> Iterator[int]:
+        with _convert_errors(parts):
             descriptor = os.open(self.root, _DIRECTORY & ~os.O_NOFOLLOW)
         try:
+            # Directories are opened one level at a time, relative to the parent's descriptor: O_NOFOLLOW applies only
+            # to the last part of a path, and a directory that is replaced by a link meanwhile cannot lead outside.
             for part in parts:
-                with _explained(parts):
-                    below = os.open(_check(part), _DIRECTORY, dir_fd=descriptor)
+                with _convert_errors(parts):
+                    below = os.open(_check_part(part), _DIRECTORY, dir_fd=descriptor)
                 os.close(descriptor)
                 descriptor = below
             yield descriptor
@@ -138,25 +142,29 @@ class SafeDirectory:
             os.close(descriptor)
 
 
-def _check(part: str) -> str:
+def _check_part(part: str) -> str:
     if part in ("", ".", "..") or "/" in part or "\0" in part:
-        raise RunDirectoryError(f"{part!r} is no name of a file.")
+        raise RunDirectoryError(f"{part!r} is not a valid file name.")
     return part
 
 
-def _shown(parts: tuple[str, ...]) -> str:
+def _format_path(parts: tuple[str, ...]) -> str:
     return "/".join(parts)
 
 
+def _describe_path(parts: tuple[str, ...]) -> str:
+    return f"'{_format_path(parts)}'" if parts else "the run directory"
+
+
 @contextlib.contextmanager
-def _explained(parts: tuple[str, ...]) -> Iterator[None]:
+def _convert_errors(parts: tuple[str, ...]) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:
-        raise RunDirectoryError(f"'{_shown(parts) or 'the directory'}' does not exist.") from None
+        raise RunDirectoryError(f"{_describe_path(parts)} does not exist.") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise RunDirectoryError(f"'{_shown(parts) or 'the directory'}' cannot be read: {reason}.") from None
+        raise RunDirectoryError(f"{_describe_path(parts)} cannot be read: {reason}.") from None
 
 
 class Tail:
@@ -176,26 +184,28 @@ class Tail:
         self._parts = parts
         self._stamp: Stamp | None = None
         self._refused = ""
-        """Why the file is rejected, until it changes."""
+        """Reason why the file is rejected, until the file changes."""
         self.offset = 0
         """End of the complete lines that were read."""
         self.rest = b""
         """Bytes after these lines at the last call."""
         self._before = b""
 
-    def grown(self) -> bool:
-        """Return whether `chunks` would yield or reject anything."""
-        return bool(self._refused) or self._inside.stamp(*self._parts) != self._stamp
+    def has_changed(self) -> bool:
+        """Return whether the file changed since the last `read_chunks`; always true for a file that was rejected."""
+        return bool(self._refused) or self._inside.get_stamp(*self._parts) != self._stamp
 
-    def chunks(self) -> Iterator[tuple[bool, bytes]]:
-        """Yield new complete lines in pieces of a few MiB, each with whether the file began anew with it.
+    def read_chunks(self) -> Iterator[tuple[bool, bytes]]:
+        """Yield new complete lines in pieces of a few MiB, each with a flag.
 
-        Stops early if the file is truncated or rewritten between two pieces; the next call begins anew.
+        The flag is true, and the piece empty, if the file is read again from its start: earlier lines are void.
+
+        Stops early if the file is truncated or rewritten between two pieces; the next call starts from its beginning.
 
         Raises:
             RunDirectoryError: the file cannot be read, or has a line of more than 16 MiB.
         """
-        stamp = self._inside.stamp(*self._parts)
+        stamp = self._inside.get_stamp(*self._parts)
         if stamp == self._stamp:
             if self._refused:
                 raise RunDirectoryError(self._refused)
@@ -208,20 +218,24 @@ class Tail:
                 yield True, b""
             return
         with self._inside.open(*self._parts) as file:
-            restarted = self._restarted(file, stamp)
+            restarted = self._has_restarted(file, stamp)
             if restarted:
                 self.offset, self._before = 0, b""
                 yield True, b""
             file.seek(self.offset)
             rest = b""
             while piece := file.read(_CHUNK):
-                if not self._stands(file):
+                if not self._is_unchanged(file):
                     return
                 rest += piece
                 at = rest.rfind(self._end) + len(self._end)
                 if at < len(self._end):
-                    if len(rest) > _LONGEST_LINE:
-                        self._stamp, self._refused = stamp, f"'{_shown(self._parts)}' has a line of more than 16 MiB."
+                    if len(rest) > _MAX_LINE_LENGTH:
+                        # Remembered with the stamp, so that an unchanged file is not read again on every refresh.
+                        self._stamp, self._refused = (
+                            stamp,
+                            f"'{_format_path(self._parts)}' has a line of more than 16 MiB.",
+                        )
                         raise RunDirectoryError(self._refused)
                     continue
                 lines, rest = rest[:at], rest[at:]
@@ -231,13 +245,14 @@ class Tail:
             self.rest = rest
         self._stamp = stamp
 
-    def _restarted(self, file: BinaryIO, stamp: Stamp) -> bool:
+    def _has_restarted(self, file: BinaryIO, stamp: Stamp) -> bool:
         if not self.offset:
             return False
         if stamp.size < self.offset or (self._stamp is not None and stamp.inode != self._stamp.inode):
             return True
-        return not self._stands(file)
+        return not self._is_unchanged(file)
 
-    def _stands(self, file: BinaryIO) -> bool:
-        """Return whether the content that was read last is still in its place."""
+    def _is_unchanged(self, file: BinaryIO) -> bool:
+        """Return whether the content that was read last is still at its offset."""
+        # Between two calls, a file may be truncated and grow beyond the offset again: its size would not show that.
         return os.pread(file.fileno(), len(self._before), self.offset - len(self._before)) == self._before

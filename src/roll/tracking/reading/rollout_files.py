@@ -1,10 +1,10 @@
-"""Untrusted files of rollouts (`roll.tracking.rollout_table`): portions, rows, texts.
+"""Reads untrusted files of rollouts (`roll.tracking.rollout_table`) in portions.
 
-    rollouts/*.parquet ─ metadata ─► refused, or portions of tens of MiB ─► columns, some rows in full, hits of a search
+    rollouts/*.parquet ─ metadata ─► rejected, or portions of tens of MiB ─► columns, rows in full, search results
 
 Invariants:
     - at most `_PORTION` bytes (according to the metadata) or one row are decoded at once;
-    - texts stay in the file's dictionaries, so that a text shared by a million rows is stored once;
+    - strings stay dictionary-encoded, so that a string shared by a million rows is stored once;
     - a row is converted to Python values only when its size is known.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 
 from roll.errors import RunDirectoryError
 from roll.tracking.reading.files import SafeDirectory
-from roll.tracking.rollout_table import rollout_schema
+from roll.tracking.rollout_table import build_rollout_schema
 from roll.tracking.visible import shorten
 
 if TYPE_CHECKING:
@@ -28,37 +28,37 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MOST_ROWS",
-    "RolloutTable",
-    "as_written",
-    "compute",
-    "distinct",
-    "holding",
-    "open_rollout_table",
-    "place_of",
+    "RolloutReader",
+    "cast_to_schema",
+    "contains_text",
+    "factorize_texts",
+    "get_arrow_compute",
+    "open_rollout_file",
+    "parse_file_name",
 ]
 
 MOST_ROWS = 2**20
 """Maximum number of rows of one file."""
-_MOST_AT_ONCE = 2**16
+_MAX_AT_ONCE = 2**16
 _PORTION = 64 * 2**20
-_LARGEST_GROUP = 2**30
+_MAX_GROUP = 2**30
 """Maximum bytes of the columns read from one row group."""
-_LARGEST_ROWS = 64 * 2**20
+_MAX_ROWS = 64 * 2**20
 """Maximum bytes of rows that are returned together."""
 _BYTES_PER_VALUE = 8
-_WHOLE = frozenset(("token_ids", "policy_versions", "turns", "branches"))
+_WHOLE = frozenset(("token_ids", "policy_versions", "turns", "branches", "prompt_media", "media", "branch_media"))
 """Lists in which a run has no missing entries."""
 _NAME = re.compile(r"(eval-)?step-(\d{6}|[1-9]\d{6,8})\.parquet")
 
 
-def compute() -> Any:
-    """Return `pyarrow.compute`, whose functions are created at import time and unknown to type checkers."""
+def get_arrow_compute() -> Any:
+    """Import `pyarrow.compute`, and return it as `Any`: type checkers do not see its functions."""
     import pyarrow.compute
 
     return pyarrow.compute
 
 
-def place_of(name: str) -> tuple[int, str] | None:
+def parse_file_name(name: str) -> tuple[int, str] | None:
     """Return the step and kind (`train` or `eval`) of a file's rollouts; `None` if the name is not one that a run
     uses.
     """
@@ -67,11 +67,11 @@ def place_of(name: str) -> tuple[int, str] | None:
 
 
 @contextlib.contextmanager
-def open_rollout_table(inside: SafeDirectory, name: str) -> Iterator[RolloutTable]:
-    """Run the body with a file of `rollouts/` open.
+def open_rollout_file(inside: SafeDirectory, name: str) -> Iterator[RolloutReader]:
+    """Run the body with the file `name` of a run's `rollouts/` open for reading.
 
     Raises:
-        RunDirectoryError: the file cannot be read, now or during the body, or was not written by a run.
+        RunDirectoryError: the file cannot be read, on opening or during the body, or was not written by a run.
     """
     import pyarrow.parquet as pq
 
@@ -79,19 +79,20 @@ def open_rollout_table(inside: SafeDirectory, name: str) -> Iterator[RolloutTabl
         try:
             metadata = pq.read_metadata(file)
             if metadata.num_rows > MOST_ROWS:
-                raise RunDirectoryError(f"'{name}' is larger than any file of rollouts that a run writes.")
+                raise RunDirectoryError(f"'{name}' has more than {MOST_ROWS:,} rows, more than a run writes.")
+            # Dictionary-encoded strings are decoded once: a prompt occurs in every row of a group.
             leaves = [metadata.schema.column(index) for index in range(metadata.num_columns)]
             texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
-            yield RolloutTable(name, pq.ParquetFile(file, metadata=metadata, read_dictionary=texts))
+            yield RolloutReader(name, pq.ParquetFile(file, metadata=metadata, read_dictionary=texts))
         except RunDirectoryError:
             raise
         except Exception as error:  # pyarrow may raise anything for an untrusted file
             first = shorten((str(error).splitlines() or [""])[0], 200)
-            raise RunDirectoryError(f"'{name}' holds no rollouts that can be read: {first}") from None
+            raise RunDirectoryError(f"the rollouts in '{name}' cannot be read: {first}") from None
 
 
-class RolloutTable:
-    """An open file; see `opened`."""
+class RolloutReader:
+    """Reads rows from an open rollout file; created by `open_rollout_file`."""
 
     def __init__(self, name: str, file: pq.ParquetFile) -> None:
         self._name = name
@@ -100,7 +101,7 @@ class RolloutTable:
         self.names = frozenset(file.schema_arrow.names)
         """Names of the file's columns."""
 
-    def portions(self, columns: Collection[str]) -> Iterator[pa.RecordBatch]:
+    def iter_batches(self, columns: Collection[str]) -> Iterator[pa.RecordBatch]:
         """Yield all rows with the given columns; columns that the file does not have are omitted.
 
         Raises:
@@ -108,46 +109,46 @@ class RolloutTable:
         """
         yield from self._read(range(self._file.metadata.num_row_groups), sorted(self.names.intersection(columns)))
 
-    def rows(self, places: Sequence[int], columns: Collection[str] | None = None) -> list[dict[str, Any]]:
-        """Return rows, whole or with the given columns, in the requested order; only their row groups are read.
+    def read_rows(self, places: Sequence[int], columns: Collection[str] | None = None) -> list[dict[str, Any]]:
+        """Return the rows at the positions `places`, in this order, with all or the given columns.
 
         Raises:
-            RunDirectoryError: a row does not exist, has another type than a run's, or the rows are too large together.
+            RunDirectoryError: a row does not exist or has the wrong type, or the rows are too large together.
         """
-        names = sorted(self.names.intersection(rollout_schema().names if columns is None else columns))
+        names = sorted(self.names.intersection(build_rollout_schema().names if columns is None else columns))
         found: dict[int, dict[str, Any]] = {}
-        left = _LARGEST_ROWS
-        for inner, taken in self._taken(places, names):
-            left -= sum(_size(column) for column in taken.columns)
+        left = _MAX_ROWS
+        for inner, taken in self._select_rows(places, names):
+            left -= sum(_measure_size(column) for column in taken.columns)
             if left < 0:
                 raise RunDirectoryError(
-                    f"'{self._name}' has more than {_LARGEST_ROWS // 2**20} MiB in the rollouts that were asked for."
+                    f"the requested rollouts of '{self._name}' are larger than {_MAX_ROWS // 2**20} MiB."
                 )
-            found |= zip(inner, as_written(taken).to_pylist(), strict=True)
+            found |= zip(inner, cast_to_schema(taken).to_pylist(), strict=True)
         return [found[place] for place in places]
 
-    def beginnings(self, places: Sequence[int], column: str, longest: int) -> list[str]:
-        """Return the first `longest` characters of a text column for some rows; empty for rows without a text.
+    def read_beginnings(self, places: Sequence[int], column: str, longest: int) -> list[str]:
+        """Return the first `longest` characters of a string column, for the rows at `places`; empty for null values.
 
         Raises:
-            RunDirectoryError: a row does not exist, or the column holds no texts.
+            RunDirectoryError: a row does not exist, or the column does not contain strings.
         """
         found: dict[int, str] = {}
         if column not in self.names:
             return [""] * len(places)
-        for inner, taken in self._taken(places, [column]):
-            codes, texts = distinct(taken.column(column))
-            cut = [text or "" for text in compute().utf8_slice_codeunits(texts, 0, longest).to_pylist()]
+        for inner, taken in self._select_rows(places, [column]):
+            codes, texts = factorize_texts(taken.column(column))
+            cut = [text or "" for text in get_arrow_compute().utf8_slice_codeunits(texts, 0, longest).to_pylist()]
             found |= zip(inner, (cut[code] if code >= 0 else "" for code in codes.tolist()), strict=True)
         return [found[place] for place in places]
 
-    def _taken(self, places: Sequence[int], names: list[str]) -> Iterator[tuple[list[int], pa.RecordBatch]]:
-        """Yield the rows at `places` by portion, each with its place, in the file's order."""
+    def _select_rows(self, places: Sequence[int], names: list[str]) -> Iterator[tuple[list[int], pa.RecordBatch]]:
+        """Yield the rows at the positions `places` in portions, in file order, each with the positions of its rows."""
         metadata = self._file.metadata
         sizes = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
         if any(not 0 <= place < starts[-1] for place in places):
-            raise RunDirectoryError(f"'{self._name}' holds fewer rollouts than before: read the files again.")
+            raise RunDirectoryError(f"'{self._name}' has fewer rollouts than before: read the files again.")
         for group in sorted({int(np.searchsorted(starts, place, side="right")) - 1 for place in places}):
             start, last = starts[group], max(place for place in places if place < starts[group + 1])
             for portion in self._read([group], names):
@@ -161,34 +162,37 @@ class RolloutTable:
 
     def _read(self, groups: Sequence[int], names: list[str]) -> Iterator[pa.RecordBatch]:
         if groups:
-            at_once = self._rows_at_once(groups, frozenset(names))
+            at_once = self._count_rows_at_once(groups, frozenset(names))
             yield from self._file.iter_batches(at_once, row_groups=list(groups), columns=names, use_threads=False)
 
-    def _rows_at_once(self, groups: Sequence[int], names: frozenset[str]) -> int:
+    def _count_rows_at_once(self, groups: Sequence[int], names: frozenset[str]) -> int:
         metadata = self._file.metadata
         leaves = [i for i in range(metadata.num_columns) if metadata.schema.column(i).path.split(".")[0] in names]
-        rows = _MOST_AT_ONCE
+        rows = _MAX_AT_ONCE
         for index in groups:
             group = metadata.row_group(index)
             chunks = (group.column(leaf) for leaf in leaves)
+            # Run-length encoding stores a million equal values in a few bytes, which decode to `_BYTES_PER_VALUE` each.
             size = sum(max(chunk.total_uncompressed_size, chunk.num_values * _BYTES_PER_VALUE) for chunk in chunks)
-            if size > _LARGEST_GROUP:
+            if size > _MAX_GROUP:
                 raise RunDirectoryError(
-                    f"'{self._name}' has {size / 2**30:.1f} GiB in one row group: no run writes such a file."
+                    f"'{self._name}' has {size / 2**30:.1f} GiB in one row group, more than a run writes."
                 )
             rows = min(rows, _PORTION * group.num_rows // max(size, 1))
         return max(1, rows)
 
 
-def distinct(column: pa.Array) -> tuple[np.ndarray, pa.Array]:
-    """Return the index of each row's text, shape [R], -1 for none, and the distinct texts.
+def factorize_texts(column: pa.Array) -> tuple[np.ndarray, pa.Array]:
+    """Return for each row an index into an array of strings (shape [R], -1 for null), and the array.
+
+    If the column is dictionary-encoded, the array has no duplicates.
 
     Raises:
-        pa.ArrowException: the column does not hold texts.
+        pa.ArrowException: the column does not contain strings.
     """
     import pyarrow as pa
 
-    pc = compute()
+    pc = get_arrow_compute()
     if not pa.types.is_dictionary(column.type):
         places = np.arange(len(column))
         return np.where(column.is_null().to_numpy(zero_copy_only=False), -1, places), pc.cast(column, pa.string())
@@ -198,50 +202,51 @@ def distinct(column: pa.Array) -> tuple[np.ndarray, pa.Array]:
     return codes - missing, pc.cast(column.dictionary.take(used[missing:]), pa.string())
 
 
-def holding(column: pa.Array, wanted: str) -> np.ndarray:
-    """Return whether each text contains `wanted`, ignoring case, shape [R].
+def contains_text(column: pa.Array, wanted: str) -> np.ndarray:
+    """Return for each string whether it contains `wanted`, ignoring case, shape [R].
 
     Raises:
-        pa.ArrowException: the column does not hold texts.
+        pa.ArrowException: the column does not contain strings.
     """
-    pc = compute()
-    codes, texts = distinct(column)
+    pc = get_arrow_compute()
+    codes, texts = factorize_texts(column)
     hits = pc.fill_null(pc.match_substring(texts, wanted, ignore_case=True), False).to_numpy(zero_copy_only=False)
     return np.append(hits, False)[codes]
 
 
-def as_written(rows: pa.RecordBatch) -> pa.Table:
-    """Cast rows to the types that a run writes; columns that no run writes are dropped.
+def cast_to_schema(rows: pa.RecordBatch) -> pa.Table:
+    """Cast rows to the types of `build_rollout_schema`; drop columns that are not in this schema.
 
     Raises:
-        RunDirectoryError: a list has entries without a value. pa.ArrowException: a column has another type.
+        RunDirectoryError: a list has entries without a value.
+        pa.ArrowException: a column cannot be cast.
     """
     import pyarrow as pa
 
-    schema = rollout_schema()
+    schema = build_rollout_schema()
     names = [name for name in rows.schema.names if name in schema.names]
     kept = pa.Table.from_batches([rows.select(names)])
     cast = kept.cast(pa.schema([schema.field(name) for name in names]), safe=False)
     for name in _WHOLE.intersection(names):
         if cast.column(name).combine_chunks().flatten().null_count:
-            raise RunDirectoryError(f"'{name}' has entries without a value.")
+            raise RunDirectoryError(f"the column '{name}' has lists with missing entries, which a run does not write.")
     return cast
 
 
-def _size(column: pa.Array) -> int:
-    """Return the bytes of a column's values, with a repeated text counted each time."""
+def _measure_size(column: pa.Array) -> int:
+    """Return the bytes of a column's values, with repeated strings counted each time."""
     import pyarrow as pa
 
-    pc = compute()
+    pc = get_arrow_compute()
     if pa.types.is_dictionary(column.type):
         texts = column.dictionary
         is_text = pa.types.is_string(texts.type) or pa.types.is_binary(texts.type)
         lengths = pc.binary_length(texts) if is_text else pa.array([texts.nbytes] * len(texts), pa.int64())
         return int(pc.sum(pc.cast(lengths.take(column.indices), pa.int64())).as_py() or 0)
     if pa.types.is_map(column.type):
-        return _size(column.keys) + _size(column.items)
+        return _measure_size(column.keys) + _measure_size(column.items)
     if pa.types.is_struct(column.type):
-        return sum(_size(field) for field in column.flatten())
+        return sum(_measure_size(field) for field in column.flatten())
     if pa.types.is_list(column.type):
-        return len(column) * _BYTES_PER_VALUE + _size(column.flatten())
+        return len(column) * _BYTES_PER_VALUE + _measure_size(column.flatten())
     return column.nbytes

@@ -8,19 +8,19 @@ Invariants:
     - a resumed run continues the tracker's own run, on whichever machine it is resumed.
 """
 
-from roll.tracking.sinks.base import Opening, RolloutTable, Sink
+from roll.tracking.sinks.base import RolloutTable, Sink, SinkArguments
 from roll.tracking.sinks.guarded import GuardedSink, has_detached_threads
 from roll.tracking.sinks.opening import SINKS, check_packages, open_sinks
-from roll.tracking.sinks.tables import rollout_table
+from roll.tracking.sinks.tables import build_rollout_table
 
 __all__ = [
     "SINKS",
     "GuardedSink",
-    "Opening",
     "RolloutTable",
     "Sink",
+    "SinkArguments",
+    "build_rollout_table",
     "check_packages",
     "has_detached_threads",
     "open_sinks",
-    "rollout_table",
 ]

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from roll.errors import ConfigError
 from roll.tracking import atomic
-from roll.version import install_extra
+from roll.version import build_install_command
 
 if TYPE_CHECKING:
     from roll.tracking.run_directory import RunDirectory
 
-__all__ = ["Opening", "PathWatch", "RolloutTable", "Sink", "flatten", "load_client", "run_id"]
+__all__ = ["PathWatcher", "RolloutTable", "Sink", "SinkArguments", "flatten", "get_run_id", "load_client"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Opening:
-    """Arguments for opening a sink."""
+class SinkArguments:
+    """What the constructor of a sink gets: the run, the tracker's project, and the configuration."""
 
     run: RunDirectory
     project: str
@@ -35,7 +35,7 @@ class Opening:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutTable:
-    """Some rollouts of a step or an evaluation, as plain cells without control characters."""
+    """A table of some rollouts of a step or an evaluation, with plain cells without control characters."""
 
     name: str
     """`rollouts/train` or `rollouts/evaluation`."""
@@ -44,24 +44,25 @@ class RolloutTable:
 
 
 class Sink(Protocol):
-    """One run of one tracker. Built with an `Opening`, by the names in `SINKS`; called by one thread."""
+    """One run of one tracker, built from `SinkArguments` by a class in `SINKS`; a single thread calls all methods."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the finite metrics of a step or of an evaluation."""
         ...
 
-    def table(self, step: int, table: RolloutTable) -> None:
+    def log_table(self, step: int, table: RolloutTable) -> None:
         """Send some rollouts of a step or of an evaluation."""
         ...
 
     def close(self) -> None:
-        """Send the rest, and close the client."""
+        """Send queued data, and close the client."""
         ...
 
 
-class PathWatch:
-    """Watches the file or directory to which a client writes: most clients keep writing to a removed file without an
-    error.
+class PathWatcher:
+    """Detects that the file or directory to which a tracker's client writes was removed.
+
+    Most clients keep writing to a removed file without an error.
 
     Args:
         path: a file or directory, which the client may create later.
@@ -69,7 +70,7 @@ class PathWatch:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._inode = self._now()
+        self._inode = self._read_inode()
 
     def check(self) -> None:
         """Check that the path still exists.
@@ -77,13 +78,13 @@ class PathWatch:
         Raises:
             FileNotFoundError: the path was removed or replaced.
         """
-        now = self._now()
+        now = self._read_inode()
         if self._inode is None:
             self._inode = now
         elif now != self._inode:
-            raise FileNotFoundError(f"'{self._path}', where it keeps this run, was removed or replaced")
+            raise FileNotFoundError(f"'{self._path}', to which the tracker writes this run, was removed or replaced")
 
-    def _now(self) -> int | None:
+    def _read_inode(self) -> int | None:
         try:
             return self._path.stat().st_ino
         except OSError:
@@ -91,7 +92,7 @@ class PathWatch:
 
 
 def load_client(name: str) -> ModuleType:
-    """Import the package of a tracker.
+    """Import and return the package `name` of a tracker.
 
     Raises:
         ConfigError: the package is not installed; the message tells how to install it.
@@ -101,12 +102,12 @@ def load_client(name: str) -> ModuleType:
     except ImportError as error:
         raise ConfigError(
             f"tracking.{name} is set, but the package '{name}' cannot be imported ({error}). "
-            f"Install it with `{install_extra(name)}`, or leave it out: `tracking.{name}=null`."
+            f"Install it with `{build_install_command(name)}`, or disable the tracker: `tracking.{name}=null`."
         ) from error
 
 
-def run_id(run: RunDirectory) -> str:
-    """Return the run's id in trackers: 21 lower-case letters and digits, the same after a resume."""
+def get_run_id(run: RunDirectory) -> str:
+    """Return the run's id in trackers, which stays the same after a resume: 21 hexadecimal digits."""
     path = run.path / ".tracking-id"
     if not path.is_file():
         atomic.write_text(path, secrets.token_hex(11)[:21])
@@ -114,7 +115,7 @@ def run_id(run: RunDirectory) -> str:
 
 
 def flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the leaves of a configuration by their dotted keys, such as `data.0.source`."""
+    """Return the values of a nested configuration by dotted key, such as `data.0.source`."""
     leaves: dict[str, Any] = {}
 
     def walk(prefix: str, value: Any) -> None:

@@ -7,24 +7,24 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from roll.tracking.sinks.base import Opening, RolloutTable, flatten, load_client, run_id
+from roll.tracking.sinks.base import RolloutTable, SinkArguments, flatten, get_run_id, load_client
 from roll.version import __version__
 
 __all__ = ["MlflowSink"]
 
-_AT_ONCE = 100
+_BATCH_SIZE = 100
 """Maximum number of parameters that MLflow accepts in one call; it accepts a thousand metrics."""
-_LONGEST_PARAMETER = 6000
+_MAX_PARAMETER_LENGTH = 6000
 
 
 class MlflowSink:
     """One run of an experiment, identified by its tag `roll.run`.
 
-    A parameter cannot change in MLflow, so a resumed run has its initial parameters; the artifact `config.yaml` is
-    always the newest. Of two values for a step, the later one counts.
+    MLflow's parameters cannot change, so a resumed run keeps its initial parameters; the artifact `config.yaml` is
+    always the newest. If a step has two values, the later one counts.
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: SinkArguments) -> None:
         load_client("mlflow")
         from mlflow import MlflowClient, entities
 
@@ -32,7 +32,7 @@ class MlflowSink:
         self._client: Any = MlflowClient()
         experiment = self._client.get_experiment_by_name(opening.project)
         place = experiment.experiment_id if experiment else self._client.create_experiment(opening.project)
-        name = run_id(opening.run)
+        name = get_run_id(opening.run)
         found = self._client.search_runs([place], f"tags.`roll.run` = '{name}'", max_results=1)
         if found:
             self._id: str = found[0].info.run_id
@@ -40,16 +40,16 @@ class MlflowSink:
         else:
             tags = {"roll.run": name, "roll.version": __version__}
             self._id = self._client.create_run(place, run_name=opening.run.name, tags=tags).info.run_id
-            self._parameters(flatten(opening.settings))
+            self._log_parameters(flatten(opening.settings))
         self._client.log_dict(self._id, dict(opening.settings), "config.yaml")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         now_ms = int(time.time() * 1000)
-        values = [self._entities.Metric(_name(name), value, now_ms, step) for name, value in metrics.items()]
-        for start in range(0, len(values), 10 * _AT_ONCE):
-            self._client.log_batch(self._id, metrics=values[start : start + 10 * _AT_ONCE])
+        values = [self._entities.Metric(_sanitize_name(name), value, now_ms, step) for name, value in metrics.items()]
+        for start in range(0, len(values), 10 * _BATCH_SIZE):
+            self._client.log_batch(self._id, metrics=values[start : start + 10 * _BATCH_SIZE])
 
-    def table(self, step: int, table: RolloutTable) -> None:
+    def log_table(self, step: int, table: RolloutTable) -> None:
         """Write the table as an artifact in MLflow's own table format."""
         content = {"columns": list(table.columns), "data": [list(row) for row in table.rows]}
         self._client.log_dict(self._id, content, f"{table.name}/step-{step:06d}.json")
@@ -57,14 +57,15 @@ class MlflowSink:
     def close(self) -> None:
         self._client.set_terminated(self._id)
 
-    def _parameters(self, leaves: Mapping[str, Any]) -> None:
+    def _log_parameters(self, leaves: Mapping[str, Any]) -> None:
         parameters = [
-            self._entities.Param(_name(key), str(value)[:_LONGEST_PARAMETER]) for key, value in leaves.items()
+            self._entities.Param(_sanitize_name(key), str(value)[:_MAX_PARAMETER_LENGTH])
+            for key, value in leaves.items()
         ]
-        for start in range(0, len(parameters), _AT_ONCE):
-            self._client.log_batch(self._id, params=parameters[start : start + _AT_ONCE])
+        for start in range(0, len(parameters), _BATCH_SIZE):
+            self._client.log_batch(self._id, params=parameters[start : start + _BATCH_SIZE])
 
 
-def _name(name: str) -> str:
+def _sanitize_name(name: str) -> str:
     """Return a name that MLflow accepts: only letters, digits and `_-./: `."""
     return re.sub(r"[^\w\-./: ]", "_", name)

@@ -1,4 +1,4 @@
-"""The available trackers, and those of a run."""
+"""Opens the configured trackers of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from roll.registry import Registry
-from roll.tracking.sinks.base import Opening, Sink, load_client
+from roll.tracking.sinks.base import Sink, SinkArguments, load_client
 from roll.tracking.sinks.guarded import GuardedSink
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SINKS", "check_packages", "open_sinks"]
 
-SINKS: Registry[Callable[[Opening], Sink]] = Registry(
+SINKS: Registry[Callable[[SinkArguments], Sink]] = Registry(
     "tracker",
     {
         "tensorboard": "roll.tracking.sinks.tensorboard:TensorBoardSink",
@@ -35,7 +35,7 @@ def check_packages(config: TrackingConfig) -> None:
     Raises:
         ConfigError: a package is not installed; the message tells how to install it.
     """
-    for name in _select(config):
+    for name in _list_enabled_trackers(config):
         load_client(name)
 
 
@@ -51,12 +51,12 @@ def open_sinks(
         resumed_at: step after which the run continues; -1 for a new run.
 
     Raises:
-        ConfigError: a tracker cannot be opened; the others are closed again.
+        ConfigError: a tracker cannot be opened; those already opened are closed.
     """
     sinks: list[GuardedSink] = []
     try:
-        for name, project in _select(config).items():
-            opening = Opening(run=run, project=project, settings=settings, resumed_at=resumed_at)
+        for name, project in _list_enabled_trackers(config).items():
+            opening = SinkArguments(run=run, project=project, settings=settings, resumed_at=resumed_at)
             sinks.append(GuardedSink(name, partial(_open, name, opening)))
     except BaseException:
         for sink in sinks:
@@ -65,11 +65,11 @@ def open_sinks(
     return sinks
 
 
-def _open(name: str, opening: Opening) -> Sink:
+def _open(name: str, opening: SinkArguments) -> Sink:
     return SINKS.get(name)(opening)
 
 
-def _select(config: TrackingConfig) -> dict[str, str]:
-    """Return the project of every enabled tracker; TensorBoard has none."""
+def _list_enabled_trackers(config: TrackingConfig) -> dict[str, str]:
+    """Return the project of every enabled tracker, by name; empty for TensorBoard, which has no projects."""
     values = {name: getattr(config, name) for name in SINKS if getattr(config, name, None) not in (None, False)}
     return {name: value if isinstance(value, str) else "" for name, value in values.items()}

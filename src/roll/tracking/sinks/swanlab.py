@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from roll.tracking.sinks.base import Opening, PathWatch, RolloutTable, load_client, run_id
+from roll.tracking.sinks.base import PathWatcher, RolloutTable, SinkArguments, get_run_id, load_client
 
 __all__ = ["SwanLabSink"]
 
@@ -13,29 +13,29 @@ __all__ = ["SwanLabSink"]
 class SwanLabSink:
     """One experiment of a project; a resumed run continues it."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: SinkArguments) -> None:
         self._client = load_client("swanlab")
         quiet = self._client.Settings(interactive=False, terminal={"proxy_type": "none"})  # never prompt for an API key
         self._run = self._client.init(
             project=opening.project,
             name=opening.run.name,
             log_dir=str(opening.run.path / "swanlog"),
-            id=run_id(opening.run),
+            id=get_run_id(opening.run),
             resume="allow",
             config=dict(opening.settings),
             settings=quiet,
         )
-        self._kept = PathWatch(Path(self._run.dir))
+        self._kept = PathWatcher(Path(self._run.dir))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._kept.check()
         self._run.log(dict(metrics), step=step)
 
-    def table(self, step: int, table: RolloutTable) -> None:
+    def log_table(self, step: int, table: RolloutTable) -> None:
         self._kept.check()
-        shown = self._client.echarts.Table()
-        shown.add(list(table.columns), [list(row) for row in table.rows])
-        self._run.log({table.name: shown}, step=step)
+        client_table = self._client.echarts.Table()
+        client_table.add(list(table.columns), [list(row) for row in table.rows])
+        self._run.log({table.name: client_table}, step=step)
 
     def close(self) -> None:
         self._run.finish()

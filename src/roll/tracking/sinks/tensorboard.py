@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from roll.tracking import atomic
-from roll.tracking.sinks.base import Opening, PathWatch, RolloutTable
+from roll.tracking.sinks.base import PathWatcher, RolloutTable, SinkArguments
 
 __all__ = ["TensorBoardSink", "truncate_events"]
 
 
 class TensorBoardSink:
-    """Writes to the run's `tensorboard/`: scalars, which are 32 bits wide there, and texts."""
+    """Writes scalars (as float32) and text to the run's `tensorboard/`."""
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: SinkArguments) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         from roll.config.document import dump
@@ -32,13 +32,13 @@ class TensorBoardSink:
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
         path = opening.run.tensorboard_dir / name
         self._writer = RecordWriter(path.open("ab"))
-        self._kept = PathWatch(path)
-        self._protos = _protos()
+        self._kept = PathWatcher(path)
+        self._protos = _load_protos()
         self._write(file_version="brain.Event:2")
-        if first_step > 0:  # a running TensorBoard then drops the events from that step on
+        if first_step > 0:  # tells a running TensorBoard to drop the events from that step on
             log = self._protos.SessionLog
             self._write(step=first_step, session_log=log(status=log.START))
-        self._text(max(0, opening.resumed_at), "configuration", _indent(dump(opening.settings)))
+        self._add_text(max(0, opening.resumed_at), "configuration", _indent(dump(opening.settings)))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one event with all values."""
@@ -48,17 +48,17 @@ class TensorBoardSink:
         values = [summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._write(step=step, summary=summary(value=values))
 
-    def table(self, step: int, table: RolloutTable) -> None:
-        """Write rollouts as text, since TensorBoard has no suitable tables."""
+    def log_table(self, step: int, table: RolloutTable) -> None:
+        """Write the table as text: TensorBoard has no tables with text."""
         cells = [zip(table.columns, row, strict=True) for row in table.rows]
         rows = ["\n".join(f"{name}: {cell}" for name, cell in row) for row in cells]
-        self._text(step, table.name, _indent("\n\n".join(rows)))
+        self._add_text(step, table.name, _indent("\n\n".join(rows)))
 
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
 
-    def _text(self, step: int, tag: str, markdown: str) -> None:
+    def _add_text(self, step: int, tag: str, markdown: str) -> None:
         from tensorboard.compat.proto import summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
 
         summaries, tensors = vars(summary_pb2), vars(tensor_pb2)
@@ -85,8 +85,8 @@ def _indent(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
-def _protos() -> Any:
-    """Return the module of event messages, whose classes are created at run time and unknown to type checkers."""
+def _load_protos() -> Any:
+    """Return the module of event messages as `Any`, since its classes are created at run time."""
     from tensorboard.compat.proto import event_pb2
 
     return event_pb2
@@ -99,13 +99,14 @@ def truncate_events(directory: Path, step: int) -> int:
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.summary.writer.record_writer import RecordWriter
 
-    read_event = _protos().Event.FromString
+    read_event = _load_protos().Event.FromString
     dropped = 0
     for path in sorted(directory.glob("events.out.tfevents.*")):
         kept = io.BytesIO()
         writer = RecordWriter(kept)
         for data in RawEventFileLoader(str(path)).Load():
             event = read_event(data)
+            # Events without a summary, such as the file's version, belong to no step.
             if event.HasField("summary") and event.step > step:
                 dropped += 1
             else:

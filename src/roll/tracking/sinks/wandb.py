@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from roll.errors import ConfigError
-from roll.tracking.sinks.base import Opening, PathWatch, RolloutTable, load_client, run_id
+from roll.tracking.sinks.base import PathWatcher, RolloutTable, SinkArguments, get_run_id, load_client
 
 __all__ = ["WandbSink"]
 
@@ -15,26 +15,26 @@ class WandbSink:
     """One run of a project; a resumed run continues it.
 
     The step counter of W&B only increases, but a resumed run goes back to its checkpoint; so `step` is a separate
-    metric, against which all others are plotted. Of two values for a step, the later one counts.
+    metric, against which all others are plotted. If a step has two values, the later one counts.
     """
 
-    def __init__(self, opening: Opening) -> None:
+    def __init__(self, opening: SinkArguments) -> None:
         self._client = load_client("wandb")
         if self._client.setup().settings.mode == "online" and not self._client.login(prompt=False):
-            raise ConfigError(  # otherwise W&B would prompt for a key, over the display
-                "tracking.wandb: there is no key. Log in with `wandb login`, set WANDB_API_KEY, keep everything here "
-                "with WANDB_MODE=offline, or go without: `tracking.wandb=null`."
+            raise ConfigError(  # otherwise W&B would prompt for a key in the middle of the display
+                "tracking.wandb: there is no API key. Log in with `wandb login`, set WANDB_API_KEY, write only local "
+                "files with WANDB_MODE=offline, or disable the tracker: `tracking.wandb=null`."
             )
         self._run = self._client.init(
             project=opening.project,
             name=opening.run.name,
             dir=str(opening.run.path),
-            id=run_id(opening.run),
+            id=get_run_id(opening.run),
             resume="allow",
             config=dict(opening.settings),
             settings=self._client.Settings(console="off"),  # ROLL's logs hold the output
         )
-        self._kept = PathWatch(Path(self._run.settings.sync_dir))
+        self._kept = PathWatcher(Path(self._run.settings.sync_dir))
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
@@ -42,10 +42,10 @@ class WandbSink:
         self._kept.check()
         self._run.log({**metrics, "step": step})
 
-    def table(self, step: int, table: RolloutTable) -> None:
+    def log_table(self, step: int, table: RolloutTable) -> None:
         self._kept.check()
-        shown = self._client.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
-        self._run.log({table.name: shown, "step": step})
+        client_table = self._client.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
+        self._run.log({table.name: client_table, "step": step})
 
     def close(self) -> None:
         self._run.finish()

@@ -1,4 +1,4 @@
-"""Attention over packed rows, where a segment sees its ancestors and itself.
+"""Attention over packed rows with shared prefixes: a segment attends to its ancestors and itself.
 
 `packed` chooses how a layer's attention is computed: `varlen` on CUDA, `native` and `fused` (C kernels) or
 `matmul_attention` on a CPU. `calls` describes the calls of a micro-batch, `maps` computes statistics of attention for a

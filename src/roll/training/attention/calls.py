@@ -1,4 +1,4 @@
-"""The calls that compute a micro-batch's attention: their rows, their masks, and the computation.
+"""Attention calls of a micro-batch: their rows, masks and computation.
 
     queries, keys, values [N, h, d] ─ gather ─► [B, n, h, d] ─ matrix products, or SDPA ─► [B * n, H, d]
 
@@ -15,40 +15,40 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from roll.models import AttentionForm
+from roll.models import AttentionParams
 from roll.training.attention.matmul_attention import blocked_attention, dense_attention
 
-__all__ = ["Call", "CausalCall", "DenseCall", "Prefixes", "RowIndex", "TreeCall", "compute"]
+__all__ = ["Call", "CausalCall", "DenseCall", "Prefixes", "RowIndex", "TreeCall", "compute_call"]
 
 
 @dataclass(frozen=True, slots=True)
 class RowIndex:
-    """Entries of the row, batched [B, n] with padding, and the inverse index."""
+    """An index that gathers entries of the packed row into a padded batch [B, n], and its inverse."""
 
     index: Tensor
-    """The entry of the row at each position [B * n]; padding repeats an entry."""
+    """The entry of the row at each position of the flattened batch [B * n]; padding repeats an entry."""
     members: Tensor
-    """The entries of the row that occur [k], ascending."""
+    """The entries of the row that the batch contains [k], ascending."""
     inverse: Tensor
-    """The position of each member among the B * n [k]."""
+    """The position of each member in the flattened batch [k]."""
     size: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """Prefixes of segments, whose keys the segments attend to."""
+    """The prefixes of a batch of segments; each segment attends to the keys of its prefix."""
 
     rows: RowIndex
     """The entries of the prefixes, size [b, p]."""
     owners: Tensor
-    """The prefix of each segment [B], an index among the b."""
+    """The index of each segment's prefix [B]."""
     overlap: bool
     """Whether an entry of the row may be in several prefixes, or in a prefix and in a segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class DenseCall:
-    """Small blocks, computed as matrix products under a mask."""
+    """Attention of small blocks, computed as matrix products with a mask."""
 
     rows: RowIndex
     bias: Tensor
@@ -57,7 +57,7 @@ class DenseCall:
 
 @dataclass(frozen=True, slots=True)
 class CausalCall:
-    """Plain sequences under a causal mask."""
+    """Causal attention of sequences without a shared prefix."""
 
     rows: RowIndex
     blocked: bool
@@ -66,13 +66,13 @@ class CausalCall:
 
 @dataclass(frozen=True, slots=True)
 class TreeCall:
-    """Segments of any trees, each after the keys of its ancestors."""
+    """Attention of each segment of a batch to its own keys and to those of its ancestors, in any tree."""
 
     rows: RowIndex
     """The entries of the segments, size [B, n]."""
     prefixes: Prefixes
-    how: Literal["dense", "blocked", "sdpa"]
-    """The kernel; see `products`."""
+    kernel: Literal["dense", "blocked", "sdpa"]
+    """The kernel: SDPA, or one of those in `matmul_attention`."""
     bias: Tensor
     """The mask [B, 1, 1, n, p + n]: 0 where a query may see a key, else -inf; float32 or better. [B, p] for blocked
     products, which are always causal."""
@@ -81,9 +81,11 @@ class TreeCall:
 Call = DenseCall | CausalCall | TreeCall
 
 
-def compute(call: Call, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm) -> Tensor:
-    """Compute one call from queries [N, H, d], keys [N, K, d] and values [N, K, w]; return [B * n, H, w], padding
-    included.
+def compute_call(call: Call, q: Tensor, k: Tensor, v: Tensor, params: AttentionParams) -> Tensor:
+    """Compute the attention of one call from the row's queries [N, H, d], keys [N, K, d] and values [N, K, w].
+
+    Returns:
+        The attention [B * n, H, w] of the call's padded batch.
     """
     queries = _Gather.apply(q, call.rows)
     if isinstance(call, TreeCall):
@@ -91,20 +93,21 @@ def compute(call: Call, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm) ->
     else:
         keys, values = (_Gather.apply(x, call.rows) for x in (k, v))
     if isinstance(call, DenseCall):
-        result = dense_attention(queries, keys, values, call.bias, form)
+        result = dense_attention(queries, keys, values, call.bias, params)
     elif isinstance(call, CausalCall):
-        causal = blocked_attention if call.blocked else _sdpa
-        result = causal(queries, keys, values, None, form)
-    elif call.how == "sdpa":
-        result = _sdpa(queries, keys, values, call.bias[:, 0].to(q.dtype), form)
+        causal = blocked_attention if call.blocked else _run_sdpa
+        result = causal(queries, keys, values, None, params)
+    elif call.kernel == "sdpa":
+        # SDPA takes a mask [B, 1, n, m] in the dtype of the queries.
+        result = _run_sdpa(queries, keys, values, call.bias[:, 0].to(q.dtype), params)
     else:
-        products = dense_attention if call.how == "dense" else blocked_attention
-        result = products(queries, keys, values, call.bias, form)
+        products = dense_attention if call.kernel == "dense" else blocked_attention
+        result = products(queries, keys, values, call.bias, params)
     return result.flatten(0, 1)
 
 
 class _Gather(torch.autograd.Function):
-    """Gathers rows of [N, h, d] as [B, n, h, d]. The backward pass copies gradients without sums, so it is exact."""
+    """Gathers rows of [N, h, d] as [B, n, h, d]. The backward pass only copies gradients, so it does not round."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: RowIndex) -> Tensor:
@@ -139,6 +142,7 @@ class _GatherWithPrefix(torch.autograd.Function):
         high = torch.promote_types(grad.dtype, torch.float32)
         sums = grad.new_zeros((num, length, *grad.shape[2:]), dtype=high)
         sums.index_add_(0, prefixes.owners, grad[:, :length].to(high))
+        # Entries that several prefixes contain need a sum. Without overlap every entry occurs once, so it is copied.
         if prefixes.overlap:
             total = grad.new_zeros(ctx.shape, dtype=high)
             for rows, part in ((prefixes.rows, sums), (ctx.rows, grad[:, length:].to(high))):
@@ -152,7 +156,7 @@ class _GatherWithPrefix(torch.autograd.Function):
 
 
 def _scatter_gradients(shape: torch.Size, parts: tuple[tuple[RowIndex, Tensor], ...]) -> Tensor:
-    """Scatter the gradients [B, n, h, d] of gathered rows to all rows; a row that no part covers gets 0."""
+    """Return the gradient of all rows from the gradients [B, n, h, d] of disjoint gathered rows; other rows get 0."""
     flat = [grad.reshape(-1, *grad.shape[2:]).index_select(0, rows.inverse) for rows, grad in parts]
     if len(parts) == 1 and len(flat[0]) == shape[0]:
         return flat[0]  # the members are all entries, in order
@@ -162,11 +166,12 @@ def _scatter_gradients(shape: torch.Size, parts: tuple[tuple[RowIndex, Tensor], 
     return result
 
 
-def _sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, form: AttentionForm) -> Tensor:
-    """Run SDPA on queries [B, n, H, d], keys and values [B, m, K, d]; causal where no bias [B, 1, n, m] is given."""
+def _run_sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, params: AttentionParams) -> Tensor:
+    """Run SDPA on queries [B, n, H, d], keys and values [B, m, K, d], with `bias` [B, 1, n, m]; causal without it."""
+    # Grouped-query attention: SDPA expects as many key heads as query heads.
     repeats = q.shape[2] // k.shape[2]
     k, v = ((x.repeat_interleave(repeats, dim=2) if repeats > 1 else x).transpose(1, 2) for x in (k, v))
     result = F.scaled_dot_product_attention(
-        q.transpose(1, 2), k, v, attn_mask=bias, is_causal=bias is None, scale=form.scale
+        q.transpose(1, 2), k, v, attn_mask=bias, is_causal=bias is None, scale=params.scale
     )
     return result.transpose(1, 2)

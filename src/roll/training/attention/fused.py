@@ -1,10 +1,10 @@
-"""Rotary embedding fused into attention, on a CPU in bfloat16.
+"""RoPE (rotary embedding) fused into attention, on a CPU in bfloat16.
 
-    projections ─ (a norm by head) ─► attention.c, which rotates inputs and gradients ─► projection
+    projections ─ (a norm per head) ─► attention.c, which rotates inputs and gradients ─► projection
 
-HF rotates in ten passes over memory, forward and backward. A module is recognized by its results, as in
-`network.fused`: the replacement must agree with the module on random numbers. Calls that are not plain attention over a
-whole row (windows, caps, ranks that divide the row) are computed by the module itself.
+RoPE in HF models takes ten passes over memory, forward and backward. A module is recognized by its results, as in
+`network.fused`: the replacement must give the same results as the module on random inputs. Calls that are not plain
+attention over a whole row (windows, caps, rows split over ranks) are computed by the module itself.
 """
 
 from __future__ import annotations
@@ -16,34 +16,34 @@ import torch
 from torch import Tensor, nn
 
 from roll.errors import ModelError
-from roll.training.attention.native import Rotation, native_attention_supported
+from roll.training.attention.native import Rotation, is_native_attention_supported
 from roll.training.attention.packed import AttentionPlan
 from roll.training.packing.layout import PackedLayout, Segment, Tree
 
-__all__ = ["fused_attention"]
+__all__ = ["build_fused_attention"]
 
 TOLERANCE = 2.0**-5
-"""Largest norm of the difference relative to that of the result. The module rounds between its passes, which large
-scores amplify. A different kind of rotation is off by half and more."""
+"""Largest norm of the difference, relative to the norm of the result. The module rounds between its passes, and large
+scores amplify the errors. A different kind of RoPE differs by half or more."""
 
 
-def fused_attention(module: Any) -> Callable[..., Any] | None:
-    """Return a replacement for an attention module's `forward`, or `None` where the results would differ."""
+def build_fused_attention(module: Any) -> Callable[..., Any] | None:
+    """Return a fused replacement for an attention module's `forward`, or `None` if its results would differ."""
     if not all(isinstance(getattr(module, name, None), nn.Linear) for name in ("q_proj", "k_proj", "v_proj", "o_proj")):
         return None
     weight = module.q_proj.weight
-    if not native_attention_supported(weight.device, weight.dtype) or not isinstance(
+    if not is_native_attention_supported(weight.device, weight.dtype) or not isinstance(
         getattr(module, "head_dim", None), int
     ):
         return None
     norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
     if any(norm is not None and getattr(norm, "weight", torch.empty(0)).shape != (module.head_dim,) for norm in norms):
         return None
-    replacement = _replacement(module)
-    return replacement if _gives_same_result(module, replacement) else None
+    replacement = _build_forward(module)
+    return replacement if _has_same_result(module, replacement) else None
 
 
-def _replacement(module: Any) -> Callable[..., Any]:
+def _build_forward(module: Any) -> Callable[..., Any]:
     plain = module.forward
 
     def forward(
@@ -55,10 +55,10 @@ def _replacement(module: Any) -> Callable[..., Any]:
     ) -> Any:
         plan: AttentionPlan | None = kwargs.get("roll_plan")
         window = getattr(module, "sliding_window", None)
-        form = None if plan is None else plan.fused_rotary_form(module, attention_mask, window, kwargs)
+        params = None if plan is None else plan.find_fused_rotary_params(module, attention_mask, window, kwargs)
         if (
             plan is None
-            or form is None
+            or params is None
             or position_embeddings is None
             or position_embeddings[0].dtype != torch.bfloat16
         ):
@@ -67,14 +67,16 @@ def _replacement(module: Any) -> Callable[..., Any]:
         q, k, v = (project(hidden_states).view(shape) for project in (module.q_proj, module.k_proj, module.v_proj))
         if getattr(module, "q_norm", None) is not None:
             q, k = module.q_norm(q), module.k_norm(k)
-        attended = plan.attend_rotated(q, k, v, form, Rotation(position_embeddings[0][0], position_embeddings[1][0]))
+        attended = plan.attend_with_rope(
+            q, k, v, params, Rotation(position_embeddings[0][0], position_embeddings[1][0])
+        )
         return module.o_proj(attended.flatten(1)[None]), None
 
     return forward
 
 
 @torch.no_grad()
-def _gives_same_result(module: Any, replacement: Callable[..., Any]) -> bool:
+def _has_same_result(module: Any, replacement: Callable[..., Any]) -> bool:
     """Return whether module and replacement give the same result on a random row of a prompt and two answers."""
     weight = module.q_proj.weight
     segments = tuple(Segment(start=s, length=n, parent=p, position=x) for s, n, p, x in _SEGMENTS)

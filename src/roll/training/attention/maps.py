@@ -1,7 +1,7 @@
 """Attention statistics of the current policy for each token, without storing attention maps.
 
-    samples -> pack -> the forward pass that is made anyway, for the update or for the log-probs before it
-                          observed layer: queries, keys -> rows of its maps -> sums over heads' maps, then freed
+    samples -> pack -> the forward pass of the update, or of the log-probs before it
+                          observed layer: queries, keys -> some rows of its maps -> sums by head; rows are freed
             -> local and global heads of each sample -> WAAD and FAI (`algorithms.credit`)
 
 Packed attention never materializes the maps, so they are computed separately for the observed layers: the softmax of
@@ -21,48 +21,50 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.algorithms.credit import distance_weights, head_groups
+from roll.algorithms.credit import compute_distance_weights, group_heads
 from roll.errors import UnsupportedError
 from roll.training.packing.blocks import Block
 from roll.training.packing.layout import iter_entries
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.types import AttentionRange, AttentionStatistics
 
-__all__ = ["MapObserver", "select_observed_layers"]
+__all__ = ["AttentionMapObserver", "select_observed_layers"]
 
 MAX_MAP_ELEMENTS = {"cpu": 2**20, "other": 2**26}
-"""Entries of maps, over all heads, that exist at once: 4 MiB fit in a CPU's cache, 256 MiB keep a device busy."""
+"""Largest number of map entries, over all heads, that exist at once: 4 MiB fit in a CPU's cache, 256 MiB keep an
+accelerator busy."""
 
 MAX_KEPT_PAIRS = 2**14
-"""Largest number of token pairs whose weights by distance are cached between layers. For a short text, computing them
-takes as long as the maps."""
+"""Largest number of token pairs whose distance weights are cached between layers. For a short sequence, computing the
+weights takes as long as computing the maps."""
 
 NUM_LAYERS = 5
 
 
 def select_observed_layers(num_layers: int, count: int = NUM_LAYERS) -> tuple[int, ...]:
-    """Return evenly spaced layers of the middle third, including its first and last layer.
+    """Return `count` evenly spaced layers of the model's middle third, including its first and last layer.
 
-    The result has fewer than `count` layers where the middle third has fewer.
+    If the middle third has fewer than `count` layers, return all of its layers.
     """
     first, last = num_layers // 3, max(-(-2 * num_layers // 3) - 1, 0)
     return tuple(sorted({round(x) for x in np.linspace(first, last, count)}))
 
 
 @dataclass(slots=True)
-class _Track:
-    """A sample in the packed row, and its results so far. N is the number of its tokens before the last one in the
-    loss."""
+class _SampleState:
+    """A sample of the packed row, with its statistics so far. N is the number of tokens before the sample's last token
+    in the loss.
+    """
 
     index: int
     size: int
-    """L, the number of its tokens."""
+    """L, the number of tokens of the sample."""
     rows: Tensor
-    """The entries of its tokens in the row [N]."""
+    """The entries of the sample's tokens in the row [N]."""
     first: int
     """The index of the first answer token."""
     window_sums: dict[tuple[int, int | None], tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """Cached results of `_window_weights`, by first token and sliding window."""
+    """Cached results of `_compute_window_weights`, by first token and sliding window."""
     distances: list[Tensor] = field(default_factory=list)
     """The mean distance that each head attends to [H], by observed layer."""
     waad: list[Tensor] = field(default_factory=list)
@@ -71,126 +73,134 @@ class _Track:
     """FAI [H, N - first], by observed layer; see `algorithms.credit`."""
 
 
-class MapObserver:
-    """Computes attention statistics of one micro-batch during its forward pass; a `packed.Observer`.
+class AttentionMapObserver:
+    """Computes attention statistics of one micro-batch during its forward pass; a `packed.AttentionObserver`.
 
     Args:
         blocks: The blocks of the micro-batch.
         layers: The layers to observe, ascending.
-        of: The distances that count.
+        attention_range: The token distances over which the statistics are taken.
         device: The device of the network.
-        share: This rank's place among the ranks that divide the heads.
+        share: This rank's share of the row. The ranks that compute a row together split the attention heads.
     """
 
     def __init__(
         self,
         blocks: Sequence[Block],
         layers: Sequence[int],
-        of: AttentionRange,
+        attention_range: AttentionRange,
         device: torch.device,
         share: TokenShare = WHOLE,
     ) -> None:
         self._share = share
         self._layers = frozenset(layers)
-        self._of = of
-        self._num_looks = 0
-        self._tracks = list(_tracks(blocks, device))
+        self._range = attention_range
+        self._num_observed = 0
+        self._states = list(_iter_sample_states(blocks, device))
 
     def is_observed(self, layer: int) -> bool:
-        """Return whether a layer is observed. Layers that activation checkpointing runs again are counted after all
-        layers.
+        """Return whether the layer with this number is observed.
+
+        Activation checkpointing runs layers again: their numbers then continue after the last layer, so none of them is
+        observed twice.
         """
         return layer in self._layers
 
     @torch.no_grad()
     def observe(self, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
-        """Accumulate the next observed layer: queries [M, H, d] and keys [M, K, d] of the packed row."""
-        self._num_looks += 1
+        """Compute and store the statistics of the next observed layer, from queries [M, H, d] and keys [M, K, d] of the
+        packed row.
+        """
+        self._num_observed += 1
         dtype = torch.promote_types(queries.dtype, torch.float32)
         scaled, keys = queries.detach().to(dtype) * scale, keys.detach().to(dtype)
-        for track in self._tracks:
-            self._accumulate(track, scaled, keys, window)
+        for state in self._states:
+            self._accumulate(state, scaled, keys, window)
 
-    def _accumulate(self, track: _Track, scaled: Tensor, keys: Tensor, window: int | None) -> None:
-        q = scaled.index_select(0, track.rows[track.first :])
-        k = keys.index_select(0, track.rows).permute(1, 2, 0)  # [K, d, N]
+    def _accumulate(self, state: _SampleState, scaled: Tensor, keys: Tensor, window: int | None) -> None:
+        q = scaled.index_select(0, state.rows[state.first :])
+        k = keys.index_select(0, state.rows).permute(1, 2, 0)  # [K, d, N]
         length, num_heads = k.shape[2], q.shape[1]
         q = q.unflatten(1, (k.shape[0], -1)).permute(1, 2, 0, 3)  # [K, H / K, T, d]
         waad: list[Tensor] = []
         distance, fai = k.new_zeros(num_heads), k.new_zeros(num_heads, length)
         size = MAX_MAP_ELEMENTS.get(k.device.type, MAX_MAP_ELEMENTS["other"])
         step = max(size // max(num_heads * length, 1), 1)
-        for start in range(track.first, length, step):
+        for start in range(state.first, length, step):
             stop = min(start + step, length)
-            unseen, weights = self._window_weights(track, start, stop, window, k)
-            part = q[:, :, start - track.first : stop - track.first]
+            unseen, weights = self._compute_window_weights(state, start, stop, window, k)
+            part = q[:, :, start - state.first : stop - state.first]
             scores = (part.flatten(1, 2) @ k).view(num_heads, stop - start, length)
             maps = scores.masked_fill_(unseen, float("-inf")).softmax(dim=-1)
             waad.append((maps * weights[1]).sum(2))
             distance += (maps * weights[0]).sum((1, 2))
             fai += (maps * weights[2]).sum(1)
-        track.distances.append(distance / max(length - track.first, 1))
-        track.waad.append(torch.cat(waad, dim=1) if waad else k.new_zeros(num_heads, 0))
-        track.fai.append(fai[:, track.first :])
+        state.distances.append(distance / max(length - state.first, 1))
+        state.waad.append(torch.cat(waad, dim=1) if waad else k.new_zeros(num_heads, 0))
+        state.fai.append(fai[:, state.first :])
 
-    def _window_weights(
-        self, track: _Track, start: int, stop: int, window: int | None, like: Tensor
+    def _compute_window_weights(
+        self, state: _SampleState, start: int, stop: int, window: int | None, like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Return which of the N tokens are hidden from tokens `start` to `stop` [n, N], and the weights by distance
-        [3, n, N].
+        """Return a mask [n, N] of the tokens that tokens `start` to `stop` cannot see, and distance weights [3, n, N].
 
-        The three weights are those of mean distance, WAAD and FAI.
+        The mean distance, WAAD and FAI are sums of attention times one of the three weights each; see
+        `algorithms.credit`.
         """
-        found = track.window_sums.get((start, window))
-        if found is None:
-            length = len(track.rows)
-            of = distance_weights(length, window=self._of.window, horizon=self._of.horizon)
+        cached = state.window_sums.get((start, window))
+        if cached is None:
+            length = len(state.rows)
+            of = compute_distance_weights(length, window=self._range.window, horizon=self._range.horizon)
             column = torch.arange(length, device=like.device)
             apart = column[start:stop, None] - column
             unseen = apart < 0 if window is None else (apart < 0) | (apart >= window)
             weights = torch.from_numpy(np.stack([of.distance, of.waad, of.fai])).to(like)[:, apart.clamp_(min=0)]
+            # FAI of a token is a mean over the tokens that attend to it, so its weights are divided by their number.
             weights[2] /= torch.from_numpy(of.num_followers).to(like)
-            found = unseen, weights
+            cached = unseen, weights
             if apart.numel() <= MAX_KEPT_PAIRS:
-                track.window_sums[start, window] = found
-        return found
+                state.window_sums[start, window] = cached
+        return cached
 
-    def results(self) -> dict[int, AttentionStatistics]:
-        """Return the statistics of each sample, by its index in the batch. Collective where ranks divide the heads.
+    def compute_statistics(self) -> dict[int, AttentionStatistics]:
+        """Return the statistics of each sample, by index in the batch. Collective if the heads are split over
+        ranks.
 
         Raises:
-            UnsupportedError: fewer layers than expected have an attention of their own.
+            UnsupportedError: fewer layers than expected have softmax attention.
         """
-        if self._num_looks < len(self._layers):
+        if self._num_observed < len(self._layers):
             raise UnsupportedError(
-                f"attention credit observes layers {sorted(self._layers)}, of which this model has {self._num_looks} "
-                "with softmax attention: choose another algorithm.credit.type than local, global or coupled"
+                f"attention credit observes layers {sorted(self._layers)}, but only {self._num_observed} of them have "
+                "softmax attention in this model: choose an algorithm.credit.type other than local, global or coupled"
             )
-        return {track.index: _statistics(track, self._share) for track in self._tracks}
+        return {state.index: _average_statistics(state, self._share) for state in self._states}
 
 
-def _statistics(track: _Track, share: TokenShare) -> AttentionStatistics:
-    """Average over the sample's local heads (WAAD) and global heads (FAI); both are 0 before the answer.
+def _average_statistics(state: _SampleState, share: TokenShare) -> AttentionStatistics:
+    """Return a sample's WAAD, averaged over local heads, and FAI, averaged over global heads; see `algorithms.credit`.
 
-    The tokens after the last row have no jump of attention: they repeat the WAAD of that row.
+    Both are 0 before the answer. Tokens after the N computed ones get the last computed WAAD, so it does not jump, and
+    an FAI of 0.
     """
+    # Local heads are found by ranking all heads, so ranks that split the heads gather them first.
     distances, *found = (
         torch.cat([share.gather_heads(part) for part in parts]).cpu().numpy()
-        for parts in (track.distances, track.waad, track.fai)
+        for parts in (state.distances, state.waad, state.fai)
     )
-    local, far = head_groups(distances)
-    waad, fai = np.zeros(track.size, np.float32), np.zeros(track.size, np.float32)
-    end = len(track.rows)
-    if end > track.first:
-        waad[track.first : end] = found[0][local].mean(0)
+    local, far = group_heads(distances)
+    waad, fai = np.zeros(state.size, np.float32), np.zeros(state.size, np.float32)
+    end = len(state.rows)
+    if end > state.first:
+        waad[state.first : end] = found[0][local].mean(0)
         waad[end:] = waad[end - 1]
-        fai[track.first : end] = found[1][far].mean(0)
+        fai[state.first : end] = found[1][far].mean(0)
     return AttentionStatistics(waad=waad, fai=fai)
 
 
-def _tracks(blocks: Iterable[Block], device: torch.device) -> Iterator[_Track]:
-    """Yield a track for each sample, at the entries where `layout.build_layout` puts it, up to the last token in the
-    loss.
+def _iter_sample_states(blocks: Iterable[Block], device: torch.device) -> Iterator[_SampleState]:
+    """Yield an empty state for each sample, with the row entries of its tokens (see `layout.build_layout`), up to the
+    last token in the loss.
     """
     start = 0
     for block in blocks:
@@ -199,5 +209,7 @@ def _tracks(blocks: Iterable[Block], device: torch.device) -> Iterator[_Track]:
             in_loss = np.flatnonzero(sample.loss_mask)
             rows = rows[: int(in_loss[-1])] if len(in_loss) else rows[:0]
             first = min(sample.prefix_length, len(rows))
-            yield _Track(index=member.index, size=len(sample), rows=torch.from_numpy(rows).to(device), first=first)
+            yield _SampleState(
+                index=member.index, size=len(sample), rows=torch.from_numpy(rows).to(device), first=first
+            )
         start += block.num_tokens

@@ -1,10 +1,10 @@
-"""Recurrent parts of a decoder over a packed row: linear attention, state-space models, short convolutions.
+"""Recurrent layers over a packed row: linear attention, state-space models, short convolutions.
 
     row of trees ─ every path from a root to a leaf as a sequence ─► [B, L, H] ─ the module ─► back to the row
 
-A path begins with an empty state, so no state passes from one text to another. Tokens shared by several paths are
-computed in each of them, with identical results, and taken from the first. Only here is a shared prefix computed more
-than once.
+Each path begins with an empty state, so no state passes between sequences. Tokens shared by several paths are computed
+in each of them, with identical results, and taken from the first. These layers are the only ones that compute a shared
+prefix more than once.
 """
 
 from __future__ import annotations
@@ -17,36 +17,39 @@ import torch
 from torch import Tensor, nn
 
 from roll.errors import ModelError
-from roll.models import decoder_of, first_tensor
-from roll.training.packing.layout import PackedLayout
+from roll.models import get_decoder, get_hidden_states
+from roll.training.packing.layout import PackedLayout, Tree
 from roll.training.parallel.tokens import TokenShare
 
-__all__ = ["Paths", "mix_by_path"]
+__all__ = ["Paths", "run_mixers_by_path"]
 
 
 class Paths:
-    """The texts of a packed row, as paths of its trees.
+    """The root-to-leaf paths of a packed row's trees, as a padded batch of sequences.
 
     Args:
-        layout: The row.
+        layout: The packed row.
         device: The device of the network.
     """
 
     def __init__(self, layout: PackedLayout, device: torch.device) -> None:
-        paths = [path for tree in layout.blocks for path in _paths(tree)]
+        paths = [path for tree in layout.blocks for path in _iter_paths(tree)]
         longest = max(map(len, paths))
         index = np.stack([path[np.minimum(np.arange(longest), len(path) - 1)] for path in paths])
         source = np.zeros(layout.num_tokens, dtype=np.int64)
+        # In reverse, so that a shared token is taken from the first path that contains it.
         for i in reversed(range(len(paths))):
             source[paths[i]] = i * longest + np.arange(len(paths[i]))
         self.size = len(paths), longest
         self.index = torch.from_numpy(index.reshape(-1)).to(device)
-        """The entry of the row at each position [B * L]; padding repeats the last one."""
+        """The entry of the row at each position [B * L]; padding repeats a path's last entry."""
         self.source = torch.from_numpy(source).to(device)
-        """The position of each entry of the row among the B * L [N]."""
+        """The position of each entry of the row in the flattened batch [N]."""
 
     def split(self, x: Any) -> Any:
-        """Return a tensor [1, N, …] as [B, L, …], also inside tuples; return anything else unchanged."""
+        """Convert row tensors [1, N, …], also inside tuples, to path tensors [B, L, …]; return other values
+        unchanged.
+        """
         if isinstance(x, tuple):
             return tuple(self.split(part) for part in x)
         if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[:2] != (1, len(self.source)):
@@ -54,13 +57,13 @@ class Paths:
         return x[0].index_select(0, self.index).view(*self.size, *x.shape[2:])
 
     def merge(self, x: Tensor) -> Tensor:
-        """Return a tensor [B, L, …] as [1, N, …]."""
+        """Convert a path tensor [B, L, …] back to a row tensor [1, N, …]."""
         return x.flatten(0, 1).index_select(0, self.source)[None]
 
 
-def _paths(tree: Any) -> Iterable[np.ndarray]:
+def _iter_paths(tree: Tree) -> Iterable[np.ndarray]:
     parents = {segment.parent for segment in tree.segments}
-    for i, (segment, context) in enumerate(zip(tree.segments, tree.contexts(), strict=True)):
+    for i, (segment, context) in enumerate(zip(tree.segments, tree.list_contexts(), strict=True)):
         if i not in parents:
             yield np.concatenate([context, segment.start + np.arange(segment.length)])
 
@@ -72,28 +75,32 @@ class _Plan(Protocol):
     def paths(self) -> Paths: ...
 
 
-def mix_by_path(model: Any, mixers: Iterable[nn.Module]) -> None:
-    """Make modules compute path by path whenever a decoder layer receives a `roll_plan`."""
+def run_mixers_by_path(model: Any, mixers: Iterable[nn.Module]) -> None:
+    """Make the recurrent modules `mixers` of a model process each path of a packed row as a separate sequence.
+
+    They do so whenever the decoder layers are called with a `roll_plan`; other calls are unchanged.
+    """
     current: list[_Plan | None] = [None]
 
-    def remember(layer: nn.Module, args: Any, kwargs: Any) -> None:
+    def store_plan(layer: nn.Module, args: Any, kwargs: Any) -> None:
         current[0] = kwargs.get("roll_plan")
 
-    for layer in decoder_of(model).layers:
-        layer.register_forward_pre_hook(remember, with_kwargs=True)
+    for layer in get_decoder(model).layers:
+        layer.register_forward_pre_hook(store_plan, with_kwargs=True)
     for mixer in mixers:
-        mixer.forward = _by_path(mixer.forward, current)
+        mixer.forward = _wrap_forward(mixer.forward, current)
 
 
-def _by_path(plain: Callable[..., Any], current: list[_Plan | None]) -> Callable[..., Any]:
+def _wrap_forward(plain: Callable[..., Any], current: list[_Plan | None]) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
+        # Some layers pass the plan on to their modules, which do not accept it.
         kwargs.pop("roll_plan", None)
-        plan, hidden = current[0], first_tensor(args, kwargs)
+        plan, hidden = current[0], get_hidden_states(args, kwargs)
         if plan is None:
             return plain(*args, **kwargs)
         if plan.share.cp is not None:
             raise ModelError(
-                "this model's recurrent layers need a text's tokens one after the other: set training.parallel.cp to 1"
+                "this model's recurrent layers must process a whole sequence on one rank: set training.parallel.cp to 1"
             )
         paths = plan.paths
         assert hidden.shape[:2] == (1, len(paths.source))

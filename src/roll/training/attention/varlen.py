@@ -1,4 +1,4 @@
-"""Packed attention on CUDA: one call of `torch.nn.attention.varlen` for a whole micro-batch.
+"""Packed attention on CUDA: one call to `torch.nn.attention.varlen` for a whole micro-batch.
 
 Every segment (a prompt, an answer, a plain sequence) is a query sequence. The keys of its ancestors and its own keys
 are gathered. FlashAttention aligns the causal mask to the end of the keys, as a segment requires.
@@ -16,29 +16,29 @@ from torch import Tensor
 
 from roll.training.packing.layout import PackedLayout
 
-__all__ = ["MAX_HEAD_DIM", "VarlenPlan", "varlen_attention", "varlen_indices", "varlen_supported"]
+__all__ = ["MAX_HEAD_DIM", "VarlenPlan", "build_varlen_indices", "is_varlen_supported", "varlen_attention"]
 
 MAX_HEAD_DIM = 256
 """Largest head that FlashAttention's kernels support."""
 
 HEAD_MULTIPLE = 8
-"""FlashAttention's kernels reject heads of other sizes, which SDPA would pad."""
+"""FlashAttention's kernels reject head sizes that are not multiples of this; SDPA would pad them."""
 
 
-def varlen_supported(device: torch.device, dtype: torch.dtype) -> bool:
+def is_varlen_supported(device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether `varlen_attn` runs here: CUDA (or ROCm) in half precision, compute capability 8.0 or newer."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
-def varlen_indices(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return query lengths [S], key lengths [S], and the entries of the row that are the segments' keys, in order."""
+def build_varlen_indices(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the number of queries and of keys of each segment [S], and the row entries of all keys, concatenated."""
     queries: list[int] = []
     keys: list[int] = []
     index: list[np.ndarray] = []
     for block in layout.blocks:
-        for segment, context in zip(block.segments, block.contexts(), strict=True):
+        for segment, context in zip(block.segments, block.list_contexts(), strict=True):
             queries.append(segment.length)
             keys.append(len(context) + segment.length)
             index += [context, segment.start + np.arange(segment.length)]
@@ -49,7 +49,7 @@ class VarlenPlan:
     """Cumulative lengths and key indices of one micro-batch, on the device."""
 
     def __init__(self, layout: PackedLayout, device: torch.device) -> None:
-        queries, keys, index = varlen_indices(layout)
+        queries, keys, index = build_varlen_indices(layout)
         self.longest_query = int(queries.max())
         self.longest_key = int(keys.max())
         self.query_starts = torch.from_numpy(np.cumsum((0, *queries))).to(device, torch.int32)
@@ -60,7 +60,7 @@ class VarlenPlan:
 
 
 class _RepeatRows(torch.autograd.Function):
-    """Gathers rows of [N, K, d] by an index that repeats some; the gradients are summed in float32."""
+    """Gathers rows of [N, K, d] by an index with repetitions; the gradients of repeated rows are summed in float32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
@@ -72,6 +72,7 @@ class _RepeatRows(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         (grad,) = grads
         (index,) = ctx.saved_tensors
+        # A prefix has a gradient from each of its branches: in bfloat16 their sum would lose precision.
         total = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)
         return total.index_add_(0, index, grad.float()).to(grad.dtype), None
 
@@ -84,6 +85,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: VarlenPlan, scale: f
     from torch.nn.attention.varlen import varlen_attn
 
     if plan.key_index is not None:
+        # `varlen_attn` takes the keys of a sequence as adjacent rows, so those of a shared prefix are repeated.
         k, v = _RepeatRows.apply(k, plan.key_index), _RepeatRows.apply(v, plan.key_index)
     width, size = v.shape[-1], -(-q.shape[-1] // HEAD_MULTIPLE) * HEAD_MULTIPLE
     q, k, v = (_pad_heads(x, size) for x in (q, k, v))  # its kernels support one head size, and zeros add nothing
@@ -97,6 +99,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: VarlenPlan, scale: f
         plan.longest_query,
         plan.longest_key,
         scale=scale,
+        # FlashAttention counts the keys before a query, without the query itself.
         window_size=(-1 if window is None else window - 1, 0),
         **more,
     )

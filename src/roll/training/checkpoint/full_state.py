@@ -1,9 +1,10 @@
 """Saving and loading for back-ends whose library stores the states in its own layout.
 
-The format is that of `roll.training.checkpoint.state`: every back-end reads a checkpoint of any other, under any layout
-of ranks.
+The format is that of `roll.training.checkpoint.state`: every back-end can load a checkpoint of any other back-end, with
+any layout of ranks.
 
-Weights and moments are gathered one at a time. Of N ranks each writes every N-th, so no rank holds more than its share.
+Weights and moments are gathered one at a time. Each of N ranks writes every N-th tensor, so no rank holds more than its
+share.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from roll.errors import CheckpointError
 from roll.training.checkpoint.reader import SafeReader
 from roll.training.checkpoint.state import (
     check_entries,
+    collect_random_states,
     format_first_cause,
-    random_states,
     read_counts,
-    restore_random,
+    restore_random_states,
     suppress_dcp_warning,
     write_entries,
 )
@@ -37,7 +38,7 @@ _PARTS: dict[str, str | None] = {"weight": None, "moment1": "moment1", "moment2"
 
 
 class FullWeights(Protocol):
-    """Trained weights and their AdamW moments, each whole under its HF name, however a library has divided them."""
+    """Access to trained weights and their AdamW moments as full tensors by HF name, however a library shards them."""
 
     @property
     def num_updates(self) -> int:
@@ -50,14 +51,14 @@ class FullWeights(Protocol):
     def names(self) -> list[str]:
         """All names, in the same order on every rank."""
 
-    def shape(self, name: str) -> torch.Size:
-        """Return the shape of the whole weight."""
+    def get_shape(self, name: str) -> torch.Size:
+        """Return the shape of the full weight."""
 
     def read_full(self, name: str, state: str | None = None) -> Tensor:
-        """Return a whole master weight, or with `state` (`moment1` or `moment2`) one of its moments. Collective."""
+        """Return a full master weight, or with `state` (`moment1` or `moment2`) one of its moments. Collective."""
 
     def write(self, name: str, value: Tensor, state: str | None = None) -> None:
-        """Write a tensor that `full` returned. Call `refresh` once after the last write."""
+        """Write a full tensor that `read_full` returned. Call `refresh` once after the last write."""
 
     def refresh(self) -> None:
         """Copy the master weights into the network."""
@@ -79,7 +80,7 @@ def save_full_state(
                 state[f"{part}/{name}"] = whole.cpu()
     state["updates"] = torch.full((len(weights.names),), weights.num_updates, dtype=torch.int64)
     state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
-    write_entries(path, state | random_states(ranks, randomness), ranks)
+    write_entries(path, state | collect_random_states(ranks, randomness), ranks)
 
 
 def load_full_state(
@@ -94,17 +95,19 @@ def load_full_state(
         reader = SafeReader(path)
         saved = reader.read_metadata().state_dict_metadata
         names = sorted(weights.names)
-        shapes = {f"{part}/{name}": weights.shape(name) for part in _PARTS for name in names}
+        shapes = {f"{part}/{name}": weights.get_shape(name) for part in _PARTS for name in names}
         check_entries(path, saved, shapes)
-        random = {name: torch.empty_like(value) for name, value in random_states(ranks, randomness).items()}
+        random = {name: torch.empty_like(value) for name, value in collect_random_states(ranks, randomness).items()}
         few: dict[str, Tensor] = {
             "updates": torch.zeros(len(names), dtype=torch.int64),
             "counters": torch.zeros(len(counters), dtype=torch.int64),
         }
         known = all(name in saved for name in random)
+        # The checkpoint has no random states for ranks that the saving run did not have.
         _read(few | random if known else few, reader)
         for name in names:
-            parts = {f"{part}/{name}": torch.empty(weights.shape(name)) for part in _PARTS}
+            # One weight at a time, so that no rank holds the whole model.
+            parts = {f"{part}/{name}": torch.empty(weights.get_shape(name)) for part in _PARTS}
             _read(parts, reader)
             for part, key in _PARTS.items():
                 weights.write(name, parts[f"{part}/{name}"], key)
@@ -117,11 +120,11 @@ def load_full_state(
     weights.refresh()
     weights.num_updates = max(read_counts(path, names, few["updates"]).values(), default=0)
     result = read_counts(path, sorted(counters), few["counters"])
-    restore_random(randomness, random if known else {}, ranks, seed, result["num_steps"])
+    restore_random_states(randomness, random if known else {}, ranks, seed, result["num_steps"])
     return result
 
 
 def _read(state: dict[str, Tensor], reader: SafeReader) -> None:
-    """Fill tensors from the checkpoint; every rank reads on its own."""
+    """Read the tensors of `state` from the checkpoint, in place; every rank reads independently."""
     with suppress_dcp_warning():
         dcp.load(state, storage_reader=reader, no_dist=True)

@@ -46,7 +46,7 @@ _PATHS = {(module, f"{kind}Path") for module in ("pathlib", "pathlib._local") fo
 
 
 class _Unpickler(pickle.Unpickler):
-    """Returns a stand-in for each name that an index may contain, and rejects all others."""
+    """An unpickler that builds stand-ins for the classes of a checkpoint index, and rejects all other names."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
@@ -54,7 +54,7 @@ class _Unpickler(pickle.Unpickler):
         self._records = {name: type(name[1], (_Record,), {}) for name in _RECORDS}
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return the stand-in for a name.
+        """Return the stand-in for the class or function `name` of `module`.
 
         Raises:
             pickle.UnpicklingError: the name has no stand-in.
@@ -69,18 +69,18 @@ class _Unpickler(pickle.Unpickler):
             return lambda value: value
         if module == "torch" and isinstance(found := vars(torch).get(name), torch.dtype):
             return found
-        raise pickle.UnpicklingError(f"it names '{module}.{name}', which no index of a checkpoint does")
+        raise pickle.UnpicklingError(f"the index names '{module}.{name}', which is not a class of a checkpoint index")
 
 
 class _Record:
-    """A stand-in for a record; it holds the record's state."""
+    """A stand-in for an instance of DCP's metadata classes, which stores the pickled state unchecked."""
 
     def __setstate__(self, state: Any) -> None:
         self.__dict__["state"] = state
 
 
 class SafeReader(FileSystemReader):
-    """Reads tensors, and rejects all other entries."""
+    """Reads tensors from a checkpoint of DCP, and rejects entries that are not tensors."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read the index and rebuild it from checked values.
@@ -90,80 +90,83 @@ class SafeReader(FileSystemReader):
             OSError: the file cannot be read.
         """
         with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
-            index = _state(_Unpickler(file).load(), "Metadata")
+            index = _read_state(_Unpickler(file).load(), "Metadata")
         return Metadata(
             state_dict_metadata={
-                _check_type(str, name): _tensor(entry) for name, entry in index["state_dict_metadata"].items()
+                _check_type(str, name): _read_tensor(entry) for name, entry in index["state_dict_metadata"].items()
             },
-            storage_data={_index(key): _byte_range(info) for key, info in index["storage_data"].items()},
+            storage_data={_read_index(key): _read_byte_range(info) for key, info in index["storage_data"].items()},
             storage_meta=StorageMeta(load_id=self.load_id),
             version=str(index.get("version")),
         )
 
 
-def _state(record: Any, kind: str) -> Any:
+def _read_state(record: Any, kind: str) -> Any:
     if not isinstance(record, _Record) or type(record).__name__ != kind:
         what = type(record).__name__
-        raise pickle.UnpicklingError(f"it has a '{what}' where a '{kind}' belongs; only tensors are loaded")
+        raise pickle.UnpicklingError(f"the index has a '{what}' instead of a '{kind}'; only tensors are loaded")
     return record.__dict__["state"]
 
 
 def _check_type(kind: type, value: Any) -> Any:
     if type(value) is not kind:
-        raise pickle.UnpicklingError(f"it has a '{type(value).__name__}' where a '{kind.__name__}' belongs")
+        raise pickle.UnpicklingError(f"the index has a '{type(value).__name__}' instead of a '{kind.__name__}'")
     return value
 
 
-def _size(value: Any) -> torch.Size:
+def _read_size(value: Any) -> torch.Size:
     return torch.Size([_check_type(int, each) for each in _check_type(tuple, value)])
 
 
-def _tensor(record: Any) -> TensorStorageMetadata:
-    state = _state(record, "TensorStorageMetadata")
-    dtype = _check_type(torch.dtype, _state(state["properties"], "TensorProperties")[0])
-    found = [_state(chunk, "ChunkStorageMetadata") for chunk in _check_type(list, state["chunks"])]
-    chunks = [ChunkStorageMetadata(_size(chunk["offsets"]), _size(chunk["sizes"])) for chunk in found]
-    size = _size(state["size"])
+def _read_tensor(record: Any) -> TensorStorageMetadata:
+    state = _read_state(record, "TensorStorageMetadata")
+    dtype = _check_type(torch.dtype, _read_state(state["properties"], "TensorProperties")[0])
+    found = [_read_state(chunk, "ChunkStorageMetadata") for chunk in _check_type(list, state["chunks"])]
+    chunks = [ChunkStorageMetadata(_read_size(chunk["offsets"]), _read_size(chunk["sizes"])) for chunk in found]
+    size = _read_size(state["size"])
     _check_coverage(size, chunks)
     return TensorStorageMetadata(properties=TensorProperties(dtype=dtype), size=size, chunks=chunks)
 
 
 def _check_coverage(size: torch.Size, chunks: Sequence[ChunkStorageMetadata]) -> None:
-    """Check that the chunks cover a tensor of this size exactly once; entries that no chunk covers would silently stay
-    unset.
+    """Check that the chunks cover a tensor of this size exactly once.
+
+    Entries of the tensor that no chunk covers would silently stay unset.
 
     Chunks of shards form a grid: in every dimension each chunk ends where the next one begins.
     """
     if any(len(chunk.offsets) != len(size) or len(chunk.sizes) != len(size) for chunk in chunks):
-        raise pickle.UnpicklingError(f"it has a part of other dimensions than its tensor's, of size {[*size]}")
+        raise pickle.UnpicklingError(
+            f"the index has a chunk whose number of dimensions differs from that of the tensor, of size {[*size]}"
+        )
     filled = [chunk for chunk in chunks if 0 not in chunk.sizes]
     begins = [sorted({chunk.offsets[dim] for chunk in filled}) for dim in range(len(size))]
     ends = [dict(zip(cuts, [*cuts[1:], end], strict=False)) for cuts, end in zip(begins, size, strict=True)]
     for chunk in filled:
         spans = zip(ends, chunk.offsets, chunk.sizes, strict=True)
         if any(first < 0 or length < 1 or first + length != end[first] for end, first, length in spans):
-            raise pickle.UnpicklingError(f"it has a part of a tensor of size {[*size]} that meets no other, or no end")
+            raise pickle.UnpicklingError(f"the index has overlapping chunks, or gaps, for a tensor of size {[*size]}")
     is_whole = sum(math.prod(chunk.sizes) for chunk in filled) == math.prod(size)
     if not is_whole or len({chunk.offsets for chunk in filled}) < len(filled):
-        raise pickle.UnpicklingError(f"it lacks parts of a tensor of size {[*size]}, or has some twice")
+        raise pickle.UnpicklingError(f"the index lacks chunks of a tensor of size {[*size]}, or has some twice")
 
 
-def _index(record: Any) -> MetadataIndex:
-    state = _state(record, "MetadataIndex")
+def _read_index(record: Any) -> MetadataIndex:
+    state = _read_state(record, "MetadataIndex")
     offset, number = state.get("offset"), state.get("index")
     return MetadataIndex(
         _check_type(str, state["fqn"]),
-        None if offset is None else _size(offset),
+        None if offset is None else _read_size(offset),
         None if number is None else _check_type(int, number),
     )
 
 
-def _byte_range(record: Any) -> _StorageInfo:
+def _read_byte_range(record: Any) -> _StorageInfo:
     """Return the file and byte range of a tensor."""
-    state = _state(record, "_StorageInfo")
+    state = _read_state(record, "_StorageInfo")
     name = _check_type(str, state["relative_path"])
     if PurePath(name).name != name:
-        raise pickle.UnpicklingError(f"it names the file '{name}', which is not in the checkpoint's directory")
+        raise pickle.UnpicklingError(f"the index names the file '{name}', which is not in the checkpoint's directory")
     if state.get("transform_descriptors"):
-        raise pickle.UnpicklingError("its tensors are transformed, which ROLL never does")
+        raise pickle.UnpicklingError("the index has transformed tensors, which are not supported")
     return _StorageInfo(name, _check_type(int, state["offset"]), _check_type(int, state["length"]))

@@ -46,11 +46,16 @@ class ShardWriter:
         directory: The directory of the files.
         names: The names of all tensors that will be written.
         shard_bytes: See `SHARD_BYTES`.
+        stem: The beginning of the files' names.
     """
 
-    def __init__(self, directory: Path, names: Sequence[str], shard_bytes: int = SHARD_BYTES) -> None:
+    def __init__(
+        self, directory: Path, names: Sequence[str], shard_bytes: int = SHARD_BYTES, *, stem: str = "model"
+    ) -> None:
         self._directory = directory
-        self._room = -(-sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names) // 8) * 8 + 64
+        self._stem = stem
+        # A multiple of 8, as safetensors writes headers: tensors are then aligned for every dtype.
+        self._header_bytes = -(-sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names) // 8) * 8 + 64
         self._limit = shard_bytes
         self._open: dict[int, _Shard] = {}
         """The open shards, by element size."""
@@ -67,7 +72,7 @@ class ShardWriter:
         if shard is None or (shard.size and shard.size + tensor.nbytes > self._limit):
             if shard is not None:
                 shard.close()
-            shard = self._open[width] = _Shard(self._directory / f"part-{len(self._shards)}", self._room)
+            shard = self._open[width] = _Shard(self._directory / f"part-{len(self._shards)}", self._header_bytes)
             self._shards.append(shard)
         shard.add(name, tensor)
 
@@ -82,23 +87,23 @@ class ShardWriter:
         count = len(self._shards)
         places: dict[str, str] = {}
         for number, shard in enumerate(self._shards, 1):
-            name = "model.safetensors" if count == 1 else f"model-{number:05}-of-{count:05}.safetensors"
+            name = f"{self._stem}{'' if count == 1 else f'-{number:05}-of-{count:05}'}.safetensors"
             shard.path.rename(self._directory / name)
             places |= dict.fromkeys(shard.entries, name)
         if count > 1:
             total = sum(shard.size for shard in self._shards)
             index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
-            (self._directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+            (self._directory / f"{self._stem}.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
 
 
 class _Shard:
-    def __init__(self, path: Path, room: int) -> None:
+    def __init__(self, path: Path, header_bytes: int) -> None:
         self.path = path
         self.entries: dict[str, Any] = {}
         self.size = 0
-        self._room = room
+        self._header_bytes = header_bytes
         self._file = path.open("wb")
-        self._file.seek(8 + room)
+        self._file.seek(8 + header_bytes)
 
     def add(self, name: str, tensor: Tensor) -> None:
         data = tensor.detach().cpu().contiguous()
@@ -109,7 +114,7 @@ class _Shard:
 
     def close(self) -> None:
         header = json.dumps({"__metadata__": {"format": "pt"}} | self.entries, separators=(",", ":")).encode()
-        assert len(header) <= self._room, "the header outgrew its room"
+        assert len(header) <= self._header_bytes, "the header exceeds the space reserved for it"
         with self._file as file:
             file.seek(0)
-            file.write(self._room.to_bytes(8, "little") + header.ljust(self._room))
+            file.write(self._header_bytes.to_bytes(8, "little") + header.ljust(self._header_bytes))

@@ -3,13 +3,13 @@
     weight/<name>        the trainable weights, as the optimizer sees them
     moment1/<name>, moment2/<name>                          AdamW's moments, or
     moment1_codes/<name>, moment1_scales/<name>, …          the same in 8 bits
-    buffer/<layer>       biases of a mixture's routers; absent from older checkpoints
+    buffer/<layer>       biases of MoE routers; absent from older checkpoints
     updates              number of updates of each weight, in the order of the names
     counters             optimizer steps so far, steps in a row with non-finite gradients
-    rng/<stream>         random states, by data rank; ranks that draw for the same samples and layers have the same
+    rng/<stream>         random states, by random stream (`Ranks.stream`)
 
-Tensors are saved by shard and loaded under any number of ranks. Ranks that did not exist when saving get a fresh random
-state, derived from the seed, the stream and the step.
+Each rank saves its own shards, and any number of ranks can load them. Ranks that did not exist when saving get new
+random states, derived from the seed, the stream and the step.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from roll.training.randomness import Randomness
 
 __all__ = [
     "check_entries",
+    "collect_random_states",
     "collect_state",
     "format_first_cause",
     "load_state",
-    "random_states",
     "read_counts",
-    "restore_random",
+    "restore_random_states",
     "suppress_dcp_warning",
     "write_entries",
 ]
 
 _DTYPES = {"updates": torch.int64, "counters": torch.int64, "rng": torch.uint8}
 """Dtypes of entries, by the first part of their names; a weight has a floating-point dtype."""
-_MOST = 2**53
+_MAX_COUNT = 2**53
 """Upper bound of a plausible count."""
 
 
@@ -67,11 +67,12 @@ def collect_state(
     buffers: Sequence[Tensor] = (),
 ) -> dict[str, Tensor]:
     """Return a trainer's state as tensors by name, sharing the trainer's memory. Collective."""
-    state: dict[str, Any] = _tensors(weights, optimizer)
-    updates = ranks.merge_stages(optimizer.steps())
+    state: dict[str, Any] = _collect_tensors(weights, optimizer)
+    # All ranks save the same names, in sorted order: a rank has only the weights of its own pipeline stage.
+    updates = ranks.merge_stages(optimizer.get_steps())
     state["updates"] = torch.tensor([updates[name] for name in sorted(updates)], dtype=torch.int64)
     state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
-    return state | random_states(ranks, randomness) | _name_buffers(buffers)
+    return state | collect_random_states(ranks, randomness) | _name_buffers(buffers)
 
 
 def write_entries(path: Path, state: Mapping[str, Any], ranks: Ranks, group: dist.ProcessGroup | None = None) -> None:
@@ -115,14 +116,14 @@ def load_state(
     try:
         reader = SafeReader(path)
         saved = reader.read_metadata().state_dict_metadata
-        state: dict[str, Any] = _tensors(weights, optimizer)
+        state: dict[str, Any] = _collect_tensors(weights, optimizer)
         shapes = ranks.merge_stages({name: tensor.shape for name, tensor in state.items()})
         check_entries(path, saved, shapes)
         names = sorted(ranks.merge_stages(dict.fromkeys(weights.parameters)))
         state["updates"] = torch.zeros(len(names), dtype=torch.int64)
         state["counters"] = torch.zeros(len(counters), dtype=torch.int64)
         state.update({name: buffer for name, buffer in _name_buffers(buffers).items() if name in saved})
-        random = {name: torch.empty_like(value) for name, value in random_states(ranks, randomness).items()}
+        random = {name: torch.empty_like(value) for name, value in collect_random_states(ranks, randomness).items()}
         known = all(name in saved for name in random)
         if known:
             state.update(random)
@@ -137,29 +138,33 @@ def load_state(
     weights.refresh()
     optimizer.set_steps(read_counts(path, names, state["updates"]))
     result = read_counts(path, sorted(counters), state["counters"])
-    restore_random(
+    restore_random_states(
         randomness, {name: state[name] for name in random} if known else {}, ranks, seed, result["num_steps"]
     )
     return result
 
 
 def check_entries(path: Path, saved: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
-    """Reject a checkpoint whose index `saved` does not match these tensor shapes, by name.
+    """Reject a checkpoint whose index `saved` does not have the tensors named in `shapes` with these shapes.
 
     Raises:
         CheckpointError: tensors are missing, differ in shape, or have a dtype that is never written.
     """
     missing = sorted(set(shapes) - set(saved))
+    # Other entries, such as biases of routers, are absent from older checkpoints.
     extra = sorted(n for n in set(saved) - set(shapes) if n.startswith(("weight/", "moment")))
     if missing or extra:
         raise CheckpointError(
             f"the trainer's checkpoint '{path}' belongs to another model: missing tensors {missing[:3]}, "
-            f"unexpected tensors {extra[:3]}. Resume with the settings of model and training.optimizer of the run that "
-            "wrote it."
+            f"unexpected tensors {extra[:3]}. Resume with the model and training.optimizer settings of the run that "
+            "wrote the checkpoint."
         )
     wrong = [name for name, shape in shapes.items() if tuple(saved[name].size) != tuple(shape)]
     if wrong:
-        raise CheckpointError(f"the trainer's checkpoint '{path}' has other shapes: {wrong[:3]}")
+        raise CheckpointError(
+            f"the trainer's checkpoint '{path}' belongs to another model: tensors with other shapes {wrong[:3]}. "
+            "Resume with the model of the run that wrote it."
+        )
     for name, entry in saved.items():
         kind, dtype = name.partition("/")[0], entry.properties.dtype
         if not (dtype.is_floating_point if kind == "weight" else dtype == _DTYPES.get(kind, dtype)):
@@ -167,22 +172,22 @@ def check_entries(path: Path, saved: Mapping[str, Any], shapes: Mapping[str, Seq
 
 
 def read_counts(path: Path, names: Sequence[str], values: Tensor) -> dict[str, int]:
-    """Return counts by name.
+    """Return the counts in `values` by name, after checking that they are plausible.
 
     Raises:
         CheckpointError: a count is outside the possible range.
     """
-    found = dict(zip(names, values.tolist(), strict=True))
-    for name, count in found.items():
-        if not 0 <= count < _MOST:
+    counts = dict(zip(names, values.tolist(), strict=True))
+    for name, count in counts.items():
+        if not 0 <= count < _MAX_COUNT:
             raise CheckpointError(f"the trainer's checkpoint '{path}' is damaged: the count of '{name}' is {count}")
-    return found
+    return counts
 
 
-def restore_random(
+def restore_random_states(
     randomness: Randomness, saved: Mapping[str, Tensor], ranks: Ranks, seed: int, num_steps: int
 ) -> None:
-    """Restore the states that `random_states` returned, or start fresh ones for a rank that did not exist when saving.
+    """Restore the states that `collect_random_states` returned; a rank without saved states gets new ones.
 
     Raises:
         CheckpointError: a value is not the state of a generator.
@@ -191,13 +196,16 @@ def restore_random(
         try:
             randomness.restore({name.rpartition("/")[2]: state for name, state in saved.items()})
         except RuntimeError as error:
-            raise CheckpointError(f"the trainer's checkpoint is damaged in {sorted(saved)}: {error}") from error
+            raise CheckpointError(
+                f"the trainer's checkpoint is damaged: the random states {sorted(saved)} are not valid: {error}"
+            ) from error
     else:
+        # Hashes of integers are the same in every process, unlike those of strings.
         randomness.restart(hash((seed, ranks.stream, num_steps)) % 2**63)
 
 
 def format_first_cause(error: BaseException) -> str:
-    """Return the first cause of an error in one line; DCP's own text has a traceback for each rank."""
+    """Return the message of an error; for one of DCP, only the cause on the first failed rank, without tracebacks."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = min(error.failures.items())
         return f"{type(cause).__name__} on rank {rank}{': ' if str(cause) else ''}{cause}"
@@ -212,14 +220,14 @@ def suppress_dcp_warning() -> Iterator[None]:
         yield
 
 
-def _tensors(weights: MasterWeights, optimizer: Optimizer) -> dict[str, Tensor]:
-    moments = optimizer.moments()
+def _collect_tensors(weights: MasterWeights, optimizer: Optimizer) -> dict[str, Tensor]:
+    moments = optimizer.get_moments()
     state: dict[str, Tensor] = {}
     for name in weights.parameters:
-        full = weights.full(name)
+        full = weights.get_full(name)
         state[f"weight/{name}"] = full
         for label, moment in moments[name].items():
-            state[f"{label}/{name}"] = _as_sharded(moment, full)
+            state[f"{label}/{name}"] = _wrap_as_dtensor(moment, full)
     return state
 
 
@@ -227,7 +235,7 @@ def _name_buffers(buffers: Sequence[Tensor]) -> dict[str, Tensor]:
     return {f"buffer/{number}": buffer for number, buffer in enumerate(buffers)}
 
 
-def _as_sharded(local: Tensor, full: Tensor) -> Tensor:
+def _wrap_as_dtensor(local: Tensor, full: Tensor) -> Tensor:
     """Wrap this rank's part as a DTensor sharded like `full`; its last dimension may differ from that of `full`."""
     if not isinstance(full, DTensor):
         return local
@@ -241,10 +249,10 @@ def _as_sharded(local: Tensor, full: Tensor) -> Tensor:
 
 
 class _Writer(dcp.FileSystemWriter):
-    """Raises the disk's own error where `torch.save`, which then closes its file, fails with another one."""
+    """A writer that raises the `OSError` of a failed write; DCP raises the `RuntimeError` that follows from it."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write as DCP does, but raise the disk's own error."""
+        """Write as DCP does, but raise the `OSError` that caused a `RuntimeError` of `torch.save`."""
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:
@@ -253,6 +261,6 @@ class _Writer(dcp.FileSystemWriter):
             raise
 
 
-def random_states(ranks: Ranks, randomness: Randomness) -> dict[str, Tensor]:
+def collect_random_states(ranks: Ranks, randomness: Randomness) -> dict[str, Tensor]:
     """Return this rank's random states, by their names in a checkpoint."""
     return {f"rng/{ranks.stream}/{name}": state for name, state in randomness.states.items()}

@@ -1,9 +1,9 @@
-"""Background writing of a trainer's state while training goes on.
+"""Background writing of a trainer's state while training continues.
 
     begin ─ copy this rank's part to host memory ─► thread: write, fsync ─► finish: done, or its error
 
-Ranks communicate while they write, so the threads use a process group of their own. The caller gives a checkpoint its
-final name, once all ranks have finished.
+Ranks communicate while they write, so the threads use a separate process group. The caller gives a checkpoint its final
+name once all ranks have finished.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["StateWriter"]
 
 
 class StateWriter:
-    """Writes one state at a time.
+    """Writes a trainer's states in the background, one at a time.
 
     Args:
         ranks: The ranks that write together.
@@ -40,34 +40,37 @@ class StateWriter:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is being written."""
+        """Whether no write is running."""
         return self._thread is None or not self._thread.is_alive()
 
     def begin(self, path: Path, state: Mapping[str, Tensor]) -> None:
         """Copy a state and start to write it in the background; the previous write must have finished. Collective.
 
         Raises:
-            CheckpointError: a rank has no memory for its copy; then no rank writes.
+            CheckpointError: a rank cannot copy its state; then no rank writes.
         """
         if self._group is None and self._ranks.size > 1:
+            # The default group serves training at the same time, and its collectives must not mix with those of the
+            # write.
             self._group = dist.new_group(backend="gloo")
         copied, failure = {}, ""
         try:
             copied = {name: _copy_to_host(tensor) for name, tensor in state.items()}
         except Exception as error:
             failure = f"rank {self._ranks.rank} cannot copy its state: {type(error).__name__}: {error}"
+        # All ranks write or none: a rank without a copy would leave the others waiting in the collectives of the write.
         if failures := list(filter(None, self._gather_failures(failure))):
             raise CheckpointError(failures[0])
         self._thread = threading.Thread(target=self._write, args=(path, copied), name="checkpoint", daemon=True)
         self._thread.start()
 
     def _gather_failures(self, failure: str) -> list[str]:
-        """Gather the failure messages of all ranks."""
+        """Return the failure messages of all ranks; empty for a rank without a failure."""
         if self._group is None:
             return [failure]
-        told = [""] * self._ranks.size
-        dist.all_gather_object(told, failure, group=self._group)
-        return told
+        failures = [""] * self._ranks.size
+        dist.all_gather_object(failures, failure, group=self._group)
+        return failures
 
     def finish(self) -> None:
         """Wait for the write that `begin` started.

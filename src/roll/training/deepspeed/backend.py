@@ -1,11 +1,11 @@
-"""The `deepspeed` train back-end: one rank of a trainer, in any role, with weights and states partitioned by ZeRO.
+"""The `deepspeed` training back-end: one rank of a trainer, in any role, with weights and states partitioned by ZeRO.
 
     batch -> passes, one per micro-batch: network -> log-probs or values -> loss -> DeepSpeed's backward, which reduces
           -> DeepSpeed's step: global norm, clipping, AdamW on this rank's part -> network
 
-Invariants: the loss is normalized by global counts, so DeepSpeed's mean over ranks is undone and it does not divide by
-the number of micro-batches; a step with a non-finite loss or gradients changes nothing; checkpoints have the same
-format as those of the back-end `torch`.
+Invariants: The loss is normalized by global counts, so the back-end undoes DeepSpeed's averaging over ranks, and
+DeepSpeed does not divide by the number of micro-batches. A step with a non-finite loss or gradients changes nothing.
+Checkpoints have the same format as those of the back-end `torch`.
 """
 
 from __future__ import annotations
@@ -24,30 +24,32 @@ from roll.protocols import StateKind, WeightSource
 from roll.training.checkpoint.full_state import load_full_state, save_full_state
 from roll.training.deepspeed.initialize import (
     check_spec,
+    get_local_rank,
     initialize_frozen,
     initialize_trained,
-    launcher_environment,
-    local_rank,
+    set_launcher_environment,
 )
-from roll.training.deepspeed.state_offload import StateOffload
+from roll.training.deepspeed.state_offload import ZeroStateOffloader
 from roll.training.deepspeed.zero_weights import ZeroWeights, gather_parameter
 from roll.training.distributed import pick_device
+from roll.training.language_rank import LanguageModelRank
 from roll.training.memory.activation_checkpointing import tile_mlps
 from roll.training.network.distributions import Predictions
 from roll.training.network.loading import build_network
 from roll.training.network.policy import PolicyNetwork
+from roll.training.network.vision_parts import compute_learning_rate_factors
 from roll.training.network.weights import TrainerWeights
 from roll.training.offload import is_on_host
 from roll.training.passes import Passes
-from roll.training.rank import TrainerRank, invalidate_on_failure
+from roll.training.rank import invalidate_on_failure
 from roll.training.spec import TrainerSpec
 from roll.types import OptimParams
 
 __all__ = ["DeepSpeedBackend"]
 
 
-class DeepSpeedBackend(TrainerRank):
-    """The DeepSpeed back-end. See `TrainerRank`.
+class DeepSpeedBackend(LanguageModelRank):
+    """The DeepSpeed back-end of a trainer rank. See `LanguageModelRank`.
 
     Args:
         spec: The spec of the rank; `spec.training.deepspeed` sets the partitioning.
@@ -71,54 +73,58 @@ class DeepSpeedBackend(TrainerRank):
             heads = self.network.heads if isinstance(self.network, PolicyNetwork) else {}
             trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad} | heads
             factors = dict.fromkeys(heads, self.head_factor)
+            factors |= compute_learning_rate_factors(self.model, spec.model.vision, trainable.keys() - heads.keys())
             self._engine = initialize_trained(spec, self.network, trainable, factors, device=self.device)
             self.full_weights = ZeroWeights(self._engine, trainable, self.stage, self.ranks.rank)
         elif self.stage == 3 and self.ranks.size > 1:
             self._engine = initialize_frozen(spec, self.network, device=self.device)
+        # The engine must be called instead of the network: its hooks gather partitioned weights.
         call = None if self._engine is None else self._predict
         self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness, call=call)
         self._inside_step = False
-        """Whether gradients of an unfinished step are left over because a loss failed between its micro-batches."""
+        """Whether gradients have been added since the last update; if a micro-batch fails, they are left over."""
 
     def weights(self) -> WeightSource:
         adapted, is_first = self.spec.model.lora is not None, self.ranks.is_first
         dtype = self.engine_dtype
-        return TrainerWeights.of(self.network, adapted=adapted, dtype=dtype, is_first=is_first, read=self._whole)
+        return TrainerWeights.from_network(
+            self.network, adapted=adapted, dtype=dtype, is_first=is_first, read=self._gather_whole
+        )
 
     def save(self, path: Path, *, background: bool = False) -> None:
-        """Save in the foreground even with `background`: the states must be gathered from all ranks."""
-        with self._library_context():
-            save_full_state(path, self._trained(), self._counters(), self.ranks, self._randomness)
+        """Save the state in the foreground even with `background`, because it must be gathered from all ranks."""
+        with self._get_library_context():
+            save_full_state(path, self._get_trained_weights(), self._get_counters(), self.ranks, self._randomness)
 
     def offload(self, states: Collection[StateKind]) -> None:
-        """Offload states to host memory; not supported at stage 0, nor where DeepSpeed offloads the weights itself."""
+        """Offload states to host memory; not supported at stage 0, or where DeepSpeed offloads the weights itself."""
         if is_on_host(states, self.device):
             return
         if self.stage == 0 or self.full_weights is None or self.spec.training.deepspeed.offload_parameters:
             raise UnsupportedError(
-                "DeepSpeed supports offloading of states only for trained roles, from zero_stage 1 on and without "
-                "offload_parameters: give trainers and engines separate devices"
+                "DeepSpeed supports offloading of states only for trained roles, with zero_stage 1 or higher and "
+                "without offload_parameters: give trainers and engines separate devices"
             )
-        self._state_offload(self.full_weights).offload(states)
+        self._get_state_offloader(self.full_weights).offload(states)
         torch.get_device_module(self.device).empty_cache()
 
     def onload(self, states: Collection[StateKind]) -> None:
         if self.device.type != "cpu":
-            self._state_offload(self._trained()).onload(states, self.device)
+            self._get_state_offloader(self._get_trained_weights()).onload(states, self.device)
 
-    def _state_offload(self, spread: ZeroWeights) -> StateOffload:
+    def _get_state_offloader(self, weights: ZeroWeights) -> ZeroStateOffloader:
         moves_states = self.stage == 3 and not self.spec.training.deepspeed.offload_optimizer
-        return StateOffload(self._engine, spread, moves_states=moves_states)
+        return ZeroStateOffloader(self._engine, weights, moves_states=moves_states)
 
     def close(self) -> None:
         if self._engine is not None:
             self._engine.destroy()
         super().close()
 
-    def _library_context(self) -> contextlib.AbstractContextManager[None]:
-        return launcher_environment(local_rank(self.spec, self.device))
+    def _get_library_context(self) -> contextlib.AbstractContextManager[None]:
+        return set_launcher_environment(get_local_rank(self.spec, self.device))
 
-    def _trained(self) -> ZeroWeights:
+    def _get_trained_weights(self) -> ZeroWeights:
         self._check_trained("has no state to save or load")
         assert self.full_weights is not None
         return self.full_weights
@@ -127,18 +133,18 @@ class DeepSpeedBackend(TrainerRank):
         return Predictions(*self._engine(*arguments))
 
     def _read(self, name: str) -> Tensor:
-        return self._whole(self.model.get_parameter(name))
+        return self._gather_whole(self.model.get_parameter(name))
 
-    def _whole(self, tensor: Tensor) -> Tensor:
-        with self._library_context():
+    def _gather_whole(self, tensor: Tensor) -> Tensor:
+        with self._get_library_context():
             return gather_parameter(tensor) if isinstance(tensor, nn.Parameter) else tensor
 
     def _load(self, path: Path) -> dict[str, int]:
-        parts = self._trained(), self._counters(), self.ranks, self._randomness
+        parts = self._get_trained_weights(), self._get_counters(), self.ranks, self._randomness
         return load_full_state(path, *parts, self.spec.seed)
 
     def _clear_grads(self) -> None:
-        """Check that no gradients are left over: only a failed step leaves some, and they cannot be cleared."""
+        """Check that a failed step has left no gradients: DeepSpeed cannot discard them."""
         if self._inside_step:
             raise UnsupportedError(
                 "a step failed between micro-batches, and DeepSpeed cannot discard the accumulated gradients: "
@@ -157,10 +163,10 @@ class DeepSpeedBackend(TrainerRank):
         summed = loss * self.ranks.data_size
         self._engine.backward(summed if torch.isfinite(loss) else summed * math.nan, scale_wrt_gas=False)
 
-    def _check_accumulates(self, last: bool) -> None:
+    def _check_accumulation(self, last: bool) -> None:
         if not last:
             raise UnsupportedError(
-                "DeepSpeed must know the last batch before an update: call forward_backward once, with last=True"
+                "DeepSpeed supports only one batch per update: call forward_backward once, with last=True"
             )
 
     def _check_params(self, params: OptimParams, scale: float) -> None:
@@ -171,14 +177,14 @@ class DeepSpeedBackend(TrainerRank):
             )
 
     def _scale_grads(self, scale: float) -> None:
-        """Fail: `_check_params` rejects any scale but 1."""
+        """Raise an error: `_check_params` has rejected every scale but 1, so this is never called."""
         raise AssertionError(f"gradients are scaled by {scale:g}")
 
     def _update(self, loss: float, rate: float, params: OptimParams) -> tuple[float, bool]:
-        """Make an optimizer step; return the gradient norm and whether the step was applied.
+        """Run an optimizer step; return the gradient norm and whether the step was applied.
 
-        From stage 1 on DeepSpeed skips a step with non-finite gradients itself and reports the norm afterwards. Stage 0
-        always steps, so the checks of the base class apply there.
+        From stage 1 on DeepSpeed itself skips a step with non-finite gradients. At stage 0 it does not check them, so
+        the base class does.
         """
         engine = self._engine
         for group in engine.optimizer.param_groups:
@@ -194,10 +200,10 @@ class DeepSpeedBackend(TrainerRank):
         self._inside_step = False
         return grad_norm, stepped
 
-    def _grad_norm(self) -> float:
-        grads = [p.grad for p in self._trained().parameters.values() if p.grad is not None]
+    def _compute_grad_norm(self) -> float:
+        grads = [p.grad for p in self._get_trained_weights().parameters.values() if p.grad is not None]
         norms = torch.stack(torch._foreach_norm(grads)).double()
         return float(norms.square().sum().sqrt())
 
-    def _move_weights(self, rate: float, grad_norm: float, params: OptimParams) -> None:
+    def _step_optimizer(self, rate: float, grad_norm: float, params: OptimParams) -> None:
         self._engine.step()

@@ -1,4 +1,4 @@
-"""Import, configuration and start of DeepSpeed for a network.
+"""Importing, configuring and starting DeepSpeed for a network.
 
 AdamW is PyTorch's: DeepSpeed's own versions are compiled at first use, which takes minutes, and round differently.
 """
@@ -18,19 +18,19 @@ from torch import nn
 
 from roll.config.training import TrainingConfig
 from roll.errors import ModelError
-from roll.process_environment import temporary_environment
+from roll.process_environment import override_environment
 from roll.training.network.value import ValueNetwork
 from roll.training.spec import TrainerSpec
-from roll.version import install_extra
+from roll.version import build_install_command
 
 __all__ = [
     "PERSISTENT_NUMEL",
+    "build_deepspeed_config",
     "check_spec",
-    "deepspeed_config",
+    "get_local_rank",
     "initialize_frozen",
     "initialize_trained",
-    "launcher_environment",
-    "local_rank",
+    "set_launcher_environment",
 ]
 
 PERSISTENT_NUMEL = 10_000
@@ -51,7 +51,7 @@ def import_deepspeed(device: torch.device) -> Any:
     except ImportError as error:
         raise ModelError(
             f"training.backend 'deepspeed' needs DeepSpeed, which cannot be imported here ({error}): "
-            f"{install_extra('deepspeed')}, or choose the back-end torch"
+            f"{build_install_command('deepspeed')}, or set training.backend to 'torch'"
         ) from error
     # Not used: it takes a minute or two to compile, and names its shared memory by machine and port, which several
     # trainers may share. PyTorch's own collectives suffice.
@@ -74,31 +74,34 @@ def check_spec(spec: TrainerSpec, device: torch.device) -> None:
         )
 
 
-def deepspeed_config(training: TrainingConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """Return the DeepSpeed configuration that corresponds to ROLL's.
+def build_deepspeed_config(training: TrainingConfig, dtype: torch.dtype) -> dict[str, Any]:
+    """Return the DeepSpeed configuration for a training configuration of ROLL.
 
     The number of micro-batches per batch depends on packing. So the back-end marks the last micro-batch, and nothing is
     divided by their number.
     """
-    own = training.deepspeed
+    settings = training.deepspeed
     zero = {
-        "stage": own.zero_stage,
+        "stage": settings.zero_stage,
         "overlap_comm": False,
-        **({"stage3_param_persistence_threshold": PERSISTENT_NUMEL} if own.zero_stage == 3 else {}),
-        **({"offload_optimizer": {"device": "cpu"}} if own.offload_optimizer else {}),
-        **({"offload_param": {"device": "cpu"}} if own.offload_parameters else {}),
+        **({"stage3_param_persistence_threshold": PERSISTENT_NUMEL} if settings.zero_stage == 3 else {}),
+        **({"offload_optimizer": {"device": "cpu"}} if settings.offload_optimizer else {}),
+        **({"offload_param": {"device": "cpu"}} if settings.offload_parameters else {}),
     }
     float32_sums = {  # gradients are summed and reduced in float32
+        # By default DeepSpeed checks only float16 gradients, and a bfloat16 step with NaN would be applied.
         "bf16": {"enabled": True, "check_grad_overflow": True},
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
     }
     return {
+        # Placeholders: DeepSpeed requires them, but `set_gradient_accumulation_boundary` decides.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": training.max_grad_norm,
         "steps_per_print": 2**31,
         "zero_optimization": zero,
+        # With optimizer offload DeepSpeed would otherwise accept only its own CPU AdamW.
         "zero_force_ds_cpu_optimizer": False,
         **(float32_sums if dtype == torch.bfloat16 else {}),
     }
@@ -112,7 +115,7 @@ def initialize_trained(
     *,
     device: torch.device,
 ) -> Any:
-    """Build DeepSpeed's engine around a network, with AdamW; only matrices are decayed.
+    """Build DeepSpeed's engine around a network, with AdamW; weight decay applies to matrices only.
 
     The engine returns a network's predictions as a plain tuple.
 
@@ -120,7 +123,7 @@ def initialize_trained(
         spec: The spec of the rank, which has joined its process group.
         network: The network on its device.
         trainable: The network's trainable weights, by name.
-        factors: Factors on the learning rate of some weights, by name.
+        factors: Learning rate factors of some weights, by name.
         device: The device of the rank.
     """
     training = spec.training
@@ -147,18 +150,19 @@ def _initialize(spec: TrainerSpec, network: nn.Module, device: torch.device, **m
     deepspeed = import_deepspeed(device)
     if not dist.is_initialized():  # with several ranks the group exists already
         dist.init_process_group("gloo" if device.type == "cpu" else None, store=dist.HashStore(), rank=0, world_size=1)
-    config = deepspeed_config(spec.training, getattr(torch, spec.model.dtype))
-    with launcher_environment(local_rank(spec, device)):
+    config = build_deepspeed_config(spec.training, getattr(torch, spec.model.dtype))
+    with set_launcher_environment(get_local_rank(spec, device)):
         root = _Root(network)
         engine = deepspeed.initialize(model=root, config=config, dist_init_required=False, **more)[0]
         if spec.training.deepspeed.zero_stage == 3:
-            for parameter in _projections(network):
+            # Log-probs are computed from the weight of the projection, without calling the module.
+            for parameter in _list_projection_weights(network):
                 deepspeed.zero.register_external_parameter(root, parameter)
         return engine
 
 
 class _Root(nn.Module):
-    """A wrapper for DeepSpeed, whose stage 3 finds the tensors of an output only in a plain tuple."""
+    """Wraps a network so that it returns a plain tuple, the only output in which DeepSpeed's stage 3 finds tensors."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -168,25 +172,29 @@ class _Root(nn.Module):
         return tuple(self.network(*arguments))
 
 
-def _projections(network: Any) -> list[nn.Parameter]:
-    """Return weights that are used outside the module that owns them: DeepSpeed gathers only a module's own weights."""
+def _list_projection_weights(network: Any) -> list[nn.Parameter]:
+    """Return the weights of projections and heads, which a network uses without calling their modules.
+
+    DeepSpeed gathers a weight only when its module is called, so these weights must be registered.
+    """
     if isinstance(network, ValueNetwork):
         return list(network.score.parameters())
     models = [network.model, *network.frozen_models]
     return [*(model.get_output_embeddings().weight for model in models), *network.heads.values()]
 
 
-def local_rank(spec: TrainerSpec, device: torch.device) -> int:
+def get_local_rank(spec: TrainerSpec, device: torch.device) -> int:
     """Return the local rank that DeepSpeed's own launcher would set: the index of the rank's device."""
     return spec.rank % spec.node_ranks if device.index is None else device.index
 
 
 @contextlib.contextmanager
-def launcher_environment(number: int) -> Iterator[None]:
-    """Run the body with the environment that DeepSpeed needs around every call, hidden from all other code.
+def set_launcher_environment(number: int) -> Iterator[None]:
+    """Run the body with the environment that DeepSpeed needs for every call, and restore it afterwards.
 
-    `LOCAL_RANK` is set, and warnings about deprecated names of collectives, which DeepSpeed uses, are ignored.
+    `LOCAL_RANK` is set to `number`, and warnings about deprecated names of collectives, which DeepSpeed uses, are
+    ignored.
     """
-    with temporary_environment({"LOCAL_RANK": str(number)}), warnings.catch_warnings():
+    with override_environment({"LOCAL_RANK": str(number)}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         yield

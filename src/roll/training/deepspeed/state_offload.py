@@ -20,32 +20,33 @@ import torch
 from roll.protocols import StateKind
 from roll.training.deepspeed.zero_weights import ZeroWeights
 
-__all__ = ["StateOffload"]
+__all__ = ["ZeroStateOffloader"]
 
 
-class StateOffload:
-    """The states of a trained role at stages 1 to 3.
+class ZeroStateOffloader:
+    """Moves the states of a trained role between its device and host memory, at stages 1 to 3.
 
     Args:
         engine: DeepSpeed's engine.
-        spread: The engine's weights and states.
-        moves_states: Whether masters and moments are moved here; false where DeepSpeed keeps them in host memory.
+        weights: The engine's weights and states.
+        moves_states: Whether this class moves masters and moments itself; otherwise DeepSpeed moves them.
     """
 
-    def __init__(self, engine: Any, spread: ZeroWeights, *, moves_states: bool) -> None:
+    def __init__(self, engine: Any, weights: ZeroWeights, *, moves_states: bool) -> None:
         self._engine = engine
-        self._spread = spread
+        self._weights = weights
         self._moves_states = moves_states
 
     def offload(self, states: Collection[StateKind]) -> None:
-        """Offload states to host memory."""
-        self._engine.offload_states(include=self._kinds(states))
+        """Move states to host memory."""
+        self._engine.offload_states(include=self._select_kinds(states))
         if "optimizer" in states and self._moves_states:
-            self._spread.move_states(torch.device("cpu"))
+            self._weights.move_states(torch.device("cpu"))
 
     def onload(self, states: Collection[StateKind], device: torch.device) -> None:
-        """Onload states to the device; states that are already there stay."""
-        zero, wanted = self._engine.optimizer, self._kinds(states)
+        """Move states back to the device; do nothing for states that are already there."""
+        zero, wanted = self._engine.optimizer, self._select_kinds(states)
+        # `reload_states` onloads everything that is registered as offloaded.
         others = {kind for kind in zero.offloaded_states if kind not in wanted}
         zero.offloaded_states -= others
         try:
@@ -53,9 +54,9 @@ class StateOffload:
         finally:
             zero.offloaded_states |= others
         if "optimizer" in states and self._moves_states:
-            self._spread.move_states(device)
+            self._weights.move_states(device)
 
-    def _kinds(self, states: Collection[StateKind]) -> list[Any]:
+    def _select_kinds(self, states: Collection[StateKind]) -> list[Any]:
         from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as Kind
 
         kinds = [Kind.lp_params] if "parameters" in states else []

@@ -1,8 +1,8 @@
-"""The weights and AdamW's states under ZeRO, read and written one whole weight at a time, by name.
+"""Reading and writing of ZeRO's weights and AdamW states, one full weight at a time, by name.
 
-    stage 0        every rank has all
-    stages 1, 2    weights on every rank; float32 masters and states in one flat part of all weights per rank
-    stage 3        a part of each weight on every rank as well
+    stage 0        every rank has everything
+    stages 1, 2    full weights on every rank; float32 masters and states in one flat partition per rank
+    stage 3        weights are partitioned as well
 
 Reading and writing are collective at every stage.
 """
@@ -22,7 +22,7 @@ _STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 
 
 class ZeroWeights:
-    """Trained weights behind a DeepSpeed engine.
+    """Access to the trained weights of a DeepSpeed engine and their AdamW moments, as full tensors by name.
 
     Args:
         engine: The engine, with an optimizer.
@@ -50,6 +50,8 @@ class ZeroWeights:
                 "exp_avg_sq": torch.zeros_like(part, requires_grad=False),
             }
         if stage in (1, 2):
+            # Links the moments to the parameters, as the first step would; reading the moments by parameter requires
+            # it.
             engine.optimizer._lazy_init_hp_params_optimizer_state()
 
     @property
@@ -60,20 +62,20 @@ class ZeroWeights:
     @property
     def num_updates(self) -> int:
         """The number of AdamW updates, the same for all weights."""
-        return int(next(iter(self._steps())))
+        return int(next(iter(self._iter_steps())))
 
     @num_updates.setter
     def num_updates(self, number: int) -> None:
-        for step in self._steps():
+        for step in self._iter_steps():
             step.fill_(float(number))
 
-    def shape(self, name: str) -> torch.Size:
-        """Return the shape of the whole weight."""
+    def get_shape(self, name: str) -> torch.Size:
+        """Return the shape of the full weight."""
         parameter = self.parameters[name]
         return getattr(parameter, "ds_shape", parameter.shape)
 
     def read_full(self, name: str, state: str | None = None) -> Tensor:
-        """Return a whole master weight, or with `state` one of its AdamW moments."""
+        """Return a full master weight, or with `state` (`moment1` or `moment2`) one of its AdamW moments."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         parameter = self.parameters[name]
@@ -85,7 +87,7 @@ class ZeroWeights:
 
     @torch.no_grad()
     def write(self, name: str, value: Tensor, state: str | None = None) -> None:
-        """Write a tensor that `full` returned. Call `refresh` once after the last write."""
+        """Write a full tensor that `read_full` returned. Call `refresh` once after the last write."""
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         parameter = self.parameters[name]
@@ -99,7 +101,7 @@ class ZeroWeights:
             safe_set_full_optimizer_state(parameter, value, _STATES[state])
 
     def _write_part(self, parameter: Any, value: Tensor, state: str | None) -> None:
-        """Write this rank's part at stage 3. The last parts of a weight that does not divide evenly are padded."""
+        """Write this rank's part of a full tensor at stage 3; a tensor that does not divide evenly is padded with 0."""
         from deepspeed.utils import (
             safe_get_local_fp32_param,
             safe_get_local_optimizer_state,
@@ -110,11 +112,12 @@ class ZeroWeights:
         key = None if state is None else _STATES[state]
         part = safe_get_local_fp32_param(parameter) if key is None else safe_get_local_optimizer_state(parameter, key)
         part = torch.zeros_like(part)
-        own = value.flatten()[self._rank * len(part) : (self._rank + 1) * len(part)]
-        part[: len(own)] = own.to(part.device)
+        shard = value.flatten()[self._rank * len(part) : (self._rank + 1) * len(part)]
+        part[: len(shard)] = shard.to(part.device)
         if key is None:
+            # At stage 3, `refresh` has nothing to copy from: the weight of the network is written here as well.
             safe_set_local_fp32_param(parameter, part)
-            with _gathered_parameter(parameter, write=True):
+            with _gather_parameter_context(parameter, write=True):
                 parameter.data.copy_(value)
         else:
             safe_set_local_optimizer_state(parameter, part, key)
@@ -131,20 +134,20 @@ class ZeroWeights:
         if self._stage in (1, 2):
             self._engine.optimizer.update_lp_params()
 
-    def _steps(self) -> Iterator[Tensor]:
+    def _iter_steps(self) -> Iterator[Tensor]:
         return (self._adamw.state[part]["step"] for part in self._flat)
 
 
-def _gathered_parameter(parameter: nn.Parameter, *, write: bool = False) -> Any:
-    """Return a context in which a stage 3 parameter is whole; with `write`, changes made by rank 0 are kept."""
+def _gather_parameter_context(parameter: nn.Parameter, *, write: bool = False) -> Any:
+    """Return a context in which a stage 3 parameter is gathered; with `write`, changes made by rank 0 are kept."""
     from deepspeed import zero
 
     return zero.GatheredParameters([parameter], modifier_rank=0 if write else None)
 
 
 def gather_parameter(parameter: nn.Parameter) -> Tensor:
-    """Return a whole parameter of the network. Collective where it is partitioned."""
+    """Return a full parameter of the network. Collective if it is partitioned."""
     if not hasattr(parameter, "ds_id"):
         return parameter.detach()
-    with _gathered_parameter(parameter):
+    with _gather_parameter_context(parameter):
         return parameter.detach().clone()

@@ -1,12 +1,14 @@
-/* Attention of a packed row in bfloat16: every segment of every tree sees its ancestors and, causally, itself.
+/* Attention over a packed row in bfloat16: every segment of every tree attends to its ancestors and, causally, to
+   itself.
 
-   A task is a tree and a head of keys; it gathers that head's keys and values once and computes a panel of queries (tiles
-   of 16 of one segment and one head) at a time. Scores are kept transposed, [keys, queries]: a tile's queries lie side by
-   side in a vector register, so that the softmax needs no sums across one, and weights come out as the next product wants
-   them. Weights are computed again on the way back. Tasks share nothing, so results do not depend on who computes them.
+   A task is one tree and one key head. It gathers the keys and values of that head once and computes one panel of
+   queries (tiles of 16 queries of one segment and one head) at a time. Scores are stored transposed, [keys, queries]:
+   the queries of a tile are the lanes of a vector register. So the softmax needs no sum over lanes, and the weights
+   have the layout of the next product. The backward pass recomputes the weights. Tasks share no data, so results do not
+   depend on the thread that computes them.
 
-   Products take A [M, k], rows in bfloat16, and B in tiles of 16 columns, [k / 2][16][2], as both AMX and AVX-512 read it;
-   M and k are multiples of 32. Sums and the softmax are float32. */
+   Products take A [M, k], rows in bfloat16, and B in tiles of 16 columns, [k / 2][16][2], as both AMX and AVX-512 read
+   it; M and k are multiples of 32. Sums and the softmax are float32. */
 
 #include <stdlib.h>
 
@@ -25,7 +27,7 @@ enum { PLAIN, VECTORS, TILES };
 
 static i64 up(i64 count) { return (count + BLOCK - 1) / BLOCK * BLOCK; }
 
-/* What this machine multiplies with, at best. */
+/* Return the fastest instructions for products on this machine. */
 int attention_kind(void) {
 #if defined(__AMX_BF16__)
     if (syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */) == 0) return TILES;
@@ -141,7 +143,7 @@ static void product_plain(float *c, i64 ldc, const bf16 *a, i64 lda, const bf16 
         }
 }
 
-/* C [m, 16 tiles] = A [m, k] B, or += where it is not fresh. */
+/* C [m, 16 tiles] = A [m, k] B, or += unless it is fresh. */
 static void product(int kind, float *c, i64 ldc, const bf16 *a, i64 lda, const bf16 *b, i64 ldb, i64 m, i64 k,
                     i64 tiles, int fresh) {
 #if defined(__AMX_BF16__)
@@ -159,9 +161,9 @@ static void product(int kind, float *c, i64 ldc, const bf16 *a, i64 lda, const b
     product_plain(c, ldc, a, lda, b, ldb, m, k, tiles, fresh);
 }
 
-/* A packed row and its attention: q, out [N, H, d], k [N, K, d], v [N, K, w], lse [N, H]; rotations [N, turned] of queries
-   and keys, or none. Trees are (first token, tokens, first segment, segments); segments (first token of the tree, length,
-   first range, ranges); ranges (first token of the tree, length) are what a segment's ancestors have. */
+/* A packed row and its attention: q, out [N, H, d], k [N, K, d], v [N, K, w], lse [N, H]; RoPE cosines and sines [N,
+   turned], or none. Trees are (first token, tokens, first segment, segments); segments are (first token in the tree,
+   length, first range, ranges); ranges (first token in the tree, length) cover the ancestors of a segment. */
 typedef struct {
     const bf16 *q, *k, *v, *cosine, *sine;
     const i64 *trees, *segments, *ranges;
@@ -169,19 +171,19 @@ typedef struct {
     float scale;
 } Row;
 
-/* Of one tree and one head of keys. */
+/* The work for one tree and one key head. */
 typedef struct {
     const Row *row;
     const i64 *tree;
     i64 group, n, d, w; /* n, d, w: padded */
 } Task;
 
-/* Sixteen queries of a segment and a head. */
+/* Up to 16 queries of one segment and one head. */
 typedef struct {
     i64 head, first, count;
 } Tile;
 
-/* A block of memory that stays with its thread. */
+/* Return a buffer of at least `size` bytes that the thread keeps and reuses. */
 static char *space(i64 size) {
     static _Thread_local char *kept;
     static _Thread_local i64 known;
@@ -199,7 +201,7 @@ static void *take(char **from, i64 size) {
     return found;
 }
 
-/* Copies a vector of `width`, turned by its position, behind it zeros up to `padded`. */
+/* Copy a vector of `width` with RoPE applied, followed by zeros up to `padded`. */
 static void load_turned(const Row *row, const bf16 *x, i64 token, i64 width, i64 padded, bf16 *y) {
     i64 turned = row->cosine ? row->turned : 0, half = turned / 2;
     const bf16 *c = row->cosine + token * turned, *s = row->sine + token * turned;
@@ -213,7 +215,7 @@ static void load_turned(const Row *row, const bf16 *x, i64 token, i64 width, i64
     memset(y + width, 0, (size_t)(padded - width) * 2);
 }
 
-/* The gradient of a vector of queries or keys, from that of its scaled and turned one. */
+/* Compute the gradient of a query or key vector from the gradient of the scaled vector after RoPE. */
 static void store_unturned(const Row *row, const float *g, i64 token, bf16 *y) {
     i64 turned = row->cosine ? row->turned : 0, half = turned / 2;
     const bf16 *c = row->cosine + token * turned, *s = row->sine + token * turned;
@@ -228,7 +230,7 @@ static void store_unturned(const Row *row, const float *g, i64 token, bf16 *y) {
     for (i64 i = turned; i < row->d; i++) y[i] = narrow(g[i] * scale);
 }
 
-/* Sixteen rows of sixteen numbers of 32 bits, transposed; steps between rows are in bytes. */
+/* Transpose 16 rows of 16 32-bit values; steps between rows are in bytes. */
 static void turn(const void *from, i64 step, void *to, i64 to_step) {
 #if defined(__AVX512F__)
     __m512i x[16], y[16];
@@ -258,12 +260,12 @@ static void turn(const void *from, i64 step, void *to, i64 to_step) {
 #endif
 }
 
-/* Rows [16, width] as B of a product with their transpose: [width / 2][16][2]. */
+/* Pack rows [16, width] as B of a product with their transpose: [width / 2][16][2]. */
 static void across(const bf16 *rows, i64 width, bf16 *b) {
     for (i64 x = 0; x < width; x += 32) turn(rows + x, width * 2, b + x * LANES, 64);
 }
 
-/* Rows [count, width] as B of a product with themselves: [width / 16][count / 2][16][2]. */
+/* Pack rows [count, width] as B of a product with themselves: [width / 16][count / 2][16][2]. */
 static void down(const bf16 *rows, i64 count, i64 width, bf16 *b) {
     for (i64 r = 0; r < count; r += 2)
         for (i64 x = 0; x < width; x += LANES) {
@@ -274,7 +276,7 @@ static void down(const bf16 *rows, i64 count, i64 width, bf16 *b) {
         }
 }
 
-/* [n, width] as [width, n]. */
+/* Transpose [n, width] to [width, n]. */
 static void transpose(const bf16 *x, i64 n, i64 width, bf16 *y) {
     for (i64 i = 0; i < n; i += LANES)
         for (i64 j = 0; j < width; j += BLOCK) {
@@ -291,7 +293,7 @@ static void transpose(const bf16 *x, i64 n, i64 width, bf16 *y) {
         }
 }
 
-/* A tile's columns of sums [width, step] as rows [16, width]. */
+/* Store a tile's columns of sums [width, step] as rows [16, width]. */
 static void columns_of(const float *sums, i64 step, i64 width, float *rows) {
     for (i64 x = 0; x < width; x += LANES) turn(sums + x * step, step * 4, rows + x, width * 4);
 }
@@ -311,7 +313,7 @@ static void gather(const Task *task, const bf16 *x, i64 width, i64 padded, int t
     memset(rows + count * padded, 0, (size_t)((task->n - count) * padded) * 2);
 }
 
-/* The next tiles of a segment, at most `most`: later queries last, the group's heads side by side. */
+/* Collect the next tiles of a segment, at most `most`: later queries last, the heads of a group adjacent. */
 static i64 next_tiles(const Task *task, const i64 *segment, i64 *done, i64 most, Tile *tiles) {
     i64 share = task->row->heads / task->row->groups, count = 0;
     i64 all = (segment[1] + LANES - 1) / LANES * share;
@@ -322,7 +324,7 @@ static i64 next_tiles(const Task *task, const i64 *segment, i64 *done, i64 most,
     return count;
 }
 
-/* A segment's ranges of keys, its own last, as far as these tiles see them. */
+/* Collect the key ranges of a segment that these tiles attend to; the segment's own range is last. */
 static i64 range_of(const Task *task, const i64 *segment, i64 i, const Tile *last, i64 *start) {
     const i64 *range = task->row->ranges + (segment[2] + i) * 2;
     int own = i == segment[3];
@@ -335,7 +337,8 @@ static Task task_of(const Row *row, i64 number) {
     return (Task){row, tree, number % row->groups, up(tree[1] + BLOCK - 1), up(row->d), up(row->w)};
 }
 
-/* Scores [keys, 32] of a tile, at its column, into weights for the next product; what they add up to, and its lse. */
+/* Turn the scores [keys, 32] of a tile, at its column, into weights for the next product, with their sums and the lse.
+   */
 static void softmax(const Task *task, const i64 *segment, const Tile *tile, const Tile *last, float *scores, bf16 *weights,
                     float *total, float *lse) {
     float scale = task->row->scale, top[LANES];
@@ -421,8 +424,9 @@ static void forward_task(const Task *task, char *memory, bf16 *out, float *lse) 
     }
 }
 
-/* From scores and gradients of weights [keys, columns], in a block of keys of one range, to weights and gradients of
-   scores; the latter a second time as the next product wants them. In their own range, keys are counted from `first`. */
+/* Compute weights and score gradients from scores and weight gradients [keys, columns], in a block of keys of one
+   range. Score gradients are stored twice, once in the layout of the next product. In the own range, keys count from
+   `first`. */
 static void slopes(const Row *row, const Tile *tiles, i64 count, i64 columns, i64 first, i64 size, int own, const float *lse,
                    const float *delta, const float *scores, const float *grads, bf16 *weights, bf16 *slope, bf16 *packed) {
     i64 rows = up(size);
@@ -551,7 +555,7 @@ static Row row_of(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *cosin
     return row;
 }
 
-/* sizes: trees, heads, heads of keys, d, w, numbers of a rotation, kind. */
+/* sizes: trees, query heads, key heads, d, w, RoPE dimensions, kind. */
 void attention_forward(const bf16 *q, const bf16 *k, const bf16 *v, const bf16 *cosine, const bf16 *sine, const i64 *trees,
                        const i64 *segments, const i64 *ranges, const i64 *sizes, float scale, bf16 *out, float *lse,
                        int threads) {

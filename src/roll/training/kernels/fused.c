@@ -1,13 +1,13 @@
 /* Element-wise parts of a decoder layer and of the softmax over the vocabulary, in bfloat16, one pass over memory each.
 
-   PyTorch computes each of them as five to fifteen operations on a CPU, and every one of those reads and writes all of
-   memory again. Rows are independent; the one sum over rows (the gradient of a norm's weight) is taken per thread and
-   then over threads in order, so the same number of threads gives the same bits. Arithmetic is float32; values are
-   rounded to bfloat16 where PyTorch rounds them. */
+   On a CPU, PyTorch computes each of them as five to fifteen operations, each of which reads and writes all of the
+   data. Rows are independent. The only sum over rows (the gradient of a norm's weight) is computed per thread and then
+   over threads in order, so the same number of threads gives the same bits. Arithmetic is float32; values are rounded
+   to bfloat16 where PyTorch rounds them. */
 
 #include "numbers.h"
 
-/* y = bf16(x / rms(x)) w of [rows, width]; keeps 1 / rms [rows]. */
+/* Compute y = bf16(x / rms(x)) w for [rows, width]; also store 1 / rms [rows]. */
 void rms_norm(const bf16 *x, const bf16 *w, float epsilon, bf16 *y, float *inverse, i64 rows, i64 width, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (i64 i = 0; i < rows; i++) {
@@ -23,7 +23,7 @@ void rms_norm(const bf16 *x, const bf16 *w, float epsilon, bf16 *y, float *inver
     }
 }
 
-/* dx [rows, width]; shares [threads, width], zeroed, takes each thread's part of dw. */
+/* Compute dx [rows, width]; each thread adds its part of dw to shares [threads, width], initially 0. */
 void rms_norm_backward(const bf16 *dy, const bf16 *x, const bf16 *w, const float *inverse, bf16 *dx, float *shares,
                        i64 rows, i64 width, int threads) {
 #pragma omp parallel for schedule(static, 1) num_threads(threads)
@@ -47,7 +47,7 @@ void rms_norm_backward(const bf16 *dy, const bf16 *x, const bf16 *w, const float
     }
 }
 
-/* y = bf16(silu(gate)) up, element by element. */
+/* Compute y = bf16(silu(gate)) up, element by element. */
 void swiglu(const bf16 *gate, const bf16 *up, bf16 *y, i64 count, int threads) {
 #pragma omp parallel for simd schedule(static) num_threads(threads)
     for (i64 i = 0; i < count; i++) {
@@ -65,7 +65,7 @@ void swiglu_backward(const bf16 *dy, const bf16 *gate, const bf16 *up, bf16 *dga
     }
 }
 
-/* Takes logits [rows, width] times `scale` into each row's largest value and its sum of exponentials. */
+/* Update each row's largest value and sum of exponentials with logits [rows, width] times `scale`. */
 void softmax_sums(const bf16 *logits, float scale, float *largest, float *total, i64 rows, i64 width, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (i64 i = 0; i < rows; i++) {
@@ -80,7 +80,7 @@ void softmax_sums(const bf16 *logits, float scale, float *largest, float *total,
     }
 }
 
-/* Replaces logits by exp(scale z - largest) factor, plus `extra` at the column `target`, if it is one of these. */
+/* Replace logits z with exp(scale z - largest) factor, plus `extra` at the column `target` if this slice has it. */
 void softmax_gradient(bf16 *logits, float scale, const float *largest, const float *factor, const float *extra,
                       const i64 *target, i64 rows, i64 width, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
@@ -95,8 +95,9 @@ void softmax_gradient(bf16 *logits, float scale, const float *largest, const flo
     }
 }
 
-/* Which of ascending values from 0 to 1 is the nearest to x >= 0: `first` says for every 256th part of a power of two,
-   from 2^-24 on, which is the nearest to where it begins, and no part has more than one middle between neighbours. */
+/* Return the index of the value nearest to x >= 0, of ascending values from 0 to 1. `first` has the index of the
+   nearest value at the start of each of 256 parts of a power of two, from 2^-24 on. No part contains more than one
+   midpoint between neighboring values. */
 static inline int nearest(const int32_t *first, const float *middles, float x) {
     uint32_t bits;
     x = x < 1.0f ? x : 1.0f;
@@ -107,7 +108,7 @@ static inline int nearest(const int32_t *first, const float *middles, float x) {
 }
 
 /* AdamW on w [rows, width] with both moments in 8 bits: codes c [rows, width], scales s [rows, blocks of 256]. The step
-   is taken with the moments as they are before they are rounded. `size` and `root` hold the corrections of the bias. */
+   uses the moments before they are rounded. `size` and `root` include the bias corrections. */
 void adamw_8bit(float *w, const float *gradient, uint8_t *c1, float *s1, uint8_t *c2, float *s2, const float *values1,
                 const int32_t *first1, const float *middles1, const float *values2, const int32_t *first2,
                 const float *middles2, float decay, float beta1,
@@ -144,8 +145,8 @@ void adamw_8bit(float *w, const float *gradient, uint8_t *c1, float *s1, uint8_t
     }
 }
 
-/* Blocks of 64 weights, from 32 bytes each: the first half in their low bits, the second in their high ones. */
-void nf4_read(const uint8_t *codes, const float *scales, const float *values, bf16 *w, i64 blocks, int threads) {
+/* Dequantize blocks of 64 weights, 32 bytes each: the first half is in the low bits, the second in the high bits. */
+void nf4_dequantize(const uint8_t *codes, const float *scales, const float *values, bf16 *w, i64 blocks, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (i64 i = 0; i < blocks; i++) {
         const uint8_t *c = codes + i * 32;

@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-__all__ = ["NativeLibrary", "native"]
+__all__ = ["NativeLibrary", "load_native_library"]
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,9 @@ COMPILE_TIMEOUT_S = 60.0
 
 
 class NativeLibrary:
-    """Calls functions of the library. Tensors must be contiguous and of the dtype that `fused.c` declares.
+    """Calls the compiled C functions of `fused.c` and `attention.c`.
+
+    Tensors must be contiguous, and of the dtype that the C function declares.
 
     Args:
         library: The loaded library.
@@ -50,7 +52,7 @@ class NativeLibrary:
         return int(getattr(self._library, name)())
 
     def call(self, name: str, *arguments: Tensor | float | int | None) -> None:
-        """Call a function on this process's torch threads. Tensors are passed as addresses, numbers as C values."""
+        """Call a function with as many threads as torch uses. Tensors are passed as addresses, numbers as C values."""
         function = getattr(self._library, name)
         values: list[ctypes.c_void_p | ctypes.c_float | ctypes.c_int64] = []
         for argument in arguments:
@@ -67,17 +69,17 @@ class NativeLibrary:
 
 
 @cache
-def native() -> NativeLibrary | None:
+def load_native_library() -> NativeLibrary | None:
     """Return the library, or `None` where it cannot be built. The first call takes about a second."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None or os.name != "posix":
-        logger.info("no C compiler: the trainer uses PyTorch's own element-wise operations")
+        logger.info("no C compiler found: the trainer uses PyTorch's own element-wise operations")
         return None
     try:
         return NativeLibrary(ctypes.CDLL(str(_build(compiler))))
     except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", "") or error
-        logger.warning("the trainer uses PyTorch's own element-wise operations: fused.c was not built (%s)", said)
+        reason = getattr(error, "stderr", "") or error
+        logger.warning("fused.c cannot be built (%s): the trainer uses PyTorch's own element-wise operations", reason)
         return None
 
 
@@ -85,8 +87,8 @@ def _build(compiler: str) -> Path:
     """Build the library if needed and return its path. The write is atomic, so processes may build it concurrently."""
     root = os.environ.get("ROLL_CACHE")
     directory = (Path(root) if root else Path.home() / ".cache" / "roll") / "native"
-    said = repr((FLAGS, compiler, _processor_features())).encode()
-    key = hashlib.sha256(b"\0".join([*(source.read_bytes() for source in SOURCES), said]))
+    build = repr((FLAGS, compiler, _read_processor_features())).encode()
+    key = hashlib.sha256(b"\0".join([*(source.read_bytes() for source in SOURCES), build]))
     path = directory / f"fused-{key.hexdigest()[:16]}.so"
     if path.exists():
         return path
@@ -100,7 +102,7 @@ def _build(compiler: str) -> Path:
     return path
 
 
-def _processor_features() -> str:
+def _read_processor_features() -> str:
     """Return the processor features that `-march=native` depends on, because machines may share a cache."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []

@@ -1,4 +1,4 @@
-/* What the other files here compute with: bfloat16 by its bits, widened to float32, and an exponential that vectorises. */
+/* Common arithmetic of the kernels: conversion between bfloat16 and float32, and an exponential that vectorizes. */
 
 #include <math.h>
 #include <stdint.h>
@@ -15,7 +15,7 @@ static inline float as_float(uint32_t bits) {
 
 static inline float wide(bf16 x) { return as_float((uint32_t)x << 16); }
 
-/* To the nearest, ties to even; not-a-number stays so. */
+/* Round to the nearest, ties to even; NaN stays NaN. */
 static inline bf16 narrow(float value) {
     uint32_t bits;
     memcpy(&bits, &value, 4);

@@ -1,9 +1,10 @@
-"""The `megatron` train back-end: one rank of a trainer, in any role, with Megatron's layers.
+"""The `megatron` training back-end: one rank of a trainer, in any role, with Megatron's layers.
 
     batch -> passes, one per micro-batch: network -> log-probs or values -> loss -> backward (gradients add up)
           -> Megatron's sums over the ranks -> global norm, clipping, AdamW on this data rank's part -> network
 
-Invariants: those of the back-end `torch`, whose packing, attention, vocabulary, losses and checkpoints it shares.
+Packing, attention, vocabulary projection, losses and checkpoints are shared with the back-end `torch`, and so are its
+invariants.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from roll.errors import UnsupportedError
 from roll.protocols import StateKind, WeightSource
 from roll.training.checkpoint.full_state import load_full_state, save_full_state
 from roll.training.distributed import pick_device
-from roll.training.megatron.convert import Network, convert_from_hf, weights_by_name
+from roll.training.language_rank import LanguageModelRank
+from roll.training.megatron.convert import Network, collect_weights, convert_from_hf
 from roll.training.megatron.full_weights import MegatronWeights, MegatronWeightSource
 from roll.training.megatron.initialize import (
-    all_reduce_,
+    all_reduce_gradients,
     build_optimizer,
     check_spec,
     create_process_groups,
@@ -32,22 +34,21 @@ from roll.training.megatron.initialize import (
 from roll.training.network.loading import build_network
 from roll.training.offload import is_on_host
 from roll.training.passes import Passes
-from roll.training.rank import TrainerRank
 from roll.training.spec import TrainerSpec
 from roll.types import OptimParams
 
 __all__ = ["MegatronBackend"]
 
 
-class MegatronBackend(TrainerRank):
-    """The Megatron back-end. See `TrainerRank`.
+class MegatronBackend(LanguageModelRank):
+    """The Megatron back-end of a trainer rank. See `LanguageModelRank`.
 
     Args:
         spec: The spec of the rank; `spec.training.parallel` sets the parallel sizes.
 
     Raises:
-        ModelError: Megatron is not installed, the device is not supported, or the model cannot be loaded, rebuilt or
-            divided.
+        ModelError: Megatron is not installed, the device is not supported, or the model cannot be loaded, converted or
+            sharded.
     """
 
     def __init__(self, spec: TrainerSpec) -> None:
@@ -56,8 +57,8 @@ class MegatronBackend(TrainerRank):
         create_process_groups(spec, self.device)
         self._hf = build_network(spec, self.engine_dtype)
         self._model_names = [name for name, _ in self._hf.root.named_parameters()]
-        self.network, config, whereabouts = convert_from_hf(self._hf, spec.training, self.ranks)
-        parameters = weights_by_name(self.network)
+        self.network, config, placement = convert_from_hf(self._hf, spec.training, self.ranks)
+        parameters = collect_weights(self.network)
         self._ddp: Any = None
         self._optimizer: Any = None
         if spec.role == "reference":
@@ -66,16 +67,16 @@ class MegatronBackend(TrainerRank):
             factors = {name: self.head_factor for name in parameters if name.startswith("value_head.")}
             self._ddp = wrap_data_parallel(self.network, config)
             self._optimizer = build_optimizer(self._ddp, parameters, factors, spec.training)
-        self.full_weights = MegatronWeights(parameters, whereabouts, self._ddp, self._optimizer)
+        self.full_weights = MegatronWeights(parameters, placement, self._ddp, self._optimizer)
         self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness, call=self._ddp)
 
     def weights(self) -> WeightSource:
         return MegatronWeightSource(self.full_weights, self._model_names, is_first=self.ranks.is_first)
 
     def save(self, path: Path, *, background: bool = False) -> None:
-        """Save in the foreground even with `background`: weights and states must be gathered from all ranks."""
+        """Save the state in the foreground even with `background`, because it must be gathered from all ranks."""
         self._check_trained("has no state to save")
-        save_full_state(path, self.full_weights, self._counters(), self.ranks, self._randomness)
+        save_full_state(path, self.full_weights, self._get_counters(), self.ranks, self._randomness)
 
     def offload(self, states: Collection[StateKind]) -> None:
         """Reject offloading on a GPU; on a CPU all states are in host memory already."""
@@ -104,23 +105,26 @@ class MegatronBackend(TrainerRank):
 
     def _load(self, path: Path) -> dict[str, int]:
         self._check_trained("has no state to load")
-        return load_full_state(path, self.full_weights, self._counters(), self.ranks, self._randomness, self.spec.seed)
+        return load_full_state(
+            path, self.full_weights, self._get_counters(), self.ranks, self._randomness, self.spec.seed
+        )
 
     def _clear_grads(self) -> None:
         self._ddp.zero_grad_buffer()
         self._optimizer.zero_grad()
 
-    def _grad_norm(self) -> float:
+    def _compute_grad_norm(self) -> float:
         if self.network.pipeline_split is not None:
-            reduce_tied_gradients(self.network.pipeline_split, weights_by_name(self.network))
-        all_reduce_(self._ddp)
+            reduce_tied_gradients(self.network.pipeline_split, collect_weights(self.network))
+        all_reduce_gradients(self._ddp)
         self._optimizer.prepare_grads()
         return float(self._optimizer.get_grad_norm())
 
     def _scale_grads(self, scale: float) -> None:
         self._ddp.scale_gradients(scale)
 
-    def _move_weights(self, rate: float, grad_norm: float, params: OptimParams) -> None:
+    def _step_optimizer(self, rate: float, grad_norm: float, params: OptimParams) -> None:
+        # `step_with_ready_grads` does not clip.
         if grad_norm > self.spec.training.max_grad_norm:
             grads = [p.grad for p in self._optimizer.get_parameters() if p.grad is not None]
             torch._foreach_mul_(grads, self.spec.training.max_grad_norm / grad_norm)

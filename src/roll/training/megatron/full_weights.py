@@ -1,4 +1,4 @@
-"""Weights and AdamW's states under Megatron, read and written one whole weight at a time, by HF name.
+"""Reading and writing of Megatron's weights and AdamW states, one full weight at a time, by HF name.
 
     this rank's parameter   a slice of a weight, or the slices of several that are fused (`weight_mapping`)
     master, moments         a range of the entries of each parameter that the optimizer updates on this rank
@@ -29,50 +29,50 @@ _STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 class WeightPlacement:
     """The ranks and parameters that hold the parts of each weight."""
 
-    places: Mapping[str, WeightLocation]
-    """The places by HF name, in the order of the HF model."""
+    locations: Mapping[str, WeightLocation]
+    """The location of each weight in Megatron's modules, by HF name, in the order of the HF model."""
     parameters: Mapping[str, Tensor]
     """The parameters of all stages by Megatron's names, without data."""
-    cut: PipelineSplit | None
-    """The cut of the model, where this rank has one stage of it."""
+    pipeline_split: PipelineSplit | None
+    """The split of the model into pipeline stages, if there are several."""
     tp: ProcessGroup | None
-    """The ranks that divide the weights."""
+    """The ranks over which the weights are sharded."""
 
-    def shape(self, name: str) -> torch.Size:
-        """Return the shape of a whole HF weight."""
-        place = self.places[name]
-        shape = list(place.read(self.parameters[place.parameter]).shape)
-        if self.tp is not None and place.dim is not None:
-            shape[place.dim] *= self.tp.size()
+    def get_shape(self, name: str) -> torch.Size:
+        """Return the shape of a full HF weight."""
+        location = self.locations[name]
+        shape = list(location.read(self.parameters[location.parameter]).shape)
+        if self.tp is not None and location.dim is not None:
+            shape[location.dim] *= self.tp.size()
         return torch.Size(shape)
 
     def gather(self, name: str, part: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """Return a whole HF weight on every rank. Collective.
+        """Return a full HF weight on every rank. Collective.
 
         Args:
             name: The HF name of the weight.
-            part: This rank's parameter, or a tensor shaped like it; `None` where another stage has the weight.
-            dtype: The dtype of the result where another stage has the weight.
-            device: The device of the result in the same case.
+            part: This rank's parameter, or a tensor shaped like it; `None` if another stage has the weight.
+            dtype: The dtype of the result if another stage has the weight.
+            device: The device of the result if another stage has the weight.
         """
-        place = self.places[name]
-        found = None if part is None else gather_weight(place.read(part), place, self.tp)
-        if self.cut is None:
-            assert found is not None
-            return found
-        stage = self.cut.stage
-        owner = self.cut.stages_of.get(place.parameter, [stage.count - 1])[0]  # heads are in the last stage
-        if found is None:
-            found = torch.empty(self.shape(name), dtype=dtype, device=device)
-        return stage.broadcast(found.contiguous(), owner)
+        location = self.locations[name]
+        weight = None if part is None else gather_weight(location.read(part), location, self.tp)
+        if self.pipeline_split is None:
+            assert weight is not None
+            return weight
+        stage = self.pipeline_split.stage
+        owners = self.pipeline_split.stages_of.get(location.parameter, [stage.count - 1])  # heads are in the last stage
+        if weight is None:
+            weight = torch.empty(self.get_shape(name), dtype=dtype, device=device)
+        return stage.broadcast(weight.contiguous(), owners[0])
 
 
 class MegatronWeights:
-    """The weights of a Megatron network.
+    """Access to the weights of a Megatron network and their AdamW moments, as full tensors by HF name.
 
     Args:
         parameters: The parameters of the network, by Megatron's names.
-        whereabouts: The places of the weights on all ranks.
+        placement: The ranks and parameters that hold each weight.
         ddp: Megatron's data-parallel wrapper of a trained network.
         optimizer: The `DistributedOptimizer` of a trained network.
     """
@@ -80,18 +80,18 @@ class MegatronWeights:
     def __init__(
         self,
         parameters: Mapping[str, nn.Parameter],
-        whereabouts: WeightPlacement,
+        placement: WeightPlacement,
         ddp: Any = None,
         optimizer: Any = None,
     ) -> None:
         self._parameters = parameters
-        self._placement = whereabouts
+        self._placement = placement
         self._ddp = ddp
         self._optimizer = optimizer
         one = next(iter(parameters.values()))
         self._dtype, self._device = one.dtype, one.device
         self._master = torch.promote_types(one.dtype, torch.float32)
-        for part in self._parts():  # AdamW does this at its first step, but a checkpoint may be loaded before
+        for part in self._iter_parts():  # AdamW does this at its first step, but a checkpoint may be loaded before
             optimizer.optimizer.state[part] = {
                 "step": torch.tensor(0.0, device=part.device),
                 "exp_avg": torch.zeros_like(part, requires_grad=False),
@@ -101,70 +101,76 @@ class MegatronWeights:
     @property
     def names(self) -> list[str]:
         """All names, in the order of the HF model."""
-        return list(self._placement.places)
+        return list(self._placement.locations)
 
     @property
     def num_updates(self) -> int:
         """The number of AdamW updates, the same for all weights."""
         states = self._optimizer.optimizer.state
-        return max((int(states[part]["step"]) for part in self._parts()), default=0)
+        return max((int(states[part]["step"]) for part in self._iter_parts()), default=0)
 
     @num_updates.setter
     def num_updates(self, number: int) -> None:
-        for part in self._parts():
+        for part in self._iter_parts():
             self._optimizer.optimizer.state[part]["step"].fill_(float(number))
 
-    def shape(self, name: str) -> torch.Size:
-        """Return the shape of the whole weight."""
-        return self._placement.shape(name)
+    def get_shape(self, name: str) -> torch.Size:
+        """Return the shape of the full weight."""
+        return self._placement.get_shape(name)
 
     @torch.no_grad()
     def read(self, name: str) -> Tensor:
-        """Return a whole weight of the network."""
-        parameter = self._parameters.get(self._placement.places[name].parameter)
+        """Return a full weight of the network. Collective."""
+        parameter = self._parameters.get(self._placement.locations[name].parameter)
         part = None if parameter is None else parameter.detach()
         return self._placement.gather(name, part, self._dtype, self._device)
 
     @torch.no_grad()
     def read_full(self, name: str, state: str | None = None) -> Tensor:
-        """Return a whole master weight, or with `state` one of its AdamW moments."""
-        parameter = self._parameters.get(self._placement.places[name].parameter)
-        found = None
+        """Return a full master weight, or with `state` (`moment1` or `moment2`) one of its moments. Collective."""
+        parameter = self._parameters.get(self._placement.locations[name].parameter)
+        weight = None
         if parameter is not None:
-            found = torch.zeros(parameter.shape, dtype=self._master, device=self._device)
-            own = self._local_values(parameter, state)
-            if own is not None:
-                values, entries = own
-                found.view(-1)[entries] = values
-            dist.all_reduce(found, group=self._optimizer.data_parallel_group)
-        return self._placement.gather(name, found, self._master, self._device)
+            weight = torch.zeros(parameter.shape, dtype=self._master, device=self._device)
+            local = self._get_local_values(parameter, state)
+            if local is not None:
+                values, entries = local
+                weight.view(-1)[entries] = values
+            # Every data rank has a range of the entries and 0 elsewhere, so a sum assembles the weight.
+            dist.all_reduce(weight, group=self._optimizer.data_parallel_group)
+        return self._placement.gather(name, weight, self._master, self._device)
 
     @torch.no_grad()
     def write(self, name: str, value: Tensor, state: str | None = None) -> None:
-        """Write a tensor that `full` returned. Call `refresh` once after the last write. Not collective."""
-        place = self._placement.places[name]
-        parameter = self._parameters.get(place.parameter)
-        own = None if parameter is None else self._local_values(parameter, state)
-        if parameter is None or own is None:
+        """Write a full tensor that `read_full` returned. Call `refresh` once after the last write. Not collective."""
+        location = self._placement.locations[name]
+        parameter = self._parameters.get(location.parameter)
+        local = None if parameter is None else self._get_local_values(parameter, state)
+        if parameter is None or local is None:
             return
-        values, entries = own
+        values, entries = local
+        # A range may begin and end inside a fused parameter, so the weight is placed in a whole parameter first.
         scratch = torch.empty(parameter.shape, dtype=self._master, device=self._device)
         scratch.view(-1)[entries] = values
-        place.write(scratch, value.to(scratch), self._placement.tp)
+        location.write(scratch, value.to(scratch), self._placement.tp)
         values.copy_(scratch.view(-1)[entries])
 
     def refresh(self) -> None:
         """Copy the master weights into the network on every rank."""
         self._optimizer._copy_main_params_to_model_params()
+        # Each data rank has written its range only; this gathers the others.
         self._ddp.start_param_sync()
 
-    def _parts(self) -> Iterator[Tensor]:
+    def _iter_parts(self) -> Iterator[Tensor]:
         """Yield the tensors that the optimizer updates on this rank."""
         if self._optimizer is not None:
             yield from self._optimizer.get_parameters()
 
-    def _local_values(self, parameter: nn.Parameter, state: str | None) -> tuple[Tensor, slice] | None:
-        """Return the optimizer's values of a parameter on this rank, and the range of entries that they cover."""
+    def _get_local_values(self, parameter: nn.Parameter, state: str | None) -> tuple[Tensor, slice] | None:
+        """Return this rank's values of a master weight or moment, and the slice of the flat parameter that they cover.
+
+        `None` if this rank's optimizer does not have the parameter.
+        """
         optimizer = self._optimizer
         if parameter not in optimizer.model_param_gbuf_map:
             return None
@@ -179,13 +185,13 @@ class MegatronWeightSource:
     """The weights that engines must hold, gathered one at a time. See `roll.protocols.WeightSource`.
 
     Args:
-        spread: All weights.
+        weights: All weights of the network.
         names: The names of the model's weights, in order.
         is_first: Whether this is rank 0. Iterating is collective; other ranks get `None`s.
     """
 
-    def __init__(self, spread: MegatronWeights, names: Sequence[str], *, is_first: bool) -> None:
-        self._spread = spread
+    def __init__(self, weights: MegatronWeights, names: Sequence[str], *, is_first: bool) -> None:
+        self._weights = weights
         self._names = list(names)
         self._is_first = is_first
 
@@ -195,5 +201,5 @@ class MegatronWeightSource:
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name in self._names:
-            weight = self._spread.read(name)
+            weight = self._weights.read(name)
             yield name, weight if self._is_first else None  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""Megatron's import, process groups, data parallelism and optimizer for a network."""
+"""Importing Megatron, and setting up its process groups, data parallelism and optimizer."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from roll.config.training import TrainingConfig
 from roll.errors import ModelError, UnsupportedError
 from roll.training.network.pipeline_split import PipelineSplit
 from roll.training.spec import TrainerSpec
-from roll.version import install_extra
+from roll.version import build_install_command
 
 __all__ = [
     "DEVICES",
-    "all_reduce_",
+    "all_reduce_gradients",
     "build_optimizer",
     "check_spec",
     "create_process_groups",
-    "quiet_import",
     "reduce_tied_gradients",
+    "suppress_import_warnings",
     "wrap_data_parallel",
 ]
 
@@ -33,7 +33,7 @@ DEVICES = ("cuda",)
 
 
 @contextlib.contextmanager
-def quiet_import() -> Iterator[None]:
+def suppress_import_warnings() -> Iterator[None]:
     """Run the body without Megatron's warnings about optional libraries."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -47,33 +47,42 @@ def check_spec(spec: TrainerSpec, device: torch.device) -> None:
         ModelError: Megatron is not installed, the device is not supported, or adapters are configured.
     """
     try:
-        with quiet_import():
+        with suppress_import_warnings():
             import megatron.core.parallel_state  # noqa: F401
     except ImportError as error:
         raise ModelError(
             f"training.backend 'megatron' needs Megatron-core, which cannot be imported here ({error}): "
-            f"{install_extra('megatron')}, or choose the back-end torch"
+            f"{build_install_command('megatron')}, or set training.backend to 'torch'"
         ) from error
     if device.type not in DEVICES:
         raise ModelError(
             f"training.backend 'megatron' needs CUDA devices, but this trainer is on '{device.type}': "
-            "choose the back-end torch"
+            "set training.backend to 'torch'"
         )
     if spec.model.lora is not None:
-        raise ModelError("training.backend 'megatron' trains all weights: leave model.lora out, or choose torch")
+        raise ModelError(
+            "training.backend 'megatron' trains all weights: remove model.lora, or set training.backend to 'torch'"
+        )
+    if spec.model.vision.freeze or spec.model.vision.learning_rate_factors:
+        raise ModelError(
+            "training.backend 'megatron' trains all weights with one learning rate: remove model.vision, or set "
+            "training.backend to 'torch'"
+        )
 
 
 def create_process_groups(spec: TrainerSpec, device: torch.device) -> None:
-    """Create Megatron's process groups. The ranks must have met already; all trainers of one process share the groups.
+    """Create Megatron's process groups, which all trainers of a process share. With several ranks, torch's default
+    process group must exist already.
 
     Raises:
-        UnsupportedError: another trainer of this process has divided the ranks differently.
+        UnsupportedError: another trainer of this process has a different layout.
     """
     from megatron.core import parallel_state
 
     tp, pp = spec.training.parallel.tp, spec.training.parallel.pp
     if not dist.is_initialized():
         dist.init_process_group("gloo" if device.type == "cpu" else None, store=dist.HashStore(), rank=0, world_size=1)
+    # Megatron keeps its groups in global variables, so all trainers of a process share them.
     if not parallel_state.model_parallel_is_initialized():
         parallel_state.initialize_model_parallel(
             tp,
@@ -108,14 +117,14 @@ def wrap_data_parallel(network: nn.Module, config: Any) -> Any:
 
 
 @torch.no_grad()
-def reduce_tied_gradients(cut: PipelineSplit, parameters: Mapping[str, Any]) -> None:
+def reduce_tied_gradients(split: PipelineSplit, parameters: Mapping[str, Any]) -> None:
     """Sum the gradients of tied weights over the two stages that hold them. Collective."""
-    for name in cut.tied:
-        parameters[name].main_grad.add_(cut.stage.exchange_with_other_end(parameters[name].main_grad))
+    for name in split.tied:
+        parameters[name].main_grad.add_(split.stage.exchange_with_other_end(parameters[name].main_grad))
 
 
-def all_reduce_(ddp: Any) -> None:
-    """Sum the gradients over all data ranks, and those of weights that every tp rank has over tp too. Collective."""
+def all_reduce_gradients(ddp: Any) -> None:
+    """Sum the gradients over all data ranks, and gradients of replicated weights over the tp ranks too. Collective."""
     from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 
     finalize_model_grads([ddp])
@@ -124,15 +133,15 @@ def all_reduce_(ddp: Any) -> None:
 def build_optimizer(
     ddp: Any, trainable: Mapping[str, nn.Parameter], factors: Mapping[str, float], training: TrainingConfig
 ) -> Any:
-    """Build Megatron's distributed optimizer: each data rank updates a part of all weights. AdamW itself is PyTorch's.
+    """Build Megatron's distributed optimizer: each data rank updates a part of all weights with PyTorch's AdamW.
 
     Args:
         ddp: The result of `wrap_data_parallel`.
-        trainable: The trainable weights by name; only matrices are decayed.
-        factors: Factors on the learning rate of some weights, by name.
-        training: The training configuration, with AdamW's constants.
+        trainable: The trainable weights by name; weight decay applies to matrices only.
+        factors: Learning rate factors of some weights, by name.
+        training: The training configuration, with AdamW's hyperparameters.
     """
-    with quiet_import():
+    with suppress_import_warnings():
         from megatron.core import parallel_state
         from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
         from megatron.core.optimizer.optimizer_config import OptimizerConfig
@@ -156,6 +165,7 @@ def build_optimizer(
         OptimizerConfig(
             optimizer="adam",
             lr=training.learning_rate,
+            # Non-finite gradients must be found before anything changes, so the back-end computes the norm and clips.
             clip_grad=0.0,
             bf16=dtype == torch.bfloat16,
             params_dtype=dtype,

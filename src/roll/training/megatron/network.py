@@ -1,9 +1,9 @@
-"""A decoder of Megatron's layers with the interface of an HF model, so that the trainer's networks can wrap it.
+"""A decoder of Megatron layers with the interface of an HF model, so that the trainer's networks can wrap it.
 
     ids [1, N] ─ embedding ─► [1, n, H] ─ layers, whose attention is the trainer's own ─► norm ─► [1, n, H]
 
-Of N tokens of a row, each tp rank has n = N / tp between attention and MLP (sequence parallel). Positions are those of
-the row's tokens, and the rotary angles are those of the HF model.
+Of N tokens of a row, each tp rank has n = N / tp between attention and MLP (sequence parallel). Rotary angles are
+computed as in the HF model.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from roll.config.training import TrainingConfig
 from roll.errors import ModelError, UnsupportedError
 from roll.training.attention.packed import AttentionPlan, packed_attention
 
-__all__ = ["MegatronModel", "transformer_config"]
+__all__ = ["MegatronModel", "build_transformer_config"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Packed:
-    """The argument of every layer's attention, which replaces Megatron's description of packed rows."""
+class _PackedParams:
+    """The argument that a layer passes to its attention, instead of Megatron's `PackedSeqParams`."""
 
     plan: AttentionPlan
     qkv_format: str = "sbhd"
-    """The format of queries, [N, 1, heads, width]."""
+    """Megatron's name of the format [N, 1, heads, width] of queries, keys and values."""
 
 
-class _PackedCore(nn.Module):
+class _PackedCoreAttention(nn.Module):
     """The attention of one layer, computed with the plan of the row."""
 
     def __init__(self, config: Any, layer_number: int, windows: list[int | None], **kwargs: Any) -> None:
@@ -41,7 +41,7 @@ class _PackedCore(nn.Module):
         self._window = windows[layer_number - 1]
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, *unused: Any, packed_seq_params: _Packed, **kwargs: Any
+        self, query: Tensor, key: Tensor, value: Tensor, *unused: Any, packed_seq_params: _PackedParams, **kwargs: Any
     ) -> Tensor:
         """Compute attention [N, 1, H * w] from queries [N, 1, H, d], keys [N, 1, K, d] and values [N, 1, K, w]."""
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
@@ -51,7 +51,7 @@ class _PackedCore(nn.Module):
 
 
 class _Norm(nn.RMSNorm):
-    """An RMS norm. Each tp rank has its own tokens, so Megatron must sum the gradients of marked weights."""
+    """An RMS norm whose weight is marked so that Megatron sums its gradients over the tp ranks."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float, **kwargs: Any) -> None:
         super().__init__(hidden_size, eps, dtype=config.params_dtype)
@@ -59,7 +59,7 @@ class _Norm(nn.RMSNorm):
 
 
 class _Layer(nn.Module):
-    """One of Megatron's layers, whose hidden states are [n, 1, H]."""
+    """Wraps a Megatron layer, which computes hidden states [n, 1, H], for hidden states [1, n, H]."""
 
     def __init__(self, config: Any, spec: Any, number: int) -> None:
         super().__init__()
@@ -73,19 +73,20 @@ class _Layer(nn.Module):
         n, H].
         """
         if self.recomputes and self.training and torch.is_grad_enabled():
+            # There is no dropout, so the state of the random generators need not be saved.
             return checkpoint(self._run, states, angles, plan, use_reentrant=False, preserve_rng_state=False)
         return self._run(states, angles, plan)
 
     def _run(self, states: Tensor, angles: Tensor, plan: AttentionPlan) -> Tensor:
         turned = states.transpose(0, 1)
         found, _ = self.inside(
-            hidden_states=turned, attention_mask=None, rotary_pos_emb=angles, packed_seq_params=_Packed(plan)
+            hidden_states=turned, attention_mask=None, rotary_pos_emb=angles, packed_seq_params=_PackedParams(plan)
         )
         return found.transpose(0, 1)
 
 
 class _Backbone(nn.Module):
-    """Embeddings, layers, and the last norm."""
+    """The decoder of a Megatron model: embeddings, layers, and the last norm."""
 
     def __init__(self, config: Any, hf_config: Any) -> None:
         super().__init__()
@@ -101,8 +102,9 @@ class _Backbone(nn.Module):
         )
         if config.sequence_parallel:
             looked_up = self.embedding.forward
+            # The reduce-scatter of sequence parallelism divides dimension 0, and returns [n, 1, H].
             self.embedding.forward = lambda ids: looked_up(ids).transpose(0, 1)
-        spec = _layer_spec(config, _windows(hf_config))
+        spec = _build_layer_spec(config, _read_attention_windows(hf_config))
         self.layers = nn.ModuleList(_Layer(config, spec, number) for number in range(1, config.num_layers + 1))
         self.norm = _Norm(config, config.hidden_size, config.layernorm_epsilon)
         self.frequencies = torch.empty(0)
@@ -116,8 +118,7 @@ class _Backbone(nn.Module):
         """Return the hidden states [1, n, H] of this rank's tokens, in the format of a `transformers` decoder."""
         if position_ids.ndim > 2:
             raise UnsupportedError(
-                "training.backend 'megatron' does not support positions of three axes (M-RoPE): set "
-                "training.backend to torch."
+                "training.backend 'megatron' does not support multimodal RoPE (M-RoPE): set training.backend to 'torch'"
             )
         angles = position_ids[0].float()[:, None] * self.frequencies
         angles = torch.cat([angles, angles], dim=-1)[:, None, None]
@@ -129,7 +130,8 @@ class _Backbone(nn.Module):
 
 class _Projection(nn.Module):
     """The projection to this rank's vocabulary shard. The trainer uses hidden states and the weight [V / tp, H]
-    directly."""
+    directly.
+    """
 
     bias = None
 
@@ -139,24 +141,24 @@ class _Projection(nn.Module):
 
 
 class MegatronModel(nn.Module):
-    """The parts of an HF model that the trainer's networks use.
+    """A Megatron model with the attributes of an HF model that the trainer's networks use.
 
     Args:
         config: Megatron's configuration.
         hf_config: The configuration of the corresponding HF model.
-        projects: Whether the vocabulary projection is separate from the embeddings.
-        score: A classifier's head, whose shape is used.
+        has_separate_projection: Whether the vocabulary projection is separate from the embeddings.
+        score: The head of an HF classifier, of which only the shape is used; `None` without one.
     """
 
     base_model_prefix = "model"
 
-    def __init__(self, config: Any, hf_config: Any, *, projects: bool, score: nn.Linear | None) -> None:
+    def __init__(self, config: Any, hf_config: Any, *, has_separate_projection: bool, score: nn.Linear | None) -> None:
         super().__init__()
         self.config = hf_config
         self.dtype = config.params_dtype
         self.model = _Backbone(config, hf_config)
         weight: nn.Parameter = self.model.embedding.weight
-        self.lm_head = _Projection(nn.Parameter(torch.empty_like(weight)) if projects else weight)
+        self.lm_head = _Projection(nn.Parameter(torch.empty_like(weight)) if has_separate_projection else weight)
         if score is not None:
             self.score = nn.Linear(score.in_features, score.out_features, bias=False, dtype=self.dtype)
 
@@ -174,7 +176,7 @@ class MegatronModel(nn.Module):
         return self.lm_head
 
 
-def transformer_config(decoder: Any, training: TrainingConfig, dtype: torch.dtype) -> Any:
+def build_transformer_config(decoder: Any, training: TrainingConfig, dtype: torch.dtype) -> Any:
     """Return Megatron's configuration of the layers of an HF model's decoder.
 
     Raises:
@@ -185,11 +187,11 @@ def transformer_config(decoder: Any, training: TrainingConfig, dtype: torch.dtyp
     own, rotary, tp = decoder.config, decoder.rotary_emb, training.parallel.tp
     if own.hidden_act != "silu" or rotary.attention_scaling != 1.0 or rotary.rope_type in ("dynamic", "longrope"):
         raise ModelError(
-            "training.backend 'megatron' supports gated MLPs with silu, and rotary positions that do not depend on "
-            f"the text's length, but this model has '{own.hidden_act}' and positions of the type '{rotary.rope_type}': "
-            "use the back-end torch"
+            "training.backend 'megatron' supports gated MLPs with silu, and RoPE that does not depend on the sequence "
+            f"length, but this model has the activation '{own.hidden_act}' and the RoPE type '{rotary.rope_type}': "
+            "set training.backend to 'torch'"
         )
-    _check_divides(own, tp)
+    _check_divisibility(own, tp)
     recomputed = {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
     return TransformerConfig(
         num_layers=own.num_hidden_layers,
@@ -211,8 +213,10 @@ def transformer_config(decoder: Any, training: TrainingConfig, dtype: torch.dtyp
         sequence_parallel=tp > 1,
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
+        # Weights come from the HF model, so Megatron initializes none.
         use_cpu_initialization=True,
         perform_initialization=False,
+        # This fusion needs an extension that Apex compiles.
         gradient_accumulation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
@@ -221,17 +225,18 @@ def transformer_config(decoder: Any, training: TrainingConfig, dtype: torch.dtyp
     )
 
 
-def _check_divides(config: Any, tp: int) -> None:
+def _check_divisibility(config: Any, tp: int) -> None:
     names = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "vocab_size")
     wrong = {name: getattr(config, name) for name in names if getattr(config, name) % tp}
     if wrong:
         raise ModelError(
             f"training.parallel.tp {tp} does not divide this model's "
             + ", ".join(f"{name} {count}" for name, count in wrong.items())
+            + ": choose a tp that does"
         )
 
 
-def _windows(config: Any) -> list[int | None]:
+def _read_attention_windows(config: Any) -> list[int | None]:
     """Return the attention window of each layer, `None` for full attention."""
     window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     if types is None:
@@ -239,8 +244,8 @@ def _windows(config: Any) -> list[int | None]:
     return [window if kind == "sliding_attention" else None for kind in types]
 
 
-def _layer_spec(config: Any, windows: list[int | None]) -> Any:
-    """Return the spec of Megatron's own layer, built of modules that need neither Apex nor Transformer Engine."""
+def _build_layer_spec(config: Any, windows: list[int | None]) -> Any:
+    """Return the spec of a Megatron layer whose modules need neither Apex nor Transformer Engine."""
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules
@@ -253,7 +258,7 @@ def _layer_spec(config: Any, windows: list[int | None]) -> Any:
     inner_norm = _Norm if config.qk_layernorm else IdentityOp
     attention = SelfAttentionSubmodules(
         linear_qkv=ColumnParallelLinear,
-        core_attention=ModuleSpec(module=_PackedCore, params={"windows": windows}),
+        core_attention=ModuleSpec(module=_PackedCoreAttention, params={"windows": windows}),
         linear_proj=RowParallelLinear,
         q_layernorm=inner_norm,
         k_layernorm=inner_norm,

@@ -1,4 +1,4 @@
-"""The places of HF checkpoint weights in Megatron's modules, for the known model families.
+"""The locations of HF checkpoint weights in Megatron's modules, for the supported model families.
 
     q_proj, k_proj, v_proj [.., H]   ─►  linear_qkv: by key-value head, its queries, its key, its value
     gate_proj, up_proj [F, H]        ─►  linear_fc1: all gates, then all ups
@@ -50,7 +50,7 @@ _FUSED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heads:
-    """The attention heads of a model."""
+    """The number and the width of a model's attention heads."""
 
     queries: int
     """The number of query heads per key-value head."""
@@ -59,83 +59,82 @@ class Heads:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightLocation:
-    """The place of one HF weight in Megatron's modules."""
+    """The location of one HF weight in Megatron's modules."""
 
     parameter: str
     """The name of Megatron's parameter that is, or contains, the weight."""
     dim: int | None
-    """The dimension along which tp ranks divide the HF weight; `None`: each rank has it whole."""
+    """The dimension along which the HF weight is sharded over tp; `None`: every rank has the full weight."""
     part: Literal["q", "k", "v", "gate", "up"] | None
     """The part of a fused parameter."""
     heads: Heads
 
     def view(self, fused: Tensor) -> Tensor:
-        """Return the entries of the HF weight, in their order, as a view of a tensor shaped like this rank's
-        parameter.
-        """
+        """Return a view of the HF weight's entries in `fused`, a tensor shaped like this rank's parameter."""
         if self.part is None:
             return fused
         if self.part in ("gate", "up"):
             return fused.chunk(2)[self.part == "up"]
         each = self.heads.queries
+        # Megatron stores [query heads of a group, key, value] for one key-value head after the other.
         by_head = fused.unflatten(0, (-1, each + 2, self.heads.width))
         return by_head[:, {"q": slice(0, each), "k": slice(each, each + 1), "v": slice(each + 1, None)}[self.part]]
 
     def read(self, fused: Tensor) -> Tensor:
-        """Return this rank's slice of the HF weight, in the shape of the slice."""
-        found = self.view(fused)
-        return found.flatten(0, 2) if self.part in ("q", "k", "v") else found
+        """Return this rank's slice of the HF weight from `fused`, in the shape of HF weights."""
+        weight = self.view(fused)
+        return weight.flatten(0, 2) if self.part in ("q", "k", "v") else weight
 
     def write(self, fused: Tensor, weight: Tensor, tp: ProcessGroup | None) -> None:
-        """Copy this rank's slice of a whole HF weight into a tensor shaped like the rank's parameter."""
+        """Copy this rank's slice of a full HF weight into `fused`, a tensor shaped like the rank's parameter."""
         if tp is not None and self.dim is not None:
             weight = weight.chunk(tp.size(), self.dim)[tp.rank()]
         target = self.view(fused)
         target.copy_(weight.reshape(target.shape))
 
 
-def gather_weight(part: Tensor, place: WeightLocation, tp: ProcessGroup | None) -> Tensor:
-    """Gather the whole HF weight from the slices of all tp ranks. Collective."""
-    if tp is None or place.dim is None:
+def gather_weight(part: Tensor, location: WeightLocation, tp: ProcessGroup | None) -> Tensor:
+    """Gather the full HF weight from the slices of all tp ranks. Collective."""
+    if tp is None or location.dim is None:
         return part
-    return all_gather(part.movedim(place.dim, 0).contiguous(), tp).movedim(0, place.dim).contiguous()
+    return all_gather(part.movedim(location.dim, 0).contiguous(), tp).movedim(0, location.dim).contiguous()
 
 
 def locate_weights(names: list[str], config: Any) -> dict[str, WeightLocation]:
-    """Return the place of each weight in Megatron's modules, by HF name.
+    """Return the location of each weight in Megatron's modules, by HF name.
 
     Args:
         names: The names of all weights of a model.
         config: The configuration of the HF model.
 
     Raises:
-        ModelError: the model family, or one of its weights, is not known.
+        ModelError: the model family, or one of its weights, is not supported.
     """
     if config.model_type not in FAMILIES:
         raise ModelError(
             f"training.backend 'megatron' supports the model families {', '.join(FAMILIES)}, but this model is "
-            f"'{config.model_type}': use the back-end torch"
+            f"'{config.model_type}': set training.backend to 'torch'"
         )
     queries, keys = config.num_attention_heads, config.num_key_value_heads
     heads = Heads(queries=queries // keys, width=getattr(config, "head_dim", None) or config.hidden_size // queries)
-    places = {name: _locate(name, heads) for name in names}
-    unknown = [name for name, place in places.items() if place is None]
+    locations = {name: _locate(name, heads) for name in names}
+    unknown = [name for name, location in locations.items() if location is None]
     if unknown:
         raise ModelError(
-            f"training.backend 'megatron' does not support {len(unknown)} weights of this {config.model_type}, first "
-            f"'{unknown[0]}': use the back-end torch"
+            f"training.backend 'megatron' does not support {len(unknown)} weights of the model type "
+            f"'{config.model_type}', for example '{unknown[0]}': set training.backend to 'torch'"
         )
-    return {name: place for name, place in places.items() if place is not None}
+    return {name: location for name, location in locations.items() if location is not None}
 
 
 def _locate(name: str, heads: Heads) -> WeightLocation | None:
     if name in _OUTSIDE:
         parameter, dim = _OUTSIDE[name]
         return WeightLocation(parameter=parameter, dim=dim, part=None, heads=heads)
-    found = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
-    if found is None:
+    match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
+    if match is None:
         return None
-    number, inside = found.groups()
+    number, inside = match.groups()
     before = f"model.layers.{number}.inside."
     if inside in _IN_LAYERS:
         parameter, dim = _IN_LAYERS[inside]

@@ -4,7 +4,7 @@
     tiles     autograd saves the input of a layer's MLP; one tile of its tokens at a time runs again
 
 Both may be enabled: a recomputed layer then holds its MLP's activations for one tile only. Recomputation must have no
-side effects: code that counts what passes through a layer checks `is_recomputing`.
+side effects: code that counts the tokens of a layer checks `is_recomputing`.
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ _state = threading.local()
 
 
 def is_recomputing() -> bool:
-    """Return whether this thread is recomputing a layer for its gradient."""
+    """Return whether this thread is recomputing a checkpointed layer for the backward pass."""
     return getattr(_state, "again", False)
 
 
 def checkpoint_layers(model: Any) -> None:
     """Enable activation checkpointing: an HF model's decoder layers keep only their inputs during training."""
-    model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": _recompute_contexts})
+    # Only the non-reentrant variant takes contexts, which distinguish a recomputation from the first run.
+    model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": _create_recompute_contexts})
 
 
 def tile_mlps(model: nn.Module, num_tokens: int) -> None:
-    """Make the MLPs of a model compute `num_tokens` at a time and keep only their inputs.
+    """Make the MLPs of a model compute `num_tokens` tokens at a time and keep only their inputs.
 
-    Only modules that compute each token on its own are replaced: gated MLPs, including shared experts. Call it after
-    the ranks have divided the weights: slices are then of a rank's own tokens, equally many on every rank.
+    Only modules that compute each token separately are replaced: gated MLPs, including shared experts. Call it after
+    the weights are sharded: each rank then tiles its own tokens, and all ranks have equally many tokens.
 
-    A weight's gradient is the sum over the slices, in the dtype of the weights.
+    A weight's gradient is the sum over the tiles, in the dtype of the weights.
 
     Raises:
-        ModelError: the model has no such MLP.
+        ModelError: the model does not have an MLP that can be tiled.
     """
     mlps: list[Any] = [module for module in model.modules() if _is_gated_mlp(module)]
     if not mlps:
         raise ModelError(
             f"training.tiled_mlp_tokens is {num_tokens}, but {type(model).__name__} has no MLP that computes each "
-            "token separately: leave it out, and set training.activation_checkpointing"
+            "token separately: remove training.tiled_mlp_tokens, and set training.activation_checkpointing instead"
         )
     for mlp in mlps:
-        mlp.forward = _tiled_forward(mlp.forward, num_tokens)
+        mlp.forward = _build_tiled_forward(mlp.forward, num_tokens)
 
 
 def _is_gated_mlp(module: nn.Module) -> bool:
@@ -61,7 +62,7 @@ def _is_gated_mlp(module: nn.Module) -> bool:
     return (all(parts[:2]) or parts[2]) and isinstance(getattr(module, "down_proj", None), nn.Module)
 
 
-def _tiled_forward(plain: Callable[[Tensor], Tensor], num_tokens: int) -> Callable[[Tensor], Tensor]:
+def _build_tiled_forward(plain: Callable[[Tensor], Tensor], num_tokens: int) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             parts = x.split(num_tokens, dim=-2)
@@ -72,8 +73,10 @@ def _tiled_forward(plain: Callable[[Tensor], Tensor], num_tokens: int) -> Callab
     return forward
 
 
-def _recompute_contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    """Return the contexts of a layer's first run and of its recomputation."""
+def _create_recompute_contexts() -> tuple[
+    contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]
+]:
+    """Return two contexts: for a checkpointed layer's first run, and for the recomputation of the layer."""
     return contextlib.nullcontext(), _mark_recomputing()
 
 

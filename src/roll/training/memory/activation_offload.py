@@ -2,8 +2,8 @@
 
     saved tensor ─ its storage ─► host memory, once for all saved views ─► device, until its last view is read
 
-Weights stay on the device, including those gathered by FSDP: their storages are recorded before a module runs. So do
-small tensors, and activations that checkpointed layers do not save.
+Weights stay on the device, including those gathered by FSDP: their storages are recorded before a module runs. Small
+tensors stay there as well. Activations that checkpointed layers recompute are not saved at all.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from roll.training.memory.host_memory import HostMemory
 
-__all__ = ["ActivationOffload"]
+__all__ = ["ActivationOffloader"]
 
 MIN_BYTES = 2**20
 """Smallest storage that is moved."""
@@ -31,13 +31,13 @@ MIN_BYTES = 2**20
 
 @dataclass(kw_only=True, slots=True)
 class _Storage:
-    """The content of a storage in host memory."""
+    """The host copy of a storage's content, shared by all saved tensors that view it."""
 
     on_host: Tensor
     num_unread: int = 0
     """The number of views that the backward pass has not read yet."""
     on_device: Tensor | None = None
-    """The copy on the device, from the first view that is read to the last."""
+    """The copy on the device, while some views have been read by the backward pass and others have not."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +51,8 @@ class _View:
     offset: int
 
 
-class ActivationOffload:
-    """Offloads the activations of one network's passes.
+class ActivationOffloader:
+    """Offloads the activations that one network saves for its backward passes.
 
     Args:
         network: The network, whose weights stay on the device.
@@ -69,11 +69,13 @@ class ActivationOffload:
         """The moved storages, by storage and version of its content."""
         for module in network.modules():
             if isinstance(module, FSDPModule):
+                # FSDP gathers weights in a hook of its own, which runs first; gathered weights have storages of their
+                # own.
                 module.register_forward_pre_hook(lambda module, _: self._record_weights(module))
 
     @contextlib.contextmanager
     def offload_saved_tensors(self) -> Iterator[None]:
-        """Move tensors that the body saves for the backward pass to host memory."""
+        """Move tensors that the body saves for the backward pass to host memory, except weights and small tensors."""
         self._weights.clear()
         self._record_weights(self._network)
         try:
@@ -95,6 +97,7 @@ class ActivationOffload:
         if storage.nbytes() < MIN_BYTES or storage._cdata in self._weights:
             return tensor
         versions = self._moved.setdefault(storage, {})
+        # In-place operations change a storage after it was saved; each version is copied once for all of its views.
         if tensor._version not in versions:
             everything = tensor.as_strided((storage.nbytes() // tensor.itemsize,), (1,), 0).view(torch.uint8)
             versions[tensor._version] = _Storage(on_host=self._memory.to_host(everything))

@@ -1,11 +1,11 @@
-"""AdamW whose moments take 8 bits each (arXiv 2110.02861): 2 bytes per weight instead of 8.
+"""8-bit AdamW: moments that take 8 bits each (arXiv 2110.02861), 2 bytes per weight instead of 8.
 
     row of a weight ─ blocks of up to 256 ─ largest magnitude: the block's scale, float32
                                           └ moment / scale ─► index of the nearest of 256 values
 
-The values are dense where moments are: seven decades, each divided more finely than the one below it. Blocks lie within
-rows, so a rank with some of a weight's rows has the same blocks as a single rank would have for them. The blocks of
-bitsandbytes cross rows, and its update on a CPU consists of PyTorch operations and takes ten times as long.
+The values are densest where most moments are: they cover seven decades, each divided more finely than the one below it.
+Blocks lie within rows, so sharding a weight by rows does not change them. In bitsandbytes, blocks cross rows, and the
+update on a CPU consists of PyTorch operations and takes ten times as long.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from roll.training.kernels.native import native
+from roll.training.kernels.native import load_native_library
 
 __all__ = [
-    "BLOCK",
+    "BLOCK_SIZE",
     "AdamWConstants",
-    "new_moments",
-    "read_blocks",
-    "read_moments",
+    "create_moments",
+    "dequantize_blocks",
+    "dequantize_moments",
+    "is_stored_in_8_bits",
+    "quantize_blocks",
     "update",
-    "uses_8_bits",
-    "write_blocks",
 ]
 
-BLOCK = 256
+BLOCK_SIZE = 256
 MIN_ELEMENTS = 4096
 """Smallest weight with 8-bit moments; its rows must have at least a quarter of a block."""
 _DECADES = 7
@@ -40,7 +40,7 @@ _DECADES = 7
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamWConstants:
-    """AdamW's constants of one weight's update."""
+    """AdamW's hyperparameters for one weight's update."""
 
     learning_rate: float
     beta1: float
@@ -49,32 +49,31 @@ class AdamWConstants:
     weight_decay: float
 
 
-def uses_8_bits(shape: torch.Size) -> bool:
-    """Return whether the moments of a whole weight are kept in 8 bits; those of norms, biases and thin adapters are
-    not.
-    """
-    return len(shape) > 1 and shape[-1] >= BLOCK // 4 and shape.numel() >= MIN_ELEMENTS
+def is_stored_in_8_bits(shape: torch.Size) -> bool:
+    """Return whether a weight of this unsharded shape has 8-bit moments; norms, biases and thin adapters do not."""
+    return len(shape) > 1 and shape[-1] >= BLOCK_SIZE // 4 and shape.numel() >= MIN_ELEMENTS
 
 
-def new_moments(weight: Tensor) -> dict[str, Tensor]:
-    """Return both moments of a rank's part of a weight, all 0: codes in the weight's shape, scales [..., blocks of a
-    row].
+def create_moments(weight: Tensor) -> dict[str, Tensor]:
+    """Create both quantized moments of a rank's part of a weight, all 0.
+
+    Codes have the weight's shape; scales are [..., number of blocks in a row].
     """
-    blocks = (*weight.shape[:-1], math.ceil(weight.shape[-1] / BLOCK))
-    found: dict[str, Tensor] = {}
+    blocks = (*weight.shape[:-1], math.ceil(weight.shape[-1] / BLOCK_SIZE))
+    moments: dict[str, Tensor] = {}
     for number, values in zip(
-        "12", (_quantization_values(signed=True), _quantization_values(signed=False)), strict=True
+        "12", (_build_quantization_values(signed=True), _build_quantization_values(signed=False)), strict=True
     ):
         zero = int((values == 0).nonzero()[0])
-        found[f"moment{number}_codes"] = torch.full_like(weight, zero, dtype=torch.uint8)
-        found[f"moment{number}_scales"] = torch.zeros(blocks, dtype=torch.float32, device=weight.device)
-    return found
+        moments[f"moment{number}_codes"] = torch.full_like(weight, zero, dtype=torch.uint8)
+        moments[f"moment{number}_scales"] = torch.zeros(blocks, dtype=torch.float32, device=weight.device)
+    return moments
 
 
-def read_moments(moments: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def dequantize_moments(moments: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Dequantize the first and the second moment to float32, in the weight's shape."""
     first, second = (
-        read_blocks(moments[f"moment{number}_codes"], moments[f"moment{number}_scales"], signed=number == "1")
+        dequantize_blocks(moments[f"moment{number}_codes"], moments[f"moment{number}_scales"], signed=number == "1")
         for number in "12"
     )
     return first, second
@@ -87,21 +86,24 @@ def update(
     """Update a weight and its moments once, in place.
 
     Args:
-        weight: A rank's part of a weight; rows in float32 or better.
+        weight: A rank's part of a weight: whole rows, in float32 or better.
         gradient: The gradient, in the weight's shape and dtype.
-        moments: The result of `new_moments`.
+        moments: The result of `create_moments`.
         step: The number of this update of the weight, from 1 on.
-        constants: The constants of AdamW.
+        constants: AdamW's hyperparameters.
     """
     if not weight.numel():
         return
     c = constants
+    # Adam's bias corrections (arXiv 1412.6980, section 3), as one factor on each moment.
     size = c.learning_rate / (1 - c.beta1**step)
     root = 1 / math.sqrt(1 - c.beta2**step)
-    library = native() if weight.device.type == "cpu" and weight.dtype == torch.float32 else None
+    library = load_native_library() if weight.device.type == "cpu" and weight.dtype == torch.float32 else None
     if library is not None and weight.is_contiguous():
         tables = [
-            t for signed in (True, False) for t in (_quantization_values(signed=signed), *_search_tables(signed=signed))
+            t
+            for signed in (True, False)
+            for t in (_build_quantization_values(signed=signed), *_build_search_tables(signed=signed))
         ]
         decay = 1 - c.learning_rate * c.weight_decay
         shape = weight.numel() // weight.shape[-1], weight.shape[-1]
@@ -109,68 +111,74 @@ def update(
         factors = (decay, c.beta1, 1 - c.beta1, c.beta2, 1 - c.beta2, size, root, c.epsilon)
         library.call("adamw_8bit", weight, gradient.contiguous(), *parts, *tables, *map(float, factors), *shape)
         return
-    first, second = (moment.to(weight.dtype) for moment in read_moments(moments))
+    first, second = (moment.to(weight.dtype) for moment in dequantize_moments(moments))
     first.lerp_(gradient, 1 - c.beta1)
     second.mul_(c.beta2).addcmul_(gradient, gradient, value=1 - c.beta2)
     weight.mul_(1 - c.learning_rate * c.weight_decay)
     weight.addcdiv_(first, second.sqrt().mul_(root).add_(c.epsilon), value=-size)
     for number, moment in (("1", first), ("2", second)):
-        codes, scales = write_blocks(moment, signed=number == "1")
+        codes, scales = quantize_blocks(moment, signed=number == "1")
         moments[f"moment{number}_codes"].copy_(codes)
         moments[f"moment{number}_scales"].copy_(scales)
 
 
 @cache
-def _quantization_values(*, signed: bool) -> Tensor:
-    """Return the 256 values, ascending, in [-1, 1] or [0, 1]: 0, 1, and in every decade the middles of equal parts."""
-    found = [0.0, 1.0]
+def _build_quantization_values(*, signed: bool) -> Tensor:
+    """Return the 256 numbers that codes stand for, ascending, in [-1, 1] or [0, 1].
+
+    They are 0, 1, and in every decade (0.1 to 1, 0.01 to 0.1, …) the centers of equal intervals.
+    """
+    values = [0.0, 1.0]
     for decade in range(_DECADES):
         edges = torch.linspace(0.1, 1.0, 2 ** (decade + (not signed)) + 1, dtype=torch.float64)
         middles = (edges[1:] + edges[:-1]) / 2 * 10.0 ** (decade + 1 - _DECADES)
-        found += [*middles.tolist(), *(-middles if signed else middles[:0]).tolist()]
-    return torch.tensor(sorted(found), dtype=torch.float32)
+        values += [*middles.tolist(), *(-middles if signed else middles[:0]).tolist()]
+    return torch.tensor(sorted(values), dtype=torch.float32)
 
 
 @cache
-def _midpoints(*, signed: bool) -> Tensor:
-    """Return the midpoints [255] between neighboring values."""
-    values = _quantization_values(signed=signed)
+def _compute_midpoints(*, signed: bool) -> Tensor:
+    """Return the midpoints [255] between neighboring quantization values."""
+    values = _build_quantization_values(signed=signed)
     return (values[1:] + values[:-1]) / 2
 
 
 @cache
-def _search_tables(*, signed: bool) -> tuple[Tensor, Tensor]:
-    """Return the search tables of `fused.c` for the values from 0 on.
+def _build_search_tables(*, signed: bool) -> tuple[Tensor, Tensor]:
+    """Return the two tables with which `fused.c` finds the nearest quantization value of a number from 0 on.
 
-    The first table has the index of the value nearest to the beginning of each part of a power of two, the second one
-    the midpoints between values.
+    The first table has the index of the value nearest to the smallest number of each group of float32 numbers that
+    share the exponent and the first 8 bits of the mantissa. The second table has the midpoints between values.
     """
-    middles = _midpoints(signed=signed)
+    middles = _compute_midpoints(signed=signed)
     middles = torch.cat([middles[middles > 0], torch.tensor([torch.inf])])
+    # Float32 from 2^-24 to 1 by exponent and the first 8 bits of the mantissa: an index without a search.
     beginnings = (torch.arange(103 << 8, (127 << 8) + 1, dtype=torch.int32) << 15).view(torch.float32)
     return torch.bucketize(beginnings, middles, out_int32=True), middles
 
 
-def read_blocks(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
+def dequantize_blocks(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
     """Dequantize codes [..., width] with scales [..., blocks] to float32 numbers [..., width]."""
-    values = _quantization_values(signed=signed).to(codes.device)
+    values = _build_quantization_values(signed=signed).to(codes.device)
     return values[codes.int()] * _expand_scales(scales, codes.shape[-1])
 
 
-def write_blocks(numbers: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """Quantize numbers [..., width] to codes and scales.
+def quantize_blocks(numbers: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
+    """Quantize numbers [..., width] to codes [..., width] and scales [..., blocks].
 
-    Without signs, a number above 0 stays above 0: otherwise a weight's step would be divided by epsilon alone.
+    Without `signed`, a number above 0 is never rounded to 0: with a second moment of 0, AdamW would divide by epsilon.
     """
     numbers = numbers.float()
     width = numbers.shape[-1]
-    scales = functional.pad(numbers.abs(), (0, -width % BLOCK)).unflatten(-1, (-1, BLOCK)).amax(-1)
+    scales = functional.pad(numbers.abs(), (0, -width % BLOCK_SIZE)).unflatten(-1, (-1, BLOCK_SIZE)).amax(-1)
     inverse = torch.where(scales > 0, 1 / scales, 0.0)
-    found = torch.bucketize(numbers * _expand_scales(inverse, width), _midpoints(signed=signed).to(numbers.device))
+    codes = torch.bucketize(
+        numbers * _expand_scales(inverse, width), _compute_midpoints(signed=signed).to(numbers.device)
+    )
     if not signed:
-        found = torch.maximum(found, (numbers > 0).to(found.dtype))
-    return found.to(torch.uint8), scales
+        codes = torch.maximum(codes, (numbers > 0).to(codes.dtype))
+    return codes.to(torch.uint8), scales
 
 
 def _expand_scales(scales: Tensor, width: int) -> Tensor:
-    return scales.repeat_interleave(BLOCK, -1)[..., :width]
+    return scales.repeat_interleave(BLOCK_SIZE, -1)[..., :width]

@@ -1,9 +1,9 @@
 """Meta-device initialization: weights stay in their files until each rank reads its own shard.
 
-    model on the meta device ─ checked layer by layer ─ split, divided, sharded ─► each rank reads its own shards
+    model on the meta device ─ checked layer by layer ─ split into stages, sharded ─► each rank reads its own shards
 
-The module of each weight is recorded when the model is loaded. Later, adapters nest it in another module, a critic uses
-only the backbone, stages drop layers, and DTensors define the local part; the module itself stays the same.
+Each weight is recorded by its module when the model is loaded. The module stays the same object even if adapters wrap
+it, a critic uses only the backbone, stages drop layers, or parameters become DTensors.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from roll.models import WeightReader, decoder_of
+from roll.models import WeightReader, get_decoder
 
 __all__ = ["DeferredWeights"]
 
 
 class DeferredWeights:
-    """The weights of a network that are still in files, with their modules and names."""
+    """Records which weights of a network are still in files, and reads them when they are needed."""
 
     def __init__(self) -> None:
         self._places: dict[nn.Module, dict[str, tuple[WeightReader, str]]] = {}
@@ -32,7 +32,7 @@ class DeferredWeights:
         self._models: list[nn.Module] = []
 
     def add(self, model: nn.Module, files: WeightReader) -> None:
-        """Register a model that was loaded without its weights. Buffers are read now."""
+        """Register a model that was loaded without its weights, and read its buffers."""
         self._models.append(model)
         named: dict[int, str] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -47,17 +47,17 @@ class DeferredWeights:
                 self._places[module] = {name: (files, place) for name, place in own.items()}
 
     @contextmanager
-    def materialized(self, also: Iterable[nn.Module] = ()) -> Iterator[None]:
-        """Run the body with materialized weights, so that the models can compute; a layer has its weights only while it
-        is called.
+    def materialize_weights(self, also: Iterable[nn.Module] = ()) -> Iterator[None]:
+        """Let the models compute during the body: read their weights, those of a layer only while it is called.
 
-        Modules outside of layers, and the modules `also`, have their weights all the time.
+        Modules outside of layers, and the modules in `also`, have their weights during the whole body.
         """
-        inside = {part for model in self._models for layer in _layers(model) for part in layer.modules()}
+        inside = {part for model in self._models for layer in _get_layers(model) for part in layer.modules()}
         outside = self._materialize([*(module for module in self._places if module not in inside), *also])
         hooks: list[Any] = []
         for model in self._models:
-            for layer in _layers(model):
+            for layer in _get_layers(model):
+                # Children as well: `find_mixers` calls them without their layer.
                 for part in (layer, *layer.children()):
                     hooks += self._materialize_during_forward(part)
         try:
@@ -67,23 +67,23 @@ class DeferredWeights:
                 hook.remove()
             _release(outside)
 
-    def by_layer(self, model: nn.Module, work: Callable[[nn.Module], object]) -> None:
-        """Call `work` on each layer while the layer has its weights."""
-        for layer in _layers(model):
+    def apply_by_layer(self, model: nn.Module, work: Callable[[nn.Module], object]) -> None:
+        """Call `work` on each layer of a model; the layer's weights are read before the call and released after it."""
+        for layer in _get_layers(model):
             filled = self._materialize(layer.modules())
             try:
                 work(layer)
             finally:
                 _release(filled)
 
-    def fill(self, network: nn.Module, device: torch.device) -> None:
-        """Read this rank's shard of every weight of a network that has been divided and sharded."""
+    def read_shards(self, network: nn.Module, device: torch.device) -> None:
+        """Read this rank's shard of every weight, to `device`; the network must have been split and sharded already."""
         read: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
-        """The parameters with and without data, by id of the one without, which is kept so that its id stays unique."""
+        """Each parameter without data and its replacement with data, by id of the former; the pair keeps it alive."""
         for module in network.modules():
             for name, (files, place) in self._places.get(module, {}).items():
                 empty = module._parameters[name]
-                if empty is not None and _local(empty).is_meta and id(empty) not in read:
+                if empty is not None and _get_local(empty).is_meta and id(empty) not in read:
                     read[id(empty)] = empty, _read_local(files, place, empty, device)
         for module in network.modules():
             for name, parameter in module._parameters.items():
@@ -97,14 +97,17 @@ class DeferredWeights:
     def _materialize_during_forward(self, part: nn.Module) -> list[Any]:
         filled: list[_Materialized] = []
 
-        def before(*unused: object) -> None:
+        def materialize_part(*unused: object) -> None:
             filled.extend(self._materialize(part.modules()))
 
-        def after(*unused: object) -> None:
+        def release_part(*unused: object) -> None:
             _release(filled)
             filled.clear()
 
-        return [part.register_forward_pre_hook(before), part.register_forward_hook(after, always_call=True)]
+        return [
+            part.register_forward_pre_hook(materialize_part),
+            part.register_forward_hook(release_part, always_call=True),
+        ]
 
     def _materialize(self, modules: Iterable[nn.Module]) -> list[_Materialized]:
         filled: list[_Materialized] = []
@@ -128,11 +131,11 @@ def _release(filled: Iterable[_Materialized]) -> None:
         module._parameters[name] = empty
 
 
-def _layers(model: Any) -> Iterable[nn.Module]:
-    return getattr(decoder_of(model), "layers", ()) if hasattr(model, "get_decoder") else ()
+def _get_layers(model: Any) -> Iterable[nn.Module]:
+    return getattr(get_decoder(model), "layers", ()) if hasattr(model, "get_decoder") else ()
 
 
-def _local(tensor: Tensor) -> Tensor:
+def _get_local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -142,7 +145,7 @@ def _read_whole(files: WeightReader, name: str, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _read_local(files: WeightReader, name: str, empty: nn.Parameter, device: torch.device) -> nn.Parameter:
-    """Read this rank's part of a weight into a new parameter of the same dtype, with memory of its own."""
+    """Read this rank's part of a weight into a new parameter of the same dtype, with its own memory."""
     if not isinstance(empty, DTensor):
         data = _read_whole(files, name, empty).to(device, empty.dtype, copy=True)
         return nn.Parameter(data, requires_grad=empty.requires_grad)

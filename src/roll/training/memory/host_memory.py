@@ -1,4 +1,4 @@
-"""Copies between a device and host memory that overlap with computation.
+"""Optimizer and activation offload: copies between a device and host memory that overlap with computation.
 
     backward pass ─ a gradient ─ stream of its own ─► pinned copy ─ once it is complete ─► added on the host
     update on the host ─ a weight, rounded to the network's dtype ─► pinned copy ─► device, while the next is rounded
@@ -33,27 +33,32 @@ class HostMemory:
         self._arriving: deque[tuple[torch.Event, Tensor, Callable[[Tensor], None]]] = deque()
 
     def to_host(self, tensor: Tensor) -> Tensor:
-        """Copy a tensor of the device to host memory; the copy is complete after `finish`, and may be passed to `back`
-        earlier.
+        """Start to copy a tensor from the device to host memory, and return the copy.
+
+        The copy must not be read before `finish`, but it may be passed to `to_device`.
         """
         if self._stream is None:
             return tensor
+        # The copy must not start before the kernels that compute the tensor have finished.
         self._stream.wait_stream(torch.accelerator.current_stream(self.device))
         with self._stream:
             copy = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+        # Otherwise the allocator could give the memory to another tensor before the copy has read it.
         tensor.record_stream(self._stream)  # type: ignore[arg-type]
         return copy
 
     def to_device(self, tensor: Tensor) -> Tensor:
-        """Copy a tensor that `away` returned back to the device."""
+        """Copy a tensor that `to_host` returned back to the device."""
         if self._stream is None:
             return tensor
+        # The copy to the host may still be running.
         torch.accelerator.current_stream(self.device).wait_stream(self._stream)
         return tensor.to(self.device, non_blocking=True)
 
     def to_host_then(self, tensor: Tensor, callback: Callable[[Tensor], None]) -> None:
-        """Copy a tensor of the device to host memory and call `take` with it, in call order, at the latest in
-        `finish`.
+        """Copy a tensor from the device to host memory and call `callback` with the copy, at the latest in `finish`.
+
+        Callbacks are called in the order of the copies.
         """
         copy = self.to_host(tensor)
         if self._stream is None:
@@ -64,19 +69,20 @@ class HostMemory:
             self._finish_first()
 
     def finish(self) -> None:
-        """Wait for all copies that were started, and call the remaining `take` functions."""
+        """Wait for all copies that were started, and call the remaining callbacks."""
         while self._arriving:
             self._finish_first()
         if self._stream is not None:
             self._stream.synchronize()
 
     def write(self, target: Tensor, source: Tensor) -> None:
-        """Copy a tensor to the device, rounded to the target's dtype on the host. Does not wait for the copy."""
+        """Start to copy `source` from host memory to `target`, rounded to the target's dtype on the host."""
         if self._stream is not None:
+            # Only copies from pinned memory are asynchronous; rounding first halves the transfer of float32 masters.
             source = torch.empty_like(source, dtype=target.dtype, pin_memory=True).copy_(source)
         target.copy_(source, non_blocking=True)
 
     def _finish_first(self) -> None:
-        event, copy, take = self._arriving.popleft()
+        event, copy, callback = self._arriving.popleft()
         event.synchronize()
-        take(copy)
+        callback(copy)

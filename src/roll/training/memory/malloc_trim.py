@@ -1,12 +1,12 @@
-"""Calls of `malloc_trim`, which return free heap memory to the kernel, for trainers that compute on a CPU.
+"""Calls to `malloc_trim`, which return free heap memory to the kernel, for trainers that compute on a CPU.
 
     layer done ─► pages in its heaps > most in use so far + MAX_FREE_SHARE x most in use so far? ─► malloc_trim
     last layer done, gradient of the first ─► … > in use now + MAX_FREE_SHARE x most in use so far? ─► malloc_trim
 
 glibc extends its heaps for a tensor if no free piece is large enough. The piece that a freed tensor leaves is often too
-small for the next one of its size: `posix_memalign` requests up to 96 bytes more. So a pass that keeps many tensors
-leaves holes between them, measured at up to twice their size. The kernel clears every page that is needed again, so
-memory is returned only when too much of it is free.
+small for the next tensor of the same size, because `posix_memalign` requests up to 96 bytes more. So a pass that keeps
+many tensors leaves holes between them, measured at up to twice their size. The kernel clears every page that is needed
+again, so memory is returned only when too much of it is free.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Heap:
-    """The heap memory of this process, and the part of it that is in use.
+    """Measures the heap memory of this process and the part in use, and trims the heap.
 
     Args:
         library: glibc.
@@ -42,43 +42,48 @@ class Heap:
         """Bytes of the process that do not belong to the C library."""
         self._max_in_use = 0
         self._max_in_heaps = 0
-        """Largest use of the heaps alone: memory mapped for a single tensor never lies in a hole."""
+        """Largest number of bytes in use in the heaps, not counting memory that is mapped for a single large tensor."""
         self._trim()
 
     def trim_if_fragmented(self, *, beyond_now: bool = False) -> bool:
-        """Return free pages to the kernel if there are too many; return whether there were.
+        """Trim the heaps if too much of their memory is free; return whether they were trimmed.
 
         Args:
-            beyond_now: Whether to compare with the memory that is in use now instead of the largest use so far. Set it
-                before an allocation that is larger than any hole.
+            beyond_now: Whether to count all memory that is not in use now as free, instead of only memory beyond the
+                largest use so far. Use it before an allocation that is too large for any free piece of a heap.
         """
-        in_pieces, mapped = self._bytes_in_use()
+        in_pieces, mapped = self._measure_bytes_in_use()
         self._max_in_heaps = max(self._max_in_heaps, in_pieces)
         self._max_in_use = max(self._max_in_use, in_pieces + mapped)
         expected = in_pieces if beyond_now else self._max_in_heaps
-        too_many = _anonymous_bytes() - mapped > self._non_heap_bytes + expected + MAX_FREE_SHARE * self._max_in_use
+        too_many = (
+            _read_anonymous_bytes() - mapped > self._non_heap_bytes + expected + MAX_FREE_SHARE * self._max_in_use
+        )
         if too_many:
             self._trim()
         return too_many
 
     def _trim(self) -> None:
         self._library.malloc_trim(0)
-        self._non_heap_bytes = _anonymous_bytes() - sum(self._bytes_in_use())
+        self._non_heap_bytes = _read_anonymous_bytes() - sum(self._measure_bytes_in_use())
 
-    def _bytes_in_use(self) -> tuple[int, int]:
-        """Return the bytes in use from the C library: those in its heaps, and those mapped one by one."""
-        found = self._library.mallinfo2()
-        return found.uordblks, found.hblkhd
+    def _measure_bytes_in_use(self) -> tuple[int, int]:
+        """Return the bytes of allocations in the C library's heaps, and of allocations with a mapping of their own."""
+        usage = self._library.mallinfo2()
+        return usage.uordblks, usage.hblkhd
 
 
 def trim_heap_after(layers: Iterable[nn.Module], embeddings: nn.Module | None = None) -> Heap | None:
-    """Return free memory after each layer call that needs a gradient; return `None` where the C library is not
-    supported.
+    """Register hooks that trim the heap after each layer's forward pass with gradients, if too much of it is free.
 
-    After the last layer come the vocabulary's logits, and in the backward pass after the first layer the gradient of
-    the embeddings. Both are larger than any hole.
+    Two allocations are too large for any free piece of a heap: the logits, after the last layer, and the gradient of
+    the embeddings, at the end of the backward pass. Before these two, all memory that is not in use now counts as free;
+    elsewhere, only memory beyond the peak so far does.
+
+    Returns:
+        The heap, or `None` if the C library is not supported.
     """
-    library = _glibc()
+    library = _load_glibc()
     if library is None:
         return None
     heap, all_layers = Heap(library), list(layers)
@@ -112,19 +117,19 @@ class _MallocInfo(ctypes.Structure):
 
 
 @cache
-def _glibc() -> Any:
-    """Load glibc 2.33 or newer on a system where the pages of this process can be counted; else return `None`."""
+def _load_glibc() -> Any:
+    """Return glibc, or `None` if it is older than 2.33 or the pages of this process cannot be counted."""
     try:
         library = ctypes.CDLL(None)
         library.mallinfo2.restype = _MallocInfo
         library.malloc_trim.argtypes = [ctypes.c_size_t]
-        _anonymous_bytes()
+        _read_anonymous_bytes()
     except (OSError, AttributeError):
         return None
     return library
 
 
-def _anonymous_bytes() -> int:
+def _read_anonymous_bytes() -> int:
     """Return the bytes of resident pages that do not belong to a file."""
     resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
     return (int(resident) - int(shared)) * _PAGE

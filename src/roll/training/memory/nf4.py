@@ -1,11 +1,11 @@
-"""Frozen weights in 4 bits under adapters: QLoRA (arXiv 2305.14314).
+"""QLoRA (arXiv 2305.14314): frozen weights in 4 bits (NF4) under LoRA adapters.
 
     weight ─ blocks of 64 ─ largest magnitude: the block's scale ─ their mean, and 8 bits for the difference from it
                           └ weight / scale ─► index of the nearest of 16 values (NormalFloat): 4.1 bits in all
 
 The 16 values divide a normal distribution into equal parts. A forward pass dequantizes a matrix into the compute dtype
 and frees it afterwards; the backward pass does so again. The trained model, its reference and the engines all use the
-dequantized weights, so nothing is ever compared with the original weights.
+dequantized weights, so no result depends on the original weights.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from roll.errors import ModelError
-from roll.training.kernels.native import native
-from roll.training.memory.adamw_8bit import read_blocks, write_blocks
+from roll.training.kernels.native import load_native_library
+from roll.training.memory.adamw_8bit import dequantize_blocks, quantize_blocks
 
-__all__ = ["Nf4Linear", "find_quantized", "quantize_base"]
+__all__ = ["Nf4Linear", "find_nf4_layers", "quantize_base"]
 
-SIZE = 64
-"""Size of a block; the first half is in the low bits of 32 bytes, the second in the high bits."""
+BLOCK_SIZE = 64
+"""Number of weights in a block of 32 bytes: the first half is in the low 4 bits, the second in the high 4 bits."""
 
 _VALUES = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
@@ -38,7 +38,7 @@ class Nf4Linear(nn.Module):
     """A frozen linear layer whose weight [outputs, inputs] takes 4 bits per number.
 
     Args:
-        linear: The layer whose weight and bias it takes over, in the compute dtype.
+        linear: The layer to replace, in the compute dtype. The new layer keeps the bias as it is.
     """
 
     codes: Tensor
@@ -52,12 +52,16 @@ class Nf4Linear(nn.Module):
         self.dtype = linear.weight.dtype
         self.bias = linear.bias
         flat = linear.weight.detach().float().flatten()
-        blocks = functional.pad(flat, (0, -len(flat) % SIZE)).view(-1, SIZE)
+        blocks = functional.pad(flat, (0, -len(flat) % BLOCK_SIZE)).view(-1, BLOCK_SIZE)
         scales = blocks.abs().amax(1)
         mean = scales.mean()
-        scale_codes, scale_scales = write_blocks(scales - mean, signed=True)
-        found = torch.bucketize(blocks / scales.clamp(min=1e-30)[:, None], _midpoints()).to(torch.uint8)
-        self.register_buffer("codes", found[:, : SIZE // 2] | (found[:, SIZE // 2 :] << 4), persistent=False)
+        # Double quantization (arXiv 2305.14314, section 3): scales are positive, so their mean is subtracted.
+        scale_codes, scale_scales = quantize_blocks(scales - mean, signed=True)
+        found = torch.bucketize(blocks / scales.clamp(min=1e-30)[:, None], _compute_midpoints()).to(torch.uint8)
+        # Buffers, not parameters: FSDP does not shard them, so every rank has the whole quantized weight.
+        self.register_buffer(
+            "codes", found[:, : BLOCK_SIZE // 2] | (found[:, BLOCK_SIZE // 2 :] << 4), persistent=False
+        )
         self.register_buffer("scale_codes", scale_codes, persistent=False)
         self.register_buffer("scale_scales", scale_scales, persistent=False)
         self.register_buffer("mean", mean, persistent=False)
@@ -65,18 +69,18 @@ class Nf4Linear(nn.Module):
     @property
     def weight(self) -> nn.Parameter:
         """A dequantized copy of the weight, in the compute dtype."""
-        return nn.Parameter(self.read(), requires_grad=False)
+        return nn.Parameter(self.dequantize(), requires_grad=False)
 
-    def read(self) -> Tensor:
+    def dequantize(self) -> Tensor:
         """Return the dequantized weight [outputs, inputs] that the layer computes with."""
-        scales = read_blocks(self.scale_codes, self.scale_scales, signed=True) + self.mean
+        scales = dequantize_blocks(self.scale_codes, self.scale_scales, signed=True) + self.mean
         count = self.out_features * self.in_features
-        library = native() if self.codes.device.type == "cpu" and self.dtype == torch.bfloat16 else None
+        library = load_native_library() if self.codes.device.type == "cpu" and self.dtype == torch.bfloat16 else None
         if library is not None:
-            result = torch.empty(len(self.codes), SIZE, dtype=torch.bfloat16)
-            library.call("nf4_read", self.codes, scales, _values(), result, len(self.codes))
+            result = torch.empty(len(self.codes), BLOCK_SIZE, dtype=torch.bfloat16)
+            library.call("nf4_dequantize", self.codes, scales, _build_values(), result, len(self.codes))
         else:
-            values = _values().to(self.codes.device)
+            values = _build_values().to(self.codes.device)
             halves = [values[part.int()] for part in (self.codes & 15, self.codes >> 4)]
             result = (torch.cat(halves, 1) * scales[:, None]).to(self.dtype)
         return result.flatten()[:count].view(self.out_features, self.in_features)
@@ -87,16 +91,16 @@ class Nf4Linear(nn.Module):
 
 
 class _Linear(torch.autograd.Function):
-    """A linear function that keeps no weight between the passes."""
+    """A linear function that dequantizes the weight in the forward and again in the backward pass, to save memory."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Nf4Linear) -> Tensor:
         ctx.layer = layer
-        return functional.linear(x, layer.read(), layer.bias)
+        return functional.linear(x, layer.dequantize(), layer.bias)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return grads[0] @ ctx.layer.read(), None
+        return grads[0] @ ctx.layer.dequantize(), None
 
 
 def quantize_base(model: nn.Module) -> None:
@@ -110,23 +114,24 @@ def quantize_base(model: nn.Module) -> None:
     adapted: list[Any] = [m for m in model.modules() if isinstance(m, LoraLayer) and type(m.base_layer) is nn.Linear]
     if not adapted:
         raise ModelError(
-            f"model.lora.base is nf4, but no linear layer of {type(model).__name__} has an adapter: set it to as_is"
+            f"model.lora.base is nf4, but no linear layer of {type(model).__name__} has an adapter: set "
+            "model.lora.base to as_is"
         )
     for layer in adapted:
         layer.base_layer = Nf4Linear(layer.base_layer)
 
 
-def find_quantized(model: nn.Module) -> dict[str, Nf4Linear]:
+def find_nf4_layers(model: nn.Module) -> dict[str, Nf4Linear]:
     """Return the 4-bit layers of a model, by the name that their weight had as a parameter."""
     return {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, Nf4Linear)}
 
 
 @cache
-def _values() -> Tensor:
+def _build_values() -> Tensor:
     return torch.tensor(_VALUES, dtype=torch.float32)
 
 
 @cache
-def _midpoints() -> Tensor:
-    values = _values()
+def _compute_midpoints() -> Tensor:
+    values = _build_values()
     return (values[1:] + values[:-1]) / 2

@@ -1,4 +1,4 @@
-"""Weights of earlier policy versions in host memory, with which a policy's trainer can compute again.
+"""Weights of earlier policy versions in host memory, so that a policy's trainer can compute with them again.
 
     keep(v)     trained weights of this rank ─ copy ─► host memory
     activate(v) current weights ─► host memory;  version v ─► network  ─ forward passes ─►  current weights back
@@ -34,16 +34,16 @@ class Snapshots:
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Return the versions that are kept, in ascending order."""
+        """The policy versions that have a snapshot, in ascending order."""
         return tuple(sorted(self._kept))
 
     @torch.no_grad()
     def keep(self, version: int, versions: Collection[int]) -> None:
-        """Copy the current weights as `version`, and drop all versions that are not in `versions`."""
+        """Copy the current weights as a snapshot of `version`, and keep only the snapshots of `versions`."""
         self._kept = {known: copy for known, copy in self._kept.items() if known in versions and known != version}
         if version in versions:
             self._kept[version] = {
-                name: _local(tensor).to("cpu", self._compute_dtype(tensor), copy=True)
+                name: _get_local(tensor).to("cpu", self._get_copy_dtype(tensor), copy=True)
                 for name, tensor in self._tensors.items()
             }
 
@@ -52,11 +52,12 @@ class Snapshots:
         """Run the body with the weights of `version`.
 
         Raises:
-            ValueError: this version is not kept.
+            ValueError: this version has no snapshot.
         """
         if version not in self._kept:
             raise ValueError(f"policy version {version} has no snapshot; available versions: {list(self.versions)}")
-        current = {name: _local(tensor).to("cpu", copy=True) for name, tensor in self._tensors.items()}
+        # On the host and in full precision: master weights in the network must not be rounded.
+        current = {name: _get_local(tensor).to("cpu", copy=True) for name, tensor in self._tensors.items()}
         try:
             self._write(self._kept[version])
             yield
@@ -66,14 +67,14 @@ class Snapshots:
     @torch.no_grad()
     def _write(self, source: Mapping[str, Tensor]) -> None:
         for name, tensor in self._tensors.items():
-            _local(tensor).copy_(source[name])
+            _get_local(tensor).copy_(source[name])
 
-    def _compute_dtype(self, tensor: Tensor) -> torch.dtype:
-        """Return the dtype of a copy. FSDP shards are float32 and are gathered in the dtype of the network."""
+    def _get_copy_dtype(self, tensor: Tensor) -> torch.dtype:
+        """Return the dtype of a tensor in a snapshot: the compute dtype for an FSDP shard, which is float32."""
         return self._dtype if isinstance(tensor, DTensor) else tensor.dtype
 
 
-def _local(tensor: Tensor) -> Tensor:
+def _get_local(tensor: Tensor) -> Tensor:
     """Return this rank's part of a tensor; it shares memory with the tensor."""
     detached = tensor.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached

@@ -5,8 +5,8 @@
     entropy_m = -sum_v p log p              full_kl_m = sum_v p (log p - log q)
 
 As in `logprobs`, predictions are computed in chunks, with the softmax in float32 (float64 for a float64 model), and
-logits are kept for the backward pass only while all of them together are small. The log-probs are bitwise equal to
-those of `logprobs`.
+logits are kept for the backward pass only if all of them fit in `KEEP_BYTES`. The log-probs are bitwise equal to those
+of `logprobs`.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from torch import Tensor
 from roll.training.network import logprobs as plain
 from roll.training.network.logprobs import (
     ProjectionGradient,
-    scaled_logits,
+    compute_scaled_logits,
+    compute_softcap_slope,
+    compute_token_logprobs,
     softcap_,
-    softcap_slope,
     split_into_blocks,
-    token_logprobs,
 )
 from roll.training.parallel.vocab_parallel import VocabShard
 
 __all__ = [
     "BLOCK_ELEMENTS",
-    "Caps",
     "Predictions",
     "Projection",
-    "logit_chunks",
+    "Softcaps",
+    "compute_token_statistics",
+    "get_softcaps",
+    "iter_logit_chunks",
     "select_rows",
-    "softcaps",
-    "token_statistics",
 ]
 
 BLOCK_ELEMENTS = 2**23
 """Number of logits in a block on an accelerator, where several float32 copies of it exist at once: 32 MiB each."""
 
 
-Caps: TypeAlias = tuple[float | None, float | None]
-"""Soft caps of the policy's logits and of another model's."""
+Softcaps: TypeAlias = tuple[float | None, float | None]
+"""The soft caps of the policy's logits and of the other model's logits."""
 
 
 class Projection(NamedTuple):
-    """Hidden states and the vocabulary projection that they go through."""
+    """Hidden states, and the vocabulary projection to apply to them."""
 
     hidden: Tensor
     """The hidden states [M, H]."""
@@ -57,21 +57,22 @@ class Projection(NamedTuple):
     softcap: float | None = None
     """The soft cap of the logits."""
     vocab_shard: VocabShard | None = None
-    """The vocabulary shard of the projection, where ranks divide the vocabulary."""
+    """The vocabulary shard of the projection; `None`: the projection has the whole vocabulary."""
 
     def gather_vocab(self) -> Projection:
-        """Return the projection to the whole vocabulary, which every rank then computes identically: see `shared`."""
+        """Return the projection to the whole vocabulary, gathered from all shards.
+
+        Every rank then computes the same results, which must be passed to `divide_gradient`.
+        """
         return (
             self
             if self.vocab_shard is None
             else self._replace(weight=self.vocab_shard.gather_projection(self.weight), vocab_shard=None)
         )
 
-    def split_gradient(self, value: Tensor) -> Tensor:
-        """Mark a value that all vocabulary shards compute identically, so that each rank gets an equal part of the
-        gradient.
-        """
-        return value if self.vocab_shard is None else self.vocab_shard.split_gradient(value)
+    def divide_gradient(self, value: Tensor) -> Tensor:
+        """Return the value unchanged, but divide its gradient by the number of vocabulary shards that compute it."""
+        return value if self.vocab_shard is None else self.vocab_shard.divide_gradient(value)
 
 
 class Predictions(NamedTuple):
@@ -88,9 +89,9 @@ class Predictions(NamedTuple):
     divergence: Tensor | None = None
     """The divergences from a teacher [M] in nats, if requested."""
     top_logprobs: Tensor | None = None
-    """The log-probs of other tokens [M, k], if requested."""
+    """The log-probs [M, k] of the top-k tokens or of given tokens, if requested."""
     top_ids: Tensor | None = None
-    """These tokens [M, k], if top-k log-probs were requested."""
+    """The IDs [M, k] of the top-k tokens, if top-k log-probs were requested."""
     hidden: Tensor | None = None
     """The hidden states [n, H] that went to the next stage: the only output of a stage before the last one."""
 
@@ -105,13 +106,16 @@ class Predictions(NamedTuple):
 
 
 class _Distributions(torch.autograd.Function):
-    """Computes log-prob, entropy H and divergence K. With their incoming gradients a, e and k:
+    """Computes each target's log-prob, the entropy H, and the divergence K = KL(p || q) from a reference.
+
+    p and q are the softmax of the policy's logits z and of the reference's logits, each divided by the temperature. If
+    a, e and k are the gradients of the loss with respect to log-prob, H and K, then
 
         d loss / d z = (a onehot - p [a + e (log p + H) - k (log p - log q - K)]) / temperature
 
-    Two matrix products follow; the reference gets no gradient. With s = z - max z and t = sum exp s, log p is s - log
-    t. Differences are taken of the s, so that equal distributions give exactly 0. Kept logits are overwritten with
-    their gradients: the backward pass runs once.
+    The reference gets no gradient. With s = z / temperature - max(z / temperature) and t = sum exp s, log p is
+    s - log t. K is computed from differences of s, so that equal distributions give exactly 0. The backward pass
+    overwrites stored logits with their gradients, so it can run only once.
     """
 
     @staticmethod
@@ -121,8 +125,8 @@ class _Distributions(torch.autograd.Function):
         weight: Tensor,
         targets: Tensor,
         temperature: float,
-        caps: Caps,
-        words: VocabShard | None,
+        caps: Softcaps,
+        vocab_shard: VocabShard | None,
         *reference: Tensor,
     ) -> tuple[Tensor, ...]:
         chunk = max(plain.CHUNK_ELEMENTS // weight.shape[0], 1)
@@ -132,9 +136,11 @@ class _Distributions(torch.autograd.Function):
         logprobs, entropy, kl = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(3))
         sums = [torch.empty_like(logprobs) for _ in range(4)]
         largest, total, other_largest, other_total = sums
-        targets, here = words.local_indices(targets, len(weight)) if words is not None else (targets, None)
+        targets, here = (
+            vocab_shard.compute_local_indices(targets, len(weight)) if vocab_shard is not None else (targets, None)
+        )
         kept: list[Tensor] = []
-        for part, chunks in logit_chunks(hidden, weight, reference, chunk, caps):
+        for part, chunks in iter_logit_chunks(hidden, weight, reference, chunk, caps):
             for rows, block in split_into_blocks(chunks[0], part.start, BLOCK_ELEMENTS):
                 shifted = _shift_logits(block, temperature, largest[rows])
                 torch.gather(shifted, 1, targets[rows, None], out=logprobs[rows, None])
@@ -147,9 +153,10 @@ class _Distributions(torch.autograd.Function):
                 torch.sum(shifted.mul_(weights), dim=1, out=entropy[rows])
             if keep:
                 kept += chunks
-        if words is not None and here is not None:
+        if vocab_shard is not None and here is not None:
             entries = [logprobs, entropy, *([kl] if reference else [])]
-            _reduce_over_vocab(words, here, sums if reference else sums[:2], entries)
+            _reduce_over_vocab(vocab_shard, here, sums if reference else sums[:2], entries)
+        # With w = exp s: H = log t - sum(w s) / t, K = sum(w (s - s')) / t - log t + log t' (s', t': reference).
         log_total = total.log()
         results = [logprobs.sub_(log_total), log_total - entropy.div_(total)]
         if reference:
@@ -164,6 +171,7 @@ class _Distributions(torch.autograd.Function):
         hidden, weight, targets, largest, total, other_largest, other_total, entropy, *rest = ctx.saved_tensors
         kl, reference, kept = (rest[0], rest[1:3], rest[3:]) if ctx.num_reference else (None, [], rest)
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        # The bracket of the class docstring with log p = s - log t: a constant for each row, plus terms with s and s'.
         log_total = total.log()
         constant = grads[0] + grads[1] * (entropy - log_total)
         if kl is not None:
@@ -173,28 +181,29 @@ class _Distributions(torch.autograd.Function):
         if ctx.here is not None:
             onehot = onehot * ctx.here
         projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, total.dtype)
-        for part, chunks in logit_chunks(hidden, weight, reference, ctx.chunk, ctx.caps, kept):
-            slope = softcap_slope(chunks[0], ctx.caps[0])
+        for part, chunks in iter_logit_chunks(hidden, weight, reference, ctx.chunk, ctx.caps, kept):
+            slope = compute_softcap_slope(chunks[0], ctx.caps[0])
             for rows, block in split_into_blocks(
                 chunks[0], part.start, BLOCK_ELEMENTS
             ):  # becomes the gradient of the logits
-                shifted = scaled_logits(block, ctx.temperature, total.dtype).sub_(largest[rows, None])
+                shifted = compute_scaled_logits(block, ctx.temperature, total.dtype).sub_(largest[rows, None])
                 bracket = torch.addcmul(constant[rows, None], shifted, grads[1][rows, None])
                 if kl is not None:
                     own = select_rows(chunks[1], part, rows)
-                    other = scaled_logits(own, ctx.temperature, total.dtype).sub_(other_largest[rows, None])
+                    other = compute_scaled_logits(own, ctx.temperature, total.dtype).sub_(other_largest[rows, None])
                     bracket.addcmul_(other.sub_(shifted), grads[2][rows, None])
                 gradient = shifted.exp_().mul_(bracket).mul_(factor[rows, None])
                 block.copy_(gradient.scatter_add_(1, targets[rows, None], onehot[rows, None]))
             projection.add(part, chunks[0], slope)
-        return *projection.result(), None, None, None, None, *[None] * ctx.num_reference
+        return *projection.get_gradients(), None, None, None, None, *[None] * ctx.num_reference
 
 
-def logit_chunks(
-    hidden: Tensor, weight: Tensor, other: Sequence[Tensor], chunk: int, caps: Caps, kept: Iterable[Tensor] = ()
+def iter_logit_chunks(
+    hidden: Tensor, weight: Tensor, other: Sequence[Tensor], chunk: int, caps: Softcaps, kept: Iterable[Tensor] = ()
 ) -> Iterator[tuple[slice, list[Tensor]]]:
-    """Yield the logits of each chunk of predictions, of the policy and of another model; kept logits are not
-    recomputed.
+    """Yield each chunk of predictions as a slice, with the logits of the policy and of the model `other`, if given.
+
+    `kept` has the logits of an earlier call, in order: they are yielded instead of being computed again.
     """
     again = iter(kept)
     pairs = [(hidden, weight), *([tuple(other)] if other else [])]
@@ -215,41 +224,44 @@ def select_rows(logits: Tensor, part: slice, rows: slice) -> Tensor:
     return logits[rows.start - part.start : rows.stop - part.start]
 
 
-def _reduce_over_vocab(words: VocabShard, here: Tensor, sums: Sequence[Tensor], entries: Sequence[Tensor]) -> None:
-    """Turn sums over this rank's vocabulary shard into sums over the whole vocabulary, in place.
+def _reduce_over_vocab(
+    vocab_shard: VocabShard, here: Tensor, sums: Sequence[Tensor], entries: Sequence[Tensor]
+) -> None:
+    """Replace sums over this rank's vocabulary shard by sums over the whole vocabulary, in place.
 
     Args:
-        words: This rank's vocabulary shard.
+        vocab_shard: This rank's vocabulary shard.
         here: Whether the target is in the shard [M].
         sums: The largest logit and the sum of exponentials, of the policy and, if given, of the reference.
         entries: The target's logit and the sums for entropy and divergence, all relative to the largest logit.
     """
     largest, total, *other = sums
     logit, entropy, *kl = entries
-    shift = words.reduce_max_(largest)
+    shift = vocab_shard.reduce_max_(largest)
     if kl:
-        other_shift = words.reduce_max_(other[0])
+        other_shift = vocab_shard.reduce_max_(other[0])
         kl[0].addcmul_(shift - other_shift, total).mul_(shift.exp())
         other[1].mul_(other_shift.exp())
     logit.add_(shift).mul_(here)
     entropy.addcmul_(shift, total).mul_(shift.exp())
+    # Last: the sums above are shifted with this rank's own `total`.
     total.mul_(shift.exp())
-    words.all_reduce_(total, *other[1:], *entries)
+    vocab_shard.all_reduce_(total, *other[1:], *entries)
 
 
-def softcaps(policy: Projection, other: Projection | None) -> Caps:
+def get_softcaps(policy: Projection, other: Projection | None) -> Softcaps:
     """Return the soft caps of both projections."""
     return policy.softcap, None if other is None else other.softcap
 
 
 def _shift_logits(logits: Tensor, temperature: float, largest: Tensor) -> Tensor:
     """Return a copy of the logits divided by the temperature, minus their maximum, which is written to `largest`."""
-    scaled = scaled_logits(logits, temperature, largest.dtype)
+    scaled = compute_scaled_logits(logits, temperature, largest.dtype)
     torch.amax(scaled, dim=1, out=largest)
     return scaled.sub_(largest[:, None])
 
 
-def token_statistics(
+def compute_token_statistics(
     policy: Projection,
     targets: Tensor,
     *,
@@ -267,10 +279,12 @@ def token_statistics(
         reference: The reference's hidden states at the same positions, and its projection. `None`: no divergence.
     """
     if not entropy and reference is None:
-        hidden, weight, softcap, words = policy
-        plain_logprobs = token_logprobs(hidden, weight, targets, temperature=temperature, softcap=softcap, words=words)
+        hidden, weight, softcap, vocab_shard = policy
+        plain_logprobs = compute_token_logprobs(
+            hidden, weight, targets, temperature=temperature, softcap=softcap, vocab_shard=vocab_shard
+        )
         return Predictions(plain_logprobs)
-    caps, other = softcaps(policy, reference), reference[:2] if reference else ()
+    caps, other = get_softcaps(policy, reference), reference[:2] if reference else ()
     found = _Distributions.apply(*policy[:2], targets, temperature, caps, policy.vocab_shard, *other)
     assert isinstance(found, tuple)
     return Predictions(found[0], found[1] if entropy else None, found[2] if reference is not None else None)

@@ -1,4 +1,4 @@
-"""Divergence of the policy's next-token distributions from a teacher's, over the whole vocabulary, with the gradient.
+"""Divergence from a teacher over the whole vocabulary (reverse KL, forward KL, JSD), with the gradient.
 
     p_m = softmax(W h_m / T),     q_m = softmax(W' h'_m / T)    of the teacher,     r = (1 - beta) p + beta q
 
@@ -6,7 +6,7 @@
     jsd       beta KL(q || r) + (1 - beta) KL(p || r)        arXiv 2306.13649 eq. 1
 
 As in `logprobs`, predictions are computed in chunks, with the softmax in float32 (float64 for a float64 model), and
-logits are kept for the backward pass only while all of them together are small. The log-probs of the targets come from
+logits are kept for the backward pass only if all of them fit in `KEEP_BYTES`. The log-probs of the targets come from
 the same logits.
 """
 
@@ -19,20 +19,36 @@ import torch
 from torch import Tensor
 
 from roll.training.network import logprobs as plain
-from roll.training.network.distributions import BLOCK_ELEMENTS, Caps, Projection, logit_chunks, select_rows, softcaps
-from roll.training.network.logprobs import ProjectionGradient, scaled_logits, softcap_slope, split_into_blocks
+from roll.training.network.distributions import (
+    BLOCK_ELEMENTS,
+    Projection,
+    Softcaps,
+    get_softcaps,
+    iter_logit_chunks,
+    select_rows,
+)
+from roll.training.network.logprobs import (
+    ProjectionGradient,
+    compute_scaled_logits,
+    compute_softcap_slope,
+    split_into_blocks,
+)
 from roll.types import Divergence
 
-__all__ = ["log_softmax", "recompute_log_softmax", "teacher_divergence"]
+__all__ = ["compute_teacher_divergence", "log_softmax", "recompute_log_softmax"]
 
 
-class _Divergence(torch.autograd.Function):
-    """Computes log-prob and divergence D. With their incoming gradients a and k, d loss / d z is 1 / T times
+class _TeacherDivergence(torch.autograd.Function):
+    """Computes each target's log-prob, and the divergence D of the policy p from the teacher q.
 
-        a (onehot - p) + k g,     g = p (log p - log q - D)     q - p, negative     (1 - beta) p (log p - log r - D_p)
+    If a and k are the gradients of the loss with respect to log-prob and D, and T is the temperature, then the gradient
+    with respect to the policy's logits is 1 / T times
 
-    for reverse, forward and jsd, where D_p is KL(p || r). The teacher gets no gradient. Kept logits are overwritten
-    with their gradients: the backward pass runs once.
+        a (onehot - p) + k g
+
+    where g is p (log p - log q - D) for reverse KL, p - q for forward KL, and (1 - beta) p (log p - log r - D_p) for
+    JSD, with r = beta q + (1 - beta) p and D_p = KL(p || r). The teacher gets no gradient. The backward pass overwrites
+    stored logits with their gradients, so it can run only once.
     """
 
     @staticmethod
@@ -42,27 +58,27 @@ class _Divergence(torch.autograd.Function):
         weight: Tensor,
         targets: Tensor,
         temperature: float,
-        form: Divergence,
-        caps: Caps,
+        divergence: Divergence,
+        caps: Softcaps,
         *teacher: Tensor,
     ) -> tuple[Tensor, Tensor]:
         chunk = max(plain.CHUNK_ELEMENTS // weight.shape[0], 1)
         size = 2 * len(hidden) * weight.shape[0] * weight.element_size()
         keep = size <= plain.KEEP_BYTES and any(ctx.needs_input_grad)
         dtype = torch.promote_types(hidden.dtype, torch.float32)
-        logprobs, divergence, inner, *norms = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(7))
+        logprobs, values, inner, *norms = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(7))
         kept: list[Tensor] = []
-        for part, chunks in logit_chunks(hidden, weight, teacher, chunk, caps):
+        for part, chunks in iter_logit_chunks(hidden, weight, teacher, chunk, caps):
             for rows, block in split_into_blocks(chunks[0], part.start, BLOCK_ELEMENTS):
                 logp = log_softmax(block, temperature, *(x[rows] for x in norms[:2]))
                 logq = log_softmax(select_rows(chunks[1], part, rows), temperature, *(x[rows] for x in norms[2:]))
                 torch.gather(logp, 1, targets[rows, None], out=logprobs[rows, None])
-                divergence[rows], inner[rows] = _divergence(form, logp, logq)
+                values[rows], inner[rows] = _compute_divergence(divergence, logp, logq)
             if keep:
                 kept += chunks
         ctx.save_for_backward(hidden, weight, targets, inner, *norms, *teacher, *kept)
-        ctx.chunk, ctx.temperature, ctx.form, ctx.caps = chunk, temperature, form, caps
-        return logprobs, divergence
+        ctx.chunk, ctx.temperature, ctx.divergence, ctx.caps = chunk, temperature, divergence, caps
+        return logprobs, values
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -71,8 +87,8 @@ class _Divergence(torch.autograd.Function):
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         own, other = (grad / ctx.temperature for grad in grads)
         projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, inner.dtype)
-        for part, chunks in logit_chunks(hidden, weight, teacher, ctx.chunk, ctx.caps, kept):
-            slope = softcap_slope(chunks[0], ctx.caps[0])
+        for part, chunks in iter_logit_chunks(hidden, weight, teacher, ctx.chunk, ctx.caps, kept):
+            slope = compute_softcap_slope(chunks[0], ctx.caps[0])
             for rows, block in split_into_blocks(
                 chunks[0], part.start, BLOCK_ELEMENTS
             ):  # becomes the gradient of the logits
@@ -81,16 +97,18 @@ class _Divergence(torch.autograd.Function):
                     select_rows(chunks[1], part, rows), ctx.temperature, *(x[rows] for x in norms[2:])
                 )
                 p = logp.exp()
-                gradient = _gradient(ctx.form, p, logp, logq, inner[rows, None]).mul_(other[rows, None])
+                gradient = _compute_gradient(ctx.divergence, p, logp, logq, inner[rows, None]).mul_(other[rows, None])
                 gradient.addcmul_(p, own[rows, None], value=-1)
                 block.copy_(gradient.scatter_add_(1, targets[rows, None], own[rows, None]))
             projection.add(part, chunks[0], slope)
-        return *projection.result(), None, None, None, None, None, None
+        return *projection.get_gradients(), None, None, None, None, None, None
 
 
 def log_softmax(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> Tensor:
-    """Return log-probs [n, V]; write each row's largest logit to `largest`, the log-sum of exponentials to `total`."""
-    scaled = scaled_logits(logits, temperature, largest.dtype)
+    """Return log-probs [n, V]; write each row's largest scaled logit to `largest`, and to `total`
+    the logarithm of the sum of exp(scaled logit - largest).
+    """
+    scaled = compute_scaled_logits(logits, temperature, largest.dtype)
     torch.amax(scaled, dim=1, out=largest)
     scaled.sub_(largest[:, None])
     torch.sum(scaled.exp(), dim=1, out=total)
@@ -99,48 +117,52 @@ def log_softmax(logits: Tensor, temperature: float, largest: Tensor, total: Tens
 
 
 def recompute_log_softmax(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> Tensor:
-    """Return the same log-probs from the saved `largest` and `total`."""
-    return scaled_logits(logits, temperature, largest.dtype).sub_(largest[:, None]).sub_(total[:, None])
+    """Return the log-probs that `log_softmax` returned, from the `largest` and `total` that it wrote."""
+    return compute_scaled_logits(logits, temperature, largest.dtype).sub_(largest[:, None]).sub_(total[:, None])
 
 
-def _divergence(form: Divergence, logp: Tensor, logq: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the divergence [n], and the one [n] that its gradient subtracts: see `_Divergence`."""
-    if form.kind == "reverse":
+def _compute_divergence(divergence: Divergence, logp: Tensor, logq: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the divergence [n], and the number [n] that `_compute_gradient` takes as `inner`: D, or D_p for jsd."""
+    if divergence.kind == "reverse":
         found = torch.sub(logp, logq).mul_(logp.exp()).sum(1)
         return found, found
-    if form.kind == "forward":
+    if divergence.kind == "forward":
         found = torch.sub(logq, logp).mul_(logq.exp()).sum(1)
         return found, found
-    mixed = _mixture(form, logp, logq)
+    mixed = _mix_distributions(divergence, logp, logq)
     inner = torch.sub(logp, mixed).mul_(logp.exp()).sum(1)
-    return form.beta * mixed.neg_().add_(logq).mul_(logq.exp()).sum(1) + (1.0 - form.beta) * inner, inner
+    return divergence.beta * mixed.neg_().add_(logq).mul_(logq.exp()).sum(1) + (1.0 - divergence.beta) * inner, inner
 
 
-def _gradient(form: Divergence, p: Tensor, logp: Tensor, logq: Tensor, inner: Tensor) -> Tensor:
-    """Return the gradient [n, V] of the divergence with respect to the scaled logits, as a new tensor."""
-    if form.kind == "reverse":
+def _compute_gradient(divergence: Divergence, p: Tensor, logp: Tensor, logq: Tensor, inner: Tensor) -> Tensor:
+    """Return the gradient g [n, V] of the divergence with respect to the scaled logits, with D or D_p from `inner`."""
+    if divergence.kind == "reverse":
         return torch.sub(logp, logq).sub_(inner).mul_(p)
-    if form.kind == "forward":
+    if divergence.kind == "forward":
         return p - logq.exp()
-    return _mixture(form, logp, logq).neg_().add_(logp).sub_(inner).mul_(p).mul_(1.0 - form.beta)
+    return _mix_distributions(divergence, logp, logq).neg_().add_(logp).sub_(inner).mul_(p).mul_(1.0 - divergence.beta)
 
 
-def _mixture(form: Divergence, logp: Tensor, logq: Tensor) -> Tensor:
-    return torch.logaddexp(logp + math.log1p(-form.beta), logq + math.log(form.beta))
+def _mix_distributions(divergence: Divergence, logp: Tensor, logq: Tensor) -> Tensor:
+    # log r of the mixture, without leaving log space: both probabilities may underflow.
+    return torch.logaddexp(logp + math.log1p(-divergence.beta), logq + math.log(divergence.beta))
 
 
-def teacher_divergence(
-    policy: Projection, teacher: Projection, targets: Tensor, form: Divergence, *, temperature: float = 1.0
+def compute_teacher_divergence(
+    policy: Projection, teacher: Projection, targets: Tensor, divergence: Divergence, *, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Compute log-probs [M] of the targets and divergences [M] in nats, float32 or better, both at one temperature.
+    """Compute log-probs [M] of the targets and divergences [M] in nats, float32 or better, both at the same
+    temperature.
 
     Args:
         policy: The hidden states at the predicting positions, and the projection; differentiable in both.
         teacher: The teacher's hidden states at the same positions and its projection, over the same vocabulary.
         targets: The tokens [M], int64.
-        form: The kind of divergence; its own temperature is not used here.
+        divergence: Kind and beta of the divergence; its temperature is not used here.
         temperature: The temperature of both distributions, above 0.
     """
-    found = _Divergence.apply(*policy[:2], targets, temperature, form, softcaps(policy, teacher), *teacher[:2])
-    assert isinstance(found, tuple)
-    return found[0], found[1]
+    results = _TeacherDivergence.apply(
+        *policy[:2], targets, temperature, divergence, get_softcaps(policy, teacher), *teacher[:2]
+    )
+    assert isinstance(results, tuple)
+    return results[0], results[1]

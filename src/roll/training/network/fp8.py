@@ -6,12 +6,13 @@
     weight's grad    bfloat16                         g by output  ·  x by input
 
 All in e4m3, with a scale for each token, output or input, or one for the matrix. The recipes and their names are
-torchao's. Each token has its own scales, so its log-prob does not depend on the other texts of its row. With one scale
-for all tokens (`tensorwise`) it would, and importance ratios to log-probs computed in another row would be meaningless.
+torchao's. Each token has its own scales, so its log-prob does not depend on the other sequences in its row. With one
+scale for all tokens (`tensorwise`) it would: packing a sequence with others changed log-probs of SmolLM2-135M by up to
+2.5. The importance ratio to a log-prob from another row would be meaningless.
 
-Scales are computed from the current numbers, and are powers of two: scaling by them keeps a number's digits, unless it
-is about 2^14 times smaller than the largest number with the same scale. So results hardly depend on which part of a
-matrix a rank has. Kernels without scales by row suffice, because multiplying their rounded results changes no digit.
+Scales are computed from the current values, and are powers of two: scaling by them is exact, unless a value is about
+2^14 times smaller than the largest value with the same scale. So results hardly depend on which part of a matrix a rank
+has. Kernels without row-wise scales suffice, because multiplying their rounded results by the scales is exact.
 
 Sums are float32, results bfloat16. Autograd saves the same tensors as without FP8: several projections share an input,
 and its 8-bit copies would take more memory than one 16-bit tensor.
@@ -33,7 +34,7 @@ from torch.nn import functional
 
 from roll.config.training import Fp8Recipe
 from roll.errors import ModelError
-from roll.models import decoder_of, find_routers
+from roll.models import find_routers, get_decoder
 
 __all__ = ["check_fp8_support", "use_fp8"]
 
@@ -43,35 +44,34 @@ MULTIPLE = 16
 """Both sizes of a matrix must be multiples of this; a product over tokens is padded to one."""
 
 _SMALLEST = 1e-12
-"""Lower bound of the largest magnitude: smaller numbers count as zeros."""
+"""Lower bound of the largest magnitude from which a scale is computed, so that zeros do not divide by 0."""
 _EXPONENT = 0x7F800000
 """Mask of a positive float32 that leaves the largest power of two below it."""
 _ROUTERS = ("gate", "router")
-"""Names of layers that choose experts; they are not quantized."""
+"""Names of layers that choose experts, which are not quantized."""
 _FORMATS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-"""The second format is that of AMD's MI300."""
+"""The e4m3 formats to try, in this order; the second is that of AMD's MI300."""
 
 
-class _Device(NamedTuple):
-    """The FP8 products that a kind of device supports."""
+class _Fp8Support(NamedTuple):
+    """The FP8 format and the FP8 kernels that a kind of device supports."""
 
     e4m3: torch.dtype
     by_row: bool
-    """Whether the device has a kernel for scales by row."""
+    """Whether the device has a kernel for row-wise scales."""
 
 
 class _QuantizedTensor(NamedTuple):
-    """Numbers in 8 bits, and the factors that they must be multiplied by."""
+    """A tensor quantized to 8 bits, and the factors that dequantize it."""
 
     values: Tensor
-    """The numbers [rows, columns], contiguous; columns are padded with zeros to a multiple of 16."""
+    """The quantized values [rows, columns], contiguous; columns are padded with zeros to a multiple of 16."""
     factor: Tensor
     """The factors, float32, [rows, 1] or [1]."""
 
 
 def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
-    """Compute the linear layers of a bfloat16 model's decoder layers with an FP8 recipe, in place. Call it before
-    adapters.
+    """Make the linear layers of a bfloat16 model's decoder use an FP8 recipe, in place. Call it before adding adapters.
 
     Modules keep their identity, names and weights: only their `forward` changes. Layers whose sizes, divided by `tp`,
     are not multiples of 16 stay as they are. So do experts, which are not linear layers.
@@ -79,7 +79,7 @@ def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
     Args:
         model: An HF model.
         recipe: The recipe of the matrix products.
-        tp: The number of ranks that divide a matrix.
+        tp: The number of ranks over which a matrix is sharded.
 
     Returns:
         The number of layers that use FP8.
@@ -87,13 +87,13 @@ def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
     Raises:
         ModelError: no layer can use FP8.
     """
-    layers: list[Any] = list(_linear_layers(model))
+    layers: list[Any] = list(_iter_linear_layers(model))
     fitting = [layer for layer in layers if all(size % (MULTIPLE * tp) == 0 for size in layer.weight.shape)]
     several = f" x training.parallel.tp {tp}" if tp > 1 else ""
     if not fitting:
         raise ModelError(
-            f"training.fp8 is '{recipe}', and none of the {len(layers)} linear layers in {type(model).__name__}'s "
-            f"decoder has sizes that are multiples of {MULTIPLE}{several}: set it to none"
+            f"training.fp8 is '{recipe}', but none of the {len(layers)} linear layers in {type(model).__name__}'s "
+            f"decoder has sizes that are multiples of {MULTIPLE}{several}: set training.fp8 to none"
         )
     if len(fitting) < len(layers):
         logger.warning(
@@ -102,15 +102,15 @@ def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
             *(len(fitting), len(layers), MULTIPLE, several),
         )
     for layer in fitting:
-        layer.forward = _forward(layer, recipe)
+        layer.forward = _build_fp8_forward(layer, recipe)
     return len(fitting)
 
 
 def check_fp8_support(device: torch.device) -> None:
-    """Check that a device supports the FP8 products, by running one.
+    """Check that a device supports FP8 matrix products, by running one; on a CPU, warn that they are slow.
 
     Raises:
-        ModelError: the device does not support them.
+        ModelError: the device does not support FP8 matrix products.
     """
     _detect_support(device.type)
     if device.type == "cpu":
@@ -125,9 +125,9 @@ def _warn_slow_on_cpu() -> None:
     )
 
 
-def _linear_layers(model: Any) -> Iterator[nn.Linear]:
-    """Yield the linear layers of a language model's or bare decoder's layers, without those that choose experts."""
-    decoder = decoder_of(model) if hasattr(model, "get_decoder") else model.base_model
+def _iter_linear_layers(model: Any) -> Iterator[nn.Linear]:
+    """Yield the linear layers in the decoder layers of a language model or a bare decoder, except MoE routers."""
+    decoder = get_decoder(model) if hasattr(model, "get_decoder") else model.base_model
     routers = set(find_routers(model)) if hasattr(model, "get_decoder") else set()
     for layer in getattr(decoder, "layers", ()):
         for name, module in layer.named_modules():
@@ -136,11 +136,11 @@ def _linear_layers(model: Any) -> Iterator[nn.Linear]:
                 yield module
 
 
-def _forward(layer: nn.Linear, recipe: Fp8Recipe) -> Callable[[Tensor], Tensor]:
+def _build_fp8_forward(layer: nn.Linear, recipe: Fp8Recipe) -> Callable[[Tensor], Tensor]:
     plain = layer.forward
 
     def forward(x: Tensor) -> Tensor:
-        weight = layer.weight  # looked up at each call, because ranks replace it by their part
+        weight = layer.weight  # looked up at each call, because sharding replaces it
         if x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16 or not x.numel():
             return plain(x)
         result = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, recipe).view(*x.shape[:-1], -1)
@@ -150,15 +150,16 @@ def _forward(layer: nn.Linear, recipe: Fp8Recipe) -> Callable[[Tensor], Tensor]:
 
 
 class _Linear(torch.autograd.Function):
-    """Computes outputs [n, outputs] from x [n, inputs] and a weight [outputs, inputs]."""
+    """A linear function with FP8 products: outputs [n, outputs] from x [n, inputs] and a weight [outputs, inputs]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: Fp8Recipe) -> Tensor:
         device = _detect_support(x.device.type)
+        # In bfloat16: projections share an input, whose 8-bit copies would take more memory than one tensor.
         ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
         ctx.recipe = recipe
         in_8_bits = (_quantize(tensor, device.e4m3) for tensor in (x, weight))
-        return _scaled_matmul(*in_8_bits, by_row=device.by_row, in_short=True)
+        return _scaled_matmul(*in_8_bits, by_row=device.by_row, fast_accum=True)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -176,10 +177,10 @@ class _Linear(torch.autograd.Function):
 
 
 def _quantize(x: Tensor, dtype: torch.dtype, *, by_row: bool = True) -> _QuantizedTensor:
-    """Quantize bfloat16 numbers [rows, columns], with any strides, to 8 bits.
+    """Quantize a bfloat16 tensor [rows, columns], with any strides, to 8 bits.
 
-    The scales are powers of two, so the only rounding is that to 8 bits. NaN and infinity make all numbers with the
-    same scale NaN.
+    The scales are powers of two, so the only rounding is that to 8 bits. NaN and infinity make all values with the same
+    scale NaN.
     """
     infinite = float("inf")  # the norm is the largest magnitude, in one pass over memory
     largest = torch.linalg.vector_norm(x, infinite, dim=1 if by_row else None, keepdim=True)
@@ -194,48 +195,50 @@ def _quantize(x: Tensor, dtype: torch.dtype, *, by_row: bool = True) -> _Quantiz
     return _QuantizedTensor(values, scale.reciprocal())
 
 
-def _scaled_matmul(a: _QuantizedTensor, b: _QuantizedTensor, *, by_row: bool = False, in_short: bool = False) -> Tensor:
-    """Compute a b^T in bfloat16, from a [rows, k] and b [columns, k].
+def _scaled_matmul(
+    a: _QuantizedTensor, b: _QuantizedTensor, *, by_row: bool = False, fast_accum: bool = False
+) -> Tensor:
+    """Return the product a b^T in bfloat16, from a [rows, k] and b [columns, k].
 
     Args:
         by_row: Whether the kernel applies the factors by row; otherwise they are applied afterwards. Use it only with
-            `in_short`: torchao has found such kernels slow without.
-        in_short: Whether tensor cores may accumulate with less precision than float32, as is usual in the forward pass.
+            `fast_accum`: row-wise kernels without fast accumulation are slow according to torchao.
+        fast_accum: Whether tensor cores may accumulate with less precision than float32, as is usual in forward passes.
     """
     left, right, kinds = a.values, b.values.t(), functional.ScalingType
     if by_row:
         return functional.scaled_mm(
-            left, right, a.factor, kinds.RowWise, b.factor.t(), kinds.RowWise, use_fast_accum=in_short
+            left, right, a.factor, kinds.RowWise, b.factor.t(), kinds.RowWise, use_fast_accum=fast_accum
         )
     one = torch.ones_like(a.factor[0])
-    result = functional.scaled_mm(left, right, one, kinds.TensorWise, one, kinds.TensorWise, use_fast_accum=in_short)
+    result = functional.scaled_mm(left, right, one, kinds.TensorWise, one, kinds.TensorWise, use_fast_accum=fast_accum)
     if b.factor.numel() == 1:
         return result.mul_(a.factor * b.factor)
     return result.mul_(a.factor).mul_(b.factor.t())
 
 
 @cache
-def _detect_support(kind: str) -> _Device:
-    """Find the FP8 products that a kind of device supports, by trying them.
+def _detect_support(kind: str) -> _Fp8Support:
+    """Return the FP8 products that a kind of device supports, found by trying them.
 
     Raises:
         ModelError: the device supports no FP8 format.
     """
-    said = ""
+    reason = ""
     one = torch.ones(MULTIPLE, MULTIPLE, dtype=torch.bfloat16, device=kind)
     for e4m3 in _FORMATS:
         try:
             both = (_quantize(one, e4m3), _quantize(one, e4m3))
             _scaled_matmul(*both)
         except (RuntimeError, ValueError) as error:
-            said = said or str(error).strip().partition("\n")[0]
+            reason = reason or str(error).strip().partition("\n")[0]
             continue
         try:
-            _scaled_matmul(*both, by_row=True, in_short=True)
+            _scaled_matmul(*both, by_row=True, fast_accum=True)
         except (RuntimeError, ValueError):
-            return _Device(e4m3, by_row=False)
-        return _Device(e4m3, by_row=True)
+            return _Fp8Support(e4m3, by_row=False)
+        return _Fp8Support(e4m3, by_row=True)
     raise ModelError(
-        f"training.fp8 needs products of 8-bit floating point, which this {kind} device does not have ({said}): set it "
-        "to none, or take an NVIDIA GPU of compute capability 8.9 or above (H100, L40S) or an AMD MI300"
+        f"training.fp8 needs products of 8-bit floating point, which this {kind} device does not support ({reason}): "
+        "set training.fp8 to none, or use an NVIDIA GPU of compute capability 8.9 or above (H100, L40S) or an AMD MI300"
     )

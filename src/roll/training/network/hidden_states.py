@@ -1,27 +1,29 @@
-"""The backbone's hidden states of a packed row, from which all networks of a trainer compute their outputs."""
+"""Final hidden states of a packed row, from which all networks of a trainer compute their outputs."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from roll.errors import ModelError
-from roll.models import rope_scaling_length
-from roll.training.attention.packed import AttentionPlan, Observer
+from roll.models import read_rope_scaling_length
+from roll.training.attention.packed import AttentionObserver, AttentionPlan
+from roll.training.network.media import embed_row, get_model_media
 from roll.training.packing.layout import Int64Array, PackedLayout
 from roll.training.parallel.tokens import WHOLE, TokenShare
 
-__all__ = ["final_hidden_states", "run_decoder"]
+__all__ = ["compute_hidden_states", "run_decoder"]
 
 
-def final_hidden_states(
+def compute_hidden_states(
     decoder: Any,
     layout: PackedLayout,
     device: torch.device,
     dtype: torch.dtype,
-    observer: Observer | None = None,
+    observer: AttentionObserver | None = None,
     share: TokenShare = WHOLE,
 ) -> Tensor:
     """Return hidden states [M, H] after the last norm, at the rows of the layout's predictions that this rank computes.
@@ -37,9 +39,9 @@ def final_hidden_states(
         observer: An observer that receives queries and keys of some layers.
         share: This rank's share of the tokens, and thus of the predictions.
     """
-    entries = share.slice(layout)
+    entries = share.slice_entries(layout)
     states = run_decoder(decoder, layout, device, dtype, observer, share)
-    rows = layout.rows[share.predictions(layout)] - entries.start
+    rows = layout.rows[share.find_local_predictions(layout)] - entries.start
     return share.gather_tp(states[0]).index_select(0, torch.from_numpy(rows).to(device))
 
 
@@ -48,32 +50,35 @@ def run_decoder(
     layout: PackedLayout,
     device: torch.device,
     dtype: torch.dtype,
-    observer: Observer | None = None,
+    observer: AttentionObserver | None = None,
     share: TokenShare = WHOLE,
 ) -> Tensor:
-    """Return hidden states [1, n, H] of this rank's tokens after the decoder, or after the layers that this rank has.
+    """Return hidden states [1, n, H] of this rank's tokens after the decoder, or after this rank's layers.
 
     Raises:
-        ModelError: a text is so long that it changes the rotary angles of all other texts in its row.
+        ModelError: a sequence is so long that it would change the RoPE scaling of all other sequences in its row.
     """
-    length, limit = int(layout.position_ids.max()) + 1, rope_scaling_length(vars(decoder.config.get_text_config()))
+    length, limit = int(layout.position_ids.max()) + 1, read_rope_scaling_length(vars(decoder.config.get_text_config()))
     if limit is not None and length > limit:
         raise ModelError(
-            f"a text of {length} tokens changes how {type(decoder).__name__} scales the rotary positions of all texts "
-            f"in a row (RoPE of the kind dynamic or longrope): train on texts of at most {limit}"
+            f"a sequence of {length} tokens would change how {type(decoder).__name__} scales RoPE for all sequences "
+            f"in its row (RoPE of the kind dynamic or longrope): train on sequences of at most {limit} tokens"
         )
-    entries = share.slice(layout)
-    output = decoder(
-        input_ids=torch.from_numpy(layout.token_ids[entries]).to(device)[None],
-        position_ids=_rotary_ids(layout, entries).to(device),
-        use_cache=False,
-        roll_plan=AttentionPlan(layout, device, dtype, observer, share),
-    )
+    entries = share.slice_entries(layout)
+    media = get_model_media(decoder) if layout.encodes_media or layout.media else None
+    images = None if media is None else media.find_bidirectional_images(layout.token_ids, layout.media)
+    with nullcontext() if media is None else embed_row(media, layout, share, device, dtype):
+        output = decoder(
+            input_ids=torch.from_numpy(layout.token_ids[entries]).to(device)[None],
+            position_ids=_build_rotary_ids(layout, entries).to(device),
+            use_cache=False,
+            roll_plan=AttentionPlan(layout, device, dtype, observer, share, images),
+        )
     return output.last_hidden_state
 
 
-def _rotary_ids(layout: PackedLayout, entries: Int64Array | slice) -> Tensor:
-    """Return the positions for the rotary embedding of the tokens at some entries, shape [1, n] or [3, 1, n]."""
+def _build_rotary_ids(layout: PackedLayout, entries: Int64Array | slice) -> Tensor:
+    """Return the RoPE positions of the tokens at the given entries, shape [1, n] or [3, 1, n]."""
     if layout.rotary_ids is None:
         return torch.from_numpy(layout.position_ids[entries])[None]
     return torch.from_numpy(layout.rotary_ids[..., entries]).unsqueeze(-2)

@@ -11,6 +11,7 @@ from torch import nn
 
 from roll.errors import ModelError
 from roll.models import find_routers, load_causal_lm, load_scorer, load_tokenizer
+from roll.models.multimodal import open_media
 from roll.training.attention.packed import register_attention
 from roll.training.experts import use_grouped_gemm
 from roll.training.memory.activation_checkpointing import checkpoint_layers
@@ -19,9 +20,11 @@ from roll.training.memory.nf4 import quantize_base
 from roll.training.network.fp8 import use_fp8
 from roll.training.network.fused import use_fused_kernels
 from roll.training.network.lora import add_adapters
+from roll.training.network.media import attach_media
 from roll.training.network.packing_check import make_packable
-from roll.training.network.policy import PolicyNetwork
+from roll.training.network.policy import PolicyNetwork, check_images
 from roll.training.network.value import ValueNetwork
+from roll.training.network.vision_parts import freeze_parts
 from roll.training.spec import TrainerSpec, without_fp8
 
 __all__ = ["build_network"]
@@ -35,29 +38,32 @@ def build_network(
     Args:
         spec: The spec of the rank.
         dtype: The dtype that the network computes in.
-        unread: A record of weights that are left in their files, on the meta device here. By default all weights are
-            read.
+        unread: If given, the weights are not read but registered here, and the network is on the meta device.
 
     Raises:
         ModelError: the model cannot be loaded, or cannot be used in this role.
     """
     model = _load_model(spec, dtype, unread)
     if spec.role in ("critic", "reward_model"):
+        if spec.role == "critic":
+            with nullcontext() if unread is None else unread.materialize_weights():
+                check_images(model)
         return ValueNetwork(model)
     copies = spec.holds_reference and spec.model.lora is None
     reference = _load_model(replace(spec, role="reference"), dtype, unread) if copies else None
     teachers = [_load_teacher(spec, path, dtype, unread) for path in spec.teachers]
-    with nullcontext() if unread is None else unread.materialized():  # the network runs once for a check
+    with nullcontext() if unread is None else unread.materialize_weights():  # the network runs once for a check
         network = PolicyNetwork(model, reference, teachers, value_head=spec.value_head_learning_rate is not None)
     if spec.role == "policy" and spec.training.router_replay != "none" and network.routing is None:
         raise ModelError(
             f"training.router_replay is '{spec.training.router_replay}', but '{spec.model_path}' has no router that "
-            "chooses experts: set it to none"
+            "chooses experts: set "
+            "training.router_replay to none"
         )
     if spec.role == "policy":
         _set_up_load_balancing(spec, network, model.config)
         if spec.training.router_replay != "none" and network.routing is not None:
-            with nullcontext() if unread is None else unread.materialized(find_routers(model)):
+            with nullcontext() if unread is None else unread.materialize_weights(find_routers(model)):
                 network.routing.check_replay()
     return network
 
@@ -73,49 +79,59 @@ def _set_up_load_balancing(spec: TrainerSpec, network: PolicyNetwork, config: An
         if routing is None or not hasattr(config.get_text_config(), "router_aux_loss_coef"):
             raise ModelError(
                 f"training.router_aux_loss is {training.router_aux_loss:g}, but '{spec.model_path}' is not a mixture "
-                "of experts that has such a loss (router_aux_loss_coef in its configuration): set it to 0"
+                "of experts with an auxiliary loss (router_aux_loss_coef in its configuration): set "
+                "training.router_aux_loss to 0"
             )
         routing.aux_coefficient = training.router_aux_loss
     if training.router_bias_rate and (routing is None or not routing.biases or spec.model.lora is not None):
         raise ModelError(
-            f"training.router_bias_rate is {training.router_bias_rate:g}, which moves a bias of routers "
-            f"(e_score_correction_bias) that '{spec.model_path}' does not have, or that model.lora freezes: set it to 0"
+            f"training.router_bias_rate is {training.router_bias_rate:g}, but '{spec.model_path}' has no router bias "
+            "(e_score_correction_bias), or model.lora freezes it: set "
+            "training.router_bias_rate to 0"
         )
 
 
 def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, unread: DeferredWeights | None) -> Any:
-    """Load a frozen model with the same vocabulary.
+    """Load the frozen teacher at `path`, after checking that the model of `spec` has the same vocabulary.
 
     Raises:
-        ModelError: the vocabulary differs.
+        ModelError: the vocabularies differ.
     """
     trust = spec.model.trust_remote_code
-    own, other = (load_tokenizer(p, trust_remote_code=trust).get_vocab() for p in (spec.model_path, path))
-    different = sum(other.get(token) != number for token, number in own.items())
-    if different or len(own) != len(other):
+    student, teacher = (load_tokenizer(p, trust_remote_code=trust).get_vocab() for p in (spec.model_path, path))
+    different = sum(teacher.get(token) != number for token, number in student.items())
+    if different or len(student) != len(teacher):
         raise ModelError(
-            f"teacher '{path}' has another vocabulary than '{spec.model_path}': {len(other)} tokens, not {len(own)}; "
-            f"{different} of them are missing or have another number; use a teacher with the same tokenizer"
+            f"teacher '{path}' has a different vocabulary from '{spec.model_path}': {len(teacher)} tokens, not "
+            f"{len(student)}; {different} tokens of the model are missing in the teacher or have a different ID. Use a "
+            "teacher with the same tokenizer"
         )
     own_format = without_fp8(spec.training)
     return _load_model(replace(spec, role="reference", model_path=path, training=own_format), dtype, unread)
 
 
 def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: DeferredWeights | None) -> Any:
-    """Load the HF causal language model, or for a reward model the sequence classifier.
+    """Load the HF causal language model of a role; for a reward model, the sequence classifier.
 
     The model's own dropout is off: log-probs must be those of the policy that sampled. An adapter's dropout stays as
     configured.
     """
     load = load_scorer if spec.role == "reward_model" else load_causal_lm
-    trust, left = spec.model.trust_remote_code, None if unread is None else unread.add
-    model: Any = load(spec.model_path, dtype, attention=register_attention(), trust_remote_code=trust, left=left)
+    trust, meta_init = spec.model.trust_remote_code, None if unread is None else unread.add
+    options: Any = {"attention": register_attention(), "trust_remote_code": trust, "meta_init": meta_init}
+    model: Any = load(spec.model_path, dtype, **options)
     use_grouped_gemm(model)
-    with nullcontext() if unread is None else unread.materialized():
+    if spec.media_dir is not None:
+        inputs = open_media(spec.model_path, spec.media_dir, trust_remote_code=trust)
+        if inputs is not None:
+            attach_media(model, inputs)
+    with nullcontext() if unread is None else unread.materialize_weights():
         make_packable(model)
         use_fused_kernels(model)
     if unread is not None:
-        unread.by_layer(model, use_fused_kernels)
+        # Replacements are compared with their modules, so each layer is processed while it has its weights.
+        unread.apply_by_layer(model, use_fused_kernels)
+    # Before adapters, which wrap the linear layers.
     if spec.training.fp8 != "none" and dtype == torch.bfloat16:
         use_fp8(model, spec.training.fp8, spec.training.parallel.tp)
     for module in model.modules():
@@ -125,9 +141,10 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: DeferredWeights |
         return model.requires_grad_(False)
     if spec.model.lora is not None:
         adapted = model.base_model if spec.role == "reward_model" else model  # the head is trained in full
-        add_adapters(adapted, spec.model.lora, spec.seed)
+        add_adapters(adapted, spec.model.lora, spec.seed, spec.model.vision)
         if spec.model.lora.base == "nf4":
             quantize_base(adapted)
+    freeze_parts(model, spec.model.vision)
     if spec.training.activation_checkpointing:
         checkpoint_layers(model)
     return model

@@ -3,9 +3,9 @@
     logprob_m = z_m[target_m] - logsumexp(z_m),    z_m = W h_m / temperature
 
 The vocabulary projection runs in chunks of vocabulary entries, so that the gradient of an entry's weights is one
-product and is never summed over chunks. Logits are kept for the backward pass only while all of them together are small
-(`KEEP_BYTES`). Beyond that they are computed again, so memory does not grow with vocabulary x predictions. The softmax
-is taken in float32 (float64 for a float64 model).
+product and is never summed over chunks. Logits are kept for the backward pass only if all of them fit in `KEEP_BYTES`.
+Otherwise they are recomputed, so memory does not grow with vocabulary x predictions. The softmax is taken in float32
+(float64 for a float64 model).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.training.kernels.native import NativeLibrary, native
+from roll.training.kernels.native import NativeLibrary, load_native_library
 from roll.training.parallel.vocab_parallel import VocabShard
 
 __all__ = [
     "CHUNK_ELEMENTS",
     "KEEP_BYTES",
     "ProjectionGradient",
+    "compute_scaled_logits",
+    "compute_softcap_slope",
+    "compute_token_logprobs",
     "has_small_cache",
-    "scaled_logits",
     "softcap_",
-    "softcap_slope",
     "split_into_blocks",
-    "token_logprobs",
 ]
 
 CHUNK_ELEMENTS = 2**25
@@ -43,10 +43,11 @@ CPU_BLOCK_ELEMENTS = 2**19
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Computes log-probs: d logprob / d z = (onehot - softmax(z)) / temperature, then two matrix products.
+    """Computes the targets' log-probs, one chunk of logits z at a time.
 
-    The softmax's maximum and sum are stored separately: the logarithm of their product would lose digits of large
-    logits. Kept logits are overwritten with their gradients, so the backward pass runs once.
+    The gradient is d logprob / d z = (onehot - softmax(z / temperature)) / temperature. The largest logit and the sum
+    of exponentials are stored separately: combined in one log-sum-exp, large logits would lose digits. The backward
+    pass overwrites stored logits with their gradients, so it can run only once.
     """
 
     @staticmethod
@@ -57,17 +58,18 @@ class _TokenLogprobs(torch.autograd.Function):
         targets: Tensor,
         temperature: float,
         softcap: float | None,
-        words: VocabShard | None,
+        vocab_shard: VocabShard | None,
     ) -> Tensor:
         keep = len(hidden) * weight.shape[0] * weight.element_size() <= KEEP_BYTES and any(ctx.needs_input_grad)
         high = torch.promote_types(hidden.dtype, torch.float32)
         result = hidden.new_zeros(len(hidden), dtype=high)
-        if words is not None:
-            local, here = words.local_indices(targets, len(weight))
+        if vocab_shard is not None:
+            local, here = vocab_shard.compute_local_indices(targets, len(weight))
+            # Another rank has these targets; -1 is in no slice of this shard.
             targets = local.where(here, -1)
         largest, total = torch.full_like(result, float("-inf")), torch.zeros_like(result)
         kept: list[Tensor] = []
-        for part in _vocab_slices(hidden, weight):
+        for part in _split_vocab(hidden, weight):
             logits = softcap_(hidden @ weight[part].t(), softcap)
             _update_logsumexp(logits, temperature, largest, total)
             local = targets - part.start
@@ -75,9 +77,10 @@ class _TokenLogprobs(torch.autograd.Function):
             torch.where((local >= 0) & (local < logits.shape[1]), found / temperature, result, out=result)
             if keep:
                 kept.append(logits)
-        if words is not None:
-            total.mul_(words.reduce_max_(largest).exp_())
-            words.all_reduce_(total, result)
+        if vocab_shard is not None:
+            # The sum relative to the maximum over all shards; see `vocab_parallel`.
+            total.mul_(vocab_shard.reduce_max_(largest).exp_())
+            vocab_shard.all_reduce_(total, result)
         ctx.save_for_backward(hidden, weight, targets, largest, total, *kept)
         ctx.temperature, ctx.softcap = temperature, softcap
         return result.sub_(largest).sub_(total.log())
@@ -88,12 +91,12 @@ class _TokenLogprobs(torch.autograd.Function):
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         scale = (grads[0] / ctx.temperature).to(total.dtype)
         factor = -scale / total
-        parts = _vocab_slices(hidden, weight)
+        parts = _split_vocab(hidden, weight)
         grad_weight = torch.empty_like(weight) if wants_weight else None
         grad_hidden: Tensor | None = None
         for i, part in enumerate(parts):
             logits = kept[i] if kept else softcap_(hidden @ weight[part].t(), ctx.softcap)
-            slope = softcap_slope(logits, ctx.softcap)
+            slope = compute_softcap_slope(logits, ctx.softcap)
             _logits_to_gradient(logits, ctx.temperature, largest, factor, scale, targets - part.start)
             if slope is not None:
                 logits.mul_(slope)
@@ -102,6 +105,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if wants_hidden:
                 share = logits @ weight[part]
                 if len(parts) > 1:
+                    # Rounding every partial sum to bfloat16 would accumulate an error.
                     share = share.to(total.dtype)
                 grad_hidden = share if grad_hidden is None else grad_hidden.add_(share)
         return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, None, None, None, None
@@ -112,12 +116,12 @@ def softcap_(logits: Tensor, softcap: float | None) -> Tensor:
     return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
-def softcap_slope(logits: Tensor, softcap: float | None) -> Tensor | None:
+def compute_softcap_slope(logits: Tensor, softcap: float | None) -> Tensor | None:
     """Return the derivative of capped logits with respect to the uncapped ones."""
     return None if softcap is None else (logits / softcap).square_().neg_().add_(1.0)
 
 
-def _vocab_slices(hidden: Tensor, weight: Tensor) -> list[slice]:
+def _split_vocab(hidden: Tensor, weight: Tensor) -> list[slice]:
     """Split the vocabulary into slices of as many entries as `CHUNK_ELEMENTS` allows."""
     size = max(CHUNK_ELEMENTS // max(len(hidden), 1), 1)
     return [slice(start, min(start + size, len(weight))) for start in range(0, len(weight), size)]
@@ -127,12 +131,13 @@ def _update_logsumexp(logits: Tensor, temperature: float, largest: Tensor, total
     """Update each prediction's largest logit [M] and sum of exponentials [M] with logits [M, n] of more vocabulary
     entries.
     """
-    library = _native_for(logits)
+    library = _get_native_library(logits)
     if library is not None:
         library.call("softmax_sums", logits, 1.0 / temperature, largest, total, *logits.shape)
         return
     for rows, block in split_into_blocks(logits, 0):
-        scaled = scaled_logits(block, temperature, total.dtype)
+        scaled = compute_scaled_logits(block, temperature, total.dtype)
+        # Online softmax (arXiv 1805.02867): earlier sums are rescaled to the new maximum.
         top = torch.maximum(largest[rows], scaled.amax(dim=1))
         total[rows] *= (largest[rows] - top).exp_()
         total[rows] += scaled.sub_(top[:, None]).exp_().sum(dim=1)
@@ -142,22 +147,24 @@ def _update_logsumexp(logits: Tensor, temperature: float, largest: Tensor, total
 def _logits_to_gradient(
     logits: Tensor, temperature: float, largest: Tensor, factor: Tensor, scale: Tensor, local: Tensor
 ) -> None:
-    """Overwrite logits [M, n] with exp(z - largest) factor, plus `scale` at column `local` where the slice contains
-    it.
+    """Replace logits [M, n] of n vocabulary entries by their gradient, in place.
+
+    The gradient is `factor` * exp(logits / temperature - largest), plus `scale` in the target's column `local` (if it
+    is one of the n columns).
     """
-    library = _native_for(logits)
+    library = _get_native_library(logits)
     if library is not None:
         library.call("softmax_gradient", logits, 1.0 / temperature, largest, factor, scale, local, *logits.shape)
         return
     extra = torch.where((local >= 0) & (local < logits.shape[1]), scale, 0.0)[:, None]
     index = local.clamp(0, logits.shape[1] - 1)[:, None]
     for rows, block in split_into_blocks(logits, 0):
-        gradient = scaled_logits(block, temperature, scale.dtype).sub_(largest[rows, None]).exp_()
+        gradient = compute_scaled_logits(block, temperature, scale.dtype).sub_(largest[rows, None]).exp_()
         block.copy_(gradient.mul_(factor[rows, None]).scatter_add_(1, index[rows], extra[rows]))
 
 
-def _native_for(logits: Tensor) -> NativeLibrary | None:
-    return native() if logits.dtype == torch.bfloat16 and logits.device.type == "cpu" else None
+def _get_native_library(logits: Tensor) -> NativeLibrary | None:
+    return load_native_library() if logits.dtype == torch.bfloat16 and logits.device.type == "cpu" else None
 
 
 class ProjectionGradient:
@@ -169,7 +176,7 @@ class ProjectionGradient:
         chunk: The number of predictions in a chunk.
         wants_hidden: Whether to compute the gradient of the hidden states.
         wants_weight: Whether to compute the gradient of the projection.
-        high: The dtype in which the shares of several chunks are summed.
+        high: The dtype in which the gradients of several chunks are summed.
     """
 
     def __init__(
@@ -181,7 +188,10 @@ class ProjectionGradient:
         self._grad_weight: Tensor | None = None
 
     def add(self, part: slice, grad_logits: Tensor, slope: Tensor | None = None) -> None:
-        """Add the gradients [n, V] of a chunk, for the predictions in `part`; `slope`: see `softcap_slope`."""
+        """Add the part of a chunk, the predictions in `part`, from the logits' gradients [n, V].
+
+        `slope` is the result of `compute_softcap_slope`, by which the gradients are multiplied in place.
+        """
         if slope is not None:
             grad_logits.mul_(slope)
         if self._grad_hidden is not None:
@@ -193,23 +203,24 @@ class ProjectionGradient:
             else:
                 self._grad_weight = share.to(self._sum_dtype)
 
-    def result(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return the gradients of the hidden states and of the projection, `None` where not wanted."""
+    def get_gradients(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return the gradients of the hidden states and of the projection, `None` where not requested."""
         weight = self._grad_weight
-        if weight is None and self._wants_weight:  # without predictions: other ranks still wait for its gradient
+        if weight is None and self._wants_weight:  # without predictions: the other ranks still reduce this gradient
             weight = torch.zeros_like(self._weight)
         return self._grad_hidden, None if weight is None else weight.to(self._weight.dtype)
 
 
-def split_into_blocks(logits: Tensor, start: int, most: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+def split_into_blocks(logits: Tensor, start: int, max_elements: int | None = None) -> Iterator[tuple[slice, Tensor]]:
     """Yield a chunk's logits in blocks of rows, each with its slice of all predictions.
 
     Args:
         logits: The logits [n, V]; the first row belongs to prediction `start`.
         start: The first prediction of the chunk.
-        most: The largest number of elements in a block; by default all. Devices with a small cache use their own limit.
+        max_elements: The largest number of elements in a block; by default all. Devices with a small cache have
+            a lower limit.
     """
-    rows = len(logits) if most is None else max(most // logits.shape[1], 1)
+    rows = len(logits) if max_elements is None else max(max_elements // logits.shape[1], 1)
     if has_small_cache(logits.device):
         rows = max(CPU_BLOCK_ELEMENTS // logits.shape[1], 1)
     for first in range(0, len(logits), rows):
@@ -218,26 +229,26 @@ def split_into_blocks(logits: Tensor, start: int, most: int | None = None) -> It
 
 
 def has_small_cache(device: torch.device) -> bool:
-    """Return whether blocks of logits should fit into a processor's cache. A dry run replaces it by an accelerator's
-    answer.
+    """Return whether blocks of logits should fit into a processor's cache. A dry run replaces this function to get the
+    result of an accelerator.
     """
     return device.type == "cpu"
 
 
-def scaled_logits(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+def compute_scaled_logits(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
     """Return a copy of the logits in `dtype`, divided by the temperature."""
     scaled = logits.to(dtype, copy=True)
     return scaled if temperature == 1.0 else scaled.div_(temperature)
 
 
-def token_logprobs(
+def compute_token_logprobs(
     hidden: Tensor,
     weight: Tensor,
     targets: Tensor,
     *,
     temperature: float = 1.0,
     softcap: float | None = None,
-    words: VocabShard | None = None,
+    vocab_shard: VocabShard | None = None,
 ) -> Tensor:
     """Compute the log-prob of each target under softmax(W h / temperature).
 
@@ -247,11 +258,11 @@ def token_logprobs(
         targets: The tokens [M], int64.
         temperature: The temperature, above 0.
         softcap: The soft cap of the logits before the temperature.
-        words: The vocabulary shard of the projection, where ranks divide the vocabulary.
+        vocab_shard: The vocabulary shard of the projection; `None`: the projection has the whole vocabulary.
 
     Returns:
         The log-probs [M], float32 (float64 for a float64 model); differentiable in `hidden` and `weight`.
     """
-    result = _TokenLogprobs.apply(hidden, weight, targets, temperature, softcap, words)
+    result = _TokenLogprobs.apply(hidden, weight, targets, temperature, softcap, vocab_shard)
     assert isinstance(result, Tensor)
     return result

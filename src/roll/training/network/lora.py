@@ -12,20 +12,21 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
-from roll.config.model import LoRAConfig
+from roll.config.model import LoRAConfig, VisionConfig
 from roll.errors import ModelError, short
 from roll.models import find_routers
 from roll.registry import did_you_mean
 from roll.training.experts import find_experts
+from roll.training.network.vision_parts import build_part_finder
 
-__all__ = ["Adapter", "adapters_disabled", "add_adapters", "checkpoint_name", "find_adapters"]
+__all__ = ["Adapter", "add_adapters", "disable_adapters", "find_adapters", "get_checkpoint_name", "inject_adapters"]
 
 _NAME = "default"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Adapter:
-    """One adapted weight matrix: W + scale * B A."""
+    """The LoRA adapter of one weight matrix W, which becomes W + scale * B A."""
 
     a: str
     """The name of the parameter A [rank, inputs]."""
@@ -36,20 +37,41 @@ class Adapter:
     """Whether the layer stores its weight as [inputs, outputs]."""
 
     def merge(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """Return the full weight in float32 or better; the inputs are not changed."""
+        """Return the merged weight W + scale * B A in float32 or better; the inputs are not changed."""
         dtype = torch.promote_types(weight.dtype, torch.float32)
         delta = b.to(dtype) @ a.to(dtype)
         return weight.to(dtype) + self.scale * (delta.t() if self.transposed else delta)
 
 
-def add_adapters(model: Any, config: LoRAConfig, seed: int) -> None:
+def add_adapters(model: Any, config: LoRAConfig, seed: int, vision: VisionConfig | None = None) -> None:
     """Freeze an HF model's weights and add adapters to its linear layers, in the model's dtype.
 
-    They are initialized as in peft, but from `seed` only: equal on every rank, independently of other random draws.
+    They are initialized as in peft, but only from `seed`: equal on every rank, and independent of other random numbers.
 
     Raises:
         ModelError: `target_modules` names a module that is not a linear layer of this model, or the rank is larger than
             that of every adapted layer.
+    """
+    # Inside another module peft does not recognize the family, and does not rename the experts' weights.
+    inject_adapters(
+        model, _find_targets(model, config.target_modules, vision), config, seed, wrapped=bool(find_experts(model))
+    )
+
+
+def inject_adapters(
+    model: Any, targets: list[str] | str, config: LoRAConfig, seed: int, *, wrapped: bool = False
+) -> None:
+    """Freeze the weights of a module and add adapters to the linear layers that `targets` names for peft.
+
+    Args:
+        model: The module.
+        targets: `target_modules` of peft.
+        config: The configuration of the adapters.
+        seed: The seed of their initial weights.
+        wrapped: Whether peft gets the module inside another one, so that it does not recognize its family.
+
+    Raises:
+        ModelError: a target does not exist, or the rank is larger than that of every adapted layer.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -57,21 +79,21 @@ def add_adapters(model: Any, config: LoRAConfig, seed: int) -> None:
     widest = max((min(weight.shape) for weight in linear), default=config.rank)
     if config.rank > widest:
         raise ModelError(
-            f"model.lora.rank is {config.rank}, and no linear layer of {type(model).__name__} has a rank above "
-            f"{widest}: lower it, or leave model.lora out to train all weights"
+            f"model.lora.rank is {config.rank}, but the linear layers of {type(model).__name__} have at most rank "
+            f"{widest}: lower model.lora.rank, or remove model.lora to train all weights"
         )
     settings = LoraConfig(
         r=config.rank,
         lora_alpha=config.alpha,  # pyrefly: ignore[bad-argument-type]  # peft only divides by the rank
         lora_dropout=config.dropout,
-        target_modules=_targets(model, config.target_modules),
+        target_modules=targets,
     )
     dtype = next(model.parameters()).dtype
     try:
-        # Inside another module peft does not recognize the family, and does not rename the experts' weights.
-        inject_adapter_in_model(settings, nn.ModuleDict({"of": model}) if find_experts(model) else model, _NAME)
+        inject_adapter_in_model(settings, nn.ModuleDict({"of": model}) if wrapped else model, _NAME)
     except ValueError as error:
         raise ModelError(f"model.lora.target_modules {config.target_modules!r} cannot be used here: {error}") from error
+    # torch has one generator per process, which other roles use too; ranks must start with equal adapters.
     generator = torch.Generator().manual_seed(seed)
     for path, module in model.named_modules():
         for name, parameter in module._parameters.items():
@@ -80,27 +102,32 @@ def add_adapters(model: Any, config: LoRAConfig, seed: int) -> None:
             if parameter.is_meta:  # like the adapted weights, which are still in their files
                 module._parameters[name] = parameter = nn.Parameter(torch.zeros_like(parameter, device="cpu"))
             if ".lora_A." in path:
+                # peft's default for A; B is 0, so the model is unchanged at first.
                 nn.init.kaiming_uniform_(parameter, a=math.sqrt(5), generator=generator)
             parameter.data = parameter.data.to(dtype)
 
 
-def _targets(model: Any, named: list[str] | str) -> list[str] | str:
+def _find_targets(model: Any, named: list[str] | str, vision: VisionConfig | None = None) -> list[str] | str:
     """Return the `target_modules` for peft: linear layers of the decoder.
 
     The embeddings have no adapters: the output embedding is computed in chunks from its weight and not called as a
-    layer, and the input embedding is often tied to it. In a mixture of experts, routers have none. Experts, which are
-    stacked in one tensor, have none either: peft would rename their matrices to adapters that nothing here merges.
+    layer, and the input embedding is often tied to it. In a mixture of experts, routers and experts have no adapters
+    either. Experts are stacked in one tensor, which peft would rename, so their adapters could not be merged.
 
     Raises:
-        ModelError: a name does not match any such layer.
+        ModelError: a name does not match any linear layer of the decoder.
     """
     routers = find_routers(model)
     mixture = bool(routers) or bool(find_experts(model))
-    if named == "all-linear" and not mixture:
+    some = mixture or (vision is not None and bool(vision.freeze))
+    if named == "all-linear" and not some:
         return named
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     left = {head, *routers}
     layers = [path for path, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m not in left]
+    if vision is not None and vision.freeze:
+        find_part = build_part_finder(model)
+        layers = [layer for layer in layers if find_part(layer) not in vision.freeze]
     if named == "all-linear":
         return layers
     names = sorted({layer.rpartition(".")[2] for layer in layers})
@@ -110,23 +137,23 @@ def _targets(model: Any, named: list[str] | str) -> list[str] | str:
             more = "; experts of a mixture cannot have adapters" if mixture else ""
             raise ModelError(
                 f"model.lora.target_modules has {short(name)}, which is not a linear layer of {type(model).__name__}'s "
-                f"decoder{more}.{hint} Use some of {', '.join(names)}, or all-linear"
+                f"decoder{more}.{hint} Choose from {', '.join(names)}, or use all-linear"
             )
     if not named:
         raise ModelError(
-            f"model.lora.target_modules is empty: use some of {', '.join(names)}, use all-linear, or leave "
-            "model.lora out to train all weights"
+            f"model.lora.target_modules is empty: choose from {', '.join(names)}, use all-linear, or "
+            "remove model.lora to train all weights"
         )
-    return [layer for layer in layers if any(f".{layer}".endswith(f".{name}") for name in named)] if mixture else named
+    return [layer for layer in layers if any(f".{layer}".endswith(f".{name}") for name in named)] if some else named
 
 
 @contextlib.contextmanager
-def adapters_disabled(model: Any, *, elsewhere: bool = False) -> Iterator[None]:
+def disable_adapters(model: Any, *, elsewhere: bool = False) -> Iterator[None]:
     """Run the body with the model's adapters switched off.
 
     Args:
         model: A model with adapters.
-        elsewhere: Whether it is fine that only other parts of the model, on other ranks, have adapters.
+        elsewhere: Whether the adapters may all be in pipeline stages of other ranks.
 
     Raises:
         ValueError: the model has no adapters.
@@ -137,6 +164,7 @@ def adapters_disabled(model: Any, *, elsewhere: bool = False) -> Iterator[None]:
     if not layers and not elsewhere:
         raise ValueError("the model has no adapters to disable: load a separate reference model")
     for layer in layers:
+        # Without its adapters the policy is the reference, so no second model is loaded.
         layer.enable_adapters(False)
     try:
         yield
@@ -145,7 +173,7 @@ def adapters_disabled(model: Any, *, elsewhere: bool = False) -> Iterator[None]:
             layer.enable_adapters(True)
 
 
-def checkpoint_name(parameter_name: str) -> str:
+def get_checkpoint_name(parameter_name: str) -> str:
     """Return a parameter's name in the HF checkpoint: peft nests the original layer inside its own."""
     return parameter_name.replace(".base_layer.", ".")
 

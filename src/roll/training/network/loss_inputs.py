@@ -1,7 +1,8 @@
-"""Construction of a loss's inputs from a network's predictions and the samples' arrays."""
+"""Building of a loss's inputs from a network's predictions and the samples' arrays."""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -14,76 +15,78 @@ from roll.training.network.distributions import Predictions
 from roll.training.packing.layout import Int64Array, PackedLayout
 from roll.types import AttentionStatistics, BatchCounts, LossInputs, SequenceAttention, TrainingBatch, TrainingSample
 
-__all__ = ["loss_inputs", "teacher_top_ids"]
+__all__ = ["build_loss_inputs", "collect_teacher_top_ids"]
 
 
-def loss_inputs(
+def build_loss_inputs(
     layout: PackedLayout,
     batch: TrainingBatch,
     predicted: Predictions,
     counts: BatchCounts,
     attention: Mapping[int, AttentionStatistics] | None = None,
 ) -> LossInputs:
-    """Collect the loss tokens of a micro-batch, sequence by sequence.
+    """Build the loss inputs of a micro-batch, with its loss tokens in the order of sequences.
 
     Args:
         layout: The layout of the micro-batch, built for the tokens in the loss.
         batch: The global batch.
         predicted: The network's outputs at the layout's predictions, with gradient.
         counts: The global counts that the loss divides by.
-        attention: The attention statistics by sample index, where the loss needs them and the samples have none.
+        attention: The current attention statistics by sample index, if the loss needs them and the samples have none.
 
     Raises:
         ValueError: some samples of the batch have a column and others do not.
     """
     like = predicted.tensors[0]
-    layout, numbers = _by_sequence_first(layout, batch)
+    layout, numbers = _group_by_sequence(layout, batch)
     spans = layout.spans
     samples = [batch.samples[span.index] for span in spans]
     firsts = [samples[i] for i in np.unique(numbers, return_index=True)[1]]
     lengths = np.array([len(span.token_index) for span in spans])
-    chosen = _in_order_of_tokens(predicted, layout, like.device)
+    chosen = _sort_by_token(predicted, layout, like.device)
     expert = np.repeat([s.expert for s in samples], lengths)  # on the host, to avoid a device sync
     units = np.unique([s.unit for s in firsts], return_inverse=True)[1]
-    old = None if chosen.logprobs is None else _old_logprobs(chosen.logprobs.detach(), samples, layout)
+    old = None if chosen.logprobs is None else _gather_old_logprobs(chosen.logprobs.detach(), samples, layout)
+    gather = functools.partial(_gather_column, batch=batch, layout=layout, like=like)
+    preferred = [s.preferred for s in batch.samples]
     return LossInputs(
         unit_ids=torch.from_numpy(units).to(like.device),
         logprobs=chosen.logprobs,
         old_logprobs=old,
-        behavior_logprobs=None if old is None else _behavior_logprobs(old, samples, layout),
-        rollout_logprobs=_column("rollout_logprobs", batch, layout, like),
-        advantages=_column("advantages", batch, layout, like),
+        behavior_logprobs=None if old is None else _gather_behavior_logprobs(old, samples, layout),
+        rollout_logprobs=gather("rollout_logprobs"),
+        advantages=gather("advantages"),
         sequence_ids=torch.from_numpy(np.repeat(numbers, lengths)).to(like.device),
-        sequence_lengths=_sequence_lengths(batch, layout, firsts).to(like),
+        sequence_lengths=_compute_sequence_lengths(batch, layout, firsts).to(like),
         **asdict(counts),
         max_lengths=torch.tensor([s.max_length for s in firsts], device=like.device, dtype=like.dtype),
-        chunk_ids=_chunk_ids(samples, layout, like.device),
-        ref_logprobs=_column("ref_logprobs", batch, layout, like),
+        chunk_ids=_number_chunks(samples, layout, like.device),
+        ref_logprobs=gather("ref_logprobs"),
         expert=torch.from_numpy(expert).to(like.device) if expert.any() else None,
         entropy=chosen.entropy,
-        entropy_mask=_entropy_mask(samples, layout, like.device),
+        entropy_mask=_gather_entropy_mask(samples, layout, like.device),
         full_kl=chosen.full_kl,
-        attention=_attention(samples, layout, attention),
+        attention=_gather_attention(samples, layout, attention),
         values=chosen.values,
-        old_values=None if chosen.values is None else _column("old_values", batch, layout, like, of_experts=False),
-        returns=None if chosen.values is None else _column("returns", batch, layout, like, of_experts=False),
-        preferred=_by_sequence([s.preferred for s in batch.samples], "preferred", firsts, like.device, torch.bool),
-        targets=_by_sequence([s.target for s in batch.samples], "target", firsts, like.device, like.dtype),
-        teacher_logprobs=_column("teacher_logprobs", batch, layout, like),
+        old_values=None if chosen.values is None else gather("old_values", of_experts=False),
+        returns=None if chosen.values is None else gather("returns", of_experts=False),
+        preferred=_gather_by_sequence(preferred, "preferred", firsts, like.device, torch.bool),
+        targets=_gather_by_sequence([s.target for s in batch.samples], "target", firsts, like.device, like.dtype),
+        teacher_logprobs=gather("teacher_logprobs"),
         divergence=chosen.divergence,
-        teacher_top_logprobs=None if chosen.top_logprobs is None else _teacher_top(batch, layout, like),
+        teacher_top_logprobs=None if chosen.top_logprobs is None else _gather_teacher_top(batch, layout, like),
         top_logprobs=chosen.top_logprobs,
     )
 
 
-def _in_order_of_tokens(predicted: Predictions, layout: PackedLayout, device: torch.device) -> Predictions:
-    """Return the predictions [N] of each loss token, sequence by sequence."""
+def _sort_by_token(predicted: Predictions, layout: PackedLayout, device: torch.device) -> Predictions:
+    """Return the network's outputs at each loss token [N], in the order of the layout's spans."""
     order = torch.from_numpy(np.concatenate([span.prediction_index for span in layout.spans])).to(device)
     return Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
 
 
-def _by_sequence_first(layout: PackedLayout, batch: TrainingBatch) -> tuple[PackedLayout, Int64Array]:
-    """Return the layout with the samples of a sequence adjacent, and the sequence number [n] of each sample."""
+def _group_by_sequence(layout: PackedLayout, batch: TrainingBatch) -> tuple[PackedLayout, Int64Array]:
+    """Return the layout with the spans of each sequence adjacent, and the sequence number [n] of each span."""
     names = [batch.samples[span.index].sequence or span.index for span in layout.spans]
     known: dict[str | int, int] = {}
     numbers = np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)
@@ -93,8 +96,8 @@ def _by_sequence_first(layout: PackedLayout, batch: TrainingBatch) -> tuple[Pack
     return replace(layout, spans=tuple(layout.spans[i] for i in order)), numbers[order]
 
 
-def _sequence_lengths(batch: TrainingBatch, layout: PackedLayout, firsts: Sequence[TrainingSample]) -> Tensor:
-    """Return the number of loss tokens [S] of each sequence, over all of its samples in the batch."""
+def _compute_sequence_lengths(batch: TrainingBatch, layout: PackedLayout, firsts: Sequence[TrainingSample]) -> Tensor:
+    """Return the number of loss tokens [S] of each sequence, summed over its samples in the whole batch."""
     if len(firsts) == len(layout.spans) and not any(s.sequence for s in firsts):
         return torch.tensor([len(span.token_index) for span in layout.spans])
     counts: Counter[str] = Counter()
@@ -103,7 +106,7 @@ def _sequence_lengths(batch: TrainingBatch, layout: PackedLayout, firsts: Sequen
     return torch.tensor([counts[s.sequence] if s.sequence else int(s.loss_mask.sum()) for s in firsts])
 
 
-def teacher_top_ids(layout: PackedLayout, batch: TrainingBatch) -> Int64Array:
+def collect_teacher_top_ids(layout: PackedLayout, batch: TrainingBatch) -> Int64Array:
     """Return the teacher's top-k tokens [M, k] at every prediction of a micro-batch.
 
     Raises:
@@ -112,7 +115,7 @@ def teacher_top_ids(layout: PackedLayout, batch: TrainingBatch) -> Int64Array:
     tops = [s.teacher_top for s in batch.samples if s.loss_mask.any()]
     sizes = {None if top is None else top.token_ids.shape[1] for top in tops}
     if len(sizes) != 1 or (size := sizes.pop()) is None:
-        raise ValueError("the loss needs teacher_top for every sample of the batch, with the same k")
+        raise ValueError("the loss needs teacher_top for every sample of the batch, with the same number of tokens k")
     ids = np.zeros((len(layout.rows), size), dtype=np.int64)
     for span in layout.spans:
         top = batch.samples[span.index].teacher_top
@@ -121,50 +124,52 @@ def teacher_top_ids(layout: PackedLayout, batch: TrainingBatch) -> Int64Array:
     return ids
 
 
-def _teacher_top(batch: TrainingBatch, layout: PackedLayout, like: Tensor) -> Tensor:
-    """Return the teacher's top-k log-probs [N, k]; `teacher_top_ids` has checked that every sample has them."""
+def _gather_teacher_top(batch: TrainingBatch, layout: PackedLayout, like: Tensor) -> Tensor:
+    """Return the teacher's top-k log-probs [N, k]; `collect_teacher_top_ids` has checked that every sample has them."""
     tops = [(batch.samples[span.index].teacher_top, span.token_index) for span in layout.spans]
     parts = [top.logprobs[places] for top, places in tops if top is not None]
     return torch.from_numpy(np.concatenate(parts)).to(like.device, like.dtype)
 
 
-def _by_sequence(
+def _gather_by_sequence(
     given: Sequence[float | None],
     name: str,
     samples: Sequence[TrainingSample],
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """Return one number per sequence, shape [S]; `None` where the batch does not have it.
+    """Return the field `name` of `samples`, one per sequence, as a tensor [S].
+
+    Return `None` if all values in `given`, the values of that field in the batch, are `None`.
 
     Raises:
-        ValueError: some samples of the batch have it and others do not.
+        ValueError: some samples of the batch have the number and others do not.
     """
     if all(value is None for value in given):
         return None
     if any(value is None for value in given):
-        raise ValueError(f"some samples of the batch have {name} and others do not")
+        raise ValueError(f"some samples of the batch have {name} and others do not: set it in all samples or in none")
     return torch.tensor([getattr(s, name) for s in samples], device=device, dtype=dtype)
 
 
-def _column(
+def _gather_column(
     name: str, batch: TrainingBatch, layout: PackedLayout, like: Tensor, *, of_experts: bool = True
 ) -> Tensor | None:
-    """Return one of the samples' arrays at the loss tokens, shape [N]; `None` where the batch does not have it.
+    """Return an array of the samples at the loss tokens, shape [N]; `None` if no sample of the batch has the array.
 
     Args:
         name: The sample's field.
         batch: The global batch, so that all of its micro-batches have the column or none has it.
         layout: The layout of the micro-batch.
         like: A tensor with the device and dtype of the result.
-        of_experts: Whether expert samples must have the array too; otherwise one without it gets 0.
+        of_experts: Whether expert samples must have the array too; otherwise those without it get 0.
 
     Raises:
         ValueError: some samples have the array and others do not.
     """
     lacking = {getattr(s, name) is None for s in batch.samples if of_experts or not s.expert}
     if len(lacking) == 2:
-        raise ValueError(f"some samples of the batch have {name} and others do not")
+        raise ValueError(f"some samples of the batch have {name} and others do not: set it in all samples or in none")
     if True in lacking:
         return None
     arrays = [(getattr(batch.samples[span.index], name), span.token_index) for span in layout.spans]
@@ -172,21 +177,25 @@ def _column(
     return torch.from_numpy(np.concatenate(parts)).to(like.device, like.dtype)
 
 
-def _chunk_ids(samples: list[TrainingSample], layout: PackedLayout, device: torch.device) -> Tensor | None:
-    """Return the chunk number of each loss token, counted over all sequences."""
+def _number_chunks(samples: list[TrainingSample], layout: PackedLayout, device: torch.device) -> Tensor | None:
+    """Return the chunk number [N] of each loss token, unique over all samples; `None` if no sample has chunks."""
     if all(s.chunk_ids is None for s in samples):
         return None
     parts, total = [], 0
     for sample, span in zip(samples, layout.spans, strict=True):
-        own = sample.chunk_ids
-        ids = np.zeros(len(span.token_index), np.int64) if own is None else own[span.token_index].astype(np.int64)
+        chunk_ids = sample.chunk_ids
+        ids = (
+            np.zeros(len(span.token_index), np.int64)
+            if chunk_ids is None
+            else chunk_ids[span.token_index].astype(np.int64)
+        )
         dense = np.unique(ids, return_inverse=True)[1].reshape(-1)
         parts.append(dense + total)
         total += int(dense.max()) + 1 if len(dense) else 0
     return torch.from_numpy(np.concatenate(parts)).to(device)
 
 
-def _entropy_mask(samples: list[TrainingSample], layout: PackedLayout, device: torch.device) -> Tensor | None:
+def _gather_entropy_mask(samples: list[TrainingSample], layout: PackedLayout, device: torch.device) -> Tensor | None:
     if all(s.entropy_mask is None for s in samples):
         return None
     parts = [
@@ -196,25 +205,28 @@ def _entropy_mask(samples: list[TrainingSample], layout: PackedLayout, device: t
     return torch.from_numpy(np.concatenate(parts)).to(device)
 
 
-def _attention(
-    samples: list[TrainingSample], layout: PackedLayout, found: Mapping[int, AttentionStatistics] | None
+def _gather_attention(
+    samples: list[TrainingSample], layout: PackedLayout, current: Mapping[int, AttentionStatistics] | None
 ) -> tuple[SequenceAttention, ...] | None:
-    """Return the samples' attention statistics, or the current ones where samples have none."""
-    if found is None and all(s.attention is None for s in samples):
+    """Return the current attention statistics if given, else those of the samples; `None` if there are neither."""
+    if current is None and all(s.attention is None for s in samples):
         return None
     result = []
     for sample, span in zip(samples, layout.spans, strict=True):
-        own = sample.attention if found is None else found[span.index]
-        if own is None:
-            raise ValueError("some samples of the batch have attention and others do not")
-        result.append(SequenceAttention(own, sample.loss_mask))
+        statistics = sample.attention if current is None else current[span.index]
+        if statistics is None:
+            raise ValueError(
+                "some samples of the batch have attention and others do not: set it in all samples or in none"
+            )
+        result.append(SequenceAttention(statistics, sample.loss_mask))
     return tuple(result)
 
 
-def _old_logprobs(current: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
-    """Return the samples' old log-probs; the current ones where a sample has none: before the first update both are
-    equal.
+def _gather_old_logprobs(current: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
+    """Return the samples' old log-probs [N]. A sample without them gets the current log-probs, which are equal before
+    the first update.
     """
+    # With one update per batch a separate forward pass would compute the same numbers again.
     if all(s.old_logprobs is None for s in samples):
         return current
     parts = current.split([len(span.token_index) for span in layout.spans])
@@ -224,7 +236,7 @@ def _old_logprobs(current: Tensor, samples: list[TrainingSample], layout: Packed
     ])  # fmt: skip
 
 
-def _behavior_logprobs(old: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
+def _gather_behavior_logprobs(old: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
     """Return the samples' behavior log-probs [N], and `old` where a sample has none."""
     if all(s.behavior_logprobs is None for s in samples):
         return old
@@ -233,7 +245,8 @@ def _behavior_logprobs(old: Tensor, samples: list[TrainingSample], layout: Packe
         old.split([len(span.token_index) for span in layout.spans]), samples, layout.spans, strict=True
     ):
         if s.behavior_logprobs is not None:
-            own = torch.from_numpy(s.behavior_logprobs[span.token_index]).to(part)
-            part = torch.where(own.isnan(), part, own)
+            recorded = torch.from_numpy(s.behavior_logprobs[span.token_index]).to(part)
+            # NaN marks tokens without a recorded value.
+            part = torch.where(recorded.isnan(), part, recorded)
         parts.append(part)
     return torch.cat(parts)

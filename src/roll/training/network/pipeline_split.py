@@ -1,4 +1,4 @@
-"""Pipeline parallelism: division of a model into stages of consecutive layers, in place.
+"""Pipeline parallelism: splitting of a model into stages of consecutive layers, in place.
 
     first stage     embeddings, layers 0 … a
     later stages    layers a + 1 … b
@@ -7,8 +7,8 @@
 With `vpp`, each stage has that many model chunks: stage r of p has the chunks r, p + r, 2p + r, … Layers and parameters
 keep their names: modules of other stages are replaced by modules without weights (`model_chunks`).
 
-`roll.config.staging` decides the number of layers per part. The vocabulary projection counts as a number of layers: its
-size divided by the weights of one layer that a token is multiplied with.
+`roll.config.staging` decides the number of layers per chunk. The vocabulary projection counts as several layers: its
+size, divided by the number of weights that a token uses in one layer.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from roll.config.staging import layers_by_part
+from roll.config.staging import assign_layers
 from roll.errors import ModelError
-from roll.models import decoder_of
+from roll.models import get_decoder
 from roll.training.network.lora import Adapter, find_adapters
+from roll.training.network.media import get_model_media
 from roll.training.network.model_chunks import keep_model_chunks
 from roll.training.network.packing_check import check_stages
-from roll.training.network.weights import persistent_buffers
+from roll.training.network.weights import find_persistent_buffers
 from roll.training.parallel.pipeline import Stage
 from roll.training.parallel.tokens import TokenShare
 from roll.training.precision import MasterWeights
@@ -36,38 +37,38 @@ __all__ = ["PipelineSplit", "check_split", "reduce_tied_gradients", "split_into_
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineSplit:
-    """A rank's view of the whole model of which it has one stage."""
+    """The split of a model into stages: this rank's stage, and a description of the whole model."""
 
     stage: Stage
     dtype: torch.dtype
     """The dtype of the hidden states between stages."""
     tensors: Mapping[str, Tensor]
-    """The whole model's parameters and persistent buffers, tied ones once, in order, without data."""
+    """The whole model's parameters and persistent buffers, in order and without data; a tied weight appears once."""
     stages_of: Mapping[str, list[int]]
-    """The stages that have each weight, by name. Two stages share only tied weights: embeddings and vocabulary
-    projection."""
+    """The stages that have each weight, by name. Only tied weights (embeddings, projection) have several stages."""
     adapters: Mapping[str, Adapter]
     """The whole model's adapters, by checkpoint name."""
     layers: tuple[range, ...]
-    """The layers of this stage, by part."""
+    """The layers of this stage, by chunk."""
 
     @property
     def copies(self) -> frozenset[str]:
-        """The weights of this stage that an earlier stage also has, and counts."""
+        """The names of weights that an earlier stage has too; the gradient norm counts them only in that stage."""
         return frozenset(name for name, stages in self.stages_of.items() if self.stage.number in stages[1:])
 
     @property
     def tied(self) -> list[str]:
-        """The weights of this stage that another stage also has."""
+        """The names of weights that this stage and another one have."""
         return [name for name, stages in self.stages_of.items() if len(stages) > 1 and self.stage.number in stages]
 
-    def all_tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the whole model's tensors; those of other stages have no data."""
+    def gather_tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the whole model's tensors by name: from `own` if this stage has them, else on the meta device."""
         return {name: own.get(name, tensor) for name, tensor in self.tensors.items()}
 
     def send_to_first(self, name: str, tensor: Tensor) -> Tensor:
-        """Send a whole tensor from the stage that has it to rank 0; the result on other ranks is not meaningful.
-        Collective.
+        """Send the full weight `name` from the stage that has it to rank 0, and return it there. Collective.
+
+        The results on other ranks must not be used.
         """
         stage, owner = self.stage, self.stages_of[name][0]
         if owner and stage.with_first:
@@ -79,14 +80,19 @@ class PipelineSplit:
 
 
 def check_split(network: Any, stage: Stage) -> None:
-    """Check that a network, whole on every rank, can be cut into the stage's number of parts.
+    """Check that a network, whole on every rank, can be split into as many chunks as all stages have.
 
     Raises:
-        ModelError: the network has fewer layers than parts, or passes more than hidden states between layers.
+        ModelError: the network has fewer layers than chunks, or passes more than hidden states between layers.
     """
-    models = [(decoder_of(model), model.get_output_embeddings()) for model in network.frozen_models]
+    models = [(get_decoder(model), model.get_output_embeddings()) for model in network.frozen_models]
     for decoder, projection in (*models, (network.decoder, network.projection)):
-        check_stages(decoder, [span.start for span in _spans(decoder, projection, stage)[1:]])
+        if get_model_media(decoder) is not None:
+            raise ModelError(
+                f"{type(decoder).__name__} reads images, and pipeline stages for its vision tower are not supported: "
+                "set training.parallel.pp to 1, and shard the model with training.parallel.tp or FSDP instead"
+            )
+        check_stages(decoder, [span.start for span in _split_layers(decoder, projection, stage)[1:]])
 
 
 def split_into_stages(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
@@ -99,63 +105,70 @@ def split_into_stages(network: Any, stage: Stage, share: TokenShare, dtype: torc
         dtype: The dtype that the network computes in.
 
     Raises:
-        ModelError: a weight would not be in any stage.
+        ModelError: a weight would be in no stage.
     """
-    whole = dict(network.root.named_parameters()) | persistent_buffers(network.root)
+    whole = dict(network.root.named_parameters()) | find_persistent_buffers(network.root)
     adapters = find_adapters(network.root) if any(".lora_" in name for name in whole) else {}
     heads = [h for h in (getattr(network, "value_head", None), getattr(network, "score", None)) if h is not None]
     for model in network.frozen_models:
-        decoder, projection = decoder_of(model), model.get_output_embeddings()
-        keep_model_chunks(model, decoder, projection, (), stage, _spans(decoder, projection, stage), share, dtype)
-    spans = _spans(network.decoder, network.projection, stage)
+        decoder, projection = get_decoder(model), model.get_output_embeddings()
+        keep_model_chunks(
+            model, decoder, projection, (), stage, _split_layers(decoder, projection, stage), share, dtype
+        )
+    spans = _split_layers(network.decoder, network.projection, stage)
     keep_model_chunks(network, network.decoder, network.projection, heads, stage, spans, share, dtype)
     if getattr(network, "routing", None) is not None:
         network.routing.clear()
-    own = dict(network.root.named_parameters()) | persistent_buffers(network.root)
-    held = [set(names) for names in stage.gather(list(own))]
+    tensors = dict(network.root.named_parameters()) | find_persistent_buffers(network.root)
+    # Only the result of the split shows which names each stage has left, so the stages exchange them.
+    held = [set(names) for names in stage.gather(list(tensors))]
     stages_of = {name: [i for i, names in enumerate(held) if name in names] for name in whole}
     if lost := [name for name, stages in stages_of.items() if not stages]:
-        raise ModelError(f"'{lost[0]}' would be in no stage of {network.architecture}: set training.parallel.pp to 1")
+        raise ModelError(
+            f"{network.architecture} cannot be split into pipeline stages: no stage would have the weight "
+            f"'{lost[0]}'; set training.parallel.pp to 1"
+        )
     network.pipeline_split = PipelineSplit(
         stage=stage,
         dtype=dtype,
-        tensors={name: _without_data(tensor) for name, tensor in whole.items()},
+        tensors={name: _to_meta(tensor) for name, tensor in whole.items()},
         stages_of=stages_of,
         adapters=adapters,
-        layers=tuple(spans[part.number] for part in stage.chunks),
+        layers=tuple(spans[chunk.number] for chunk in stage.chunks),
     )
 
 
 @torch.no_grad()
-def reduce_tied_gradients(cut: PipelineSplit, weights: MasterWeights) -> None:
+def reduce_tied_gradients(split: PipelineSplit, weights: MasterWeights) -> None:
     """Sum the gradients of tied weights over the two stages that hold them. Collective."""
-    for name in cut.tied:
+    for name in split.tied:
         if name in weights.parameters:
-            grad = weights.grad(name)
-            assert grad is not None, f"the loss did not reach {name} in stage {cut.stage.number}"
-            grad.add_(cut.stage.exchange_with_other_end(grad))
+            grad = weights.get_grad(name)
+            assert grad is not None, f"the loss did not reach {name} in stage {split.stage.number}"
+            grad.add_(split.stage.exchange_with_other_end(grad))
 
 
-def _spans(decoder: Any, projection: Any, stage: Stage) -> list[range]:
-    """Return the layers of each part of the model."""
+def _split_layers(decoder: Any, projection: Any, stage: Stage) -> list[range]:
+    """Return the layers of each chunk of the model."""
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ModelError(f"{type(decoder).__name__} cannot be split into pipeline stages: its decoder has no `layers`")
     count = stage.count * stage.num_chunks
     if len(layers) < count:
-        parts = "needs as many" if stage.num_chunks == 1 else f"x vpp {stage.num_chunks} needs {count}"
+        needed = "needs as many" if stage.num_chunks == 1 else f"x vpp {stage.num_chunks} needs {count}"
         raise ModelError(
-            f"training.parallel.pp {stage.count} {parts} decoder layers, but {type(decoder).__name__} has "
-            f"{len(layers)}: lower it"
+            f"training.parallel.pp {stage.count} {needed} decoder layers, but {type(decoder).__name__} has "
+            f"{len(layers)}: lower pp or vpp"
         )
     config = decoder.config.get_text_config()
     chosen = getattr(config, "num_experts_per_tok", None) or 1
+    # Experts are stacked in tensors of three dimensions, of which a token uses `chosen` matrices.
     used = sum(p.numel() * (chosen / len(p) if p.ndim > 2 else 1) for p in layers.parameters()) / len(layers)
     weight = 0.0 if projection is None else projection.weight.numel() / used
-    counts = layers_by_part(len(layers), stage.count, stage.num_chunks, weight)
+    counts = assign_layers(len(layers), stage.count, stage.num_chunks, weight)
     return [range(sum(counts[:i]), sum(counts[: i + 1])) for i in range(count)]
 
 
-def _without_data(tensor: Tensor) -> Tensor:
+def _to_meta(tensor: Tensor) -> Tensor:
     empty = torch.empty_like(tensor, device="meta")
     return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty

@@ -15,26 +15,29 @@ import torch
 from torch import Tensor, nn
 
 from roll.errors import ModelError
-from roll.models import decoder_of
-from roll.training.attention.packed import Observer
-from roll.training.network.distributions import Predictions, Projection, token_statistics
-from roll.training.network.divergence import teacher_divergence
-from roll.training.network.hidden_states import final_hidden_states, run_decoder
+from roll.models import get_decoder
+from roll.models.multimodal import check_media
+from roll.training.attention.packed import ATTENTION, AttentionObserver
+from roll.training.network.distributions import Predictions, Projection, compute_token_statistics
+from roll.training.network.divergence import compute_teacher_divergence
+from roll.training.network.hidden_states import compute_hidden_states, run_decoder
 from roll.training.network.logprobs import softcap_
-from roll.training.network.lora import adapters_disabled
+from roll.training.network.lora import disable_adapters
+from roll.training.network.media import build_media_sample, get_model_media
 from roll.training.network.packing_check import check_packing
 from roll.training.network.pipeline_split import PipelineSplit
 from roll.training.network.routing import find_routing
-from roll.training.network.top_logprobs import logprobs_of, topk_logprobs
-from roll.training.network.value import new_value_head, values_of
-from roll.training.packing.layout import Int64Array, PackedLayout
-from roll.training.parallel.fsdp import gather_projection, projection_dtype, regather_on_backward
-from roll.training.parallel.tensor import local_part
+from roll.training.network.top_logprobs import compute_logprobs, compute_topk_logprobs
+from roll.training.network.value import compute_values, create_value_head
+from roll.training.packing.layout import Int64Array, PackedLayout, build_layout
+from roll.training.packing.micro_batches import pack
+from roll.training.parallel.fsdp import gather_projection, get_projection_dtype, regather_on_backward
+from roll.training.parallel.tensor import get_local_part
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.training.parallel.vocab_parallel import VocabShard
-from roll.types import Needs, Output
+from roll.types import IntArray, MediaSpan, Needs, Output
 
-__all__ = ["PolicyNetwork"]
+__all__ = ["PolicyNetwork", "check_images"]
 
 _LOGIT_FACTORS = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
 """Settings with which some models multiply (1) or divide (-1) their logits."""
@@ -63,20 +66,22 @@ class PolicyNetwork(nn.Module):
         self.teachers = nn.ModuleList(teachers)
         _check_head(model, "be trained")
         self.routing = find_routing(model)
+        if reference is not None:
+            check_images(reference)
         for teacher in teachers:
             _check_head(teacher, "be a teacher")
-        self.value_head = new_value_head(model.get_output_embeddings().weight) if value_head else None
+        self.value_head = create_value_head(model.get_output_embeddings().weight) if value_head else None
         self.share: TokenShare = WHOLE
         """This rank's share of every row's tokens."""
         self.pipeline_split: PipelineSplit | None = None
-        """The cut of the model, where this rank has one stage of it."""
+        """The split of the model into pipeline stages, if there are several."""
 
     def forward(
         self,
         layout: PackedLayout,
         temperature: float,
         needs: Needs,
-        observer: Observer | None = None,
+        observer: AttentionObserver | None = None,
         top: Int64Array | int | None = None,
     ) -> Predictions:
         """Compute the log-probs [M] of the layout's predictions, float32 or better, and the other outputs that are
@@ -87,36 +92,38 @@ class PolicyNetwork(nn.Module):
             temperature: The temperature of the distributions.
             needs: The outputs that a loss needs.
             observer: An observer that receives queries and keys of some layers.
-            top: Tokens [M, k] whose log-probs to compute as well, or the k of the top-k log-probs, without a gradient.
+            top: Token IDs [M, k] whose log-probs are computed too, or the k of the top-k log-probs, which have no
+                gradient.
 
         Raises:
             ValueError: the required teacher, reference or adapter is missing, or `top` exceeds the vocabulary.
         """
         if self.pipeline_split is not None and not self.pipeline_split.stage.active_chunk.is_last:
             return self._run_stage(self.pipeline_split, layout, needs)
-        found = self._own_predictions(layout, temperature, needs, observer, top)
+        found = self._compute_local_predictions(layout, temperature, needs, observer, top)
         return found.map_tensors(
             lambda tensor: regather_on_backward(self.projection, self.share.gather_predictions(tensor, layout))
         )
 
-    def _own_predictions(
+    def _compute_local_predictions(
         self,
         layout: PackedLayout,
         temperature: float,
         needs: Needs,
-        observer: Observer | None,
+        observer: AttentionObserver | None,
         top: Int64Array | int | None,
     ) -> Predictions:
         """Compute the outputs at the predictions of this rank."""
-        mine = self.share.predictions(layout)
+        mine = self.share.find_local_predictions(layout)
         targets = torch.from_numpy(layout.targets[mine]).to(self.device)
-        policy = _project(self.model, layout, observer, self.share)
+        policy = _build_projection(self.model, layout, observer, self.share)
         found = Predictions()
         if needs.divergence is not None:
-            of_teacher, other = needs.divergence.temperature or temperature, self._project_teacher(layout)
+            of_teacher, other = needs.divergence.temperature or temperature, self._build_teacher_projection(layout)
+            # A divergence needs both distributions of a token at once, so vocabulary shards are gathered.
             full, teacher = policy.gather_vocab(), other.gather_vocab()
             rows = min(len(full.weight), len(teacher.weight))  # the rest is padding: tokenizers agree
-            logprobs, distance = teacher_divergence(
+            logprobs, distance = compute_teacher_divergence(
                 full._replace(weight=full.weight[:rows]),
                 teacher._replace(weight=teacher.weight[:rows]),
                 targets.clamp(max=rows - 1),
@@ -125,72 +132,76 @@ class PolicyNetwork(nn.Module):
             )
             same = of_teacher == temperature and rows == len(full.weight)
             alike = Predictions(logprobs=logprobs if same else None, divergence=distance)
-            found = alike.map_tensors(policy.split_gradient)
+            found = alike.map_tensors(policy.divide_gradient)
         if isinstance(top, int):
-            ids, top_logprobs = topk_logprobs(policy.gather_vocab(), top, temperature=temperature)
+            ids, top_logprobs = compute_topk_logprobs(policy.gather_vocab(), top, temperature=temperature)
             found = found._replace(top_ids=ids, top_logprobs=top_logprobs)
         elif top is not None:  # the targets' log-probs come from the same logits
             full = policy.gather_vocab()
             _check_tokens(top, len(full.weight))
             ids = torch.cat([torch.from_numpy(top[mine]).to(self.device), targets[:, None]], dim=1)
-            several = policy.split_gradient(logprobs_of(full, ids, temperature=temperature))
+            several = policy.divide_gradient(compute_logprobs(full, ids, temperature=temperature))
             found = found._replace(logprobs=several[:, -1], top_logprobs=several[:, :-1])
         if found.logprobs is None or needs.entropy or needs.full_kl:
-            plain = token_statistics(
+            plain = compute_token_statistics(
                 policy,
                 targets,
                 temperature=temperature,
                 entropy=needs.entropy,
-                reference=self._project_reference(layout) if needs.full_kl else None,
+                reference=self._build_reference_projection(layout) if needs.full_kl else None,
             )
             found = found._replace(logprobs=plain.logprobs, entropy=plain.entropy, full_kl=plain.full_kl)
         if not needs.values:
             return found
-        assert self.value_head is not None, "a policy without a value head was asked for values"
-        return found._replace(values=policy.split_gradient(values_of(self.value_head, policy.hidden)))
+        assert self.value_head is not None, "the policy has no value head"
+        return found._replace(values=policy.divide_gradient(compute_values(self.value_head, policy.hidden)))
 
-    def _run_stage(self, cut: PipelineSplit, layout: PackedLayout, needs: Needs) -> Predictions:
-        """Run the models of `_own_predictions`, in the same order, on a stage before the last one."""
+    def _run_stage(self, split: PipelineSplit, layout: PackedLayout, needs: Needs) -> Predictions:
+        """Run this stage's layers of all models whose outputs `needs` requests, in the order of the last stage; return
+        the policy's hidden states.
+        """
 
         def states(model: Any, of: PackedLayout) -> Tensor:
-            return run_decoder(decoder_of(model), of, cut.stage.device, cut.dtype, share=self.share)
+            return run_decoder(get_decoder(model), of, split.stage.device, split.dtype, share=self.share)
 
+        # Each model sends hidden states to the next stage, which receives them in the order of its own calls.
         hidden = states(self.model, layout)
+        # Router replay is for the policy: a frozen model chooses its own experts.
         frozen = replace(layout, experts=None)
         with torch.no_grad():
             if needs.divergence is not None:
-                states(self._teacher(layout), frozen)
+                states(self._get_teacher(layout), frozen)
             if needs.full_kl and self.reference is not None:
                 states(self.reference, frozen)
             elif needs.full_kl:
-                with self._as_reference():
+                with self._run_as_reference():
                     states(self.model, frozen)
         return Predictions(hidden=hidden)
 
-    def _teacher(self, layout: PackedLayout) -> Any:
+    def _get_teacher(self, layout: PackedLayout) -> Any:
         if not 0 <= layout.teacher < len(self.teachers):
             raise ValueError(
-                f"a sample names teacher {layout.teacher} (counted from 0), but the number of teachers is "
+                f"a sample has teacher index {layout.teacher} (counted from 0), but the number of teachers is "
                 f"{len(self.teachers)}"
             )
         return self.teachers[layout.teacher]
 
     @torch.no_grad()
-    def _project_teacher(self, layout: PackedLayout) -> Projection:
-        return _project(self._teacher(layout), replace(layout, experts=None), share=self.share)
+    def _build_teacher_projection(self, layout: PackedLayout) -> Projection:
+        return _build_projection(self._get_teacher(layout), replace(layout, experts=None), share=self.share)
 
     @torch.no_grad()
-    def _project_reference(self, layout: PackedLayout) -> Projection:
+    def _build_reference_projection(self, layout: PackedLayout) -> Projection:
         if self.reference is not None:
-            return _project(self.reference, replace(layout, experts=None), share=self.share)
-        with self._as_reference():
-            return _project(self.model, replace(layout, experts=None), share=self.share)
+            return _build_projection(self.reference, replace(layout, experts=None), share=self.share)
+        with self._run_as_reference():
+            return _build_projection(self.model, replace(layout, experts=None), share=self.share)
 
     @contextmanager
-    def _as_reference(self) -> Iterator[None]:
-        """Run the body without adapters, and without counting its expert choices as the policy's."""
-        uncounted = nullcontext() if self.routing is None else self.routing.without_counting()
-        with adapters_disabled(self.model, elsewhere=self.pipeline_split is not None), uncounted:
+    def _run_as_reference(self) -> Iterator[None]:
+        """Run the body with the adapters switched off and without recording expert choices."""
+        uncounted = nullcontext() if self.routing is None else self.routing.pause_recording()
+        with disable_adapters(self.model, elsewhere=self.pipeline_split is not None), uncounted:
             yield
 
     @property
@@ -237,11 +248,11 @@ class PolicyNetwork(nn.Module):
     @property
     def decoder(self) -> Any:
         """The backbone, whose layers are sharded one by one."""
-        return decoder_of(self.model)
+        return get_decoder(self.model)
 
     @property
     def root(self) -> Any:
-        """The module below which parameters have the names of the HF checkpoint."""
+        """The module whose parameter names are those of the HF checkpoint."""
         return self.model
 
     @property
@@ -254,7 +265,27 @@ def _check_head(model: Any, use: str) -> None:
     head = model.get_output_embeddings()
     if head is None or getattr(head, "bias", None) is not None:
         raise ModelError(f"{type(model).__name__} cannot {use}: it needs a vocabulary projection without bias")
-    check_packing(model, _logits)
+    check_packing(model, _compute_logits)
+    check_images(model)
+
+
+def check_images(model: Any) -> None:
+    """Check that packed rows with images give the same results as the model's own forward pass.
+
+    Raises:
+        ModelError: the results differ.
+    """
+    media = get_model_media(get_decoder(model))
+    if media is None:
+        return
+
+    def run(token_ids: IntArray, spans: Sequence[MediaSpan]) -> Tensor:
+        sample = build_media_sample(media, token_ids, spans)
+        ((blocks,),) = pack([sample], max_tokens=len(token_ids), share_prefix=False, every_token=True)
+        layout = build_layout(blocks, every_token=True)
+        return compute_hidden_states(get_decoder(model), layout, model.device, model.dtype)
+
+    check_media(model, media, ATTENTION, run)
 
 
 def _check_tokens(ids: Int64Array, num_tokens: int) -> None:
@@ -265,23 +296,26 @@ def _check_tokens(ids: Int64Array, num_tokens: int) -> None:
         )
 
 
-def _project(
-    model: Any, layout: PackedLayout, observer: Observer | None = None, share: TokenShare = WHOLE
+def _build_projection(
+    model: Any, layout: PackedLayout, observer: AttentionObserver | None = None, share: TokenShare = WHOLE
 ) -> Projection:
     """Return the hidden states at this rank's predictions, and the projection to the vocabulary."""
     head, config = model.get_output_embeddings(), model.config.get_text_config()
-    device, dtype = head.weight.device, projection_dtype(head)
-    hidden = final_hidden_states(decoder_of(model), layout, device, dtype, observer, share)
+    device, dtype = head.weight.device, get_projection_dtype(head)
+    hidden = compute_hidden_states(get_decoder(model), layout, device, dtype, observer, share)
     for name, power in _LOGIT_FACTORS.items():
+        # Logits are linear in the hidden states, so a factor on one is a factor on the other.
         factor = getattr(config, name, None)
         if factor not in (None, 1):
             hidden = hidden * factor**power
-    words = None if share.tp is None else VocabShard(share.tp)
+    vocab_shard = None if share.tp is None else VocabShard(share.tp)
     hidden = gather_projection(head, hidden)
-    return Projection(hidden, local_part(head.weight), getattr(config, "final_logit_softcapping", None), words)
+    return Projection(
+        hidden, get_local_part(head.weight), getattr(config, "final_logit_softcapping", None), vocab_shard
+    )
 
 
-def _logits(model: Any, layout: PackedLayout) -> tuple[Tensor, Tensor]:
-    projected = _project(model, layout)
-    own = final_hidden_states(decoder_of(model), layout, projected.weight.device, projected.weight.dtype)
+def _compute_logits(model: Any, layout: PackedLayout) -> tuple[Tensor, Tensor]:
+    projected = _build_projection(model, layout)
+    own = compute_hidden_states(get_decoder(model), layout, projected.weight.device, projected.weight.dtype)
     return own, softcap_(projected.hidden @ projected.weight.t(), projected.softcap)

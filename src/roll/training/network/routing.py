@@ -1,12 +1,12 @@
-"""MoE routers: load balancing, and router replay of recorded choices of experts.
+"""MoE routers: load balancing, and router replay of recorded expert choices.
 
-    router ─ logits ─ the k best of them ─► experts, and weights by which their results are summed
-                       └─ or those of another forward pass, with newly computed weights
+    router ─ logits ─ top-k ─► experts, and weights by which their results are summed
+                       └─ or recorded experts, with newly computed weights
 
-Experts are chosen by comparing numbers that differ in their last digits between passes, kernels and precisions, and
-another choice is a different function. Replay makes the forward pass of an update use the experts of the pass that its
-ratio is taken against (R2 of arXiv 2512.01374), or those that the engine chose during generation (R3, arXiv
-2510.11370). Weights, and so gradients, are those of the current router.
+Router scores differ in their last digits between passes, kernels and precisions, so two passes may choose different
+experts, and then compute different functions. With replay, the forward pass of an update uses the experts of the pass
+that computed the denominator of its ratio (R2 of arXiv 2512.01374), or those that the engine chose during generation
+(R3, arXiv 2510.11370). The experts' weights, and thus the gradients, come from the current router.
 
 Choices are counted as if prefixes were not shared: a token counts once for each sample that has it. So the counts do
 not depend on packing.
@@ -24,25 +24,25 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from roll.errors import ModelError, short
-from roll.models import chosen_experts, decoder_of, find_routers
+from roll.models import find_routers, get_decoder, read_router_output
 from roll.training.memory.activation_checkpointing import is_recomputing
 from roll.training.packing.blocks import Block
 from roll.training.packing.layout import Int64Array, iter_entries
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.types import TrainingBatch, TrainingSample
 
-__all__ = ["Routing", "find_routing", "load_metrics"]
+__all__ = ["Routing", "compute_load_metrics", "find_routing"]
 
 _BIAS = "e_score_correction_bias"
 """The name of a router's buffer that is added to the scores by which experts are chosen."""
 
 
 class Routing:
-    """All routers of one model, first layer first.
+    """Records, replays and balances the expert choices of all routers of a model.
 
     Args:
         model: An HF causal language model.
-        routers: The routers of the model; see `roll.models.chosen_experts`.
+        routers: The routers of the model, in the order of layers; see `roll.models.read_router_output`.
     """
 
     def __init__(self, model: Any, routers: Sequence[Any]) -> None:
@@ -58,16 +58,17 @@ class Routing:
         self._current: Any = None
         self._counts_choices = True
         self.clear()
-        for layer in decoder_of(model).layers:
-            layer.register_forward_pre_hook(self._remember, with_kwargs=True)
+        for layer in get_decoder(model).layers:
+            # Routers do not receive the keyword arguments of a layer, so the plan is stored when the layer begins.
+            layer.register_forward_pre_hook(self._store_plan, with_kwargs=True)
         for i, router in enumerate(routers):
-            router.forward = self._router_forward(i, router, router.forward)
+            router.forward = self._build_router_forward(i, router, router.forward)
 
     @property
     def biases(self) -> list[Tensor]:
-        """The biases [E] that each layer adds to scores before the top-k, if all routers have them.
+        """The bias [E] that each router adds to its scores before the top-k; empty unless all routers have one.
 
-        They are looked up at every access, because a module that moves to another device gets new buffers.
+        Biases are looked up at every access, because a module that moves to another device gets new buffers.
         """
         return [router._buffers[_BIAS] for router in self._biased]
 
@@ -86,16 +87,17 @@ class Routing:
         """Check that the experts recorded in samples are valid choices for this model.
 
         Raises:
-            ModelError: a sample's experts do not fit; the message names the sample.
+            ModelError: a sample's experts have a wrong shape or wrong values; the message names the sample.
         """
         for sample in samples:
             if sample.experts is None:
                 continue
             wanted, has = (len(sample), self.num_layers, self.num_chosen), sample.experts.shape
             if has != wanted:
-                said = f"[tokens, layers, experts] of {list(has)}, not {list(wanted)}"
+                reason = f"their shape [tokens, layers, experts] is {list(has)}, not {list(wanted)}"
             else:
                 ordered = np.sort(sample.experts, axis=-1)
+                # -1 for all experts of a token means that the router chooses.
                 unknown = (ordered < 0).all(-1)
                 wrong = (ordered[..., 0] < 0) | (ordered[..., -1] >= self.num_experts)
                 wrong |= (ordered[..., 1:] == ordered[..., :-1]).any(-1)
@@ -104,74 +106,76 @@ class Routing:
                     continue
                 token, layer = places[0].tolist()
                 chosen = sample.experts[token, layer].tolist()
-                of_all = f"{self.num_chosen} different ones of {self.num_experts}"
-                said = f"{chosen} for token {token} in layer {layer}, not {of_all}"
+                expected = f"{self.num_chosen} different ones of {self.num_experts}"
+                reason = f"token {token} has {chosen} in layer {layer}, not {expected}"
             raise ModelError(
-                f"the experts recorded in sample {short(sample.sample_id)} cannot be replayed: {said}. The engine "
-                "that recorded them has another model, or records otherwise: set training.router_replay to old or none"
+                f"the experts recorded in sample {short(sample.sample_id)} cannot be replayed: {reason}. The engine "
+                "serves another model, or records experts in another format: set training.router_replay to old or none"
             )
 
     def clear(self) -> None:
-        """Reset the counts of expert choices."""
+        """Discard the recorded expert choices, their counts, and the sums of probabilities."""
         self._chosen: list[Tensor | None] = [None] * self.num_layers
         self._counts: list[Tensor | None] = [None] * self.num_layers
         self._shares: list[Tensor | None] = [None] * self.num_layers
 
     @contextmanager
-    def without_counting(self) -> Iterator[None]:
-        """Run the body without counting choices: its passes are of another policy, such as the reference."""
+    def pause_recording(self) -> Iterator[None]:
+        """Run the body without recording expert choices, for passes of another model such as the reference."""
         self._counts_choices = False
         try:
             yield
         finally:
             self._counts_choices = True
 
-    def metrics(self, loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict[str, float]:
-        """Return metrics of load balance over all ranks' `load`; see `load_metrics`.
+    def compute_metrics(self, loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict[str, float]:
+        """Return metrics of load balance from the loads of all ranks, and store the summed loads for `update_biases`.
 
-        `experts/aux_loss` is the auxiliary loss that was added; `experts/bias_range` the difference between a layer's
-        largest and smallest bias, averaged over layers.
+        In addition to `compute_load_metrics`: `experts/aux_loss` is the auxiliary loss that was added;
+        `experts/bias_range` is the difference between a layer's largest and smallest bias, averaged over layers.
         """
-        found = load_metrics(loads)
+        metrics = compute_load_metrics(loads)
         self._totals = np.sum([load[0] for load in loads], axis=0)
-        if found and self.aux_coefficient:
-            found["experts/aux_loss"] = self.aux_coefficient * self.num_chosen * found["experts/balance_loss"]
-        if found and self.biases:
+        if metrics and self.aux_coefficient:
+            metrics["experts/aux_loss"] = self.aux_coefficient * self.num_chosen * metrics["experts/balance_loss"]
+        if metrics and self.biases:
             ranges = [float(bias.max() - bias.min()) for bias in self.biases]
-            found["experts/bias_range"] = float(np.mean(ranges))
-        return found
+            metrics["experts/bias_range"] = float(np.mean(ranges))
+        return metrics
 
     def set_load_balancing_loss(self, loads: Sequence[tuple[Int64Array, np.ndarray]]) -> None:
         """Make later backward passes add the gradient of a batch's auxiliary loss.
 
         The loss is coefficient E sum_e f_e p_e, averaged over layers: f_e is the number of choices of expert e per
         token of the batch, p_e the mean of its probabilities (arXiv 2101.03961 eq. 4 to 6; f_e counts k choices, as in
-        `transformers`). Only p_e has a gradient. It is a sum over tokens, so every token can add its part when it
-        passes.
+        `transformers`). Only p_e has a gradient. The loss is a sum over tokens, so each micro-batch adds the part
+        of its own tokens.
 
         Args:
-            loads: The `load` of the batch on all ranks.
+            loads: The results of `gather_load` for the batch, from all ranks.
         """
         counts = np.sum([load[0] for load in loads], axis=0).astype(np.float64)
         num_tokens = np.maximum(counts.sum(1, keepdims=True) / self.num_chosen, 1)
+        # With T tokens, f_e = counts_e / T and p_e = sum_t p_te / T: d loss / d p_te = factor counts_e / T^2.
         factor = self.aux_coefficient * self.num_experts / self.num_layers
         self._slopes = torch.from_numpy(factor * counts / num_tokens**2)
 
     @torch.no_grad()
     def update_biases(self, rate: float) -> None:
-        """Move every expert's bias by `rate` towards balance after an update (arXiv 2408.15664).
+        """Raise the biases of experts with less than the mean load by `rate`, and lower those of experts with more.
 
-        The direction comes from the choices in the batch of the previous `metrics` call.
+        The loads are those of the last call to `compute_metrics` (arXiv 2408.15664).
         """
         assert self._totals is not None
         for bias, counts in zip(self.biases, self._totals, strict=True):
             bias += rate * torch.from_numpy(np.sign(counts.mean() - counts)).to(bias)
 
-    def load(self, share: TokenShare = WHOLE) -> tuple[Int64Array, np.ndarray]:
-        """Return the number of tokens per expert since `clear` [layers, E], and the sums of their probabilities.
+    def gather_load(self, share: TokenShare = WHOLE) -> tuple[Int64Array, np.ndarray]:
+        """Return the number of tokens per expert since `clear` [layers, E], and the sums of the experts' router
+        probabilities.
 
         Args:
-            share: This rank's share of the tokens; the counts are summed over all ranks of one row.
+            share: This rank's share of the tokens; the results are summed over all ranks that compute one row.
         """
         empty = torch.zeros(self.num_experts, dtype=torch.float64)
         counts, shares = (
@@ -199,13 +203,13 @@ class Routing:
                     own[: len(entries), here] = chosen[entries]
             start += block.num_tokens
 
-    def _remember(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
+    def _store_plan(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
         plan = kwargs.get("roll_plan")
         if plan is not self._current:  # another pass, perhaps through other layers
             self._chosen = [None] * self.num_layers
         self._current = plan
 
-    def _router_forward(self, i: int, router: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _build_router_forward(self, i: int, router: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             experts = getattr(self._current, "experts", None)
             output = (
@@ -213,13 +217,14 @@ class Routing:
                 if experts is None
                 else self._replay_choices(experts[:, i], plain, *args, **kwargs)
             )
-            self._count_choice(i, *chosen_experts(router, output))
+            self._record_routing(i, *read_router_output(router, output))
             return self._add_load_balancing_loss(i, router, output)
 
         return forward
 
     def _replay_choices(self, chosen: Tensor, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return a router's output when the experts [N, k] are the top-k."""
+        """Run a router with its top-k replaced by the experts `chosen` [N, k], and return its output."""
+        # The router's own code runs, so each family's normalization of weights applies to the replayed experts.
         with _ReplayMode(chosen, self.num_experts) as replay:
             output = plain(*args, **kwargs)
         if not replay.used:
@@ -230,20 +235,22 @@ class Routing:
         return output
 
     def _add_load_balancing_loss(self, i: int, router: Any, output: Any) -> Any:
-        """Return a router's output with weights whose backward pass also adds this rank's share of the auxiliary
-        gradient.
+        """Return a router's output unchanged in value, but with a backward pass that adds the gradient of this rank's
+        share of the auxiliary loss.
         """
         if self._slopes is None or not torch.is_grad_enabled():
             return output
-        logits, _ = chosen_experts(router, output)
+        logits, _ = read_router_output(router, output)
         probabilities = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         share = (self._current.uses.to(probabilities)[:, None] * probabilities).sum(0)
         place = len(output) - 2  # the weights that the experts' results are multiplied with
-        own = _WithAuxiliaryLoss.apply(output[place], share @ self._slopes[i].to(share))
+        # The gradient enters through the graph of this layer, so no loss function needs to add it.
+        own = _AuxiliaryLoss.apply(output[place], share @ self._slopes[i].to(share))
         return (*output[:place], own, *output[place + 1 :])
 
     @torch.no_grad()
-    def _count_choice(self, i: int, logits: Tensor, chosen: Tensor) -> None:
+    def _record_routing(self, i: int, logits: Tensor, chosen: Tensor) -> None:
+        """Store the experts that layer `i` chose, and add to its counts and sums of probabilities."""
         if is_recomputing() or not self._counts_choices:  # already counted in the first run, or not to be counted
             return
         self._chosen[i] = chosen
@@ -258,7 +265,7 @@ class Routing:
         self._shares[i] = shares if sums is None else sums + shares
 
 
-class _WithAuxiliaryLoss(torch.autograd.Function):
+class _AuxiliaryLoss(torch.autograd.Function):
     """Returns a tensor unchanged; its backward pass also backpropagates through a scalar that is part of the loss."""
 
     @staticmethod
@@ -272,7 +279,7 @@ class _WithAuxiliaryLoss(torch.autograd.Function):
 
 
 class _ReplayMode(TorchFunctionMode):
-    """Replaces the result of a router's top-k by given experts [N, k]; -1 keeps a token's own choice."""
+    """Replaces the result of a router's top-k by given experts [N, k]; where they are -1, the router's choice stays."""
 
     def __init__(self, chosen: Tensor, num_experts: int) -> None:
         super().__init__()
@@ -284,7 +291,7 @@ class _ReplayMode(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
-        if func in (torch.masked_fill, torch.Tensor.masked_fill):  # groups masked now may not have been then
+        if func in (torch.masked_fill, torch.Tensor.masked_fill):  # the recorded pass may have masked other groups
             self._unmasked = args[0]
         if func not in (torch.topk, torch.Tensor.topk) or found[1].shape != self._chosen.shape:
             return found
@@ -300,13 +307,15 @@ class _ReplayMode(TorchFunctionMode):
 
 
 def find_routing(model: Any) -> Routing | None:
-    """Return the routers of a model, or `None` if it has none that report their choices."""
+    """Return the `Routing` of a model, or `None` if the model has no routers that report their choices."""
     routers = find_routers(model)
     return Routing(model, routers) if routers else None
 
 
-def load_metrics(loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict[str, float]:
-    """Compute metrics of load balance over all ranks' tokens, averaged over layers.
+def compute_load_metrics(loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict[str, float]:
+    """Compute metrics of load balance from the `Routing.gather_load` results of all ranks, averaged over layers.
+
+    The result is empty if no tokens were routed.
 
     `experts/load_ratio` is the largest load divided by the mean load, 1 where all loads are equal;
     `experts/load_ratio_worst` is that of the worst layer. `experts/largest_share` is the share of choices of the most

@@ -12,69 +12,80 @@ from roll.training.network.distributions import Predictions
 from roll.training.packing.layout import PackedLayout
 from roll.types import AttentionStatistics, FloatArray, Output, TopLogprobs, TrainingBatch
 
-__all__ = ["collect", "collect_topk", "empty_top_logprobs", "fill_missing_outputs", "merge_outputs", "order_outputs"]
+__all__ = [
+    "collect_token_outputs",
+    "collect_topk",
+    "create_empty_top_logprobs",
+    "fill_missing_outputs",
+    "merge_outputs",
+    "order_outputs",
+]
 
 T = TypeVar("T")
 
 
-def collect(found: dict[int, FloatArray], layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -> None:
-    """Add the predictions of a micro-batch's samples to `found`, by index in the batch: [L] each, 0 where nothing is
-    predicted.
+def collect_token_outputs(
+    collected: dict[int, FloatArray], layout: PackedLayout, batch: TrainingBatch, predicted: Tensor
+) -> None:
+    """Add an array [L] of outputs per sample of a micro-batch to `collected`, by index in the batch.
+
+    The array is 0 at tokens that are not predicted.
     """
     values = predicted.detach().float().cpu().numpy()
     for span in layout.spans:
         array = np.zeros(len(batch.samples[span.index]), dtype=np.float32)
         array[span.token_index] = values[span.prediction_index]
-        found[span.index] = array
+        collected[span.index] = array
 
 
 def collect_topk(
-    found: dict[int, TopLogprobs], layout: PackedLayout, batch: TrainingBatch, predicted: Predictions
+    collected: dict[int, TopLogprobs], layout: PackedLayout, batch: TrainingBatch, predicted: Predictions
 ) -> None:
-    """Add the top-k log-probs of a micro-batch's samples to `found`; tokens outside the loss get 0."""
+    """Add the top-k log-probs of a micro-batch's samples to `collected`; tokens outside the loss get 0."""
     assert predicted.top_ids is not None and predicted.top_logprobs is not None
     ids, logprobs = predicted.top_ids.cpu().numpy(), predicted.top_logprobs.float().cpu().numpy()
     for span in layout.spans:
         sample = batch.samples[span.index]
         counted = sample.loss_mask[span.token_index]
-        top = found[span.index] = empty_top_logprobs(len(sample), ids.shape[1])
+        top = collected[span.index] = create_empty_top_logprobs(len(sample), ids.shape[1])
         places, rows = span.token_index[counted], span.prediction_index[counted]
         top.token_ids[places], top.logprobs[places] = ids[rows], logprobs[rows]
 
 
-def empty_top_logprobs(length: int, num: int) -> TopLogprobs:
+def create_empty_top_logprobs(length: int, num: int) -> TopLogprobs:
     """Return all-zero top-k log-probs for a sample without tokens in the loss."""
     zeros = np.zeros((length, num))
     return TopLogprobs(token_ids=zeros.astype(np.int32), logprobs=zeros.astype(np.float32))
 
 
 def merge_outputs(parts: Sequence[dict[int, T]]) -> dict[int, T]:
-    """Merge the results of all ranks, by the samples' index in their batch."""
+    """Merge the results of all ranks into one dictionary, by index of the sample in the batch."""
     return {index: value for part in parts for index, value in part.items()}
 
 
-def order_outputs(found: Mapping[int, Any], batch: TrainingBatch) -> list[Any]:
+def order_outputs(collected: Mapping[int, Any], batch: TrainingBatch) -> list[Any]:
     """Return the results in batch order, with zeros for samples without a result."""
-    return [found[i] if i in found else np.zeros(len(s), dtype=np.float32) for i, s in enumerate(batch.samples)]
+    return [collected[i] if i in collected else np.zeros(len(s), dtype=np.float32) for i, s in enumerate(batch.samples)]
 
 
 def fill_missing_outputs(
-    said: dict[Output, list[Any]], batch: TrainingBatch, *, every_token: bool, num_top: int | None = None
+    outputs: dict[Output, list[Any]], batch: TrainingBatch, *, every_token: bool, num_top: int | None = None
 ) -> None:
-    """Bring the zero arrays that `order_outputs` made into the form of each output, in place.
+    """Replace the zero arrays that `order_outputs` inserted by empty results in the format of each output, in place.
 
-    Values are those of tokens in the loss, also where those of every token were computed.
+    If values were computed for every token, those of tokens outside the loss become 0.
     """
-    if every_token and "values" in said:
-        said["values"] = [np.where(s.loss_mask, v, 0) for s, v in zip(batch.samples, said["values"], strict=True)]
+    if every_token and "values" in outputs:
+        outputs["values"] = [np.where(s.loss_mask, v, 0) for s, v in zip(batch.samples, outputs["values"], strict=True)]
     if num_top is not None:
-        said["top_logprobs"] = [
-            t if isinstance(t, TopLogprobs) else empty_top_logprobs(len(s), num_top)
-            for s, t in zip(batch.samples, said["top_logprobs"], strict=True)
+        outputs["top_logprobs"] = [
+            t if isinstance(t, TopLogprobs) else create_empty_top_logprobs(len(s), num_top)
+            for s, t in zip(batch.samples, outputs["top_logprobs"], strict=True)
         ]
-    if "experts" in said:
-        said["experts"] = [experts if experts.ndim == 3 else None for experts in said["experts"]]
-    if "attention" in said:
-        said["attention"] = [
-            a if isinstance(a, AttentionStatistics) else AttentionStatistics(waad=a, fai=a) for a in said["attention"]
+    if "experts" in outputs:
+        outputs["experts"] = [experts if experts.ndim == 3 else None for experts in outputs["experts"]]
+    if "attention" in outputs:
+        outputs["attention"] = [
+            a if isinstance(a, AttentionStatistics) else AttentionStatistics(waad=a, fai=a)
+            for a in outputs["attention"]
         ]

@@ -1,7 +1,7 @@
-"""Top-k log-probs: the log-probs of the top-k or of given tokens at every prediction; of given ones with a gradient.
+"""Top-k log-probs: log-probs of the k most likely tokens, or of given tokens (with a gradient), at every prediction.
 
 As in `logprobs`, predictions are computed in chunks, with the softmax in float32 (float64 for a float64 model), and
-logits are kept for the backward pass only while all of them together are small.
+logits are kept for the backward pass only if all of them fit in `KEEP_BYTES`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,21 @@ import torch
 from torch import Tensor
 
 from roll.training.network import logprobs as plain
-from roll.training.network.distributions import BLOCK_ELEMENTS, Projection, logit_chunks
+from roll.training.network.distributions import BLOCK_ELEMENTS, Projection, iter_logit_chunks
 from roll.training.network.divergence import log_softmax, recompute_log_softmax
-from roll.training.network.logprobs import ProjectionGradient, softcap_slope, split_into_blocks
+from roll.training.network.logprobs import ProjectionGradient, compute_softcap_slope, split_into_blocks
 
-__all__ = ["logprobs_of", "topk_logprobs"]
+__all__ = ["compute_logprobs", "compute_topk_logprobs"]
 
 
-class _LogprobsOf(torch.autograd.Function):
-    """Computes log-probs of tokens i_j. With gradients g_j: d loss / d z = (sum_j g_j onehot_{i_j} - p sum_j g_j) / T.
+class _SelectedLogprobs(torch.autograd.Function):
+    """Computes the log-probs of given tokens i_1, …, i_k at each prediction, under p = softmax(z / T) of the logits z.
 
-    Kept logits are overwritten with their gradients: the backward pass runs once.
+    If g_j is the gradient of the loss with respect to the log-prob of i_j, then
+
+        d loss / d z = (sum_j g_j onehot(i_j) - p sum_j g_j) / T
+
+    The backward pass overwrites stored logits with their gradients, so it can run only once.
     """
 
     @staticmethod
@@ -36,7 +40,7 @@ class _LogprobsOf(torch.autograd.Function):
         result = hidden.new_empty(ids.shape, dtype=dtype)
         norms = largest, total = [hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2)]
         kept: list[Tensor] = []
-        for part, (logits,) in logit_chunks(hidden, weight, (), chunk, (softcap, None)):
+        for part, (logits,) in iter_logit_chunks(hidden, weight, (), chunk, (softcap, None)):
             for rows, block in split_into_blocks(logits, part.start, BLOCK_ELEMENTS):
                 logp = log_softmax(block, temperature, largest[rows], total[rows])
                 result[rows] = logp.gather(1, ids[rows])
@@ -53,29 +57,30 @@ class _LogprobsOf(torch.autograd.Function):
         own = grads[0] / ctx.temperature
         sums = -own.sum(1)
         projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, total.dtype)
-        for part, (logits,) in logit_chunks(hidden, weight, (), ctx.chunk, (ctx.softcap, None), kept):
-            slope = softcap_slope(logits, ctx.softcap)
+        for part, (logits,) in iter_logit_chunks(hidden, weight, (), ctx.chunk, (ctx.softcap, None), kept):
+            slope = compute_softcap_slope(logits, ctx.softcap)
             for rows, block in split_into_blocks(
                 logits, part.start, BLOCK_ELEMENTS
             ):  # becomes the gradient of the logits
                 p = recompute_log_softmax(block, ctx.temperature, largest[rows], total[rows]).exp_()
                 block.copy_(p.mul_(sums[rows, None]).scatter_add_(1, ids[rows], own[rows]))
             projection.add(part, logits, slope)
-        return *projection.result(), None, None, None
+        return *projection.get_gradients(), None, None, None
 
 
-def logprobs_of(policy: Projection, ids: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Compute the log-probs [M, k] of tokens [M, k] int64, float32 or better; differentiable in hidden states and
-    weight.
+def compute_logprobs(policy: Projection, ids: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """Compute the log-probs [M, k] of the token IDs [M, k] (int64) in float32 or better; differentiable in hidden
+    states and weight.
     """
-    result = _LogprobsOf.apply(*policy[:2], ids, temperature, policy.softcap)
+    result = _SelectedLogprobs.apply(*policy[:2], ids, temperature, policy.softcap)
     assert isinstance(result, Tensor)
     return result
 
 
 @torch.no_grad()
-def topk_logprobs(policy: Projection, num: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return the top-k tokens [M, num] int64 at every prediction and their log-probs, descending, without a gradient.
+def compute_topk_logprobs(policy: Projection, num: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Return the top-k token IDs [M, num] (int64) of every prediction and their log-probs, descending, without a
+    gradient.
 
     Raises:
         ValueError: the vocabulary has fewer than `num` tokens.
@@ -86,7 +91,7 @@ def topk_logprobs(policy: Projection, num: int, *, temperature: float = 1.0) -> 
     dtype = torch.promote_types(hidden.dtype, torch.float32)
     ids = torch.empty(len(hidden), num, dtype=torch.int64, device=hidden.device)
     logprobs = hidden.new_empty(ids.shape, dtype=dtype)
-    for part, (logits,) in logit_chunks(
+    for part, (logits,) in iter_logit_chunks(
         hidden, weight, (), max(plain.CHUNK_ELEMENTS // weight.shape[0], 1), (softcap, None)
     ):
         for rows, block in split_into_blocks(logits, part.start, BLOCK_ELEMENTS):

@@ -9,19 +9,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from roll.errors import ModelError
+from roll.models import get_decoder
+from roll.models.multimodal import get_base_model, has_media_tower
 from roll.training.network.distributions import Predictions
-from roll.training.network.hidden_states import final_hidden_states, run_decoder
+from roll.training.network.hidden_states import compute_hidden_states, run_decoder
 from roll.training.network.pipeline_split import PipelineSplit
 from roll.training.packing.layout import PackedLayout
-from roll.training.parallel.collectives import split_gradient
-from roll.training.parallel.tensor import local_part
+from roll.training.parallel.collectives import divide_gradient
+from roll.training.parallel.tensor import get_local_part
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.types import Output
 
-__all__ = ["ValueNetwork", "new_value_head", "values_of"]
+__all__ = ["ValueNetwork", "compute_values", "create_value_head"]
 
 
-def new_value_head(projection: Tensor) -> nn.Linear:
+def create_value_head(projection: Tensor) -> nn.Linear:
     """Build a value head, initialized to 0, for the hidden states that a vocabulary projection [V, H] takes."""
     device = "cpu" if projection.is_meta else projection.device  # its own weights are not in any file
     head = nn.Linear(projection.shape[1], 1, device=device, dtype=projection.dtype)
@@ -30,11 +32,11 @@ def new_value_head(projection: Tensor) -> nn.Linear:
     return head
 
 
-def values_of(head: nn.Linear, hidden: Tensor) -> Tensor:
+def compute_values(head: nn.Linear, hidden: Tensor) -> Tensor:
     """Return the values [M] of hidden states [M, H], float32 or better."""
     dtype = torch.promote_types(head.weight.dtype, torch.float32)
-    bias = None if head.bias is None else local_part(head.bias).to(dtype)
-    return F.linear(hidden.to(dtype), local_part(head.weight).to(dtype), bias).squeeze(-1)
+    bias = None if head.bias is None else get_local_part(head.bias).to(dtype)
+    return F.linear(hidden.to(dtype), get_local_part(head.weight).to(dtype), bias).squeeze(-1)
 
 
 class ValueNetwork(nn.Module):
@@ -42,14 +44,15 @@ class ValueNetwork(nn.Module):
 
     h_t is the hidden state from which the policy would predict token t: it depends on all earlier tokens and not on t.
     The vocabulary projection is dropped; embeddings that are tied to it stay. Parameters are named as in HF's token
-    classifiers, of which this is one, without dropout.
+    classifiers; the network is one of them, without dropout. The backbone of a vision-language model includes its
+    vision tower.
 
-    The head of an HF sequence classifier is used as it is, without a bias. This is a reward model: the score of a text
-    is the value of the state after its last token. So samples have a dummy token there.
+    If the model is an HF sequence classifier, the network is a reward model: it uses the classifier's own head, without
+    a bias. The score of a sequence is the value of the state after its last token, so samples end with a dummy token.
 
     Args:
         model: An HF model loaded with the attention `roll_packed`: a causal language model, or a classifier that reads
-            a text's last state; with LoRA, the model inside the peft wrapper.
+            a sequence's last state; with LoRA, the model inside the peft wrapper.
 
     Raises:
         ModelError: the model has no vocabulary projection that the head could replace.
@@ -60,10 +63,10 @@ class ValueNetwork(nn.Module):
         self.share: TokenShare = WHOLE
         """This rank's share of every row's tokens."""
         self.pipeline_split: PipelineSplit | None = None
-        """The cut of the model, where this rank has one stage of it."""
+        """The split of the model into pipeline stages, if there are several."""
         self._backbone: str = model.base_model_prefix
         head = getattr(model, "score", None)
-        self.scores_texts = isinstance(head, nn.Linear)
+        self.is_reward_model = isinstance(head, nn.Linear)
         """Whether the network is a reward model."""
         if isinstance(head, nn.Linear):
             self.add_module(self._backbone, model.base_model)
@@ -72,8 +75,8 @@ class ValueNetwork(nn.Module):
         projection = model.get_output_embeddings()
         if projection is None:
             raise ModelError(f"{type(model).__name__} cannot be a critic: it has no vocabulary projection to replace")
-        self.add_module(self._backbone, model.get_decoder())
-        self.score = new_value_head(projection.weight)
+        self.add_module(self._backbone, get_base_model(model) if has_media_tower(model) else model.get_decoder())
+        self.score = create_value_head(projection.weight)
 
     outputs: frozenset[Output] = frozenset({"values"})
     """The outputs that the network supports."""
@@ -86,11 +89,11 @@ class ValueNetwork(nn.Module):
             stage, dtype = self.pipeline_split.stage, self.pipeline_split.dtype
             return Predictions(hidden=run_decoder(self.decoder, layout, stage.device, dtype, share=self.share))
         weight, share = self.score.weight, self.share
-        hidden = final_hidden_states(self.decoder, layout, weight.device, weight.dtype, share=share)
-        values = values_of(self.score, hidden)
+        hidden = compute_hidden_states(self.decoder, layout, weight.device, weight.dtype, share=share)
+        values = compute_values(self.score, hidden)
         return Predictions(
             values=share.gather_predictions(
-                values if share.tp is None else split_gradient(values, share.tp.size()), layout
+                values if share.tp is None else divide_gradient(values, share.tp.size()), layout
             )
         )
 
@@ -101,9 +104,21 @@ class ValueNetwork(nn.Module):
     """A critic has no frozen models."""
 
     @property
-    def decoder(self) -> Any:
-        """The backbone, whose layers are sharded one by one."""
+    def backbone(self) -> Any:
+        """The model without a head."""
         return getattr(self, self._backbone)
+
+    @property
+    def decoder(self) -> Any:
+        """The decoder, whose layers are sharded one by one: the backbone, or its part without the vision tower."""
+        return get_decoder(self.backbone) if has_media_tower(self.backbone) else self.backbone
+
+    def get_decoder(self) -> Any:
+        """Return the decoder, as models of `transformers` do."""
+        return self.decoder
+
+    def get_output_embeddings(self) -> None:
+        """Return `None`, as models of `transformers` without a vocabulary projection do."""
 
     @property
     def vocab_size(self) -> int:
@@ -112,7 +127,7 @@ class ValueNetwork(nn.Module):
 
     @property
     def root(self) -> Any:
-        """The module below which parameters have the names of the HF checkpoint."""
+        """The module whose parameter names are those of the HF checkpoint."""
         return self
 
     @property
@@ -121,5 +136,5 @@ class ValueNetwork(nn.Module):
         from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 
         texts, tokens = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
-        known: Any = (texts if self.scores_texts else tokens).get(type(self.decoder.config), type(self.decoder))
+        known: Any = (texts if self.is_reward_model else tokens).get(type(self.backbone.config), type(self.backbone))
         return known.__name__

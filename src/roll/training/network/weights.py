@@ -1,4 +1,4 @@
-"""The stream of weights that engines must hold: HF names, engine's dtype, adapters merged."""
+"""The trainer's side of a weight sync: a stream of all weights under HF names, in the engine's dtype, LoRA merged."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Shard
 
-from roll.models import changes_names, to_checkpoint_tensors
-from roll.training.memory.nf4 import find_quantized
-from roll.training.network.lora import Adapter, checkpoint_name, find_adapters
+from roll.models import has_renamed_weights, to_checkpoint_tensors
+from roll.training.memory.nf4 import find_nf4_layers
+from roll.training.network.lora import Adapter, find_adapters, get_checkpoint_name
 from roll.training.parallel.collectives import gather_on_first, uses_point_to_point
 
-__all__ = ["TrainerWeights", "adapters_of", "gather_weight", "persistent_buffers"]
+__all__ = ["TrainerWeights", "collect_adapters", "find_persistent_buffers", "gather_weight"]
 
-# It warns that gathering a tensor that is sharded twice takes two collectives.
+# PyTorch warns that gathering a tensor that is sharded in two dimensions takes two collectives.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
@@ -27,13 +27,13 @@ class TrainerWeights:
     A yielded tensor may be the trainer's own: use it before the next optimizer step, and do not write to it.
 
     Args:
-        names: The names of the model's parameters, tied ones once, and of its `persistent_buffers`, in order.
-        read: A function that returns one of them as the optimizer sees it; a DTensor under FSDP.
+        names: The names of the model's parameters, tied ones once, and of its `find_persistent_buffers`, in order.
+        read: A function that returns the tensor of a name; a DTensor under FSDP.
         adapters: The adapters to merge, by checkpoint name of the weight.
         dtype: The dtype of the engines.
         is_first: Whether this is rank 0. Iterating is collective; other ranks get `None`s.
         model: The HF model, if its weights may have other names and shapes in the checkpoint.
-        brought: A function that takes a name and this rank's result of `read`, and returns the whole tensor on rank 0.
+        fetch: A function that takes a name and this rank's result of `read`, and returns the full tensor on rank 0.
     """
 
     def __init__(
@@ -48,17 +48,17 @@ class TrainerWeights:
         fetch: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
     ) -> None:
         parts = {part for adapter in adapters.values() for part in (adapter.a, adapter.b)}
-        self._parameters = {checkpoint_name(name): name for name in names if name not in parts}
+        self._parameters = {get_checkpoint_name(name): name for name in names if name not in parts}
         self._read = read
         self._adapters = adapters
         self._dtype = dtype
         self._is_first = is_first
         self._fetch = fetch
-        self._model = model if model is not None and changes_names(model) else None
-        self._names = {name: self._names_of(name, parameter) for name, parameter in self._parameters.items()}
+        self._model = model if model is not None and has_renamed_weights(model) else None
+        self._names = {name: self._list_names(name, parameter) for name, parameter in self._parameters.items()}
 
     @classmethod
-    def of(
+    def from_network(
         cls,
         network: Any,
         *,
@@ -77,19 +77,22 @@ class TrainerWeights:
             read: A back-end's function that returns the current value of a parameter or buffer. Collective where they
                 are sharded.
         """
-        tensors, cut = dict(network.root.named_parameters()) | persistent_buffers(network.root), network.pipeline_split
-        in_4_bits = find_quantized(network.root)
-        if cut is not None:
-            tensors, more = cut.all_tensors(tensors), {"fetch": cut.send_to_first}
+        tensors, split = (
+            dict(network.root.named_parameters()) | find_persistent_buffers(network.root),
+            network.pipeline_split,
+        )
+        in_4_bits = find_nf4_layers(network.root)
+        if split is not None:
+            tensors, more = split.gather_tensors(tensors), {"fetch": split.send_to_first}
         else:
             more = {}
         return cls(
             names=[*tensors, *in_4_bits],
             read=lambda name: in_4_bits[name].weight if name in in_4_bits else read(tensors[name]),
-            adapters=adapters_of(network) if adapted else {},
+            adapters=collect_adapters(network) if adapted else {},
             dtype=dtype,
             is_first=is_first,
-            model=network.root if network.projection is not None else network.decoder,
+            model=network.root if network.projection is not None else network.backbone,
             **more,
         )
 
@@ -99,35 +102,37 @@ class TrainerWeights:
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, parameter in self._parameters.items():
-            weight = self._tensor(name, parameter)
+            weight = self._gather_tensor(name, parameter)
             if self._model is None or weight is None:
                 for own in self._names[name]:
                     yield own, weight  # type: ignore[misc]
             else:
-                found = to_checkpoint_tensors(self._model, name, weight)
+                tensors = to_checkpoint_tensors(self._model, name, weight)
                 for own in self._names[name]:
-                    yield own, found[own].contiguous()
+                    yield own, tensors[own].contiguous()
 
-    def _names_of(self, name: str, parameter: str) -> list[str]:
+    def _list_names(self, name: str, parameter: str) -> list[str]:
         if self._model is None:
             return [name]
         return list(to_checkpoint_tensors(self._model, name, torch.empty(self._read(parameter).shape, device="meta")))
 
     @torch.no_grad()
-    def _tensor(self, name: str, parameter: str) -> Tensor | None:
+    def _gather_tensor(self, name: str, parameter: str) -> Tensor | None:
         weight, adapter = self._read(parameter), self._adapters.get(name)
+        # Buffers, such as the biases of routers, keep their dtype in a checkpoint.
         dtype = self._dtype if isinstance(weight, torch.nn.Parameter) else weight.dtype
         if adapter is None:
-            weight = _gather_on_first(weight.to(dtype))  # cast before gathering: less to send and to hold
+            weight = _gather_weight_on_first(weight.to(dtype))  # cast before gathering: less to send and to hold
         else:
             weight = adapter.merge(
                 gather_weight(weight), gather_weight(self._read(adapter.a)), gather_weight(self._read(adapter.b))
             )
+        # Pipeline stages: the weight may be on another rank.
         weight = self._fetch(parameter, weight.to(dtype))
         return weight if self._is_first else None
 
 
-def adapters_of(network: Any) -> Mapping[str, Adapter]:
+def collect_adapters(network: Any) -> Mapping[str, Adapter]:
     """Return all adapters of a network's model, by checkpoint name of the weight, including those on other ranks."""
     return find_adapters(network.root) if network.pipeline_split is None else network.pipeline_split.adapters
 
@@ -137,18 +142,19 @@ def gather_weight(weight: Tensor) -> Tensor:
     return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
 
 
-def _gather_on_first(weight: Tensor) -> Tensor:
-    """Gather a parameter on rank 0, which sends the weights; with gloo the other ranks hold only their part."""
+def _gather_weight_on_first(weight: Tensor) -> Tensor:
+    """Gather a parameter on rank 0, which sends the weights to engines; with gloo, only rank 0 gets a full copy."""
     if isinstance(weight, DTensor):
         *outer, inner = weight.placements
         group = weight.device_mesh.get_group(weight.device_mesh.ndim - 1)
         rows_alone = type(inner) is Shard and inner.dim == 0 and all(placement.is_replicate() for placement in outer)
+        # `full_tensor` gives the whole weight to every rank; on hosts only rank 0 needs the memory.
         if rows_alone and uses_point_to_point(group, weight.device.type):
             return gather_on_first(weight.to_local(), weight.shape[0], group)
     return gather_weight(weight)
 
 
-def persistent_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that a checkpoint contains, such as the bias with which a router balances its experts."""
+def find_persistent_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
+    """Return the buffers that a checkpoint contains, such as the bias that balances a router's experts."""
     kept = set(model.state_dict(keep_vars=True))
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}

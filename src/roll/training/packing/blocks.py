@@ -16,19 +16,27 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from roll.types import TrainingSample, sequence_key
+from roll.types import TrainingSample, build_sequence_key
 
-__all__ = ["MIN_SHARED", "Block", "Member", "shared_blocks", "single_sample_block", "split_in_half", "split_to_budget"]
+__all__ = [
+    "MIN_SHARED",
+    "Block",
+    "Member",
+    "build_single_sample_block",
+    "group_into_blocks",
+    "split_in_half",
+    "split_to_budget",
+]
 
 MIN_SHARED = 32
-"""Smallest number of tokens worth sharing. A common prefix is computed once if it is a context (`prefix_length`), or
-longer by this number than the prefix shared already: fewer tokens save less than attention over one more segment
-costs. A prefix that ends fewer tokens after a context ends with that context."""
+"""Smallest number of tokens worth sharing. A common prefix is computed once if it is a context (`prefix_length`), or if
+it is at least this much longer than the prefix that is shared already: a shorter segment costs more in attention than
+it saves. A common prefix that is longer than a context by less than this is cut back to the context."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """A sample's part in a block."""
+    """A sample in a block."""
 
     index: int
     """The index of the sample in its batch."""
@@ -61,24 +69,24 @@ class Block:
         first = self.members[0].sample
         return first.unit, first.sample_id
 
-    def part(self, start: int, stop: int) -> Block:
-        """Return the block of some adjacent members; the path above them is computed again."""
+    def slice(self, start: int, stop: int) -> Block:
+        """Return a block of the members from `start` to `stop`, which computes their common prefix itself."""
         return Block(members=self.members[start:stop], shared=(0, *self.shared[start + 1 : stop]))
 
 
-def single_sample_block(member: Member) -> Block:
+def build_single_sample_block(member: Member) -> Block:
     """Return a block of one sample: a plain sequence."""
     return Block(members=(member,), shared=(0,))
 
 
 def split_in_half(block: Block) -> list[Block]:
-    """Split a block of several members into two."""
+    """Split a block of several members into two blocks."""
     middle = len(block.members) // 2
-    return [block.part(0, middle), block.part(middle, len(block.members))]
+    return [block.slice(0, middle), block.slice(middle, len(block.members))]
 
 
 def split_to_budget(block: Block, max_tokens: int) -> list[Block]:
-    """Cut a block over budget at its subtrees into parts that fit, if possible; each part repeats its path."""
+    """Split a block into blocks of at most `max_tokens` tokens, if possible; each of them computes its prefix."""
     sums = list(accumulate((m.num_inputs - s for m, s in zip(block.members, block.shared, strict=True)), initial=0))
 
     def num_tokens(start: int, stop: int) -> int:
@@ -96,34 +104,36 @@ def split_to_budget(block: Block, max_tokens: int) -> list[Block]:
             parts[-1] = parts[-1][0], stop
         else:
             parts.append((start, stop))
-    return [block.part(start, stop) for start, stop in parts]
+    return [block.slice(start, stop) for start, stop in parts]
 
 
-def shared_blocks(members: Sequence[Member]) -> list[Block]:
-    """Group the samples of one unit into blocks; samples of different blocks have no common prefix."""
+def group_into_blocks(members: Sequence[Member]) -> list[Block]:
+    """Group the samples of one unit (group or pair) into blocks; samples of different blocks share no prefix."""
     if len(members) == 1:
-        return [single_sample_block(members[0])]
+        return [build_single_sample_block(members[0])]
     prefixes = _Prefixes(members)
-    return [prefixes.block(tree) for tree in prefixes.children(0, len(members), 0)]
+    return [prefixes.build_block(tree) for tree in prefixes.split_into_children(0, len(members), 0)]
 
 
 class _Prefixes:
-    """Members in lexicographic order of their inputs, where a subtree is an interval: (start, stop, depth of its root).
+    """Sorts members lexicographically by their inputs, so that members with a common prefix are adjacent.
 
-    The root of several members is their common prefix; that of a single member is irrelevant.
+    A subtree of common prefixes is given by (start, stop, depth): members `start` to `stop` share the first `depth`
+    tokens. The depth of a single member is irrelevant.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
-        inputs = [(own, m) for own, m in zip(_inputs(members), members, strict=True)]
+        inputs = [(own, m) for own, m in zip(_encode_inputs(members), members, strict=True)]
+        # Keys are big-endian, so the order of bytes is the order of tokens.
         inputs.sort(key=lambda pair: pair[0].tobytes())
         self._members = [m for _, m in inputs]
         self._contexts = np.array([m.sample.prefix_length for m in self._members])
-        common = [_num_common(a, b) for (a, _), (b, _) in pairwise(inputs)]
+        common = [_compute_common_prefix_length(a, b) for (a, _), (b, _) in pairwise(inputs)]
         self._common = np.array([0, *common])
         """The number of tokens that each member has in common with the previous one."""
 
-    def block(self, tree: tuple[int, int, int]) -> Block:
-        """Return a subtree's members, depth first, with siblings in the order of their keys."""
+    def build_block(self, tree: tuple[int, int, int]) -> Block:
+        """Return a block of a subtree's members, depth first; siblings are ordered by their smallest member key."""
         members: list[Member] = []
         shared: list[int] = []
         pending = [(tree, 0)]
@@ -133,18 +143,21 @@ class _Prefixes:
                 members.append(self._members[start])
                 shared.append(before)
                 continue
-            first, *others = self.children(start, stop, depth)
+            first, *others = self.split_into_children(start, stop, depth)
             pending += [(other, depth) for other in reversed(others)]
             pending.append((first, before))
         return Block(members=tuple(members), shared=tuple(shared))
 
-    def children(self, start: int, stop: int, depth: int) -> list[tuple[int, int, int]]:
-        """Divide an interval of members that share `depth` tokens into its child subtrees."""
+    def split_into_children(self, start: int, stop: int, depth: int) -> list[tuple[int, int, int]]:
+        """Split members `start` to `stop`, which share `depth` tokens, into subtrees that share more tokens.
+
+        A member that shares no more tokens forms a subtree of its own.
+        """
         found: list[tuple[int, int, int]] = []
         pending = [(start, stop)]
         while pending:
             start, stop = pending.pop()
-            deeper = self._shared_length(start, stop, depth) if stop - start > 1 else depth
+            deeper = self._measure_shared_length(start, stop, depth) if stop - start > 1 else depth
             if stop - start == 1 or deeper > depth:
                 found.append((start, stop, deeper))
                 continue
@@ -153,9 +166,9 @@ class _Prefixes:
             pending += pairwise((start, *cuts.tolist(), stop))
         return sorted(found, key=lambda tree: min(m.key for m in self._members[tree[0] : tree[1]]))
 
-    def _shared_length(self, start: int, stop: int, depth: int) -> int:
-        """Return the number of tokens that the members of an interval share; `depth` where more is not worth a
-        segment.
+    def _measure_shared_length(self, start: int, stop: int, depth: int) -> int:
+        """Return how many tokens members `start` to `stop` should share in the row: their common prefix, or only the
+        `depth` tokens of their parent if the rest is too short for a segment of its own.
         """
         common = int(self._common[start + 1 : stop].min())
         contexts = self._contexts[start:stop]
@@ -166,28 +179,31 @@ class _Prefixes:
         return common if is_prompt or common - depth >= MIN_SHARED else depth
 
 
-def _inputs(members: Sequence[Member]) -> list[np.ndarray]:
-    """Return sortable keys that identify the members' inputs: tokens [n], with media also their contents and positions.
+def _encode_inputs(members: Sequence[Member]) -> list[np.ndarray]:
+    """Return sortable keys that identify the members' inputs: tokens [n] and, for media, their contents and positions.
 
-    Where samples have positions of their own, keys are [n, 4]: a token with other rotary positions is a different
-    input.
+    If samples have RoPE positions, keys are [n, 4]: a token with other positions is a different input.
     """
     samples = [m.sample for m in members]
     if not any(sample.media or sample.positions is not None for sample in samples):
         return [m.sample.token_ids[: m.num_inputs].astype(">u4") for m in members]
-    keys = [sequence_key(sample.token_ids, sample.media).astype(">i8") for sample in samples]
+    keys = [build_sequence_key(sample.token_ids, sample.media).astype(">i8") for sample in samples]
     if any(sample.positions is not None for sample in samples):
-        turned = [np.broadcast_to(_positions(sample), (3, len(sample))) for sample in samples]
+        turned = [np.broadcast_to(_get_positions(sample), (3, len(sample))) for sample in samples]
         keys = [np.column_stack([key, *axes]).astype(">i8") for key, axes in zip(keys, turned, strict=True)]
     return [key[: m.num_inputs] for key, m in zip(keys, members, strict=True)]
 
 
-def _positions(sample: TrainingSample) -> np.ndarray:
-    return np.arange(len(sample)) if sample.positions is None else sample.positions
+def _get_positions(sample: TrainingSample) -> np.ndarray:
+    """Return integers that are equal where RoPE positions are: the positions, or the bits of fractional ones."""
+    if sample.positions is None:
+        return np.arange(len(sample))
+    exact = np.issubdtype(sample.positions.dtype, np.integer)
+    return sample.positions if exact else sample.positions.astype(np.float32).view(np.int32)
 
 
-def _num_common(a: np.ndarray, b: np.ndarray) -> int:
-    """Return the length of the common prefix."""
+def _compute_common_prefix_length(a: np.ndarray, b: np.ndarray) -> int:
+    """Return the length of the common prefix of two arrays of keys."""
     length = min(len(a), len(b))
     differ = a[:length] != b[:length]
     differ = differ.any(axis=1) if differ.ndim > 1 else differ

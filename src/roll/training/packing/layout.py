@@ -5,8 +5,8 @@
 
 A block is a tree of *segments*: tokens that all samples of a subtree share, or that only one sample has. A segment's
 positions continue those of its parent. It attends to its ancestors and to itself; blocks do not attend to each other.
-Entry `rows[m]` of the row predicts token `targets[m]`; several samples may share such a *prediction* (of a token in a
-shared segment).
+Entry `rows[m]` of the row predicts token `targets[m]`; several samples share a *prediction* if its token is in a shared
+segment.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.training.packing.blocks import Block, Member, shared_blocks
-from roll.types import IntArray, MediaSpan, sliced_media
+from roll.training.packing.blocks import Block, Member, group_into_blocks
+from roll.types import FloatArray, IntArray, MediaSpan, slice_media
 
 __all__ = [
     "Int64Array",
@@ -28,8 +28,8 @@ __all__ = [
     "SampleSpan",
     "Segment",
     "Tree",
+    "build_idle_layout",
     "build_layout",
-    "idle_layout",
     "iter_entries",
     "pad_layout",
 ]
@@ -39,16 +39,16 @@ Int64Array = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """Adjacent tokens of the row."""
+    """A run of adjacent tokens of the packed row, with a single position in the tree of its block."""
 
     start: int
     """The first entry of the segment in the row."""
     length: int
     """The number of tokens, at least 1."""
     parent: int = -1
-    """The index of the segment that it continues, in the same tree; -1 for the root."""
+    """The index of the segment that this one continues, in the same tree; -1 for the root."""
     position: int = 0
-    """The number of tokens of its ancestors."""
+    """The number of tokens in the ancestors of the segment."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,7 +67,7 @@ class Tree:
         """The number of tokens of the block."""
         return sum(segment.length for segment in self.segments)
 
-    def contexts(self) -> list[Int64Array]:
+    def list_contexts(self) -> list[Int64Array]:
         """Return the entries of each segment's ancestors, from the root on."""
         paths: list[Int64Array] = []
         contexts: list[Int64Array] = []
@@ -76,8 +76,10 @@ class Tree:
             paths.append(np.concatenate([contexts[-1], np.arange(s.start, s.start + s.length)]))
         return contexts
 
-    def ancestor_mask(self) -> NDArray[np.bool_]:
-        """Return the mask [S, S]: whether a segment is, or descends from, another one, and thus sees it."""
+    def build_ancestor_mask(self) -> NDArray[np.bool_]:
+        """Return a mask [S, S] whose entry [i, j] is true if segment j is i or an ancestor of i, so that i attends to
+        j.
+        """
         lineage = np.eye(len(self.segments), dtype=np.bool_)
         for i, s in enumerate(self.segments):
             if s.parent >= 0:
@@ -87,7 +89,7 @@ class Tree:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleSpan:
-    """The predictions of a sample; [n] arrays."""
+    """The n predicted tokens of one sample, and the predictions of these tokens in the row."""
 
     index: int
     """The index of the sample in its batch."""
@@ -99,7 +101,7 @@ class SampleSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PackedLayout:
-    """A micro-batch, ready for the network. N tokens, M predictions."""
+    """A micro-batch as one packed row of N tokens with M predictions, the input of a network."""
 
     token_ids: Int64Array
     """The tokens [N]."""
@@ -112,18 +114,21 @@ class PackedLayout:
     """The predicted tokens [M]."""
     spans: tuple[SampleSpan, ...]
     teacher: int = 0
-    """The number of the teacher that the policy is compared with, if any."""
+    """The number of the teacher whose divergence is computed, if any."""
     num_padding: int = 0
     """The number of padding tokens at the end."""
     uses: Int64Array
-    """The number of samples that have this token with all tokens before it [N]; 0 for padding."""
+    """The number of samples that share each token [N]; 0 for padding."""
     media: tuple[MediaSpan, ...] = ()
-    """The places of media in the row; shared media appear once."""
-    rotary_ids: Int64Array | None = None
-    """The positions for the rotary embedding [N] or [3, N]; `None`: `position_ids`, which count tokens."""
+    """The spans of media in the row; shared media appear once."""
+    encodes_media: bool = False
+    """Whether a row of this micro-batch has media, on this rank or another: all ranks then run the vision tower."""
+    rotary_ids: Int64Array | FloatArray | None = None
+    """The positions for RoPE [N] or [3, N]; `None`: `position_ids`, which count tokens. They are float32 if some are
+    not integers."""
     experts: Int64Array | None = None
-    """The experts that routers must choose [N, layers, k]; -1: their own choice. Samples that share a token agree on
-    them; see `merge_replayed_experts`."""
+    """The experts that routers must choose [N, layers, k]; -1: their own choice. Samples that share a token have the
+    same experts; see `unify_replayed_experts`."""
 
     @property
     def num_tokens(self) -> int:
@@ -131,7 +136,7 @@ class PackedLayout:
         return len(self.token_ids)
 
 
-def idle_layout(*, teacher: int = 0) -> PackedLayout:
+def build_idle_layout(*, teacher: int = 0) -> PackedLayout:
     """Return the smallest micro-batch, without samples, for a rank that must take part in collectives without work."""
     zero = np.zeros(1, dtype=np.int64)
     block = Tree(segments=(Segment(start=0, length=1),))
@@ -151,12 +156,12 @@ def idle_layout(*, teacher: int = 0) -> PackedLayout:
 def build_layout(
     blocks: Iterable[Block], *, every_token: bool = False, teacher: int = 0, shared_predictions: bool = True
 ) -> PackedLayout:
-    """Lay blocks out in a row.
+    """Build the layout of a micro-batch from its blocks.
 
     Args:
         blocks: The blocks of one micro-batch, at least one.
-        every_token: Whether to predict all tokens but the first, instead of those in the loss.
-        teacher: The number of the teacher that the policy is compared with.
+        every_token: Whether to predict all tokens but the first, instead of only the tokens in the loss.
+        teacher: The number of the teacher whose divergence is computed.
         shared_predictions: Whether samples share the predictions of shared tokens; otherwise each sample has its own,
             because the requested outputs may differ.
     """
@@ -176,7 +181,7 @@ def build_layout(
         for member, shared, entries in iter_entries(block, start):
             sample = member.sample
             paths.append(entries)
-            token_index = predicted_tokens(member, every_token)
+            token_index = find_predicted_tokens(member, every_token)
             predicted = entries[token_index[token_index < member.num_inputs]] - start
             known = np.concatenate([predictions[predicted], np.full(len(token_index) - len(predicted), -1)])
             new = known < 0
@@ -191,9 +196,9 @@ def build_layout(
             experts.append(None if sample.experts is None else sample.experts[shared : member.num_inputs])
             positions.append(np.arange(shared, member.num_inputs, dtype=np.int64))
             own_start = int(entries[shared]) if shared < member.num_inputs else 0
-            media += sliced_media(sample.media, shared, member.num_inputs, own_start) if sample.media else ()
+            media += slice_media(sample.media, shared, member.num_inputs, own_start) if sample.media else ()
             rotary.append(None if sample.positions is None else sample.positions[..., shared : member.num_inputs])
-        trees.append(_tree(block, start))
+        trees.append(_build_tree(block, start))
         start += block.num_tokens
     return PackedLayout(
         token_ids=np.concatenate(tokens).astype(np.int64),
@@ -205,16 +210,17 @@ def build_layout(
         teacher=teacher,
         uses=np.bincount(np.concatenate(paths), minlength=start),
         media=tuple(media),
-        rotary_ids=_rotary(rotary, positions),
-        experts=_experts(experts, [len(own) for own in tokens]),
+        rotary_ids=_gather_rotary_ids(rotary, positions),
+        experts=_gather_experts(experts, [len(own) for own in tokens]),
     )
 
 
 def pad_layout(layout: PackedLayout, multiple: int) -> PackedLayout:
-    """Pad a layout to a number of tokens that ranks can divide, with an extra block without predictions."""
+    """Return a layout padded to a multiple of `multiple` tokens, by an extra block without predictions."""
     missing = -layout.num_tokens % multiple
     if not missing:
         return layout
+    # A separate tree: padding and sequences do not attend to each other.
     block = Tree(segments=(Segment(start=layout.num_tokens, length=missing),))
     experts = layout.experts
     if experts is not None:
@@ -226,23 +232,29 @@ def pad_layout(layout: PackedLayout, multiple: int) -> PackedLayout:
         blocks=(*layout.blocks, block),
         num_padding=layout.num_padding + missing,
         uses=np.concatenate([layout.uses, np.zeros(missing, dtype=np.int64)]),
-        rotary_ids=_rotary([layout.rotary_ids, None], [layout.position_ids, np.arange(missing)]),
+        rotary_ids=_gather_rotary_ids([layout.rotary_ids, None], [layout.position_ids, np.arange(missing)]),
         experts=experts,
     )
 
 
-def _rotary(known: Sequence[NDArray[Any] | None], counts: Sequence[Int64Array]) -> Int64Array | None:
-    """Return rotary positions [N] or [3, N] from the parts of a row; parts without their own get token counts."""
+def _gather_rotary_ids(
+    known: Sequence[NDArray[Any] | None], counts: Sequence[Int64Array]
+) -> Int64Array | FloatArray | None:
+    """Return RoPE positions [N] or [3, N] from the parts of a row; parts without RoPE positions count tokens. `None` if
+    no part has any.
+    """
     given = [own for own in known if own is not None]
     if not given:
         return None
     axes = max(own.ndim for own in given)
     parts = [count if own is None else own for own, count in zip(known, counts, strict=True)]
     wide = [np.broadcast_to(part, (3, part.shape[-1])) if axes > 1 else part for part in parts]
-    return np.concatenate(wide, axis=-1).astype(np.int64)
+    joined = np.concatenate(wide, axis=-1)
+    is_exact = all(np.issubdtype(own.dtype, np.integer) for own in given)
+    return joined.astype(np.int64) if is_exact else joined.astype(np.float32)
 
 
-def _experts(known: Sequence[IntArray | None], lengths: Sequence[int]) -> Int64Array | None:
+def _gather_experts(known: Sequence[IntArray | None], lengths: Sequence[int]) -> Int64Array | None:
     shape = next((own.shape[1:] for own in known if own is not None), None)
     if shape is None:
         return None
@@ -250,7 +262,7 @@ def _experts(known: Sequence[IntArray | None], lengths: Sequence[int]) -> Int64A
     return np.concatenate(parts).astype(np.int64)
 
 
-def predicted_tokens(member: Member, every_token: bool) -> Int64Array:
+def find_predicted_tokens(member: Member, every_token: bool) -> Int64Array:
     """Return the positions of the tokens whose log-probs are needed; never the first token, which nothing predicts."""
     if every_token:
         return np.arange(1, len(member.sample), dtype=np.int64)
@@ -258,7 +270,7 @@ def predicted_tokens(member: Member, every_token: bool) -> Int64Array:
 
 
 def iter_entries(block: Block, start: int) -> Iterator[tuple[Member, int, Int64Array]]:
-    """Yield the entries of each sample of a block that begins at entry `start`.
+    """Yield the row entries of each sample of a block whose first token is entry `start` of the row.
 
     Yields:
         The member, the number of tokens that it shares with earlier members, and the entries [num_inputs] of its
@@ -272,18 +284,18 @@ def iter_entries(block: Block, start: int) -> Iterator[tuple[Member, int, Int64A
         yield member, shared, entries
 
 
-def merge_replayed_experts(members: Sequence[Member]) -> list[Member]:
+def unify_replayed_experts(members: Sequence[Member]) -> list[Member]:
     """Make the samples of a unit agree on the experts that are replayed for shared tokens.
 
-    Rollouts of a prompt may come with different experts for its tokens, where engines computed it more than once. The
-    first sample with known experts decides, in the order of `Member.key`. It does so for all samples of the unit,
-    packed together or not, so that log-probs do not depend on packing.
+    Rollouts of a prompt may come with different experts for its tokens, if engines computed the prompt more than once.
+    The first sample with recorded experts, in the order of `Member.key`, decides for all samples of the unit, even if
+    they are not packed together. So log-probs do not depend on packing.
     """
     known = next((m.sample.experts for m in members if m.sample.experts is not None), None)
     if known is None or len(members) == 1:
         return list(members)
     agreed: dict[int, Member] = {}
-    for block in shared_blocks(members):
+    for block in group_into_blocks(members):
         own = {member.index: (member, entries) for member, _, entries in iter_entries(block, 0)}
         chosen = np.full((block.num_tokens, *known.shape[1:]), -1, known.dtype)
         for member, entries in sorted(own.values(), key=lambda pair: pair[0].key):
@@ -297,7 +309,7 @@ def merge_replayed_experts(members: Sequence[Member]) -> list[Member]:
     return [agreed[member.index] for member in members]
 
 
-def _tree(block: Block, start: int) -> Tree:
+def _build_tree(block: Block, start: int) -> Tree:
     """Build the tree of a block: a member's own tokens are one segment, cut where later members branch off."""
     starts, parents, cuts = [], [], []
     path: list[int] = []  # members whose own tokens form the sequence of the previous member

@@ -1,4 +1,4 @@
-"""Collectives with a gradient, over dimension 0 of plain tensors. Every rank's gradient is a share of the whole one.
+"""Differentiable collectives over dimension 0 of plain tensors. Each rank's gradient is a share of the whole gradient.
 
 Between hosts, gloo gathers into a second buffer as large as the result, and sums whole tensors where a rank needs only
 one part of the sum. Here ranks send the parts to each other directly: a sum sends half as much, and the second buffer
@@ -23,10 +23,10 @@ __all__ = [
     "all_to_all",
     "all_to_all_no_grad",
     "all_to_all_rows",
+    "divide_gradient",
     "gather_on_first",
     "reduce_scatter",
     "reduce_scatter_into",
-    "split_gradient",
     "uses_point_to_point",
 ]
 
@@ -39,22 +39,22 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        return _all_gather(part, group)
+        return _all_gather_no_grad(part, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _reduce_scatter(grads[0], ctx.group), None
+        return _reduce_scatter_no_grad(grads[0], ctx.group), None
 
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, share: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        return _reduce_scatter(share, group)
+        return _reduce_scatter_no_grad(share, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _all_gather(grads[0], ctx.group), None
+        return _all_gather_no_grad(grads[0], ctx.group), None
 
 
 class _AllToAll(torch.autograd.Function):
@@ -72,11 +72,11 @@ class _AllToAllRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
         ctx.sent, ctx.received, ctx.group = sent, received, group
-        return _all_to_all_rows(rows, sent, received, group)
+        return _all_to_all_rows_no_grad(rows, sent, received, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        return _all_to_all_rows(grads[0], ctx.received, ctx.sent, ctx.group), None, None, None
+        return _all_to_all_rows_no_grad(grads[0], ctx.received, ctx.sent, ctx.group), None, None, None
 
 
 class _AllGatherRows(torch.autograd.Function):
@@ -84,6 +84,7 @@ class _AllGatherRows(torch.autograd.Function):
     def forward(ctx: Any, own: Tensor, index: Tensor, size: int, group: ProcessGroup) -> Tensor:
         ctx.save_for_backward(index)
         whole = own.new_zeros(size, *own.shape[1:])
+        # Each position is set by one rank and 0 on all others, so a sum assembles the rows.
         whole[index] = own
         dist.all_reduce(whole, group=group)
         return whole
@@ -94,7 +95,7 @@ class _AllGatherRows(torch.autograd.Function):
         return grads[0].index_select(0, index), None, None, None
 
 
-class _SplitGradient(torch.autograd.Function):
+class _DivideGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, value: Tensor, count: int) -> Tensor:
         ctx.count = count
@@ -106,7 +107,7 @@ class _SplitGradient(torch.autograd.Function):
 
 
 def all_gather(part: Tensor, group: ProcessGroup) -> Tensor:
-    """Concatenate the parts [n, ...] of all ranks."""
+    """Return the parts [n, ...] of all ranks, concatenated in the order of ranks."""
     return _apply(_Gather, part, group)
 
 
@@ -133,21 +134,22 @@ def all_to_all_no_grad(parts: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def all_gather_rows(own: Tensor, index: Tensor, size: int, group: ProcessGroup) -> Tensor:
-    """Put the rows [n, ...] of all ranks at their places in [size, ...]; each place belongs to one rank.
+    """Gather the rows [n, ...] of all ranks into [size, ...], at the positions `index` [n]; each position belongs to
+    one rank.
 
-    All computation from the result is identical on every rank, and so is its gradient: a rank takes the gradient of its
-    own rows.
+    All ranks must compute the same from the result, so that its gradient is identical: each rank takes the gradient of
+    its own rows.
     """
     return _apply(_AllGatherRows, own, index, size, group)
 
 
-def split_gradient(value: Tensor, count: int) -> Tensor:
-    """Mark a value that `count` ranks compute identically, so that each rank gets its part of the gradient."""
-    return _apply(_SplitGradient, value, count)
+def divide_gradient(value: Tensor, count: int) -> Tensor:
+    """Return the value unchanged, but divide its gradient by `count`, the number of ranks that compute it."""
+    return _apply(_DivideGradient, value, count)
 
 
 def all_reduce_(value: Tensor, group: ProcessGroup, *, largest: bool = False) -> Tensor:
-    """Reduce values over all ranks to their sum (or maximum), in place, without a gradient."""
+    """Replace `value` by its sum over all ranks, or with `largest` by its maximum, in place and without a gradient."""
     dist.all_reduce(value, op=dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
     return value
 
@@ -161,12 +163,15 @@ def uses_point_to_point(group: ProcessGroup, device_type: str) -> bool:
 
 @torch.no_grad()
 def all_gather_into(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
-    """Fill `whole` with the parts of all ranks, one after the other; `part` may be a view of its place in `whole`."""
+    """Fill `whole` with the parts of all ranks, one after the other; `part` may be a view of its own slice of
+    `whole`.
+    """
     if not uses_point_to_point(group, whole.device.type):
         _GATHER(whole, part, group=group)
         return
     rank, size = group.rank(), group.size()
     parts = whole.view(size, -1)
+    # Round i sends to rank + i and receives from rank - i: each rank has one transfer in each direction at a time.
     others = [(rank + i) % size for i in range(1, size)]
     works = [dist.irecv(parts[other], group=group, group_src=other) for other in reversed(others)]
     works += [dist.isend(part, group=group, group_dst=other) for other in others]
@@ -186,6 +191,7 @@ def reduce_scatter_into(own: Tensor, share: Tensor, group: ProcessGroup, *, over
     rank, size = group.rank(), group.size()
     parts, total = share.view(size, -1), own.view(-1)
     total.copy_(parts[rank])
+    # This rank's own part has been copied to `total`, so its memory can receive.
     received = parts[rank] if overwrite else torch.empty_like(total)
     for i in range(1, size):
         to, source = (rank + i) % size, (rank - i) % size
@@ -230,19 +236,19 @@ def _apply(function: Any, *arguments: Any) -> Tensor:
     return result
 
 
-def _all_gather(part: Tensor, group: ProcessGroup) -> Tensor:
+def _all_gather_no_grad(part: Tensor, group: ProcessGroup) -> Tensor:
     whole = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
     all_gather_into(whole, part.contiguous(), group)
     return whole
 
 
-def _reduce_scatter(share: Tensor, group: ProcessGroup) -> Tensor:
+def _reduce_scatter_no_grad(share: Tensor, group: ProcessGroup) -> Tensor:
     part = share.new_empty(share.shape[0] // group.size(), *share.shape[1:])
     reduce_scatter_into(part, share.contiguous(), group)
     return part
 
 
-def _all_to_all_rows(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
+def _all_to_all_rows_no_grad(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
     result = rows.new_empty(sum(received), *rows.shape[1:])
     dist.all_to_all_single(result, rows.contiguous(), received, sent, group=group)
     return result

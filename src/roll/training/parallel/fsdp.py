@@ -32,7 +32,7 @@ from roll.training.parallel.collectives import all_gather_into, reduce_scatter_i
 __all__ = [
     "fully_shard_module",
     "gather_projection",
-    "projection_dtype",
+    "get_projection_dtype",
     "regather_on_backward",
     "reshard_after_forward",
     "set_first_backward_layer",
@@ -48,71 +48,77 @@ def fully_shard_module(
     policy: MixedPrecisionPolicy,
     dim: Callable[[nn.Parameter], Shard | None] | None = None,
 ) -> FSDPModule:
-    """Shard the weights of a module that no submodule has sharded yet; each rank's gradient is a share of the whole
-    one.
+    """Shard the weights of a module with FSDP2, except those in submodules that are sharded already.
+
+    Gradients are summed over the ranks, not averaged.
 
     Args:
         module: The module, which becomes one bucket.
         mesh: The mesh of the ranks.
-        policy: The dtypes.
-        dim: A function that returns the dimension along which a parameter is divided; by default the first.
+        policy: The dtypes of gathered weights and reduced gradients.
+        dim: A function that returns the dimension along which a parameter is sharded; by default the first.
     """
     sharded = fully_shard(module, mesh=mesh, mp_policy=policy, shard_placement_fn=dim)
+    # The gradient of each rank is a share already, so gradients are summed; FSDP would average them.
     sharded.set_gradient_divide_factor(1.0)
     sharded.set_force_sum_reduction_for_comms(True)  # gloo does not support a sum that also divides
     has_weights = sharded._get_fsdp_state()._fsdp_param_group is not None
     if has_weights and uses_point_to_point(mesh.get_group(mesh.ndim - 1), mesh.device_type):
-        sharded.set_custom_all_gather(_HostGather())
-        sharded.set_custom_reduce_scatter(_HostReduce())
+        sharded.set_custom_all_gather(_HostAllGather())
+        sharded.set_custom_reduce_scatter(_HostReduceScatter())
         sharded.set_modules_to_backward_prefetch([sharded])  # itself, which is gathered already: nothing is prefetched
         module.register_forward_pre_hook(_free_buffer)
     return sharded
 
 
 def shard_embeddings(decoder: Any, projection: Any, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
-    """Make buckets of a model's embeddings and its projection to the vocabulary, unless they are tied.
+    """Shard a model's embeddings and vocabulary projection as separate buckets, unless they are tied.
 
     Args:
         decoder: The model's decoder.
         projection: The model's projection, or `None`.
         mesh: The mesh of the ranks.
-        policy: The dtypes.
+        policy: The dtypes of gathered weights and reduced gradients.
     """
     embeddings = decoder.get_input_embeddings()
-    word_weights, head_weights = _weights(embeddings), _weights(projection)
+    word_weights, head_weights = _list_weights(embeddings), _list_weights(projection)
     if any(mine is other for mine in word_weights for other in head_weights):
         return
     if word_weights:
+        # The gradient of an embedding does not depend on its weights.
         fully_shard_module(embeddings, mesh, policy).set_unshard_in_backward(False)
     if head_weights:
         vars(projection)[_DTYPE] = policy.param_dtype
+        # FSDP gathers weights when a module is called, but log-probs use the weight without calling the projection.
         projection.forward = _add_gradient_gate
+        # The weights are used after this `forward`, which only returns its input.
         fully_shard_module(projection, mesh, policy).set_reshard_after_forward(False, recurse=False)
 
 
 def gather_projection(projection: Any, hidden: Tensor) -> Tensor:
-    """Return hidden states [M, H] at the input of the projection, whose weights are gathered from then on."""
+    """Gather the projection's weights, and return the hidden states [M, H] unchanged.
+
+    The weights stay gathered until the backward pass has computed the gradient of the hidden states.
+    """
     return projection(hidden) if _is_bucket(projection) else hidden
 
 
-def regather_on_backward(projection: Any, found: Tensor) -> Tensor:
-    """Return a network's output, whose gradient needs the projection: the weights are gathered again if they were
-    freed.
-    """
-    if _is_bucket(projection) and found.requires_grad:
-        found.register_hook(lambda _: projection.unshard())
-    return found
+def regather_on_backward(projection: Any, output: Tensor) -> Tensor:
+    """Return a network's output unchanged; its backward pass gathers the projection again if it was freed."""
+    if _is_bucket(projection) and output.requires_grad:
+        output.register_hook(lambda _: projection.unshard())
+    return output
 
 
-def projection_dtype(projection: Any) -> torch.dtype:
-    """Return the dtype of a projection's gathered weights, which its network computes in."""
+def get_projection_dtype(projection: Any) -> torch.dtype:
+    """Return the dtype of a projection's gathered weights: that in which the network computes."""
     return vars(projection).get(_DTYPE) or projection.weight.dtype
 
 
 def set_first_backward_layer(network: nn.Module, layer: nn.Module) -> None:
     """Tell FSDP which layer the next backward pass begins with.
 
-    By default FSDP gathers the layer that ran last, which is the wrong one where a rank has several parts of a model.
+    By default FSDP gathers the layer that ran last, which is the wrong layer if a rank has several model chunks.
     """
     if isinstance(network, FSDPModule) and isinstance(layer, FSDPModule):
         network.set_modules_to_backward_prefetch([layer])
@@ -128,14 +134,14 @@ def reshard_after_forward(network: nn.Module) -> None:
             module.reshard()
 
 
-class _HostGather(DefaultAllocMixin, AllGather):
+class _HostAllGather(DefaultAllocMixin, AllGather):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, async_op: bool = False
     ) -> None:
         all_gather_into(output_tensor, input_tensor, group)
 
 
-class _HostReduce(DefaultAllocMixin, ReduceScatter):
+class _HostReduceScatter(DefaultAllocMixin, ReduceScatter):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
@@ -156,5 +162,5 @@ def _add_gradient_gate(hidden: Tensor) -> Tensor:
     return hidden.clone()  # FSDP cannot distinguish a view of its input from the input
 
 
-def _weights(module: Any) -> list[nn.Parameter]:
+def _list_weights(module: Any) -> list[nn.Parameter]:
     return [] if module is None else list(module.parameters())

@@ -1,15 +1,16 @@
-"""A pipeline stage: its place among the ranks, its parts of the model, its messages.
+"""Pipeline parallelism: a stage, its model chunks, and its messages to other stages.
 
-    part 0  ─ hidden states, up ─►  part 1  ─►  …  part p - 1      of ranks 0 … p - 1, each with its chunk 0
-       ▲                                            │ around, where ranks have several parts
-       └─ part p  ─►  part p + 1  ─►  …  ◄──────────┘               chunk 1 of the same ranks
+    chunk 0  ─ hidden states, up ─►  chunk 1  ─►  …  chunk p - 1     of stages 0 … p - 1
+       ▲                                              │ around, if stages have several chunks
+       └─ chunk p  ─►  chunk p + 1  ─►  …  ◄──────────┘              of the same stages
     and gradients in the opposite direction
 
-`order` decides when a rank computes which of its parts. Rows may differ in length: every rank of a data share packs the
+`pipeline_schedule` decides in which order a rank computes its chunks. Rows may differ in length: every rank packs the
 whole batch, so all ranks know the shape of each message. A process group carries messages in one direction only, and
-two ranks receive them in the order in which they were sent. A sending stage may wait for a late one, but stages never
-wait for each other: a message waits until those of two works earlier have arrived. Hidden states do not wait if stages
-have several parts and a backward pass follows, for which they are kept anyway.
+two ranks receive them in the order in which they were sent. Before a stage sends a message, it waits until its messages
+from two actions earlier have arrived. So a stage may wait for a slower stage, but two stages never wait for each other.
+If stages have several chunks and a backward pass follows, hidden states are sent without waiting, because they are kept
+for the backward pass anyway.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from roll.errors import InfraError
-from roll.training.parallel.pipeline_schedule import Action, schedule
+from roll.training.parallel.pipeline_schedule import Action, build_schedule
 
 __all__ = ["MAX_UNRECEIVED", "ModelChunk", "PassThrough", "Stage"]
 
 MAX_UNRECEIVED = 2
-"""Number of earlier works whose messages may be unreceived. More would use memory without speed; with fewer, two
-stages could wait for each other."""
+"""Number of earlier actions whose messages may not have been received yet. More would use memory without being faster;
+with fewer, two stages could wait for each other."""
 
 
 class _InFlightMessage(NamedTuple):
@@ -40,7 +41,7 @@ class _InFlightMessage(NamedTuple):
     arrival: Any
     tensor: Tensor
     action: int
-    """The number of the work that sent it, counted from the trainer's first one."""
+    """The number of the action that sent it, counted from the trainer's first one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,30 +50,30 @@ class ModelChunk:
 
     number: int
     count: int
-    """The number of parts of the model."""
+    """The number of chunks of the model."""
 
     @property
     def is_first(self) -> bool:
-        """Whether tokens enter the model here."""
+        """Whether this is the first chunk of the model, which gets tokens."""
         return self.number == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether log-probs, values and losses are computed here."""
+        """Whether this is the last chunk of the model, which computes log-probs, values and losses."""
         return self.number == self.count - 1
 
 
 class Stage:
-    """A rank among those that a micro-batch passes through.
+    """This rank's pipeline stage, with the messages that it exchanges with other stages.
 
     Args:
-        up: The group of these ranks, first stage first, for hidden states.
-        down: The same ranks, for gradients.
+        up: The group of the ranks of all stages, first stage first, for hidden states.
+        down: A group of the same ranks, for gradients.
         device: The device of the network.
         with_first: Whether rank 0 of the trainer is among the ranks.
-        around: The same ranks, up and down, for messages between the last and the first one; given if each has several
-            parts.
-        num_chunks: The number of parts of each rank.
+        around: Two more groups of the same ranks, for hidden states and gradients between the last and the first stage;
+            needed if each stage has several chunks.
+        num_chunks: The number of chunks of each stage.
     """
 
     def __init__(
@@ -91,15 +92,15 @@ class Stage:
         self.chunks = tuple(
             ModelChunk(c * self.count + self.number, self.count * num_chunks) for c in range(num_chunks)
         )
-        """The parts of this rank, in the model's order."""
+        """The chunks of this rank, in the model's order."""
         self.active_index = 0
-        """The index of the active part."""
+        """The index of the active chunk."""
         self._up, self._down = up, down
         turn = around or (up, down)
         self._before = (self.number - 1) % self.count, *((up, down) if self.number else turn)
-        """The rank of the previous part, the group of its hidden states, and the group of gradients sent to it."""
+        """The rank of the previous chunk, the group of its hidden states, and the group of gradients sent to it."""
         self._after = (self.number + 1) % self.count, *((up, down) if self.number + 1 < self.count else turn)
-        """The rank of the next part, the group of hidden states sent to it, and the group of its gradients."""
+        """The rank of the next chunk, the group of hidden states sent to it, and the group of its gradients."""
         self._sent: dict[ProcessGroup, deque[_InFlightMessage]] = {group: deque() for group in (up, down, *turn)}
         self._in_flight: list[deque[tuple[Tensor | None, Tensor | None, int]]] = [deque() for _ in self.chunks]
         self._has_backward = False
@@ -107,27 +108,27 @@ class Stage:
         self._has_open_messages = False
         """Whether messages of a batch may be in transfer: some were sent or received, and the batch has not ended."""
         if around is not None:
-            self._connect(around)
+            self._warm_up_connections(around)
 
     @property
     def active_chunk(self) -> ModelChunk:
-        """The active part."""
+        """The chunk that the decoder computes now."""
         return self.chunks[self.active_index]
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank has the first part."""
+        """Whether this rank has the first chunk."""
         return self.chunks[0].is_first
 
     @property
     def is_last(self) -> bool:
-        """Whether this rank has the last part."""
+        """Whether this rank has the last chunk."""
         return self.chunks[-1].is_last
 
     def iter_actions(self, num: int, *, backward: bool) -> Iterator[Action]:
-        """Yield this rank's work on `num` micro-batches, each while its part is the active one.
+        """Yield this rank's actions for `num` micro-batches, in order, and activate the chunk of each.
 
-        After the last one, all sent messages have arrived.
+        After the last action, wait until all sent messages have arrived.
 
         Raises:
             InfraError: an earlier batch failed midway; its messages could be mistaken for this batch's.
@@ -140,15 +141,15 @@ class Stage:
         for in_flight in self._in_flight:
             in_flight.clear()  # a failed batch may have left some
         self._has_backward = backward
-        for work in schedule(num, self.number, self.count, self.num_chunks, backward=backward):
-            self.active_index = work.chunk
+        for action in build_schedule(num, self.number, self.count, self.num_chunks, backward=backward):
+            self.active_index = action.chunk
             self._num_actions += 1
-            yield work
+            yield action
         self._finish()
 
     def recv_states(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Receive the hidden states of the previous part, as a leaf that collects a gradient where gradients are
-        enabled.
+        """Return the hidden states received from the previous chunk, as a leaf tensor that requires a gradient if
+        gradients are enabled.
         """
         states = torch.empty(*shape, dtype=dtype, device=self.device)
         rank, up, _ = self._before
@@ -157,33 +158,36 @@ class Stage:
         return states.requires_grad_(torch.is_grad_enabled())
 
     def send_states(self, states: Tensor) -> None:
-        """Send hidden states to the next part."""
+        """Send hidden states to the next chunk."""
         rank, up, _ = self._after
+        # Waiting bounds memory. With several chunks, the backward pass keeps these states anyway.
         self._send(states.detach(), up, rank, waits=not self._has_backward or self.num_chunks == 1)
 
     def save_for_backward(self, received: Tensor | None, passed: Tensor | None) -> None:
-        """Store the input and the output of a micro-batch whose backward pass through this part is still to come."""
+        """Store a micro-batch's received and passed hidden states for its backward pass through the active chunk."""
         self._in_flight[self.active_index].append((received, passed, self._num_actions))
 
     def backward(self, loss: Tensor | None, run_backward: Callable[[Tensor], None]) -> None:
-        """Run the backward pass of the oldest micro-batch in flight in this part, and send its gradient to the
-        previous part.
+        """Run the backward pass of the oldest micro-batch in flight in the active chunk, and send the gradient of the
+        received hidden states to the previous chunk.
 
         Args:
-            loss: The loss of the micro-batch, in the last part.
-            backward: A function that runs the backward pass. Other parts call it with a scalar whose gradient is the
-                received one.
+            loss: The loss of the micro-batch, in the last chunk.
+            run_backward: A function that runs the backward pass from a scalar. The last chunk passes `loss`; other
+                chunks pass a scalar whose gradient with respect to the chunk's output is the gradient that they
+                received from the next chunk.
         """
-        received, passed, work = self._in_flight[self.active_index].popleft()
+        received, passed, action = self._in_flight[self.active_index].popleft()
         if passed is not None:
             gradient = torch.empty_like(passed, memory_format=torch.contiguous_format)
             rank, up, down = self._after
             self._has_open_messages = True
             dist.recv(gradient, group=down, group_src=rank)
-            self._wait_for_sent(up, work)  # the next rank has received it, or it could not have sent a gradient
+            self._wait_for_sent(up, action)  # the next rank has received it, or it could not have sent a gradient
+            # The back-ends take a scalar: d loss / d passed is the received gradient.
             loss = (passed * gradient).sum()
         assert loss is not None
-        if loss.requires_grad:  # adapters need not be in every part
+        if loss.requires_grad:  # adapters need not be in every chunk
             run_backward(loss)
         if received is not None:
             gradient = received.grad if received.grad is not None else torch.zeros_like(received)
@@ -191,44 +195,46 @@ class Stage:
             self._send(gradient, down, rank, waits=True)
 
     def gather(self, value: Any) -> list[Any]:
-        """Gather the plain value of every stage."""
+        """Return the Python objects of all stages, first stage first."""
         values: list[Any] = [None] * self.count
         dist.all_gather_object(values, value, group=self._up)
         return values
 
     def sum(self, value: Tensor) -> Tensor:
-        """Sum a tensor over the stages, in place."""
+        """Sum a tensor over the stages, in place, and return it."""
         dist.all_reduce(value, group=self._up)
         return value
 
     def exchange_with_other_end(self, own: Tensor) -> Tensor:
-        """Exchange tensors of the same shape between the first and the last stage; return the other one's."""
+        """Exchange tensors of the same shape between the first and the last stage; return the other stage's tensor."""
         other = torch.empty_like(own, memory_format=torch.contiguous_format)
         peer, there, back = (self.count - 1, self._up, self._down) if self.is_first else (0, self._down, self._up)
+        # Both ends send before they receive, so neither may wait for the other.
         self._send(own, there, peer, waits=False)
         dist.recv(other, group=back, group_src=peer)
         self._finish()
         return other
 
     def broadcast(self, tensor: Tensor, owner: int) -> Tensor:
-        """Broadcast the tensor of the stage `owner` to every stage, in place."""
+        """Overwrite a tensor on every stage with that of the stage `owner`, and return it."""
         dist.broadcast(tensor, group=self._up, group_src=owner)
         return tensor
 
     def send_to_first(self, tensor: Tensor) -> None:
-        """Send a tensor to the first stage, which receives it with `of`."""
+        """Send a tensor to the first stage, which receives it with `recv_from`."""
         dist.send(tensor.contiguous(), group=self._down, group_dst=0)
 
     def recv_from(self, stage: int, like: Tensor) -> Tensor:
-        """Receive a tensor shaped like `like` that another stage sends to the first one."""
+        """Return a tensor, shaped like `like`, that `stage` sent to this first stage with `send_to_first`."""
         tensor = torch.empty(like.shape, dtype=like.dtype, device=self.device)
         dist.recv(tensor, group=self._down, group_src=stage)
         return tensor
 
-    def _connect(self, around: tuple[ProcessGroup, ProcessGroup]) -> None:
-        """Exchange one message with each neighbor, because NCCL connects two ranks with their first message.
+    def _warm_up_connections(self, around: tuple[ProcessGroup, ProcessGroup]) -> None:
+        """Exchange one message with each neighbor, so that NCCL connects the ranks.
 
-        The sender waits for that connection. In the middle of an order this could deadlock.
+        NCCL connects two ranks at their first message, and the sender waits for the connection. During a schedule this
+        could deadlock.
         """
         word, first, last = torch.zeros(1, device=self.device), 0, self.count - 1
         links = [(self._up, i, i + 1) for i in range(last)] + [(self._down, i + 1, i) for i in range(last)]
@@ -250,10 +256,10 @@ class Stage:
             self._wait_for_sent(group, sent[0].action)
         sent.append(_InFlightMessage(dist.isend(tensor, group=group, group_dst=to), tensor, self._num_actions))
 
-    def _wait_for_sent(self, group: ProcessGroup, work: int) -> None:
-        """Wait until the messages of a work and of those before have arrived, and drop them."""
+    def _wait_for_sent(self, group: ProcessGroup, action: int) -> None:
+        """Wait until all messages of a group up to those of `action` have arrived, and drop them."""
         sent = self._sent[group]
-        while sent and sent[0].action <= work:
+        while sent and sent[0].action <= action:
             sent.popleft().arrival.wait()
 
 

@@ -1,14 +1,14 @@
-"""Pipeline schedules: the order of forward and backward passes of each stage's parts of the model.
+"""Pipeline schedules (1F1B, interleaved 1F1B): the order of the forward and backward passes of each stage.
 
-One part per stage, 1F1B (arXiv 1806.03377): as many micro-batches in flight as later stages, and no more.
+One model chunk per stage, 1F1B (arXiv 1806.03377): a stage runs as many forward passes ahead as there are later stages.
 
     stage 0    F0 F1 F2 B0 F3 B1 B2 B3
     stage 1       F0 F1 B0 F2 B1 F3 B2 B3
     stage 2          F0 B0 F1 B1 F2 B2 F3 B3
 
-Several parts per stage, interleaved 1F1B (arXiv 2104.04473, section 2.2): stage r of p has the parts r, p + r, 2p + r,
-…, its chunks. At the beginning and end of a step, stages wait for these smaller pieces of work, so less time is idle.
-With chunks a and b:
+Several chunks per stage, interleaved 1F1B (arXiv 2104.04473, section 2.2): stage r of p has the chunks r, p + r,
+2p + r, … of the model. At the beginning and end of a step, stages wait for these smaller pieces of work, so less time
+is idle. With chunks a and b:
 
     stage 0    Fa0 Fa1 Fb0 Fb1 Fa2 Bb0 Fa3 Bb1 Fb2 Ba0 …
     stage 1        Fa0 Fa1 Fb0 Bb0 Fb1 Bb1 Fa2 Ba0 Fa3 …
@@ -24,63 +24,65 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["Action", "bubble_fraction", "schedule", "simulate_schedules"]
+__all__ = ["Action", "build_schedule", "compute_bubble_fraction", "simulate_schedules"]
 
 
 class Action(NamedTuple):
-    """One forward or backward pass of a stage."""
+    """The forward or backward pass of one micro-batch through one chunk of a stage."""
 
     is_forward: bool
     """Whether it is a forward pass; otherwise a backward pass."""
     chunk: int
-    """The index of the part among the stage's parts."""
+    """The index of the chunk among the stage's chunks."""
     micro_batch: int
 
 
-def schedule(num: int, stage: int, num_stages: int, num_chunks: int, *, backward: bool) -> list[Action]:
-    """Return the work of a stage in its order of execution.
+def build_schedule(num: int, stage: int, num_stages: int, num_chunks: int, *, backward: bool) -> list[Action]:
+    """Return the actions of a stage in their order of execution.
 
     Args:
         num: The number of micro-batches.
         stage: The number of the stage, from 0 on.
         num_stages: The number of stages, at least 1.
-        num_chunks: The number of parts per stage; more than 1 only with several stages.
+        num_chunks: The number of chunks per stage; more than 1 only with several stages.
         backward: Whether backward passes follow.
     """
-    rounds = _rounds(num, num_stages if num_chunks > 1 else num)
+    rounds = _split_into_rounds(num, num_stages if num_chunks > 1 else num)
     forwards = [Action(True, chunk, i) for each in rounds for chunk in range(num_chunks) for i in each]
     if not backward:
         return forwards
     backwards = [Action(False, chunk, i) for each in rounds for chunk in reversed(range(num_chunks)) for i in each]
     later = num_stages - 1 - stage
+    # The number of forward passes of the warm-up; with several chunks as in Megatron-LM, with the size of the first
+    # round instead of the number of stages.
     ahead = later if num_chunks == 1 else 2 * later + (num_chunks - 1) * len(rounds[0])
     ahead = min(ahead, len(forwards))
-    works = forwards[:ahead]
-    for i, work in enumerate(backwards):
-        works += [*forwards[ahead + i : ahead + i + 1], work]
-    return works
+    actions = forwards[:ahead]
+    for i, action in enumerate(backwards):
+        actions += [*forwards[ahead + i : ahead + i + 1], action]
+    return actions
 
 
-def bubble_fraction(num: int, num_stages: int, num_chunks: int) -> float:
+def compute_bubble_fraction(num: int, num_stages: int, num_chunks: int) -> float:
     """Return the share of time that stages wait for each other in a step of `num` micro-batches.
 
-    All parts are assumed to take equally long, and backward passes twice as long as forward passes.
+    All chunks are assumed to take equally long, and backward passes twice as long as forward passes.
     """
-    orders = [schedule(num, stage, num_stages, num_chunks, backward=True) for stage in range(num_stages)]
+    orders = [build_schedule(num, stage, num_stages, num_chunks, backward=True) for stage in range(num_stages)]
     times = simulate_schedules(orders, num_stages * num_chunks)
-    return 1 - 3 * num * num_chunks / max(times)
+    return 1 - 3 * num * num_chunks / max(times)  # a forward pass takes 1, a backward pass 2
 
 
 def simulate_schedules(
-    schedules: Sequence[Sequence[Action]], num_parts: int, *, forward: float = 1.0, backward: float = 2.0
+    schedules: Sequence[Sequence[Action]], num_model_chunks: int, *, forward: float = 1.0, backward: float = 2.0
 ) -> list[float]:
-    """Return the time at which each stage finishes its order, if messages take no time.
+    """Return the time at which each stage finishes its schedule, if messages take no time.
 
     Args:
-        orders: The orders of all stages.
-        num_parts: The number of parts of the model.
-        forward: The time of one part's forward pass.
-        backward: The time of one part's backward pass.
+        schedules: The schedules of all stages.
+        num_model_chunks: The number of chunks of the model.
+        forward: The time of one chunk's forward pass.
+        backward: The time of one chunk's backward pass.
 
     Raises:
         ValueError: the stages would deadlock.
@@ -93,25 +95,25 @@ def simulate_schedules(
     while moved:
         moved = False
         for stage in range(num):
-            while (work := waiting[stage]) is not None:
-                part = work.chunk * num + stage
-                needed = [(True, part, work.micro_batch)] * (not work.is_forward)
-                before = part - 1 if work.is_forward else part + 1
-                if 0 <= before < num_parts:
-                    needed.append((work.is_forward, before, work.micro_batch))
+            while (action := waiting[stage]) is not None:
+                chunk = action.chunk * num + stage
+                needed = [(True, chunk, action.micro_batch)] * (not action.is_forward)
+                before = chunk - 1 if action.is_forward else chunk + 1
+                if 0 <= before < num_model_chunks:
+                    needed.append((action.is_forward, before, action.micro_batch))
                 if any(key not in ready for key in needed):
                     break
                 start = max([free[stage], *(ready[key] for key in needed)])
-                free[stage] = start + (forward if work.is_forward else backward)
-                ready[work.is_forward, part, work.micro_batch] = free[stage]
+                free[stage] = start + (forward if action.is_forward else backward)
+                ready[action.is_forward, chunk, action.micro_batch] = free[stage]
                 waiting[stage], moved = next(left[stage], None), True
-    if any(work is not None for work in waiting):
-        raise ValueError("the schedules deadlock: every stage waits for another one")
+    if any(action is not None for action in waiting):
+        raise ValueError("the schedules deadlock: every stage waits for another stage")
     return free
 
 
-def _rounds(num: int, size: int) -> list[range]:
-    """Divide micro-batches into rounds of at least `size`, or into one round."""
+def _split_into_rounds(num: int, size: int) -> list[range]:
+    """Split `num` micro-batches into rounds of at least `size` each; if there are fewer than `size`, into one round."""
     count = max(1, num // max(size, 1))
     sizes = [num // count + (i < num % count) for i in range(count)]
     return [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(count)]

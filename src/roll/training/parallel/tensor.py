@@ -1,16 +1,16 @@
-"""Tensor parallelism: division of a model's weights over the `tp` ranks, in place.
+"""Tensor parallelism: sharding of a model's weights over the `tp` ranks, in place.
 
-The model's own plan (`base_model_tp_plan` of its configuration) decides which projections are divided by outputs and
-which by inputs. Parameters become DTensors under their old names. Modules compute with this rank's part of them, as
-plain tensors, so that the trainer's other replacements in a model keep working. Between attention and MLP, activations
-are divided by tokens: norms and residuals are computed once, not by every rank.
+The model's own plan (`base_model_tp_plan` of its configuration) decides which projections are sharded by outputs and
+which by inputs. Parameters become DTensors under their old names. Modules compute with this rank's part of the
+parameters, as plain tensors, so that the trainer's other replacements in a model keep working. Between attention and
+MLP, activations are sharded by tokens: norms and residuals are computed once, not by every rank.
 
     module                    weight        input                      output
     q, k, v, gate, up         Shard(0)      all tokens                 this rank's heads or columns
     o, down                   Shard(1)      heads or columns           summed, this rank's tokens
     embeddings                Shard(0)      all tokens                 summed, this rank's tokens
-    adapters                  A of an input projection and B of an output projection are whole, the others divided
-    anything else             whole         this rank's tokens, or (modules that mix tokens) all of them
+    adapters                  A of an input projection and B of an output projection are replicated, the others sharded
+    anything else             replicated    this rank's tokens, or (modules that mix tokens) all of them
 """
 
 from __future__ import annotations
@@ -30,24 +30,37 @@ from roll.errors import ModelError
 from roll.training.parallel.collectives import all_gather, reduce_scatter
 from roll.training.parallel.pipeline import PassThrough
 
-__all__ = ["divide", "local_part", "replicate"]
+__all__ = ["apply_tensor_parallel", "get_local_part", "replicate"]
+
+# transformers 5.19 has no plan for these models, although their layers are those of models that have one (Qwen3).
+_ATTENTION_AND_MLP = {
+    **dict.fromkeys([f"layers.*.self_attn.{name}_proj" for name in "qkv"], "colwise"),
+    **dict.fromkeys([f"layers.*.mlp.{name}_proj" for name in ("gate", "up")], "colwise"),
+    "layers.*.self_attn.o_proj": "rowwise",
+    "layers.*.mlp.down_proj": "rowwise",
+}
+_PLANS = {"qwen3_vl_text": _ATTENTION_AND_MLP}
 
 _OUTPUTS = ("colwise", "colwise_gather_output")
 _INPUTS = ("rowwise", "rowwise_split_input")
 _POINTWISE = ("mlp", "feed_forward", "block_sparse_moe")
-"""Parts of a layer that process each token on its own."""
+"""Parts of a layer that process each token separately."""
 
 
-def local_part(parameter: Tensor) -> Tensor:
-    """Return this rank's part of a parameter as a plain tensor. The gradients of a replicated parameter are summed."""
+def get_local_part(parameter: Tensor) -> Tensor:
+    """Return this rank's part of a parameter, which is no DTensor.
+
+    The gradients of a replicated parameter are summed over the ranks.
+    """
     if not isinstance(parameter, DTensor):
         return parameter
+    # Each rank computes a share of the gradient of a replicated parameter.
     grads = [Partial() if isinstance(p, Replicate) else p for p in parameter.placements]
     return parameter.to_local(grad_placements=grads)
 
 
-def divide(root: nn.Module, decoder: Any, projection: nn.Module | None, mesh: DeviceMesh) -> None:
-    """Divide the weights below `root` over a one-dimensional mesh.
+def apply_tensor_parallel(root: nn.Module, decoder: Any, projection: nn.Module | None, mesh: DeviceMesh) -> None:
+    """Shard the weights below `root` over a one-dimensional mesh.
 
     Args:
         root: A whole model, identical on every rank.
@@ -56,62 +69,81 @@ def divide(root: nn.Module, decoder: Any, projection: nn.Module | None, mesh: De
         mesh: The mesh of the `tp` ranks.
 
     Raises:
-        ModelError: the model's sizes cannot be divided, or transformers has no tensor-parallel plan for it.
+        ModelError: the model's sizes cannot be sharded, or transformers has no tensor-parallel plan for it.
     """
-    styles = _styles(decoder)
+    styles = _choose_styles(decoder)
     embeddings = decoder.get_input_embeddings()
     _check_sizes(decoder, embeddings, mesh.size(), styles)
     group = mesh.get_group()
     made: dict[int, nn.Parameter] = {}
     style_of = {inner: style for name, style in styles.items() for inner in decoder.get_submodule(name).modules()}
+    towers = _find_towers(root, decoder, projection)
     for name, module in list(root.named_modules()):
         if any(isinstance(parameter, DTensor) for parameter in module._parameters.values()):
-            continue  # experts that are divided already
+            continue  # experts that are sharded already
         style = style_of.get(module)
         is_vocabulary = module is embeddings or module is projection
         for parameter_name, parameter in module._parameters.items():
             if parameter is not None:
-                placement = Shard(0) if is_vocabulary else _placement(style, name, parameter)
+                placement = Shard(0) if is_vocabulary else _choose_placement(style, name, parameter)
                 if id(parameter) not in made:  # tied parameters stay tied
-                    made[id(parameter)] = _divide_parameter(parameter, placement, mesh)
+                    made[id(parameter)] = _shard_parameter(parameter, placement, mesh)
                 module._parameters[parameter_name] = made[id(parameter)]
+        # In later pipeline stages, a stand-in without weights replaces the embeddings.
         if module is embeddings and not isinstance(module, PassThrough):
-            module.forward = _embedding_forward(module, group)
-        elif module._parameters:
+            module.forward = _build_embedding_forward(module, group)
+        elif module._parameters and not any(module is inner for tower in towers for inner in tower.modules()):
             module.forward = _with_local_parameters(
                 [module], module.forward, 1 / mesh.size() if style in _INPUTS else 1.0
             )
-    _connect(decoder, styles, group)
+    for tower in towers:  # a module of a tower may use parameters of another (`nn.MultiheadAttention` does)
+        tower.forward = _with_local_parameters([m for m in tower.modules() if m._parameters], tower.forward)
+    _insert_collectives(decoder, styles, group)
 
 
 def replicate(module: nn.Module, mesh: DeviceMesh) -> None:
     """Replicate a module's weights on every rank of the mesh, as one parameter with one gradient."""
     for name, parameter in module._parameters.items():
         if parameter is not None:
-            module._parameters[name] = _divide_parameter(parameter, Replicate(), mesh)
+            module._parameters[name] = _shard_parameter(parameter, Replicate(), mesh)
 
 
-def _styles(decoder: Any) -> dict[str, str]:
-    """Return how the weights of each module are divided.
+def _find_towers(root: nn.Module, decoder: nn.Module, projection: nn.Module | None) -> list[nn.Module]:
+    """Return the largest modules outside of the decoder and the projection: a vision tower and its projector."""
+    found: list[nn.Module] = []
+    for child in root.children():
+        if child is decoder or child is projection:
+            continue
+        inside = list(child.modules())
+        if decoder in inside or projection in inside:
+            found += _find_towers(child, decoder, projection)
+        elif any(True for _ in child.parameters()):
+            found.append(child)
+    return found
 
-    Modules that the plan omits or names as whole are left out. So are modules whose outputs every rank would need: they
-    are computed whole.
+
+def _choose_styles(decoder: Any) -> dict[str, str]:
+    """Return the tensor-parallel style of each sharded module, by name.
+
+    Modules without a style are replicated: those that the plan omits or replicates, and those whose outputs every rank
+    would need.
     """
     config = decoder.config.get_text_config()
-    plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
+    plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or _PLANS.get(config.model_type, {})
     names = [name for name, _ in decoder.named_modules()]
-    found: dict[str, str] = {}
+    styles: dict[str, str] = {}
     for pattern, style in plan.items():
+        # Routed experts are sharded over ep, not over tp.
         if style in (*_OUTPUTS, *_INPUTS) and "experts." not in pattern.replace("shared_experts.", ""):
-            found |= {name: style for name in names if fnmatchcase(name, pattern)}
-    summing = {name.rpartition(".")[0] for name, style in found.items() if style in _INPUTS}
-    found = {name: style for name, style in found.items() if name.rpartition(".")[0] in summing}
-    if not found:
+            styles |= {name: style for name in names if fnmatchcase(name, pattern)}
+    summing = {name.rpartition(".")[0] for name, style in styles.items() if style in _INPUTS}
+    styles = {name: style for name, style in styles.items() if name.rpartition(".")[0] in summing}
+    if not styles:
         raise ModelError(
-            f"{type(decoder).__name__} cannot be divided by training.parallel.tp: transformers has no plan for it "
+            f"{type(decoder).__name__} cannot be sharded over training.parallel.tp: transformers has no plan for it "
             "(base_model_tp_plan); set tp to 1"
         )
-    return found
+    return styles
 
 
 def _check_sizes(decoder: Any, embeddings: Any, size: int, styles: dict[str, str]) -> None:
@@ -123,21 +155,21 @@ def _check_sizes(decoder: Any, embeddings: Any, size: int, styles: dict[str, str
         "vocabulary": embeddings.weight.shape[0],
     }
     if "colwise" not in {style for name, style in styles.items() if name.endswith(("q_proj", "k_proj"))}:
-        del sizes["num_attention_heads"], sizes["num_key_value_heads"]  # attention is not divided
+        del sizes["num_attention_heads"], sizes["num_key_value_heads"]  # attention is not sharded
     wrong = {name: count for name, count in sizes.items() if count % size}
     if wrong:
         raise ModelError(
             f"training.parallel.tp {size} does not divide this model's "
             + ", ".join(f"{name} {count}" for name, count in wrong.items())
-            + f"; it can be {_divisors(math.gcd(*sizes.values()))}"
+            + f"; tp can be {_format_divisors(math.gcd(*sizes.values()))}"
         )
 
 
-def _divisors(number: int) -> str:
+def _format_divisors(number: int) -> str:
     return ", ".join(str(size) for size in range(1, min(number, 64) + 1) if number % size == 0)
 
 
-def _placement(style: str | None, name: str, parameter: Tensor) -> Placement:
+def _choose_placement(style: str | None, name: str, parameter: Tensor) -> Placement:
     if style in _OUTPUTS and ".lora_A." not in name:
         return Shard(0)
     if style in _INPUTS and ".lora_B." not in name and parameter.ndim > 1:
@@ -145,7 +177,7 @@ def _placement(style: str | None, name: str, parameter: Tensor) -> Placement:
     return Replicate()
 
 
-def _divide_parameter(parameter: nn.Parameter, placement: Placement, mesh: DeviceMesh) -> nn.Parameter:
+def _shard_parameter(parameter: nn.Parameter, placement: Placement, mesh: DeviceMesh) -> nn.Parameter:
     part = parameter.detach()
     if isinstance(placement, Shard):
         chunk = part.chunk(mesh.size(), placement.dim)[mesh.get_local_rank()]
@@ -158,10 +190,10 @@ def _divide_parameter(parameter: nn.Parameter, placement: Placement, mesh: Devic
 def _with_local_parameters(
     modules: Sequence[nn.Module], plain: Callable[..., Any], bias_share: float = 1.0
 ) -> Callable[..., Any]:
-    """Return a `forward` that finds plain tensors as the modules' parameters.
+    """Return a `forward` that calls `plain` while `modules` have this rank's parts as parameters, not DTensors.
 
     Args:
-        modules: The modules whose parameters it uses.
+        modules: The modules whose parameters `plain` uses.
         plain: The original `forward`.
         bias_share: The factor on this rank's bias, where outputs are summed over the ranks.
     """
@@ -169,7 +201,7 @@ def _with_local_parameters(
     def forward(*args: Any, **kwargs: Any) -> Any:
         before = [dict(module.__dict__) for module in modules]
         for module in modules:
-            parts = {name: local_part(p) for name, p in module._parameters.items() if p is not None}
+            parts = {name: get_local_part(p) for name, p in module._parameters.items() if p is not None}
             if bias_share != 1.0 and "bias" in parts:
                 parts["bias"] = parts["bias"] * bias_share
             module.__dict__.update(parts)  # attribute lookup finds these before the parameters
@@ -186,7 +218,7 @@ def _with_local_parameters(
     return forward
 
 
-def _embedding_forward(embeddings: Any, group: ProcessGroup) -> Callable[[Tensor], Tensor]:
+def _build_embedding_forward(embeddings: Any, group: ProcessGroup) -> Callable[[Tensor], Tensor]:
     """Return a `forward` that computes embeddings [1, n / size, H] of this rank's tokens from ids [1, n].
 
     Each rank looks up its part of the vocabulary.
@@ -194,8 +226,9 @@ def _embedding_forward(embeddings: Any, group: ProcessGroup) -> Callable[[Tensor
     looked_up = _with_local_parameters([embeddings], embeddings.forward)
     count = embeddings.weight.shape[0] // group.size()
     first = group.rank() * count
-    never_learns = embeddings.padding_idx
-    embeddings.padding_idx = None if never_learns not in range(first, first + count) else never_learns - first
+    padding = embeddings.padding_idx
+    # Relative to this rank's part: `nn.Embedding` gives the row of this index no gradient.
+    embeddings.padding_idx = None if padding not in range(first, first + count) else padding - first
 
     def forward(ids: Tensor) -> Tensor:
         local = ids - first
@@ -206,7 +239,7 @@ def _embedding_forward(embeddings: Any, group: ProcessGroup) -> Callable[[Tensor
     return forward
 
 
-def _connect(decoder: Any, styles: dict[str, str], group: ProcessGroup) -> None:
+def _insert_collectives(decoder: Any, styles: dict[str, str], group: ProcessGroup) -> None:
     """Insert the collectives that move activations between token shards and head or column shards."""
     parents: set[str] = set()
     for name, style in styles.items():
@@ -220,19 +253,19 @@ def _connect(decoder: Any, styles: dict[str, str], group: ProcessGroup) -> None:
     for name in parents:
         module = decoder.get_submodule(name)
         module.forward = _with_all_tokens(module.forward, group)
-    for module in _undivided_mixers(decoder, parents):
+    for module in _iter_replicated_mixers(decoder, parents):
         if any(isinstance(p, DTensor) for p in module.parameters()):
             inner = [m for m in module.modules() if m._parameters]  # modules that may use parameters directly
             whole = _with_local_parameters(inner, _with_all_tokens(module.forward, group))
             module.forward = _with_local_tokens(whole, group)
 
 
-def _undivided_mixers(decoder: Any, divided: set[str]) -> Iterator[nn.Module]:
-    """Yield parts of layers that mix tokens and whose weights are not divided."""
+def _iter_replicated_mixers(decoder: Any, sharded: set[str]) -> Iterator[nn.Module]:
+    """Yield the modules of layers that mix tokens, such as attention, unless their path is in `sharded`."""
     for i, layer in enumerate(decoder.layers):
         for name, module in layer.named_children():
             path = f"layers.{i}.{name}"
-            if path not in divided and name not in _POINTWISE and "norm" not in name.lower():
+            if path not in sharded and name not in _POINTWISE and "norm" not in name.lower():
                 yield module
 
 
@@ -271,13 +304,16 @@ def _apply_to_row(collective: Callable[[Tensor, ProcessGroup], Tensor], states: 
 
 
 def _with_local_tokens(plain: Callable[..., Any], group: ProcessGroup) -> Callable[..., Any]:
-    """Return a `forward` that all ranks compute identically and that returns each rank's tokens, so that gradients sum
-    up.
+    """Return a `forward` that computes all tokens with `plain` but returns only this rank's tokens.
+
+    The gradient of each token then comes from one rank only, so gradients of replicated weights may be summed over
+    ranks.
     """
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         result = plain(*args, **kwargs)
         states = result[0] if isinstance(result, tuple) else result
+        # The gradient of every token comes from one rank only, so the sum over ranks is right.
         part = states.chunk(group.size(), 1)[group.rank()]
         return (part, *result[1:]) if isinstance(result, tuple) else part
 

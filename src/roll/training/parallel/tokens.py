@@ -1,4 +1,8 @@
-"""Sequence and context parallelism: division of a row's tokens over ranks, and collectives for their results."""
+"""Sequence and context parallelism: splitting of a row's tokens over ranks, and collectives for their results.
+
+Context parallelism is that of DeepSpeed-Ulysses (arXiv 2309.14509): before attention, ranks exchange slices of tokens
+for heads (all-to-all), so that each rank attends over whole rows. Ring attention is not implemented.
+"""
 
 from __future__ import annotations
 
@@ -19,32 +23,32 @@ __all__ = ["WHOLE", "TokenShare"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenShare:
-    """A rank's place among the ranks that compute one row together."""
+    """A rank's share of a row that several ranks compute together: its process groups along tp and cp."""
 
     tp: ProcessGroup | None = None
     cp: ProcessGroup | None = None
 
     @property
     def length_multiple(self) -> int:
-        """A row's length must be a multiple of this."""
+        """The number of which a row's length must be a multiple, because all ranks compute equally many tokens."""
         return self._num_slices * (self.tp.size() if self.tp else 1)
 
     @property
     def _num_slices(self) -> int:
         return self.cp.size() if self.cp else 1
 
-    def slice(self, layout: PackedLayout) -> slice:
+    def slice_entries(self, layout: PackedLayout) -> slice:
         """Return the entries of the row that this cp rank computes."""
         size = layout.num_tokens // self._num_slices
         start = size * (self.cp.rank() if self.cp else 0)
         return slice(start, start + size)
 
-    def local_tokens(self, layout: PackedLayout, of_row: NDArray[Any]) -> Tensor:
+    def select_local_tokens(self, layout: PackedLayout, of_row: NDArray[Any]) -> Tensor:
         """Return the part of a row's array [N, ...] for the tokens whose norms, experts and residuals this rank
         computes.
         """
-        own = torch.from_numpy(of_row[self.slice(layout)])
-        return own.chunk(self.tp.size())[self.tp.rank()] if self.tp else own
+        tokens = torch.from_numpy(of_row[self.slice_entries(layout)])
+        return tokens.chunk(self.tp.size())[self.tp.rank()] if self.tp else tokens
 
     def gather_tokens(self, own: Tensor) -> Tensor:
         """Gather an array [N, ...] from the parts of all ranks, without a gradient."""
@@ -58,9 +62,9 @@ class TokenShare:
             value = value if group is None else all_reduce_(value, group)
         return value
 
-    def predictions(self, layout: PackedLayout) -> Int64Array:
-        """Return the predictions made at this cp rank's entries."""
-        entries = self.slice(layout)
+    def find_local_predictions(self, layout: PackedLayout) -> Int64Array:
+        """Return the indices of the layout's predictions that are made at this cp rank's entries."""
+        entries = self.slice_entries(layout)
         return np.flatnonzero((layout.rows >= entries.start) & (layout.rows < entries.stop))
 
     def gather_tp(self, hidden: Tensor) -> Tensor:
@@ -68,10 +72,11 @@ class TokenShare:
         return all_gather(hidden, self.tp) if self.tp else hidden
 
     def gather_predictions(self, found: Tensor, layout: PackedLayout) -> Tensor:
-        """Gather results [M, ...] of all predictions from those [m, ...] of each cp rank."""
+        """Return the results [M, ...] of all predictions, gathered from the results [m, ...] of each cp rank."""
         if self.cp is None:
             return found
-        index = torch.from_numpy(self.predictions(layout)).to(found.device)
+        # Losses compare tokens of whole sequences, so every cp rank needs all predictions.
+        index = torch.from_numpy(self.find_local_predictions(layout)).to(found.device)
         return all_gather_rows(found, index, len(layout.rows), self.cp)
 
     def all_to_all_heads(self, states: Tensor) -> Tensor:
@@ -79,11 +84,12 @@ class TokenShare:
         there are fewer heads than ranks.
 
         Raises:
-            ValueError: neither the number of heads nor that of ranks divides the other.
+            ValueError: the heads cannot be split evenly over the ranks.
         """
         assert self.cp is not None
         size, (length, heads, width) = self.cp.size(), states.shape
         if heads < size and size % heads == 0:
+            # Grouped-query attention with fewer key-value heads than ranks: several ranks then use the same head.
             states, heads = states.repeat_interleave(size // heads, dim=1), size
         if heads % size:
             raise ValueError(
@@ -93,13 +99,13 @@ class TokenShare:
         return all_to_all(parts, self.cp).reshape(size * length, heads // size, width)
 
     def gather_heads(self, of_heads: Tensor) -> Tensor:
-        """Gather [H, ...] of all heads from those of each rank."""
+        """Return a tensor of all heads [H, ...], gathered from each rank's own heads."""
         for group in (self.cp, self.tp):
             of_heads = of_heads if group is None else all_gather(of_heads, group)
         return of_heads
 
     def all_to_all_tokens(self, states: Tensor) -> Tensor:
-        """Exchange [n * size, H / size, d] back for [n, H, d]."""
+        """Reverse `all_to_all_heads`: return all heads of this rank's tokens [n, H, d] from [n * size, H / size, d]."""
         assert self.cp is not None
         size, (length, heads, width) = self.cp.size(), states.shape
         parts = all_to_all(states.reshape(size, length // size, heads, width), self.cp)
@@ -107,4 +113,4 @@ class TokenShare:
 
 
 WHOLE = TokenShare()
-"""The share of a rank that computes its rows alone."""
+"""The share of a rank that computes whole rows."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from roll.training.parallel.collectives import all_gather, all_reduce_, split_gradient
+from roll.training.parallel.collectives import all_gather, all_reduce_, divide_gradient
 
 __all__ = ["VocabShard"]
 
@@ -25,7 +25,7 @@ class VocabShard(NamedTuple):
 
     group: ProcessGroup
 
-    def local_indices(self, targets: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    def compute_local_indices(self, targets: Tensor, count: int) -> tuple[Tensor, Tensor]:
         """Return the indices of tokens [M] in this rank's shard of `count` entries (0 if outside), and a mask of those
         inside.
         """
@@ -34,26 +34,26 @@ class VocabShard(NamedTuple):
         return local.where(here, 0), here
 
     def reduce_max_(self, largest: Tensor) -> Tensor:
-        """Set each prediction's largest logit [M] to that of the whole vocabulary, in place; return the old minus the
-        new one.
+        """Set each prediction's largest logit [M] to that of the whole vocabulary, in place; return the change, old
+        minus new.
         """
         own = largest.clone()
         return own.sub_(all_reduce_(largest, self.group, largest=True))
 
     def all_reduce_(self, *parts: Tensor) -> None:
         """Sum tensors over all vocabulary shards, in place."""
+        # One collective for all tensors: each is small, so latency dominates.
         together = all_reduce_(torch.stack(parts), self.group)
         for part, whole in zip(parts, together, strict=True):
             part.copy_(whole)
 
     def gather_projection(self, weight: Tensor) -> Tensor:
-        """Gather the whole projection [V, H], for results that cannot be computed by shard. Pass such results to
-        `shared`.
+        """Gather the whole projection [V, H], for results that cannot be computed by shard.
+
+        Pass the results to `divide_gradient`.
         """
         return all_gather(weight, self.group)
 
-    def split_gradient(self, value: Tensor) -> Tensor:
-        """Mark a value that every rank computes identically from the whole projection: each rank gets its part of the
-        gradient.
-        """
-        return split_gradient(value, self.group.size())
+    def divide_gradient(self, value: Tensor) -> Tensor:
+        """Return the value unchanged, but divide its gradient by the number of ranks that compute it."""
+        return divide_gradient(value, self.group.size())

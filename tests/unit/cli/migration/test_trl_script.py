@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from roll.cli.migration.trl import from_trl
-from roll.cli.migration.trl_script import Script, read_script
+from roll.cli.migration.trl_script import ParsedScript, read_script
 from roll.config.load import load_config
 from roll.errors import ConfigError
 
@@ -40,13 +40,15 @@ def written(tmp_path: Path, text: str) -> Path:
     return path
 
 
-def script(tmp_path: Path, arguments: str = "", *, before: str = "", between: str = "", further: str = "") -> Script:
+def script(
+    tmp_path: Path, arguments: str = "", *, before: str = "", between: str = "", further: str = ""
+) -> ParsedScript:
     """What is read of a script for GRPO, whose line 6 has the arguments."""
     text = textwrap.dedent(GRPO).format(arguments=arguments, before=before, between=between, further=further)
     return read_script(written(tmp_path, text))
 
 
-def unread(found: Script) -> dict[str, str]:
+def unread(found: ParsedScript) -> dict[str, str]:
     return {said.key: said.text for said in found.unread}
 
 
@@ -111,7 +113,7 @@ def test_migration_trl_script_is_converted_with_its_model_data_rewards_and_adapt
     (source,) = config.data
     assert (source.path, source.name, source.answer_key) == ("some/set", "main", "solution")
     assert [getattr(reward, "function", None) for reward in source.reward] == [None, "train:own", "mine.rewards:short"]
-    assert [said.key for said in result.lost] == ["reward_funcs", "use_bias_correction_kl"]
+    assert [said.key for said in result.lost_keys] == ["reward_funcs", "use_bias_correction_kl"]
 
 
 @pytest.mark.parametrize(
@@ -156,13 +158,13 @@ def test_migration_trl_script_constants_are_read(tmp_path: Path, text: str, valu
         ("b'x'", "known only when the script runs"),
         ("...", "known only when the script runs"),
         ("[*range(2)]", "known only when the script runs"),
-        ("{1: 2}", "the key `1` is not text"),
-        ("{**1}", "is no dictionary"),
+        ("{1: 2}", "the key `1` is not a string"),
+        ("{**1}", "is not a dictionary"),
         ("-'a'", "is not a number"),
         ("1 / 0", "has no value (division by zero)"),
-        ("[1][3]", "known only when the script runs"),
+        ("[1][3]", "has no value that can be read"),
         ("f'{1:>3}'", "formatted when the script runs"),
-        ("nowhere", "`nowhere` is assigned nowhere in the script"),
+        ("nowhere", "`nowhere` is not assigned in the script"),
         ("load_dataset", "`load_dataset` is imported (line 1)"),
     ],
 )
@@ -186,9 +188,9 @@ def test_migration_trl_script_lists_what_only_a_run_would_know(tmp_path: Path, t
         ("import X", "is imported"),
         ("def X(): pass", "is defined in the script"),
         ("X = 1; del X", "is assigned on lines 5, 5"),
-        ("X = Y; Y = X", "is defined by itself"),
+        ("X = Y; Y = X", "is defined in terms of itself"),
         ("X = [X]", "nested too deeply|defined"),
-        ("X = 1; from settings import *", "may be replaced by the import of everything on line 5"),
+        ("X = 1; from settings import *", "may be replaced by `import *` on line 5"),
         ("X = [1]; X.append(2)", "may be changed on line 5"),
         ("X = {'a': 1}; X['a'] = 2", "may be changed on line 5"),
         ("X = {'a': {}}; X['a']['b'] = 2", "may be changed on line 5"),
@@ -196,8 +198,8 @@ def test_migration_trl_script_lists_what_only_a_run_would_know(tmp_path: Path, t
         ("X = [1]; change(X)", "may be changed on line 5"),
         ("X = 1\ndef f():\n    global X\n    X = 2", "is assigned on lines 5, 7"),
         ("try:\n    X = 1\nexcept E:\n    pass", "under a condition"),
-        ("class A:\n    X = 1", "is assigned nowhere"),
-        ("def f(X): pass", "is assigned nowhere"),
+        ("class A:\n    X = 1", "is not assigned"),
+        ("def f(X): pass", "is not assigned"),
     ],
 )
 def test_migration_trl_script_never_guesses_what_a_name_stands_for(tmp_path: Path, before: str, why: str) -> None:
@@ -231,7 +233,8 @@ def test_migration_trl_script_arguments_that_are_set_later_are_listed(tmp_path: 
     found = script(tmp_path, "beta=0.1, epsilon=0.3", between="training_args.beta = 0.2")
     assert "beta" not in found.given and found.given["epsilon"] == 0.3
     assert unread(found) == {
-        "beta": "line 7: it is set after `training_args` was made; write it into the call that makes it"
+        "beta": "line 7: the value is set after `training_args` was created; pass it to the call that creates "
+        "`training_args`"
     }
     found = script(tmp_path, between="training_args.set_lr_scheduler(); setattr(training_args, 'beta', 1)")
     assert list(unread(found)) == ["training_args.set_lr_scheduler", "setattr(training_args, …)"]
@@ -266,10 +269,10 @@ def test_migration_trl_script_further_arguments_of_the_trainer_are_listed_by_nam
         ("load_dataset('json', data_files='x.jsonl', split='train')", {"dataset_name": "x.jsonl"}, []),
         ("load_dataset('a/b', split='s').filter(f).map(g)", {"dataset_train_split": "s"}, [".filter", ".map"]),
         ("load_dataset('a/b', revision='r')", {}, ["revision"]),
-        ("load_dataset('json', data_files={'train': 'x.jsonl'})", {}, ["not one file"]),
-        ("load_dataset('json', data_files='x.json')", {}, ["not one file"]),
-        ("Dataset.from_list([])", {}, ["is no call of load_dataset"]),
-        ("rows", {}, ["assigned nowhere"]),
+        ("load_dataset('json', data_files={'train': 'x.jsonl'})", {}, ["not load one file"]),
+        ("load_dataset('json', data_files='x.json')", {}, ["not load one file"]),
+        ("Dataset.from_list([])", {}, ["is not a call of load_dataset"]),
+        ("rows", {}, ["is not assigned"]),
     ],
 )
 def test_migration_trl_script_rows_are_those_of_load_dataset(
@@ -312,14 +315,14 @@ def test_migration_trl_script_trainers_of_its_own_are_named(tmp_path: Path) -> N
     text = "import trl\nclass Mine(trl.SFTTrainer):\n    pass\nMine('some/model', trl.SFTConfig(learning_rate=1))"
     found = read_script(written(tmp_path, text))
     assert (found.trainer, found.given["learning_rate"]) == ("sft", 1)
-    assert unread(found) == {"Mine": "line 2: a class of the script's own, whose methods are not converted"}
+    assert unread(found) == {"Mine": "line 2: the methods of the script's own class are not converted"}
 
 
 @pytest.mark.parametrize(
     ("before", "text"),
     [
         ("from mine import SFTConfig", "line 1: imported from `mine`, and read as TRL's"),
-        ("class SFTConfig(Base): pass", "line 1: a class of the script's own, which is read as TRL's"),
+        ("class SFTConfig(Base): pass", "line 1: the script's own class is read as TRL's"),
         ("from trl.trainer.sft_config import SFTConfig", ""),
     ],
 )
@@ -333,12 +336,12 @@ def test_migration_trl_script_classes_of_the_same_name_from_elsewhere_are_listed
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("x = 1", "calls none of TRL's trainers that are converted: GRPOTrainer, SFTTrainer, DPOTrainer, Reward"),
-        ("KTOTrainer(model)", r"train\.py:1: KTOTrainer is not converted"),
-        ("SFTTrainer(a)\nDPOTrainer(b)", r"makes 2 trainers \(lines 1, 2\)"),
-        ("SFTConfig()\nSFTConfig()", r"makes 2 configurations \(lines 1, 2\)"),
-        ("def f(:", r"train\.py:1: this is not Python"),
-        ("a\0b", "is not a Python script|is not Python"),
+        ("x = 1", "does not call a supported trainer of TRL: GRPOTrainer, SFTTrainer, DPOTrainer, Reward"),
+        ("KTOTrainer(model)", r"train\.py:1: KTOTrainer is not supported"),
+        ("SFTTrainer(a)\nDPOTrainer(b)", r"creates 2 trainers \(lines 1, 2\)"),
+        ("SFTConfig()\nSFTConfig()", r"creates 2 configurations \(lines 1, 2\)"),
+        ("def f(:", r"train\.py:1: the file is not valid Python"),
+        ("a\0b", "is not a Python script|is not valid Python"),
         ("(" * 5000 + ")" * 5000, "nested|not Python"),
         ("+".join("1" * 20_000), "nested too deeply"),
         ("x" * (2**20 + 1), "more than 1,048,576 bytes"),
@@ -391,20 +394,20 @@ def test_migration_trl_script_problems_are_all_listed_with_what_was_not_read(tmp
         from_trl(path)
     message = str(caught.value)
     for part in (
-        "model_name_or_path does not say",
+        "the key model_name_or_path",
         "'temperature' is 'x': it must be a number",
-        "no reward",
-        "neither dataset_name nor datasets",
+        "one of reward_funcs",
+        "one of dataset_name and datasets",
         "--rows",
-        "Not read, as the script is not run, or not converted (write constants",
-        "model_name_or_path: line 1: `model` is assigned nowhere",
-        "learning_rate: line 1: `lr` is assigned nowhere",
+        "Not read, because the script is not run, or not converted (write constants",
+        "model_name_or_path: line 1: `model` is not assigned",
+        "learning_rate: line 1: `lr` is not assigned",
     ):
         assert message.count(part) == 1, part
     said = {"model_name_or_path": "some/model", "temperature": 1, "learning_rate": 1e-5, "max_steps": 5}
     result = from_trl(path, further={**said, "reward_funcs": "accuracy_reward", "dataset_name": "a/b"})
     assert load_config(result.tree).training.learning_rate == 1e-5
-    assert "learning_rate" not in {one.key for one in result.lost}
+    assert "learning_rate" not in {one.key for one in result.lost_keys}
 
 
 def test_migration_trl_script_may_declare_its_encoding(tmp_path: Path) -> None:
@@ -419,5 +422,5 @@ def test_migration_trl_script_may_declare_its_encoding(tmp_path: Path) -> None:
 
 
 def test_migration_trl_script_and_trainer_must_agree(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="makes a trainer of the kind sft, not dpo"):
+    with pytest.raises(ConfigError, match="creates a trainer of the kind sft, not dpo"):
         from_trl(written(tmp_path, "SFTTrainer('m', train_dataset=load_dataset('a/b'))"), trainer="dpo")

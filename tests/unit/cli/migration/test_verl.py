@@ -120,7 +120,7 @@ def test_migration_verl_dynamic_sampling_is_refilling(tmp_path):
 )
 def test_migration_verl_what_cannot_be_converted_is_said(tmp_path, override):
     result, _ = converted(tmp_path, f"trainer.total_training_steps=5 actor_rollout_ref.rollout.n=8 {override}")
-    assert override.split("=")[0] in {said.key for said in result.lost}
+    assert override.split("=")[0] in {said.key for said in result.lost_keys}
 
 
 def test_migration_verl_epochs_need_the_number_of_rows(tmp_path):
@@ -141,17 +141,17 @@ def test_migration_verl_sums_of_a_script_are_computed_and_what_it_does_not_set_i
     config = load_config(converted.tree)
     assert (config.rollout.prompts_per_step, config.rollout.max_new_tokens) == (256, 2048)
     assert config.data[0].path.endswith("/x.parquet") and "$" not in config.data[0].path
-    lost = {said.key: said.text for said in converted.lost}
-    assert "knows $MODEL," in lost["actor_rollout_ref.model.path"]
-    assert "knows $NODES," in lost["trainer.nnodes"]
+    lost = {said.key: said.text for said in converted.lost_keys}
+    assert "resolve $MODEL," in lost["actor_rollout_ref.model.path"]
+    assert "resolve $NODES," in lost["trainer.nnodes"]
 
 
 @pytest.mark.parametrize("text", ["$((2**9**9))", "$((NODES+1))", "$((1/0))", "$(wc -l nodes)"])
 def test_migration_verl_what_only_a_shell_knows_is_said(tmp_path, text):
     path = tmp_path / "run.sh"
     path.write_text(f"python3 -m verl.trainer.main_ppo 'trainer.nnodes={text}' trainer.total_training_steps=3\n")
-    lost = {said.key: said.text for said in from_verl(path).lost}
-    assert "only a shell knows $(…)" in lost["trainer.nnodes"]
+    lost = {said.key: said.text for said in from_verl(path).lost_keys}
+    assert "only a shell can resolve $(…)" in lost["trainer.nnodes"]
 
 
 @pytest.mark.parametrize(
@@ -175,8 +175,8 @@ def test_migration_verl_what_a_key_is_called_stays_in_its_comment(tmp_path):
     hostile = '"a\\nname: other": 1\n"b\\x1b[2J\\u202e": 1\n"%s": 1\n' % ("c" * 1000)
     text = f"trainer:\n  total_training_steps: 5\nactor_rollout_ref:\n  rollout:\n    n: 8\n{hostile}"
     result, _ = converted(tmp_path, text, name="x.yaml")
-    assert "\nname: other" not in result.yaml()
-    for shown in (result.yaml(), result.report()):
+    assert "\nname: other" not in result.format_yaml()
+    for shown in (result.format_yaml(), result.format_report()):
         assert shown.replace("\n", "").isprintable() and len(max(shown.splitlines(), key=len)) < 1100
 
 

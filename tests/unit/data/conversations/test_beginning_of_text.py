@@ -34,7 +34,7 @@ def tokenizer(tiny_model: Path) -> PreTrainedTokenizerBase:
 
 def sample(tokenizer: PreTrainedTokenizerBase, row: Any) -> Any:
     examples = row_examples(tokenizer, [row])
-    (found,) = examples.samples(examples.train.draw(1)[0])
+    (found,) = examples.build_samples(examples.train.draw(1)[0])
     return found
 
 
@@ -63,8 +63,8 @@ def test_conversation_bos_base_models_prompts_have_it_once(tokenizer: PreTrained
 def test_conversation_bos_tokens_that_the_text_has_itself_are_kept(
     tokenizer: PreTrainedTokenizerBase, tiny_model: Path
 ) -> None:
-    assert ChatRenderer(tokenizer).piece(f"{BOS}{BOS}a", first=True).tolist().count(tokenizer.bos_token_id) == 2
+    assert ChatRenderer(tokenizer).tokenize(f"{BOS}{BOS}a", first=True).tolist().count(tokenizer.bos_token_id) == 2
     other = load_tokenizer(str(tiny_model))  # adds none
     other.add_tokens([AddedToken(BOS, special=True)])
     other.bos_token = BOS
-    assert ChatRenderer(other).piece(f"{BOS}{BOS}a", first=True).tolist().count(other.bos_token_id) == 2
+    assert ChatRenderer(other).tokenize(f"{BOS}{BOS}a", first=True).tolist().count(other.bos_token_id) == 2

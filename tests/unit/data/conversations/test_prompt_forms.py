@@ -16,7 +16,7 @@ from worlds.rows import asked, prompt_data, whole
 
 from roll.errors import DataError
 from roll.models import load_tokenizer
-from roll.rollout.loops import single_answer
+from roll.rollout.loops import generate_single_answer
 from roll.types import Generation, GenerationRequest, SamplingParams
 
 USER = {"role": "user", "content": "q"}
@@ -79,7 +79,7 @@ def test_conversation_prompt_rlvr_prompts_with_calls_that_the_template_does_not_
     plain: PreTrainedTokenizerBase,
 ) -> None:
     with pytest.raises(
-        DataError, match=r"1 of 1 rows .* cannot be used:\n  1 × refused by the chat template\n.*row 0: "
+        DataError, match=r"1 of 1 rows .* cannot be used:\n  1 × rejected by the chat template\n.*row 0: "
     ):
         prompt_data(plain, [row(CALLED)])
 
@@ -128,10 +128,10 @@ async def test_conversation_prompt_rlvr_prompts_with_the_beginning_of_an_answer_
         )
 
     first = GenerationRequest(request_id="r", token_ids=draw.token_ids, sampling=SamplingParams(max_new_tokens=9))
-    rollout = await single_answer(draw, 0, first, generate, data.renderer)
+    rollout = await generate_single_answer(draw, 0, first, generate, data.renderer)
     assert rollout.text == "Let me think. <think> so 7</think>7"  # what rewards read
     assert rollout.token_ids.tolist() == ids.tolist()  # what is trained
-    assert [message.text for message in rollout.prompt.asked] == ["q"]
+    assert [message.text for message in rollout.prompt.input_messages] == ["q"]
 
 
 def test_conversation_prompt_rlvr_prompts_open_a_thought_once(default_model: Path) -> None:
@@ -149,7 +149,7 @@ def test_conversation_prompt_rlvr_prompts_open_a_thought_once(default_model: Pat
 def test_conversation_prompt_rlvr_prompts_that_begin_an_answer_with_more_than_text_are_refused(
     qwen3: PreTrainedTokenizerBase, more: dict[str, Any]
 ) -> None:
-    with pytest.raises(DataError, match=r"1 × roles out of order\n.*that is begun for the model must be text"):
+    with pytest.raises(DataError, match=r"1 × roles out of order\n.*start of an answer \(prefill\) must be plain text"):
         prompt_data(qwen3, [row([USER, {"role": "assistant", "content": "a", **more}])])
 
 
@@ -182,7 +182,7 @@ def test_conversation_prompt_rlvr_rows_with_pictures_are_refused_by_name(
 def test_conversation_prompt_rlvr_rows_with_pictures_are_refused_whatever_the_columns_name(
     plain: PreTrainedTokenizerBase, column: str, value: Any
 ) -> None:
-    with pytest.raises(DataError, match=rf"1 × unread column: '{column}'(?s:.)*pictures, sound and films are not cons"):
+    with pytest.raises(DataError, match=rf"1 × unread column: '{column}'(?s:.)*images, audio and video are not supp"):
         prompt_data(plain, [row("q", **{column: value})])
 
 
@@ -203,7 +203,7 @@ def test_conversation_prompt_rlvr_bad_rows_are_counted_and_may_be_skipped(
     assert {draw.prompt.messages[0].text for draw in data.train.draw(2)} == {"good", "fine"}
     assert data.train.num_items == 2
     assert "5 of 9 rows" in caplog.text and "2 of 4 rows" in caplog.text  # read, and then rendered
-    with pytest.raises(DataError, match="leaves no prompt for training: its rows are held out or left out"):
+    with pytest.raises(DataError, match="leaves no prompt for training: all rows are held out or skipped"):
         prompt_data(plain, BAD, on_bad_row="skip")
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from worlds.published_templates import published_tokenizer
 from worlds.rows import learnt, row_examples, whole
 
-from roll.data.call_arguments import shows_arguments_as_python
+from roll.data.call_arguments import has_python_style_arguments
 from roll.data.chat import ChatRenderer
 from roll.data.templates import ChatTemplate
 from roll.errors import DataError
@@ -69,18 +69,21 @@ def test_conversation_row_sft_rows_with_reasoning_are_rendered_where_the_templat
 ) -> None:
     row = messages(USER, {**ANSWER, **said})
     assert learnt(qwen3, row) == [[f"{THOUGHT}a<|im_end|>"]]
-    with pytest.raises(DataError, match=r"1 × refused by the chat template\n.*leaves out the reasoning"):
+    with pytest.raises(DataError, match=r"1 × rejected by the chat template\n.*leaves out the reasoning"):
         row_examples(plain, [row])
 
 
 @pytest.mark.parametrize(
     ("said", "words"),
     [
-        ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]}, "'reasoning.encrypted', whose text"),
-        ({"reasoning": "one", "thinking": "other"}, r"fields of reasoning \(reasoning, thinking\) differ"),
+        (
+            {"reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]},
+            "'reasoning.encrypted', which has no readable text",
+        ),
+        ({"reasoning": "one", "thinking": "other"}, "the reasoning fields reasoning, thinking differ"),
         (
             {"reasoning": "one", "content": [{"type": "thinking", "thinking": "b"}, {"type": "text", "text": "a"}]},
-            r"fields of reasoning \(reasoning, content\) differ",
+            "the reasoning fields reasoning, content differ",
         ),
         ({"reasoning": 7}, "`reasoning` must be text"),
         ({"content": [{"type": "redacted_thinking", "data": "x"}]}, "unread content part"),
@@ -122,7 +125,7 @@ def test_conversation_row_sft_rows_with_marked_messages_learn_only_the_others(
     ("listed", "reason"),
     [
         ([USER, {**ANSWER, "train": False}], "nothing to learn"),
-        ([{**USER, "train": True}, ANSWER], "message of others to be learned"),
+        ([{**USER, "train": True}, ANSWER], "message of another role marked for training"),
         ([USER, {**ANSWER, "train": True, "masked": True}], "contradictory marks"),
         ([USER, {**ANSWER, "train": "yes"}], "wrong type"),
         ([USER, {**ANSWER, "loss": 0.53}], "wrong type"),
@@ -177,7 +180,7 @@ def test_conversation_row_sft_rows_with_tools_give_them_to_the_template(
     (text,) = whole(qwen3, row)
     expected = qwen3.apply_chat_template([USER, ANSWER], tools=[TOOL], tokenize=False)
     assert text == expected and "get_w" in text
-    with pytest.raises(DataError, match=r"refused by the chat template\n.*does not show tools"):
+    with pytest.raises(DataError, match=r"rejected by the chat template\n.*does not support tools"):
         row_examples(plain, [row])
     assert "get_w" not in whole(plain, row, ignored_fields=["tools"])[0]
     assert whole(qwen3, messages(USER, ANSWER, tools="[]")) == whole(qwen3, messages(USER, ANSWER))
@@ -207,7 +210,7 @@ def test_conversation_row_sft_rows_with_calls_of_tools_are_rendered_alike(
     (text,) = whole(qwen3, row)
     assert '<tool_call>\n{"name": "get_w", "arguments": {"c": "x"}}\n</tool_call><|im_end|>' in text
     assert "<tool_response>\n20\n</tool_response>" in text
-    with pytest.raises(DataError, match="1 × refused by the chat template"):
+    with pytest.raises(DataError, match="1 × rejected by the chat template"):
         row_examples(plain, [row])
 
 
@@ -243,7 +246,7 @@ def test_conversation_row_sft_rows_whose_template_writes_one_call_of_several_are
     one, two = ({"role": "assistant", "content": "", "tool_calls": [CALL] * count} for count in (1, 2))
     (text,) = whole(tokenizer, messages(USER, one))
     assert 'get_w{"c": "x"}' in text  # not as Python writes a dictionary
-    with pytest.raises(DataError, match="leaves out all but the first calls"):
+    with pytest.raises(DataError, match="leaves out the last tool call"):
         row_examples(tokenizer, [messages(USER, two)])
 
 
@@ -263,7 +266,7 @@ def test_conversation_row_sft_rows_with_a_system_column_begin_with_it(
         assert whole(plain, {**form, column: "You are a pirate."}, system_prompt="Not this.") == expected
     with pytest.raises(DataError, match="1 × two system messages"):
         row_examples(plain, [messages(told, USER, ANSWER, **{column: "Be brief."})])
-    with pytest.raises(DataError, match="a plain text is trained on as it is, and has no place for"):
+    with pytest.raises(DataError, match="plain text is trained on as it is, so the row must not have"):
         row_examples(plain, [{"text": "abc", column: "Be brief."}])
     pair = {"prompt": "q", "chosen": "a", "rejected": "b", column: "You are a pirate."}
     assert whole(plain, pair, "pair")[0] == expected[0]
@@ -286,14 +289,14 @@ def test_conversation_row_sft_rows_give_arguments_to_the_template(
     assert learnt(qwen3, row) == [["a<|im_end|>"]]  # the empty thought is given, not generated
     with pytest.raises(DataError, match="does not read 'enable_thinking'"):
         row_examples(plain, [row])
-    with pytest.raises(DataError, match="gives 'tokenize', which a row cannot choose"):
+    with pytest.raises(DataError, match="sets 'tokenize', an argument that a row must not set"):
         row_examples(qwen3, [{**row, "chat_template_kwargs": {"tokenize": True}}])
 
 
 @pytest.mark.parametrize("column", ["images", "image", "videos", "audio"])
 def test_conversation_row_with_pictures_are_refused_by_name(plain: PreTrainedTokenizerBase, column: str) -> None:
     row = messages(USER, ANSWER, **{column: ["a.png"]})
-    with pytest.raises(DataError, match=rf"1 × unread column: '{column}'\n.*not consumed by this pipeline yet"):
+    with pytest.raises(DataError, match=rf"1 × unread column: '{column}'\n.*not supported by this pipeline yet"):
         row_examples(plain, [row])
     assert row_examples(plain, [row], ignored_fields=[column]).train.num_items == 1
     assert row_examples(plain, [messages(USER, ANSWER, **{column: []})]).train.num_items == 1
@@ -317,7 +320,7 @@ def test_conversation_row_sft_rows_may_have_messages_as_any_sequence_or_as_json(
 
 
 def test_conversation_row_sft_rows_with_messages_that_are_not_json_are_refused(plain: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(DataError, match=r"1 × not JSON\n.*column 'messages' is a text that is not JSON"):
+    with pytest.raises(DataError, match=r"1 × not JSON\n.*column 'messages' is not valid JSON"):
         row_examples(plain, [{"messages": "[{'role': 'user'}]"}])
 
 
@@ -345,7 +348,7 @@ def test_conversation_row_preference_rows_whose_judged_answers_are_marked_are_re
     with pytest.raises(DataError, match="nothing to learn"):
         row_examples(plain, [row], "pair")
     row["chosen"] += AGAIN
-    with pytest.raises(DataError, match=r"judged answer that is not to be learned\n.*remove the mark"):
+    with pytest.raises(DataError, match=r"judged answer that is context only\n.*remove the mark"):
         row_examples(plain, [row], "pair")
     given = [USER, {**ANSWER, "train": False}, AGAIN[0]]  # earlier turns may be marked
     pair = {"chosen": [*given, AGAIN[1]], "rejected": [*given, {**AGAIN[1], "content": "c"}]}
@@ -382,7 +385,7 @@ def test_conversation_row_arrow_tables_fill_in_no_arguments_of_calls(
     parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
     config = FileExamples(source="file", path=str(tmp_path / "rows.parquet"), held_out=0)
     examples = build_examples([config], "supervised", qwen3, 0)
-    texts = {qwen3.decode(s.token_ids) for draw in examples.train.draw(2) for s in examples.samples(draw)}
+    texts = {qwen3.decode(s.token_ids) for draw in examples.train.draw(2) for s in examples.build_samples(draw)}
     assert texts == {text for one in rows for text in whole(qwen3, one)}
     explicit = row({"c": None})
     assert '"arguments": {"c": null}' in whole(qwen3, explicit)[0]
@@ -449,7 +452,7 @@ def test_conversation_row_sft_fields_are_compared_in_a_time_that_does_not_grow_w
     monkeypatch.setattr(ChatTemplate, "render", counted)
     called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     turns = [USER, called, {"role": "tool", "content": "t"}, ANSWER] * 20
-    ChatRenderer(qwen3).check_shown([Message.from_dict(turn) for turn in turns], [], {})
+    ChatRenderer(qwen3).check_fully_rendered([Message.from_dict(turn) for turn in turns], [], {})
     assert sum(rendered) <= 10 * len(turns)
 
 
@@ -464,5 +467,5 @@ def test_conversation_row_sft_messages_of_many_calls_take_linear_time() -> None:
 
     calls = [{"function": {"name": "f", "arguments": {"x": f"{i}"}}} for i in range(1000)]
     message = Message(role="assistant", content="", tool_calls=tuple(calls))
-    assert not shows_arguments_as_python([message], Text())
+    assert not has_python_style_arguments([message], Text())
     assert 0 < len(looked) <= 10

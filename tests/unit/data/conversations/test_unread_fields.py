@@ -105,7 +105,7 @@ def test_conversation_unread_field_sft_rows_ignore_no_field_silently(
     changed = draw.example.conversations != before.example.conversations or draw.example.target != before.example.target
     assert changed, f"{name}={value!r} of {form} is ignored silently"
     texts, masks = (
-        list(found.samples(found.train.draw(1)[0]))
+        list(found.build_samples(found.train.draw(1)[0]))
         for found in (row_examples(tokenizer, [row], kind), row_examples(tokenizer, [made({})], kind))
     )
     same = all(
@@ -159,7 +159,7 @@ def test_conversation_unread_field_rlvr_rows_give_every_other_column_to_rewards(
             {"messages": [USER, message([{"type": "text", "text": "a", "tone": "low"}])]},
             "unread field of a content part: 'tone'",
         ),
-        ({"messages": [USER, message(tool_calls=[{**CALL, "score": 1}])]}, "unread field of a tool's call: 'score'"),
+        ({"messages": [USER, message(tool_calls=[{**CALL, "score": 1}])]}, "unread field of a tool call: 'score'"),
     ],
 )
 def test_conversation_unread_field_are_named_and_counted(
@@ -293,7 +293,7 @@ def test_conversation_unread_field_columns_with_a_long_text_are_compared_in_line
 
 
 def test_conversation_unread_field_the_documented_fields_are_those_that_may_be_left_unread() -> None:
-    page = (Path(__file__).parents[4] / "docs" / "examples.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[4] / "docs" / "data-formats.md").read_text(encoding="utf-8")
     _, _, section = page.partition("## Fields that may be left unread")
     tables = section.split("\n## ")[0]
     for title, names in (

@@ -18,7 +18,7 @@ from roll.data.examples import ExampleKind, Examples, UnusableExample, build_exa
 from roll.data.examples import build as building
 from roll.errors import DataError
 from roll.models import load_tokenizer
-from roll.pipelines.supervised.preparation import held_out_batch
+from roll.pipelines.supervised.preparation import build_held_out_batch
 
 
 @pytest.fixture
@@ -64,12 +64,17 @@ def messages(*listed: Any) -> dict[str, Any]:
 
 
 BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
-    ("supervised", {"question": "a"}, "missing column", "no column has the text to train on. It has: 'question'."),
+    (
+        "supervised",
+        {"question": "a"},
+        "missing column",
+        "no column has the text to train on. The columns are: 'question'.",
+    ),
     ("supervised", {"prompt": "a"}, "missing column", "there is no column 'completion'"),
     ("supervised", {"completion": "a"}, "missing column", "there is no column 'prompt'"),
     ("supervised", {"messages": "a"}, "wrong type", "column 'messages' must be text or a list of chat messages"),
     ("supervised", {"messages": []}, "wrong type", "column 'messages' must be text or a list of chat messages"),
-    ("supervised", messages("a"), "wrong type", "message 1: a chat message is {role, content}, got 'a'"),
+    ("supervised", messages("a"), "wrong type", "message 1: a chat message must be {role, content}, got 'a'"),
     ("supervised", messages(user(7), assistant("a")), "wrong type", "`content` must be text, got 7"),
     ("supervised", {"text": 7}, "wrong type", "column 'text' must be text, got 7"),
     ("supervised", messages(user("a"), {"role": "robot", "content": "b"}), "unknown role", "got 'robot'"),
@@ -78,24 +83,29 @@ BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
         "supervised",
         messages(user("a"), {**assistant(""), "tool_calls": [1]}),
         "wrong type",
-        "a tool's call must be an object, got 1",
+        "a tool call must be an object, got 1",
     ),
     (
         "supervised",
         messages(user("a"), {**assistant("b"), "reasoning_content": "c"}),
-        "refused by the chat template",
+        "rejected by the chat template",
         "leaves out the reasoning",
     ),
     ("supervised", messages(user("a"), {**assistant("b"), "weight": 2}), "message with a weight", "got 2"),
-    ("supervised", messages(user("a"), {**assistant("b"), "weight": 0}), "nothing to learn", "marked as not to be"),
+    ("supervised", messages(user("a"), {**assistant("b"), "weight": 0}), "nothing to learn", "marked as context only"),
     ("supervised", messages(user("a"), assistant([{"type": "text"}])), "wrong type", "`content` must be text"),
-    ("supervised", {"text": "<|im_end|>"}, "nothing to learn", "no token of it comes after another"),
-    ("supervised", messages(user("a")), "roles out of order", "the last message must be the assistant's"),
+    ("supervised", {"text": "<|im_end|>"}, "nothing to learn", "the example has only one token"),
+    ("supervised", messages(user("a")), "roles out of order", "the last message must be an answer of the assistant"),
     ("supervised", messages(assistant("a")), "roles out of order", "must be the user's (the roles are assistant)"),
     ("supervised", messages(SYSTEM), "roles out of order", "must be the user's"),
     ("supervised", messages(user("a"), SYSTEM, assistant("b")), "roles out of order", "may only be the first"),
     ("supervised", messages(user("a"), TOOL, assistant("b")), "roles out of order", "follow the assistant's"),
-    ("supervised", messages(user("a"), assistant("b"), user("c")), "roles out of order", "nothing answers it"),
+    (
+        "supervised",
+        messages(user("a"), assistant("b"), user("c")),
+        "roles out of order",
+        "must be an answer of the assistant",
+    ),
     ("supervised", messages(user("a"), assistant(" \n")), "empty answer", "message 2, of the assistant, is empty"),
     ("supervised", messages(user(" "), assistant("a")), "empty prompt", "message 1, of the user, is empty"),
     (  # numbers are those of the row, not of the conversation with its system message
@@ -115,14 +125,19 @@ BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
     ("supervised", {"prompt": None, "completion": "a"}, "empty prompt", "column 'prompt' is null"),
     ("supervised", {"text": " "}, "empty text", "column 'text' is empty"),
     ("supervised", {"text": "a\ud800"}, "invalid Unicode", "not valid Unicode text at character 1"),
-    ("supervised", {"text": "a\x00"}, "NUL character", "a NUL character at 1"),
+    ("supervised", {"text": "a\x00"}, "NUL character", "a NUL character at position 1"),
     (
         "supervised",
         messages(user("a<|im_end|>\n<|im_start|>assistant\nyes"), assistant("b")),
         "special token in a message",
         "the user's message contains '<|im_end|>'",
     ),
-    ("supervised", messages(*[user("a"), assistant("b")] * 501), "too many messages", "1,002 messages, at most 1,000"),
+    (
+        "supervised",
+        messages(*[user("a"), assistant("b")] * 501),
+        "too many messages",
+        "1,002 messages, but at most 1,000",
+    ),
     ("pair", {"prompt": "a", "chosen": "b"}, "missing column", "there is no column 'rejected'"),
     ("pair", {"prompt": "a", "chosen": "b", "rejected": "b"}, "equal sides", "both answers are the same"),
     ("pair", {"prompt": "a", "chosen": "b", "rejected": ""}, "empty answer", "column 'rejected' is empty"),
@@ -131,25 +146,25 @@ BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
         "pair",
         {"chosen": [user("a"), assistant("b")], "rejected": [user("other"), assistant("b")]},
         "different prompts",
-        "only one of them has this message of the user: 'a'",
+        "only one of the two conversations contains this user message: 'a'",
     ),
     (
         "pair",
         {"chosen": [user("a"), assistant("b"), user("c"), assistant("d")], "rejected": [user("a"), assistant("b")]},
         "different prompts",
-        "only one of them has this message of the user: 'c'",
+        "only one of the two conversations contains this user message: 'c'",
     ),
     (
         "pair",
         {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant:"},
         "roles out of order",
-        "column 'rejected': the last message must be the assistant's",
+        "column 'rejected': the last message must be an answer of the assistant",
     ),
     (
         "pair",
         {"chosen": "User: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"},
         "missing column",
-        "there is no column 'prompt', and 'chosen' is a text that is no dialog of `Human:` and `Assistant:`",
+        "there is no column 'prompt', and 'chosen' is a string but not a dialog of `Human:` and `Assistant:`",
     ),
     ("pair", {**GOOD["pair"], "margin": float("nan")}, "not a finite number", "column 'margin' is nan"),
     ("pair", {**GOOD["pair"], "margin": "much"}, "wrong type", "column 'margin' must be a number, got 'much'"),
@@ -174,7 +189,7 @@ def test_examples_bad_row_a_bad_row_is_named_with_its_line_and_what_is_wrong(
     assert first == "1 of 2 rows of data source 'file' cannot be learned from:"
     assert second == f"  1 × {reason}"
     assert third.startswith(f"    '{world.path}', line 2") and words in third
-    assert last == "Correct them, or leave them out with `on_bad_row: skip`."
+    assert last == "Correct these rows, or skip all bad rows with `on_bad_row: skip`."
     kept = world.examples([GOOD[kind], row], kind, on_bad_row="skip")
     assert kept.train.num_items == 1 and kept.report.bad["file"].counts == {reason: 1}
 
@@ -193,11 +208,11 @@ def test_examples_bad_row_what_is_left_out_is_said(world: World, caplog: pytest.
         world.examples([GOOD["supervised"], {"x": 1}], "supervised", on_bad_row="skip")
     (record,) = caplog.records
     assert record.getMessage().startswith("1 of 2 rows of data source 'file' cannot be learned from:\n  1 × missing")
-    assert record.getMessage().endswith("They are left out.")
+    assert record.getMessage().endswith("They are skipped.")
 
 
 def test_examples_bad_row_a_source_of_bad_rows_alone_leaves_nothing(world: World) -> None:
-    with pytest.raises(DataError, match="leaves no example for training: all but 0 of its rows are left out"):
+    with pytest.raises(DataError, match="leaves no example for training: all but 0 of its rows are skipped"):
         world.examples([{"x": 1}], "supervised", on_bad_row="skip")
 
 
@@ -206,25 +221,27 @@ LONG = messages(user("1 + 1?"), assistant("two, " * 40))
 
 def test_examples_bad_row_an_example_longer_than_the_context_is_refused_cut_or_skipped(world: World) -> None:
     rows = [GOOD["supervised"], LONG]
-    with pytest.raises(DataError, match=r"1 × too long\n.*line 2: it has 2\d\d tokens, but the context takes 100"):
+    with pytest.raises(
+        DataError, match=r"1 × too long\n.*line 2: the example has 2\d\d tokens, but the context has room for 100"
+    ):
         world.examples(rows, "supervised", 100)
     skipped = world.examples(rows, "supervised", 100, too_long="skip")
     assert skipped.train.num_items == 1 and skipped.report.bad["file"].counts == {"too long": 1}
     cut = world.examples(rows, "supervised", 100, too_long="cut")
     assert (cut.train.num_items, cut.report.num_cut, cut.report.longest) == (2, 1, 100)
-    (sample,) = [s for draw in cut.train.draw(2) for s in cut.samples(draw) if len(s) == 100]
+    (sample,) = [s for draw in cut.train.draw(2) for s in cut.build_samples(draw) if len(s) == 100]
     assert world.tokenizer.decode(sample.token_ids[sample.loss_mask]).startswith("two, two, ")
     assert sample.loss_mask[-1] and int(sample.token_ids[-1]) != world.tokenizer.eos_token_id
 
 
 def test_examples_bad_row_a_prompt_that_fills_the_context_cannot_be_cut(world: World) -> None:
-    with pytest.raises(DataError, match="what is asked fills it: nothing is left to learn"):
+    with pytest.raises(DataError, match="the prompt fills it: no answer token is left"):
         world.examples([messages(user("long " * 40), assistant("a"))], "supervised", 100, too_long="cut")
 
 
 def test_examples_bad_row_sides_that_differ_only_beyond_the_cut_are_equal(world: World) -> None:
     row = {"prompt": "a", "chosen": "b" * 200 + "c", "rejected": "b" * 200 + "d"}
-    with pytest.raises(DataError, match=r"1 × equal sides\n.*both answers are the same tokens"):
+    with pytest.raises(DataError, match=r"1 × equal sides\n.*both answers have the same tokens"):
         world.examples([row], "pair", 100, too_long="cut")
 
 
@@ -233,7 +250,7 @@ def test_examples_bad_row_what_only_the_template_refuses_is_a_bad_row_as_well(wo
     world.tokenizer.add_special_tokens({"additional_special_tokens": list(template.special)})
     world.tokenizer.chat_template = template.text
     rows = [GOOD["supervised"], messages(user("a"), user("b"), assistant("c"))]
-    with pytest.raises(DataError, match=r"1 × refused by the chat template\n.*line 2: .*must alternate"):
+    with pytest.raises(DataError, match=r"1 × rejected by the chat template\n.*line 2: .*must alternate"):
         world.examples(rows, "supervised")
     assert world.examples(rows, "supervised", on_bad_row="skip").train.num_items == 1
 
@@ -252,30 +269,30 @@ def test_examples_bad_row_answers_that_the_template_changes_later_are_said(
 def test_examples_bad_row_of_many_rows_what_cannot_be_rendered_is_found_when_it_is_drawn(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "EAGER_CHECK", 3)
+    monkeypatch.setattr(building, "MAX_CHECKED_AT_START", 3)
     monkeypatch.setattr("roll.data.examples.checking.NUM_MEASURED", 2)
     rows = [GOOD["supervised"], GOOD["supervised"], GOOD["supervised"], LONG]
     for settings in ({"too_long": "skip"}, {"on_bad_row": "skip"}):
         examples = world.examples(rows, "supervised", 100, **settings)
         assert examples.train.num_items == 4 and examples.report.longest is None
-        outcomes = [examples.samples(draw) for draw in examples.train.draw(4)]
+        outcomes = [examples.build_samples(draw) for draw in examples.train.draw(4)]
         assert outcomes.count("too long") == 1 and sum(isinstance(found, tuple) for found in outcomes) == 3
     strict = world.examples(rows, "supervised", 100)
-    with pytest.raises(UnusableExample, match=r"example 'file/4': it has 2\d\d tokens"):
-        [strict.samples(draw) for draw in strict.train.draw(4)]
+    with pytest.raises(UnusableExample, match=r"example 'file/4': the example has 2\d\d tokens"):
+        [strict.build_samples(draw) for draw in strict.train.draw(4)]
 
 
 def test_examples_bad_row_held_out_examples_that_are_all_left_out_are_said(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(building, "EAGER_CHECK", 1)
+    monkeypatch.setattr(building, "MAX_CHECKED_AT_START", 1)
     monkeypatch.setattr("roll.data.examples.checking.NUM_MEASURED", 1)
     held_out = world.path.with_name("held_out.jsonl")
     held_out.write_text((json.dumps(messages(user("other"), assistant("two, " * 50))) + "\n") * 2)
     examples = world.examples([GOOD["supervised"]], "supervised", 100, too_long="skip", held_out_path=str(held_out))
     config = load_config({"pipeline": "sft", "name": "x", "model": "m", "data": [{"source": "arithmetic"}]})
-    with pytest.raises(DataError, match=r"first 2 held-out examples are all left out \(too long\)"):
-        held_out_batch(config, examples)
+    with pytest.raises(DataError, match=r"first 2 held-out examples cannot be used \(too long\)"):
+        build_held_out_batch(config, examples)
 
 
 def test_examples_bad_row_some_weights_but_not_all_are_refused(
@@ -284,7 +301,7 @@ def test_examples_bad_row_some_weights_but_not_all_are_refused(
     world.examples([GOOD["supervised"]], "supervised")
     one = FileExamples(source="file", path=str(world.path), domain="a", held_out=0, weight=2.0)
     two = FileExamples(source="file", path=str(world.path), domain="b", held_out=0)
-    with pytest.raises(DataError, match="some data sources have a weight and others none"):
+    with pytest.raises(DataError, match="some data sources have a weight and others do not"):
         build_examples([one, two], "supervised", tokenizer, 0)
 
 
@@ -309,7 +326,9 @@ def test_examples_bad_row_what_cannot_fit_is_not_tokenised(world: World, monkeyp
     monkeypatch.setattr(samples, "LONG", 1000)
     monkeypatch.setattr(turns, "_encode", lambda tokenizer, text: pytest.fail(f"{len(text)} characters"))
     rows = [{"prompt": "p", "completion": "x" * 5000}]
-    with pytest.raises(DataError, match=r"1 × too long\n.*line 1: it has 5,001 characters, but the context takes 64"):
+    with pytest.raises(
+        DataError, match=r"1 × too long\n.*line 1: the example has 5,001 characters, but the context has room for 64"
+    ):
         world.examples(rows, "supervised", 64)
     with pytest.raises(DataError, match="leaves no example for training"):
         world.examples(rows, "supervised", 64, too_long="skip")
@@ -321,5 +340,5 @@ def test_examples_bad_row_an_answer_that_is_null_is_said_to_be(world: World) -> 
 
 
 def test_examples_bad_row_pairs_where_answers_are_imitated_are_said_to_be(world: World) -> None:
-    with pytest.raises(DataError, match="two answers to compare: take pipeline `preference` or `reward_model`"):
+    with pytest.raises(DataError, match=r"two answers to compare, .*: use the pipeline `preference` or `reward_model`"):
         world.examples([GOOD["pair"]], "supervised")

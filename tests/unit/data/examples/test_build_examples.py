@@ -42,7 +42,7 @@ CHAT = "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n"
 
 
 def first_samples(examples: Examples) -> tuple[TrainingSample, ...]:
-    samples = examples.samples(examples.train.draw(1)[0])
+    samples = examples.build_samples(examples.train.draw(1)[0])
     assert not isinstance(samples, str), samples
     return samples
 
@@ -122,7 +122,7 @@ def test_examples_bad_rows_are_counted_and_named_before_training(world: World) -
     said = world.refusal([good, empty, {"question": "x"}, *[empty] * 4])
     assert said.startswith("6 of 7 rows of data source 'file' cannot be learned from:\n  5 × empty answer\n")
     assert said.count("is empty: fill it in") == 3 and "line 2: message 2, of the assistant, is empty" in said
-    assert "line 3: no column has the text to train on. It has: 'question'" in said
+    assert "line 3: no column has the text to train on. The columns are: 'question'" in said
     examples = world.examples([good, empty], on_bad_row="skip")
     assert examples.train.num_items == 1 and examples.report.bad["file"].counts == {"empty answer": 1}
 
@@ -167,14 +167,14 @@ def test_examples_prompts_are_dressed_as_prompt_sources_are(world: World) -> Non
     assert asked == system + CHAT.replace("1 + 1?", "Q: 1 + 1?")
     ((asked, _),) = world.texts({"messages": [{"role": "system", "content": "Own."}, USER, ANSWER]}, **settings)
     assert asked == system.replace("Brief", "Own") + CHAT.replace("1 + 1?", "Q: 1 + 1?")
-    assert "put around one message" in world.refusal([{"messages": [USER, ANSWER, USER, ANSWER]}], **settings)
+    assert "applies to a single user message" in world.refusal([{"messages": [USER, ANSWER, USER, ANSWER]}], **settings)
 
 
 def test_examples_content_in_parts_is_joined(world: World) -> None:
     parts = [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1?"}]
     assert world.texts({"messages": [{"role": "user", "content": parts}, ANSWER]}) == [(CHAT, "2<|im_end|>")]
     image = {"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]}
-    assert "a part of `content` is of type 'image': pictures, sound and films are not consumed by" in world.refusal(
+    assert "a part of `content` is of type 'image': images, audio and video are not supported by" in world.refusal(
         [image]
     )
 
@@ -230,7 +230,7 @@ def test_examples_the_token_at_the_end_fits_into_the_context(world: World) -> No
     (sample,) = first_samples(world.examples([row], "scored", score_at_end=True))
     world.examples([row], "scored", score_at_end=True, max_tokens=len(sample))
     refusal = world.refusal([row], "scored", score_at_end=True, max_tokens=len(sample) - 1)
-    assert f"it has {len(sample) - 1} tokens, but the context takes {len(sample) - 2}" in refusal
+    assert f"the example has {len(sample) - 1} tokens, but the context has room for {len(sample) - 2}" in refusal
 
 
 def test_examples_further_columns_are_metadata(world: World) -> None:
@@ -241,7 +241,7 @@ def test_examples_further_columns_are_metadata(world: World) -> None:
 def test_examples_the_same_question_is_never_on_both_sides(world: World) -> None:
     rows = [{"prompt": f"{i % 50}?", "completion": str(i)} for i in range(200)]
     examples = world.examples(rows, held_out=0.3)
-    held_out = {e.conversations[0].messages[0].text for e in (d.example for d in examples.evaluation(200))}
+    held_out = {e.conversations[0].messages[0].text for e in (d.example for d in examples.get_evaluation_draws(200))}
     trained = {d.example.conversations[0].messages[0].text for d in examples.train.draw(examples.train.num_items)}
     assert held_out and trained and not held_out & trained and len(held_out | trained) == 50
 
@@ -252,7 +252,7 @@ def test_examples_of_two_texts_what_is_asked_is_what_both_begin_with() -> None:
     reader = ExampleReader(config, "d", "pair", lambda text: None, BadRows())
     pairs = [{"chosen": f"1 + 1? {good}", "rejected": f"1 + 1? {bad}"} for good, bad in (("2", "3"), ("two", "five"))]
     items = [reader.read(pair, str(number), "here") for number, pair in enumerate(pairs)]
-    assert [list(reader.asked(item)) for item in items] == [["1 + 1? "], ["1 + 1? "]]
+    assert [list(reader.get_question(item)) for item in items] == [["1 + 1? "], ["1 + 1? "]]
 
 
 def test_examples_parquet_and_datasets_and_objects_give_the_same(
@@ -274,14 +274,16 @@ def test_examples_parquet_and_datasets_and_objects_give_the_same(
     found = []
     for entry in entries:
         examples = build_examples([entry], "supervised", tokenizer, 0)
-        found.append(sorted(tokenizer.decode(s.token_ids) for d in examples.train.draw(2) for s in examples.samples(d)))
+        found.append(
+            sorted(tokenizer.decode(s.token_ids) for d in examples.train.draw(2) for s in examples.build_samples(d))
+        )
     assert found[0] == found[1] == found[2] == found[3] == sorted([f"{CHAT}2<|im_end|>\n", "Once<|im_end|>"])
 
 
 def test_examples_another_file_may_be_held_out(world: World, tmp_path: Path) -> None:
     other = write(tmp_path / "other.jsonl", [{"prompt": "2 + 2?", "completion": "4"}])
     examples = world.examples([{"prompt": "1 + 1?", "completion": "2"}], held_out=0.5, held_out_path=other)
-    assert [d.uid for d in examples.evaluation(9)] == ["file/held_out/1"] and examples.train.num_items == 1
+    assert [d.uid for d in examples.get_evaluation_draws(9)] == ["file/held_out/1"] and examples.train.num_items == 1
 
 
 @pytest.mark.parametrize(("weights", "shares"), [((3, 1), (6, 2)), ((None, None), (2, 6))])
@@ -296,7 +298,7 @@ def test_examples_sources_are_mixed_by_their_weights_and_else_by_their_sizes(
     examples = build_examples(entries, "supervised", tokenizer, 0)
     drawn = [draw.example.domain for draw in examples.train.draw(8)]
     assert (drawn.count("a"), drawn.count("b")) == shares
-    measured = [draw.uid for draw in examples.evaluation(4)]  # any beginning has some of every source
+    measured = [draw.uid for draw in examples.get_evaluation_draws(4)]  # any beginning has some of every source
     assert [uid.split("/")[:2] for uid in measured] == [["a", "held_out"], ["b", "held_out"]] * 2
     assert len(set(measured)) == 4
 
@@ -305,21 +307,21 @@ def test_examples_a_sum_may_be_written_out_in_its_answer(tokenizer: PreTrainedTo
     config = ArithmeticExamples(source="arithmetic", answer_template="{sum} = {answer}")
     source = build_examples([config], "supervised", tokenizer, 0)
     for draw in source.train.draw(5):
-        (sample,) = source.samples(draw)
+        (sample,) = source.build_samples(draw)
         text = tokenizer.decode(sample.token_ids[sample.loss_mask].tolist(), skip_special_tokens=True)
         a, plus, b, equals, number = text.split()
         assert (plus, equals, int(number)) == ("+", "=", int(a) + int(b))
-    with pytest.raises(ValueError, match="leaves out the number"):
+    with pytest.raises(ValueError, match="the number would be lost"):
         ArithmeticExamples(source="arithmetic", answer_template="{sum}")
 
 
 def test_examples_sums_are_no_pairs(tokenizer: PreTrainedTokenizerBase) -> None:
-    with pytest.raises(DataError, match="'arithmetic' has one answer to each sum, which this pipeline cannot learn"):
+    with pytest.raises(DataError, match="'arithmetic' generates sums with one answer each, but this pipeline"):
         build_examples([ArithmeticExamples(source="arithmetic")], "pair", tokenizer, 0)
 
 
 def test_examples_every_row_of_the_documentation_is_read(world: World) -> None:
-    page = (Path(__file__).parents[4] / "docs" / "examples.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "data-formats.md").read_text()
     rows = [json.loads(row) for row in re.findall(r"`(\{\".*?\})`(?= \||\s\()", page)]
     kinds: dict[str, ExampleKind] = {"chosen": "pair", "label": "labelled", "score": "scored"}
     found: list[ExampleKind] = []

@@ -109,7 +109,7 @@ def test_examples_stream_memory_holds_a_few_bytes_of_every_row(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of 4 KiB: what reading four times as many costs is far below what they hold."""
-    monkeypatch.setattr("roll.data.examples.build.EAGER_CHECK", 100)
+    monkeypatch.setattr("roll.data.examples.build.MAX_CHECKED_AT_START", 100)
     monkeypatch.setattr("roll.data.examples.checking.NUM_MEASURED", 5)
 
     def peak(num_rows: int) -> int:
@@ -120,7 +120,7 @@ def test_examples_stream_memory_holds_a_few_bytes_of_every_row(
         tracemalloc.start()
         examples = build_examples([FileExamples(source="file", path=str(path))], "supervised", tokenizer, 0)
         for draw in examples.train.draw(20):
-            examples.samples(draw)
+            examples.build_samples(draw)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert examples.train.num_items + len(examples.held_out) == num_rows

@@ -53,7 +53,7 @@ def examples_of(
 
 
 def learnt(examples: Examples, tokenizer: PreTrainedTokenizerBase) -> str:
-    (sample,) = examples.samples(examples.train.draw(1)[0])
+    (sample,) = examples.build_samples(examples.train.draw(1)[0])
     return tokenizer.decode(sample.token_ids[sample.loss_mask])
 
 
@@ -137,22 +137,22 @@ def test_examples_hostile_any_row_is_an_example_or_a_named_mistake(
         assert first == "1 of 1 rows of data source 'python' cannot be learned from:"
         assert re.fullmatch(f"  1 × ({REASONS})", reason) and len(str(error)) < 1500
     else:
-        samples = examples.samples(examples.train.draw(1)[0])
+        samples = examples.build_samples(examples.train.draw(1)[0])
         assert len(samples) == 1 + (kind == "pair")
         for sample in samples:
             assert not isinstance(sample, str) and sample.loss_mask.any() and not sample.loss_mask[0]
             assert len(sample) <= max_tokens and sample.prefix_length <= int(np.argmax(sample.loss_mask))
             learns = tokenizer.decode(sample.token_ids[sample.loss_mask])
-            said = "".join(texts_of(row))
+            said = "".join(iter_texts(row))
             assert all(part.strip("\ufffd") in said for part in learns.split("<|im_end|>"))
 
 
-def texts_of(value: Any) -> Iterator[str]:
+def iter_texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list | np.ndarray):
         for inner in value.values() if isinstance(value, dict) else value:
-            yield from texts_of(inner)
+            yield from iter_texts(inner)
 
 
 class Failing(dict[str, Any]):
@@ -161,11 +161,11 @@ class Failing(dict[str, Any]):
 
 
 OBJECTS: list[tuple[Any, Any, str]] = [
-    ("pair", {1: 2, None: 3, ("prompt",): 4}, "there is no column 'chosen'. It has: 1, None, ('prompt',)"),
+    ("pair", {1: 2, None: 3, ("prompt",): 4}, "there is no column 'chosen'. The columns are: 1, None, ('prompt',)"),
     (
         "supervised",
         {"messages": [USER, {**ANSWER, "tool_calls": np.array([1, 2])}]},
-        "a tool's call must be an object, got 1",
+        "a tool call must be an object, got 1",
     ),
     ("supervised", {"instruction": "a", "input": np.array([1, 2]), "output": "b"}, "column 'input' must be text"),
     ("supervised", {"text": datetime.datetime(2026, 1, 1)}, "column 'text' must be text"),
@@ -252,7 +252,7 @@ CHATML = (
 def test_examples_hostile_whatever_a_template_does_is_a_named_mistake(tiny_model: Path, template: Any) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.chat_template = template or "{{ '' }}"
-    with pytest.raises(DataError, match="1 × refused by the chat template"):
+    with pytest.raises(DataError, match="1 × rejected by the chat template"):
         examples_of([chat("a", "b")], tokenizer)
 
 
@@ -265,7 +265,7 @@ def test_examples_hostile_a_template_that_marks_what_is_asked_does_not_make_it_l
 def test_examples_hostile_a_tokenizer_without_an_end_or_places_is_refused(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.chat_template = tokenizer.eos_token = None
-    with pytest.raises(DataError, match="has no token that ends a text"):
+    with pytest.raises(DataError, match="has no EOS token"):
         examples_of([chat("a", "b")], tokenizer)
     slow = ByT5Tokenizer()
     slow.chat_template = CHATML.replace("<|im_end|>", "</s>")
@@ -290,7 +290,7 @@ def test_examples_hostile_long_texts_and_many_turns_take_time_with_their_length(
     started = time.process_time()
     examples = examples_of(rows, tokenizer, on_bad_row="skip")
     for draw in examples.train.draw(examples.train.num_items):
-        examples.samples(draw)
+        examples.build_samples(draw)
     assert time.process_time() - started < 60  # about 3 s on one core
     assert examples.report.bad["python"].counts == {"too long": 5, "too many messages": 2}
 
@@ -300,7 +300,7 @@ def test_examples_hostile_json_that_nests_without_end_is_a_named_mistake(
 ) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"messages": ' + "[" * 100_000 + "]" * 100_000 + "}\n")
-    with pytest.raises(DataError, match="line 1: not JSON"):
+    with pytest.raises(DataError, match="line 1: the line is not valid JSON"):
         build_examples([FileExamples(source="file", path=str(path))], "supervised", tokenizer, 0)
     path.write_text(json.dumps(chat("a", "b")).replace('"b"', "[" * 500 + "]" * 500) + "\n")
     with pytest.raises(DataError, match="`content` must be text"):
@@ -324,7 +324,7 @@ def test_examples_hostile_merging_tokens_never_move_a_border(
         messages.pop()
     if not messages:
         return
-    ids, mask = renderer.conversation(messages)
+    ids, mask = renderer.tokenize_conversation(messages)
     borders = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
     found = [tokenizer.decode(ids[a:b]) for a, b in zip(borders[::2], borders[1::2], strict=True)]
     assert found == [f"{m.text}<|im_end|>" for m in messages if m.role == "assistant"]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from roll.envs.adapters import ADAPTERS
-from roll.envs.adapters.packages import OwnRandomness, imported
+from roll.envs.adapters.packages import RandomState, import_package
 from roll.envs.registration import make
 from roll.errors import ConfigError, DataError
 
@@ -51,20 +51,20 @@ def test_env_adapters_a_missing_package_is_named_with_the_way_to_install_it(
 
 
 def test_env_adapters_environments_keep_their_random_numbers_to_themselves() -> None:
-    one, two = OwnRandomness(), OwnRandomness()
+    one, two = RandomState(), RandomState()
     one.seed(1)
     two.seed(1)
     random.seed(5)
     np.random.seed(5)
     expected = random.Random(5).random()
-    with one.used():
+    with one.swap_in():
         first = [random.random(), np.random.rand()]
-    with two.used():
+    with two.swap_in():
         assert [random.random(), np.random.rand()] == first
-    with one.used():
+    with one.swap_in():
         assert [random.random(), np.random.rand()] != first
     assert random.random() == expected
-    assert imported("json", "json", "x").loads("1") == 1
+    assert import_package("json", "json", "x").loads("1") == 1
 
 
 def test_env_adapters_reasoning_gym_asks_and_scores_by_the_task_itself() -> None:

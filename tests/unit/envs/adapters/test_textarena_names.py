@@ -1,4 +1,4 @@
-"""Games of `textarena` that cannot be made are named with the reason; a stand-in has one of each kind."""
+"""Games of `textarena` that cannot be created are named with the reason; a stand-in has one of each kind."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_env_textarena_names_textarena_game_that_cannot_be_made_says_why(
     package: dict[str, Exception], error: Exception, says: str
 ) -> None:
     package["Nim-v0-raw"] = error
-    with pytest.raises(ConfigError, match=f"^environment 'textarena:Nim-v0' cannot be made: {says}$") as raised:
+    with pytest.raises(ConfigError, match=f"^environment 'textarena:Nim-v0' cannot be created: {says}$") as raised:
         make("Nim-v0")
     assert len(str(raised.value)) < 500
 
@@ -68,7 +68,7 @@ def test_env_textarena_names_textarena_game_that_is_unknown_is_not_suggested_to_
 ) -> None:
     with pytest.raises(ConfigError) as raised:
         make("Odd-v0")
-    assert "has no form 'Odd-v0-raw'" in str(raised.value) and "Did you mean" not in str(raised.value)
+    assert "has no variant 'Odd-v0-raw'" in str(raised.value) and "Did you mean" not in str(raised.value)
     with pytest.raises(ConfigError, match=r"no game 'Nimm-v0'\. Did you mean 'Nim-v0'\?"):
         make("Nimm-v0")
 

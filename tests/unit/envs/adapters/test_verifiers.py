@@ -63,5 +63,5 @@ def test_env_verifiers_a_library_of_agent_programs_is_told_apart(monkeypatch: py
     later = ModuleType("verifiers")
     later.__version__ = "0.4.0"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "verifiers", later)
-    with pytest.raises(ConfigError, match=r"verifiers 0\.4\.0 has no environments that are stepped"):
+    with pytest.raises(ConfigError, match=r"verifiers 0\.4\.0 has no environments with `step`"):
         adapter.make("anything")

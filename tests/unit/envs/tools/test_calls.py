@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from roll.envs.tools import FORMS, ToolCall, ToolResult
-from roll.envs.tools.calls import MOST_CALLS, form_named
+from roll.envs.tools import TOOL_CALL_FORMATS, ToolCall, ToolResult
+from roll.envs.tools.calls import MAX_CALLS, get_tool_call_format
 from roll.envs.tools.json_text import MalformedJsonError, read_json
 
 
@@ -32,7 +32,7 @@ TOOLS = {
 
 
 def calls_in(form: str, text: str) -> list[tuple[str, dict[str, object]]]:
-    found = FORMS[form].parse(text, TOOLS)
+    found = TOOL_CALL_FORMATS[form].parse(text, TOOLS)
     assert not found.problems, found.problems
     return [(call.name, dict(call.arguments)) for call in found.calls]
 
@@ -189,7 +189,7 @@ def test_tool_call_a_form_reads_what_its_models_write(form: str, text: str, expe
 )
 def test_tool_call_a_malformed_call_becomes_one_sentence(form: str, text: str) -> None:
     for name in (form, "auto"):
-        found = FORMS[name].parse(text, TOOLS)
+        found = TOOL_CALL_FORMATS[name].parse(text, TOOLS)
         assert not found.calls
         assert len(found.problems) == 1
         assert len(found.problems[0]) < 200
@@ -210,7 +210,7 @@ CALLS = st.lists(st.builds(ToolCall, name=NAMES, arguments=ARGUMENTS), min_size=
 @settings(max_examples=25)
 @given(calls=CALLS)
 def test_tool_call_what_a_form_writes_it_reads_as_the_same_calls(form: str, calls: list[ToolCall]) -> None:
-    found = FORMS[form].parse(FORMS[form].render(calls), TOOLS)
+    found = TOOL_CALL_FORMATS[form].parse(TOOL_CALL_FORMATS[form].render(calls), TOOLS)
     assert [(call.name, dict(call.arguments)) for call in found.calls] == [(c.name, dict(c.arguments)) for c in calls]
 
 
@@ -219,7 +219,7 @@ def test_tool_call_glm_writes_texts_bare_and_reads_them_by_the_tools_schema() ->
         ToolCall(name="search", arguments={"query": '{"a": 1}\n</tool_call>', "top": 2}),
         ToolCall(name="today", arguments={}),
     ]
-    assert list(FORMS["glm"].parse(FORMS["glm"].render(calls), TOOLS).calls) == calls
+    assert list(TOOL_CALL_FORMATS["glm"].parse(TOOL_CALL_FORMATS["glm"].render(calls), TOOLS).calls) == calls
 
 
 def test_tool_call_gemma_reads_arguments_of_a_thousand_keys() -> None:
@@ -254,9 +254,11 @@ def test_tool_call_are_read_as_models_templates_write_them(template: str, form: 
 THINKING = ["<think>{}</think>", "{}</think>", "[THINK]{}[/THINK]", "<|channel>thought\n{}<channel|>"]
 
 
-@pytest.mark.parametrize("form", [name for name in FORMS if name != "harmony"])
+@pytest.mark.parametrize("form", [name for name in TOOL_CALL_FORMATS if name != "harmony"])
 def test_tool_call_inside_of_reasoning_are_not_made(form: str) -> None:
-    thought, made = (FORMS[form].render([ToolCall(name=name, arguments={})]) for name in ("today", "search"))
+    thought, made = (
+        TOOL_CALL_FORMATS[form].render([ToolCall(name=name, arguments={})]) for name in ("today", "search")
+    )
     for thinking in THINKING:
         assert [name for name, _ in calls_in(form, thinking.format(thought) + made)] == ["search"]
         assert calls_in(form, thinking.format(thought) + "Done.") == []
@@ -265,8 +267,9 @@ def test_tool_call_inside_of_reasoning_are_not_made(form: str) -> None:
 
 @pytest.mark.parametrize("form", ["auto", "hermes", "xml", "glm", "gemma4"])
 def test_tool_call_inside_of_reasoning_are_made_where_they_count(form: str) -> None:
-    text = f"<think>{FORMS[form].render([ToolCall(name='today', arguments={})])}"
-    assert [call.name for call in form_named(form, parse_reasoning=True).parse(text, TOOLS).calls] == ["today"]
+    text = f"<think>{TOOL_CALL_FORMATS[form].render([ToolCall(name='today', arguments={})])}"
+    parsed = get_tool_call_format(form, parse_reasoning=True).parse(text, TOOLS)
+    assert [call.name for call in parsed.calls] == ["today"]
 
 
 def test_tool_call_the_tags_form_reads_what_it_writes() -> None:
@@ -274,7 +277,7 @@ def test_tool_call_the_tags_form_reads_what_it_writes() -> None:
         ToolCall(name="search", arguments={"query": "a\nb <c>", "top": 2}),
         ToolCall(name="python", arguments={"code": "x = 1\nif x:\n    print(x)"}),
     ]
-    assert list(FORMS["xml"].parse(FORMS["xml"].render(calls), TOOLS).calls) == calls
+    assert list(TOOL_CALL_FORMATS["xml"].parse(TOOL_CALL_FORMATS["xml"].render(calls), TOOLS).calls) == calls
 
 
 FRAGMENTS = [
@@ -291,20 +294,20 @@ FRAGMENTS = [
 @given(parts=st.lists(st.sampled_from(FRAGMENTS), max_size=40))
 def test_tool_call_no_text_makes_a_parser_raise(parts: list[str]) -> None:
     text = "".join(parts)
-    for form in FORMS.values():
+    for form in TOOL_CALL_FORMATS.values():
         found = form.parse(text, TOOLS)
-        assert len(found.calls) <= MOST_CALLS
+        assert len(found.calls) <= MAX_CALLS
         for call in found.calls:
             form.render([call])
-            form.result(ToolResult(call=call, content="x", ok=True))
+            form.format_result(ToolResult(call=call, content="x", ok=True))
 
 
-@pytest.mark.parametrize("form", list(FORMS))
+@pytest.mark.parametrize("form", list(TOOL_CALL_FORMATS))
 def test_tool_call_long_text_costs_time_in_proportion(form: str) -> None:
     for fragment in FRAGMENTS:
         text = fragment * (400_000 // len(fragment))
         begun = time.process_time()
-        FORMS[form].parse(text, TOOLS)
+        TOOL_CALL_FORMATS[form].parse(text, TOOLS)
         assert time.process_time() - begun < 10, f"{fragment!r}: a quadratic parser takes minutes"
 
 
@@ -317,7 +320,7 @@ def test_tool_call_deep_json_is_refused_before_anything_walks_it() -> None:
 
 def test_tool_call_every_form_but_the_templates_explains_every_tool_and_says_results() -> None:
     result = ToolResult(call=ToolCall(name="search", arguments={}, id="a1"), content="found it", ok=True)
-    for name, form in FORMS.items():
+    for name, form in TOOL_CALL_FORMATS.items():
         text = form.explain(list(TOOLS.values()))
         assert (text == "") if name == "template" else all(tool in text for tool in TOOLS)
-        assert "found it" in form.result(result)
+        assert "found it" in form.format_result(result)

@@ -20,13 +20,14 @@ from roll.config.sandbox import SandboxConfig
 from roll.data import ChatRenderer
 from roll.data.environment import EpisodeList
 from roll.envs.hosting import EnvHosts
-from roll.envs.places import open_hosts
+from roll.envs.run_hosts import open_hosts
 from roll.envs.server import environment_server
 from roll.envs.tools import Tool, ToolError, build_tools
 from roll.envs.tools.function import FunctionTool
 from roll.errors import ConfigError, DataError, InfraError, UserError
-from roll.pipelines.environments import first_observations
-from roll.rollout.episode import EpisodePlan, play
+from roll.pipelines.environments import collect_first_observations
+from roll.rollout.episode import play_episode
+from roll.rollout.episode_start import EpisodePlan
 from roll.types import GenerationRequest, PromptDraw, Rollout, SamplingParams
 
 ONE_QUESTION = {"environment": "math:Generated-v0-easy", "options": {"kinds": ["arithmetic"]}, "num_turns": 3}
@@ -40,9 +41,9 @@ def test_tool_config_names_and_sections_become_arguments_of_with_tools() -> None
     given = (
         entry(
             tools=["calculator", {"tool": "search", "folder": "notes"}, {"tool": "a.b:c", "options": {"d": 1}}],
-            tool_calls={"form": "json", "max_uses": 2, "rewards": {"format": -0.1}},
+            tool_calls={"format": "json", "max_uses": 2, "rewards": {"format": -0.1}},
         )
-        .settings(0)
+        .build_settings(0)
         .tools
     )
     assert given == {
@@ -51,14 +52,14 @@ def test_tool_config_names_and_sections_become_arguments_of_with_tools() -> None
             {"tool": "search", "folder": "notes", "num_results": 3, "name": "search"},
             {"tool": "a.b:c", "d": 1},
         ],
-        "form": "json",
+        "tool_format": "json",
         "max_tool_uses": 2,
         "rewards": {"call": 0.0, "success": 0.0, "error": 0.0, "format": -0.1},
         "explain": True,
         "max_result_chars": 8_000,
         "call_time_limit_s": 120.0,
     }
-    assert entry().settings(0).tools == {}
+    assert entry().build_settings(0).tools == {}
 
 
 def test_tool_config_episodes_with_other_tools_are_other_data() -> None:
@@ -71,10 +72,10 @@ def test_tool_config_episodes_with_other_tools_are_other_data() -> None:
     [
         ("tools: [calculater]", "'calculater' is not known. Did you mean 'calculator'? Known: calculator, python"),
         ("tools: [{tool: search}]", "missing key 'environments.0.tools.0.folder'"),
-        ("tools: [{tool: mcp}]", "by its `command` or by its `url`: give one of them"),
+        ("tools: [{tool: mcp}]", "either `command` or `url`: set one of the two"),
         ("tools: [{tool: python, limit: 3}]", "unknown key 'environments.0.tools.0.limit'"),
-        ("tools: [calculator]\n    num_turns: 1", "a tool's call is a turn of its own"),
-        ("tool_calls: {max_uses: 3}", "but there are none: name them under tools"),
+        ("tools: [calculator]\n    num_turns: 1", "a tool call is a separate turn"),
+        ("tool_calls: {max_uses: 3}", "but no tool is configured: list tools"),
     ],
 )
 def test_tool_config_what_is_wrong_with_tools_is_said_in_a_line(tmp_path: Path, written: str, message: str) -> None:
@@ -107,7 +108,7 @@ async def places(host: str) -> AsyncIterator[tuple[EnvHosts, dict[str, str]]]:
 @pytest.mark.parametrize("host", ["loop", "pool", "http"])
 async def test_tool_config_an_environment_has_tools_wherever_it_runs(host: str) -> None:
     async with places(host) as (hosts, where):
-        given = entry(tools=["calculator"], tool_calls={"max_uses": 2}, **where).settings(4)
+        given = entry(tools=["calculator"], tool_calls={"max_uses": 2}, **where).build_settings(4)
         async with hosts.open(given) as env:
             asked, _ = await env.reset(4)
             assert asked.startswith("What is ") and "<calculator>…</calculator>: Computes" in asked
@@ -117,7 +118,7 @@ async def test_tool_config_an_environment_has_tools_wherever_it_runs(host: str) 
             assert (await env.step("<calculator>1 +</calculator>"))[0].endswith("answer now.")
             _, reward, ended, _, info = await env.step(f"\\boxed{{{told.split()[1]}}}")
             assert ended and reward == 1 and not info["use_tool"]
-        found = hosts.metrics()
+        found = hosts.collect_metrics()
         assert found["env/math:Generated-v0-easy/tool_uses"] == 2
         assert found["env/math:Generated-v0-easy/tool_error_share"] == 0.5
 
@@ -127,8 +128,8 @@ async def test_tool_config_before_a_run_a_users_own_class_acts_once(tmp_path: Pa
     file.write_text(
         "class Old:\n  def reset(self, seed=None): return 'go', {}\n  def step(self, a): return a, 0.0, True, {}"
     )
-    with pytest.raises(UserError, match=r"`step\(action\)` gives .* return five values.* So its episodes would fail"):
-        await first_observations([entry(environment=f"{file}:Old", options={})], SandboxConfig())
+    with pytest.raises(UserError, match=r"`step\(action\)` returns .* return five values.* Every episode would fail"):
+        await collect_first_observations([entry(environment=f"{file}:Old", options={})], SandboxConfig())
 
 
 async def test_tool_config_before_a_run_what_tools_need_is_missed(tmp_path: Path) -> None:
@@ -141,8 +142,8 @@ async def test_tool_config_before_a_run_what_tools_need_is_missed(tmp_path: Path
         (f"{tmp_path}/own.py:lookup", "there is no file"),
     ]:
         with pytest.raises(UserError, match=message):
-            await first_observations([entry(tools=[tool])], SandboxConfig())
-    begun = await first_observations([entry(tools=["calculator"])], SandboxConfig())
+            await collect_first_observations([entry(tools=[tool])], SandboxConfig())
+    begun = await collect_first_observations([entry(tools=["calculator"])], SandboxConfig())
     assert "<calculator>" in begun["environment"][0]
 
 
@@ -174,7 +175,7 @@ async def test_tool_config_a_users_own_tool_costs_its_own_episode_alone(tmp_path
     options = {"book": {"a": "class "}} if name == "lookup" else {}
     own = [{"tool": f"{tmp_path}/own.py:{name}", "options": options}]
     async with places("loop") as (hosts, _):
-        given = entry(tools=own).settings(0)
+        given = entry(tools=own).build_settings(0)
 
         async def used(action: str) -> str:
             async with hosts.open(given) as env:
@@ -187,7 +188,7 @@ async def test_tool_config_a_users_own_tool_costs_its_own_episode_alone(tmp_path
             used("<lookup>die</lookup>"),
             return_exceptions=True,
         )
-        assert hosts.metrics()["env/math:Generated-v0-easy/failures"] == 1.0
+        assert hosts.collect_metrics()["env/math:Generated-v0-easy/failures"] == 1.0
     assert twice == "<result>\nclass class \n</result>"
     assert "no b in here" in str(one) and one != other, "each episode has a process of its own"
     assert isinstance(died, InfraError) and "code 3" in str(died)
@@ -206,7 +207,7 @@ async def test_tool_config_tools_are_closed_however_an_episode_ends(monkeypatch:
 
     monkeypatch.setattr("roll.envs.tools.build.load_function", lambda name, kind: Source)
     hosts = EnvHosts()
-    given = entry(tools=["own.module:Source"]).settings(0)
+    given = entry(tools=["own.module:Source"]).build_settings(0)
 
     async def played(failure: BaseException) -> None:
         async with hosts.open(given) as env:
@@ -256,7 +257,7 @@ def _odd(word: Path | ToolError) -> str:
     ("function", "options", "message"),
     [
         (_silent, {}, "has no docstring"),
-        (_any, {}, r"its argument '\*words: .*' has no name"),
+        (_any, {}, r"its argument '\*words: .*' cannot be passed by name"),
         (_odd, {}, "tool '_odd'"),
         (lambda: None, {}, "has no docstring"),
     ],
@@ -273,13 +274,13 @@ def _played(default_model: Path, template: str, answers: list[str]) -> tuple[Rol
     stop = (PUBLISHED[template] or ("<|im_end|>",))[0]
     written = [tokenizer.encode(answer + stop, add_special_tokens=False) for answer in answers]
     engine = Engine(written, (written[0][-1],))
-    given = entry(tools=["calculator"], tool_calls={"form": "template"})
+    given = entry(tools=["calculator"], tool_calls={"format": "template"})
     prompt = EpisodeList(given, "d", 0, 1)[0]
     renderer = ChatRenderer(tokenizer)
     draw = PromptDraw(draw_id=0, prompt=prompt, token_ids=renderer.render(prompt.messages))
     sampling = SamplingParams(max_new_tokens=60, seed=1, stop_token_ids=engine.stops)
     first = GenerationRequest(request_id="train-0.0", token_ids=draw.token_ids, sampling=sampling)
-    return asyncio.run(play(draw, 0, first, engine.generate, renderer, plan=EpisodePlan())), engine, tokenizer
+    return asyncio.run(play_episode(draw, 0, first, engine.generate, renderer, plan=EpisodePlan())), engine, tokenizer
 
 
 @pytest.mark.parametrize(
@@ -302,5 +303,5 @@ def test_tool_config_a_template_that_knows_tools_shows_them_in_its_own_words(
 
 
 def test_tool_config_a_template_without_tools_is_said_to_have_none(default_model: Path) -> None:
-    with pytest.raises(DataError, match="does not show tools: choose another"):
+    with pytest.raises(DataError, match="does not support tools: choose another"):
         _played(default_model, "smollm2", ["x"])

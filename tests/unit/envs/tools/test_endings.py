@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from worlds.failing import Chance, FailingPool, failing_servers
 
-from roll.envs.equipping import Equipment
+from roll.envs.hosted_tools import ToolBuilder
 from roll.envs.hosting import EnvHosts
 from roll.envs.process_host import PoolHost
 from roll.envs.tools import ToolEnv
@@ -53,7 +53,7 @@ async def test_tool_ending_tools_behind_one_that_does_not_close_are_closed() -> 
 
 def test_tool_ending_an_environment_is_closed_where_its_tools_are_closing_and_that_is_cancelled(chance: Chance) -> None:
     pool: Any = FailingPool(chance)
-    hosts = EnvHosts({"pool": PoolHost(pool)}, Equipment(pool))
+    hosts = EnvHosts({"pool": PoolHost(pool)}, ToolBuilder(pool))
     settings = EnvironmentSettings(name="game", host="pool", options={"n": 1}, tools={"tools": ["own.py:look"]})
 
     async def main() -> None:
@@ -81,7 +81,7 @@ def test_tool_ending_an_environment_is_closed_where_its_tools_are_closing_and_th
 def test_tool_ending_episodes_that_open_sandboxed_tools_at_once_share_one_manager_to_the_end(chance: Chance) -> None:
     async def main() -> None:
         pool: Any = FailingPool(chance)
-        hosts = EnvHosts({"pool": PoolHost(pool)}, Equipment(pool, TRUSTED))
+        hosts = EnvHosts({"pool": PoolHost(pool)}, ToolBuilder(pool, TRUSTED))
         settings = EnvironmentSettings(name="game", host="pool", options={"n": 1}, tools={"tools": ["python"]})
 
         async def episode() -> str:

@@ -68,12 +68,14 @@ async def test_tool_sandbox_a_workspace_keeps_its_shell_and_files_for_an_episode
     assert await use("shell", command="cat a.txt; echo $X") == "one\ntwo\n5"
     assert await use("edit_file", path="notes/a.txt", old="two", new="three") == "Replaced it in notes/a.txt."
     assert await use("read_file", path="notes/a.txt") == "one\nthree\n"
-    assert "exactly once, and is 3 times" in await use("edit_file", path="notes/a.txt", old="e", new="x")
+    assert "exactly once in the file, but occurs 3 times" in await use(
+        "edit_file", path="notes/a.txt", old="e", new="x"
+    )
     assert "cannot read" in await use("read_file", path="missing")
     assert await use("shell", command="false") == "(Exit code 1.)"
     await use("shell", command="exit")
     assert await use("shell", command="echo $X again") == "again", "a new shell"
-    assert "no path" in await use("read_file", path="\0")
+    assert "the path must name a file" in await use("read_file", path="\0")
     use = Box(list(await workspace.open()))
     assert "cannot read" in await use("read_file", path="notes/a.txt"), "a new episode has a new sandbox"
 
@@ -81,7 +83,7 @@ async def test_tool_sandbox_a_workspace_keeps_its_shell_and_files_for_an_episode
 async def test_tool_sandbox_a_model_that_removes_its_home_hears_so(workspace: WorkspaceTools) -> None:
     use = Box(list(await workspace.open()))
     await use("shell", command="rm -rf ~; exit")
-    assert "is the home directory still there?" in await use("shell", command="pwd")
+    assert "check that the home directory still exists" in await use("shell", command="pwd")
 
 
 def test_tool_sandbox_programs_without_isolation_must_be_trusted() -> None:
@@ -118,9 +120,9 @@ async def test_tool_sandbox_a_server_that_refuses_arguments_says_so_to_the_model
 
     source._client = SimpleNamespace(call_tool=call_tool)
     with pytest.raises(ToolError, match="a is no number"):
-        await source.ask("add", {"a": "x"})
+        await source.call_tool("add", {"a": "x"})
     with pytest.raises(InfraError, match="gone"):
-        await source.ask("add", {})
+        await source.call_tool("add", {})
 
 
 class Still:
@@ -140,7 +142,7 @@ async def test_tool_sandbox_tools_of_an_mcp_server_are_called_over_its_pipes(tmp
     paths = os.pathsep.join(path for path in sys.path if path)
     command = [sys.executable, str(tmp_path / "server.py")]
     (source,) = build_tools([{"tool": "mcp", "command": command, "env": {"PYTHONPATH": paths}}])
-    env = ToolEnv(Still(), [source], form="hermes")
+    env = ToolEnv(Still(), [source], tool_format="hermes")
     try:
         observation, _ = await env.reset(0)
         assert '"add"' in observation

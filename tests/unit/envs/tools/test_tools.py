@@ -119,7 +119,7 @@ async def test_tool_a_search_server_is_asked_and_its_failures_are_ours() -> None
     assert await tool.call({"query": " x "}) == "[1] Title 0: Text 0\n[2] Title 1: Text 1"
     assert asked == [{"queries": ["x"], "topk": 2}]
     for query in ("break", "nest"):
-        with pytest.raises(InfraError, match="does not answer"):
+        with pytest.raises(InfraError, match="did not return"):
             await tool.call({"query": query})
     await runner.cleanup()
     with pytest.raises(InfraError, match="search server"):
@@ -274,16 +274,16 @@ async def test_tool_long_results_lose_their_middle() -> None:
 def test_tool_unknown_tools_and_options_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"unknown tool 'calculater'. Did you mean 'calculator'"):
         build_tools(["calculater"])
-    with pytest.raises(ConfigError, match="refuses its options"):
+    with pytest.raises(ConfigError, match="rejects its options"):
         build_tools([{"tool": "calculator", "precision": 3}])
-    with pytest.raises(ConfigError, match=r"'math:sqrt'|refuses"):
+    with pytest.raises(ConfigError, match=r"'math:sqrt'|rejects"):
         build_tools(["math:sqrt"])
     with pytest.raises(ConfigError, match="under 'tool'"):
         build_tools([{"folder": "x"}])
     with pytest.raises(ConfigError, match="same name"):
         ToolEnv(Echo(), [Calculator(), Calculator()])
-    with pytest.raises(ConfigError, match=r"unknown form of tool calls 'hermse'. Did you mean 'hermes'"):
-        ToolEnv(Echo(), [Calculator()], form="hermse")
+    with pytest.raises(ConfigError, match=r"unknown tool call format 'hermse'. Did you mean 'hermes'"):
+        ToolEnv(Echo(), [Calculator()], tool_format="hermse")
 
 
 def test_tool_shipped_tools_obey_the_protocol() -> None:

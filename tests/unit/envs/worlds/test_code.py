@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from roll.envs.worlds.code import TASKS, CodeQuestion, program_in
+from roll.envs.worlds.code import TASKS, CodeQuestion, extract_program
 
 
 @pytest_asyncio.fixture
@@ -68,6 +68,8 @@ def test_env_code_a_copy_has_the_same_question() -> None:
 
 
 def test_env_code_a_program_is_the_last_fenced_block() -> None:
-    assert program_in("```python\na = 1\n```\nor\n```python\ndef solve(x): return x\n```") == "def solve(x): return x"
-    assert program_in("def solve(x):\n    return x") == "def solve(x):\n    return x"
-    assert program_in("nothing") == ""
+    assert (
+        extract_program("```python\na = 1\n```\nor\n```python\ndef solve(x): return x\n```") == "def solve(x): return x"
+    )
+    assert extract_program("def solve(x):\n    return x") == "def solve(x):\n    return x"
+    assert extract_program("nothing") == ""

@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 
 from roll.envs.tools.build import with_tools
-from roll.envs.worlds.board_games import KuhnPoker, TicTacToe, _value
-from roll.envs.worlds.catalogue import catalogue
+from roll.envs.worlds.board_games import KuhnPoker, TicTacToe, _compute_value
+from roll.envs.worlds.catalogue import build_catalogue
 from roll.envs.worlds.dialogue import Booking
 from roll.envs.worlds.house import TASKS
 from roll.envs.worlds.household import Household
-from roll.envs.worlds.logic import RuleTaker, _Rule, derived
-from roll.envs.worlds.mathematics import KINDS, MathQuestion, number_in
-from roll.envs.worlds.multi_hop import MultiHop, corpus, multi_hop
-from roll.envs.worlds.shopping import Goal, Shopping, purchase_reward
+from roll.envs.worlds.logic import RuleTaker, _Rule, derive_traits
+from roll.envs.worlds.mathematics import KINDS, MathQuestion, parse_number
+from roll.envs.worlds.multi_hop import MultiHop, build_corpus, make_multi_hop
+from roll.envs.worlds.shopping import Goal, Shopping, compute_purchase_reward
 from roll.envs.worlds.two_player import Match, TwoPlayer
-from roll.envs.worlds.world import final_answer, same_text
+from roll.envs.worlds.world import extract_answer, is_same_text
 from roll.errors import ConfigError
 
 
@@ -38,7 +38,7 @@ from roll.errors import ConfigError
     ],
 )
 def test_env_rules_the_last_answer_counts(text: str, answer: str | None) -> None:
-    assert final_answer(text) == answer
+    assert extract_answer(text) == answer
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_env_rules_the_last_answer_counts(text: str, answer: str | None) -> None
     ],
 )
 def test_env_rules_numbers_are_read_exactly(text: str, number: Fraction | None) -> None:
-    assert number_in(text) == number
+    assert parse_number(text) == number
 
 
 def test_env_rules_questions_repeat_with_their_seed_and_arithmetic_is_right() -> None:
@@ -92,7 +92,7 @@ def test_env_rules_a_statement_is_as_deep_and_as_true_as_was_asked_for() -> None
                 for words in sentences
                 if words[0] == "If"
             )
-            depths = derived(facts, rules)
+            depths = derive_traits(facts, rules)
             truth = (trait in depths) is not negated
             assert env.solution() == f"\\boxed{{{truth}}}"
             assert depths.get(trait, depth) == depth
@@ -101,32 +101,32 @@ def test_env_rules_a_statement_is_as_deep_and_as_true_as_was_asked_for() -> None
 
 
 def test_env_rules_the_corpus_answers_its_questions_through_search_alone() -> None:
-    assert len(corpus().passages) == 12 + 60 + 24 + 120 + 80
-    env = multi_hop(hops=3)
+    assert len(build_corpus().passages) == 12 + 60 + 24 + 120 + 80
+    env = make_multi_hop(hops=3)
     env.reset(11)
     *searches, answer = env.unwrapped.solution()
     found = [env.step(search)[0] for search in searches]
-    assert same_text(answer[len("\\boxed{") : -1], env.unwrapped._answer)
+    assert is_same_text(answer[len("\\boxed{") : -1], env.unwrapped._answer)
     assert env.unwrapped._answer in found[-1], "the last document has the answer"
     assert env.unwrapped._answer not in MultiHop(3).reset(11)[0]
-    assert same_text("The  Belton!", "belton")
-    assert not same_text("Belton", "Belville")
+    assert is_same_text("The  Belton!", "belton")
+    assert not is_same_text("Belton", "Belville")
 
 
 def test_env_rules_a_purchase_is_worth_what_webshops_formula_says() -> None:
-    product = catalogue()["B00000"]
+    product = build_catalogue()["B00000"]
     attributes = frozenset(sorted(product.attributes)[:2])
     options = {name: values[0] for name, values in product.options.items()}
     goal = Goal(product=product, attributes=attributes, options=options, price=product.price)
-    assert purchase_reward(goal, product, dict(options)) == 1.0
-    assert purchase_reward(goal, product, {}) == pytest.approx(3 / 5)
+    assert compute_purchase_reward(goal, product, dict(options)) == 1.0
+    assert compute_purchase_reward(goal, product, {}) == pytest.approx(3 / 5)
     cheap = Goal(product=product, attributes=attributes, options=options, price=product.price - 1)
-    assert purchase_reward(cheap, product, dict(options)) == pytest.approx(4 / 5)
-    other = next(p for p in catalogue().values() if p.department == product.department and p.kind != product.kind)
+    assert compute_purchase_reward(cheap, product, dict(options)) == pytest.approx(4 / 5)
+    other = next(p for p in build_catalogue().values() if p.department == product.department and p.kind != product.kind)
     met = len(attributes & other.attributes) + 2 + (other.price <= goal.price)
-    assert purchase_reward(goal, other, dict(options)) == pytest.approx(0.5 * met / 5)
-    foreign = next(p for p in catalogue().values() if p.department != product.department)
-    assert purchase_reward(goal, foreign, dict(options)) == 0.0
+    assert compute_purchase_reward(goal, other, dict(options)) == pytest.approx(0.5 * met / 5)
+    foreign = next(p for p in build_catalogue().values() if p.department != product.department)
+    assert compute_purchase_reward(goal, foreign, dict(options)) == 0.0
 
 
 def test_env_rules_pages_of_the_shop_are_walked() -> None:
@@ -198,30 +198,30 @@ async def test_env_rules_a_user_can_be_any_async_function() -> None:
 
 
 def test_env_rules_tic_tac_toe_is_a_draw_between_experts_and_a_game_has_no_more_than_its_places() -> None:
-    assert _value("." * 9, "x") == 0
+    assert _compute_value("." * 9, "x") == 0
     match = Match("tic_tac_toe")
     while match.rewards is None:
-        assert match.act(f"\\boxed{{{match.best()}}}")
+        assert match.act(f"\\boxed{{{match.find_best_move()}}}")
     assert match.rewards == (0.0, 0.0)
     game = TicTacToe(Random(0))
     for move in "14253":  # x: 1 2 3, o: 4 5
         game.play(move)
-    assert game.rewards() == (1.0, -1.0)
+    assert game.compute_rewards() == (1.0, -1.0)
 
 
 def test_env_rules_kuhn_poker_pays_the_higher_card_and_who_does_not_fold() -> None:
     for moves, winner in ((["check", "check"], 0.5), (["bet", "call"], 1.0), (["check", "bet", "call"], 1.0)):
         game = KuhnPoker(Random(0))
         for move in moves:
-            assert game.rewards() is None
+            assert game.compute_rewards() is None
             game.play(move)
         sign = 1 if game._cards[0] > game._cards[1] else -1
-        assert game.rewards() == (winner * sign, -winner * sign)
+        assert game.compute_rewards() == (winner * sign, -winner * sign)
     for moves, rewards in ((["bet", "fold"], (0.5, -0.5)), (["check", "bet", "fold"], (-0.5, 0.5))):
         game = KuhnPoker(Random(1))
         for move in moves:
             game.play(move)
-        assert game.rewards() == rewards
+        assert game.compute_rewards() == rewards
 
 
 def test_env_rules_both_seats_can_be_played_by_a_model() -> None:
@@ -246,7 +246,7 @@ async def test_env_rules_an_opponent_is_random_an_expert_or_any_function() -> No
         return "no idea"
 
     env = TwoPlayer("nim", opponent=silent, seat=1)
-    assert env.reset(0)[0].startswith("The opponent named no move; its first one was made.")
+    assert env.reset(0)[0].startswith("The opponent gave no legal move; its first legal move was made.")
 
     async def first(seen: str, moves: list[str]) -> str:
         await asyncio.sleep(0)
@@ -260,9 +260,9 @@ async def test_env_rules_an_opponent_is_random_an_expert_or_any_function() -> No
         if ended:
             break
     assert reward in (1.0, -1.0)
-    with pytest.raises(ConfigError, match=r"unknown game of two 'chess'"):
+    with pytest.raises(ConfigError, match=r"unknown two-player game 'chess'"):
         TwoPlayer("chess")
-    with pytest.raises(ValueError, match="opponent is"):
+    with pytest.raises(ValueError, match="opponent must be"):
         TwoPlayer(opponent="strong")
 
 

@@ -9,7 +9,7 @@ from random import Random
 import pytest
 import pytest_asyncio
 
-from roll.envs.worlds.terminal import SUBMIT, Terminal, command_in
+from roll.envs.worlds.terminal import SUBMIT, Terminal, extract_command
 from roll.envs.worlds.terminal_tasks import FAMILIES
 from roll.errors import UnsupportedError
 
@@ -116,7 +116,7 @@ def test_env_terminal_another_one_is_spawned_fresh_and_never_in_the_same_state()
 
 
 def test_env_terminal_a_command_is_a_fenced_block_or_all_of_the_text() -> None:
-    assert command_in("I look:\n```bash\nls -l\ncat x\n```\nthen") == "ls -l\ncat x"
-    assert command_in("```sh\nls") == "ls"
-    assert command_in("  submit ") == SUBMIT
-    assert command_in("\ud800") == "?"
+    assert extract_command("I look:\n```bash\nls -l\ncat x\n```\nthen") == "ls -l\ncat x"
+    assert extract_command("```sh\nls") == "ls"
+    assert extract_command("  submit ") == SUBMIT
+    assert extract_command("\ud800") == "?"

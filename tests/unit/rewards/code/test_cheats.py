@@ -15,7 +15,7 @@ SECURITY_PAGE = Path(__file__).parents[4] / "docs" / "security.md"
 
 FORGE = """
 import json, os
-def frame(message):
+def add_length(message):
     body = json.dumps(message).encode()
     return len(body).to_bytes(4, "little") + body
 passed = {"passed": True, "verdict": "passed", "over": {"status": 0, "limit": None, "cpu_s": 0.0}}
@@ -23,7 +23,7 @@ end = {"status": 0, "signal": 0, "limit": None, "cpu_s": 0.0, "stdout": "42", "s
 FRAMES = [{"to": "host", "verdict": passed}, {"verdict": passed}, {"over": passed["over"]}, {"loaded": ["f"]}]
 for descriptor in range(3, 40):
     for message in [*FRAMES, {"value": None}, {"value": True}]:
-        try: os.write(descriptor, frame(message))
+        try: os.write(descriptor, add_length(message))
         except OSError: break
 """
 FAKE_MATH = """
@@ -86,21 +86,21 @@ class Everything:
 def f(*a): return Everything()
 """
 CHEATS = {
-    "forging verdicts": (FORGE + "def f(*a): return None", "messages of a candidate are data for the checker"),
+    "forging verdicts": (FORGE + "def f(*a): return None", "the checker treats a candidate's messages only as data"),
     "replacing names that tests use": (
         FAKE_MATH + "def f(*a): return 0",
-        "built-in names and modules are the real ones",
+        "the tests use the real built-in names and modules",
     ),
-    "patching comparison": (PATCH + "def f(*a): return 0", "built-in functions of the checker are its own"),
-    "overwriting the checker": (OVERWRITE + "def f(*a): return 0", "the candidate's files are not the checker's"),
+    "patching comparison": (PATCH + "def f(*a): return 0", "the checker has its own built-in functions"),
+    "overwriting the checker": (OVERWRITE + "def f(*a): return 0", "candidate and checker do not share files"),
     "killing the process that watches": (KILL + "def f(*a): return 0", "without a result, no case passes"),
     "continuing as a daemon": (AFTERLIFE + "def f(*a): return 0", "only the process that was called can answer"),
-    "an object that equals everything": (EVERYTHING, "objects do not cross the boundary"),
+    "an object that equals everything": (EVERYTHING, "only data is transferred to the checker, no objects"),
     "an object that raises what tests expect": (
         "class A(AssertionError): pass\ndef f(*a): raise A()",
         "an exception fails the case",
     ),
-    "raising the end of the test": ("def f(*a): raise SystemExit(0)", "the end of the candidate fails the case"),
+    "raising SystemExit": ("def f(*a): raise SystemExit(0)", "a case fails if the candidate exits"),
     "exceptions that cannot be described": (
         "class E(Exception):\n  def __str__(self): raise self\ndef f(*a): raise E()",
         "an exception fails the case",

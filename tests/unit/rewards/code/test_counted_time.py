@@ -10,7 +10,7 @@ from unit.rewards.code.conftest import rollout
 
 from roll.config.rewards.code import CodeReward
 from roll.rewards.code import program
-from roll.rewards.code.inside.frames import frame, pack
+from roll.rewards.code.inside.frames import add_length, pack
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.verifier import CodeVerifier
 
@@ -64,7 +64,7 @@ def _verifier(boxes: CodeSandboxes) -> CodeVerifier:
 async def test_code_reward_counted_time_the_limit_on_cpu_time_is_not_dodged(
     boxes: CodeSandboxes, form: str, dodge: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "SHORTEST_WALL_S", 200.0)  # so that only the other limit ends it before it is done
+    monkeypatch.setattr(program, "MIN_WALL_S", 200.0)  # so that only the other limit ends it before it is done
     verifier = _verifier(boxes)
     judgement = await verifier.judge(rollout(_answer(DODGES[dodge]), FORMS[form]))
     assert judgement.verdict.startswith("timeout 0/"), judgement
@@ -75,7 +75,7 @@ async def test_code_reward_counted_time_the_limit_on_cpu_time_is_not_dodged(
 async def test_code_reward_counted_time_stopping_the_program_beside_it_holds_a_place_no_longer_than_sleeping(
     boxes: CodeSandboxes, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "SHORTEST_WALL_S", 1.0)
+    monkeypatch.setattr(program, "MIN_WALL_S", 1.0)
     began = time.monotonic()
     judgement = await _verifier(boxes).judge(rollout(_answer(STOP + "import time\ntime.sleep(1000)"), FORMS[form]))
     assert judgement.verdict.startswith("timeout 0/"), judgement
@@ -84,7 +84,7 @@ async def test_code_reward_counted_time_stopping_the_program_beside_it_holds_a_p
 
 async def test_code_reward_counted_time_a_forged_report_of_time_teaches_the_limit_nothing(boxes: CodeSandboxes) -> None:
     end = {"status": 0, "signal": 0, "limit": None, "cpu_s": 1e6, "stderr": ""}
-    answer = pack({"case": end}) + frame(b"1\n")
+    answer = pack({"case": end}) + add_length(b"1\n")
     forge = f"""
 import os
 for name in os.listdir(f"/proc/{{os.getppid()}}/fd"):
@@ -95,7 +95,8 @@ for name in os.listdir(f"/proc/{{os.getppid()}}/fd"):
 """
     verifier = CodeVerifier(CodeReward(type="code", min_cpu_s=2.0, max_cpu_s=20.0), boxes)
     await verifier.judge(rollout(_answer(forge), FORMS["stdin"]))
-    assert all(verifier.limits.cpu_s("d/0", case) in (20.0, 2.0) for case in range(2)), verifier.limits.state()
+    limits = verifier.limits
+    assert all(limits.compute_cpu_limit_s("d/0", case) in (20.0, 2.0) for case in range(2)), limits.state()
     anchors = dict(verifier.limits.state().get("d/0", []))
     assert all(0 <= seconds < 10 for seconds in anchors.values()), anchors
 
@@ -112,7 +113,7 @@ async def test_code_reward_counted_time_each_case_is_charged_with_what_it_used(b
 async def test_code_reward_counted_time_a_case_ended_from_outside_leaves_the_others_their_verdict(
     boxes: CodeSandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "SHORTEST_WALL_S", 1.0)
+    monkeypatch.setattr(program, "MIN_WALL_S", 1.0)
     code = f"if input() == 'stop':\n    {STOP.strip().replace(chr(10), '; ')}\n    while True: pass\nprint(1)"
     tests = [{"stdin": "x", "stdout": "1"}, {"stdin": "stop", "stdout": "1"}, {"stdin": "x", "stdout": "1"}]
     verifier = CodeVerifier(
@@ -125,14 +126,14 @@ async def test_code_reward_counted_time_a_case_ended_from_outside_leaves_the_oth
 async def test_code_reward_counted_time_a_message_that_is_none_is_its_cases_failure_and_not_run_again(
     boxes: CodeSandboxes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(program, "SHORTEST_WALL_S", 1.0)
+    monkeypatch.setattr(program, "MIN_WALL_S", 1.0)
     code = f"""
 import os, signal
 if input() == "forge":
     for name in os.listdir(f"/proc/{{os.getppid()}}/fd"):
         try:
             fd = os.open(f"/proc/{{os.getppid()}}/fd/{{name}}", os.O_WRONLY | os.O_NONBLOCK)
-            os.write(fd, {frame(b"no message") + frame(b"")!r})
+            os.write(fd, {add_length(b"no message") + add_length(b"")!r})
         except OSError: pass
     os.kill(os.getppid(), signal.SIGSTOP)
     while True: pass

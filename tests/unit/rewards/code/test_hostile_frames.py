@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from roll.rewards.code import program
 from roll.rewards.code.extract import extract_code
 from roll.rewards.code.inside import exceptions, frames, wire
-from roll.rewards.code.inside.compare import same_value
-from roll.rewards.code.serving import Router
-from roll.rewards.code.verdicts import MESSAGE_BYTES, claim
+from roll.rewards.code.inside.compare import is_same_value
+from roll.rewards.code.serving import FrameSplitter
+from roll.rewards.code.verdicts import MESSAGE_BYTES, parse_message
 
 Judge = Callable[..., Any]
 
@@ -39,7 +39,7 @@ EXPECTED = [1, 1.5, True, 1j, "a", b"", None, [1, 2], (1,), {1, 2}, {"a": [1]}, 
 def test_code_reward_hostile_frames_any_tree_is_compared_or_refused(
     tree: Any, expected: Any, match: str, tolerance: float
 ) -> None:
-    assert same_value(tree, expected, match=match, tolerance=tolerance) in (True, False)
+    assert is_same_value(tree, expected, match=match, tolerance=tolerance) in (True, False)
     exceptions.is_a(tree, "ValueError")
     with contextlib.suppress(wire.WireError):
         wire.decode(tree)
@@ -48,9 +48,9 @@ def test_code_reward_hostile_frames_any_tree_is_compared_or_refused(
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200) | st.text(alphabet='[]{},:"\\0a', max_size=200).map(str.encode))
 def test_code_reward_hostile_frames_any_bytes_are_a_message_or_none(body: bytes) -> None:
-    assert isinstance(claim(body), dict)
-    frames.split(body)
-    list(Router().feed(body))
+    assert isinstance(parse_message(body), dict)
+    frames.split_frames(body)
+    list(FrameSplitter().feed(body))
 
 
 @settings(max_examples=200)
@@ -59,7 +59,7 @@ def test_code_reward_hostile_frames_nesting_is_counted_without_parsing(value: An
     def depth(item: Any) -> int:
         return 1 + max(map(depth, item), default=0) if isinstance(item, list) else 0
 
-    assert frames.nesting(json.dumps(value).encode()) == depth(value)
+    assert frames.measure_nesting(json.dumps(value).encode()) == depth(value)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_code_reward_hostile_frames_large_nonsense_is_refused_before_it_is_parse
     finally:
         tracemalloc.stop()
     assert time.process_time() - began < 5
-    assert claim(body) == {}
+    assert parse_message(body) == {}
 
 
 def test_code_reward_hostile_frames_a_message_that_is_parsed_here_costs_milliseconds_and_a_megabyte() -> None:
@@ -92,14 +92,14 @@ def test_code_reward_hostile_frames_a_message_that_is_parsed_here_costs_millisec
     for part in worst:
         body = b'{"a":[' + part * ((MESSAGE_BYTES - 10) // len(part)) + b"1]}"
         tracemalloc.start()
-        claim(body)
+        parse_message(body)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert peak < 1.5e6, (part, peak)
         used_s = []
         for _ in range(3):
             began = time.process_time()
-            claim(body)
+            parse_message(body)
             used_s.append(time.process_time() - began)
         assert min(used_s) < 0.2, (part, used_s)  # milliseconds; the worst case of an unguarded parser takes seconds
 
@@ -129,22 +129,24 @@ def test_code_reward_hostile_frames_a_message_that_is_parsed_here_costs_millisec
 def test_code_reward_hostile_frames_values_that_no_candidate_honestly_has_are_refused(tree: Any) -> None:
     for expected in (1, 1j, [1], {1: 2}, "a", {1}):
         for tolerance in (0.0, 0.1):
-            assert not same_value(tree, expected, tolerance=tolerance)
+            assert not is_same_value(tree, expected, tolerance=tolerance)
 
 
 def test_code_reward_hostile_frames_an_exception_of_every_kind_is_of_none() -> None:
     everything = type("E", (KeyError, AttributeError, ZeroDivisionError, RuntimeError), {})
     two = type("Missing", (KeyError, AttributeError), {})
     assert not any(
-        exceptions.is_a(exceptions.describe(everything), name)
+        exceptions.is_a(exceptions.encode_class(everything), name)
         for name in ("KeyError", "RuntimeError", "E", "LookupError")
     )
-    assert all(exceptions.is_a(exceptions.describe(two), name) for name in ("LookupError", "AttributeError", "Missing"))
+    assert all(
+        exceptions.is_a(exceptions.encode_class(two), name) for name in ("LookupError", "AttributeError", "Missing")
+    )
     named = type("ValueError", (Exception,), {})  # only by name
-    assert not exceptions.is_a(exceptions.describe(named), "ValueError")
-    assert exceptions.is_a(exceptions.describe(json.JSONDecodeError), "ValueError")
-    assert exceptions.is_a(exceptions.describe(json.JSONDecodeError), "JSONDecodeError")
-    assert exceptions.is_a(exceptions.describe(OSError), "IOError")
+    assert not exceptions.is_a(exceptions.encode_class(named), "ValueError")
+    assert exceptions.is_a(exceptions.encode_class(json.JSONDecodeError), "ValueError")
+    assert exceptions.is_a(exceptions.encode_class(json.JSONDecodeError), "JSONDecodeError")
+    assert exceptions.is_a(exceptions.encode_class(OSError), "IOError")
 
 
 def test_code_reward_hostile_frames_finding_the_program_is_linear_in_the_answer() -> None:
@@ -175,7 +177,7 @@ def f(*a): return 0
 async def test_code_reward_hostile_frames_forced_into_a_candidates_pipes_cost_nothing(
     judge: Judge, monkeypatch: pytest.MonkeyPatch, body: str
 ) -> None:
-    monkeypatch.setattr(program, "SHORTEST_WALL_S", 0.5)  # a pipe that nobody reads holds the candidate
+    monkeypatch.setattr(program, "MIN_WALL_S", 0.5)  # a pipe that nobody reads holds the candidate
     tests = [{"args": [n], "returns": n + 1} for n in range(10)]
     tracemalloc.start()
     began = time.process_time()

@@ -90,24 +90,24 @@ async def test_code_reward_service_without_a_token_or_a_service_the_message_says
 ) -> None:
     url = service[0]
     monkeypatch.delenv("ROLL_SANDBOX_TOKEN", raising=False)
-    with pytest.raises(ConfigError, match=r"ROLL_SANDBOX_TOKEN, which is to hold the token .* is not set"):
+    with pytest.raises(ConfigError, match=r"ROLL_SANDBOX_TOKEN, which must contain the token .* is not set"):
         CodeSandboxes(SandboxConfig(url=url))
     monkeypatch.setenv("ELSEWHERE", "roll_wrong")
     with pytest.raises(SandboxAccessError, match="refuses the token"):
         await CodeSandboxes(SandboxConfig(url=url, token_env="ELSEWHERE")).__aenter__()
     with pytest.raises(SandboxUnavailableError, match="no sandbox service answers"):
         await CodeSandboxes(SandboxConfig(url="http://127.0.0.1:9", token_env="ELSEWHERE")).__aenter__()
-    with pytest.raises(ConfigError, match="there is no file"):
+    with pytest.raises(ConfigError, match="does not exist"):
         CodeSandboxes(SandboxConfig(url=url, token_env="ELSEWHERE", ca_file=str(tmp_path / "none.pem")))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"url": "ftp://x"}, "not an address"),
+        ({"url": "ftp://x"}, "is not a URL"),
         ({"url": "http://u:secret@x"}, "only scheme, host, port and path"),
-        ({"url": "http://x", "runtime": "docker"}, "service decides what isolates"),
-        ({"ca_file": "x.pem"}, "ca_file is for a service"),
+        ({"url": "http://x", "runtime": "docker"}, "service determines the runtime"),
+        ({"ca_file": "x.pem"}, "ca_file applies only to a service"),
     ],
 )
 async def test_code_reward_service_what_cannot_be_meant_is_refused(settings: dict[str, str], message: str) -> None:

@@ -10,9 +10,9 @@ from unit.rewards.code.test_right_answers import CASES
 
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.config.sandbox import SandboxConfig
-from roll.preflight.rewards import notes_on_tests
-from roll.rewards.code.judgeable import importable, why_not
+from roll.preflight.rewards import describe_bad_tests
 from roll.rewards.code.tasks import parse_task
+from roll.rewards.code.unsupported_tests import describe_unsupported, find_importable_modules
 
 PACKAGES = frozenset({"pytest", "_pytest", "numpy"})
 
@@ -21,7 +21,7 @@ PACKAGES = frozenset({"pytest", "_pytest", "numpy"})
     ("tests", "words"),
     [
         ("import pandas as pd\nassert f(pd.DataFrame()) == 1", "imports 'pandas'"),
-        ("from solution import f\ndef test_f(tmp_path): assert f(tmp_path)", "files of its own"),
+        ("from solution import f\ndef test_f(tmp_path): assert f(tmp_path)", "cannot open the files"),
         (
             "from solution import f\ndef test_f(monkeypatch):\n  monkeypatch.setattr('solution.g', 1)\n  assert f()",
             "solution.g",
@@ -33,16 +33,16 @@ PACKAGES = frozenset({"pytest", "_pytest", "numpy"})
         ("from unittest.mock import patch\nwith patch('time.sleep'):\n  assert f()", "replaces 'time.sleep'"),
         ("class Dog(Animal):\n  pass\nassert Dog().legs == 4", "derives a class from 'Animal'"),
         ("from solution import *\nclass Dog(Animal):\n  pass\nassert Dog().legs == 4", "derives a class from 'Animal'"),
-        ("import inspect\nassert 'for' not in inspect.getsource(f)", "looks at the code"),
+        ("import inspect\nassert 'for' not in inspect.getsource(f)", "inspects the code"),
     ],
 )
 def test_code_reward_judgeable_what_cannot_be_judged_is_named(tests: str, words: str) -> None:
-    assert words in why_not(parse_task(tests), PACKAGES)
+    assert words in describe_unsupported(parse_task(tests), PACKAGES)
 
 
 def test_code_reward_judgeable_what_can_be_judged_is_not_named() -> None:
     for tests, _, _ in CASES.values():
-        assert why_not(parse_task(tests), PACKAGES) == ""
+        assert describe_unsupported(parse_task(tests), PACKAGES) == ""
     for tests in (
         "import numpy as np\nassert np.allclose(f(), [1])",
         "from enum import Enum\nclass E(Enum):\n  A = 1\nassert f(E.A.value) == 1",
@@ -52,13 +52,13 @@ def test_code_reward_judgeable_what_can_be_judged_is_not_named() -> None:
         "import unittest\nclass TestF(unittest.TestCase):\n  def test_f(self): self.assertEqual(f(1), 1)",
         "import unittest.mock as mock\nwith mock.patch('builtins.input', return_value='1'):\n  assert f() == 1",
     ):
-        assert why_not(parse_task(tests), PACKAGES) == "", tests
-    assert why_not(parse_task("import pandas\nassert f() == 1"), None) == ""  # only the image knows
+        assert describe_unsupported(parse_task(tests), PACKAGES) == "", tests
+    assert describe_unsupported(parse_task("import pandas\nassert f() == 1"), None) == ""  # only the image knows
 
 
 def test_code_reward_judgeable_installed_packages_may_be_imported() -> None:
-    assert {"numpy", "pytest"} <= (importable(SandboxConfig(packages=["numpy"])) or set())
-    assert importable(SandboxConfig(runtime="docker")) is None
+    assert {"numpy", "pytest"} <= (find_importable_modules(SandboxConfig(packages=["numpy"])) or set())
+    assert find_importable_modules(SandboxConfig(runtime="docker")) is None
 
 
 def test_code_reward_judgeable_roll_check_counts_the_prompts_and_names_the_first(tmp_path: Path) -> None:
@@ -73,5 +73,5 @@ def test_code_reward_judgeable_roll_check_counts_the_prompts_and_names_the_first
     source |= {"reward": [{"type": "code"}], "held_out": 0}
     settings = {"name": "x", "model": {"path": "tiny"}, "training": {"num_steps": 1}, "data": [source]}
     config = RLVRConfig.model_validate(settings)
-    (note,) = notes_on_tests(config.data, config.sandbox, config.seed)
+    (note,) = describe_bad_tests(config.data, config.sandbox, config.seed)
     assert "the tests of 2 of 3 prompts" in note and "case 0 imports 'pandas'" in note

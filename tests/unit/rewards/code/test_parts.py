@@ -17,12 +17,12 @@ from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError
 from roll.rewards.code.extract import extract_code
 from roll.rewards.code.inside import wire
-from roll.rewards.code.inside.compare import same_output, same_value
-from roll.rewards.code.languages import missing_tool
-from roll.rewards.code.packages import package_mounts
+from roll.rewards.code.inside.compare import is_same_output, is_same_value
+from roll.rewards.code.languages import describe_missing_tool
+from roll.rewards.code.packages import build_package_mounts
 from roll.rewards.code.tasks import CallCase, MalformedTestsError, StdinCase, TestCase, parse_task
 from roll.rewards.code.timeouts import AdaptiveLimits
-from roll.rewards.code.verifier import code_verifier
+from roll.rewards.code.verifier import build_code_verifier
 
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers()
 hashable = st.recursive(
@@ -54,18 +54,18 @@ def test_code_reward_parts_plain_data_keeps_value_and_type(value: Any) -> None:
 @given(plain)
 def test_code_reward_parts_a_value_is_the_same_as_itself_unless_it_holds_nan(value: Any) -> None:
     if "nan" not in repr(value):
-        assert same_value(travelled(value), value)
+        assert is_same_value(travelled(value), value)
 
 
 @given(plain, plain)
 def test_code_reward_parts_values_are_the_same_where_python_says_so(one: Any, other: Any) -> None:
     if "nan" not in repr(one) + repr(other):
-        assert same_value(travelled(one), other) == (one == other)
+        assert is_same_value(travelled(one), other) == (one == other)
 
 
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists, max_leaves=20), plain)
 def test_code_reward_parts_any_json_is_decoded_to_plain_data_or_refused(tree: Any, expected: Any) -> None:
-    same_value(tree, expected)
+    is_same_value(tree, expected)
     try:
         value = wire.decode(tree)
     except wire.WireError:
@@ -121,8 +121,8 @@ def test_code_reward_parts_a_hostile_value_costs_no_more_than_the_right_one() ->
     """Integers that hash alike make large sets slow; sizes are compared first."""
     modulus = 2**61 - 1
     collisions = ["s", *(["i", hex(n * modulus)] for n in range(1, 200_000))]
-    assert not same_value(collisions, {1, 2})
-    assert not same_value(["d", *([["i", hex(n * modulus)], 0][i] for n in range(1, 9) for i in (0, 1))], {1: 0})
+    assert not is_same_value(collisions, {1, 2})
+    assert not is_same_value(["d", *([["i", hex(n * modulus)], 0][i] for n in range(1, 9) for i in (0, 1))], {1: 0})
 
 
 def test_code_reward_parts_sets_that_would_take_long_to_build_are_refused_wherever_they_are_hidden() -> None:
@@ -133,9 +133,9 @@ def test_code_reward_parts_sets_that_would_take_long_to_build_are_refused_wherev
             wire.decode([tag, *alike])
     with pytest.raises(wire.WireError, match="same hash"):
         wire.decode(["d", *(part for number in alike for part in (number, 0))])
-    assert not same_value(["s", ["z", *alike]], {frozenset()})
-    assert not same_value(["d", ["t", ["z", *alike]], 0], {(1,): 0})
-    assert not same_value(["c", ["s", *alike], 0], 1j)
+    assert not is_same_value(["s", ["z", *alike]], {frozenset()})
+    assert not is_same_value(["d", ["t", ["z", *alike]], 0], {(1,): 0})
+    assert not is_same_value(["c", ["s", *alike], 0], 1j)
     usual = {frozenset({n, -n, n / 8}) for n in range(2_000)} | {-1, -2}
     assert wire.decode(travelled(usual)) == usual
 
@@ -161,15 +161,15 @@ def test_code_reward_parts_sets_that_would_take_long_to_build_are_refused_wherev
     ],
 )
 def test_code_reward_parts_values_by_hand(tree: Any, expected: Any, same: bool) -> None:
-    assert same_value(tree, expected) is same
+    assert is_same_value(tree, expected) is same
 
 
 def test_code_reward_parts_tolerance_and_loose_sequences() -> None:
-    assert same_value(0.3000001, 0.3, tolerance=1e-5)
-    assert not same_value(0.31, 0.3, tolerance=1e-5)
-    assert not same_value(1000001, 1000000, tolerance=1e-3)  # integers are exact
-    assert not same_value(["i", hex(10**400)], 1.0, tolerance=0.1)
-    assert same_value(["t", ["t", 1], ["l", 2]], [[1], [2]], match="json")
+    assert is_same_value(0.3000001, 0.3, tolerance=1e-5)
+    assert not is_same_value(0.31, 0.3, tolerance=1e-5)
+    assert not is_same_value(1000001, 1000000, tolerance=1e-3)  # integers are exact
+    assert not is_same_value(["i", hex(10**400)], 1.0, tolerance=0.1)
+    assert is_same_value(["t", ["t", 1], ["l", 2]], [[1], [2]], match="json")
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def test_code_reward_parts_tolerance_and_loose_sequences() -> None:
     ],
 )
 def test_code_reward_parts_printed_output(printed: str, expected: str, how: str, tolerance: float, same: bool) -> None:
-    assert same_output(printed, expected, how, tolerance) is same
+    assert is_same_output(printed, expected, how, tolerance) is same
 
 
 @pytest.mark.parametrize(
@@ -269,30 +269,30 @@ def test_code_reward_parts_asserts_of_plain_data_become_calls_and_others_do_not(
     ("tests", "settings", "words"),
     [
         (None, {}, "there are no tests"),
-        ([], {}, "there is no case"),
+        ([], {}, "there are no cases"),
         (7, {}, "the tests are 7"),
         ([7], {}, "case 0 is 7"),
-        ("[1,", {}, "look like JSON and are not"),
-        ("assert (", {}, "not Python"),
-        ("x = 1", {}, "asserts nothing"),
-        ([{"stdout": 3}], {}, "case 0: stdout is 3: give a text"),
+        ("[1,", {}, "look like JSON, but cannot be parsed"),
+        ("assert (", {}, "not valid Python"),
+        ("x = 1", {}, "has no assert statement"),
+        ([{"stdout": 3}], {}, "case 0: stdout is 3: give a string"),
         ([{"stdin": "3"}], {}, "case 0 has the keys"),
-        ([{"stdout": "", "args": ["a\0b"]}], {}, "args has a zero byte"),
+        ([{"stdout": "", "args": ["a\0b"]}], {}, "args contains a zero byte"),
         ([{"stdout": "3", "stdim": "3"}], {}, "unknown key 'stdim'. Did you mean 'stdin'?"),
         ([{"args": [1], "returns": 2}], {}, "give `call`, or an entry point"),
-        ([{"args": [1], "returns": 2}], {"entry": "f("}, "is no expression"),
+        ([{"args": [1], "returns": 2}], {"entry": "f("}, "is not an expression"),
         ([{"args": 1, "returns": 2}], {"entry": "f"}, "args is 1: give a list"),
         ([{"args": [1], "returns": 2, "raises": "E"}], {"entry": "f"}, "both"),
-        ([{"args": [1], "returns": {"python": "f()"}}], {"entry": "f"}, "no Python literal"),
+        ([{"args": [1], "returns": {"python": "f()"}}], {"entry": "f"}, "not a Python literal"),
         ([{"args": [object()], "returns": 1}], {"entry": "f"}, "give plain data"),
-        ([{"check": "def chek(c): pass"}], {"entry": "f"}, "defines no function 'check'"),
-        ([{"check": "def check(c): pass"}], {}, "no entry point is named"),
-        ({"inputs": ["1"], "outputs": []}, {}, "1 inputs and 0 outputs"),
+        ([{"check": "def chek(c): pass"}], {"entry": "f"}, "does not define a function 'check'"),
+        ([{"check": "def check(c): pass"}], {}, "the task has no entry point"),
+        ({"inputs": ["1"], "outputs": []}, {}, "1 inputs but 0 outputs"),
         ({"cases": [], "langauge": "x"}, {}, "unknown key 'langauge'"),
         ([{"stdout": "1"}], {"language": "pyhton"}, "Did you mean 'python'?"),
         (["assert f(1) == 1"], {"language": "cpp"}, "tested by input and output"),
-        (["assert f(1) == 1"], {"setup": "def"}, "setup: not Python"),
-        ([{"stdout": "1"}] * 1001, {}, "1001 cases, at most 1000"),
+        (["assert f(1) == 1"], {"setup": "def"}, "setup: the source is not valid Python"),
+        ([{"stdout": "1"}] * 1001, {}, "1001 cases, but at most 1000"),
     ],
 )
 def test_code_reward_parts_malformed_tests_say_what_is_wrong(tests: Any, settings: dict[str, Any], words: str) -> None:
@@ -309,35 +309,41 @@ def test_code_reward_parts_stdin_cases_may_have_arguments() -> None:
 def test_code_reward_parts_limits_adapt_to_right_answers() -> None:
     """T = min(max(2, 1.5 * anchor), 30), and 30 before there is an anchor."""
     limits = AdaptiveLimits(CodeReward(type="code"))
-    assert limits.cpu_s("p", 0) == 30.0
-    limits.passed("p", 0, 0.01)
-    assert limits.cpu_s("p", 0) == 2.0
-    limits.passed("p", 0, 4.0)
-    limits.passed("p", 0, 1.0)
-    assert limits.cpu_s("p", 0) == 6.0
-    limits.passed("p", 0, 25.0)
-    assert limits.cpu_s("p", 0) == 30.0
-    assert (limits.cpu_s("p", 1), limits.cpu_s("q", 0)) == (30.0, 30.0)
+    assert limits.compute_cpu_limit_s("p", 0) == 30.0
+    limits.record_pass("p", 0, 0.01)
+    assert limits.compute_cpu_limit_s("p", 0) == 2.0
+    limits.record_pass("p", 0, 4.0)
+    limits.record_pass("p", 0, 1.0)
+    assert limits.compute_cpu_limit_s("p", 0) == 6.0
+    limits.record_pass("p", 0, 25.0)
+    assert limits.compute_cpu_limit_s("p", 0) == 30.0
+    assert (limits.compute_cpu_limit_s("p", 1), limits.compute_cpu_limit_s("q", 0)) == (30.0, 30.0)
 
 
 def test_code_reward_parts_anchors_survive_as_json_and_the_longest_unused_prompt_is_forgotten_first() -> None:
     limits = AdaptiveLimits(CodeReward(type="code"), most_cases=4)
     for uid, case, cpu_s in (("a", 0, 4.0), ("a", 1, 6.0), ("b", 0, 8.0), ("c", 2, 10.0)):
-        limits.passed(uid, case, cpu_s)
-    limits.cpu_s("a", 0)  # asked for last, though it came first
+        limits.record_pass(uid, case, cpu_s)
+    limits.compute_cpu_limit_s("a", 0)  # asked for last, though it came first
     again = AdaptiveLimits(CodeReward(type="code"), most_cases=4)
     again.restore(json.loads(json.dumps(limits.state())))
     assert again.state() == limits.state() == {"b": [[0, 8.0]], "c": [[2, 10.0]], "a": [[0, 4.0], [1, 6.0]]}
     for found in (limits, again):
-        found.passed("d", 0, 12.0)  # a fifth case
-        assert [found.cpu_s(*key) for key in (("a", 0), ("a", 1), ("b", 0), ("c", 2), ("d", 0))] == [6, 9, 30, 15, 18]
+        found.record_pass("d", 0, 12.0)  # a fifth case
+        assert [found.compute_cpu_limit_s(*key) for key in (("a", 0), ("a", 1), ("b", 0), ("c", 2), ("d", 0))] == [
+            6,
+            9,
+            30,
+            15,
+            18,
+        ]
 
 
 def test_code_reward_parts_running_unisolated_must_be_asked_for_in_so_many_words() -> None:
     load = TypeAdapter(SandboxConfig).validate_python
     with pytest.raises(ValidationError, match="could read and delete your files"):
         load({"runtime": "subprocess"})
-    with pytest.raises(ValidationError, match="trust_programs is for the runtime subprocess"):
+    with pytest.raises(ValidationError, match="trust_programs applies only to the runtime subprocess"):
         load({"trust_programs": True})
     assert load({"runtime": "subprocess", "trust_programs": True}).trust_programs
 
@@ -346,15 +352,15 @@ def test_code_reward_parts_a_missing_tool_chain_is_refused_before_training(monke
     from roll.rewards.code.sandboxes import CodeSandboxes
 
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    assert missing_tool("python") == ""
+    assert describe_missing_tool("python") == ""
     with pytest.raises(ConfigError, match=r"programs in cpp need 'g\+\+'.*apt-get install g\+\+"):
-        code_verifier(CodeReward(type="code", language="cpp"), CodeSandboxes(SandboxConfig()))
-    with pytest.raises(ConfigError, match="was given no sandboxes"):
-        code_verifier(CodeReward(type="code"), None)
+        build_code_verifier(CodeReward(type="code", language="cpp"), CodeSandboxes(SandboxConfig()))
+    with pytest.raises(ConfigError, match="there are no sandboxes"):
+        build_code_verifier(CodeReward(type="code"), None)
 
 
 def test_code_reward_parts_packages_come_with_what_they_require() -> None:
-    targets = [mount.target for mount in package_mounts(["pytest"], "/p")]
+    targets = [mount.target for mount in build_package_mounts(["pytest"], "/p")]
     assert {"/p/pytest", "/p/_pytest", "/p/pluggy"} <= set(targets)
     with pytest.raises(ConfigError, match="'no-such-package'"):
-        package_mounts(["no-such-package"], "/p")
+        build_package_mounts(["no-such-package"], "/p")

@@ -13,11 +13,11 @@ from unit.rewards.code.conftest import rollout
 
 from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
-from roll.rewards.code.batch import Batch
+from roll.rewards.code.batch import BatchRun
 from roll.rewards.code.cases import CallCase, MalformedTestsError, StdinCase, TestCase
-from roll.rewards.code.dialogue import Dialogue
+from roll.rewards.code.dialogue import DialogueRun
 from roll.rewards.code.inside import wire
-from roll.rewards.code.inside.compare import same_value
+from roll.rewards.code.inside.compare import is_same_value
 from roll.rewards.code.program import CandidateRun
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.tasks import parse_task
@@ -130,16 +130,16 @@ async def test_code_reward_published_forms_code_packages_are_numpy_where_sandbox
 @pytest.mark.parametrize(
     ("tests", "words"),
     [
-        ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
+        ({"inputs": ["1"], "outputs": []}, "1 inputs but 0 outputs"),
         ({"inputs": ["1"], "outputs": ["1"], "fnname": "f"}, "unknown key 'fnname'. Did you mean 'fn_name'?"),
         ({"inputs": [1], "outputs": [1], "fn_name": "f"}, "case 0: the input is 1: give a list with one entry per"),
-        ({"inputs": [[1]], "outputs": [1], "fn_name": "f("}, "is no expression"),
+        ({"inputs": [[1]], "outputs": [1], "fn_name": "f("}, "is not an expression"),
         ([{"input": "1", "output": "1", "testtype": "functionl"}], "testtype is 'functionl'"),
         (
             [{"input": "x y", "output": "1", "testtype": "functional"}],
             "input: 'x y' is neither JSON nor a Python literal",
         ),
-        ([{"input": {"a": 1}, "output": "1"}], "input and output is {'a': 1}: give a text"),
+        ([{"input": {"a": 1}, "output": "1"}], "input and output is {'a': 1}: give a string"),
         ([{"input": "1", "output": "1", "inptu": 2}], "unknown key 'inptu'"),
     ],
 )
@@ -173,7 +173,7 @@ async def test_code_reward_published_forms_code_pairs_become_cases() -> None:
 async def test_code_reward_published_forms_code_wrapped_results_are_the_list_or_its_only_item(
     value: Any, expected: Any, same: bool
 ) -> None:
-    assert same_value(json.loads(json.dumps(wire.encode(value))), expected, match="wrapped") is same
+    assert is_same_value(json.loads(json.dumps(wire.encode(value))), expected, match="wrapped") is same
 
 
 # ---- time
@@ -185,11 +185,11 @@ async def test_code_reward_published_forms_code_time_of_a_case_and_of_an_answer_
     config = CodeReward(type="code")
     cases = [{"stdin": str(n), "stdout": "1"} for n in range(20)]
     run = CandidateRun(boxes, parse_task(cases), "", config, asyncio.get_running_loop().time() + config.time_limit_s)
-    assert run.wall_s(30.0) == 60.0
-    assert run.wall_s(2.0) == 40.0  # twenty times as much
-    assert run.wall_s(0.1) == 10.0
-    assert run.wall_s(100.0) == 200.0  # never less than what the CPU time takes
-    wall_s = run.candidate([30.0] * 20, 1).wall_s
+    assert run.compute_wall_limit_s(30.0) == 60.0
+    assert run.compute_wall_limit_s(2.0) == 40.0  # twenty times as much
+    assert run.compute_wall_limit_s(0.1) == 10.0
+    assert run.compute_wall_limit_s(100.0) == 200.0  # never less than what the CPU time takes
+    wall_s = run.make_program([30.0] * 20, 1).wall_s
     assert wall_s is not None and wall_s <= 180.0
 
 
@@ -200,9 +200,9 @@ async def test_code_reward_published_forms_code_time_limit_is_one_of_all_cases_t
     config, now = CodeReward(type="code"), asyncio.get_running_loop().time()
     none = cast("CodeSandboxes", None)
     assert isinstance(plain, CallCase) and isinstance(test, TestCase)
-    assert await Batch(none, task, "", config, now).run([(plain, 1.0)] * 2) == [OVER_TIME] * 2
-    assert await Dialogue(none, task, "", config, now).run([(test, 1.0)]) == [OVER_TIME]
-    assert 0 < Dialogue(none, task, "", config, now + 5.0).left_s <= 5.0
+    assert await BatchRun(none, task, "", config, now).run([(plain, 1.0)] * 2) == [OVER_TIME] * 2
+    assert await DialogueRun(none, task, "", config, now).run([(test, 1.0)]) == [OVER_TIME]
+    assert 0 < DialogueRun(none, task, "", config, now + 5.0).remaining_s <= 5.0
     sleeps = "import time\ntime.sleep(600)\ndef f(x): return x"
     found = await run_cases(
         boxes, task, sleeps, [30.0, 30.0], CodeReward(type="code", time_limit_s=1.0, credit="share")

@@ -17,9 +17,9 @@ from unit.rewards.code.conftest import rollout
 from roll.config.rewards.code import CodeReward
 from roll.errors import MalformedPromptError, UnscorableError
 from roll.rewards.code import program
-from roll.rewards.code.languages import missing_tool
+from roll.rewards.code.languages import describe_missing_tool
 from roll.rewards.code.sandboxes import CodeSandboxes
-from roll.rewards.code.verifier import CodeVerifier, code_verifier
+from roll.rewards.code.verifier import CodeVerifier, build_code_verifier
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 Judge = Callable[..., Any]
@@ -139,7 +139,7 @@ async def test_code_reward_verdicts_partial_credit_counts_cases_and_each_has_a_m
 async def test_code_reward_verdicts_limits(
     judge: Judge, monkeypatch: pytest.MonkeyPatch, code: str, verdict: str
 ) -> None:
-    monkeypatch.setattr(program, "SHORTEST_WALL_S", 2.0 if "sleep" in code else 60.0)
+    monkeypatch.setattr(program, "MIN_WALL_S", 2.0 if "sleep" in code else 60.0)
     cpu_s = 20.0 if "bytearray" in code else 0.3
     limits = {"max_cpu_s": cpu_s, "min_cpu_s": cpu_s, "wall_factor": 1, "max_output_bytes": 9999}
     judgement = await judge(code, [{"stdout": "1"}], **limits)
@@ -176,7 +176,7 @@ async def test_code_reward_verdicts_a_case_over_its_time_leaves_the_others_their
     ],
 )
 async def test_code_reward_verdicts_languages(judge: Judge, language: str, right: str, wrong: str) -> None:
-    if reason := missing_tool(language):
+    if reason := describe_missing_tool(language):
         pytest.skip(reason)
     tests = [{"stdin": "1 2", "stdout": "3\n"}, {"stdin": "20 22", "stdout": "42\n"}]
     assert (await judge(right, tests, language=language)).verdict == "correct"
@@ -195,7 +195,7 @@ async def test_code_reward_verdicts_programs_that_are_hardly_text_are_the_answer
 
 
 async def test_code_reward_verdicts_a_program_that_does_not_compile(judge: Judge) -> None:
-    if reason := missing_tool("cpp"):
+    if reason := describe_missing_tool("cpp"):
         pytest.skip(reason)
     judgement = await judge("int main() { return x; }", [{"stdout": ""}], language="cpp")
     assert (judgement.verdict, judgement.value) == ("no build 0/1", 0.0)
@@ -220,9 +220,9 @@ if __name__ == "__main__":
         (None, {}, "there are no tests"),
         ([{"args": [1], "return": 1}], {"entry": "f"}, "case 0 has the keys"),
         (["assert f(g) == 1"], {"entry": "f"}, "the tests use 'g', which neither they nor the setup define"),
-        (["assert f(object()) == 1"], {"entry": "f"}, "a test hands the candidate an object of type object"),
+        (["assert f(object()) == 1"], {"entry": "f"}, "a test passes the candidate an object of type object"),
         (["assert f(int('1'))"], {"entry": "f", "setup": "1 / 0"}, "the setup failed: ZeroDivisionError"),
-        ([{"stdout": "1"}], {"language": "cobol"}, "the language is 'cobol'"),
+        ([{"stdout": "1"}], {"language": "cobol"}, "unknown language 'cobol'"),
         ([{"stdin": "x" * (17 * 2**20), "stdout": "1"}], {}, "the cases have 17,825,7.. bytes"),
     ],
 )
@@ -253,7 +253,7 @@ async def test_code_reward_verdicts_the_limit_follows_right_answers(boxes: CodeS
     busy = "import time\nwhile time.process_time() < {}: pass\nprint(1)"
     assert (await verifier.judge(rollout(busy.format(100), metadata))).verdict == "timeout 0/1"
     assert (await verifier.judge(rollout(busy.format(0.2), metadata))).correct
-    limit = verifier.limits.cpu_s("d/0", 0)
+    limit = verifier.limits.compute_cpu_limit_s("d/0", 0)
     assert 0.25 < limit < 1.0
     assert (await verifier.judge(rollout(busy.format(100), metadata))).verdict == "timeout 0/1"
 
@@ -262,10 +262,10 @@ async def test_code_reward_verdicts_a_resumed_verifier_is_as_strict_as_the_one_b
     config = CodeReward(type="code", min_cpu_s=0.1, max_cpu_s=3.0, cpu_factor=1.5)
     metadata = {"tests": [{"stdout": "1"}]}
     slow = rollout("import time\nwhile time.process_time() < 0.6: pass\nprint(1)", metadata)
-    before = code_verifier(config, boxes)
+    before = build_code_verifier(config, boxes)
     before.restore({"d/0": [[0, 0.2]]})  # right answers took 0.2 s so far: 0.3 s is the limit
     assert (await before.judge(slow)).verdict == "timeout 0/1"
-    resumed, forgetful = code_verifier(config, boxes), code_verifier(config, boxes)
+    resumed, forgetful = build_code_verifier(config, boxes), build_code_verifier(config, boxes)
     resumed.restore(json.loads(json.dumps(before.state())))
     assert (await resumed.judge(slow)).verdict == "timeout 0/1"
     assert (await forgetful.judge(slow)).verdict == "correct"

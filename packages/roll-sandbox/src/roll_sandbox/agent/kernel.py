@@ -1,4 +1,4 @@
-"""System calls that Python's library does not offer.
+"""System calls that Python's standard library does not provide.
 
 `_ctypes` is called directly where possible: importing `ctypes` takes longer than the rest of a sandbox's start.
 """
@@ -27,20 +27,20 @@ _NUM_CAPABILITIES = 64
 _CLONE, _PIVOT_ROOT, _MOUNT_SETATTR = {"x86_64": (56, 155, 442), "aarch64": (220, 41, 442)}.get(
     os.uname().machine, (-1, -1, -1)
 )
-"""Numbers of the calls that the C library does not offer, or not in this form."""
+"""Numbers of system calls for which the C library has no function, or none with the needed arguments."""
 _OPEN_TREE, _MOVE_MOUNT = 428, 429
 _CLONE_TREE, _EMPTY_PATH, _MAPPED_OWNERS = 1, 0x1000, 0x100000
 _bounding = range(_NUM_CAPABILITIES)
-"""Capabilities that may be left in the bounding set of this process: it never grows."""
+"""Capabilities that may still be in the bounding set of this process, which never grows."""
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _READ_ONLY_NOSUID_NODEV = 7
 
 
 _FUNCTIONS = "capset ioctl mallopt mount prctl setns sethostname socket syscall umount2 unshare".split()  # noqa: SIM905
-"""Looked up once, not again in every fork."""
+"""Functions of the C library; they are looked up once, instead of in every fork."""
 
 
-def _library():
+def _load_library():
     try:
         import _ctypes
 
@@ -59,18 +59,18 @@ def _library():
         return lambda name, *arguments: getattr(library, name)(*arguments)
 
 
-_call = _library()
+_call = _load_library()
 
 
-def _check(what, value):
+def _check_call(name, value):
     if value != 0:
-        raise OSError(what + " failed")
+        raise OSError(name + " failed")
 
 
-def write(path, text):
+def write_proc_file(path, text):
     """Write `text` to a file of /proc.
 
-    `open` would touch, and so copy, much more of a fork's memory.
+    `open` is not used: it touches, and so copies, much more of a fork's memory.
     """
     descriptor = os.open(path, os.O_WRONLY)
     try:
@@ -86,106 +86,120 @@ def mount(source, target, kind, flags, options=None):
         OSError: the kernel refuses the mount.
     """
     encode = lambda text: None if text is None else text.encode()  # noqa: E731  (four times in one line)
-    _check("mount " + target, _call("mount", encode(source), encode(target), encode(kind), flags, encode(options)))
+    _check_call("mount " + target, _call("mount", encode(source), encode(target), encode(kind), flags, encode(options)))
 
 
 def unmount(target):
-    """Detach a mount (MNT_DETACH): it is hidden at once, and freed when no process uses it any more."""
-    _check("unmount " + target, _call("umount2", target.encode(), 2))
+    """Detach a mount (MNT_DETACH): it disappears at once, and is freed when no process uses it any more."""
+    _check_call("unmount " + target, _call("umount2", target.encode(), 2))
 
 
 def unshare(flags):
-    """Move this process into new namespaces (with CLONE_NEWPID: its next child)."""
-    _check("unshare", _call("unshare", flags))
+    """Move this process into new namespaces; a new PID namespace (CLONE_NEWPID) begins with the next child."""
+    _check_call("unshare", _call("unshare", flags))
 
 
 def setns(descriptor, kind):
-    """Enter the namespace of a file descriptor."""
-    _check("setns", _call("setns", descriptor, kind))
+    """Move this process into the namespace of type `kind` (CLONE_NEW…) to which a file descriptor refers."""
+    _check_call("setns", _call("setns", descriptor, kind))
 
 
 def clone(flags):
-    """Fork into new namespaces, and return 0 in the child and the child's pid in the parent.
+    """Fork into new namespaces; return 0 in the child, and the child's pid in the parent.
 
     Only for a process with one thread and no `os.register_at_fork` callbacks: Python does not notice this fork.
     """
+    # 17 is SIGCHLD, the signal of a child made by fork(). Without a stack argument, the child continues with a copy of
+    # this stack; the C library's clone() would need a function and a new stack.
     pid = _call("syscall", _CLONE, flags | 17, 0, 0, 0, 0)
     if pid < 0:
-        raise OSError("clone failed: new namespaces are refused")
+        raise OSError("clone failed: the kernel refuses new namespaces")
     return pid
 
 
 def change_root(tree):
-    """Make `tree` the root, with a /proc of this PID namespace in it. Needs new mount and PID namespaces."""
+    """Make `tree` the root directory, with a /proc of this PID namespace. Needs new mount and PID namespaces."""
+    # pivot_root(2) refuses shared mounts, and mounts below a shared one would appear in the host's namespace.
     mount("none", "/", None, PRIVATE)
+    # Mounts that come from a namespace with more privileges are locked (mount_namespaces(7)), and pivot_root refuses a
+    # locked one; a bind mount of it is not locked.
     bind_mount(tree, tree)
-    # While the old /proc is visible: the kernel permits a new one only where another is fully visible.
+    # Before the old /proc disappears: the kernel permits a new /proc only while another one is fully visible.
     mount_proc(tree + "/proc")
     enter_root(tree)
 
 
 def mount_proc(target):
-    """Mount a /proc that shows the PID namespace of this process."""
+    """Mount a /proc for the PID namespace of this process."""
     mount("proc", target, "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
 
 
 def bind_mount(source, target):
-    """Bind `source`, with all that is mounted below it, to `target`."""
+    """Bind-mount `source`, with everything mounted below it, at `target`."""
     mount(source, target, None, _MS_BIND | _MS_REC)
 
 
 def enter_root(tree):
-    """Make the mount at `tree` the root, and hide everything else. Needs a mount namespace of its own."""
+    """Make the mount at `tree` the root directory, and hide everything else. Needs a new mount namespace."""
     os.chdir(tree)
-    _check("pivot_root", _call("syscall", _PIVOT_ROOT, b".", b"."))
-    unmount(".")  # the old root, which now lies over the new one
+    # With the same directory twice, the old root needs no directory in the new root, which is read-only
+    # (pivot_root(2), Notes).
+    _check_call("pivot_root", _call("syscall", _PIVOT_ROOT, b".", b"."))
+    unmount(".")  # the old root, which now covers the new one
     os.chdir("/")
 
 
 def make_read_only(target):
-    """Make `target` and every mount below it read-only, without set-user-id and devices, whatever their other flags
-    are.
-    """
+    """Make `target` and every mount below it read-only, without set-user-id and devices; keep their other flags."""
+    # A remount (MS_REMOUNT | MS_BIND) would change one mount; 0x8000 (AT_RECURSIVE) includes the mounts below it.
     attributes = b"".join(value.to_bytes(8, sys.byteorder) for value in (_READ_ONLY_NOSUID_NODEV, 0, 0, 0))
-    _check("mount_setattr " + target, _call("syscall", _MOUNT_SETATTR, -100, target.encode(), 0x8000, attributes, 32))
+    _check_call(
+        "mount_setattr " + target, _call("syscall", _MOUNT_SETATTR, -100, target.encode(), 0x8000, attributes, 32)
+    )
 
 
 def open_tree(path):
     """Return the file descriptor of a new, detached mount of a directory."""
     mount = _call("syscall", _OPEN_TREE, -100, path.encode(), _CLONE_TREE | os.O_CLOEXEC)
-    _check("open_tree " + path, min(mount, 0))
+    _check_call("open_tree " + path, min(mount, 0))
     return mount
 
 
 def map_owners(mount, users):
-    """Map the owners of a mount from `open_tree` into a user namespace (a file descriptor), and make it read-only."""
+    """Make a mount from `open_tree` read-only, and ID-mapped by a user namespace.
+
+    Args:
+        mount: file descriptor of the mount.
+        users: file descriptor of the user namespace, which maps the owners of files.
+    """
     flags = _MAPPED_OWNERS | _READ_ONLY_NOSUID_NODEV
     attributes = b"".join(value.to_bytes(8, sys.byteorder) for value in (flags, 0, 0, users))
-    _check("mapped owners", _call("syscall", _MOUNT_SETATTR, mount, b"", _EMPTY_PATH, attributes, 32))
+    _check_call("mapped owners", _call("syscall", _MOUNT_SETATTR, mount, b"", _EMPTY_PATH, attributes, 32))
 
 
 def move_mount(mount, target):
     """Attach a mount from `open_tree` at `target`."""
-    _check("move_mount " + target, _call("syscall", _MOVE_MOUNT, mount, b"", -100, target.encode(), 4))
+    _check_call("move_mount " + target, _call("syscall", _MOVE_MOUNT, mount, b"", -100, target.encode(), 4))
 
 
 def set_host_name(name):
     """Set the host name. Needs a new UTS namespace."""
-    _check("sethostname", _call("sethostname", name.encode(), len(name)))
+    _check_call("sethostname", _call("sethostname", name.encode(), len(name)))
 
 
 def bring_up_loopback():
-    """Bring the loopback device up; the kernel then gives it its address. Needs a new network namespace."""
+    """Bring the loopback device up; the kernel then assigns its address. Needs a new network namespace."""
+    # The request can be sent through any socket of the network namespace (netdevice(7)).
     line = _call("socket", 2, 2, 0)
     request = b"lo".ljust(16, b"\0") + _IFF_UP.to_bytes(2, sys.byteorder) + bytes(22)
     result = _call("ioctl", line, _SIOCSIFFLAGS, request)
     os.close(line)
-    _check("raising the loopback device", result)
+    _check_call("ioctl(SIOCSIFFLAGS)", result)
 
 
 def hide_memory(hidden):
-    """Set whether processes of the same UID are kept from the memory and file descriptors of this process."""
-    _check("prctl(PR_SET_DUMPABLE)", _call("prctl", _PR_SET_DUMPABLE, 0 if hidden else 1, 0, 0, 0))
+    """Set whether processes of the same UID are denied access to the memory and file descriptors of this process."""
+    _check_call("prctl(PR_SET_DUMPABLE)", _call("prctl", _PR_SET_DUMPABLE, 0 if hidden else 1, 0, 0, 0))
 
 
 def overwrite_freed_memory(wanted):
@@ -198,24 +212,25 @@ def overwrite_freed_memory(wanted):
 
 def die_with_parent():
     """Have the kernel send SIGKILL to this process when its parent ends."""
-    _check("prctl(PR_SET_PDEATHSIG)", _call("prctl", _PR_SET_PDEATHSIG, 9, 0, 0, 0))
+    _check_call("prctl(PR_SET_PDEATHSIG)", _call("prctl", _PR_SET_PDEATHSIG, 9, 0, 0, 0))
 
 
 def adopt_orphans():
-    """Make this process the parent of its descendants whose own parent ends (a subreaper)."""
-    _check("prctl(PR_SET_CHILD_SUBREAPER)", _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+    """Make this process a subreaper: it becomes the parent of descendants whose parent has ended."""
+    _check_call("prctl(PR_SET_CHILD_SUBREAPER)", _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def mount_private_proc():
-    """Replace /proc with one that shows this PID namespace. Needs new mount and PID namespaces."""
+    """Replace /proc by a /proc for this PID namespace. Needs new mount and PID namespaces."""
     mount("none", "/", None, PRIVATE)
     mount_proc("/proc")
 
 
 def mount_writable_space(home, size_bytes, num_files):
-    """Mount one fresh file system of limited size for home, /tmp and /dev/shm."""
+    """Mount one new file system, of at most `size_bytes` and `num_files`, for home, /tmp and /dev/shm."""
     base = home[: home.rindex("/")]
     options = "size=%d,nr_inodes=%d,mode=755" % (size_bytes, num_files)  # noqa: UP031  (short and as fast)
+    # One file system for three directories, so that the limits on bytes and files hold for all of them together.
     mount("tmpfs", base, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
     os.mkdir(home, 0o755)
     for target in ("/tmp", "/dev/shm"):
@@ -226,29 +241,33 @@ def mount_writable_space(home, size_bytes, num_files):
 
 
 def limit_capabilities(kept):
-    """Keep only the capabilities in `kept`; no exec, user or file can give this process another one."""
+    """Drop all capabilities except `kept`; no exec, file or user can give this process another capability."""
     global _bounding
     _call("prctl", _PR_CAP_AMBIENT, 4, 0, 0, 0)
     left = kept
+    # PR_CAPBSET_DROP needs CAP_SETPCAP, so the bounding set shrinks before `capset` drops that capability.
     for capability in _bounding:
         if capability not in kept and _call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             if _call("prctl", _PR_CAPBSET_READ, capability, 0, 0, 0) >= 0:
-                left = _bounding  # the kernel knows it and refuses: this process has no privileges
+                left = _bounding  # the capability exists, but the kernel refuses: this process has no privileges
             break
     _bounding = left
     order = sys.byteorder
     mask = sum(1 << capability for capability in kept).to_bytes(4, order)  # every kept capability is below 32
     header = _CAPABILITY_VERSION.to_bytes(4, order) + bytes(4)
-    _check("capset", _call("capset", header, mask + mask + bytes(16)))
-    _check("prctl(PR_SET_NO_NEW_PRIVS)", _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
+    # Effective and permitted; the inheritable set is empty, so that no exec passes a capability on (capabilities(7)).
+    _check_call("capset", _call("capset", header, mask + mask + bytes(16)))
+    _check_call("prctl(PR_SET_NO_NEW_PRIVS)", _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
 
 
 def drop_privileges(seccomp_filter):
-    """Drop all capabilities for good, and apply the filter (if any) to every further system call."""
+    """Drop all capabilities permanently, and apply the filter, if any, to all further system calls."""
     limit_capabilities(())
     if seccomp_filter:
         order = sys.byteorder
-        address = id(seccomp_filter) + bytes.__basicsize__ - 1  # where CPython stores the data of a bytes object
+        # prctl gets a `struct sock_fprog`: the number of instructions, padding, and their address. Without
+        # CAP_SYS_ADMIN it needs PR_SET_NO_NEW_PRIVS (seccomp(2)), which `limit_capabilities` has set.
+        address = id(seccomp_filter) + bytes.__basicsize__ - 1  # CPython stores the data of a bytes object here
         count = len(seccomp_filter) // 8
         program = count.to_bytes(2, order) + bytes(6) + address.to_bytes(8, order)
-        _check("prctl(PR_SET_SECCOMP)", _call("prctl", _PR_SET_SECCOMP, 2, program, 0, 0))
+        _check_call("prctl(PR_SET_SECCOMP)", _call("prctl", _PR_SET_SECCOMP, 2, program, 0, 0))

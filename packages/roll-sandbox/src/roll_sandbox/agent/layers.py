@@ -1,11 +1,11 @@
-"""The file system of a sandbox with an image: its read-only layers below a writable one of the sandbox's own.
+"""The file system of a sandbox with an image: the image's read-only layers below the sandbox's writable layer.
 
-    where the agent begins     /.layers/0 (uppermost) … /.layers/N, /.roll and /dev (see `images/system.py`)
-    where it goes on           an overlay of these; /.roll, /dev and mounts bound into it; home, /tmp and /dev/shm
-                               and changes to the image, in one file system of limited size
+    when the agent starts      /.layers/0 (uppermost) … /.layers/N, /.roll and /dev (see `images/system.py`)
+    afterwards                 an overlay of the layers, with /.roll, /dev and mounts bound into it; one file system of
+                               limited size for home, /tmp, /dev/shm and changes to the image
 
-A fresh program returns to where the agent began, and mounts another overlay for itself. Where the kernel does not
-support such overlays, there is one merged layer, which is read-only.
+A fresh program returns to the mount namespace in which the agent started, and mounts another overlay for itself. If the
+kernel does not support such overlays, there is one merged layer, which is read-only.
 """
 
 from __future__ import annotations
@@ -17,28 +17,36 @@ from roll_sandbox.agent import kernel
 _SPACE, _ROOT, _LAYERS = "/.space", "/.image", "/.layers"
 
 
-def prepare(settings):
-    """Move the agent into the file system that it shares with programs that are not fresh."""
+def enter_file_system(settings):
+    """Mount the file system of the agent and of programs that are not fresh, and move the agent into it."""
+    # `enter_root` hides the layers in the new namespace, and every fresh program needs them for its overlay.
     settings.beginning = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     kernel.unshare(kernel.CLONE_NEWNS)
     mount_layers(settings)
 
 
 def return_to_first_namespace(settings):
-    """Return a fresh program to the agent's first mount namespace, before its own namespaces are made."""
+    """Move a fresh program into the mount namespace in which the agent started, before it gets its own namespaces."""
+    # In addition to CAP_SYS_ADMIN, this needs CAP_SYS_CHROOT (setns(2)), which agents keep if there is an image.
     kernel.setns(settings.beginning, kernel.CLONE_NEWNS)
 
 
 def mount_layers(settings):
-    """Mount the image's layers, the writable space and /proc, and enter them. Needs new mount and PID namespaces."""
+    """Mount an overlay of the image's layers with writable directories and /proc, and make it the root directory.
+
+    Needs new mount and PID namespaces.
+    """
     kernel.mount("none", "/", None, kernel.PRIVATE)
     _mount_space(settings.limits)
     image = settings.image
     if image.layers == 1:
         kernel.bind_mount(_LAYERS + "/0", _ROOT)
     else:
-        os.chdir(_LAYERS)  # keeps the names short: all options of a mount must fit into a page
+        # All options of a mount must fit into a page (mount(2)), so the layers have short, relative names.
+        os.chdir(_LAYERS)
         lower = ":".join(map(str, range(image.layers)))
+        # A user namespace gives no access to the attributes trusted.overlay.*; with `userxattr` (Linux 5.11) overlayfs
+        # reads user.overlay.*, which `images/unpack.py` writes.
         options = "userxattr,lowerdir=" + lower + ",upperdir=" + _SPACE + "/upper,workdir=" + _SPACE + "/work"
         kernel.mount("overlay", _ROOT, "overlay", kernel.NOSUID_NODEV, options)
     for place in image.binds:

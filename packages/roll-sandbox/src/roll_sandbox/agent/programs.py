@@ -1,46 +1,45 @@
-"""Start of a program.
+"""Starts a program inside a sandbox.
 
     agent ── fork ──► init of the program ── fork ──► program
                       (own PID namespace and      (no capabilities, filter, limits)
-                      /proc; where it is `fresh`
-                      also own files, IPC and
-                      network namespaces)
+                      /proc; a `fresh` program
+                      also has its own files,
+                      IPC and network namespaces)
 
-The init outlives the program by an instant: when it exits, the kernel kills every process that the program left behind,
-whatever its parent, session or signal handlers are. The kernel lets the init be reaped only after all processes of its
-namespace have ended, so a program whose init was reaped has left none. Where the sandbox cannot make namespaces
-(`docker`, `subprocess`), the agent itself is the program's parent. A child that is forked before its program is known
-(`spare.py`) does all of this and then waits for its program.
+The init exits right after the program. Then the kernel kills every process that the program has left, whatever its
+parent, session or signal handlers are. The init can be reaped only after all processes of its namespace have ended, so
+once it is reaped, nothing of the program is left. If the sandbox cannot create namespaces (`docker`, `subprocess`), the
+agent itself is the program's parent. A spare child (`spare.py`) is forked before its program is known: it does all of
+this, and then waits for its program.
 
-Invariants: between the fork and `_restrict` only the agent's code runs; an error before the program starts ends the
-child with exit code 125 and a message on standard error; no program gets a file descriptor of the agent.
+Invariants:
+    - between the fork and `_restrict`, only code of the agent runs;
+    - an error before the program starts ends the child with exit code 125 and a message on standard error;
+    - no program gets a file descriptor of the agent.
 """
 
 from __future__ import annotations
 
 import _signal  # pyrefly: ignore[missing-import]
-import _sitebuiltins
-import builtins
 import os
 import resource
-import sys
 
-from roll_sandbox.agent import kernel, layers, terminal
+from roll_sandbox.agent import interpreter, kernel, layers, terminal
 
 FAILED_TO_START = 125
 _REPORT = 4
 """File descriptor on which the shell of a session reports the exit codes of its commands."""
 LINE = 5
-"""File descriptor on which a child that waits for its program receives it."""
+"""File descriptor on which a spare child receives its program."""
 _STATUS = 6
 """File descriptor on which an init reports the end of its program."""
 _NO_PROCESS = b"processes"
-"""Report of an init whose program could not be forked because too many processes run in the sandbox."""
+"""Reported by an init that could not fork its program because too many processes run in the sandbox."""
 _MAX_DESCRIPTORS = 1 << 16
 
 
 class RunAtTop(BaseException):
-    """Raised in a forked child to leave the agent's loop, with the function to call at the top of the stack."""
+    """Raised in a forked child to unwind the agent's stack; holds the function to call when that is done."""
 
     def __init__(self, function, *arguments):
         self.function = function
@@ -48,24 +47,25 @@ class RunAtTop(BaseException):
 
 
 class StartedProgram:
-    """A started program, seen from the agent."""
+    """A started program: its first process, and the file descriptors of its output and status."""
 
     def __init__(self, pid, status, streams):
         self.pid = pid
         self.status = status
-        """File descriptor on which the init reports the program's end; None: `pid` is the program."""
+        """File descriptor on which the init reports the program's end; None if `pid` is the program itself."""
         self.streams = streams
-        """Kind of each output's file descriptor: `o` (stdout), `e` (stderr) or `r` (result)."""
+        """The kind of each output, by its file descriptor: `o` (stdout), `e` (stderr) or `r` (result)."""
 
-    def read_end(self, status):
-        """Read the init's report, and close its descriptor.
+    def read_end_report(self, status):
+        """Read the program's end from the pipe on which the init reports it, and close the pipe.
 
         Args:
             status: the status of the process `pid`, as wait(2) returns it.
 
         Returns:
-            the status of the program (None: the init ended without a report), whether its disk was full, and whether
-            it could not start because too many processes run in the sandbox. Without an init, `status` as it is.
+            the status of the program, which is None if the init ended without a report; whether the disk was full;
+            whether the program could not start because too many processes run in the sandbox. Without an init, the
+            status is the argument `status`.
         """
         if self.status is None:
             return status, False, False
@@ -80,22 +80,22 @@ class StartedProgram:
 
 
 def start(request, settings, namespace):
-    """Fork the program that `request` describes.
+    """Fork a child that runs the program of `request`, and return its `StartedProgram`.
 
     Args:
         request: the request from the host (see `serve.py`), with `stdin` as a file descriptor.
         settings: the sandbox's settings: home, limits, filter, environment.
-        namespace: file descriptor of the agent's PID namespace, where the sandbox can make others.
+        namespace: file descriptor of the agent's PID namespace, if the sandbox can create others.
     """
-    return fork(_run, request, settings, namespace)
+    return fork(_run_program, request, settings, namespace)
 
 
 def fork(function, request, settings, namespace):
-    """Fork a child that ends in `function(request, settings)`, confined and without privileges.
+    """Fork a child that is confined, has no privileges and calls `function(request, settings)`.
 
     Args:
         function: the function that the child calls.
-        request: the request; only `fresh`, `result`, `stdin`, `pair` (of a terminal), `report` and `line` are used.
+        request: the request, of which `fresh`, `result`, `stdin`, `pair` (of a terminal), `report` and `line` are used.
         settings: as for `start`.
         namespace: as for `start`.
     """
@@ -106,6 +106,7 @@ def fork(function, request, settings, namespace):
     pid = -1
     try:
         if own_namespace:
+            # Children forked from now on belong to the new namespace; the first is its init (pid_namespaces(7)).
             kernel.unshare(kernel.CLONE_NEWPID)
         pid = os.fork()
     except OSError:
@@ -113,11 +114,11 @@ def fork(function, request, settings, namespace):
             os.close(descriptor)
         raise
     finally:
-        if own_namespace and pid != 0:  # later children of the agent belong to its own namespace again
+        if own_namespace and pid != 0:  # later children of the agent must belong to the agent's namespace again
             kernel.setns(namespace, kernel.CLONE_NEWPID)
     if pid == 0:
         writes = [write for _, write in outputs]
-        _guarded(_child, function, request, settings, writes * 2 if pair else writes, status)
+        _run_or_exit(_run_child, function, request, settings, writes * 2 if pair else writes, status)
     if status:
         os.close(status[1])
     for read, write in outputs:
@@ -127,8 +128,8 @@ def fork(function, request, settings, namespace):
     return StartedProgram(pid, status[0] if status else None, streams)
 
 
-def _guarded(function, *arguments):
-    """Run `function` in a child, and never return into the agent's loop."""
+def _run_or_exit(function, *arguments):
+    """Run `function` in a child, and exit if it returns or fails. Only `RunAtTop` gets back to the agent's loop."""
     try:
         function(*arguments)
     except RunAtTop:
@@ -138,9 +139,11 @@ def _guarded(function, *arguments):
     os._exit(FAILED_TO_START)
 
 
-def _child(function, request, settings, outputs, status):
+def _run_child(function, request, settings, outputs, status):
+    # The pipe is shared with the agent: a signal to this process would wake the agent.
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    # This comes first, since `_place_descriptors` closes the descriptor of that namespace.
     if settings.image and request.fresh:
         layers.return_to_first_namespace(settings)
     _place_descriptors(request, outputs, status)
@@ -149,22 +152,23 @@ def _child(function, request, settings, outputs, status):
         try:
             pid = os.fork()
         except BlockingIOError:
-            if not request.fresh:  # a fresh program is alone, so no program has used up the processes
+            if not request.fresh:  # a fresh program is alone, so no other program can have used up the processes
                 os.write(_STATUS, _NO_PROCESS)
             raise
         if pid:
             _serve_as_init(pid, settings)
         os.close(_STATUS)
+    # Without a PID namespace, orphans of the program are found by this session.
     os.setsid()
     if request.pair:
-        terminal.control(0)
+        terminal.set_controlling_terminal(0)
     _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)  # the filter prevents changing it
     _restrict(settings)
     function(request, settings)
 
 
 def _place_descriptors(request, outputs, status):
-    """Move the descriptors of a program and of its init to their numbers, and close all others."""
+    """Move the descriptors of a program and its init to their reserved numbers, and close all others."""
     wanted = dict(enumerate((request.stdin, *outputs)))
     for number, descriptor in (
         (_REPORT, request.report),
@@ -173,6 +177,7 @@ def _place_descriptors(request, outputs, status):
     ):
         if descriptor is not None:
             wanted[number] = descriptor
+    # First move all above the reserved numbers, so that no dup2 overwrites a descriptor that is still needed.
     high = [(number, _duplicate_above_reserved(descriptor)) for number, descriptor in wanted.items()]
     os.closerange(0, _STATUS + 1)
     for number, descriptor in high:
@@ -181,13 +186,13 @@ def _place_descriptors(request, outputs, status):
 
 
 def _make_namespaces(request, settings):
-    """Make the other namespaces of a program, in the first process of its new PID namespace."""
+    """Create the namespaces of a program except its PID namespace, whose first process calls this function."""
     if not request.fresh:
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.mount_private_proc()
         return
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET)
-    kernel.bring_up_loopback()  # its own: closed connections and counters would reveal this program to the next
+    kernel.bring_up_loopback()  # in a new namespace: connections and counters would reveal this program to the next
     if settings.image:
         layers.mount_layers(settings)
     else:
@@ -197,14 +202,15 @@ def _make_namespaces(request, settings):
 
 
 def _duplicate_above_reserved(descriptor):
-    """Return a duplicate of a descriptor that is above the numbers of a program's descriptors."""
+    """Duplicate a descriptor to a number above the reserved numbers of a program."""
     while descriptor <= _STATUS:
         descriptor = os.dup(descriptor)
     return descriptor
 
 
 def _serve_as_init(program, settings):
-    """Reap children until the program ends, report its status and whether its disk was full, and exit."""
+    """Reap children until the program (a pid) ends, report its status and whether the disk is full, and exit."""
+    # The agent sees the end of an output only when no process has it open.
     os.closerange(0, _STATUS)
     while True:
         pid, code = os.waitpid(-1, 0)
@@ -215,7 +221,7 @@ def _serve_as_init(program, settings):
 
 
 def is_disk_full(settings):
-    """Return whether a writable place has room for less than a page, or for no further file.
+    """Return whether a writable directory has room for less than a page, or for no further file.
 
     With `has_own_cgroup` (`docker`) home, /tmp and /dev/shm are separate file systems; otherwise they share one.
     """
@@ -229,20 +235,21 @@ def is_disk_full(settings):
     return False
 
 
-def _run(request, settings):
-    """Turn this process into the program."""
+def _run_program(request, settings):
+    """Set up files, directory and environment of the program, and execute it; for Python source, raise `RunAtTop`."""
     if request.cpu_s is not None:
-        _bound({resource.RLIMIT_CPU: int(request.cpu_s) + 2})  # in case counting the whole tree fails
+        _set_resource_limits({resource.RLIMIT_CPU: int(request.cpu_s) + 2})  # in case the agent's check fails
     os.umask(0o022)
     os.chdir(settings.home)
     for path, data in request.files.items():
-        _write(path, data)
+        _write_file(path, data)
     if request.cwd:
         os.chdir(request.cwd)
     elif settings.image and request.source is None:
         _enter_image_directory(settings.image.cwd)
     environment = dict(settings.env)
     environment.update(request.env)
+    # Ignored signals stay ignored after exec (signal(7)); the agent ignores SIGINT, and Python ignores SIGPIPE.
     for name in ("SIGINT", "SIGPIPE"):
         _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
     if request.source is not None:
@@ -250,17 +257,18 @@ def _run(request, settings):
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         os.environ.clear()
         os.environ.update(environment)
-        raise RunAtTop(run_python, request.source, request.argv)
+        raise RunAtTop(interpreter.run_python, request.source, request.argv)
     try:
         try:
             os.execvpe(request.argv[0], request.argv, environment)
         except FileNotFoundError:
             if not (settings.image and request.report is not None):
                 raise
-            bash = settings.image.bash  # for a session whose image has no bash
+            bash = settings.image.bash  # this machine's bash, for a session in an image without bash
             os.execve(bash[0], bash + request.argv[1:], environment)
     except OSError as error:
         os.write(2, ("sandbox: %s: %s\n" % (request.argv[0], error.strerror)).encode())  # noqa: UP031
+        # As in a shell: 126 if the file is not executable (EACCES), 127 if it does not exist.
         os._exit(126 if error.errno == 13 else 127)
 
 
@@ -273,125 +281,55 @@ def _enter_image_directory(path):
 
 
 def _restrict(settings):
-    """Drop everything that a program must not have."""
+    """Drop the privileges that a program must not have, and apply its limits."""
+    # While a process is not dumpable, its files in /proc belong to root (proc(5)), and it cannot write to them.
     kernel.hide_memory(False)
     try:  # noqa: SIM105  (nothing more is imported here)
-        kernel.write("/proc/self/oom_score_adj", b"1000")  # on OOM the program is killed, not the agent
+        kernel.write_proc_file("/proc/self/oom_score_adj", b"1000")  # on OOM the program is killed, not the agent
     except OSError:
         pass
     limits = settings.limits
     bounds = {
-        resource.RLIMIT_CORE: 1,  # with 0, a host's handler of core files would be run, as root: core(5)
+        resource.RLIMIT_CORE: 1,  # with 0, the host's handler of core files would run, as root: core(5)
         resource.RLIMIT_NOFILE: limits.max_open_files,
         resource.RLIMIT_FSIZE: limits.file_size_bytes,
+        # Locked pages, message queues and queued signals take memory of the kernel, or cannot be swapped out.
         resource.RLIMIT_MEMLOCK: 1 << 16,
         resource.RLIMIT_MSGQUEUE: 1 << 16,
         resource.RLIMIT_SIGPENDING: 1 << 10,
     }
     if settings.has_own_cgroup:
-        os.nice(10)  # so that the agent gets CPU time to end it, however many processes it starts
+        os.nice(10)  # so that the agent gets CPU time to end the program, however many processes it starts
     if settings.limit_processes:
         bounds[resource.RLIMIT_NPROC] = limits.max_processes + 8  # see `host/spawner.py`
     if settings.limit_address_space:
+        # Memory is sampled; between two samples, each process may allocate at most 1 GiB more than the limit.
         bounds[resource.RLIMIT_AS] = limits.memory_bytes + (1 << 30)
-    _bound(bounds)
+    _set_resource_limits(bounds)
     kernel.drop_privileges(settings.filter)
 
 
-def _bound(bounds):
+def _set_resource_limits(bounds):
     for kind, value in bounds.items():
         hard = resource.getrlimit(kind)[1]
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(kind, (value, value))
 
 
-def become(request, settings):
-    """Turn this process into the program, at the top of the stack; return what to call next for Python source."""
+def exec_program(request, settings):
+    """Turn this process, whose stack has been unwound, into the program.
+
+    Returns:
+        for Python source, the function to call next and its arguments.
+    """
     try:
-        _guarded(_run, request, settings)
-    except RunAtTop as found:
-        return found.function, found.arguments
+        _run_or_exit(_run_program, request, settings)
+    except RunAtTop as next_step:
+        return next_step.function, next_step.arguments
 
 
-def _write(path, data):
+def _write_file(path, data):
     if "/" in path:
         os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
     with open(path, "wb") as file:
         file.write(data)
-
-
-def prepare_interpreter():
-    """Turn the agent's interpreter into one that runs a program; a second call does nothing."""
-    if _modules:
-        return
-    kernel.overwrite_freed_memory(False)  # not earlier: the agent's frames held data of the last program
-    _modules.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "roll_sandbox")
-    end = "Ctrl-D (i.e. EOF)"
-    builtins.quit, builtins.exit = _sitebuiltins.Quitter("quit", end), _sitebuiltins.Quitter("exit", end)
-
-
-compile("", "program.py", "exec")  # the first call makes the AST classes, 1 ms in every fork
-_modules = []
-"""The agent's modules in a program; freeing them would take time."""
-
-
-def run_python(source, argv):
-    """Run source as `__main__`, as `python file` would, and end the process.
-
-    Called at the top of the stack. The interpreter is not torn down piece by piece, which takes longer than most
-    programs. The steps that a program can notice are done: threads are joined, exit functions run, its variables
-    are deleted (files close), output is flushed.
-    """
-    prepare_interpreter()
-    main = type(sys)("__main__")
-    main.__builtins__ = builtins
-    sys.modules["__main__"] = main
-    sys.argv = ["program.py", *argv]
-    sys.path.insert(0, os.getcwd())
-    sys.excepthook = _excepthook
-    code = 0
-    try:
-        exec(compile(source, "program.py", "exec", dont_inherit=True), main.__dict__)
-    except SystemExit as error:
-        code = _exit_code(error.code)
-    except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__)
-        code = 130 if isinstance(error, KeyboardInterrupt) else 1
-    code = _shut_down(main) or code
-    os._exit(code)
-
-
-def _exit_code(value):
-    """Return the exit code that `sys.exit(value)` stands for; print a message to stderr as Python does."""
-    if value is None:
-        return 0
-    if isinstance(value, int):
-        return value & 0xFF
-    sys.stderr.write(str(value) + "\n")
-    return 1
-
-
-def _shut_down(main):
-    """Shut the interpreter down without freeing everything, and return an exit code: not 0 where output was lost."""
-    threading = sys.modules.get("threading")
-    if threading is not None:
-        threading._shutdown()
-    atexit = sys.modules.get("atexit")
-    if atexit is not None:
-        atexit._run_exitfuncs()
-    main.__dict__.clear()
-    lost = 0
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            if stream is not None:
-                stream.flush()
-        except (OSError, ValueError, AttributeError):
-            lost = 120
-    return lost
-
-
-def _excepthook(kind, error, trace):
-    """Print a traceback without the frames of the agent."""
-    while trace is not None and trace.tb_frame.f_code.co_filename != "program.py":
-        trace = trace.tb_next
-    sys.__excepthook__(kind, error.with_traceback(trace), trace)

@@ -1,4 +1,4 @@
-"""Records that the host sends: the settings of the sandbox, and requests to start programs in it."""
+"""Types for the content of messages to the agent: the sandbox's settings, and requests to start programs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ __all__ = ["Request", "Settings"]
 
 
 class _Fields:
-    def __init__(self, given):
-        self.__dict__.update(given)
+    def __init__(self, fields):
+        self.__dict__.update(fields)
 
 
 class Limits(_Fields):
-    """Bounds of the sandbox and its programs."""
+    """The limits of the sandbox and its programs."""
 
     disk_bytes: int
     max_files: int
@@ -35,14 +35,14 @@ class Settings(_Fields):
 
     home: str
     mount_space: bool
-    """Whether the sandbox makes namespaces."""
+    """Whether the agent mounts file systems, and creates namespaces for programs."""
     isolated: bool
     has_own_cgroup: bool
-    """Whether the control group is the sandbox's alone (`docker`)."""
+    """Whether the control group contains nothing but the sandbox (`docker`)."""
     counts_cpu: bool
     watch_memory: bool
-    """Whether the agent must sample the memory of programs, since no control group bounds it. The two fields below
-    likewise replace a control group's bounds.
+    """Whether the agent must sample the memory of programs, since no control group bounds it. For the same reason, the
+    next two fields limit processes and address spaces.
     """
     limit_processes: bool
     limit_address_space: bool
@@ -51,16 +51,16 @@ class Settings(_Fields):
     python_path: list[str]
     preload: list[str]
     beginning = -1
-    """File descriptor of the mount namespace that the agent of a sandbox with an image began in."""
+    """File descriptor of the mount namespace in which the agent started, in a sandbox with an image."""
 
-    def __init__(self, given):
-        super().__init__(given)
-        self.limits = Limits(given["limits"])
-        self.image = Image(given["image"]) if given["image"] else None
+    def __init__(self, fields):
+        super().__init__(fields)
+        self.limits = Limits(fields["limits"])
+        self.image = Image(fields["image"]) if fields["image"] else None
 
 
 class Request(_Fields):
-    """A program, a session, or a command in one (see `serve.py`)."""
+    """A request to start a program, a session, or a command in a session (see `serve.py`)."""
 
     fresh: bool
     result: bool
@@ -78,4 +78,4 @@ class Request(_Fields):
     interactive: bool
     terminal: object
     pair = report = line = None
-    """File descriptors: a terminal's pair, a session's exit codes, the socket of a spare child."""
+    """File descriptors: both ends of a terminal, the pipe for a session's exit codes, the socket of a spare child."""

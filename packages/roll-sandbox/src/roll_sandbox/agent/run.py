@@ -1,4 +1,4 @@
-"""A running program: its limits, its output, its end."""
+"""A running program: its limits, its output and its end."""
 
 from __future__ import annotations
 
@@ -13,40 +13,43 @@ _READ_BYTES = 1 << 16
 _CHECK_S = 0.01
 _CHECK_LATER_S = 0.2
 _MAX_UNSHOWN_BYTES = 1 << 20
-"""Most bytes of a terminal's output that the host has not shown; beyond, the program waits."""
+"""Maximum bytes of a terminal's output that the host has not shown yet; with more, the program waits."""
 _SAMPLE_S = 0.02
-"""Seconds between two samples of the processes, where no control group counts their CPU time."""
+"""Seconds between two samples of the processes, if no control group counts their CPU time."""
 
 
-def clock():
+def read_clock():
     """Return the monotonic time in seconds."""
     return time.monotonic()
 
 
-class Run:
-    """A running program."""
+class RunningProgram:
+    """A running program, whose limits are enforced and whose output is sent to the host."""
 
     def __init__(self, agent, channel, request):
         self.agent, self.channel = agent, channel
         self.wall_s, self.cpu_s, self.output_left = request.wall_s, request.cpu_s, request.output_bytes
         self.limits = []
         self.reaped_before = usage.read_reaped_cpu_s() if request.alone and not request.fresh else None
-        """CPU seconds of processes reaped before; None if others share the sandbox or the program has a PID namespace.
+        """CPU seconds of the processes that were reaped before this program. None if other programs share the sandbox,
+        or if this program has a PID namespace.
         """
         self.counted_before = agent.read_cpu_s() if request.alone else None
-        """CPU seconds that the control group had counted; None if it counts nothing, or other programs as well."""
+        """CPU seconds that the control group had counted before this program. None without a CPU counter, or if
+        other programs share the sandbox.
+        """
         self.cpu_sampler = usage.CpuSampler()
         self.counts = usage.read_kernel_counts() if agent.settings.has_own_cgroup else {}
         self.cpu_used = 0.0
         self.code = None
         self.full = False
         self.killed = self.reaped = False
-        self.began = clock()
+        self.began = read_clock()
         self.pending, self.input, self.input_over = bytearray(), -1, False
         self.unshown_bytes = None
-        """Bytes of a terminal's output that the host has not shown; None without a terminal."""
+        """Bytes of the terminal's output that the host has not shown yet; None without a terminal."""
         if request.terminal:
-            pair = terminal.open_pair(agent.settings.mount_space, request.terminal)
+            pair = terminal.open_terminal(agent.settings.mount_space, request.terminal)
             request.pair, request.stdin, self.input = pair, os.dup(pair[1]), os.dup(pair[0])
             self.unshown_bytes = 0
         elif request.interactive:
@@ -58,34 +61,36 @@ class Run:
             self._close_input()
             raise
         finally:
+            # Not in the forked child, which leaves by RunAtTop, and in which these numbers are other descriptors.
             if self.input >= 0 and not isinstance(sys.exc_info()[1], programs.RunAtTop):
-                os.close(request.stdin)  # the program closes its own copy
+                os.close(request.stdin)  # the program has its own copy
         self.open = set(self.started.streams)
-        self.next_check = self.began + self._check_after(0.0)
+        self.next_check = self.began + self._compute_check_delay(0.0)
 
-    def deadline(self):
-        """Return the time at which the loop must call `check`."""
+    def get_deadline(self):
+        """Return the time at which the loop must next call `enforce_limits`."""
         return min(self.began + self.wall_s, self.next_check)
 
-    def _check_after(self, used):
+    def _compute_check_delay(self, cpu_used):
         if self.agent.settings.watch_memory:
             return _CHECK_S
         if self.cpu_s is None:
             return 1e9
         if self.counted_before is None:
             return _SAMPLE_S
-        left = (self.cpu_s - used) / self.agent.num_cpus
+        # Even if the program keeps every core busy, the rest of its limit lasts this long.
+        left = (self.cpu_s - cpu_used) / self.agent.num_cpus
         return min(max(left, _CHECK_S), _CHECK_LATER_S + left)
 
-    def check(self, now):
-        """Check the limits that the kernel does not enforce."""
+    def enforce_limits(self, now):
+        """End the program if it exceeds a limit that the kernel does not enforce."""
         if now >= self.began + self.wall_s:
             self.end("wall_time")
         elif now >= self.next_check:
-            cpu, memory, threads = self._totals()
+            cpu, memory, threads = self._measure_usage()
             self.cpu_used = max(cpu, self.cpu_used)
             limits = self.agent.settings.limits
-            # `memory` counts shared pages once per process; the exact sum takes longer.
+            # `memory` counts shared pages once per process; the exact sum takes longer to compute.
             over = self.agent.settings.watch_memory and memory > limits.memory_bytes
             if over and usage.measure_memory(self.started.pid) > limits.memory_bytes:
                 self.end("memory")
@@ -93,15 +98,15 @@ class Run:
                 self.record_limit("processes")
             if self.cpu_s is not None and cpu >= self.cpu_s:
                 self.end("cpu_time")
-            self.next_check = now + self._check_after(cpu)
+            self.next_check = now + self._compute_check_delay(cpu)
 
-    def _totals(self):
-        """Return CPU seconds, resident bytes and threads; the last two are 0 if memory is not watched."""
+    def _measure_usage(self):
+        """Return the program's CPU seconds, resident bytes and threads. Without `watch_memory`, use only the first."""
         if self.counted_before is not None and not self.agent.settings.watch_memory:
             return self.agent.read_cpu_s() - self.counted_before, 0, 0
         before = self.reaped_before
         alone = before is not None
-        seen, cpu, memory, threads = self.cpu_sampler.add(
+        seen, cpu, memory, threads = self.cpu_sampler.sample(
             os.getpid() if alone else self.started.pid, without_root=alone
         )
         if before is not None:
@@ -112,64 +117,68 @@ class Run:
 
     def set_limits(self, wall_s, cpu_s):
         """Set new limits, counted from now on, and report the CPU time used so far to the host."""
-        self.cpu_used = max(self._totals()[0], self.cpu_used)
+        self.cpu_used = max(self._measure_usage()[0], self.cpu_used)
         if not self.killed:
-            self.wall_s = clock() - self.began + wall_s
+            self.wall_s = read_clock() - self.began + wall_s
             self.cpu_s = None if cpu_s is None else self.cpu_used + cpu_s
-            self.next_check = clock() + self._check_after(self.cpu_used)
+            self.next_check = read_clock() + self._compute_check_delay(self.cpu_used)
         self.agent.send("u", self.channel, int(self.cpu_used * 1e6).to_bytes(8, "little"))
 
     def record_limit(self, limit):
-        """Record that a limit was hit."""
+        """Record that the program has hit `limit`."""
         if limit not in self.limits:
             self.limits.append(limit)
 
     def end(self, limit=None):
-        """Kill the program, because it hit `limit` or because the host requested it."""
+        """Kill the program, because it has hit `limit`, or because the host requests its end (`limit` is None)."""
         if limit is not None:
             self.record_limit(limit)
+        # `enforce_limits` must not end the program a second time, with another limit.
         self.wall_s = self.cpu_s = 1e9
         self.killed = True
-        if not self.reaped:  # not after its end, when its last output may reach a limit
+        if not self.reaped:  # the last output of a program that has ended may still reach a limit
             self.agent.terminator.end(self.started)
 
     def write_input(self, data):
-        """Write `data` to standard input, or close it if `data` is empty; keep what the program does not read yet."""
+        """Write `data` to standard input, or close it if `data` is empty; keep data that the program has not read."""
         if self.input >= 0:
             self.pending += data
             self.input_over = not data and self.unshown_bytes is None
             self._flush()
 
-    def update_terminal(self, size, shown):
-        """Set a terminal's size, and count `shown` further bytes of its output as shown."""
+    def update_terminal(self, size, num_shown_bytes):
+        """Set the terminal's size, and count `num_shown_bytes` further bytes of its output as shown."""
         if self.unshown_bytes is None:
             return
         terminal.resize(self.input, size)
-        self.unshown_bytes = max(0, self.unshown_bytes - shown)
+        self.unshown_bytes = max(0, self.unshown_bytes - num_shown_bytes)
         if self.unshown_bytes < _MAX_UNSHOWN_BYTES:
             self.agent.watch([each for each in self.open if each not in self.agent.owners], self)
 
     def _flush(self):
-        self.agent.ignore([self.input])
+        self.agent.unwatch([self.input])
         try:
             while self.pending:
                 del self.pending[: os.write(self.input, memoryview(self.pending)[:_READ_BYTES])]
         except BlockingIOError:
             self.agent.watch([self.input], self, select.POLLOUT)
             return
-        except OSError:  # no process reads it any more
+        except OSError:  # no process reads it
             self.input_over = True
         if self.input_over:
             self._close_input()
 
     def _close_input(self):
         if self.input >= 0:
-            self.agent.forget(self.input)
+            self.agent.close_descriptor(self.input)
             self.input = -1
             self.pending.clear()
 
     def read(self, descriptor):
-        """Send output to the host, and return whether there may be more."""
+        """Read output and send it to the host; return whether there may be more.
+
+        If `descriptor` is the program's standard input, write the pending input to it instead, and return False.
+        """
         if descriptor == self.input:
             self._flush()
             return False
@@ -177,11 +186,11 @@ class Run:
             data = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
             return False
-        except OSError:  # a terminal that no process has open any more
+        except OSError:  # a terminal that no process has open
             data = b""
         if not data:
             self.open.discard(descriptor)
-            self.agent.forget(descriptor)
+            self.agent.close_descriptor(descriptor)
             return False
         if self.output_left > 0:
             self.agent.send(self.started.streams[descriptor], self.channel, data[: self.output_left])
@@ -191,25 +200,31 @@ class Run:
         if self.unshown_bytes is not None:
             self.unshown_bytes += len(data)
             if self.unshown_bytes >= _MAX_UNSHOWN_BYTES:
-                self.agent.ignore([descriptor])
+                self.agent.unwatch([descriptor])
                 return False
         return self.output_left > 0
 
-    def ended(self, status, used):
-        """Read the remaining output of the ended process, and report its end."""
+    def report_end(self, status, used):
+        """Read the remaining output of the ended program, and report its end to the host.
+
+        Args:
+            status: the wait status of the program's first process.
+            used: the resource usage of that process (`os.wait4`).
+        """
         self.reaped = True
         self._close_input()
         self.unshown_bytes = None
         own_namespace = self.started.status is not None
-        reported, self.full, refused = self.started.read_end(status)
+        reported, self.full, refused = self.started.read_end_report(status)
         if refused:
             self.record_limit("processes")
         if reported is not None:
             status = reported
         elif not self.killed:
+            # An init always reports its program's end, so this one failed before it started the program, or was killed.
             for descriptor in list(self.open):
-                self.agent.forget(descriptor)
-            self.agent.fail(self.channel, "the namespaces of a program could not be made")
+                self.agent.close_descriptor(descriptor)
+            self.agent.send_error(self.channel, "the namespaces of the program could not be created")
             return
         if not own_namespace:
             self.full = programs.is_disk_full(self.agent.settings)
@@ -217,9 +232,10 @@ class Run:
             while self.read(descriptor):
                 pass
             if descriptor in self.open:
-                self.agent.forget(descriptor)
+                self.agent.close_descriptor(descriptor)
         number = status & 0x7F
         code = 128 + number if number else status >> 8
+        # SIGXCPU and SIGXFSZ, the signals of RLIMIT_CPU and RLIMIT_FSIZE (setrlimit(2)).
         for number_of_limit, limit in ((24, "cpu_time"), (25, "file_size")):
             if number == number_of_limit:
                 self.record_limit(limit)
@@ -227,7 +243,7 @@ class Run:
             self.record_limit("disk")
         now = usage.read_kernel_counts() if self.counts else {}
         counted = [limit for limit in now if now[limit] > self.counts.get(limit, now[limit])]
-        wall = clock() - self.began
+        wall = read_clock() - self.began
         cpu = max(used.ru_utime + used.ru_stime, self.cpu_used)
         if self.counted_before is not None:
             cpu = self.agent.read_cpu_s() - self.counted_before

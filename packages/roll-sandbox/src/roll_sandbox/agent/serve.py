@@ -1,4 +1,4 @@
-"""The agent: starts programs and shells in its sandbox, enforces their limits, and sends their output.
+"""The agent: starts programs and shells in its sandbox, enforces their limits, and sends their output to the host.
 
     host ──► fd 0: frames  length(4) marshal(message)
     host ◄── fd 1: frames  length(4) kind(1) channel(4) payload;  kind: o, e, r = output;  u = microseconds of CPU used;
@@ -8,17 +8,21 @@
               ("run", channel, request)   start a program; ends with x
               ("shell", channel, {})      open a shell session; x when it is ready
               ("line", channel, request)  a command for a session; ends with x
-              ("input", channel, bytes)   standard input for a running program that takes it piece by piece; b"" ends it
-              ("tty", channel, size, n)   of a program with a terminal: its size, and that n more bytes were shown
-              ("measure", channel, {})    x with what this sandbox uses
-              ("bound", channel, s, s)    new limits of a program on wall and CPU time, from now on; answered by u
+              ("input", channel, bytes)   more standard input for an interactive program; b"" closes it
+              ("tty", channel, size, n)   the size of a program's terminal; n further bytes of its output were shown
+              ("measure", channel, {})    answered by x with the resource usage of this sandbox
+              ("bound", channel, s, s)    new limits on the wall and CPU time of a program, from now on; answered by u
               ("kill", channel)           end a program, or interrupt a session's command
               ("close", channel)          end a session
 
-One thread; one loop over poll(). Invariants: every "run" and "line" is answered by exactly one x; output is sent before
-the x of its program; a program's time runs from its fork; no program can block the loop, since the agent waits only in
-poll() and for the host to read; a program is started only after all programs that were to end before it have ended,
-with all their processes. When the host closes fd 0, everything ends.
+The agent has one thread, with a loop over poll(). When the host closes fd 0, everything ends.
+
+Invariants:
+    - every "run" and "line" is answered by exactly one x;
+    - all output of a program is sent before its x;
+    - the time of a program is measured from its fork;
+    - no program can block the loop: the agent waits only in poll(), and for the host to read;
+    - a program is started only after the programs that were killed before it have ended, with all their processes.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ import select
 
 from roll_sandbox.agent import kernel, layers, locks, programs, spare, usage
 from roll_sandbox.agent.requests import Request, Settings
-from roll_sandbox.agent.run import Run, clock
+from roll_sandbox.agent.run import RunningProgram, read_clock
 from roll_sandbox.agent.shell import Shell
 from roll_sandbox.agent.termination import END_S, NEVER, Terminator
 
@@ -38,7 +42,7 @@ _READ_BYTES = 1 << 16
 
 
 class Agent:
-    """The agent of one sandbox; see the module."""
+    """The agent of one sandbox."""
 
     def __init__(self, incoming, outgoing):
         self.incoming, self.outgoing = incoming, outgoing
@@ -49,9 +53,10 @@ class Agent:
         for end in self.wake:
             os.set_blocking(end, False)
         self.poll.register(self.wake[0], select.POLLIN)
+        # Python restarts poll() after a signal (PEP 475); a byte in this pipe makes it return when a child has ended.
         _signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
-        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)  # as for PID 1, which gets no signal that it does not handle
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)  # as in PID 1, which gets no signal without a handler
         self.stdin, self.runs, self.shells, self.owners = {}, {}, {}, {}
         self.spare: spare.Spare | None = None
         self.can_use_spares = False
@@ -61,12 +66,12 @@ class Agent:
         self.num_cpus = len(os.sched_getaffinity(0))
         self.settings, self.namespace, self.counter = Settings({"limits": {}, "image": None}), -1, -1
         self.next_lock_check = NEVER
-        """Time of the next check of the locks that programs hold."""
+        """Time of the next check of file locks."""
         self.has_no_children = True
         self.terminator = Terminator()
 
     def configure(self, settings):
-        """Prepare the sandbox with the settings that the host sent first."""
+        """Prepare the sandbox with its settings, the first message of the host."""
         self.settings = settings = Settings(settings)
         self.can_use_spares = spare.can_have_spares(settings)
         self.counter = usage.COUNTER if settings.counts_cpu else -1
@@ -75,13 +80,13 @@ class Agent:
         if settings.mount_space:
             self.namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
             if settings.image:
-                layers.prepare(settings)
+                layers.enter_file_system(settings)
             else:
                 limits = settings.limits
                 kernel.mount_writable_space(settings.home, limits.disk_bytes, limits.max_files)
         kernel.hide_memory(True)
-        # Programs are forks of this process, so data of earlier programs must not be left in its memory. With
-        # PYTHONMALLOC=malloc (see `host/slots.py`) that covers Python's small objects, too.
+        # Programs are forks of this process, so freed memory is overwritten: it must not contain data of earlier
+        # programs. With PYTHONMALLOC=malloc (see `host/slots.py`), this includes Python's small objects.
         kernel.overwrite_freed_memory(True)
         if os.getpid() != 1:
             kernel.adopt_orphans()
@@ -92,12 +97,12 @@ class Agent:
             __import__(name)
         import gc
 
-        gc.freeze()  # so that collections in forks do not touch, and so copy, the agent's pages
+        gc.freeze()  # so that garbage collection in forks does not touch, and so copy, the agent's pages
 
     def start(self, request):
-        """Start a program: in the spare child, if it fits, else in a new child."""
+        """Start a program, in the spare child if that is suitable, otherwise in a new child; return the program."""
         self.last_was_fresh = request.fresh
-        if self.spare is not None and self.spare.suits(request):
+        if self.spare is not None and self.spare.can_run(request):
             try:
                 started = self.spare.launch(request)
             except OSError:
@@ -105,17 +110,19 @@ class Agent:
             else:
                 self.spare = None
                 return started
+        # A spare must not exist while another program runs, since the program could interact with it (`spare.py`).
         self.drop_spare()
         return programs.start(request, self.settings, self.namespace)
 
     def drop_spare(self, *, reaped=False):
-        """End the spare child."""
+        """End the spare child, if there is one; `reaped` says that the agent has already reaped it."""
         if self.spare is not None:
             self.spare.discard(reaped=reaped)
             self.spare = None
 
-    def prepare(self):
+    def fork_spare(self):
         """Fork a spare child for the kind of program that ran last, if the agent is idle."""
+        # A waiting message may be the next program, which this fork would delay.
         idle = self.spare is None and not self.runs and not self.shells
         if not self.can_use_spares or not idle or self.poll.poll(0):
             return
@@ -125,14 +132,16 @@ class Agent:
             return  # starting the next program reports the error
 
     def serve(self):
-        """Run the loop until the host closes its end."""
+        """Run the loop until the host closes the connection."""
         while True:
             self.handle_messages()
-            self.prepare()
-            now = clock()
+            self.fork_spare()
+            now = read_clock()
             busy = [*self.runs.values(), *self.shells.values()]
             self.schedule_lock_check(now, busy)
-            wait = min(now + 3600, self.next_lock_check, *(x.deadline() for x in (self.terminator, *busy))) - now
+            # poll() needs a finite integer, and rounds down. So one millisecond is added; otherwise it would return
+            # again and again just before the deadline.
+            wait = min(now + 3600, self.next_lock_check, *(x.get_deadline() for x in (self.terminator, *busy))) - now
             for descriptor, _ in self.poll.poll(max(0, int(wait * 1000) + 1)):
                 if descriptor == self.incoming:
                     if not self.read_incoming():
@@ -142,17 +151,17 @@ class Agent:
                 elif descriptor in self.owners:
                     self.owners[descriptor].read(descriptor)
             self.reap()
-            now = clock()
+            now = read_clock()
             if now >= self.next_lock_check:
                 self.check_locks()
-            if now >= self.terminator.deadline():
-                self.terminator.check(now, idle=not self.runs and not self.shells)
+            if now >= self.terminator.get_deadline():
+                self.terminator.kill_leftovers(now, idle=not self.runs and not self.shells)
             for each in [*self.runs.values(), *self.shells.values()]:
-                if now >= each.deadline():
-                    each.check(now)
+                if now >= each.get_deadline():
+                    each.enforce_limits(now)
 
     def schedule_lock_check(self, now, busy):
-        """Schedule a look at the locks while a program runs, or while processes without a PID namespace may be left."""
+        """Schedule a check of file locks if a program runs, or if processes without a PID namespace may be left."""
         left = self.last_was_fresh is False and not self.has_no_children and not self.settings.mount_space
         if not (self.settings.isolated and (busy or left)):
             self.next_lock_check = NEVER
@@ -160,7 +169,7 @@ class Agent:
             self.next_lock_check = now + locks.CHECK_S
 
     def check_locks(self):
-        """End the processes that hold too many locks."""
+        """Kill the processes that hold file locks, and end all programs, if the sandbox has too many locks."""
         self.next_lock_check = NEVER
         owners = locks.find_lock_holders()
         for pid in owners:
@@ -177,13 +186,13 @@ class Agent:
         return usage.read_cpu_s(self.counter) if self.counter >= 0 else None
 
     def read_incoming(self):
-        """Read from the host; return False at the end. No local variable keeps the bytes: spares would inherit it."""
-        data = os.read(self.incoming, _READ_BYTES)
+        """Read bytes from the host into `buffer`; return False if the host has closed the connection."""
+        data = os.read(self.incoming, _READ_BYTES)  # gone after this call, since spares would inherit the bytes
         self.buffer += data
         return bool(data)
 
     def handle_messages(self):
-        """Handle all complete frames in order."""
+        """Handle complete messages in order; programs and sessions wait until all killed programs have ended."""
         start = 0
         while len(self.buffer) - start >= 4:
             end = start + 4 + int.from_bytes(self.buffer[start : start + 4], "little")
@@ -191,14 +200,14 @@ class Agent:
                 break
             message = marshal.loads(memoryview(self.buffer)[start + 4 : end])
             if self.terminator and message[0] in ("run", "shell"):
-                break  # processes that are being ended may take up the limit
+                break  # processes that are being ended may still count against the limit of processes
             start = end
             getattr(self, "on_" + message[0])(*message[1:])
         if start:
             self.buffer = self.buffer[start:]  # not `del`, which keeps the bytes in memory
 
     def on_data(self, channel, data):
-        """Store standard input in a file in memory, so that a program that reads slowly cannot block the agent."""
+        """Keep `data` in a file in memory, as standard input of the program that will be started on `channel`."""
         if channel not in self.stdin:
             self.stdin[channel] = os.memfd_create("stdin")
         view = memoryview(data)
@@ -206,7 +215,7 @@ class Agent:
             view = view[os.write(self.stdin[channel], view) :]
 
     def on_run(self, channel, request):
-        """Start a program."""
+        """Start a program with the standard input from the `data` messages of its channel."""
         stdin = self.stdin.pop(channel, None)
         if stdin is None:
             stdin = os.open("/dev/null", os.O_RDONLY)
@@ -214,15 +223,15 @@ class Agent:
             os.lseek(stdin, 0, 0)
         request = Request({**request, "stdin": stdin})
         try:
-            run = Run(self, channel, request)
+            run = RunningProgram(self, channel, request)
         except BlockingIOError:  # what else runs here has taken all processes
             self.send_end(channel, programs.FAILED_TO_START, 0, ["processes"], 0.0, 0.0, 0)
         except OSError as error:
-            self.fail(channel, error)
+            self.send_error(channel, error)
         else:
             self.runs[channel] = run
             self.watch(run.open, run)
-        os.close(stdin)  # not in `finally`: the forked program leaves this frame too, with other descriptors
+        os.close(stdin)  # not in `finally`, which would also run in the forked program, with other descriptors
 
     def on_shell(self, channel, request):
         """Open a session."""
@@ -233,38 +242,38 @@ class Agent:
         except BlockingIOError:  # what else runs here has taken all processes
             self.send_end(channel, programs.FAILED_TO_START, 0, ["processes"], 0.0, 0.0, 0, closed=True)
         except OSError as error:
-            self.fail(channel, error)
+            self.send_error(channel, error)
         else:
             self.watch([shell.status], shell)
 
     def on_line(self, channel, request):
-        """Run a command in a session."""
+        """Start a command in a session, or report an error if the session has ended."""
         shell = self.shells.get(channel)
         if shell is None:
-            self.fail(channel, OSError("the session has ended"))
+            self.send_error(channel, OSError("the session has ended"))
         else:
-            shell.run(Request(request))
+            shell.start_command(Request(request))
 
     def on_input(self, channel, data):
-        """Write to the standard input of a running program."""
+        """Write to the standard input of an interactive program."""
         if channel in self.runs:
             self.runs[channel].write_input(data)
 
     def on_bound(self, channel, wall_s, cpu_s):
-        """Set new limits for a running program. For a program that has ended, its end is the answer."""
+        """Set new limits for a running program. If the program has ended, the message about its end is the answer."""
         if channel in self.runs:
             self.runs[channel].set_limits(wall_s, cpu_s)
 
     def on_tty(self, channel, rows, columns, shown):
-        """Set the size of a terminal, and count `shown` further bytes of its output as shown."""
+        """Set the size of a program's terminal, and count `shown` further bytes of its output as shown."""
         if channel in self.runs:
             self.runs[channel].update_terminal((rows, columns), shown)
 
     def on_measure(self, channel, _):
-        """Report CPU time and memory of the whole sandbox, in the fields of a program's end."""
+        """Report the CPU time and memory of the whole sandbox, in a message that has the format of a program's end."""
         cpu = self.read_cpu_s()
         if cpu is None:
-            cpu = usage.read_reaped_cpu_s() + usage.CpuSampler().add(os.getpid(), without_root=True)[1]
+            cpu = usage.read_reaped_cpu_s() + usage.CpuSampler().sample(os.getpid(), without_root=True)[1]
         self.send_end(channel, 0, 0, (), 0.0, cpu, usage.measure_memory(os.getpid()))
 
     def on_kill(self, channel):
@@ -279,7 +288,7 @@ class Agent:
             self.shells[channel].close()
 
     def reap(self):
-        """Reap the children that have ended."""
+        """Reap the children that have ended, and report the ends of programs and sessions to the host."""
         while True:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)
@@ -289,32 +298,32 @@ class Agent:
             self.has_no_children = False
             if pid == 0:
                 return
-            self.terminator.reaped(pid)
+            self.terminator.record_reaped(pid)
             if self.spare is not None and self.spare.started.pid == pid:
                 self.drop_spare(reaped=True)
-                self.can_use_spares = False  # spares cannot run here; programs will report why
+                self.can_use_spares = False  # spares do not work here; the next program will report why
             for group in (self.runs, self.shells):
                 for channel, each in list(group.items()):
                     if each.started.pid == pid:
                         del group[channel]
                         self.terminator.clean_up(each.started)
-                        each.ended(status, used)
+                        each.report_end(status, used)
 
     def watch(self, descriptors, owner, events=select.POLLIN):
-        """Have `owner.read` called when one of the descriptors is readable (or writable, by `events`)."""
+        """Call `owner.read` whenever one of the descriptors is readable, or writable if `events` says so."""
         for descriptor in descriptors:
             self.owners[descriptor] = owner
             self.poll.register(descriptor, events)
 
-    def ignore(self, descriptors):
+    def unwatch(self, descriptors):
         """Stop watching the descriptors."""
         for descriptor in descriptors:
             if self.owners.pop(descriptor, None) is not None:
                 self.poll.unregister(descriptor)
 
-    def forget(self, descriptor):
+    def close_descriptor(self, descriptor):
         """Stop watching a descriptor, and close it."""
-        self.ignore([descriptor])
+        self.unwatch([descriptor])
         os.close(descriptor)
 
     def send(self, kind, channel, data):
@@ -325,22 +334,30 @@ class Agent:
             view = view[os.write(self.outgoing, view) :]
 
     def send_end(self, channel, code, number, limits, wall_s, cpu_s, peak_bytes, closed=False, counted=()):
-        """Send the end (x) of a program or a session's command. Its strings are constants: nothing to escape."""
-        names, kernel = (",".join('"' + limit + '"' for limit in each) for each in (limits, counted))
-        text = (
-            f'{{"code":{code},"signal":{number},"limits":[{names}],"wall_s":{wall_s:.6f},"cpu_s":{cpu_s:.6f},'
-            f'"peak":{peak_bytes},"counted":[{kernel}],"closed":{"true" if closed else "false"}}}'
-        )
-        self.send("x", channel, text.encode())
+        """Report to the host, in a message `x`, that a program or a session's command has ended."""
+        self.send("x", channel, _format_end(code, number, limits, wall_s, cpu_s, peak_bytes, closed, counted).encode())
 
-    def fail(self, channel, error):
-        """Send an error of the agent, not of a program, as the end (x) of a channel."""
+    def send_error(self, channel, error):
+        """Report to the host, in a message `x`, that the request on `channel` failed with an error of the agent."""
         text = "".join(letter if " " <= letter <= "~" and letter not in '"\\' else "?" for letter in str(error))
         self.send("x", channel, ('{"error":"' + text + '"}').encode())
 
 
+def _format_end(code, number, limits, wall_s, cpu_s, peak_bytes, closed, counted):
+    """Return the end of a program as JSON. All strings in it are constants, so nothing needs to be escaped.
+
+    The module `json` is not used, since importing it would delay the start of every sandbox.
+    """
+    names, counted_names = (",".join('"' + limit + '"' for limit in each) for each in (limits, counted))
+    return (
+        f'{{"code":{code},"signal":{number},"limits":[{names}],"wall_s":{wall_s:.6f},"cpu_s":{cpu_s:.6f},'
+        f'"peak":{peak_bytes},"counted":[{counted_names}],"closed":{"true" if closed else "false"}}}'
+    )
+
+
 def main():
-    """Move the connection from file descriptors 0 and 1 elsewhere, and serve."""
+    """Move the connection away from the file descriptors 0 and 1, and run the agent."""
+    # Programs get the numbers 0 and 1, which must not be the connection in any fork.
     incoming, outgoing = os.dup(0), os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)
@@ -355,12 +372,12 @@ def main():
     try:
         agent.configure(marshal.loads(body))
     except BaseException as error:
-        agent.fail(0, error)
+        agent.send_error(0, error)
         os._exit(1)
     agent.send("x", 0, b"{}")
     try:
         agent.serve()
     finally:
         if os.getpid() != 1 and not isinstance(__import__("sys").exc_info()[1], programs.RunAtTop):
-            usage.kill_all(lambda: usage.list_descendants(os.getpid()), END_S)
+            usage.kill_all(lambda: usage.list_descendant_pids(os.getpid()), END_S)
     os._exit(0)

@@ -1,11 +1,14 @@
-"""A child forked before its program is known, so that the cost of a start is paid in advance.
+"""A spare child: forked before its program is known, so that the next program starts faster.
 
-    agent: Spare() ── fork ──► init ── fork ──► child: restricted, unwound, imports nothing more, waits
-           launch(request) ── request in a file in memory, standard input's descriptor by socket ──► becomes the program
+    agent: Spare() ── fork ──► init ── fork ──► child: restricted, with an empty stack, waits
+           launch(request) ── request in a file in memory, descriptors by socket ──► the child becomes the program
 
-Invariants: a spare has a PID namespace of its own, so no other program can see it; it exists only while no program
-runs; it holds only data that a fork at the same moment would; it serves one program; when the agent closes the socket,
-it ends.
+Invariants:
+    - a spare has its own PID namespace, so no other program can see it;
+    - it exists only while no program runs;
+    - it has no data that a fork at the time of the request would not have;
+    - it runs one program;
+    - it ends when the agent closes the socket.
 """
 
 from __future__ import annotations
@@ -15,47 +18,51 @@ import array
 import marshal
 import os
 
-from roll_sandbox.agent import programs
+from roll_sandbox.agent import interpreter, programs
 from roll_sandbox.agent.requests import Request
 
 _MAX_BYTES = 1 << 20
-"""Most bytes of a request. For larger ones a new fork, which shares the agent's memory, is cheaper than a copy."""
+"""Maximum bytes of a request. For a larger one, a new fork, which shares the agent's memory, is cheaper than a copy."""
 _MIN_OPEN_FILES = 16
-"""A child that may open fewer files could not receive its program."""
+"""Minimum number of open files that a child needs to receive its program."""
 
 
 def can_have_spares(settings):
-    """Return whether sandboxes with these settings can have spares."""
+    """Return whether a sandbox with these settings can have spares."""
     return settings.mount_space and settings.limits.max_open_files >= _MIN_OPEN_FILES
 
 
 class Spare:
-    """One waiting child. Descriptors are plain numbers: a socket object would close its number in the child, too."""
+    """A child that waits for its program.
+
+    File descriptors are kept as numbers, since a socket object would also close its descriptor in the child.
+    """
 
     def __init__(self, fresh, settings, namespace):
         self.fresh = fresh
+        # A message to the socket must fit into the send buffer (EMSGSIZE); a file in memory has no such limit.
         self.request = os.memfd_create("request")
         self.line, theirs = [end.detach() for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)]
         stdin = os.open("/dev/null", os.O_RDONLY)
         request = Request({"fresh": fresh, "result": True, "stdin": stdin, "line": theirs})
         try:
-            self.started = programs.fork(_leave_the_loop, request, settings, namespace)
+            self.started = programs.fork(_unwind_stack, request, settings, namespace)
         except OSError:
             for descriptor in (self.request, self.line, theirs, stdin):
                 os.close(descriptor)
             raise
-        os.close(theirs)  # not in `finally`: the child leaves this frame too, with other descriptors
+        os.close(theirs)  # not in `finally`, which would also run in the child, with other descriptors
         os.close(stdin)
 
-    def suits(self, request):
-        """Return whether the child can become the program of this request."""
-        if request.terminal:
+    def can_run(self, request):
+        """Return whether the child can run the program of this request."""
+        if request.terminal:  # the child's outputs are pipes, created before the fork
             return False
         size = len(request.source or "") + sum(map(len, request.files.values()))
         return self.fresh == request.fresh and size + sum(map(len, request.argv)) < _MAX_BYTES
 
     def launch(self, request):
-        """Turn the waiting child into this program.
+        """Send the request to the waiting child, which becomes the program; return its `StartedProgram`.
 
         Raises:
             OSError: the child has ended; `discard` must still be called.
@@ -64,50 +71,51 @@ class Spare:
         passed = array.array("i", [request.stdin, self.request])
         line = _socket.socket(fileno=self.line)
         try:
+            # An empty message would look like the end of the connection.
             line.sendmsg([b"go"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, passed)])
         finally:
             line.detach()
         os.close(self.line)
         os.close(self.request)
         if not request.result:
-            self._forget("r")
+            self._close_streams("r")
         return self.started
 
-    def _forget(self, kind):
+    def _close_streams(self, kind):
         for descriptor in [each for each, name in self.started.streams.items() if name == kind]:
             del self.started.streams[descriptor]
             os.close(descriptor)
 
     def discard(self, *, reaped=False):
-        """Close the descriptors, and kill the child unless it was reaped; the agent reaps it."""
+        """Close the descriptors, and kill the child, unless `reaped`: the agent has already reaped the child."""
         os.close(self.line)
         os.close(self.request)
         for kind in "oer":
-            self._forget(kind)
+            self._close_streams(kind)
         if self.started.status is not None:
             os.close(self.started.status)
         if not reaped:
             os.kill(self.started.pid, 9)
 
 
-def _leave_the_loop(_, settings):
-    """Unwind the child's stack first: the agent's frames refer to data that no program may see."""
-    raise programs.RunAtTop(_wait, settings)
+def _unwind_stack(_, settings):
+    """Unwind the child's stack before it waits: the agent's frames refer to data that no program may see."""
+    raise programs.RunAtTop(_wait_for_program, settings)
 
 
-def _wait(settings):
-    """Wait for a program at the top of the child's stack, and become it."""
-    programs.prepare_interpreter()
+def _wait_for_program(settings):
+    """Wait for a program, and turn this child, whose stack has been unwound, into it."""
+    interpreter.prepare_interpreter()
     exec(compile("print(end='', flush=True)", "program.py", "exec"), {})  # touches the memory that every program needs
     try:
-        return programs.become(_receive(), settings)
+        return programs.exec_program(_receive_request(), settings)
     except OSError as error:
         os.write(2, ("sandbox: " + str(error) + "\n").encode())
         os._exit(programs.FAILED_TO_START)
 
 
-def _receive():
-    """Receive the request, put its descriptors in place and close all others."""
+def _receive_request():
+    """Receive and return the request, with its standard input as descriptor 0; close the other descriptors."""
     line = _socket.socket(fileno=programs.LINE)
     size = array.array("i").itemsize
     data, ancillary, _, _ = line.recvmsg(16, _socket.CMSG_SPACE(2 * size))

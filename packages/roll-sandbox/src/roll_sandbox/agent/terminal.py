@@ -1,6 +1,6 @@
-"""Terminals for programs: pairs of descriptors, from a devpts file system of this sandbox's own.
+"""Terminals for programs, from a devpts file system of this sandbox.
 
-Imports are inside the functions, so that sandboxes without terminals do not pay for them.
+Imports are inside the functions, so that they do not delay sandboxes without terminals.
 """
 
 from __future__ import annotations
@@ -11,23 +11,26 @@ from roll_sandbox.agent import kernel
 
 _DIRECTORY = "/dev/pts"
 _UNLOCK, _PEER, _SIZE, _CONTROL = 0x40045431, 0x5441, 0x5414, 0x540E
-"""TIOCSPTLCK, TIOCGPTPEER, TIOCSWINSZ, TIOCSCTTY."""
-MOST = 16
-"""Most terminals of a sandbox that has a file system of its own."""
+"""Numbers of the ioctl requests TIOCSPTLCK, TIOCGPTPEER, TIOCSWINSZ and TIOCSCTTY."""
+MAX_TERMINALS = 16
+"""Maximum number of terminals in a sandbox that has its own file system."""
 
 
-def open_pair(own, size):
-    """Open a terminal of this size, and return the descriptors of the agent's end and of the program's."""
+def open_terminal(has_own_files, size):
+    """Open a terminal of this size; return the file descriptors of the agent's end and of the program's end."""
     import fcntl
 
     place = _DIRECTORY + "/ptmx"
-    if own and not os.path.exists(place):
-        kernel.mount("devpts", _DIRECTORY, "devpts", 2 | 8, "newinstance,ptmxmode=0666,mode=620,max=%d" % MOST)  # noqa: UP031
+    if has_own_files and not os.path.exists(place):
+        # MS_NOSUID | MS_NOEXEC. Without `ptmxmode`, the `ptmx` of a devpts file system has the mode 0000.
+        kernel.mount("devpts", _DIRECTORY, "devpts", 2 | 8, "newinstance,ptmxmode=0666,mode=620,max=%d" % MAX_TERMINALS)  # noqa: UP031
     if not os.path.exists(place):
         place = "/dev/ptmx"
     ours = os.open(place, os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC)
     try:
+        # A new terminal is locked until TIOCSPTLCK, as after posix_openpt(3).
         fcntl.ioctl(ours, _UNLOCK, bytes(4))
+        # TIOCGPTPEER opens the other end without its path, which may be in another mount namespace (ioctl_tty(2)).
         theirs = fcntl.ioctl(ours, _PEER, os.O_RDWR | os.O_NOCTTY)
         resize(ours, size)
     except OSError:
@@ -46,8 +49,8 @@ def resize(terminal, size):
     fcntl.ioctl(terminal, _SIZE, rows.to_bytes(2, order) + columns.to_bytes(2, order) + bytes(4))
 
 
-def control(terminal):
-    """Make the terminal the controlling one of this process, which must lead a new session."""
+def set_controlling_terminal(terminal):
+    """Make this the controlling terminal of this process, which must lead a new session."""
     import fcntl
 
     fcntl.ioctl(terminal, _CONTROL, 0)

@@ -1,4 +1,4 @@
-"""`roll-sandbox`: a service that runs sandboxes for others, and the commands to use it."""
+"""The commands of `roll-sandbox`: run a service of sandboxes, and use it."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _MODULES = {
     "quota": "quotas",
     "image": "images",
 }
-"""The module of each command."""
+"""For each command, the module that defines it."""
 
 
 class _Commands(click.Group):
-    """A group that imports a command only when it is used, so that no other command of `roll` waits for the import."""
+    """A group that imports a command only when it is used, so that the import does not slow down other commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names of all commands, for help and completion."""
+        """Return the names of all commands, for the help text and completion."""
         return sorted(_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command and return it; `None` if no command has this name."""
+        """Import and return a command; `None` if no command has this name."""
         if cmd_name not in _MODULES:
             return None
         return cast("click.Command", getattr(import_module(f"{__name__}.{_MODULES[cmd_name]}"), cmd_name))
@@ -39,7 +39,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Resolve the command line's command; for an unknown name, the error suggests the nearest one."""
+        """Resolve the command that the command line names; the error for an unknown name suggests the nearest one."""
         if args[0] not in _MODULES and not args[0].startswith("-"):
             raise click.UsageError(f"No such command '{args[0]}'.{suggest_nearest(args[0], list(_MODULES))}", ctx)
         return super().resolve_command(ctx, args)
@@ -47,12 +47,12 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands)
 def sandbox() -> None:
-    """Run sandboxes for others, as a service.
+    """Run a service of sandboxes, or programs in its sandboxes.
 
     \b
-    roll-sandbox token create trainer      a token for an owner named trainer; it is shown once
-    roll-sandbox serve                     answer on this machine
-    roll-sandbox workers                   the machines that run sandboxes for it
-    roll-sandbox run -- python3 -V         a program in a sandbox of a service
-    roll-sandbox shell                     a person in one
+    roll-sandbox token create trainer      create a token for the owner 'trainer', and print it once
+    roll-sandbox serve                     serve sandboxes on this machine
+    roll-sandbox workers                   list the machines that run sandboxes for the service
+    roll-sandbox run -- python3 -V         run a program in a sandbox of the service
+    roll-sandbox shell                     open a shell in a sandbox of the service
     """

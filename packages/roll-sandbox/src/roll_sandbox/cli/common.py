@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from roll_sandbox.service.store import Store
 
 __all__ = [
-    "Bytes",
+    "ByteSize",
     "SandboxRow",
     "ServiceAddress",
     "database_option",
@@ -44,8 +44,8 @@ database_option = click.option(
 )
 
 
-class Bytes(click.ParamType):
-    """A number of bytes with its unit, such as 8GiB; a number alone is in `unit` bytes."""
+class ByteSize(click.ParamType):
+    """Parameter type for sizes such as 8GiB, at least `least` bytes. Numbers without unit are multiplied by `unit`."""
 
     name = "size"
 
@@ -53,16 +53,16 @@ class Bytes(click.ParamType):
         self._unit, self._least = unit, least
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = _SIZE.fullmatch(value)
-        bytes_ = int(float(found[1]) * _UNITS.get(found[2], self._unit)) if found else 0
+        match = _SIZE.fullmatch(value)
+        bytes_ = int(float(match[1]) * _UNITS.get(match[2], self._unit)) if match else 0
         if bytes_ < self._least:
-            such = f"8GiB, and {self._least >> 20}MiB at least" if self._least > 1 else "8GiB"
-            self.fail(f"must be a size such as {such}, got '{value[:40]}'.", param, ctx)
+            least = f" of at least {self._least >> 20}MiB" if self._least > 1 else ""
+            self.fail(f"must be a size{least} such as 8GiB, got '{value[:40]}'.", param, ctx)
         return bytes_
 
 
 class SandboxRow(BaseModel):
-    """A sandbox as a service lists it; a newer service may send more fields."""
+    """An entry of a service's list of sandboxes. A newer service may send further fields."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -76,14 +76,14 @@ class SandboxRow(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class ServiceAddress:
-    """A service, and the token to use it with."""
+    """The address of a service, and the token for it."""
 
     url: str
     token: str
     ca_file: str | None
 
     async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """Call a route of the service; see `remote.calls.call`.
+        """Call a route of the service, and return its JSON answer; see `remote.calls.call_service`.
 
         Raises:
             ConfigError: the service refuses the request.
@@ -92,47 +92,49 @@ class ServiceAddress:
         from roll_sandbox.remote.calls import call_service
 
         try:
-            return await call_service(self.url, self._checked_token(), method, path, body=body, ca_file=self.ca_file)
+            return await call_service(self.url, self._get_token(), method, path, body=body, ca_file=self.ca_file)
         except (SandboxAccessError, SandboxRequestError, UnknownSandboxError) as error:
             raise ConfigError(str(error)) from None
 
     @asynccontextmanager
-    async def runtime(self) -> AsyncIterator[RemoteRuntime]:
-        """Run the body with a connection to the service; sandboxes made over it and not left end with the block."""
+    async def open_runtime(self) -> AsyncIterator[RemoteRuntime]:
+        """Yield a connection to the service. At the end, the connection's sandboxes are ended, except detached ones."""
         from roll_sandbox.remote import RemoteRuntime
 
-        runtime = RemoteRuntime(self.url, self._checked_token(), ca_file=self.ca_file)
+        runtime = RemoteRuntime(self.url, self._get_token(), ca_file=self.ca_file)
         await runtime.start()
         try:
             yield runtime
         finally:
             await runtime.close()
 
-    async def sandboxes(self) -> list[SandboxRow]:
-        """Return the sandboxes of the token's owner, oldest first."""
-        found: list[SandboxRow] = []
+    async def list_sandboxes(self) -> list[SandboxRow]:
+        """Return all sandboxes of the token's owner, oldest first."""
+        rows: list[SandboxRow] = []
         after, full = "", True
         while full:
             page = await self.call("GET", f"/v1/sandboxes?limit={_PAGE}{after}")
-            found += map(SandboxRow.model_validate, page)
+            rows += map(SandboxRow.model_validate, page)
             full = len(page) == _PAGE
-            after = f"&after={found[-1].sandbox}" if found else ""
-        return sorted(found, key=lambda each: (each.created, each.sandbox))
+            after = f"&after={rows[-1].sandbox}" if rows else ""
+        return sorted(rows, key=lambda each: (each.created, each.sandbox))
 
     async def resolve_name(self, beginning: str) -> str:
-        """Return the name of the sandbox that has this name, or the only one whose name begins with it.
+        """Return the full name of the sandbox whose name is or begins with `beginning`.
 
         Raises:
-            ConfigError: no sandbox name, or more than one, begins with it.
+            ConfigError: no sandbox or more than one sandbox has such a name.
         """
-        names = [each.sandbox for each in await self.sandboxes()]
-        found = [name for name in names if name == beginning] or [name for name in names if name.startswith(beginning)]
-        if len(found) == 1:
-            return found[0]
-        what = f"matches {len(found)} sandboxes" if found else "does not match any of your sandboxes"
-        raise ConfigError(f"'{to_single_line(beginning)}' {what}: `roll-sandbox ls` lists them.")
+        names = [each.sandbox for each in await self.list_sandboxes()]
+        matches = [name for name in names if name == beginning] or [
+            name for name in names if name.startswith(beginning)
+        ]
+        if len(matches) == 1:
+            return matches[0]
+        problem = f"matches {len(matches)} sandboxes" if matches else "does not match any of your sandboxes"
+        raise ConfigError(f"'{to_single_line(beginning)}' {problem}: `roll-sandbox ls` lists them.")
 
-    def _checked_token(self) -> str:
+    def _get_token(self) -> str:
         if not self.token:
             raise ConfigError(
                 f"the sandbox service at {self.url} needs a token: --token, or ROLL_SANDBOX_TOKEN in the environment. "
@@ -142,7 +144,7 @@ class ServiceAddress:
 
 
 def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select the service, which the command gets as `place`."""
+    """Add the options that select a service; the command gets them as the argument `service`."""
 
     @click.option(
         "--url",
@@ -157,18 +159,18 @@ def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
     @click.option("--ca-file", default=None, help="CA certificates with which to verify the service's certificate.")
     @wraps(command)
     def wrapped(*arguments: Any, url: str, token: str, ca_file: str | None, **options: Any) -> Any:
-        return command(*arguments, place=ServiceAddress(url=url.rstrip("/"), token=token, ca_file=ca_file), **options)
+        return command(*arguments, service=ServiceAddress(url=url.rstrip("/"), token=token, ca_file=ca_file), **options)
 
     return wrapped
 
 
 def to_single_line(value: object) -> str:
-    """Return an untrusted value as one line that is harmless on a terminal."""
+    """Convert an untrusted value to one line, with control characters escaped."""
     return " ".join(escape_control_chars(str(value)).split())
 
 
 def format_age(since: float) -> str:
-    """Return the time since `since` (Unix time), as one number with its unit."""
+    """Format the time that has passed since `since` (Unix time) as a whole number with a unit, such as 5m."""
     seconds = max(0, int(time.time() - since))
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:
@@ -177,7 +179,7 @@ def format_age(since: float) -> str:
 
 
 def format_size(num_bytes: float) -> str:
-    """Return a number of bytes in MiB."""
+    """Format a number of bytes in MiB, such as 1.5M."""
     return f"{num_bytes / 2**20:.1f}M"
 
 
@@ -186,12 +188,12 @@ def make_missing_packages_error(error: ImportError) -> ConfigError:
 
 
 def open_store(database: str | None) -> Store:
-    """Open a service's database, with the tables of this version."""
+    """Open a service's database, and migrate its tables to this version."""
     try:
-        from roll_sandbox.service.settings import default_database
+        from roll_sandbox.service.settings import get_default_database
         from roll_sandbox.service.store import Store
     except ImportError as error:
         raise make_missing_packages_error(error) from None
-    store = Store(database or default_database())
+    store = Store(database or get_default_database())
     store.migrate()
     return store

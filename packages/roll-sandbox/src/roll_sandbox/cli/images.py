@@ -1,4 +1,4 @@
-"""`roll-sandbox image`: the images that sandboxes of this machine may have."""
+"""`roll-sandbox image`: manages the images for sandboxes on this machine."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _budget = click.option(
 
 @click.group()
 def image() -> None:
-    """Manage the images that sandboxes of this machine may have: `SandboxSpec(image=NAME)`."""
+    """Manage the images for sandboxes on this machine: `SandboxSpec(image=NAME)`."""
 
 
 @image.command()
 @click.argument("name")
-@click.option("--as", "own", metavar="NAME", default=None, help="Local name of the image; by default NAME.")
+@click.option("--as", "local_name", metavar="NAME", default=None, help="Local name of the image; by default NAME.")
 @click.option("--insecure", is_flag=True, help="Connect to the registry without TLS.")
 @_budget
-def pull(name: str, own: str | None, insecure: bool, budget_gb: float | None) -> None:
+def pull(name: str, local_name: str | None, insecure: bool, budget_gb: float | None) -> None:
     """Pull the image NAME, REGISTRY/REPOSITORY:TAG or …@sha256:…, from its registry."""
     from roll_sandbox.images.registry import RegistrySource
 
-    own = str(parse_reference(own or name))
-    found = _open_cache(budget_gb).add(own, RegistrySource(parse_reference(name), insecure=insecure))
-    click.echo(f"{own}  {found.digest}  {_format_size(found.size_bytes)}")
+    local_name = str(parse_reference(local_name or name))
+    found = _open_cache(budget_gb).add(local_name, RegistrySource(parse_reference(name), insecure=insecure))
+    click.echo(f"{local_name}  {found.digest}  {_format_size(found.size_bytes)}")
 
 
 @image.command("import")
@@ -46,7 +46,7 @@ def pull(name: str, own: str | None, insecure: bool, budget_gb: float | None) ->
 @click.option("--tag", default=None, help="Tag of the image, if PATH has several.")
 @_budget
 def import_image(path: Path, name: str, tag: str | None, budget_gb: float | None) -> None:
-    """Import the image at PATH: an OCI layout, an archive of one or of `docker save`, or a root directory."""
+    """Import the image at PATH: an OCI layout or its archive, an archive of `docker save`, or a root directory."""
     from roll_sandbox.images.sources import open_source
 
     with open_source(path, tag=tag) as source:
@@ -58,16 +58,18 @@ def import_image(path: Path, name: str, tag: str | None, budget_gb: float | None
 def list_images() -> None:
     """List all images, most recently used first."""
     for entry in ImageCache().list():
-        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used_at))
-        state = "in use" if entry.held else ""
+        used_at = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used_at))
+        state = "in use" if entry.in_use else ""
         names = " ".join(entry.names) or "-"
-        click.echo(f"{entry.image.digest[7:19]}  {_format_size(entry.image.size_bytes):>9}  {used}  {state:6}  {names}")
+        click.echo(
+            f"{entry.image.digest[7:19]}  {_format_size(entry.image.size_bytes):>9}  {used_at}  {state:6}  {names}"
+        )
 
 
 @image.command()
 @click.argument("name")
 def remove(name: str) -> None:
-    """Remove the image NAME, and its layers unless another image has them."""
+    """Remove the image NAME, and the layers that only this image uses."""
     ImageCache().remove(name)
 
 

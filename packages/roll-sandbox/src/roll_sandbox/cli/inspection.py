@@ -1,4 +1,4 @@
-"""`roll-sandbox ls`, `logs`, `stop` and `top`: an owner's sandboxes in a service."""
+"""`roll-sandbox ls`, `logs`, `stop` and `top`: show and stop an owner's sandboxes in a service."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 __all__ = ["logs", "ls", "stop", "top"]
 
 _MAX_CONCURRENT = 32
-_SMALLEST_ROWS = 5
+_MIN_ROWS = 5
 
 
 @click.command()
 @service_options
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def ls(place: ServiceAddress, as_json: bool) -> None:
+def ls(service: ServiceAddress, as_json: bool) -> None:
     """List your sandboxes, oldest first."""
-    found = asyncio.run(place.sandboxes())
+    sandboxes = asyncio.run(service.list_sandboxes())
     if as_json:
-        click.echo(json.dumps([each.model_dump() for each in found], indent=2))
+        click.echo(json.dumps([each.model_dump() for each in sandboxes], indent=2))
         return
     now = time.time()
     rows = [
@@ -44,7 +44,7 @@ def ls(place: ServiceAddress, as_json: bool) -> None:
             each.programs,
             each.worker,
         )
-        for each in found
+        for each in sandboxes
     ]
     click.echo(_format_table(("SANDBOX", "STATE", "AGE", "LEFT", "PROGRAMS", "WORKER"), rows))
 
@@ -55,14 +55,14 @@ def ls(place: ServiceAddress, as_json: bool) -> None:
 @click.option(
     "--bytes", "most", type=click.IntRange(1, 2**22), default=2**14, show_default=True, help="Bytes per program."
 )
-def logs(place: ServiceAddress, name: str, most: int) -> None:
-    """Show the output of the latest programs of sandbox NAME, which may be the beginning of its name."""
+def logs(service: ServiceAddress, name: str, most: int) -> None:
+    """Show the output of the latest programs in the sandbox whose name is or begins with NAME."""
 
-    async def ask() -> dict[str, Any]:
-        async with place.runtime() as runtime:
-            return await runtime.inspect(await place.resolve_name(name), output_bytes=most)
+    async def inspect() -> dict[str, Any]:
+        async with service.open_runtime() as runtime:
+            return await runtime.inspect(await service.resolve_name(name), output_bytes=most)
 
-    for program in asyncio.run(ask())["programs"]:
+    for program in asyncio.run(inspect())["programs"]:
         began = time.strftime("%H:%M:%S", time.localtime(program["began"]))
         click.secho(f"── {to_single_line(program['words'])}  ({began}, {_format_end(program['end'])})", dim=True)
         text = program["output"].decode(errors="replace")
@@ -73,30 +73,30 @@ def logs(place: ServiceAddress, name: str, most: int) -> None:
 @service_options
 @click.argument("names", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="Stop all of your sandboxes.")
-def stop(place: ServiceAddress, names: tuple[str, ...], everything: bool) -> None:
-    """End sandboxes and all that runs in them, by name or the beginning of a name."""
+def stop(service: ServiceAddress, names: tuple[str, ...], everything: bool) -> None:
+    """End sandboxes, given by their names or by the beginnings of their names."""
     if bool(names) == everything:
-        raise ConfigError("name the sandboxes to stop, or set --all.")
+        raise ConfigError("no sandbox is given: name the sandboxes to stop, or set --all.")
 
-    async def end() -> list[str]:
-        chosen = [each.sandbox for each in await place.sandboxes()] if everything else []
-        chosen += [await place.resolve_name(name) for name in names]
-        places = asyncio.Semaphore(_MAX_CONCURRENT)
+    async def stop_all() -> list[str]:
+        selected = [each.sandbox for each in await service.list_sandboxes()] if everything else []
+        selected += [await service.resolve_name(name) for name in names]
+        slots = asyncio.Semaphore(_MAX_CONCURRENT)
 
-        async def one(name: str) -> None:
-            async with places:
-                await place.call("DELETE", f"/v1/sandboxes/{name}")
+        async def stop_one(name: str) -> None:
+            async with slots:
+                await service.call("DELETE", f"/v1/sandboxes/{name}")
 
-        await asyncio.gather(*(one(name) for name in dict.fromkeys(chosen)))
-        return chosen
+        await asyncio.gather(*(stop_one(name) for name in dict.fromkeys(selected)))
+        return selected
 
-    for name in asyncio.run(end()):
+    for name in asyncio.run(stop_all()):
         click.echo(to_single_line(name))
 
 
 @click.command()
 @service_options
-@click.option("--once", is_flag=True, help="Show it once; the default if the output is not a terminal.")
+@click.option("--once", is_flag=True, help="Show the table once; this is the default if the output is not a terminal.")
 @click.option(
     "--every",
     "every_s",
@@ -105,23 +105,23 @@ def stop(place: ServiceAddress, names: tuple[str, ...], everything: bool) -> Non
     show_default=True,
     help="Seconds between updates.",
 )
-def top(place: ServiceAddress, once: bool, every_s: float) -> None:
-    """Show what your sandboxes use, busiest first, until Ctrl-C."""
+def top(service: ServiceAddress, once: bool, every_s: float) -> None:
+    """Show the resource usage of your sandboxes, busiest first, until Ctrl-C."""
     if once or not sys.stdout.isatty():
-        click.echo(asyncio.run(_once(place)))
+        click.echo(asyncio.run(_load_top_table(service)))
         return
     try:
-        asyncio.run(_watch(place, every_s))
+        asyncio.run(_show_repeatedly(service, every_s))
     except KeyboardInterrupt:
         return
 
 
-async def _once(place: ServiceAddress) -> str:
-    async with place.runtime() as runtime:
-        return _format_top(await _load_usage(place, runtime), {}, 0.0, most=None)
+async def _load_top_table(service: ServiceAddress) -> str:
+    async with service.open_runtime() as runtime:
+        return _format_top(await _load_usage(service, runtime), {}, 0.0, most=None)
 
 
-async def _watch(place: ServiceAddress, every_s: float) -> None:
+async def _show_repeatedly(service: ServiceAddress, every_s: float) -> None:
     from rich.console import Console, ConsoleDimensions
     from rich.live import Live
     from rich.text import Text
@@ -130,21 +130,22 @@ async def _watch(place: ServiceAddress, every_s: float) -> None:
 
     before: dict[str, float] = {}
     then = time.monotonic()
-    async with place.runtime() as runtime:
+    async with service.open_runtime() as runtime:
         with Live(console=Console(), screen=True, auto_refresh=False) as live:
             while True:
-                found, now = await _load_usage(place, runtime), time.monotonic()
+                sandboxes, now = await _load_usage(service, runtime), time.monotonic()
                 rows, columns = get_terminal_size()
+                # rich prefers LINES and COLUMNS, which do not change when the terminal is resized.
                 live.console.size = ConsoleDimensions(columns, rows)
-                table = _format_top(found, before, now - then, most=max(_SMALLEST_ROWS, rows - 3))
+                table = _format_top(sandboxes, before, now - then, most=max(_MIN_ROWS, rows - 3))
                 live.update(Text(table, no_wrap=True), refresh=True)
-                before, then = {each.row.sandbox: each.cpu_s for each in found}, now
+                before, then = {each.row.sandbox: each.cpu_s for each in sandboxes}, now
                 await asyncio.sleep(every_s)
 
 
 @dataclass(frozen=True)
 class _SandboxUsage:
-    """A sandbox with what it uses; `running` has the first words of its programs."""
+    """A sandbox and its resource usage; `running` has the first words of each running program."""
 
     row: SandboxRow
     state: str
@@ -153,36 +154,43 @@ class _SandboxUsage:
     running: tuple[str, ...] = ()
 
 
-async def _load_usage(place: ServiceAddress, runtime: RemoteRuntime) -> list[_SandboxUsage]:
-    """Return every sandbox with what it uses; zeros if it has just ended or its worker is away."""
-    places = asyncio.Semaphore(_MAX_CONCURRENT)
+async def _load_usage(service: ServiceAddress, runtime: RemoteRuntime) -> list[_SandboxUsage]:
+    """Return all sandboxes with their usage; a sandbox that does not answer has usage 0 and the state `unknown`."""
+    slots = asyncio.Semaphore(_MAX_CONCURRENT)
 
-    async def one(row: SandboxRow) -> _SandboxUsage:
+    async def load_one(row: SandboxRow) -> _SandboxUsage:
         if row.state != "running":
             return _SandboxUsage(row, row.state)
-        async with places:
+        async with slots:
             try:
-                looked = await runtime.inspect(row.sandbox)
+                answer = await runtime.inspect(row.sandbox)
             except RollSandboxError:
                 return _SandboxUsage(row, "unknown")
-        running = tuple(program["words"] for program in looked["programs"] if program["end"] is None)
-        return _SandboxUsage(row, row.state, looked["cpu_s"], looked["memory_bytes"], running)
+        running = tuple(program["words"] for program in answer["programs"] if program["end"] is None)
+        return _SandboxUsage(row, row.state, answer["cpu_s"], answer["memory_bytes"], running)
 
-    return await asyncio.gather(*(one(row) for row in await place.sandboxes()))
+    return await asyncio.gather(*(load_one(row) for row in await service.list_sandboxes()))
 
 
-def _format_top(found: Sequence[_SandboxUsage], before: dict[str, float], passed_s: float, most: int | None) -> str:
-    """Return the table of `top`, with the CPU share of one core since the last table."""
+def _format_top(sandboxes: Sequence[_SandboxUsage], before: dict[str, float], passed_s: float, most: int | None) -> str:
+    """Return the table of `top`, busiest sandboxes first.
 
-    def share(each: _SandboxUsage) -> float:
+    Args:
+        sandboxes: all sandboxes.
+        before: CPU seconds of each sandbox in the last table; the CPU column shows the percentage of a core since then.
+        passed_s: seconds since the last table.
+        most: maximum number of rows; `None`: no bound.
+    """
+
+    def compute_share(each: _SandboxUsage) -> float:
         return (each.cpu_s - before[each.row.sandbox]) / passed_s if each.row.sandbox in before else 0.0
 
-    order = sorted(found, key=lambda each: (-share(each), -each.cpu_s, each.row.sandbox))
+    order = sorted(sandboxes, key=lambda each: (-compute_share(each), -each.cpu_s, each.row.sandbox))
     rows = [
         (
             each.row.sandbox,
             each.state,
-            f"{100 * share(each):.0f}" if each.row.sandbox in before else "–",
+            f"{100 * compute_share(each):.0f}" if each.row.sandbox in before else "–",
             f"{each.cpu_s:.1f}",
             format_size(each.memory_bytes),
             len(each.running),
@@ -191,14 +199,16 @@ def _format_top(found: Sequence[_SandboxUsage], before: dict[str, float], passed
         )
         for each in order[:most]
     ]
-    all_memory = format_size(sum(each.memory_bytes for each in found))
-    title = f"{len(found)} sandboxes · {sum(len(each.running) for each in found)} programs · {all_memory} of memory"
+    all_memory = format_size(sum(each.memory_bytes for each in sandboxes))
+    title = (
+        f"{len(sandboxes)} sandboxes · {sum(len(each.running) for each in sandboxes)} programs · {all_memory} of memory"
+    )
     columns = ("SANDBOX", "STATE", "CPU %", "CPU s", "MEMORY", "PROGRAMS", "AGE", "LATEST")
     return f"{title}\n{_format_table(columns, rows)}"
 
 
 def _format_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table whose columns are as wide as needed; untrusted values are made harmless."""
+    """Return a table whose columns are as wide as needed, with control characters in the values escaped."""
     cells = [list(columns), *([to_single_line(value) for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)

@@ -1,4 +1,4 @@
-"""`roll-sandbox quota`: the quotas of a service's owners."""
+"""`roll-sandbox quota`: manages the quotas of a service's owners."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roll_sandbox.cli.common import Bytes, database_option, open_store, to_single_line
+from roll_sandbox.cli.common import ByteSize, database_option, open_store, to_single_line
 from roll_sandbox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,8 +18,14 @@ __all__ = ["quota"]
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
-class _Amount(click.ParamType):
-    """A number, for bytes with its unit; `none`: no bound; `default`: the service's default."""
+class _QuotaValue(click.ParamType):
+    """Parameter type for a quota: a number, `none` for no bound, or `default` for the service's default.
+
+    Args:
+        kind: type of the number.
+        bytes_: whether the number is a size, such as 8GiB.
+        bound: whether a bound is required, so that `none` is refused.
+    """
 
     name = "amount"
 
@@ -30,7 +36,7 @@ class _Amount(click.ParamType):
         if value == "default" or (value == "none" and not self._bound):
             return value
         if self._bytes:
-            return Bytes().convert(value, param, ctx)
+            return ByteSize().convert(value, param, ctx)
         if not _NUMBER.fullmatch(value) or not float(value) > 0:
             others = "" if self._bound else "none, "
             self.fail(f"must be a positive number, {others}or default, got '{value[:40]}'.", param, ctx)
@@ -38,25 +44,25 @@ class _Amount(click.ParamType):
 
 
 _FIELDS = {
-    "sandboxes": ("sandboxes", _Amount(int), "Live sandboxes."),
-    "memory": ("memory_bytes", _Amount(int, bytes_=True), "Sum of the memory limits of all sandboxes."),
-    "disk": ("disk_bytes", _Amount(int, bytes_=True), "Sum of the disk limits of all sandboxes."),
-    "cpu": ("cpu_s", _Amount(float), "CPU seconds of one program."),
-    "lifetime": ("lifetime_s", _Amount(float, bound=True), "Lifetime of one sandbox, in seconds."),
-    "programs": ("programs", _Amount(int), "Programs that run at once."),
-    "rate": ("requests_per_s", _Amount(float, bound=True), "Requests and messages per second, on average."),
+    "sandboxes": ("sandboxes", _QuotaValue(int), "Live sandboxes."),
+    "memory": ("memory_bytes", _QuotaValue(int, bytes_=True), "Sum of the memory limits of all sandboxes."),
+    "disk": ("disk_bytes", _QuotaValue(int, bytes_=True), "Sum of the disk limits of all sandboxes."),
+    "cpu": ("cpu_s", _QuotaValue(float), "CPU seconds of one program."),
+    "lifetime": ("lifetime_s", _QuotaValue(float, bound=True), "Lifetime of one sandbox, in seconds."),
+    "programs": ("programs", _QuotaValue(int), "Programs that run at once."),
+    "rate": ("requests_per_s", _QuotaValue(float, bound=True), "Requests and messages per second, on average."),
 }
 
 
 @click.group()
 def quota() -> None:
-    """Manage the quotas of owners. The defaults of `roll-sandbox serve` apply to fields that are not set.
+    """Manage the quotas of owners. For fields that are not set, the defaults of `roll-sandbox serve` apply.
 
     A running server applies a change within seconds; running sandboxes are not affected.
     """
 
 
-def _options(command: Any) -> Any:
+def _quota_options(command: Any) -> Any:
     for option, (field, kind, meaning) in reversed(_FIELDS.items()):
         command = click.option(f"--{option}", field, type=kind, default=None, help=meaning)(command)
     return command
@@ -64,10 +70,10 @@ def _options(command: Any) -> Any:
 
 @quota.command("set")
 @click.argument("owner")
-@_options
+@_quota_options
 @database_option
 def set_quota(owner: str, database: str | None, **given: Any) -> None:
-    """Set the quota of OWNER: a number, `none` (no bound) or `default` (the service's default)."""
+    """Set fields of OWNER's quota, each to a number, `none` (no bound) or `default` (the service's default)."""
     from roll_sandbox.service.tokens import check_owner
 
     check_owner(owner)
@@ -86,23 +92,23 @@ def set_quota(owner: str, database: str | None, **given: Any) -> None:
 @click.argument("owner")
 @database_option
 def show_quota(owner: str, database: str | None) -> None:
-    """Show the quota that is set for OWNER."""
+    """Show the fields of OWNER's quota that are set."""
     _print_quota(owner, _open_records(database).load_quotas().get(owner, {}))
 
 
 @quota.command("list")
 @database_option
 def list_quotas(database: str | None) -> None:
-    """Show all owners for whom a quota is set."""
+    """Show the quotas of all owners for whom a field is set."""
     for owner, fields in sorted(_open_records(database).load_quotas().items()):
         _print_quota(owner, fields)
 
 
 def _print_quota(owner: str, fields: dict[str, Any]) -> None:
-    said = "  ".join(
+    text = "  ".join(
         f"{option}={_format_value(fields[field])}" for option, (field, *_) in _FIELDS.items() if field in fields
     )
-    click.echo(f"{owner}  {said or 'default'}")
+    click.echo(f"{owner}  {text or 'default'}")
 
 
 def _format_value(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""`roll-sandbox run` and `shell`: a program, or a user's shell, in a sandbox."""
+"""`roll-sandbox run` and `shell`: run a program or an interactive shell in a sandbox."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from roll_sandbox import Command, Job, Limits, Outcome, Sandbox, SandboxManager, SandboxSpec
-from roll_sandbox.cli.common import Bytes, ServiceAddress, service_options, to_single_line
+from roll_sandbox.cli.common import ByteSize, ServiceAddress, service_options, to_single_line
 from roll_sandbox.cli.terminal_filter import TerminalFilter
 from roll_sandbox.errors import ConfigError
 from roll_sandbox.wire import Message
@@ -30,9 +30,9 @@ _LEAVE_HINT = "exit ends it; Enter ~ . detaches"
 
 @dataclass(frozen=True, kw_only=True)
 class _SandboxRequest:
-    """The sandbox that a command is to use."""
+    """The options that select or create the sandbox of a command."""
 
-    place: ServiceAddress
+    service: ServiceAddress
     name: str | None
     spec: SandboxSpec
     keep: bool
@@ -42,7 +42,7 @@ class _SandboxRequest:
 
 @dataclass
 class _OpenSandbox:
-    """The sandbox that a command has opened."""
+    """The sandbox in which a command runs its program."""
 
     sandbox: Sandbox
     name: str
@@ -53,7 +53,7 @@ class _OpenSandbox:
 
 def _sandbox_options(command: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--local", is_flag=True, help="Use a sandbox of this machine, without a service."),
+        click.option("--local", is_flag=True, help="Use a sandbox on this machine, without a service."),
         click.option(
             "--lifetime",
             "lifetime_s",
@@ -64,12 +64,12 @@ def _sandbox_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--memory",
             "memory_bytes",
-            type=Bytes(unit=2**20, least=2**24),
+            type=ByteSize(unit=2**20, least=2**24),
             default="512MiB",
             show_default=True,
             help="Memory limit, including files; a number without a unit is in MiB.",
         ),
-        click.option("--image", default=None, help="Image of the sandbox; by default this machine's programs."),
+        click.option("--image", default=None, help="Image of the sandbox; by default the programs of its machine."),
         click.option("--keep", is_flag=True, help="Keep the sandbox afterwards; its name is printed."),
     ):
         command = option(command)
@@ -90,7 +90,7 @@ def _make_spec(image: str | None, memory_bytes: int) -> SandboxSpec:
 )
 @click.argument("command", nargs=-1, required=True)
 def run(
-    place: ServiceAddress,
+    service: ServiceAddress,
     name: str | None,
     image: str | None,
     memory_bytes: int,
@@ -100,34 +100,36 @@ def run(
     wall_s: float,
     command: tuple[str, ...],
 ) -> int:
-    """Run COMMAND in a new sandbox and exit with its exit code; Ctrl-C kills it. Options go before it.
+    """Run COMMAND in a new sandbox and exit with its exit code; Ctrl-C kills it. Write options before COMMAND.
 
     \b
     roll-sandbox run -- python3 -c 'print(1)'
     tar c . | roll-sandbox run --keep -- tar x
 
-    Input that is not a terminal is forwarded. The exit code is 124 over the time limit, 137 over another limit.
+    Input that is not a terminal is forwarded. The exit code is 124 if COMMAND exceeds the time limit, and 137 if it
+    exceeds another limit.
     """
-    wanted = _SandboxRequest(
-        place=place, name=name, spec=_make_spec(image, memory_bytes), keep=keep, local=local, lifetime_s=lifetime_s
+    request = _SandboxRequest(
+        service=service, name=name, spec=_make_spec(image, memory_bytes), keep=keep, local=local, lifetime_s=lifetime_s
     )
     program = Command(argv=command, interactive=not sys.stdin.isatty(), wall_s=wall_s, output_bytes=_OUTPUT_BYTES)
-    return asyncio.run(_run(wanted, program))
+    return asyncio.run(_run_program(request, program))
 
 
-async def _run(wanted: _SandboxRequest, program: Command) -> int:
-    async with _open_sandbox(wanted) as here:
-        if wanted.keep:
-            click.echo(f"sandbox {here.name}", err=True)
-        job = await here.sandbox.start(program)
+async def _run_program(request: _SandboxRequest, program: Command) -> int:
+    async with _open_sandbox(request) as opened:
+        if request.keep:
+            click.echo(f"sandbox {opened.name}", err=True)
+        job = await opened.sandbox.start(program)
         if program.interactive:
             _forward_input(job)
         try:
-            await _print(job)
+            await _print_output(job)
             result = await job.wait()
         finally:
             if not job.done():
                 job.kill()
+                # The kill must be sent before the connection is closed.
                 await asyncio.gather(job.wait(), return_exceptions=True)
     if result.exit_code is not None:
         return result.exit_code
@@ -135,25 +137,25 @@ async def _run(wanted: _SandboxRequest, program: Command) -> int:
     return 124 if result.outcome in (Outcome.WALL_TIME, Outcome.CPU_TIME) else 137
 
 
-async def _print(job: Job) -> None:
-    """Print the job's output byte for byte; on a terminal, make control sequences in it harmless."""
+async def _print_output(job: Job) -> None:
+    """Print the job's output: unchanged to a file or pipe, filtered by `TerminalFilter` to a terminal."""
     streams = {"stdout": sys.stdout, "stderr": sys.stderr}
     terminals = {name: TerminalFilter() for name, stream in streams.items() if stream.isatty()}
 
-    def say(name: str, data: bytes) -> None:
+    def write(name: str, data: bytes) -> None:
         stream = streams[name].buffer
         stream.write(data)
         stream.flush()
 
     async for chunk in job.stream():
         name = "stdout" if chunk.stream == "stdout" else "stderr"
-        say(name, terminals[name].feed(chunk.data).encode() if name in terminals else chunk.data)
+        write(name, terminals[name].feed(chunk.data).encode() if name in terminals else chunk.data)
     for name, terminal in terminals.items():
-        say(name, terminal.feed(b"", end=True).encode())
+        write(name, terminal.feed(b"", end=True).encode())
 
 
 def _forward_input(job: Job) -> None:
-    """Forward standard input in a daemon thread, since a read of it may never return."""
+    """Forward standard input to the job, in a daemon thread, since reading it may never return."""
     loop = asyncio.get_running_loop()
     source = sys.stdin.fileno()
 
@@ -172,7 +174,7 @@ def _forward_input(job: Job) -> None:
 @click.option("--new", is_flag=True, help="Open another shell even if a detached one is running.")
 @click.argument("name", required=False)
 def shell(
-    place: ServiceAddress,
+    service: ServiceAddress,
     name: str | None,
     image: str | None,
     memory_bytes: int,
@@ -181,71 +183,71 @@ def shell(
     lifetime_s: float | None,
     new: bool,
 ) -> int:
-    """Open a shell in a new sandbox, or in NAME; reattach to a detached shell.
+    """Open a shell in a new sandbox, or in the sandbox NAME. If a detached shell runs there, reattach to it.
 
-    Everything typed goes to the shell, Ctrl-C too. At the beginning of a line, ~. detaches: the shell runs on for a
-    minute, or with --keep for as long as the sandbox lives.
+    All keys are sent to the shell, including Ctrl-C. At the beginning of a line, ~. detaches: the shell keeps running
+    for a minute, or with --keep as long as the sandbox lives.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError("a shell needs a terminal: use `roll-sandbox run -- COMMAND` without one.")
-    wanted = _SandboxRequest(
-        place=place, name=name, spec=_make_spec(image, memory_bytes), keep=keep, local=local, lifetime_s=lifetime_s
+        raise ConfigError("a shell needs a terminal: if there is none, use `roll-sandbox run -- COMMAND`.")
+    request = _SandboxRequest(
+        service=service, name=name, spec=_make_spec(image, memory_bytes), keep=keep, local=local, lifetime_s=lifetime_s
     )
-    return asyncio.run(_shell(wanted, new))
+    return asyncio.run(_run_shell(request, new))
 
 
-async def _shell(wanted: _SandboxRequest, new: bool) -> int:
+async def _run_shell(request: _SandboxRequest, new: bool) -> int:
     from roll_sandbox.cli.terminal import attach_terminal, get_terminal_size
     from roll_sandbox.remote.connection import RemoteSandbox
 
-    async with _open_sandbox(wanted) as here:
-        running = [each for each in here.programs if each["terminal"] and each["end"] is None]
-        click.secho(f"sandbox {here.name}   ({'exit ends it' if wanted.local else _LEAVE_HINT})", dim=True)
-        if running and not new and isinstance(here.sandbox, RemoteSandbox):
-            job = here.sandbox.reattach_program(running[-1])
+    async with _open_sandbox(request) as opened:
+        running = [each for each in opened.programs if each["terminal"] and each["end"] is None]
+        click.secho(f"sandbox {opened.name}   ({'exit ends it' if request.local else _LEAVE_HINT})", dim=True)
+        if running and not new and isinstance(opened.sandbox, RemoteSandbox):
+            job = opened.sandbox.reattach_program(running[-1])
         else:
-            prompt = rf"\[\e[2m\]{here.name[:8]}\[\e[0m\] \w\$ "
+            prompt = rf"\[\e[2m\]{opened.name[:8]}\[\e[0m\] \w\$ "
             env = {"TERM": os.environ.get("TERM", "xterm"), "PS1": prompt}
-            job = await here.sandbox.start(
+            job = await opened.sandbox.start(
                 Command(argv=("sh", "-c", _SHELL), env=env, terminal=get_terminal_size(), wall_s=_DAY_S)
             )
         result = await attach_terminal(job)
-        if result is None and not wanted.local:
-            here.keep = True
-            click.secho(f"detached; reattach with: roll-sandbox shell {here.name}", dim=True)
+        if result is None and not request.local:
+            opened.keep = True
+            click.secho(f"detached; reattach with: roll-sandbox shell {opened.name}", dim=True)
     return 0 if result is None else result.exit_code if result.exit_code is not None else 137
 
 
 @asynccontextmanager
-async def _open_sandbox(wanted: _SandboxRequest) -> AsyncIterator[_OpenSandbox]:
-    """Run the body with the sandbox, which ends with the block unless it is to be kept."""
-    if wanted.local:
-        if wanted.keep or wanted.name:
-            raise ConfigError("--keep and sandbox names need a service: a local sandbox ends with its command.")
+async def _open_sandbox(request: _SandboxRequest) -> AsyncIterator[_OpenSandbox]:
+    """Yield the sandbox that a command's options select or create; then end the sandbox unless `keep` is set."""
+    if request.local:
+        if request.keep or request.name:
+            raise ConfigError("--local excludes --keep and a sandbox name: a local sandbox ends with its command.")
         async with (
-            SandboxManager("bubblewrap", spec=wanted.spec, warm=0) as manager,
+            SandboxManager("bubblewrap", spec=request.spec, warm=0) as manager,
             await manager.create() as sandbox,
         ):
             yield _OpenSandbox(sandbox, "here", False, [])
         return
     from roll_sandbox.wire import spec_to_json
 
-    place, name, programs = wanted.place, wanted.name, []
-    async with place.runtime() as runtime:
+    service, name, programs = request.service, request.name, []
+    async with service.open_runtime() as runtime:
         if name is not None:
-            name = await place.resolve_name(name)
+            name = await service.resolve_name(name)
             programs = (await runtime.inspect(name))["programs"]
-        elif wanted.keep:
-            made = await place.call(
-                "POST", "/v1/sandboxes", {"spec": spec_to_json(wanted.spec), "lifetime_s": wanted.lifetime_s}
+        elif request.keep:
+            created = await service.call(
+                "POST", "/v1/sandboxes", {"spec": spec_to_json(request.spec), "lifetime_s": request.lifetime_s}
             )
-            name = str(made["sandbox"])
+            name = str(created["sandbox"])
         sandbox = await (
-            runtime.attach(name, wanted.spec) if name else runtime.create(wanted.spec, lifetime_s=wanted.lifetime_s)
+            runtime.attach(name, request.spec) if name else runtime.create(request.spec, lifetime_s=request.lifetime_s)
         )
-        here = _OpenSandbox(sandbox, to_single_line(sandbox.name), keep=name is not None, programs=programs)
+        opened = _OpenSandbox(sandbox, to_single_line(sandbox.name), keep=name is not None, programs=programs)
         try:
-            yield here
+            yield opened
         finally:
-            if here.keep:
+            if opened.keep:
                 sandbox.detach()

@@ -1,4 +1,4 @@
-"""`roll-sandbox serve` and `worker`: run sandboxes for others, on one machine or many."""
+"""`roll-sandbox serve` and `worker`: run a service of sandboxes, on one machine or many."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from roll_sandbox.cli.common import Bytes, database_option, make_missing_packages_error
+from roll_sandbox.cli.common import ByteSize, database_option, make_missing_packages_error
 from roll_sandbox.errors import ConfigError
 
 __all__ = ["serve", "worker"]
@@ -16,24 +16,24 @@ _AWAY = "Seconds after which the sandboxes of an unreachable worker are lost."
 
 
 @click.command()
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at.")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
     type=click.IntRange(0, 65535),
     default=8741,
     show_default=True,
-    help="Port to listen at; 0 chooses a free one.",
+    help="Port to listen on; 0 chooses a free port.",
 )
 @click.option("--certificate", type=click.Path(path_type=Path), default=None, help="TLS certificate, in PEM format.")
 @click.option("--key", type=click.Path(path_type=Path), default=None, help="Key of the TLS certificate.")
-@click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
+@click.option("--insecure", is_flag=True, help="Permit an address other than this machine's without TLS.")
 @database_option
 @click.option("--audit", type=click.Path(path_type=Path), default=None, help="Append an audit log to this file.")
 @click.option(
     "--runtime",
     default="bubblewrap",
     show_default=True,
-    help="Isolation runtime; none: only joined workers run sandboxes.",
+    help="Isolation runtime of this machine; none: only workers that join run sandboxes.",
 )
 @click.option("--warm", type=click.IntRange(min=0), default=None, help=_WARM)
 @click.option("--max-sandboxes", type=click.IntRange(min=1), default=2048, show_default=True)
@@ -85,15 +85,15 @@ def serve(
     owner_lifetime: float,
     max_message_bytes: int,
 ) -> None:
-    """Serve sandboxes to clients: `roll_sandbox.connect(url, token)`."""
+    """Run a service of sandboxes. Clients connect with `roll_sandbox.connect(url, token)`."""
     try:
         from roll_sandbox.service.quotas import Quota
         from roll_sandbox.service.server import serve as serve_sandboxes
-        from roll_sandbox.service.settings import Settings, default_database
+        from roll_sandbox.service.settings import Settings, get_default_database
     except ImportError as error:
         raise make_missing_packages_error(error) from None
     settings = Settings(
-        database=database or default_database(),
+        database=database or get_default_database(),
         audit=audit,
         runtime=None if runtime == "none" else runtime,
         warm=warm,
@@ -114,7 +114,9 @@ def serve(
 @click.option(
     "--token", envvar="ROLL_SANDBOX_TOKEN", default="", help="Token with the scope worker; or ROLL_SANDBOX_TOKEN."
 )
-@click.option("--name", default=None, help="Name of the worker, kept across restarts; by default a random one.")
+@click.option(
+    "--name", default=None, help="Name of the worker; use the same name after a restart. By default a random name."
+)
 @click.option("--runtime", default="bubblewrap", show_default=True, help="Isolation runtime.")
 @click.option("--warm", type=click.IntRange(min=0), default=None, help=_WARM)
 @click.option("--max-sandboxes", type=click.IntRange(min=1), default=512, show_default=True)
@@ -127,7 +129,7 @@ def serve(
 @click.option(
     "--memory",
     "memory_bytes",
-    type=Bytes(),
+    type=ByteSize(),
     help="Bound on the sum of the memory limits of all sandboxes; a number without a unit is in bytes.",
 )
 @click.option(
@@ -151,10 +153,10 @@ def worker(
     drain_s: float,
     ca_file: str | None,
 ) -> None:
-    """Run sandboxes on this machine for a service elsewhere.
+    """Run sandboxes on this machine for a service on another machine.
 
-    On SIGTERM it gets no new sandboxes and exits when its last one has ended; on a second SIGTERM or Ctrl-C it exits at
-    once.
+    On SIGTERM, the worker accepts no new sandboxes, and exits when its last sandbox has ended. On a second SIGTERM, or
+    on Ctrl-C, it exits at once.
     """
     if not token:
         raise ConfigError(
@@ -170,7 +172,7 @@ def worker(
         if not Path(path).is_dir():
             raise ConfigError(f"--mounts: directory '{path}' does not exist.")
 
-    known = name or f"worker-{secrets.token_hex(6)}"
-    click.echo(f"Worker {known} for {url}   (Ctrl-C ends it)")
-    settings = {"name": known, "capacity": max_sandboxes, "memory_bytes": memory_bytes, "ca_file": ca_file}
+    worker_name = name or f"worker-{secrets.token_hex(6)}"
+    click.echo(f"Worker {worker_name} for {url}   (Ctrl-C ends it)")
+    settings = {"name": worker_name, "capacity": max_sandboxes, "memory_bytes": memory_bytes, "ca_file": ca_file}
     asyncio.run(run_worker(url, token, runtime=runtime, warm=warm, mounts=mounts, drain_s=drain_s, **settings))

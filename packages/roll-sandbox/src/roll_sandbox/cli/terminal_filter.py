@@ -1,4 +1,4 @@
-"""A program's output on a user's terminal: colors and lines only, no other control sequences."""
+"""Filters a program's output for a user's terminal: keeps colors and line breaks, and escapes other sequences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEPT = re.compile(r"[\r\b]")
 
 
 class TerminalFilter:
-    """One stream. Sequences that set a title, fill the clipboard or query the terminal are shown as text instead."""
+    """Filters one output stream. Sequences that set a title, fill the clipboard or query the terminal become text."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -23,16 +23,17 @@ class TerminalFilter:
         self._has_color = False
 
     def feed(self, data: bytes, *, end: bool = False) -> str:
-        """Return the part that can be shown now; at the end also the rest, with colors reset."""
+        """Return the filtered text that can be shown now; with `end`, return all of it and reset the colors."""
         text = self._rest + self._decoder.decode(data, final=end)
         begun = None if end else _INCOMPLETE.search(text)
+        # A sequence may be split over two chunks; its beginning is kept until the rest arrives.
         text, self._rest = (text, "") if begun is None else (text[: begun.start()], text[begun.start() :])
-        said, done = [], 0
-        for colour in _COLOR.finditer(text):
-            said += [_escape_except_kept(text[done : colour.start()]), colour[0]]
-            done, self._has_color = colour.end(), True
-        said.append(_escape_except_kept(text[done:]))
-        return "".join(said) + ("\x1b[0m" if end and self._has_color else "")
+        pieces, done = [], 0
+        for color in _COLOR.finditer(text):
+            pieces += [_escape_except_kept(text[done : color.start()]), color[0]]
+            done, self._has_color = color.end(), True
+        pieces.append(_escape_except_kept(text[done:]))
+        return "".join(pieces) + ("\x1b[0m" if end and self._has_color else "")
 
 
 def _escape_except_kept(text: str) -> str:

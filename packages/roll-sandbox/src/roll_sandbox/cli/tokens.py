@@ -1,4 +1,4 @@
-"""`roll-sandbox token`: the tokens of a service."""
+"""`roll-sandbox token`: manages the tokens of a service."""
 
 from __future__ import annotations
 
@@ -17,15 +17,22 @@ __all__ = ["token"]
 
 @click.group()
 def token() -> None:
-    """Manage who may use a service. Tokens are stored as digests: each is shown once, when it is created."""
+    """Manage the tokens of a service. Only digests are stored: a token is shown once, when it is created."""
 
 
 @token.command("create")
 @click.argument("owner")
 @click.option(
-    "--scope", "scopes", multiple=True, default=("read", "run"), show_default=True, help="Also admin, worker."
+    "--scope",
+    "scopes",
+    multiple=True,
+    default=("read", "run"),
+    show_default=True,
+    help="Scope of the token: read, run, admin or worker; may be given several times.",
 )
-@click.option("--days", type=float, default=None, help="Lifetime in days; by default until the token is revoked.")
+@click.option(
+    "--days", type=float, default=None, help="Lifetime in days; by default the token is valid until it is revoked."
+)
 @click.option("--note", default="", help="Note that `token list` shows.")
 @database_option
 def create_token(owner: str, scopes: tuple[str, ...], days: float | None, note: str, database: str | None) -> None:
@@ -47,10 +54,12 @@ def list_tokens(database: str | None) -> None:
 
 @token.command("rotate")
 @click.argument("id")
-@click.option("--grace", "grace_s", type=click.FloatRange(min=0), default=0.0, help="Seconds for which ID stays valid.")
+@click.option(
+    "--grace", "grace_s", type=click.FloatRange(min=0), default=0.0, help="Seconds for which the token ID stays valid."
+)
 @database_option
 def rotate_token(id: str, grace_s: float, database: str | None) -> None:
-    """Create a token that replaces ID and print it."""
+    """Create a token that replaces the token ID, and print it."""
     click.echo(_open_tokens(database).rotate(id, grace_s=grace_s))
 
 

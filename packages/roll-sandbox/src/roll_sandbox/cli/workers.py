@@ -1,4 +1,4 @@
-"""`roll-sandbox workers`, `drain` and `undrain`: the workers of a service."""
+"""`roll-sandbox workers`, `drain` and `undrain`: manage the workers of a service."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from roll_sandbox.cli.common import ServiceAddress, service_options
 
 __all__ = ["drain", "undrain", "workers"]
 
-_LOOK_AGAIN_S = 0.5
+_POLL_S = 0.5
 
 
 @click.command()
 @service_options
-def workers(place: ServiceAddress) -> None:
+def workers(service: ServiceAddress) -> None:
     """List the workers of a service."""
-    rows = asyncio.run(place.call("GET", "/v1/workers"))
+    rows = asyncio.run(service.call("GET", "/v1/workers"))
     click.echo(f"{'WORKER':28} {'STATE':9} {'SANDBOXES':>11} {'LOAD':>5} {'CORES':>5} {'FREE MEMORY':>12}  LAST SEEN")
     for row in rows:
         free = "" if row["free_bytes"] is None else f"{row['free_bytes'] / 2**30:.1f} GiB"
@@ -31,26 +31,26 @@ def workers(place: ServiceAddress) -> None:
 
 @click.command()
 @click.argument("name")
-@click.option("--wait", is_flag=True, help="Wait until its last sandbox has ended.")
+@click.option("--wait", is_flag=True, help="Wait until the worker's last sandbox has ended.")
 @service_options
-def drain(place: ServiceAddress, name: str, wait: bool) -> None:
-    """Give the worker NAME no new sandboxes. Its present ones go on until they end."""
-    asyncio.run(_drain(place, name, wait))
+def drain(service: ServiceAddress, name: str, wait: bool) -> None:
+    """Start no new sandboxes on the worker NAME. Its current sandboxes run until they end."""
+    asyncio.run(_drain_worker(service, name, wait))
 
 
-async def _drain(place: ServiceAddress, name: str, wait: bool) -> None:
-    row = await place.call("POST", f"/v1/workers/{name}/drain")
+async def _drain_worker(service: ServiceAddress, name: str, wait: bool) -> None:
+    row = await service.call("POST", f"/v1/workers/{name}/drain")
     while wait and row["sandboxes"]:
-        await asyncio.sleep(_LOOK_AGAIN_S)
-        rows = await place.call("GET", "/v1/workers")
-        row = next((each for each in rows if each["worker"] == name), {"sandboxes": 0})  # it left with the last
-    click.echo(f"{name} gets no new sandboxes, and has {row['sandboxes']}.")
+        await asyncio.sleep(_POLL_S)
+        rows = await service.call("GET", "/v1/workers")
+        row = next((each for each in rows if each["worker"] == name), {"sandboxes": 0})  # no row: the worker has left
+    click.echo(f"{name} gets no new sandboxes; sandboxes that still run there: {row['sandboxes']}.")
 
 
 @click.command()
 @click.argument("name")
 @service_options
-def undrain(place: ServiceAddress, name: str) -> None:
-    """Give the worker NAME new sandboxes again."""
-    asyncio.run(place.call("POST", f"/v1/workers/{name}/undrain"))
+def undrain(service: ServiceAddress, name: str) -> None:
+    """Start new sandboxes on the worker NAME again."""
+    asyncio.run(service.call("POST", f"/v1/workers/{name}/undrain"))
     click.echo(f"{name} gets sandboxes again.")

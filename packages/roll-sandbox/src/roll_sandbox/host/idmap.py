@@ -1,8 +1,8 @@
-"""ID-mapped mounts: show layers of an image, which this machine's root owns, as if another user owned them.
+"""ID-mapped mounts: they show the layers of an image as owned by a sandbox's user instead of root.
 
-Each sandbox has a UID of its own, and an overlay copies up only files of a user that its sandbox has. Nothing on the
-disk changes. Needs Linux 5.12, and 5.19 for an overlay of such mounts; the file system must support it (ext4, xfs,
-btrfs, tmpfs since 6.3).
+Each sandbox has its own UID, and an overlay copies up only files whose owner exists in the sandbox. Files on the disk
+do not change. ID-mapped mounts need Linux 5.12, and overlays of them 5.19; the file system must support them (ext4,
+xfs, btrfs; tmpfs since 6.3).
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from roll_sandbox.agent import kernel
 
 
 def mount_idmapped(layers, user):
-    """Show layers (source, target) read-only, as if this user owned them. Needs a mount namespace of its own.
+    """Mount layers (source, target) read-only, as if this user owned their files. Needs a new mount namespace.
 
     Raises:
-        OSError: the kernel or the file system does not support it.
+        OSError: the kernel or the file system does not support ID-mapped mounts.
     """
-    users = _users(user)
+    users = _open_user_namespace(user)
     try:
         for source, target in layers:
             mount = kernel.open_tree(source)
@@ -33,9 +33,10 @@ def mount_idmapped(layers, user):
         os.close(users)
 
 
-def _users(user):
-    """Return the file descriptor of a user namespace in which this user and group are 0."""
+def _open_user_namespace(user):
+    """Return the file descriptor of a user namespace that maps this user and group to 0."""
     ours, theirs = socket.socketpair()
+    # A user namespace exists only while a process is in it, or while a descriptor of its file is open.
     pid = os.fork()
     if pid == 0:
         try:
@@ -48,6 +49,7 @@ def _users(user):
     theirs.close()
     try:
         ours.recv(1)
+        # To map another user than its own, a process needs CAP_SETUID in the parent namespace (user_namespaces(7)).
         for name in ("uid_map", "gid_map"):
             with open(f"/proc/{pid}/{name}", "w") as file:
                 file.write(f"0 {user} 1")

@@ -1,9 +1,9 @@
-"""The file system that sandboxes see, built once by a spawner that is root, in its own mount namespace.
+"""Builds the file system of sandboxes, once per spawner that is root, in the spawner's mount namespace.
 
 A plan is a list of steps: ("bind", source, target), ("copy", source, target), ("directory", path), ("file", path,
 bytes), ("link", content, path) and ("layer", source, target) for a layer of an image. Small files are copied, since
-every mount costs time whenever a namespace is made. The result is one read-only tree that every user can read, even if
-its sources are not readable; it disappears with the namespace.
+every mount makes creating a namespace slower. The result is one read-only tree that every user can read, even if its
+sources are not readable; it disappears with the namespace.
 """
 
 from __future__ import annotations
@@ -20,43 +20,46 @@ _REMOUNT_READ_ONLY = 4096 | 32 | 1
 _NOSUID, _NODEV = 2, 4
 
 
-class Images:
-    """The trees that a spawner has built, by name."""
+class FileSystemTrees:
+    """Builds and removes the file-system trees of a spawner, by name."""
 
     def __init__(self):
-        _sweep()
+        _remove_leftovers()
         kernel.unshare(kernel.CLONE_NEWNS)
+        # On most hosts all mounts are shared (mount_namespaces(7)), so mounts made here would appear on the host.
         kernel.mount("none", "/", None, 16384 | (1 << 18))  # MS_REC | MS_PRIVATE
         self.root = _PREFIX + str(os.getpid())
         os.mkdir(self.root, 0o755)
         kernel.mount("tmpfs", self.root, "tmpfs", _NOSUID | _NODEV, "mode=755,size=16m")
 
-    def build(self, name, plan):
-        """Build a tree from a plan, and return its directory."""
+    def build_tree(self, name, plan):
+        """Build the tree `name` from a plan, and return its directory."""
         tree = os.path.join(self.root, name)
         os.mkdir(tree, 0o755)
+        # Without MS_NODEV, since /dev is in this tree; the mounts in the tree have the flag.
         kernel.mount("tmpfs", tree, "tmpfs", _NOSUID, "mode=755,size=4m")
+        # Sandboxes read the tree with other UIDs than the owner's.
         old = os.umask(0o022)
         try:
             for step in plan:
-                _do(tree, *step)
+                _apply_step(tree, *step)
         finally:
             os.umask(old)
         kernel.mount("none", tree, None, _REMOUNT_READ_ONLY | _NOSUID)
         return tree
 
-    def forget(self, name):
-        """Remove a tree, even an unfinished one."""
+    def remove_tree(self, name):
+        """Remove the tree `name`, also if it was built only in part; do nothing if it does not exist."""
         try:
             kernel.unmount(os.path.join(self.root, name))
         except OSError:
-            return  # it was never begun
+            return  # the tree does not exist
         for entry in os.listdir(self.root):
             if entry == name or entry.startswith(name + "-"):
                 shutil.rmtree(os.path.join(self.root, entry), ignore_errors=True)
 
     def close(self):
-        """Remove everything from the host, which sees only an empty directory."""
+        """Remove the directory of the trees, which is empty outside the spawner's mount namespace."""
         try:
             os.rmdir(self.root)
         except OSError:
@@ -64,10 +67,10 @@ class Images:
             shutil.rmtree(self.root, ignore_errors=True)
 
 
-def _do(tree, step, first, second=b""):
+def _apply_step(tree, step, first, second=b""):
     if step == "bind" and first.startswith("/dev/") and _make_device(first, tree + second):
         return
-    if step == "bind" and first != second and os.path.isdir(first) and _show_unnamed(first, tree, second):
+    if step == "bind" and first != second and os.path.isdir(first) and _mount_without_path(first, tree, second):
         return
     if step == "bind":
         target = tree + second
@@ -75,10 +78,11 @@ def _do(tree, step, first, second=b""):
             os.makedirs(target, exist_ok=True)
         else:
             os.makedirs(os.path.dirname(target), exist_ok=True)
+            # A file can be mounted only on an existing file.
             with open(target, "ab"):
                 pass
         kernel.mount(first, target, None, _BIND_RECURSIVE)
-        _restrict(target, first.startswith("/dev/"))
+        _make_read_only(target, first.startswith("/dev/"))
     elif step == "layer":
         os.makedirs(tree + second)  # mounted for each sandbox, in its own namespace (`idmap.py`)
     elif step == "copy":
@@ -97,15 +101,15 @@ def _do(tree, step, first, second=b""):
         os.symlink(first, tree + second)
 
 
-def _show_unnamed(source, tree, target):
-    """Show a directory without its host path, which a bind mount would reveal in /proc/self/mountinfo.
+def _mount_without_path(source, tree, target):
+    """Mount a directory without revealing its path on the host, which a bind mount shows in /proc/self/mountinfo.
 
     Returns:
-        False if the kernel has no overlays, or none of this file system.
+        False if the kernel does not support overlays, or no overlay of this file system.
     """
     place = tree + target.replace("/", "-")  # next to the tree, where no sandbox sees it
     layers = [os.path.join(place, name) for name in ("source", "nothing")]
-    here = os.getcwd()
+    previous = os.getcwd()
     for directory in (tree + target, *layers):
         os.makedirs(directory, exist_ok=True)
     try:
@@ -114,27 +118,28 @@ def _show_unnamed(source, tree, target):
             os.chdir(place)  # relative names: mountinfo shows the layers as named here
             kernel.mount("none", tree + target, "overlay", _NOSUID | _NODEV | 1, "lowerdir=source:nothing")
         finally:
-            os.chdir(here)
-            kernel.unmount(layers[0])
+            os.chdir(previous)
+            kernel.unmount(layers[0])  # the overlay keeps its own reference
     except OSError:
         return False
-    _restrict(tree + target, False)
+    _make_read_only(tree + target, False)
     return True
 
 
-def _restrict(target, is_device):
+def _make_read_only(target, is_device):
     """Make a mount read-only, with everything mounted below it."""
     if not is_device:
         try:
             kernel.make_read_only(target)
             return
         except OSError:
-            pass  # a kernel older than 5.12 supports this only per mount
+            pass  # kernels before 5.12 support this only for single mounts
+    # A bind mount has the flags of the original mount; only a remount changes them (mount(2)).
     kernel.mount("none", target, None, _REMOUNT_READ_ONLY | _NOSUID | (0 if is_device else _NODEV))
 
 
 def _make_device(original, path):
-    """Make a device node that is open to every user, which the host's may not be; return False if not permitted."""
+    """Create a device node like `original`, but which every user may open; return False if this is not permitted."""
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.stat(original).st_rdev)
         os.chmod(path, 0o666)
@@ -143,8 +148,8 @@ def _make_device(original, path):
     return True
 
 
-def _sweep():
-    """Remove empty directories of spawners that were killed."""
+def _remove_leftovers():
+    """Remove the empty directories that killed spawners have left."""
     parent, prefix = os.path.split(_PREFIX)
     for name in os.listdir(parent):
         number = name[len(prefix) :]

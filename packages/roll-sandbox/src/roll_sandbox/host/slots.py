@@ -1,8 +1,11 @@
-"""Placement slots for sandboxes, seen from the spawner: a UID and a control group each, and how sandboxes start there.
+"""Slots of the spawner: each has a UID and a control group, and starts one sandbox after another.
 
-A sandbox is started by the slot's own process (`zygote.py`), or by bwrap, forked and executed here. Invariants: a slot
-is used by at most one sandbox at a time; it is free again only after all processes of its sandbox are reaped and its
-control group is empty; a slot whose process was killed, or whose group does not become empty, is never used again.
+A sandbox is started by the slot's process (`zygote.py`), or by bwrap, which is forked and executed here.
+
+Invariants:
+    - at most one sandbox at a time uses a slot;
+    - a slot is free again only after all processes of its sandbox are reaped and its control group is empty;
+    - a slot whose process was killed, or whose group does not become empty, is never used again.
 """
 
 from __future__ import annotations
@@ -21,15 +24,18 @@ ENVIRONMENT = {
     "PYTHONMALLOC": "malloc",
     "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
 }
-"""Environment of agents, not of programs. The last two let the C library overwrite freed memory (`Agent.configure`)."""
+"""Environment of agents, not of programs. With the last two, the C library can overwrite freed memory
+(`Agent.configure`)."""
 _START_S = 20.0
 
 
-def execute(descriptors, arguments):
-    """Replace this fork by a program with `descriptors` as its 0, 1, 2, …, which ends with the spawner."""
+def exec_program(descriptors, arguments):
+    """Execute a program in this fork of the spawner. It gets `descriptors` as 0, 1, 2, …, and ends with the spawner."""
+    # exec resets handlers, but ignored signals stay ignored (signal(7)).
     for name in ("SIGCHLD", "SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE", "SIGXFSZ"):
         _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
     kernel.die_with_parent()
+    # First move all above the new numbers: dup2 must not overwrite a descriptor that is still needed.
     high = [os.dup(each) for each in descriptors]
     while min(high) < len(high):
         high = [os.dup(each) for each in high]
@@ -40,7 +46,7 @@ def execute(descriptors, arguments):
 
 
 def fork(function, *arguments):
-    """Fork a child that calls `function` and exits, and return its pid."""
+    """Fork a child that calls `function` and exits; return the child's pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -53,12 +59,12 @@ def fork(function, *arguments):
 
 
 class Zygote:
-    """The zygote, which forks the processes of slots. `pid` is 0 once it is reaped."""
+    """The spawner's end of the zygote, which forks the processes of slots. `pid` is 0 once the zygote was reaped."""
 
     def __init__(self, arguments, stderr_fd, code):
         self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            self.pid = fork(execute, (theirs.fileno(), theirs.fileno(), stderr_fd, code), arguments)
+            self.pid = fork(exec_program, (theirs.fileno(), theirs.fileno(), stderr_fd, code), arguments)
         self.line.settimeout(_START_S)
         try:
             ready = self.line.recv(16) == b"ready"
@@ -69,8 +75,8 @@ class Zygote:
             raise OSError("the zygote does not start")
         self.line.settimeout(None)
 
-    def slot(self, groups, user):
-        """Fork a new slot's process, and return a socket to it."""
+    def fork_slot(self, groups, user):
+        """Let the zygote fork the process of a new slot, and return a socket to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             socket.send_fds(self.line, [marshal.dumps((groups, user))], [theirs.fileno()])
@@ -85,44 +91,48 @@ class Zygote:
 
 
 class Slot:
-    """A placement slot. `line`: socket to its process, if it has one. `pid`: of bwrap, if that started the sandbox."""
+    """A control group and a UID, in which one sandbox at a time runs.
+
+    `line` is the socket to the slot's process, if it has one; `pid` is the pid of bwrap, if bwrap started the sandbox.
+    """
 
     def __init__(self, number, group, user):
         self.number, self.group, self.user = number, group, user
-        self.line: socket.socket = None  # pyrefly: ignore[bad-assignment]  (there is one wherever it is used)
+        self.line: socket.socket = None  # pyrefly: ignore[bad-assignment]  (set before it is used)
         self.pid = 0
         self.identity = None
         self.end = (0, "", True)
-        """End of the last sandbox: its status, its error, and whether the slot can be used again."""
+        """The end of the last sandbox: its status, its error, and whether the slot can be used again."""
         self.own_pid = 0
-        """Pid of the slot's process, which is in the control group as well; 0 until it has reported it."""
+        """Pid of the slot's process, which is also in the control group; 0 until the process has reported it."""
         self.give_up = 0.0
-        """Time by which a sandbox that is being ended must have ended, and its group must be empty."""
+        """Time by which a sandbox that is being ended must have ended, with an empty control group."""
 
-    def open(self, zygote):
+    def start_process(self, zygote):
         """Start a process for the slot, and return the socket to it."""
-        groups = [directory + "/cgroup.procs" for directory in self.directories()]
-        self.line, self.own_pid = zygote.slot(groups, self.user), 0
+        groups = [directory + "/cgroup.procs" for directory in self.list_directories()]
+        self.line, self.own_pid = zygote.fork_slot(groups, self.user), 0
         return self.line
 
-    def directories(self):
+    def list_directories(self):
         """Return the directories of the slot's control group."""
         return sorted(set(self.group.directories.values())) if self.group is not None else []
 
-    def counter(self):
-        """Return the file descriptor of the slot's CPU counter in a list; empty without a counter."""
+    def list_counters(self):
+        """Return a list with the file descriptor of the slot's CPU counter; empty if there is no counter."""
         return [self.group.cpu] if self.group is not None and self.group.cpu >= 0 else []
 
-    def start(self, tree, line, stderr_fd):
+    def start_sandbox(self, tree, line, stderr_fd):
         """Start a sandbox in the slot's process.
 
         Raises:
-            OSError: the slot's process is gone.
+            OSError: the slot's process has ended.
         """
-        socket.send_fds(self.line, [marshal.dumps(("start", tree))], [line, stderr_fd, *self.counter()])
+        socket.send_fds(self.line, [marshal.dumps(("start", tree))], [line, stderr_fd, *self.list_counters()])
 
     def start_bwrap(self, arguments, layers, line, stderr_fd, code):
-        """Start a sandbox with bwrap. Descriptors: 0, 1 the agent's socket, 2 stderr, 3 its code, 4 the CPU counter.
+        """Start a sandbox with bwrap. The agent gets its socket as descriptors 0 and 1, stderr as 2, its code as 3, and
+        the CPU counter as 4.
 
         Args:
             arguments: bwrap's command line.
@@ -131,12 +141,13 @@ class Slot:
             stderr_fd: descriptor for error messages.
             code: descriptor of the agent's code.
         """
-        self.pid = fork(self._become_bwrap, arguments, layers, (line, line, stderr_fd, code, *self.counter()))
+        self.pid = fork(self._exec_bwrap, arguments, layers, (line, line, stderr_fd, code, *self.list_counters()))
 
-    def _become_bwrap(self, arguments, layers, descriptors):
+    def _exec_bwrap(self, arguments, layers, descriptors):
         os.setsid()
         if self.group is not None:
             self.group.enter()
+        # Groups and mounts need root, so the UID is changed last.
         if self.user is not None:
             if layers:
                 kernel.unshare(kernel.CLONE_NEWNS)
@@ -145,13 +156,14 @@ class Slot:
             os.setgroups([])
             os.setresgid(self.user, self.user, self.user)
             os.setresuid(self.user, self.user, self.user)
-        execute(descriptors, arguments)
+        exec_program(descriptors, arguments)
 
     def kill_leftovers(self):
-        """Kill the processes left in the control group of an ended sandbox, and return their pids."""
+        """Kill the processes left in the control group after its sandbox has ended, and return their pids."""
+        # The slot's process is also in the group; until it has reported its pid, it looks like a leftover.
         if self.group is None or (self.line is not None and not self.own_pid):
             return []
-        left = [pid for pid in self.group.members() if self.line is None or pid != self.own_pid]
+        left = [pid for pid in self.group.list_pids() if self.line is None or pid != self.own_pid]
         for pid in left:
             try:
                 os.kill(pid, 9)
@@ -161,20 +173,21 @@ class Slot:
 
     def kill(self):
         """End the sandbox by killing its first process, the agent."""
+        # With a zygote, the group also contains the slot's process, which must survive.
         if self.pid and self.line is None and self.group is not None and self.group.kill():
             return
         if not self.pid:
             try:
                 self.line.send(marshal.dumps(("kill",)))
             except OSError:
-                return  # the slot's process is gone, and with it the sandbox
+                return  # the slot's process has ended, and its sandbox with it
             return
         try:
             with open(f"/proc/{self.pid}/task/{self.pid}/children") as file:
                 children = file.read().split()
         except OSError:
             children = []
-        for pid in children or [self.pid]:  # bwrap exits when its sandbox has no processes left
+        for pid in children or [self.pid]:  # bwrap exits when its sandbox has no process left
             try:
                 os.kill(int(pid), 9)
             except OSError:

@@ -1,10 +1,11 @@
-"""The spawner: a small process that starts sandboxes for a manager, and ends right after it.
+"""The spawner: a small process that starts sandboxes for a manager, and ends when the manager ends.
 
     manager ══ seqpacket socket ══ spawner ══ zygote ── slot ── agent      where the spawner is root
                                       └── fork, exec ──► bwrap ── agent    elsewhere, or on request
 
-It is a process of its own because the manager is large (forking it copies page tables of gigabytes), has threads, and
-may be killed: the socket then closes and the spawner ends every sandbox, removes the groups and mounts, and exits.
+It is a separate process because the manager is large (forking it would copy page tables of gigabytes), has threads, and
+may be killed. If the manager is killed, the socket closes; then the spawner ends every sandbox, removes the groups and
+mounts, and exits.
 
 Messages (marshal):  ("image", name, plan) → ("image", name, directory or None, error)
                      ("forget", name): remove an image
@@ -14,8 +15,9 @@ Messages (marshal):  ("image", name, plan) → ("image", name, directory or None
                      ("kill", id)
 Its first message is ("ready", facts).
 
-Invariants: those of `slots.py`; every "start" is answered by exactly one "ended", once nothing of the sandbox is left
-or it is given up; if the zygote ends, the spawner ends.
+Invariants, in addition to those of `slots.py`:
+    - every "start" is answered by exactly one "ended", after nothing of the sandbox is left or ending it has failed;
+    - if the zygote ends, the spawner ends.
 """
 
 from __future__ import annotations
@@ -28,47 +30,48 @@ import socket
 import time
 
 from roll_sandbox.host.cgroup import CgroupPool
-from roll_sandbox.host.image import Images
+from roll_sandbox.host.image import FileSystemTrees
 from roll_sandbox.host.slots import Slot, Zygote
 
 _OVERHEAD_BYTES = 32 * 2**20
-"""Memory of bwrap and the agent, in addition to the sandbox's limit."""
+"""Bytes for bwrap and the agent, in addition to the sandbox's memory limit."""
 _OVERHEAD_PROCESSES = 8
-"""Processes of the slot or bwrap, the agent, the inits of the first programs, or a spare child with its init."""
+"""Processes in addition to the sandbox's limit: the slot or bwrap, the agent, and the inits of the first programs or a
+spare child with its init."""
 _MESSAGE_BYTES = 1 << 17
 _SLOT_USERS = 1 << 16
 _STANDING_SLOTS = 4
-"""Slots made when the zygote starts, so that the first sandboxes need not wait for their control groups."""
+"""Number of slots created when the zygote starts, so that the first sandboxes do not wait for control groups."""
 _FREE_SLOTS = 64
-"""Most free slots with a process; the processes of further ones end with their sandboxes."""
+"""Maximum number of free slots that keep their processes; the processes of further slots end with their sandboxes."""
 _END_S = 5.0
 _EMPTY_S = 10.0
-"""How long a sandbox may take to end, and its control group to become empty. Otherwise its slot is not reused."""
+"""Seconds that a sandbox has to end with an empty control group; otherwise its slot is not reused."""
 _LOOK_MS = 5
 
 
-def _first_user():
-    """Return the first UID of slots: high, where no account is, but within this user namespace."""
+def _find_first_user():
+    """Return the first UID of slots: a high number, without an account, that exists in this user namespace."""
     with open("/proc/self/uid_map") as file:
-        known = sum(int(line.split()[2]) for line in file)
-    return 0x6F000000 if known > 0x70000000 else max(known - _SLOT_USERS // 2, known // 2)
+        num_users = sum(int(line.split()[2]) for line in file)
+    return 0x6F000000 if num_users > 0x70000000 else max(num_users - _SLOT_USERS // 2, num_users // 2)
 
 
 class Spawner:
-    """The spawner; see the module."""
+    """Starts and ends sandboxes on request of the manager."""
 
     def __init__(self, control):
         self.control = control
         self.is_root = os.geteuid() == 0
         self.groups = CgroupPool()
-        self.images = Images() if self.is_root else None
-        self.first_user = _first_user() if self.is_root else None
+        self.trees = FileSystemTrees() if self.is_root else None
+        self.first_user = _find_first_user() if self.is_root else None
         self.zygote = None
         self.num_slots, self.free = 0, []
         self.lines, self.running = {}, {}
         """Slots, by the file descriptor of their socket, and by the id of their sandbox."""
         self.emptying, self.killed = [], []
-        """Slots whose sandbox has ended, with a group that may not be empty yet; slots whose sandbox is to end."""
+        """Slots whose sandbox has ended, but whose group may not be empty yet; slots whose sandbox is being ended."""
         self.wake = os.pipe()
         for end in self.wake:
             os.set_blocking(end, False)
@@ -78,23 +81,24 @@ class Spawner:
         _signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
         for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            _signal.signal(getattr(_signal, name), _signal.SIG_IGN)  # the manager decides, by closing the socket
+            _signal.signal(getattr(_signal, name), _signal.SIG_IGN)  # only the manager ends it, by closing the socket
 
     def serve(self):
-        """Serve until the manager closes its end."""
-        self.send("ready", {"groups": self.groups.available, "cpu": self.groups.count_cpu, "root": self.is_root})
+        """Serve until the manager closes the socket, or the zygote ends."""
+        self.send("ready", {"groups": self.groups.is_available, "cpu": self.groups.counts_cpu, "root": self.is_root})
         while True:
+            # No event reports that the last process of a control group has ended, so such groups are polled.
             for descriptor, _ in self.poll.poll(_LOOK_MS if self.emptying else 1000 if self.killed else None):
                 if descriptor == self.wake[0]:
                     os.read(descriptor, 4096)
                 elif descriptor in self.lines:
                     self.read_incoming(descriptor)
                 elif self.zygote is not None and descriptor == self.zygote.line.fileno():
-                    return  # the zygote has ended: it sends nothing after "ready"
-                elif descriptor == self.control.fileno() and not self.handle():
+                    return  # the zygote has ended, since it sends nothing after "ready"
+                elif descriptor == self.control.fileno() and not self.handle_message():
                     return
             self.reap()
-            self.check_ended()
+            self.free_ended_slots()
 
     def send(self, *message):
         """Send a message to the manager, if it still exists."""
@@ -103,8 +107,8 @@ class Spawner:
         except OSError:
             return
 
-    def handle(self):
-        """Handle one message, and return False at the end."""
+    def handle_message(self):
+        """Handle one message; return False if the manager has closed the socket."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES, 8)
         except ConnectionResetError:  # the manager was killed before it had read everything
@@ -120,60 +124,60 @@ class Spawner:
         return True
 
     def on_image(self, _, name, plan):
-        """Build a tree."""
+        """Build the file-system tree `name`, and send its directory or the error to the manager."""
         try:
-            if self.images is None:
+            if self.trees is None:
                 raise OSError("only root can build a file system")
-            self.send("image", name, self.images.build(name, plan), "")
+            self.send("image", name, self.trees.build_tree(name, plan), "")
         except OSError as error:
             self.send("image", name, None, str(error))
 
     def on_forget(self, _, name):
-        """Remove a tree; sandboxes that are in it keep it."""
-        if self.images is not None:
-            self.images.forget(name)
+        """Remove the file-system tree `name`; sandboxes that run in it can still use it."""
+        if self.trees is not None:
+            self.trees.remove_tree(name)
 
     def on_zygote(self, descriptors, arguments):
-        """Start the zygote, and the first slots in advance."""
+        """Start the zygote and the first slots, and tell the manager whether this succeeded."""
         try:
             self.zygote = Zygote(arguments, *descriptors)
             self.poll.register(self.zygote.line, select.POLLIN)
-            self.free += [self.new_slot() for _ in range(_STANDING_SLOTS)]
+            self.free += [self.add_slot() for _ in range(_STANDING_SLOTS)]
             self.send("zygote", "")
         except OSError as error:
             self.send("zygote", str(error))
 
-    def new_slot(self):
-        """Make another slot."""
+    def add_slot(self):
+        """Create another slot, and return it."""
         number = self.num_slots
-        group = self.groups.make(number) if self.groups.available else None
+        group = self.groups.make_group(number) if self.groups.is_available else None
         slot = Slot(number, group, None if self.first_user is None else self.first_user + number % _SLOT_USERS)
         self.num_slots += 1
-        self.open(slot)
+        self.start_slot_process(slot)
         return slot
 
-    def open(self, slot):
+    def start_slot_process(self, slot):
         """Start a process for the slot, if there is a zygote."""
         if self.zygote is not None and slot.line is None:
-            line = slot.open(self.zygote)
+            line = slot.start_process(self.zygote)
             self.lines[line.fileno()] = slot
             self.poll.register(line, select.POLLIN)
 
     def on_start(self, descriptors, identity, tree, arguments, layers, limits):
-        """Start a sandbox."""
+        """Start a sandbox in a free slot or a new one, and tell the manager whether this succeeded."""
         slot = None
         try:
-            if len(descriptors) < 3:
+            if len(descriptors) < 3:  # the kernel drops descriptors beyond the limit (unix(7), MSG_CTRUNC)
                 raise OSError("the spawner has reached its limit of open files (`ulimit -n`)")
-            slot = self.free.pop() if self.free else self.new_slot()
+            slot = self.free.pop() if self.free else self.add_slot()
             group = slot.group
             if group is not None:
                 group.set_limits(
                     limits["max_processes"] + _OVERHEAD_PROCESSES, limits["memory_bytes"] + _OVERHEAD_BYTES
                 )
             if tree is not None and self.zygote is not None:
-                self.open(slot)
-                slot.start(tree, *descriptors[:2])
+                self.start_slot_process(slot)
+                slot.start_sandbox(tree, *descriptors[:2])
             else:
                 slot.start_bwrap(arguments, layers, *descriptors)
         except OSError as error:
@@ -183,10 +187,10 @@ class Spawner:
             return
         slot.identity = identity
         self.running[identity] = slot
-        self.send("started", identity, group.counters() if group is not None else None)
+        self.send("started", identity, group.list_counters() if group is not None else None)
 
     def on_kill(self, _, identity):
-        """End a sandbox."""
+        """Kill a sandbox, unless it has already ended."""
         slot = self.running.get(identity)
         if slot is not None:
             slot.kill()
@@ -195,7 +199,7 @@ class Spawner:
                 self.killed.append(slot)
 
     def read_incoming(self, descriptor):
-        """Read from a slot's process: the end of its sandbox, or the end of the process itself if it was killed."""
+        """Read from a slot's process that it is ready or its sandbox has ended; close the slot if the process ended."""
         slot = self.lines[descriptor]
         try:
             data = slot.line.recv(64)
@@ -204,29 +208,32 @@ class Spawner:
         if data:
             status, slot.own_pid = marshal.loads(data)
             if status is not None:
-                self.ended(slot, status)
+                self.record_end(slot, status)
             return
         self.close_slot(slot)
         if slot in self.free:
             self.free.remove(slot)
         if slot.identity in self.running:
-            self.ended(slot, -9, error="the process that started the sandbox was killed", usable=False)
+            self.record_end(slot, -9, error="the process that started the sandbox was killed", usable=False)
 
-    def ended(self, slot, status, *, error="", usable=True):
-        """Record the end of a sandbox; processes left in its control group are killed."""
+    def record_end(self, slot, status, *, error="", usable=True):
+        """Record the end of a sandbox, and kill its leftover processes. `usable`: whether to use the slot again."""
         del self.running[slot.identity]
         slot.pid, slot.end = 0, (status, error, usable)
         slot.give_up = time.monotonic() + _EMPTY_S
         self.emptying.append(slot)
-        self.check_ended()
+        self.free_ended_slots()
 
-    def check_ended(self):
-        """Free the slots whose sandboxes have ended with all their processes; retire the slots in which that fails."""
+    def free_ended_slots(self):
+        """Report the sandboxes that have ended with all their processes, and free their slots.
+
+        If the processes of a sandbox do not end in time, report this, and do not reuse the slot.
+        """
         now = time.monotonic()
         for slot in [slot for slot in self.killed if slot.identity not in self.running or now > slot.give_up]:
             self.killed.remove(slot)
             if slot.identity in self.running:
-                self.ended(slot, -9, error="the processes of the sandbox do not end", usable=False)
+                self.record_end(slot, -9, error="the processes of the sandbox did not end", usable=False)
         for slot in list(self.emptying):
             left = slot.kill_leftovers()
             if left and now < slot.give_up:
@@ -234,7 +241,7 @@ class Spawner:
             self.emptying.remove(slot)
             status, error, usable = slot.end
             self.send(
-                "ended", slot.identity, status, error or ("the processes of the sandbox do not end" if left else "")
+                "ended", slot.identity, status, error or ("the processes of the sandbox did not end" if left else "")
             )
             slot.identity = None
             if usable and not left:
@@ -243,10 +250,10 @@ class Spawner:
                 self.close_slot(slot)
 
     def release_slot(self, slot):
-        """Return a slot to the free list."""
+        """Add a slot to the free slots; end its process if there are already `_FREE_SLOTS`."""
         if len(self.free) >= _FREE_SLOTS:
             self.close_slot(slot)
-            self.free.insert(0, slot)
+            self.free.insert(0, slot)  # `on_start` takes slots from the end: slots with a process come first
         else:
             self.free.append(slot)
 
@@ -270,30 +277,31 @@ class Spawner:
             if self.zygote is not None and pid == self.zygote.pid:
                 self.zygote.pid = 0
             for slot in [slot for slot in self.running.values() if slot.pid == pid]:
-                self.ended(slot, status)
+                self.record_end(slot, status)
 
     def close(self):
         """End every sandbox, the zygote, and all groups and mounts."""
         for slot in list(self.running.values()):
             slot.kill()
+        # Poll only the slots from now on: a closed socket is always readable, and would keep the loop busy.
         for descriptor in (self.control, self.wake[0], *([self.zygote.line] if self.zygote is not None else ())):
             self.poll.unregister(descriptor)
         give_up = time.monotonic() + _END_S
         while (self.running or self.emptying) and time.monotonic() < give_up:
             self.reap()
-            self.check_ended()
+            self.free_ended_slots()
             for descriptor, _ in self.poll.poll(1):
                 if descriptor in self.lines:
                     self.read_incoming(descriptor)
         if self.zygote is not None:
             self.zygote.close()
-        self.groups.close()
-        if self.images is not None:
-            self.images.close()
+        self.groups.close()  # after the zygote: a group with processes in it cannot be removed
+        if self.trees is not None:
+            self.trees.close()
 
 
 def main():
-    """Serve the manager, whose socket is file descriptor 3."""
+    """Run the spawner; the manager's socket is file descriptor 3."""
     spawner = Spawner(socket.socket(fileno=3))
     try:
         spawner.serve()

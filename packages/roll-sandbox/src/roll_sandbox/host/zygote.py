@@ -1,19 +1,21 @@
-"""The zygote: a Python that has imported the agent and forks agents from itself, so that no interpreter has to start.
+"""The zygote: a Python process that has imported the agent and forks agents, so that no interpreter has to start.
 
-    spawner ══ seqpacket socket ══ zygote ── fork ──► slot: enters a control group, becomes its user for good
+    spawner ══ seqpacket socket ══ zygote ── fork ──► slot: enters a control group, changes its UID permanently
        ╚════════ seqpacket socket, one per slot ════════╝ └── clone ──► agent: first process of new namespaces
 
-To the zygote:  (control group files, user) with the slot's socket; a slot lives as long as that socket.
+To the zygote:  (control group files, user) with the slot's socket; the slot's process ends when the socket closes
 To a slot:      ("start", tree) with the agent's socket, the file for error messages and, if there is one, the CPU
-                counter; ("kill",) ends that sandbox
-From a slot:    (None, its own pid) when it is ready; (status, its own pid) when nothing is left of its sandbox
+                counter; ("kill",) ends the sandbox
+From a slot:    (None, the slot's pid) when it is ready; (status, the slot's pid) when nothing is left of its sandbox
 
-A slot is a process of its own because entering a control group can take tens of milliseconds, and a fork of a member is
-a member. It starts one sandbox after another, and takes the role of bwrap's outer process for each.
+A slot is a separate process because entering a control group can take tens of milliseconds, and forks of a member are
+members. It starts one sandbox after another, and has the role of bwrap's outer process for each.
 
-Invariants: no program, input, setting or answer reaches the zygote or a slot, so sandboxes inherit no data of other
-sandboxes; a slot has one sandbox at a time and outlives all its processes; each process ends with its parent; `main`
-returns only in an agent.
+Invariants:
+    - the zygote and the slots receive no programs, inputs, settings or answers, so sandboxes inherit no data of others;
+    - a slot has one sandbox at a time, and outlives all processes of the sandbox;
+    - each process ends with its parent;
+    - `main` returns only in an agent.
 """
 
 from __future__ import annotations
@@ -44,14 +46,14 @@ _DESCRIPTORS = 3
 
 
 def main():
-    """Serve as the zygote, with the spawner's socket as file descriptor 0."""
+    """Run the zygote; the spawner's socket is file descriptor 0. Return only in an agent."""
     line, user = _fork_slots(_socket.socket(fileno=0))
     tree = _start_sandboxes(line)
-    _guarded(_enter, tree, user)
+    _run_or_exit(_enter_sandbox, tree, user)
 
 
-def receive(line):
-    """Receive a message and its file descriptors; the message is None at the end."""
+def receive_message(line):
+    """Receive a message and its file descriptors; the message is None if the socket was closed."""
     size = array.array("i").itemsize
     data, ancillary, _, _ = line.recvmsg(_MESSAGE_BYTES, _socket.CMSG_SPACE(_DESCRIPTORS * size))
     descriptors = array.array("i")
@@ -60,8 +62,8 @@ def receive(line):
     return marshal.loads(data) if data else None, list(descriptors)
 
 
-def _guarded(function, *arguments):
-    """Run `function` in a fork, and never return an error into the loop of its parent."""
+def _run_or_exit(function, *arguments):
+    """Run `function` in a fork; on an error, exit instead of returning to the parent's loop."""
     try:
         return function(*arguments)
     except BaseException as error:
@@ -70,17 +72,17 @@ def _guarded(function, *arguments):
 
 
 def _fork_slots(control):
-    """Fork slots until the spawner closes its end; return only in a slot, its socket and its user."""
+    """Fork slots until the spawner closes the socket. Return only in a slot: its socket and its UID."""
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel reaps slots; the spawner sees their sockets close
     zygote = os.getpid()
     control.send(b"ready")
     while True:
-        message, descriptors = receive(control)
+        message, descriptors = receive_message(control)
         if message is None:
             os._exit(0)
         if os.fork() == 0:
             control.detach()
-            _guarded(_become_slot, zygote, *message)
+            _run_or_exit(_set_up_slot, zygote, *message)
             os.dup2(descriptors[0], 0)
             os.dup2(0, 1)
             os.closerange(3, 1 << 16)
@@ -89,7 +91,7 @@ def _fork_slots(control):
             os.close(descriptor)
 
 
-def _become_slot(zygote, groups, user):
+def _set_up_slot(zygote, groups, user):
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     os.setsid()
     for path in groups:
@@ -99,13 +101,15 @@ def _become_slot(zygote, groups, user):
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
     kernel.die_with_parent()  # after setresuid, which resets it
-    if os.getppid() != zygote:
-        raise OSError("the zygote is gone")
-    kernel.hide_memory(False)  # also reset; this UID is the slot's alone, and sandboxes write to their /proc/self
+    if os.getppid() != zygote:  # the zygote ended before the call above, which then has no effect (prctl(2))
+        raise OSError("the zygote has exited")
+    kernel.hide_memory(False)  # reset as well; no other process has this UID, and sandboxes write to /proc/self
 
 
 def _start_sandboxes(line):
-    """Start sandboxes until the spawner closes the socket; return only in a sandbox's first process, its tree."""
+    """Start sandboxes until the spawner closes the socket; return only in the first process of a sandbox, with the
+    directory of its file system.
+    """
     poll = select.poll()
     poll.register(line, select.POLLIN)
     line.send(marshal.dumps((None, os.getpid())))
@@ -118,9 +122,11 @@ def _start_sandboxes(line):
                 line.send(marshal.dumps((os.waitpid(pid, 0)[1], os.getpid())))
                 pid, watch = 0, -1
                 continue
-            message, descriptors = receive(line)
+            message, descriptors = receive_message(line)
             if message is not None and message[0] == "start":
                 try:
+                    # The kernel creates the user namespace first, and its capabilities permit creating the others
+                    # (user_namespaces(7)).
                     pid = kernel.clone(_NAMESPACES)
                 except OSError as error:
                     os.write(descriptors[1], ("roll-sandbox: " + str(error) + "\n").encode())
@@ -135,6 +141,8 @@ def _start_sandboxes(line):
                         os.closerange(3, usage.COUNTER)
                         os.closerange(usage.COUNTER + len(descriptors[2:]), 1 << 16)
                         return message[1]
+                    # A pidfd becomes readable when its process has ended, so one poll() waits for that and for
+                    # messages.
                     watch = os.pidfd_open(pid)
                     poll.register(watch, select.POLLIN)
             elif pid:
@@ -147,11 +155,12 @@ def _start_sandboxes(line):
                 os._exit(0)
 
 
-def _enter(tree, user):
-    """Set up a sandbox in new namespaces, as bwrap does, with the agent's capabilities (docs/security.md)."""
-    one = b"%d %d 1" % (_INSIDE, user)
-    for name, text in (("setgroups", b"deny"), ("uid_map", one), ("gid_map", one)):
-        kernel.write("/proc/self/" + name, text)
+def _enter_sandbox(tree, user):
+    """Set up a sandbox in new namespaces as bwrap does, and keep only the agent's capabilities (docs/security.md)."""
+    mapping = b"%d %d 1" % (_INSIDE, user)
+
+    for name, text in (("setgroups", b"deny"), ("uid_map", mapping), ("gid_map", mapping)):
+        kernel.write_proc_file("/proc/self/" + name, text)
     kernel.change_root(tree)
     kernel.bring_up_loopback()
     kernel.set_host_name("sandbox")

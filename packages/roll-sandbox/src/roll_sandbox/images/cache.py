@@ -4,11 +4,13 @@
     images/sha256-….json      an image: its layers, variables, user; its modification time is its last use
     roots/…                   topmost layers of sandboxes, and merged layers (`system.py`)
     names.json                name -> digest of an image
-    tmp/                      files that are being made or removed
+    tmp/                      files that are being created or removed
 
-Invariants: an entry with its final name is complete (it was moved there by one rename), and its bytes have the digest
-in the name; one process at a time changes anything, by a lock on `lock`; an image that is held, by a shared lock on its
-file, is not removed; readers need no lock.
+Invariants:
+    - an entry with its final name is complete (one rename has moved it there), and has the digest in its name;
+    - one process at a time changes the cache: it locks the file `lock`;
+    - an image is not removed while a process holds a shared lock on its file;
+    - readers need no lock.
 """
 
 from __future__ import annotations
@@ -31,117 +33,117 @@ from roll_sandbox.images.image import Image
 from roll_sandbox.images.names import DIGEST, parse_reference
 from roll_sandbox.images.unpack import UnpackBudget, decompress, unpack
 
-__all__ = ["CachedImage", "Hold", "ImageCache", "Source", "cache_root", "default_budget_bytes"]
+__all__ = ["CachedImage", "ImageCache", "ImageLock", "Source", "get_cache_root", "get_default_budget_bytes"]
 
 _BUDGET_BYTES = 20 * 2**30
 _UNFINISHED = ".new-"
 _STALE_AFTER_S = 86400.0
 
 
-def cache_root() -> Path:
+def get_cache_root() -> Path:
     """Return the directory of the image cache."""
     root = os.environ.get("ROLL_CACHE")
     return (Path(root).expanduser() if root else Path.home() / ".cache" / "roll") / "sandbox-images"
 
 
-def default_budget_bytes() -> int:
-    """Return the most bytes of layers to keep: `ROLL_SANDBOX_IMAGES_BYTES`, else 20 GiB.
+def get_default_budget_bytes() -> int:
+    """Return the maximum bytes of all layers together: `ROLL_SANDBOX_IMAGES_BYTES`, or 20 GiB if it is not set.
 
     Raises:
-        SandboxUnavailableError: the variable is not a positive number.
+        SandboxUnavailableError: the variable is not a positive integer.
     """
-    said = os.environ.get("ROLL_SANDBOX_IMAGES_BYTES")
-    if said is None:
+    value = os.environ.get("ROLL_SANDBOX_IMAGES_BYTES")
+    if value is None:
         return _BUDGET_BYTES
-    if not said.isdigit() or int(said) <= 0:
+    if not value.isdigit() or int(value) <= 0:
         raise SandboxUnavailableError(
-            f"ROLL_SANDBOX_IMAGES_BYTES must be a positive number of bytes, got {said[:80]!r}."
+            f"ROLL_SANDBOX_IMAGES_BYTES must be a positive number of bytes, got {value[:80]!r}."
         )
-    return int(said)
+    return int(value)
 
 
 class Source(Protocol):
-    """The origin of an image (`sources.py`, `registry.py`)."""
+    """A place from which an image can be read (`sources.py`, `registry.py`)."""
 
     image: Image
 
     def open_layer(self, number: int) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """Open the blob of a layer, 0 being the lowest; its digest has been checked if it is known."""
+        """Open the blob of layer `number`, where 0 is the lowest. The blob's digest, if known, has been checked."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class CachedImage:
-    """One row of `roll-sandbox image list`."""
+    """An image in the cache, as `roll-sandbox image list` shows it."""
 
     image: Image
     names: tuple[str, ...]
     used_at: float
-    """Seconds since 1970."""
-    held: bool
+    """Time of the last use, in seconds since 1970."""
+    in_use: bool
 
 
-class Hold:
-    """A shared lock that keeps an image, and all its layers, from being removed."""
+class ImageLock:
+    """A shared lock on an image: the image and its layers are not removed while the lock is held."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """Release the image; may be called twice."""
+        """Release the lock. Calling it twice is safe."""
         if self._descriptor >= 0:
-            os.utime(self._descriptor)  # its last use is now
+            os.utime(self._descriptor)  # records the last use of the image
             os.close(self._descriptor)
             self._descriptor = -1
 
     def __del__(self) -> None:
-        """Release the image of a caller that was canceled before it received the hold."""
+        """Release the lock if the caller was canceled before it received this object."""
         self.release()
 
 
 class ImageCache:
-    """The image cache of this machine; see the module.
+    """Adds, finds, lists and removes images in the cache of this machine.
 
     Args:
-        root: directory of the cache; by default `cache_root()`.
-        budget_bytes: most bytes of all layers together; by default `default_budget_bytes()`.
+        root: directory of the cache; `None`: `get_cache_root()`.
+        budget_bytes: maximum bytes of all layers together; `None`: `get_default_budget_bytes()`.
     """
 
     def __init__(self, root: Path | None = None, *, budget_bytes: int | None = None) -> None:
-        self.root = root or cache_root()
-        self._budget_bytes = default_budget_bytes() if budget_bytes is None else budget_bytes
+        self.root = root or get_cache_root()
+        self._budget_bytes = get_default_budget_bytes() if budget_bytes is None else budget_bytes
         self._names: dict[str, str] = {}
         self._names_state: tuple[int, int, int] | None = None
         self._images: dict[str, Image] = {}
 
     def resolve(self, name: str) -> Image:
-        """Return the image that a name (or an image's digest) refers to now.
+        """Return the image to which a name (or an image's digest) refers now.
 
         Raises:
-            UnknownImageError: no such image; the message says what to do.
+            UnknownImageError: there is no such image; the message says what to do.
             SandboxRequestError: the name is malformed.
         """
         digest = name if DIGEST.fullmatch(name) else self._read_names().get(str(parse_reference(name)), "")
-        if digest and self._image_file(digest).exists():
+        if digest and self._get_image_file(digest).exists():
             if digest not in self._images:
-                self._images[digest] = Image.loads(self._image_file(digest).read_text())
+                self._images[digest] = Image.loads(self._get_image_file(digest).read_text())
             return self._images[digest]
         raise UnknownImageError(
             f"the machine that runs the sandbox has no image '{name[:200]}': add it with `roll-sandbox image pull "
             "NAME` or `roll-sandbox image import PATH NAME`; `roll-sandbox image list` lists the images."
         )
 
-    def hold(self, image: Image) -> Hold:
-        """Hold an image, so that it is not removed until the hold is released or this process ends. May wait for a
-        lock.
+    def lock_image(self, image: Image) -> ImageLock:
+        """Lock an image, so that it is not removed until the lock is released or this process ends. May block.
 
         Raises:
             UnknownImageError: the image was just removed.
         """
         descriptor = -1
         try:
-            descriptor = os.open(self._image_file(image.digest), os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self._get_image_file(image.digest), os.O_RDONLY | os.O_CLOEXEC)
             fcntl.flock(descriptor, fcntl.LOCK_SH)
+            # Another process may have removed the file between `open` and `flock`.
             if os.fstat(descriptor).st_nlink == 0:
                 raise FileNotFoundError
             os.utime(descriptor)
@@ -153,14 +155,14 @@ class ImageCache:
                     f"the image {image.digest} was just removed: pull or import it again."
                 ) from None
             raise
-        return Hold(descriptor)
+        return ImageLock(descriptor)
 
-    def layer_directories(self, image: Image) -> tuple[str, ...]:
+    def list_layer_directories(self, image: Image) -> tuple[str, ...]:
         """Return the directories of the image's layers, lowest first."""
-        return tuple(str(self._layer_directory(digest) / "files") for digest in image.layers)
+        return tuple(str(self._get_layer_directory(digest) / "files") for digest in image.layers)
 
     def add(self, name: str, source: Source) -> Image:
-        """Unpack the layers that are not cached yet, and give the image this name.
+        """Unpack the layers that are not in the cache yet, give the image this name, and return it.
 
         Raises:
             BadImageError: the image is broken, hostile or too large.
@@ -169,25 +171,26 @@ class ImageCache:
         whole = str(parse_reference(name))
         bounds = UnpackBudget(self._budget_bytes)
         with self._lock_for_changes():
+            # Write layers before the image, and the image before its name: every image that can be found is complete.
             for number, digest in enumerate(source.image.layers):
-                if not self._layer_directory(digest).exists():
-                    self._install(digest, lambda number=number: source.open_layer(number), bounds)
+                if not self._get_layer_directory(digest).exists():
+                    self._install_layer(digest, lambda number=number: source.open_layer(number), bounds)
             image = source.image
-            uid, gid = resolve_account(image.user, self.layer_directories(image))
-            size = sum(self._layer_bytes(digest) for digest in set(image.layers))
+            uid, gid = resolve_account(image.user, self.list_layer_directories(image))
+            size = sum(self._get_layer_bytes(digest) for digest in set(image.layers))
             image = replace(image, uid=uid, gid=gid, size_bytes=size)
-            if not self._image_file(image.digest).exists():  # never replaced: a hold is a lock on this very file
-                self._write(self._image_file(image.digest), image.dumps())
-            os.utime(self._image_file(image.digest))
-            self._write(self.root / "names.json", json.dumps({**self._read_names(), whole: image.digest}))
-            self._evict(keep=image.digest)
+            if not self._get_image_file(image.digest).exists():  # never replaced, since locks are on this very file
+                self._write_file(self._get_image_file(image.digest), image.dumps())
+            os.utime(self._get_image_file(image.digest))
+            self._write_file(self.root / "names.json", json.dumps({**self._read_names(), whole: image.digest}))
+            self._evict_images(keep=image.digest)
         return image
 
     def remove(self, name: str) -> None:
-        """Remove a name, and the image if that was its last name.
+        """Remove a name, and the image if it has no other name. A digest removes the image with all its names.
 
         Raises:
-            UnknownImageError: no such image.
+            UnknownImageError: there is no such image.
             SandboxUnavailableError: sandboxes use the image.
         """
         with self._lock_for_changes():
@@ -198,28 +201,28 @@ class ImageCache:
                 if not self._remove_image(image.digest):
                     raise SandboxUnavailableError(f"sandboxes use the image '{name}': stop them first.")
                 names = {each: digest for each, digest in names.items() if digest != image.digest}
-            self._write(self.root / "names.json", json.dumps(names))
+            self._write_file(self.root / "names.json", json.dumps(names))
             self._remove_layers()
 
     def list_requestable_names(self) -> tuple[str, ...]:
-        """Return every name and digest that an image of this machine can be requested by."""
+        """Return every name and digest by which a sandbox can request an image of this machine."""
         names = self._read_names()
         return tuple(sorted({*names, *(name.removesuffix(":latest") for name in names), *names.values()}))
 
     def list(self) -> list[CachedImage]:
         """List all images, most recently used first."""
         names = self._read_names()
-        found = []
-        for path in self._image_files():
+        images = []
+        for path in self._list_image_files():
             with contextlib.suppress(FileNotFoundError):
                 image = Image.loads(path.read_text())
-                own = tuple(sorted(name for name, digest in names.items() if digest == image.digest))
-                with self._try_exclusive(path) as free:
-                    found.append(CachedImage(image=image, names=own, used_at=path.stat().st_mtime, held=not free))
-        return sorted(found, key=lambda each: -each.used_at)
+                tags = tuple(sorted(name for name, digest in names.items() if digest == image.digest))
+                with self._try_lock_image(path) as free:
+                    images.append(CachedImage(image=image, names=tags, used_at=path.stat().st_mtime, in_use=not free))
+        return sorted(images, key=lambda each: -each.used_at)
 
-    def make_root(self, key: str, make: Callable[[str], None]) -> str:
-        """Return the directory of a key, which `make` fills on the first call. Does not wait for a lock.
+    def make_root(self, key: str, fill: Callable[[str], None]) -> str:
+        """Return the path of the cached root directory `key`; on the first call, create it with `fill(path)`.
 
         Raises:
             SandboxUnavailableError: the cache cannot be written.
@@ -231,17 +234,17 @@ class ImageCache:
             directory = tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent)
             try:
                 os.chmod(directory, 0o755)
-                make(directory)
+                fill(directory)
                 os.rename(directory, target)
             except OSError:
                 _remove_tree(Path(directory))
-                if not target.exists():  # no other process was faster
+                if not target.exists():  # otherwise another process was faster
                     raise
         except OSError as error:
             raise _make_cache_error(self.root, error) from error
         return str(target)
 
-    # Methods below that change anything need the lock (`_lock_for_changes`).
+    # The methods below that change the cache need the lock (`_lock_for_changes`).
 
     @contextlib.contextmanager
     def _lock_for_changes(self) -> Iterator[None]:
@@ -261,14 +264,14 @@ class ImageCache:
             os.close(lock)
 
     def _remove_leftovers(self) -> None:
-        """Remove the leftovers of processes that were killed while they held the lock."""
+        """Remove the temporary files and unfinished roots of processes that were killed."""
         for path in (self.root / "tmp").iterdir():
             _remove_tree(path)
         for path in (self.root / "roots").glob(_UNFINISHED + "*"):
             if path.stat().st_mtime < time.time() - _STALE_AFTER_S:
                 _remove_tree(path)
 
-    def _install(
+    def _install_layer(
         self, digest: str, open_blob: Callable[[], contextlib.AbstractContextManager[IO[bytes]]], bounds: UnpackBudget
     ) -> None:
         directory = tempfile.mkdtemp(dir=self.root / "tmp")
@@ -278,57 +281,62 @@ class ImageCache:
             os.chmod(files, 0o755)
             before = bounds.bytes_left
             with open_blob() as blob:
-                found = unpack(decompress(blob), files, bounds)
-            if found != digest:
-                raise BadImageError(f"a layer has the digest {found}, but the image's configuration lists {digest}.")
+                computed = unpack(decompress(blob), files, bounds)
+            if computed != digest:
+                raise BadImageError(f"a layer has the digest {computed}, but the image's configuration lists {digest}.")
             Path(directory, "size").write_text(str(before - bounds.bytes_left))
-            os.rename(directory, self._layer_directory(digest))
+            os.rename(directory, self._get_layer_directory(digest))
         except BaseException:
             _remove_tree(Path(directory))
             raise
 
-    def _write(self, path: Path, text: str) -> None:
+    def _write_file(self, path: Path, text: str) -> None:
         descriptor, name = tempfile.mkstemp(dir=self.root / "tmp")
         with os.fdopen(descriptor, "w") as file:
             file.write(text)
         os.rename(name, path)
 
-    def _evict(self, keep: str) -> None:
-        """Remove least recently used images that are not held, until the layers are within the budget."""
-        for path in sorted(self._image_files(), key=lambda each: each.stat().st_mtime):
-            if self._total_bytes() <= self._budget_bytes:
+    def _evict_images(self, keep: str) -> None:
+        """Remove the least recently used images, but not `keep` or locked ones, until the layers fit the budget."""
+        for path in sorted(self._list_image_files(), key=lambda each: each.stat().st_mtime):
+            if self._compute_total_bytes() <= self._budget_bytes:
                 return
             digest = Image.loads(path.read_text()).digest
             if digest != keep and self._remove_image(digest):
                 names = {name: each for name, each in self._read_names().items() if each != digest}
-                self._write(self.root / "names.json", json.dumps(names))
+                self._write_file(self.root / "names.json", json.dumps(names))
                 self._remove_layers()
 
     def _remove_image(self, digest: str) -> bool:
-        """Remove an image, and return False if it is held."""
-        with self._try_exclusive(self._image_file(digest)) as free:
+        """Remove an image; return False if it is locked."""
+        with self._try_lock_image(self._get_image_file(digest)) as free:
             if free:
                 self._images.pop(digest, None)
-                self._image_file(digest).unlink(missing_ok=True)
-                for root in (self.root / "roots").glob(_file_name(digest) + "*"):
-                    self._discard(root)
+                self._get_image_file(digest).unlink(missing_ok=True)
+                for root in (self.root / "roots").glob(_format_file_name(digest) + "*"):
+                    self._move_and_remove(root)
             return free
 
     def _remove_layers(self) -> None:
-        """Remove the layers of no image."""
-        used = {_file_name(layer) for path in self._image_files() for layer in Image.loads(path.read_text()).layers}
+        """Remove the layers that no image uses."""
+        used = {
+            _format_file_name(layer)
+            for path in self._list_image_files()
+            for layer in Image.loads(path.read_text()).layers
+        }
         for path in (self.root / "layers").iterdir():
             if path.name not in used:
-                self._discard(path)
+                self._move_and_remove(path)
 
-    def _discard(self, path: Path) -> None:
+    def _move_and_remove(self, path: Path) -> None:
+        # A rename removes the name at once; otherwise the directory would be incomplete while it is being deleted.
         moved = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
         os.rename(path, moved / "it")
         _remove_tree(moved)
 
     @contextlib.contextmanager
-    def _try_exclusive(self, path: Path) -> Iterator[bool]:
-        """Run the body with whether the image is free (not held); if it is, nothing can hold it meanwhile."""
+    def _try_lock_image(self, path: Path) -> Iterator[bool]:
+        """Yield True with the image locked exclusively until the block ends, or False if a process has locked it."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -344,29 +352,29 @@ class ImageCache:
         finally:
             os.close(descriptor)
 
-    def _total_bytes(self) -> int:
+    def _compute_total_bytes(self) -> int:
         return sum(self._read_layer_bytes(path) for path in (self.root / "layers").iterdir())
 
-    def _layer_bytes(self, digest: str) -> int:
-        return self._read_layer_bytes(self._layer_directory(digest))
+    def _get_layer_bytes(self, digest: str) -> int:
+        return self._read_layer_bytes(self._get_layer_directory(digest))
 
     def _read_layer_bytes(self, layer: Path) -> int:
         return int((layer / "size").read_text())
 
-    def _image_files(self) -> Sequence[Path]:
+    def _list_image_files(self) -> Sequence[Path]:
         return list((self.root / "images").glob("sha256-*.json"))
 
-    def _image_file(self, digest: str) -> Path:
-        return self.root / "images" / f"{_file_name(digest)}.json"
+    def _get_image_file(self, digest: str) -> Path:
+        return self.root / "images" / f"{_format_file_name(digest)}.json"
 
-    def _layer_directory(self, digest: str) -> Path:
-        return self.root / "layers" / _file_name(digest)
+    def _get_layer_directory(self, digest: str) -> Path:
+        return self.root / "layers" / _format_file_name(digest)
 
     def _read_names(self) -> Mapping[str, str]:
         path = self.root / "names.json"
         try:
-            found = path.stat()
-            state = (found.st_ino, found.st_mtime_ns, found.st_size)
+            status = path.stat()
+            state = (status.st_ino, status.st_mtime_ns, status.st_size)
             if state != self._names_state:
                 self._names, self._names_state = json.loads(path.read_text()), state
         except FileNotFoundError:
@@ -374,7 +382,7 @@ class ImageCache:
         return self._names
 
 
-def _file_name(digest: str) -> str:
+def _format_file_name(digest: str) -> str:
     return digest.replace(":", "-")
 
 

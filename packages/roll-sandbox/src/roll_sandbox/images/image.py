@@ -23,27 +23,27 @@ class Image:
     """An image in the cache."""
 
     digest: str
-    """Digest of its configuration ("image ID"), which is the same for the same image from any source."""
+    """Digest of the image's configuration ("image ID"), which does not depend on the source of the image."""
     layers: tuple[str, ...]
-    """Digests of the unpacked archives, lowest first."""
+    """Digests of the uncompressed archives of the layers, lowest first."""
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = ""
     """Directory in which programs start; empty: home."""
     user: str = ""
-    """User as in the configuration: a name or number, perhaps with a group."""
+    """The user in the configuration: a name or number, possibly with a group."""
     uid: int = 1000
     gid: int = 1000
-    """UID and GID of its programs in a sandbox; never root's."""
+    """UID and GID of the image's programs in a sandbox. The UID is never 0."""
     size_bytes: int = 0
-    """Size of its layers' archives, unpacked."""
+    """Size of all layers, uncompressed."""
 
     def dumps(self) -> str:
-        """Serialize the image for `loads`."""
+        """Return the image as JSON, which `loads` reads."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def loads(text: str) -> Image:
-        """Load an image from the text of `dumps`."""
+        """Return the image from the JSON of `dumps`."""
         fields: dict[str, Any] = json.loads(text)
         fields["layers"] = tuple(fields["layers"])
         return Image(**fields)
@@ -53,35 +53,35 @@ def parse_image(config: object, digest: str) -> Image:
     """Parse an image's configuration (OCI image specification, "Image Configuration").
 
     Raises:
-        BadImageError: it is not a configuration, or has values that programs cannot be given.
+        BadImageError: `config` is not a configuration, or has values that cannot be passed to programs.
     """
     if not isinstance(config, dict) or not isinstance(config.get("rootfs"), dict):
         raise BadImageError(f"the configuration of the image {digest} does not list its layers.")
     layers = config["rootfs"].get("diff_ids")
     if not isinstance(layers, list) or not 0 < len(layers) <= _MAX_LAYERS:
-        raise BadImageError(f"the image {digest} must have 1 to {_MAX_LAYERS} layers.")
+        raise BadImageError(f"the configuration of the image {digest} must list 1 to {_MAX_LAYERS} layers.")
     if not all(isinstance(each, str) and DIGEST.fullmatch(each) for each in layers):
         raise BadImageError(f"the image {digest} has layers without a SHA-256 digest.")
-    said = config.get("config") or {}
-    if not isinstance(said, dict):
-        raise BadImageError(f"the image {digest} has a broken configuration.")
-    cwd, user = _parse_text(said.get("WorkingDir")), _parse_text(said.get("User"))
-    return Image(digest=digest, layers=tuple(layers), env=_parse_environment(said.get("Env")), cwd=cwd, user=user)
+    settings = config.get("config") or {}
+    if not isinstance(settings, dict):
+        raise BadImageError(f"the configuration of the image {digest} is invalid: 'config' must be an object.")
+    cwd, user = _parse_text(settings.get("WorkingDir")), _parse_text(settings.get("User"))
+    return Image(digest=digest, layers=tuple(layers), env=_parse_environment(settings.get("Env")), cwd=cwd, user=user)
 
 
-def _parse_environment(said: Any) -> dict[str, str]:
+def _parse_environment(entries: Any) -> dict[str, str]:
     """Parse variables of the form `NAME=value`."""
-    if said is None:
-        said = []
-    if not isinstance(said, list):
-        raise BadImageError("the image's environment must be a list of NAME=value.")
-    found = {}
-    for each in said:
+    if entries is None:
+        entries = []
+    if not isinstance(entries, list):
+        raise BadImageError("the image's environment must be a list of strings NAME=value.")
+    variables = {}
+    for each in entries:
         name, equals, value = _parse_text(each).partition("=")
         if not equals or not _NAME.fullmatch(name):
             raise BadImageError(f"the image has the invalid environment variable {each[:80]!r}.")
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables
 
 
 def _parse_text(value: Any) -> str:

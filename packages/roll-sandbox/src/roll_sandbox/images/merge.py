@@ -1,4 +1,4 @@
-"""Merges layers into one directory, for machines whose sandboxes cannot mount overlays."""
+"""Merges layers into one directory, for machines on which sandboxes cannot mount overlays."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ __all__ = ["merge"]
 
 
 def merge(layers: Iterable[str], target: str) -> None:
-    """Fill a directory with what an overlay of these layers, lowest first, would show. Files are hard-linked."""
+    """Fill a directory with the content of an overlay of these layers, lowest first. Files are hard-linked."""
     for layer in layers:
-        _add(layer, target)
+        _merge_directory(layer, target)
 
 
-def _add(source: str, target: str) -> None:
+def _merge_directory(source: str, target: str) -> None:
     with os.scandir(source) as entries:
         for entry in entries:
             place = os.path.join(target, entry.name)
-            found = entry.stat(follow_symlinks=False)
-            if stat.S_ISDIR(found.st_mode):
+            status = entry.stat(follow_symlinks=False)
+            if stat.S_ISDIR(status.st_mode):
+                # An opaque directory hides lower directories of its name, and a directory replaces a file
+                # (overlayfs.rst).
                 if _is_opaque(entry.path) or not _is_directory(place):
-                    _clear(place)
+                    _remove_existing(place)
                     os.mkdir(place)
-                _add(entry.path, place)
-                os.chmod(place, stat.S_IMODE(found.st_mode))
+                _merge_directory(entry.path, place)
+                os.chmod(place, stat.S_IMODE(status.st_mode))
                 continue
-            _clear(place)
-            if not stat.S_ISCHR(found.st_mode):  # a whiteout: the layer removes this name
+            _remove_existing(place)
+            if not stat.S_ISCHR(status.st_mode):  # a whiteout: the layer removes this name
                 os.link(entry.path, place, follow_symlinks=False)
 
 
@@ -44,7 +46,7 @@ def _is_directory(path: str) -> bool:
     return os.path.isdir(path) and not os.path.islink(path)
 
 
-def _clear(path: str) -> None:
+def _remove_existing(path: str) -> None:
     if _is_directory(path):
         shutil.rmtree(path)
     elif os.path.lexists(path):

@@ -1,4 +1,4 @@
-"""Names of images: `[registry/]repository[:tag|@digest]`, parsed as Docker does, but without a default registry."""
+"""Parses image names, `[registry/]repository[:tag|@digest]`, as Docker does, but without a default registry."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A complete image name."""
+    """An image name, with the default tag filled in."""
 
     registry: str
-    """Empty for a name that only this machine has."""
+    """Host of the registry; empty for an image that has only a local name."""
     repository: str
     version: str
-    """A tag, or the digest of a manifest."""
+    """The tag, or the digest of a manifest."""
 
     def __str__(self) -> str:
         between = "@" if DIGEST.fullmatch(self.version) else ":"
@@ -34,7 +34,7 @@ class Reference:
 
 
 def parse_reference(name: str) -> Reference:
-    """Parse an image name and complete it.
+    """Parse an image name, and fill in the default tag.
 
     Raises:
         SandboxRequestError: the name is malformed.

@@ -1,9 +1,9 @@
-"""Images from a registry, by the distribution API (OCI distribution specification 1.1, "Pull").
+"""Pulls images from a registry (OCI distribution specification 1.1, "Pull").
 
-    name ──► manifest (of an index: the one for this machine) ──► configuration, layers: each by its digest, checked
+    name ──► manifest (from an index: for this machine's platform) ──► configuration and layers, by digest, checked
 
-`https` only, except for this machine or with `insecure`. Tokens and passwords are sent to the registry and to its token
-server, never along with a redirect. Passwords come from Docker's `config.json`.
+Connections use `https`, except to this machine or with `insecure`. Tokens and passwords are sent only to the registry
+and its token server, never to the target of a redirect. Passwords come from Docker's `config.json`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from roll_sandbox.errors import (
 from roll_sandbox.images.image import parse_image
 from roll_sandbox.images.names import DIGEST, Reference
 from roll_sandbox.images.sources import MAX_JSON_BYTES, check_blob, choose_platform, parse_json
-from roll_sandbox.proxies import proxy_for
+from roll_sandbox.proxies import find_proxy
 
 __all__ = ["RegistrySource"]
 
@@ -45,9 +45,9 @@ _MANIFESTS = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
 _BACKOFF_S = (0.5, 1.0, 2.0, 4.0)
-"""Pauses before retries, if a registry is busy or a connection breaks."""
+"""Seconds to wait before each retry, if a registry is busy or a connection breaks."""
 _READ_TIMEOUT_S = 60.0
-"""Timeout of one read."""
+"""Timeout of one read in seconds."""
 _PIECE_BYTES = 2**20
 _CHALLENGE = re.compile(r'([a-z_]+)="([^"]*)"')
 
@@ -58,13 +58,13 @@ class RegistrySource:
     Args:
         reference: name of the image.
         insecure: whether to use the registry without TLS.
-        max_blob_bytes: most bytes of one layer, as it is sent.
-        backoff_s: pause before each retry.
+        max_blob_bytes: maximum bytes of one layer, compressed as the registry sends it.
+        backoff_s: seconds to wait before each retry.
 
     Raises:
         SandboxRequestError: the reference has no registry.
         UnknownImageError: the registry has no such image.
-        SandboxAccessError: the registry refuses.
+        SandboxAccessError: the registry refuses access.
         SandboxUnavailableError: the registry does not answer.
         BadImageError: the registry sends invalid content.
     """
@@ -85,27 +85,28 @@ class RegistrySource:
         self._max_blob_bytes = max_blob_bytes
         self._backoff_s = backoff_s
         self._authorization = ""
-        self._opener = urllib.request.build_opener(_Redirects(self._allow_http), _Proxies())
-        manifest = self._manifest(reference.version)
+        self._opener = urllib.request.build_opener(_RedirectHandler(self._allow_http), _ProxyHandler())
+        manifest = self._fetch_manifest(reference.version)
         if isinstance(manifest, dict) and "manifests" in manifest:
-            manifest = self._manifest(str(choose_platform(manifest).get("digest")), exactly=True)
+            manifest = self._fetch_manifest(str(choose_platform(manifest).get("digest")), exactly=True)
         config = manifest.get("config") if isinstance(manifest, dict) else None
         layers = manifest.get("layers") if isinstance(manifest, dict) else None
         if not isinstance(config, dict) or not isinstance(layers, list):
             raise BadImageError(f"{reference} is not a supported image: its manifest has no layers.")
-        with self._blob(config, MAX_JSON_BYTES) as blob:
+        with self._fetch_blob(config, MAX_JSON_BYTES) as blob:
             self.image = parse_image(parse_json(blob.read(), "the configuration"), str(config.get("digest")))
         self._layers = [each for each in layers if isinstance(each, dict)]
         if len(self._layers) != len(self.image.layers):
-            raise BadImageError(f"{reference} has {len(layers)} layers, but its configuration lists another number.")
+            listed = len(self.image.layers)
+            raise BadImageError(f"{reference} has {len(layers)} layers, but its configuration lists {listed}.")
 
     @contextlib.contextmanager
     def open_layer(self, number: int) -> Iterator[IO[bytes]]:
-        """Fetch a layer; see `cache.Source`."""
-        with self._blob(self._layers[number], self._max_blob_bytes) as blob:
+        """Fetch a layer, and yield its blob; see `cache.Source`."""
+        with self._fetch_blob(self._layers[number], self._max_blob_bytes) as blob:
             yield blob
 
-    def _manifest(self, version: str, *, exactly: bool = False) -> Any:
+    def _fetch_manifest(self, version: str, *, exactly: bool = False) -> Any:
         if exactly and not DIGEST.fullmatch(version):
             raise BadImageError(
                 f"the image refers to a manifest by {version[:80]!r}: only SHA-256 digests are supported."
@@ -117,21 +118,21 @@ class RegistrySource:
             return parse_json(file.read(), "the manifest")
 
     @contextlib.contextmanager
-    def _blob(self, descriptor: Mapping[str, Any], most: int) -> Iterator[IO[bytes]]:
+    def _fetch_blob(self, descriptor: Mapping[str, Any], most: int) -> Iterator[IO[bytes]]:
         digest, size = descriptor.get("digest"), descriptor.get("size")
         if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
             raise BadImageError(
-                f"the image refers to content by {str(digest)[:80]!r}: only SHA-256 digests are supported."
+                f"the image refers to a blob by {str(digest)[:80]!r}: only SHA-256 digests are supported."
             )
         if type(size) is not int or not 0 <= size <= most:
-            raise BadImageError(f"the image's content {digest} must have at most {most:,} bytes, got {str(size)[:40]}.")
+            raise BadImageError(f"blob {digest} of the image must have at most {most:,} bytes, got {str(size)[:40]}.")
         with tempfile.TemporaryFile() as file:
             self._fetch(f"blobs/{digest}", file, size)
             check_blob(file, digest)
             yield file
 
     def _fetch(self, path: str, file: IO[bytes], most: int, accept: str = "*/*") -> None:
-        """Fetch content into a file, with retries where they may help, and rewind the file."""
+        """Fetch content into a file, retrying after temporary errors, and rewind the file."""
         url = f"{'http' if self._allow_http else 'https'}://{self._host}/v2/{self._reference.repository}/{path}"
         for pause_s in (*self._backoff_s, None):
             try:
@@ -145,12 +146,14 @@ class RegistrySource:
 
     def _fetch_once(self, url: str, file: IO[bytes], most: int, accept: str) -> None:
         try:
-            response = self._open(url, accept)
+            response = self._open_url(url, accept)
         except urllib.error.HTTPError as error:
             if error.code != 401:
                 raise
+            # The challenge in the first answer names the token server and the scope (distribution specification, "Token
+            # Authentication").
             self._authorization = self._authorize(error.headers.get("WWW-Authenticate") or "")
-            response = self._open(url, accept)
+            response = self._open_url(url, accept)
         with response:
             file.seek(0)
             file.truncate()
@@ -158,19 +161,20 @@ class RegistrySource:
                 file.write(piece)
                 if file.tell() > most:
                     raise BadImageError(f"{self._host} sent more than the expected {most:,} bytes of '{url}'.")
+            # `HTTPResponse.read(n)` raises no error if the connection ends before the announced length.
             expected = response.headers.get("Content-Length")
             if expected is not None and expected.isdigit() and file.tell() != int(expected):
                 raise http.client.IncompleteRead(b"")
         file.seek(0)
 
-    def _open(self, url: str, accept: str) -> Any:
+    def _open_url(self, url: str, accept: str) -> Any:
         request = urllib.request.Request(url, headers={"Accept": accept, "User-Agent": "roll"})
         if self._authorization:
             request.add_unredirected_header("Authorization", self._authorization)
         return self._opener.open(request, timeout=_READ_TIMEOUT_S)
 
     def _authorize(self, challenge: str) -> str:
-        """Return the authorization that a registry's challenge requires (Docker's token, or a password)."""
+        """Return the authorization header for a registry's challenge: a token from its token server, or a password."""
         kind, _, rest = challenge.partition(" ")
         password = _read_credentials(self._reference.registry)
         if kind.lower() == "basic" and password:
@@ -188,20 +192,20 @@ class RegistrySource:
             request.add_unredirected_header("Authorization", f"Basic {password}")
         try:
             with self._opener.open(request, timeout=_READ_TIMEOUT_S) as response:
-                said = parse_json(response.read(MAX_JSON_BYTES), "the token")
+                answer = parse_json(response.read(MAX_JSON_BYTES), "the token")
         except urllib.error.HTTPError as error:
             if error.code in (401, 403):
                 raise self._make_access_error() from None
             raise
-        token = said.get("token") or said.get("access_token") if isinstance(said, dict) else None
+        token = answer.get("token") or answer.get("access_token") if isinstance(answer, dict) else None
         if not isinstance(token, str) or not token.isprintable() or not token.isascii():
             raise self._make_access_error()
         return f"Bearer {token}"
 
     def _make_access_error(self) -> SandboxAccessError:
         return SandboxAccessError(
-            f"{self._reference.registry} refuses access to '{self._reference.repository}': it does not exist, "
-            f"or needs a login (docker login {self._reference.registry})."
+            f"{self._reference.registry} refuses access to '{self._reference.repository}': the repository does "
+            f"not exist, or needs a login (docker login {self._reference.registry})."
         )
 
     def _explain_error(self, error: Exception, status: int | None) -> Exception:
@@ -209,29 +213,31 @@ class RegistrySource:
             return self._make_access_error()
         if status == 404:
             return UnknownImageError(f"{self._reference.registry} has no image '{self._reference}'.")
-        why = getattr(error, "reason", None) or error
+        reason = getattr(error, "reason", None) or error
         return SandboxUnavailableError(
             f"the registry {self._reference.registry} does not send '{self._reference}' "
-            f"({status or type(error).__name__}: {str(why)[:200]}). A registry without TLS needs `--insecure`."
+            f"({status or type(error).__name__}: {str(reason)[:200]}). A registry without TLS needs `--insecure`."
         )
 
 
-class _Proxies(urllib.request.ProxyHandler):
-    """A handler that selects the proxy of each address, also after a redirect: see `roll_sandbox.proxies`."""
+class _ProxyHandler(urllib.request.ProxyHandler):
+    """Selects the proxy of each address with `roll_sandbox.proxies`, also after a redirect."""
 
     def __init__(self) -> None:
         super().__init__({})
 
     def http_open(self, req: urllib.request.Request) -> Any:
-        """Set the proxy, if there is one; another handler opens the connection."""
-        proxy = proxy_for(req.full_url)
+        """Set the proxy of the request, if there is one; another handler opens the connection."""
+        proxy = find_proxy(req.full_url)
         return None if proxy is None else self.proxy_open(req, proxy, req.type)
 
     https_open = http_open
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """A handler that follows redirects, but never from TLS to no TLS. Credentials stay (`add_unredirected_header`)."""
+class _RedirectHandler(urllib.request.HTTPRedirectHandler):
+    """Follows redirects, but never from TLS to a connection without TLS. Credentials are not sent to the new address
+    (`add_unredirected_header`).
+    """
 
     def __init__(self, plain: bool) -> None:
         self._plain = plain
@@ -252,14 +258,14 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _read_credentials(registry: str) -> str:
-    """Return a registry's credentials in Docker's configuration, in base64; empty if it has none."""
+    """Return the base64 credentials for a registry from Docker's configuration; empty if there are none."""
     directory = os.environ.get("DOCKER_CONFIG")
     path = (Path(directory) if directory else Path.home() / ".docker") / "config.json"
     try:
         auths = json.loads(path.read_bytes()).get("auths", {})
         hosts = {urllib.parse.urlsplit(key if "//" in key else f"//{key}").netloc: each for key, each in auths.items()}
-        found = hosts.get(registry, {}).get("auth", "")
-        base64.b64decode(found, validate=True)
+        credentials = hosts.get(registry, {}).get("auth", "")
+        base64.b64decode(credentials, validate=True)
     except (OSError, ValueError, AttributeError):
         return ""
-    return found if isinstance(found, str) else ""
+    return credentials if isinstance(credentials, str) else ""

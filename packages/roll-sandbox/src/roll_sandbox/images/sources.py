@@ -1,7 +1,7 @@
-"""Images from files of this machine: an OCI layout, an archive of one or of `docker save`, a directory.
+"""Reads images from files of this machine: an OCI layout or its archive, an archive of `docker save`, or a directory.
 
-See the OCI image layout specification. `docker save` of Docker 25 and newer writes both formats into one archive, older
-versions only `manifest.json`.
+See the OCI image layout specification. Docker 25 and newer save both formats in one archive; older versions write only
+the format with `manifest.json`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import IO, Any
 from roll_sandbox.errors import BadImageError
 from roll_sandbox.images.image import Image, parse_image
 from roll_sandbox.images.names import DIGEST
-from roll_sandbox.tar_headers import Header
+from roll_sandbox.tar_headers import BoundedTarInfo
 
 __all__ = [
     "MAX_JSON_BYTES",
@@ -39,21 +39,21 @@ _MAX_DEPTH = 4
 
 
 def open_source(path: Path, *, tag: str | None = None) -> contextlib.AbstractContextManager[Any]:
-    """Open the image at a path: a layout's directory, an archive, or a root directory.
+    """Open the image at a path: the directory of a layout, an archive, or a root directory.
 
     Args:
         path: path of the image.
-        tag: tag of the image, if the path has several.
+        tag: tag of the image, if there are several at the path.
 
     Raises:
-        BadImageError: no image is there, or it is broken.
+        BadImageError: there is no image at the path, or it is broken.
     """
     if (path / "oci-layout").is_file() or (path / "manifest.json").is_file():
         return contextlib.nullcontext(LayoutSource(lambda name: _open_below(path, name), tag))
     if path.is_dir():
         if not any(path.iterdir()):
             raise BadImageError(f"the directory '{path}' is empty: it must be a root directory or an OCI layout.")
-        return _pack_directory(path)
+        return _open_directory(path)
     if path.is_file():
         return _open_archive(path, tag)
     raise BadImageError(
@@ -62,10 +62,10 @@ def open_source(path: Path, *, tag: str | None = None) -> contextlib.AbstractCon
 
 
 def parse_json(data: bytes, what: str) -> Any:
-    """Parse a JSON document of an image.
+    """Parse a JSON document of an image; `what` names the document in the error message.
 
     Raises:
-        BadImageError: it is not JSON.
+        BadImageError: the data is not JSON.
     """
     try:
         return json.loads(data)
@@ -74,18 +74,18 @@ def parse_json(data: bytes, what: str) -> Any:
 
 
 def choose_platform(index: object) -> Mapping[str, Any]:
-    """Return the first entry of an index that is for this machine; entries without a platform fit any.
+    """Return the first entry of an index for this machine's platform; entries without a platform fit any machine.
 
     Raises:
         BadImageError: no entry fits.
     """
     entries = index.get("manifests") if isinstance(index, dict) else None
-    found = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
+    images = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
     machine = _MACHINES.get(platform.machine(), platform.machine())
-    places = [each.get("platform") if isinstance(each.get("platform"), dict) else {} for each in found]
+    places = [each.get("platform") if isinstance(each.get("platform"), dict) else {} for each in images]
     fits = [
         each
-        for each, place in zip(found, places, strict=True)
+        for each, place in zip(images, places, strict=True)
         if place.get("os", "linux") == "linux" and place.get("architecture", machine) == machine
     ]
     if not fits:
@@ -95,21 +95,21 @@ def choose_platform(index: object) -> Mapping[str, Any]:
 
 
 def check_blob(blob: Any, digest: object) -> None:
-    """Check that a blob has the digest in its name, and rewind it.
+    """Check that the content of a blob has this digest, and rewind the blob.
 
     Raises:
-        BadImageError: it has another digest, or the digest is not SHA-256.
+        BadImageError: the blob has another digest, or the digest is not SHA-256.
     """
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         raise BadImageError(f"the image refers to content by {str(digest)[:80]!r}: only SHA-256 digests are supported.")
-    found = "sha256:" + hashlib.file_digest(blob, "sha256").hexdigest()
-    if found != digest:
-        raise BadImageError(f"the image's content {digest} has the digest {found}: the content is damaged.")
+    computed = "sha256:" + hashlib.file_digest(blob, "sha256").hexdigest()
+    if computed != digest:
+        raise BadImageError(f"the image's content {digest} has the digest {computed}: the content is damaged.")
     blob.seek(0)
 
 
 class LayoutSource:
-    """An image whose files can be opened by name.
+    """An image in an OCI layout or in the format of `docker save`.
 
     Args:
         open_file: opens a file of the layout; raises `BadImageError` or `FileNotFoundError`.
@@ -119,61 +119,61 @@ class LayoutSource:
     def __init__(self, open_file: Callable[[str], IO[bytes]], tag: str | None) -> None:
         self._open = open_file
         try:
-            found = self._find(tag)
+            digest = self._find_manifest_digest(tag)
         except FileNotFoundError:
             self.image, self._blobs = self._find_saved(tag)
             return
-        manifest = self._json(found)
+        manifest = self._read_json(digest)
         config = manifest.get("config") if isinstance(manifest, dict) else None
         layers = manifest.get("layers") if isinstance(manifest, dict) else None
         if not isinstance(config, dict) or not isinstance(layers, list):
             raise BadImageError("the image's manifest has no configuration or no layers.")
-        self.image = parse_image(self._json(config.get("digest")), str(config.get("digest")))
+        self.image = parse_image(self._read_json(config.get("digest")), str(config.get("digest")))
         self._blobs = [(str(each.get("digest")), each.get("digest")) for each in layers if isinstance(each, dict)]
         _check_count(self._blobs, self.image)
 
-    def _find(self, tag: str | None) -> object:
-        """Return the digest of the image's manifest."""
-        entry = self._choose(self._read("index.json"), tag)
+    def _find_manifest_digest(self, tag: str | None) -> object:
+        """Return the digest of the manifest of the image with this tag, for this machine's platform."""
+        entry = self._choose_manifest(self._read_file("index.json"), tag)
         for _ in range(_MAX_DEPTH):
             if entry.get("mediaType") not in _INDEXES:
                 return entry.get("digest")
-            entry = choose_platform(self._json(entry.get("digest")))
+            entry = choose_platform(self._read_json(entry.get("digest")))
         raise BadImageError("the image's indexes are nested too deeply.")
 
-    def _choose(self, data: bytes, tag: str | None) -> Mapping[str, Any]:
+    def _choose_manifest(self, data: bytes, tag: str | None) -> Mapping[str, Any]:
         index = parse_json(data, "the index")
         entries = index.get("manifests") if isinstance(index, dict) else None
         named = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
         if tag is not None:
             names = [_read_tags(each) for each in named]
-            named = [each for each, own in zip(named, names, strict=True) if tag in own]
+            named = [each for each, tags in zip(named, names, strict=True) if tag in tags]
             if not named:
-                known = ", ".join(sorted({name for own in names for name in own}))[:200]
-                raise BadImageError(f"no image is tagged '{tag}'; known tags are: {known or 'none'}.")
+                known_tags = ", ".join(sorted({name for tags in names for name in tags}))[:200]
+                raise BadImageError(f"no image is tagged '{tag}'; known tags are: {known_tags or 'none'}.")
         return choose_platform({"manifests": named})
 
     def _find_saved(self, tag: str | None) -> tuple[Image, list[tuple[str, object]]]:
-        """Read the image from the format of an older `docker save`."""
-        entries = parse_json(self._read("manifest.json"), "the manifest")
+        """Return the image, and its layers as file names without digests, from the `manifest.json` of `docker save`."""
+        entries = parse_json(self._read_file("manifest.json"), "the manifest")
         for entry in entries if isinstance(entries, list) else ():
             names = entry.get("RepoTags") or [] if isinstance(entry, dict) else []
             if isinstance(entry, dict) and (tag is None or any(str(name).endswith(f":{tag}") for name in names)):
-                data = self._read(str(entry.get("Config")))
+                data = self._read_file(str(entry.get("Config")))
                 image = parse_image(parse_json(data, "the configuration"), "sha256:" + hashlib.sha256(data).hexdigest())
                 blobs: list[tuple[str, object]] = [(str(name), None) for name in entry.get("Layers") or ()]
                 _check_count(blobs, image)
                 return image, blobs
         raise BadImageError(f"the archive has no image{f' tagged {tag!r}' if tag else ''}.")
 
-    def _read(self, name: str) -> bytes:
+    def _read_file(self, name: str) -> bytes:
         with self._open(name) as file:
             data = file.read(MAX_JSON_BYTES + 1)
         if len(data) > MAX_JSON_BYTES:
             raise BadImageError(f"'{name}' of the image has more than {MAX_JSON_BYTES:,} bytes.")
         return data
 
-    def _json(self, digest: object) -> Any:
+    def _read_json(self, digest: object) -> Any:
         with self._open_blob(digest) as blob:
             check_blob(blob, digest)
             data = blob.read(MAX_JSON_BYTES + 1)
@@ -193,7 +193,7 @@ class LayoutSource:
 
     @contextlib.contextmanager
     def open_layer(self, number: int) -> Iterator[IO[bytes]]:
-        """Open a layer; see `cache.Source`."""
+        """Open a layer, and yield its blob; see `cache.Source`."""
         name, digest = self._blobs[number]
         if digest is None:
             try:
@@ -209,7 +209,7 @@ class LayoutSource:
 
 
 class DirectorySource:
-    """A root directory as an image of one layer."""
+    """A root directory, as an image with one layer."""
 
     def __init__(self, archive: Any) -> None:
         self._archive = archive
@@ -219,44 +219,45 @@ class DirectorySource:
 
     @contextlib.contextmanager
     def open_layer(self, number: int) -> Iterator[IO[bytes]]:
-        """Open the layer; see `cache.Source`."""
+        """Yield the blob of the layer; see `cache.Source`."""
         self._archive.seek(0)
         yield self._archive
 
 
 @contextlib.contextmanager
-def _pack_directory(path: Path) -> Iterator[DirectorySource]:
-    """Run the body with the directory as an image; the same files give the same archive."""
+def _open_directory(path: Path) -> Iterator[DirectorySource]:
+    """Pack a directory into an archive, and yield it as an image; the same files give the same archive."""
 
-    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    def clear_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        # The layer's digest must depend only on the files.
         member.uid = member.gid = 0
         member.uname = member.gname = ""
         return member
 
     with tempfile.TemporaryFile() as file:
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
-            archive.add(path, ".", recursive=False, filter=plain)
+            archive.add(path, ".", recursive=False, filter=clear_owner)
             for directory, folders, files in os.walk(path):
                 folders.sort()
                 for name in sorted(folders + files):
                     entry = os.path.join(directory, name)
-                    archive.add(entry, os.path.relpath(entry, path), recursive=False, filter=plain)
+                    archive.add(entry, os.path.relpath(entry, path), recursive=False, filter=clear_owner)
         file.seek(0)
         yield DirectorySource(file)
 
 
 @contextlib.contextmanager
 def _open_archive(path: Path, tag: str | None) -> Iterator[LayoutSource]:
-    """Run the body with the image of an archive, compressed or not; its files are read in place."""
+    """Yield the image in an archive, compressed or not; its files are read directly from the archive."""
     try:
-        with tarfile.open(path, tarinfo=Header) as archive:
+        with tarfile.open(path, tarinfo=BoundedTarInfo) as archive:
             members = {os.path.normpath(member.name): member for member in archive if member.isfile() or member.issym()}
 
             def open_member(name: str) -> IO[bytes]:
                 member = members.get(os.path.normpath(name))
                 for _ in range(_MAX_DEPTH):
                     if member is None or not member.issym():
-                        break  # `docker save` links to layers that it has already written
+                        break  # `docker save` writes a link instead of a layer that the archive already contains
                     member = members.get(os.path.normpath(os.path.join(os.path.dirname(member.name), member.linkname)))
                 opened = None if member is None or not member.isfile() else archive.extractfile(member)
                 if opened is None:
@@ -279,9 +280,9 @@ def _open_below(root: Path, name: str) -> IO[bytes]:
 
 
 def _read_tags(entry: Mapping[str, Any]) -> set[str]:
-    """Return the tags of an index entry."""
-    said = entry.get("annotations")
-    name = str(said.get("org.opencontainers.image.ref.name", "")) if isinstance(said, dict) else ""
+    """Return the name in an entry of an index, and the tag at the end of the name; empty without a name."""
+    annotations = entry.get("annotations")
+    name = str(annotations.get("org.opencontainers.image.ref.name", "")) if isinstance(annotations, dict) else ""
     return {name, name.rpartition(":")[2]} - {""}
 
 

@@ -1,9 +1,9 @@
-"""The parts of a sandbox with an image: the image's layers, and the system below `/.roll` on which the agent runs.
+"""The file system of a sandbox with an image: the image's layers, and a small system at `/.roll` for the agent.
 
-A sandbox begins in a small system of its own: this machine's programs and libraries at `/.roll`, devices, the layers at
-`/.layers/N`. From there `agent/layers.py` makes an overlay of the layers the root of the agent, and another overlay
-that of each fresh program, with `/.roll` and the devices bound into it. So the agent and `PythonCode` need nothing from
-the image.
+A sandbox starts in a small system with this machine's programs and libraries at `/.roll`, devices, and the layers at
+`/.layers/N`. Then `agent/layers.py` mounts an overlay of the layers as the root of the agent, and another one as the
+root of each fresh program; `/.roll` and the devices are bound into the overlays. So the agent and `PythonCode` need
+nothing from the image.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from roll_sandbox.images.merge import merge
 from roll_sandbox.system_plan import HOME, Plan, find_interpreter, plan_devices, plan_host, resolve_mounts
 from roll_sandbox.types import Mount
 
-__all__ = ["find_agent_command", "make_agent_image", "make_image_environment", "make_image_plan"]
+__all__ = ["find_python_command", "make_agent_image", "make_image_environment", "make_image_plan"]
 
 _HOSTS = b"127.0.0.1 localhost sandbox\n::1 localhost\n"
 _SYSTEM_ROOT = "/.roll"
@@ -33,13 +33,13 @@ _RESERVED_PATHS = (_SYSTEM_ROOT, "/.image", "/.space", "/.layers", "/proc", "/de
 
 
 def make_image_plan(cache: ImageCache, image: Image, mounts: tuple[Mount, ...], *, merged: bool) -> Plan:
-    """Return the steps (see `system_plan`) for sandboxes of this image with these mounts.
+    """Return the plan (see `system_plan`) of the file system for sandboxes with this image and these mounts.
 
     Args:
         cache: the cache that has the image.
         image: the image.
         mounts: mounts to add.
-        merged: whether to merge the layers into one, for a machine without overlays.
+        merged: whether to merge the layers into one, for machines on which sandboxes cannot mount overlays.
 
     Raises:
         SandboxUnavailableError: a mount's source does not exist, or a path is not absolute.
@@ -48,14 +48,14 @@ def make_image_plan(cache: ImageCache, image: Image, mounts: tuple[Mount, ...], 
     for mount in mounts:
         if mount.target.startswith(_RESERVED_PATHS):
             raise SandboxUnavailableError(
-                f"sandbox mount at '{mount.target}': this path is reserved in sandboxes with an image."
+                f"sandbox mount at '{mount.target}': this path is reserved in sandboxes with an image. Choose another."
             )
-    own = _make_top_layer(cache, image, mounts)
-    layers = [own, *reversed(cache.layer_directories(image))]
+    top_layer = _make_top_layer(cache, image, mounts)
+    layers = [top_layer, *reversed(cache.list_layer_directories(image))]
     if merged:
-        layers = [cache.make_root(f"{os.path.basename(own)}-merged", lambda root: merge(reversed(layers), root))]
+        layers = [cache.make_root(f"{os.path.basename(top_layer)}-merged", lambda root: merge(reversed(layers), root))]
     steps: list[tuple[Any, ...]] = [("directory", path) for path in ("/proc", "/.image", "/.space", "/.layers")]
-    steps += plan_host(_SYSTEM_ROOT, python=_sandbox_python_home())
+    steps += plan_host(_SYSTEM_ROOT, python=_get_sandbox_python_home())
     steps += plan_devices()
     kind = "bind" if merged else "layer"
     steps += [(kind, layer, f"/.layers/{number}") for number, layer in enumerate(layers)]
@@ -64,7 +64,7 @@ def make_image_plan(cache: ImageCache, image: Image, mounts: tuple[Mount, ...], 
 
 
 def make_agent_image(image: Image, mounts: tuple[Mount, ...], *, merged: bool) -> dict[str, Any]:
-    """Return the image's part of the agent's settings."""
+    """Return the part of the agent's settings that describes the image."""
     binds = ["/dev", _SYSTEM_ROOT, *(mount.target for mount in mounts)]
     return {
         "layers": 1 if merged else len(image.layers) + 1,
@@ -75,13 +75,16 @@ def make_agent_image(image: Image, mounts: tuple[Mount, ...], *, merged: bool) -
 
 
 def make_image_environment(image: Image) -> dict[str, str]:
-    """Return the environment variables of every program."""
+    """Return the environment variables that every program gets in a sandbox with this image."""
     return {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", **image.env, "HOME": HOME}
 
 
 def _make_top_layer(cache: ImageCache, image: Image, mounts: tuple[Mount, ...]) -> str:
-    """Make the topmost layer: mount points, and the few files that each sandbox adds."""
-    files = {"/etc/hosts": _HOSTS, **make_account_files(image.uid, image.gid, HOME, cache.layer_directories(image))}
+    """Create the topmost layer, with mount points and the files that are the same in every sandbox; return its path."""
+    files = {
+        "/etc/hosts": _HOSTS,
+        **make_account_files(image.uid, image.gid, HOME, cache.list_layer_directories(image)),
+    }
     directories = ["/proc", "/dev", "/tmp", HOME, _SYSTEM_ROOT]
     for mount in mounts:
         if os.path.isdir(mount.source):
@@ -90,25 +93,26 @@ def _make_top_layer(cache: ImageCache, image: Image, mounts: tuple[Mount, ...]) 
             files[mount.target] = b""
     key = hashlib.sha256(repr((directories, files)).encode()).hexdigest()[:16]
 
-    def make(root: str) -> None:
+    def fill(root: str) -> None:
         for path in directories:
             Path(root + path).mkdir(mode=0o755, parents=True, exist_ok=True)
         for path, content in files.items():
             Path(root + path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
             Path(root + path).write_bytes(content)
+        # Modes must not depend on the umask of the caller.
         for path in (Path(root), *Path(root).rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
         os.chmod(root + "/tmp", 0o1777)
 
-    return cache.make_root(f"{image.digest.replace(':', '-')}-{key}", make)
+    return cache.make_root(f"{image.digest.replace(':', '-')}-{key}", fill)
 
 
 @functools.cache
-def find_agent_command() -> list[str]:
-    """Return the command of this machine's interpreter below `/.roll`, without arguments."""
+def find_python_command() -> list[str]:
+    """Return the command that runs this machine's Python interpreter in a sandbox, where it is below `/.roll`."""
     return [
         *_make_loader_prefix(),
-        _sandbox_python_home() + str(find_interpreter()).removeprefix(str(Path(sys.base_prefix).resolve())),
+        _get_sandbox_python_home() + str(find_interpreter()).removeprefix(str(Path(sys.base_prefix).resolve())),
     ]
 
 
@@ -118,25 +122,26 @@ def _find_bash_command() -> list[str]:
 
 
 def _make_loader_prefix() -> list[str]:
-    """Return the command prefix that runs a program of this machine in an image: its loader, with its libraries."""
+    """Return the command prefix with which a program of this machine runs in an image: the loader and its options."""
+    # The image may have another C library, or none, so the loader of this machine gets the paths of its libraries.
     loader = _find_loader()
     return [] if loader is None else [_SYSTEM_ROOT + loader, "--library-path", ":".join(_list_library_paths(loader))]
 
 
-def _sandbox_python_home() -> str:
-    """Return the directory of the interpreter's prefix in the sandbox."""
+def _get_sandbox_python_home() -> str:
+    """Return the directory in the sandbox at which the interpreter's prefix is mounted."""
     prefix = Path(sys.base_prefix).resolve()
     return f"{_SYSTEM_ROOT}{prefix}" if prefix.is_relative_to("/usr") else f"{_SYSTEM_ROOT}/python"
 
 
 def _find_loader() -> str | None:
-    """Return the interpreter's loader (ELF: the path in its segment PT_INTERP); `None` if it needs none."""
+    """Return the path of the interpreter's loader (the PT_INTERP segment of the ELF file); `None` if it needs none."""
     with open(find_interpreter(), "rb") as file:
-        found = re.search(rb"\0(/[\w/.-]*/ld[\w.-]*\.so[\w.]*)\0", file.read(2**16))
-    return os.path.realpath(found[1].decode()) if found else None
+        match = re.search(rb"\0(/[\w/.-]*/ld[\w.-]*\.so[\w.]*)\0", file.read(2**16))
+    return os.path.realpath(match[1].decode()) if match else None
 
 
 def _list_library_paths(loader: str) -> list[str]:
     places = [os.path.dirname(loader), "/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
     real = dict.fromkeys(os.path.realpath(place) for place in places if os.path.isdir(place))
-    return [_sandbox_python_home() + "/lib", *(_SYSTEM_ROOT + place for place in real)]
+    return [_get_sandbox_python_home() + "/lib", *(_SYSTEM_ROOT + place for place in real)]

@@ -1,12 +1,11 @@
-"""Unpacks a layer of an image from its tar archive into a directory of its own. The archive may be hostile.
+"""Unpacks a layer of an image from its tar archive into a new directory. The archive may be hostile.
 
 Every step goes from an open directory to a name in it, and the kernel never follows a link: links among the parents of
-an entry are resolved here, and never lead out of the layer's root. What only root may make (devices, set-user-id,
-capabilities, owners, extended attributes) is left out: all files belong to the unpacking user.
+an entry are resolved here, and never lead out of the layer's root. Devices, set-user-id bits, capabilities, owners and
+extended attributes, which only root may create, are left out: all files belong to the user that unpacks the layer.
 
-What a layer removes from the layers below it (`.wh.name`, `.wh..wh..opq`) is written in the format of overlayfs in a
-user namespace: a character device 0/0, and the attribute `user.overlay.opaque`. See the OCI image specification,
-"Layers".
+Entries that remove files of lower layers (`.wh.name`, `.wh..wh..opq`) are written in the format of overlayfs in a user
+namespace: a character device 0/0, and the attribute `user.overlay.opaque`. See the OCI image specification, "Layers".
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from dataclasses import dataclass
 from typing import IO
 
 from roll_sandbox.errors import BadImageError
-from roll_sandbox.tar_headers import Header
+from roll_sandbox.tar_headers import BoundedTarInfo
 
 __all__ = ["UnpackBudget", "decompress", "unpack"]
 
 MAX_HEADER_BYTES = 2**20
-"""Most bytes of one long name or set of attributes, which tarfile reads into memory whole."""
+"""Maximum bytes of one long name or set of attributes, since tarfile reads it into memory as a whole."""
 _MAX_LINKS = 40
 _MAX_DEPTH = 256
-"""Most levels of nested directories: merging and removing layers recurse into each."""
+"""Maximum depth of nested directories, since merging and removing layers are recursive."""
 _IMPOSSIBLE = (errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP)
-"""Errors that an entry's own names cause, not this machine."""
+"""Errors whose cause is the name of an entry, not this machine."""
 _PIECE_BYTES = 2**20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WHITEOUT, _OPAQUE_WHITEOUT, _PRIVATE_WHITEOUT = ".wh.", ".wh..wh..opq", ".wh..wh."
@@ -41,13 +40,13 @@ _WHITEOUT, _OPAQUE_WHITEOUT, _PRIVATE_WHITEOUT = ".wh.", ".wh..wh..opq", ".wh..w
 
 @dataclass
 class UnpackBudget:
-    """The bytes and entries that an image may still unpack to; each layer takes from them."""
+    """The bytes and entries that the remaining layers of an image may unpack to."""
 
     bytes_left: int
     entries_left: int = 1_000_000
 
     def consume(self, size: int, entries: int = 0) -> None:
-        """Subtract what was unpacked.
+        """Subtract unpacked bytes and entries.
 
         Raises:
             BadImageError: the image exceeds its bounds.
@@ -55,15 +54,15 @@ class UnpackBudget:
         self.bytes_left -= size
         self.entries_left -= entries
         if self.bytes_left < 0 or self.entries_left < 0:
-            what = "bytes" if self.bytes_left < 0 else "files"
+            unit = "bytes" if self.bytes_left < 0 else "files"
             raise BadImageError(
-                f"the image unpacks to more {what} than the budget allows. For a large image, raise the budget "
+                f"the image unpacks to more {unit} than the budget allows. For a large image, raise the budget "
                 "(`--budget`, or ROLL_SANDBOX_IMAGES_BYTES)."
             )
 
 
 def decompress(blob: IO[bytes]) -> Iterator[bytes]:
-    """Yield the decompressed content of a layer's blob in pieces (gzip, zstd or uncompressed).
+    """Yield the content of a layer's blob in pieces, decompressed if it is compressed with gzip or zstd.
 
     Raises:
         BadImageError: the blob is broken, or needs a package that is not installed.
@@ -80,6 +79,7 @@ def decompress(blob: IO[bytes]) -> Iterator[bytes]:
                 "a layer is compressed with zstd: install its package, pip install zstandard."
             ) from None
         try:
+            # The default limit of the zstd tool: a frame with a larger window would need more memory.
             reader = zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(blob, read_across_frames=True)
             while piece := reader.read(_PIECE_BYTES):
                 yield piece
@@ -91,7 +91,7 @@ def decompress(blob: IO[bytes]) -> Iterator[bytes]:
 
 
 def _inflate(blob: IO[bytes]) -> Iterator[bytes]:
-    """Yield the content of a gzip file with any number of members, never more than one piece at once."""
+    """Yield the content of a gzip file, which may have several members, in pieces of bounded size."""
     try:
         current, data = zlib.decompressobj(wbits=31), b""
         while True:
@@ -110,7 +110,7 @@ def _inflate(blob: IO[bytes]) -> Iterator[bytes]:
 
 
 class _Stream:
-    """A sequential file over pieces, which computes their digest. tarfile reads it once, front to back."""
+    """A file object over pieces, for tarfile, which reads it sequentially; computes the digest of the pieces."""
 
     def __init__(self, pieces: Iterator[bytes], bounds: UnpackBudget) -> None:
         self._pieces = pieces
@@ -127,20 +127,21 @@ class _Stream:
 
     def read(self, size: int) -> bytes:
         if size > MAX_HEADER_BYTES:
-            raise BadImageError(f"a layer has a header of {size:,} bytes.")
-        found = [self._unread[:size]]
+            raise BadImageError(f"a layer has a header of {size:,} bytes, which may have at most {MAX_HEADER_BYTES:,}.")
+        parts = [self._unread[:size]]
         self._unread = self._unread[size:]
-        size -= len(found[0])
-        self._position += len(found[0])
+        size -= len(parts[0])
+        self._position += len(parts[0])
         while size > 0 and (self._used < len(self._piece) or self._read_piece()):
-            found.append(self._piece[self._used : self._used + size])
-            size -= len(found[-1])
-            self._used += len(found[-1])
-            self._position += len(found[-1])
-        self._last = b"".join(found)
+            parts.append(self._piece[self._used : self._used + size])
+            size -= len(parts[-1])
+            self._used += len(parts[-1])
+            self._position += len(parts[-1])
+        self._last = b"".join(parts)
         return self._last
 
     def seek(self, position: int) -> None:
+        # `BoundedTarInfo` reads a header in advance, and seeks back to its beginning.
         if self._last and position == self._position - len(self._last):
             self._unread, self._last, self._position = self._last + self._unread, b"", position
             return
@@ -159,7 +160,7 @@ class _Stream:
         return bool(self._piece)
 
     def finish(self) -> str:
-        """Read to the end, and return the digest of everything."""
+        """Read to the end, and return the digest of all pieces."""
         while self._read_piece():
             pass
         return "sha256:" + self.digest.hexdigest()
@@ -169,16 +170,16 @@ def unpack(pieces: Iterator[bytes], target: str, bounds: UnpackBudget) -> str:
     """Unpack an archive into an empty directory, and return its digest (the layer's "diff ID").
 
     Raises:
-        BadImageError: it is not a layer's archive, or exceeds `bounds`.
-        OSError: this machine cannot write it.
+        BadImageError: the data is not a layer's archive, or exceeds `bounds`.
+        OSError: this machine cannot write the files.
     """
     stream = _Stream(pieces, bounds)
     layer = _Layer(target, bounds)
     try:
-        with tarfile.open(fileobj=stream, mode="r:", tarinfo=Header) as archive:  # type: ignore[call-overload]
+        with tarfile.open(fileobj=stream, mode="r:", tarinfo=BoundedTarInfo) as archive:  # type: ignore[call-overload]
             for member in archive:
                 layer.add(member, archive)
-                archive.members = []  # tarfile would keep all of them
+                archive.members = []  # otherwise tarfile would keep all members in memory
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         if isinstance(error, BadImageError):
             raise
@@ -188,12 +189,12 @@ def unpack(pieces: Iterator[bytes], target: str, bounds: UnpackBudget) -> str:
     return stream.finish()
 
 
-class _NoDirectoryError(BadImageError):
+class _NotADirectoryError(BadImageError):
     """A parent of an entry exists, but is not a directory."""
 
 
 class _Layer:
-    """A directory that is being filled with a layer."""
+    """Writes the entries of a layer's archive into a directory."""
 
     def __init__(self, path: str, bounds: UnpackBudget) -> None:
         self._root = os.open(path, _DIRECTORY)
@@ -208,7 +209,7 @@ class _Layer:
             raise BadImageError(f"a layer has an invalid entry ({member.name[:80]!r}).")
         self._bounds.consume(member.size if member.issparse() else 0, entries=1)
         try:
-            self._add(member, archive)
+            self._add_entry(member, archive)
         except OSError as error:
             if error.errno in _IMPOSSIBLE:
                 raise BadImageError(
@@ -218,40 +219,40 @@ class _Layer:
                 error.filename = member.name[:200]
             raise
 
-    def _add(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
-        parents, name = _split(member.name)
+    def _add_entry(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+        parents, name = _split_path(member.name)
         if not name:
             if member.isdir():
-                os.fchmod(self._root, _mode(member))
+                os.fchmod(self._root, _get_mode(member))
             return
         removes = name.startswith(_WHITEOUT)
         try:
-            parent = self._open(parents, follow=not removes)
-        except _NoDirectoryError:
-            if removes:  # the layer replaced the directory by a link or file: nothing is left to remove
+            parent = self._open_directory(parents, follow=not removes)
+        except _NotADirectoryError:
+            if removes:  # the layer has replaced the directory by a link or file, so there is nothing to remove
                 return
             raise
         try:
             if removes:
                 _write_whiteout(parent, name)
             elif member.isdir():
-                _make_directory(parent, name, _mode(member))
+                _make_directory(parent, name, _get_mode(member))
             elif member.isreg():
-                _clear(parent, name)
-                _write(parent, name, member, archive)
+                _remove_existing(parent, name)
+                _write_file(parent, name, member, archive)
             elif member.issym():
-                _clear(parent, name)
+                _remove_existing(parent, name)
                 os.symlink(member.linkname, name, dir_fd=parent)
             elif member.islnk():
-                self._link(parent, name, member)
+                self._add_hard_link(parent, name, member)
         finally:
             os.close(parent)
 
-    def _link(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
-        parents, last = _split(member.linkname)
+    def _add_hard_link(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
+        parents, last = _split_path(member.linkname)
         link = f"a layer has the hard link {member.name[:80]!r} to {member.linkname[:80]!r}"
         try:
-            source = self._open(parents, make=False)
+            source = self._open_directory(parents, make=False)
         except FileNotFoundError:
             raise BadImageError(f"{link}, which does not exist in the layer.") from None
         try:
@@ -260,19 +261,20 @@ class _Layer:
                 raise BadImageError(f"{link}, which is a directory.")
             if stat.S_ISCHR(mode):
                 raise BadImageError(f"{link}, which the layer removes.")
+            # If an entry links to itself, `_remove_existing` would remove the file.
             if not os.path.samestat(os.fstat(source), os.fstat(parent)) or last != name:
-                _clear(parent, name)
+                _remove_existing(parent, name)
                 os.link(last, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
             raise BadImageError(f"{link}, which does not exist in the layer.") from None
         finally:
             os.close(source)
 
-    def _open(self, parts: list[str], *, make: bool = True, follow: bool = True) -> int:
-        """Open the directory that these names lead to.
+    def _open_directory(self, parts: list[str], *, make: bool = True, follow: bool = True) -> int:
+        """Open a directory, and return its file descriptor.
 
         Args:
-            parts: names, from the layer's root.
+            parts: the names in its path, starting at the layer's root.
             make: whether to create missing directories.
             follow: whether to follow links.
         """
@@ -282,7 +284,7 @@ class _Layer:
                 if len(opened) > _MAX_DEPTH:
                     raise BadImageError(f"a layer has directories nested more than {_MAX_DEPTH} levels deep.")
                 part = waiting.pop()
-                if part == "..":  # only link targets have them
+                if part == "..":  # only in targets of links
                     if len(opened) > 1:
                         os.close(opened.pop())
                     continue
@@ -297,7 +299,7 @@ class _Layer:
                     links += 1
                     target = _read_link(part, opened[-1]) if follow else None
                     if target is None or links > _MAX_LINKS:
-                        raise _NoDirectoryError(
+                        raise _NotADirectoryError(
                             f"a layer has entries below {part[:80]!r}, which is not a directory."
                         ) from None
                     if target.startswith("/"):
@@ -310,8 +312,8 @@ class _Layer:
                 os.close(descriptor)
 
 
-def _split(path: str) -> tuple[list[str], str]:
-    """Split a path into the names of its parents and its own name; both are empty for the root.
+def _split_path(path: str) -> tuple[list[str], str]:
+    """Split a path into the names of its parents and its last name; both are empty for the root.
 
     Raises:
         BadImageError: the path leads out of the layer.
@@ -322,8 +324,8 @@ def _split(path: str) -> tuple[list[str], str]:
     return parts[:-1], parts[-1] if parts else ""
 
 
-def _mode(member: tarfile.TarInfo) -> int:
-    """Return an entry's mode, with full access to a directory and read access to a file for the owner."""
+def _get_mode(member: tarfile.TarInfo) -> int:
+    """Return an entry's mode, extended so that the owner can change directories and read files."""
     return member.mode & 0o1777 | 0o700 if member.isdir() else member.mode & 0o777 | 0o400
 
 
@@ -334,7 +336,7 @@ def _read_link(name: str, parent: int) -> str | None:
         return None
 
 
-def _clear(parent: int, name: str) -> None:
+def _remove_existing(parent: int, name: str) -> None:
     """Remove an existing entry of this name, to replace it."""
     try:
         if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
@@ -347,11 +349,11 @@ def _clear(parent: int, name: str) -> None:
 
 def _make_directory(parent: int, name: str, mode: int) -> None:
     try:
-        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+        status = os.stat(name, dir_fd=parent, follow_symlinks=False)
     except FileNotFoundError:
         os.mkdir(name, 0o700, dir_fd=parent)
     else:
-        if not stat.S_ISDIR(found.st_mode):
+        if not stat.S_ISDIR(status.st_mode):
             os.unlink(name, dir_fd=parent)
             os.mkdir(name, 0o700, dir_fd=parent)
     directory = os.open(name, _DIRECTORY, dir_fd=parent)
@@ -359,7 +361,7 @@ def _make_directory(parent: int, name: str, mode: int) -> None:
     os.close(directory)
 
 
-def _write(parent: int, name: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+def _write_file(parent: int, name: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     source = archive.extractfile(member)
     assert source is not None
@@ -369,18 +371,19 @@ def _write(parent: int, name: str, member: tarfile.TarInfo, archive: tarfile.Tar
             piece = source.read(min(left, _PIECE_BYTES))
             if not piece:
                 raise BadImageError("a layer is truncated.")
+            # Blocks of zeros become holes: they compress to almost nothing, and must not fill the disk.
             if piece.count(0) == len(piece):
                 file.seek(len(piece), os.SEEK_CUR)
             else:
                 file.write(piece)
             left -= len(piece)
         file.truncate(member.size)
-        os.fchmod(file.fileno(), _mode(member))
+        os.fchmod(file.fileno(), _get_mode(member))
         os.utime(file.fileno(), (member.mtime, member.mtime))
 
 
 def _write_whiteout(parent: int, name: str) -> None:
-    """Hide a name, or all entries of lower layers in this directory."""
+    """Write the whiteout `name`, which hides one name, or all entries of the directory, in lower layers."""
     if name == _OPAQUE_WHITEOUT:
         os.setxattr(parent, "user.overlay.opaque", b"y")
         return
@@ -388,6 +391,6 @@ def _write_whiteout(parent: int, name: str) -> None:
     if name.startswith(_PRIVATE_WHITEOUT):
         return  # metadata of other storage drivers
     if removed in ("", ".", ".."):
-        raise BadImageError(f"a layer removes {removed!r}.")
-    _clear(parent, removed)
+        raise BadImageError(f"a layer has the whiteout {name!r}, which does not name a file.")
+    _remove_existing(parent, removed)
     os.mknod(removed, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)

@@ -1,4 +1,4 @@
-"""The client of a sandbox service. `connect` returns a manager like the local one; imports happen on its first call."""
+"""The client of a sandbox service. `connect` returns a `SandboxManager`; it loads its modules on its first call."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def connect(
     reconnect_timeout_s: float = 30.0,
     wait_for_quota: bool = False,
 ) -> SandboxManager:
-    """Return a manager of a service's sandboxes: `async with connect(url, token) as sandboxes: ...`
+    """Return a manager whose sandboxes run in a service: `async with connect(url, token) as sandboxes: ...`
 
     Args:
-        url: `http://host:port` or `https://…`, as `roll-sandbox serve` printed it.
-        token: a token of `roll-sandbox token create`.
-        spec, warm, max_sandboxes: as for `SandboxManager`; this client holds the warm sandboxes.
+        url: address of the service, `http://host:port` or `https://…`, as `roll-sandbox serve` prints it.
+        token: a token from `roll-sandbox token create`.
+        spec, warm, max_sandboxes: as for `SandboxManager`; idle sandboxes are reserved for this client.
         lifetime_s: seconds after which the service ends each sandbox; `None`: the service's default.
-        ca_file: CA certificates for the service's certificate; `None`: the system's.
-        reconnect_timeout_s: seconds of outage after which running programs count as lost.
+        ca_file: file of CA certificates to verify the service's certificate; `None`: the system's.
+        reconnect_timeout_s: seconds without a connection after which running programs count as lost.
         wait_for_quota: whether to wait up to `reconnect_timeout_s` when the owner's quota of sandboxes is used up.
 
     Raises:
-        ConfigError: the address, token or CA file is not usable.
-        SandboxUnavailableError: at its start: no service answers.
-        SandboxAccessError: at its start: the token is refused.
+        ConfigError: the address, token or CA file is invalid.
+        SandboxUnavailableError: when the manager is started: no service answers.
+        SandboxAccessError: when the manager is started: the service refuses the token.
     """
     from roll_sandbox.remote.runtime import RemoteRuntime
 

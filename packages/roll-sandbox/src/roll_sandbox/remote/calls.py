@@ -1,4 +1,4 @@
-"""Single requests to a service, over HTTP."""
+"""Single HTTP requests to a service."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from roll_sandbox.connect_options import load_tls_context, make_token_header, make_unreachable_error, normalize_url
 from roll_sandbox.errors import RollSandboxError, SandboxAccessError, SandboxUnavailableError
-from roll_sandbox.proxies import client_session
+from roll_sandbox.proxies import make_client_session
 from roll_sandbox.wire import error_from_json
 
 __all__ = ["call_service"]
@@ -18,18 +18,18 @@ _TIMEOUT_S = 60.0
 async def call_service(
     url: str, token: str, method: str, path: str, *, body: dict[str, Any] | None = None, ca_file: str | None = None
 ) -> Any:
-    """Call a route, and return its JSON answer; `None` if it is empty.
+    """Call a route of the service, and return its JSON answer; `None` if the answer is empty.
 
     Raises:
-        RollSandboxError: the service's typed error, or no service answers.
-        ConfigError: the address, token or CA file is not usable.
+        RollSandboxError: the error that the service reports, or no service answers.
+        ConfigError: the address, token or CA file is invalid.
     """
     import aiohttp
 
     url, headers, context = normalize_url(url), make_token_header(token), load_tls_context(ca_file)
     try:
         async with (
-            client_session(
+            make_client_session(
                 url,
                 headers=headers,
                 connector=aiohttp.TCPConnector(ssl=context),
@@ -41,19 +41,19 @@ async def call_service(
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
         raise make_unreachable_error(url, error) from None
     try:
-        said = json.loads(text) if text else None
+        content = json.loads(text) if text else None
     except (ValueError, RecursionError):
-        said = text
+        content = text
     if status < 400:
-        return said
-    raise _parse_error(url, status, said)
+        return content
+    raise _parse_error(url, status, content)
 
 
-def _parse_error(url: str, status: int, said: object) -> RollSandboxError:
-    if not isinstance(said, dict) or "error" not in said:
+def _parse_error(url: str, status: int, content: object) -> RollSandboxError:
+    if not isinstance(content, dict) or "error" not in content:
         return SandboxUnavailableError(
             f"{url} answers with status {status}: check that `roll-sandbox serve` runs at this address."
         )
     if status == 401:
-        return SandboxAccessError(f"the sandbox service at {url} refuses the token: {said.get('message')}")
-    return error_from_json(said)
+        return SandboxAccessError(f"the sandbox service at {url} refuses the token: {content.get('message')}")
+    return error_from_json(content)

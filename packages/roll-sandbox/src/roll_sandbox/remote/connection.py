@@ -1,10 +1,13 @@
 """The client's end of a connection to a sandbox service: many sandboxes over one WebSocket that may break.
 
     Sandbox ──► RemoteSandboxConnection ──► ServiceConnection ──► service ──► worker ──► agent
-                                      └ keeps all messages to a running program until it ends: a new connection
-                                        sends them again, and names ensure that nothing happens twice
-Invariants: one event loop; every program ends exactly once, with its worker's report or with an error; a program whose
-end is unknown is lost, never a success.
+                                      └ keeps the messages to a running program until it ends, to resend them over a
+                                        new connection; their names ensure that nothing happens twice
+
+Invariants:
+    - everything runs in one event loop;
+    - every program ends exactly once, with its worker's report or with an error;
+    - a program whose end is unknown is reported as lost, never as a success.
 """
 
 from __future__ import annotations
@@ -30,63 +33,60 @@ from roll_sandbox.remote.resend_buffer import ResendBuffer
 from roll_sandbox.types import Program, SandboxSpec, Usage
 from roll_sandbox.wire import Message, error_from_json, program_to_json, spec_to_json
 
-__all__ = ["RemoteSandbox", "RemoteSandboxConnection", "ServiceConnection", "new_name"]
+__all__ = ["RemoteSandbox", "RemoteSandboxConnection", "ServiceConnection", "generate_name"]
 
 _ANSWER_TIMEOUT_S = 10.0
 _MAX_KEPT_CLOSES = 256
-"""Closes of sessions that are sent again over a new connection, since they are not acknowledged."""
+"""Maximum number of `close` messages of sessions to keep, to resend them over a new connection."""
 _FIELDS = {"input": ("data",), "bound": ("wall_s", "cpu_s"), "tty": ("rows", "columns", "shown")}
 
 
-def new_name() -> str:
+def generate_name() -> str:
     """Return a new name for a sandbox, program or session."""
     return uuid.uuid4().hex
 
 
 class RemoteSandbox(Sandbox):
-    """A sandbox of a service. Its worker bounds its time."""
+    """A sandbox in a service. Its worker enforces time limits."""
 
     agent_grace_s = None
 
     def __init__(self, name: str, *arguments: Any, service: ServiceConnection, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.name = name
-        """Name of the sandbox in the service."""
+        """The name of the sandbox in the service."""
         self._service = service
 
     def extend(self, lifetime_s: float) -> asyncio.Future[Message]:
-        """Set the sandbox's lifetime to this many seconds from now on. The request is sent at once; await the
-        confirmation.
+        """Request a new lifetime, in seconds from now on; return a future that ends when the service has confirmed it.
 
         Raises:
-            SandboxQuotaError: it exceeds the owner's quota.
+            SandboxQuotaError: the lifetime exceeds the owner's quota.
             UnknownSandboxError: the sandbox has ended, or is being ended.
             SandboxUnavailableError: no answer arrived in time.
         """
         return asyncio.ensure_future(self._service.request("extend", self.name, lifetime_s=lifetime_s))
 
     async def usage(self) -> Usage:
-        """Return the usage; see `Sandbox.usage`."""
-        found = await self._service.inspect(self.name)
-        return Usage(cpu_s=float(found["cpu_s"]), memory_bytes=int(found["memory_bytes"]))
+        """Return the CPU time and memory that the sandbox uses; see `Sandbox.usage`."""
+        answer = await self._service.inspect(self.name)
+        return Usage(cpu_s=float(answer["cpu_s"]), memory_bytes=int(answer["memory_bytes"]))
 
     def detach(self) -> None:
-        """Detach from the sandbox, which lives on; later messages about it are ignored."""
-        self._service.forget(self.name)
+        """Detach from the sandbox, which keeps running; later messages about it are ignored."""
+        self._service.remove_sandbox(self.name)
 
     def reattach_program(self, program: Message) -> Job:
-        """Return the job of a program that another connection began.
+        """Return the job of a program that another connection started.
 
         Args:
-            program: its entry in the answer of `ServiceConnection.inspect`.
+            program: the program's entry in the answer of `ServiceConnection.inspect`.
         """
         assert isinstance(self._connection, RemoteSandboxConnection)
         return Job(self, self._connection.reattach(program["id"], program["seen"]), 0.0)
 
     def begin_named(self, name: str, program: Program, *, alone: bool = False) -> Job:
-        """Start a program as `begin` does, under a name that the caller chose; a known name is found again, not run
-        again.
-        """
+        """Start a program as `begin` does, under a given name; if a program of this name exists, return its job."""
         connection = self._connection
         assert isinstance(connection, RemoteSandboxConnection)
         connection.next_name = name
@@ -97,13 +97,13 @@ class RemoteSandbox(Sandbox):
 
 
 class RemoteSandboxConnection:
-    """The `connection.Connection` of one sandbox."""
+    """The connection to one sandbox, which sends messages through the service instead of to the agent."""
 
     def __init__(self, service: ServiceConnection, name: str) -> None:
         self._service = service
         self.name = name
         self.next_name: str | None = None
-        """Name of the next program; `None`: a new name."""
+        """Name for the next program; `None`: generate a name."""
         self.is_lost = False
         self.end_error: RollSandboxError = SandboxError("the sandbox has ended")
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -112,7 +112,7 @@ class RemoteSandboxConnection:
         self._num_sent: dict[str, int] = {}
 
     def configure(self, settings: dict[str, Any]) -> AgentJob:
-        """Return a finished job: the worker has configured the agent."""
+        """Return a finished job, since the worker has already configured the agent."""
         job = AgentJob(self, "", 0)
         job.finish({})
         return job
@@ -120,19 +120,19 @@ class RemoteSandboxConnection:
     def submit(self, name: str, request: dict[str, Any], stdin: bytes, output_bytes: int) -> AgentJob:
         """Start a program or a session under a new name."""
         message = {"op": name, "request": program_to_json(request)}
-        return self._start(message | ({"stdin": stdin} if name == "run" else {}), output_bytes)
+        return self._start_job(message | ({"stdin": stdin} if name == "run" else {}), output_bytes)
 
     def reattach(self, name: str, num_sent: int) -> AgentJob:
-        """Rejoin the program of this name, to which `num_sent` messages were sent before."""
+        """Return a new job for a running program, to which an earlier connection has sent `num_sent` messages."""
         self._num_sent[name] = num_sent
-        return self._start({"op": "run", "request": {}, "stdin": b""}, 2**52, name)
+        return self._start_job({"op": "run", "request": {}, "stdin": b""}, 2**52, name)
 
     def submit_on_channel(self, channel: Any, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
         """Start a command in a session."""
-        return self._start({"op": name, "shell": channel, "request": request}, output_bytes)
+        return self._start_job({"op": name, "shell": channel, "request": request}, output_bytes)
 
-    def _start(self, message: Message, output_bytes: int, name: str | None = None) -> AgentJob:
-        name = name or self.next_name or new_name()
+    def _start_job(self, message: Message, output_bytes: int, name: str | None = None) -> AgentJob:
+        name = name or self.next_name or generate_name()
         job = AgentJob(self, name, output_bytes)
         if self.is_lost:
             job.finish(None, self.end_error)
@@ -142,7 +142,7 @@ class RemoteSandboxConnection:
         try:
             self._service.send(message)
         except RollSandboxError as error:
-            self._finish(name, None, error)
+            self._finish_job(name, None, error)
         else:
             sent.store(message)
         return job
@@ -154,15 +154,15 @@ class RemoteSandboxConnection:
             return
         values = dict(zip(_FIELDS.get(op, ()), rest, strict=True))
         number = self._num_sent[name] = self._num_sent.get(name, 0) + 1
-        said = {"op": op, "sandbox": self.name, "id": name, "n": number, **values}
+        outgoing = {"op": op, "sandbox": self.name, "id": name, "n": number, **values}
         if name in self._resend_buffers:
-            self._resend_buffers[name].store(said)
+            self._resend_buffers[name].store(outgoing)
         if op == "close":
-            self._sent_closes.append(said)
-        self._service.send(said)
+            self._sent_closes.append(outgoing)
+        self._service.send(outgoing)
 
     def receive(self, message: Message) -> None:
-        """Receive a message of the service about a program."""
+        """Handle a message of the service about a program."""
         name = message["id"]
         sent = self._resend_buffers.get(name)
         if sent is None:
@@ -182,35 +182,35 @@ class RemoteSandboxConnection:
             if message["pieces"] > sent.num_received:
                 self._request_missing_output(name, sent)
             else:
-                self._finish(name, message["end"], "")
+                self._finish_job(name, message["end"], "")
         else:
-            self._finish(name, None, error_from_json(message))
+            self._finish_job(name, None, error_from_json(message))
 
     def _request_missing_output(self, name: str, sent: ResendBuffer) -> None:
-        """Request again the output that the worker sent while it had no connection."""
+        """Request a program's output that this client has missed, or end the job as lost if that is impossible."""
         if not sent.messages:
-            self._finish(name, None, SandboxLostError("part of a program's output was lost"))
+            self._finish_job(name, None, SandboxLostError("part of a program's output was lost"))
         elif sent.requested_at < sent.num_received:
             sent.requested_at = sent.num_received
             self._service.send({**sent.messages[0], "have": sent.num_received})
 
-    def _finish(self, name: str, end: dict[str, Any] | None, error: str | Exception) -> None:
+    def _finish_job(self, name: str, end: dict[str, Any] | None, error: str | Exception) -> None:
         self._num_sent.pop(name, None)
         self._resend_buffers.pop(name).job.finish(end, error)
 
     def resend(self) -> None:
-        """Send everything that runs over a new connection.
+        """Resend the messages of running programs and sessions over a new connection.
 
-        Closes of sessions go first, since the sessions may hold all processes that may run.
+        `close` messages of sessions are sent first, since these sessions may use up the limit of processes.
         """
-        for said in self._sent_closes:
-            self._service.send(said)
+        for message in self._sent_closes:
+            self._service.send(message)
         for name, sent in list(self._resend_buffers.items()):
             if sent.kept_bytes is None:
-                self._finish(
+                self._finish_job(
                     name,
                     None,
-                    SandboxLostError("the connection broke while a program ran whose input was too large to keep"),
+                    SandboxLostError("the connection broke, and the program's input was too large to be sent again"),
                 )
                 continue
             first, *rest = sent.messages
@@ -219,22 +219,22 @@ class RemoteSandboxConnection:
                 self._service.send(message)
 
     def fail_all(self, error: RollSandboxError) -> None:
-        """Finish all programs with an error: the sandbox is gone."""
+        """End the jobs of all programs with an error, after the sandbox has ended."""
         if self.is_lost:
             return
         self.is_lost, self.end_error = True, error
         for name in list(self._resend_buffers):
-            self._finish(name, None, error)
-        self._service.forget(self.name)
+            self._finish_job(name, None, error)
+        self._service.remove_sandbox(self.name)
         if not self.ended.done():
             self.ended.set_result(None)
 
     def close(self) -> None:
-        """Do nothing: the worker closes the connection to the agent (see `Line.stop`)."""
+        """Do nothing: the worker closes the connection to the agent when the sandbox is stopped."""
 
 
 class ServiceConnection:
-    """The client's end of a connection to a service; see the module.
+    """The client's end of a connection to a service: creates, finds and stops sandboxes.
 
     Args:
         transmit: sends a message to the service, without waiting.
@@ -262,39 +262,39 @@ class ServiceConnection:
 
         Args:
             spec: the sandbox's spec.
-            lifetime_s: seconds after which it ends; `None`: the service's default.
-            near: name of a sandbox whose worker is preferred if it has room.
-            name: name of the sandbox; `None`: a new one.
+            lifetime_s: seconds after which the sandbox ends; `None`: the service's default.
+            near: name of another sandbox, whose worker is preferred if it has room.
+            name: name for the sandbox; `None`: generate a name.
 
         Raises:
-            SandboxError: it did not start.
+            SandboxError: the sandbox did not start.
             SandboxQuotaError: the owner's quota is used up.
             SandboxRequestError: the service never starts such a sandbox.
         """
-        message: Message = {"op": "create", "sandbox": name or new_name(), "spec": spec_to_json(spec)}
+        message: Message = {"op": "create", "sandbox": name or generate_name(), "spec": spec_to_json(spec)}
         wishes = {"lifetime_s": lifetime_s, "near": near}
-        return await self._open(message | {key: wish for key, wish in wishes.items() if wish is not None}, spec)
+        return await self._make_sandbox(message | {key: wish for key, wish in wishes.items() if wish is not None}, spec)
 
     async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
-        """Return a sandbox that the owner already has."""
-        return await self._open({"op": "attach", "sandbox": name}, spec)
+        """Return an existing sandbox of the owner. `spec` is taken as the sandbox's spec, without a check."""
+        return await self._make_sandbox({"op": "attach", "sandbox": name}, spec)
 
     async def inspect(self, name: str, *, output_bytes: int = 0) -> Message:
-        """Return the usage of a sandbox of the owner, and its programs, latest last.
+        """Return the usage of one of the owner's sandboxes, and its programs, latest last.
 
         Args:
             name: name of the sandbox.
-            output_bytes: most bytes of the end of each program's output.
+            output_bytes: number of bytes to include from the end of each program's output.
 
         Raises:
             UnknownSandboxError: the owner has no such sandbox.
-            SandboxUnavailableError: the sandbox's worker is away.
+            SandboxUnavailableError: the sandbox's worker is disconnected.
         """
         return await self.request("look", name, output=output_bytes)
 
     async def request(self, op: str, name: str, **values: Any) -> Message:
-        """Send a request about a sandbox and return its answer, which comes at once or not at all; errors as `look`."""
-        key = new_name()
+        """Send the request `op` about sandbox `name`, and return the answer. Raises the same errors as `inspect`."""
+        key = generate_name()
         answer = self._pending_answers[key] = asyncio.get_running_loop().create_future()
         try:
             self.send({"op": op, "sandbox": name, "id": key, **values})
@@ -302,12 +302,12 @@ class ServiceConnection:
                 return await answer
         except TimeoutError:
             raise SandboxUnavailableError(
-                f"the worker of the sandbox '{name}' did not answer in time: the worker is away or busy. Retry."
+                f"the worker of the sandbox '{name}' did not answer in time: the worker is disconnected or busy. Retry."
             ) from None
         finally:
             del self._pending_answers[key]
 
-    async def _open(self, message: Message, spec: SandboxSpec) -> RemoteSandbox:
+    async def _make_sandbox(self, message: Message, spec: SandboxSpec) -> RemoteSandbox:
         name = message["sandbox"]
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._opening[name] = message, answer
@@ -316,7 +316,7 @@ class ServiceConnection:
             self.send(message)
             traits = await answer
         except BaseException as error:
-            self.forget(name)
+            self.remove_sandbox(name)
             if isinstance(error, asyncio.CancelledError) and message["op"] == "create":
                 self.send({"op": "stop", "sandbox": name})
             raise
@@ -334,26 +334,26 @@ class ServiceConnection:
         )
 
     def stop(self, connection: RemoteSandboxConnection) -> None:
-        """End a sandbox; it has ended when the service reports so."""
+        """Request the end of a sandbox, without waiting for it; the service reports when the sandbox has ended."""
         if not connection.is_lost and connection.name not in self._stopping:
             self._stopping.add(connection.name)
             self.send({"op": "stop", "sandbox": connection.name})
 
-    def forget(self, name: str) -> None:
-        """Remove a sandbox that is gone."""
+    def remove_sandbox(self, name: str) -> None:
+        """Forget a sandbox that has ended or did not start."""
         self._connections.pop(name, None)
         self._stopping.discard(name)
 
     def receive(self, message: Message) -> None:
-        """Receive a message of the service."""
+        """Handle a message of the service."""
         op, name = message["op"], message.get("sandbox", "")
         connection = self._connections.get(name)
-        asked = self._pending_answers.get(message.get("id", ""))
-        if asked is not None:
-            if not asked.done() and op in ("looked", "extended"):
-                asked.set_result(message)
-            elif not asked.done():
-                asked.set_exception(error_from_json(message))
+        answer = self._pending_answers.get(message.get("id", ""))
+        if answer is not None:
+            if not answer.done() and op in ("looked", "extended"):
+                answer.set_result(message)
+            elif not answer.done():
+                answer.set_exception(error_from_json(message))
         elif name in self._opening and op in ("created", "failed", "gone"):
             answer = self._opening[name][1]
             if not answer.done() and op == "created":
@@ -363,7 +363,7 @@ class ServiceConnection:
         elif op == "created" or op == "failed":
             if op == "failed" and connection is not None:
                 error = error_from_json(message)
-                if isinstance(error, UnknownSandboxError):  # a program sent before may have run
+                if isinstance(error, UnknownSandboxError):  # a program that was sent before may have run
                     error = SandboxLostError(f"the sandbox ended while the connection to the service was down: {error}")
                 connection.fail_all(error)
         elif connection is not None:
@@ -375,7 +375,7 @@ class ServiceConnection:
                 connection.receive(message)
 
     def resend(self) -> None:
-        """Send everything whose end has not arrived over a new connection."""
+        """Resend unanswered requests and the messages of running programs over a new connection."""
         for message, _ in self._opening.values():
             self.send(message)
         for name, connection in list(self._connections.items()):
@@ -387,7 +387,7 @@ class ServiceConnection:
                 self.send({"op": "stop", "sandbox": name})
 
     def fail_all(self, error: RollSandboxError) -> None:
-        """Finish everything with an error: there will be no further connection."""
+        """End all requests and the jobs of all programs with an error, since the client will not connect again."""
         for _, answer in self._opening.values():
             if not answer.done():
                 answer.set_exception(error)

@@ -1,4 +1,4 @@
-"""The messages that a client sent to one running program, kept until the program has ended."""
+"""Keeps the messages to a running program until the program has ended, to resend them over a new connection."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from roll_sandbox.wire import Message
 __all__ = ["ResendBuffer"]
 
 _MAX_KEPT_BYTES = 2**24
-"""Most bytes of a running program's input to keep: with more input, a program cannot be resumed over a new connection.
-"""
+"""Maximum bytes of input to keep for a running program; with more, it cannot be resumed over a new connection."""
 
 
 class ResendBuffer:
-    """The messages sent to a running program, all of which are sent again over a new connection."""
+    """The messages that were sent to one running program, kept to be sent again over a new connection."""
 
     def __init__(self, job: AgentJob) -> None:
         self.job = job
@@ -21,12 +20,12 @@ class ResendBuffer:
         self.num_received = 0
         self.last_answered = 0
         self.requested_at = -1
-        """Number of received pieces when the rest was last requested again."""
+        """Number of output chunks that had been received when missing output was last requested."""
         self.kept_bytes: int | None = 0
-        """Bytes of kept input; `None`: too many to keep."""
+        """Bytes of input that are kept; `None` if the input was too large to keep."""
 
     def store(self, message: Message) -> None:
-        """Keep one more message."""
+        """Keep one more message. Once the input is too large to keep, drop this and all later messages."""
         size = len(message.get("data", b""))
         if self.kept_bytes is not None:
             self.kept_bytes = self.kept_bytes + size if self.kept_bytes + size <= _MAX_KEPT_BYTES else None

@@ -1,4 +1,4 @@
-"""The `remote` runtime: a service starts the sandboxes, over one WebSocket that is reconnected when it breaks."""
+"""The `remote` runtime: a service runs the sandboxes; the WebSocket to the service is reopened when it breaks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from roll_sandbox.errors import (
     SandboxUnavailableError,
     UnknownImageError,
 )
-from roll_sandbox.proxies import client_session
+from roll_sandbox.proxies import make_client_session
 from roll_sandbox.remote.connection import RemoteSandbox, ServiceConnection
 from roll_sandbox.types import Mount, SandboxSpec
 from roll_sandbox.uploads import Files, compute_digest, format_upload_source, read_directory
@@ -37,14 +37,14 @@ _BACKOFF_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _CONNECT_TIMEOUT_S = 10.0
 _CLOSE_TIMEOUT_S = 5.0
 _WORKER_REJOIN_S = 10.0
-"""How long workers may take to rejoin after a service came back."""
+"""Seconds that workers have to reconnect after a restart of the service."""
 
 
 class RemoteRuntime:
-    """The remote runtime; see the module and `runtime.Runtime`.
+    """The runtime whose sandboxes run in a service; see `runtime.Runtime`.
 
     Args:
-        url, token, lifetime_s, ca_file, patience_s, wait_for_quota: see `connect`.
+        url, token, lifetime_s, ca_file, reconnect_timeout_s, wait_for_quota: see `connect`.
 
     Raises:
         ConfigError: see `connect`.
@@ -70,11 +70,11 @@ class RemoteRuntime:
         self._reconnect_timeout_s = reconnect_timeout_s
         self._wait_for_quota = wait_for_quota
         self._access_error: SandboxAccessError | None = None
-        """The error after which there are no further connections."""
+        """The error after which the runtime does not connect again."""
         self._reconnected_at = -math.inf
         """Time of the last reconnection."""
         self._num_waiting_for_quota = 0
-        """Requests that wait for the owner's quota."""
+        """Number of requests that wait for the owner's quota."""
         self._service = ServiceConnection(self._transmit)
         self._session: aiohttp.ClientSession | None = None
         self._connection_task: asyncio.Task[None] | None = None
@@ -92,11 +92,13 @@ class RemoteRuntime:
 
         Raises:
             SandboxUnavailableError: no service answers.
-            SandboxAccessError: the token is refused.
+            SandboxAccessError: the service refuses the token.
         """
         if self._session is not None:
             return
-        self._session = client_session(self._url, headers=self._headers, connector=aiohttp.TCPConnector(ssl=self._tls))
+        self._session = make_client_session(
+            self._url, headers=self._headers, connector=aiohttp.TCPConnector(ssl=self._tls)
+        )
         try:
             socket = await self._connect()
         except BaseException:
@@ -111,16 +113,17 @@ class RemoteRuntime:
         assert self._session is not None
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                # 0 turns off aiohttp's limit of 4 MiB, since the service bounds its messages.
                 socket = await self._session.ws_connect(f"{self._url}/v1/line", max_msg_size=0, heartbeat=20.0)
         except aiohttp.WSServerHandshakeError as error:
             if error.status in (401, 403) and not await self._is_rate_limited():
-                what = (
+                problem = (
                     "the token is wrong, expired or revoked"
                     if error.status == 401
                     else "the token lacks the scope 'run'"
                 )
                 raise SandboxAccessError(
-                    f"the sandbox service at {self._url} refuses the token ({error.status}): {what}. "
+                    f"the sandbox service at {self._url} refuses the token ({error.status}): {problem}. "
                     "`roll-sandbox token create` creates another."
                 ) from None
             raise SandboxUnavailableError(
@@ -134,13 +137,13 @@ class RemoteRuntime:
         except (TypeError, ValueError, TimeoutError, aiohttp.ClientError, SandboxRequestError) as error:
             await socket.close()
             raise SandboxUnavailableError(
-                f"{self._url} did not send the greeting of a sandbox service ({error})."
+                f"{self._url} did not send the greeting of a sandbox service ({str(error) or type(error).__name__})."
             ) from None
         self.fresh_programs = bool(greeting.get("fresh_programs", True))
         return socket
 
     async def _is_rate_limited(self) -> bool:
-        """Return whether a WebSocket was refused for too many requests, for which servers send 403 as well."""
+        """Return whether the service may have refused a WebSocket because of too many requests, not the token."""
         assert self._session is not None
         try:
             async with self._session.get(f"{self._url}/health/ready") as answer:
@@ -149,13 +152,13 @@ class RemoteRuntime:
             return True  # the token may be valid
 
     async def _keep_connected(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
-        """Serve one connection after another, as long as the service comes back in time."""
+        """Serve one connection after another, as long as reconnecting succeeds in time."""
         try:
             await self._serve(socket)
         except Exception as error:
             logger.exception("the connection to the sandbox service at %s failed", self._url)
             self._service.fail_all(
-                SandboxError(f"the connection to the sandbox service failed and is not reopened: {error}")
+                SandboxError(f"the connection to the sandbox service failed and is not reopened: {error!r}")
             )
 
     async def _serve(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
@@ -169,6 +172,7 @@ class RemoteRuntime:
                 writing.cancel()
                 await asyncio.gather(writing, return_exceptions=True)
                 await socket.close()
+            # `resend` sends all messages that are still needed; messages left in the queue would be sent twice.
             self._outgoing.clear()
             if self._closed:
                 return
@@ -188,10 +192,10 @@ class RemoteRuntime:
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         await self._outgoing.send_over(socket)
-        await socket.close()
+        await socket.close()  # ends `_read` as well
 
     async def _reconnect(self) -> aiohttp.ClientWebSocketResponse | None:
-        """Reconnect and send everything that runs again; return `None` after `close` or if the token is refused."""
+        """Reconnect, and resend messages of running programs; return `None` after `close` or for a refused token."""
         began = time.monotonic()
         until = began + self._reconnect_timeout_s
         attempt = 0
@@ -201,7 +205,9 @@ class RemoteRuntime:
             except SandboxUnavailableError as error:
                 if attempt == len(_BACKOFF_S):
                     logger.warning(
-                        "%s Reconnecting; running programs are lost after %g s.", error, self._reconnect_timeout_s
+                        "%s Reconnecting. After %g s without a connection, running programs are lost.",
+                        error,
+                        self._reconnect_timeout_s,
                     )
                 if time.monotonic() > until:
                     self._service.fail_all(SandboxLostError(f"the sandbox service is unreachable: {error}"))
@@ -215,6 +221,7 @@ class RemoteRuntime:
                     away_s = time.monotonic() - began
                     logger.warning("reconnected to the sandbox service at %s after %.0f s.", self._url, away_s)
                 self._reconnected_at = time.monotonic()
+                # Uploads first, since sandboxes whose `create` is resent may mount the directories.
                 self._reupload()
                 self._service.resend()
                 return socket
@@ -232,7 +239,9 @@ class RemoteRuntime:
         self._outgoing.put(data)
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
-        """Upload the directories that the spec's mounts need; image names are resolved where the sandbox starts.
+        """Upload the directories of mounts with `upload` set, and return the spec with mounts of these uploads.
+
+        The image's name stays as it is, since the worker resolves it.
 
         Raises:
             OversizedUploadError: a directory is too large to upload.
@@ -243,18 +252,18 @@ class RemoteRuntime:
         return dataclasses.replace(spec, mounts=tuple(mounts))
 
     def _upload_mount(self, mount: Mount) -> Mount:
-        """Return the mount as the service names it, and upload its directory on the first use."""
-        found = self._uploads.get(mount.source)
-        if found is None:
+        """Upload a mount's directory if it was not uploaded yet; return the mount with the upload as its source."""
+        uploaded = self._uploads.get(mount.source)
+        if uploaded is None:
             files = read_directory(mount.source)
             digest = compute_digest(files)
             self._upload(digest, files)
             self._files[digest] = files
-            found = self._uploads[mount.source] = Mount(source=format_upload_source(digest), target=mount.target)
-        return dataclasses.replace(found, target=mount.target)
+            uploaded = self._uploads[mount.source] = Mount(source=format_upload_source(digest), target=mount.target)
+        return dataclasses.replace(uploaded, target=mount.target)
 
     def _reupload(self) -> None:
-        """Upload all directories over a new connection: the service may be a new process without them."""
+        """Upload all directories again over a new connection, since the service may have been restarted."""
         for digest, files in self._files.items():
             self._upload(digest, files)
 
@@ -262,7 +271,7 @@ class RemoteRuntime:
         self._transmit({"op": "upload", "sandbox": digest, "files": files})
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
-        """Request a sandbox, with retries while workers rejoin or, if so configured, while the quota is used up."""
+        """Create a sandbox. Retry while workers reconnect and, with `wait_for_quota`, while the quota is used up."""
         until = time.monotonic() + self._reconnect_timeout_s
         while True:
             if self._access_error is not None:
@@ -271,7 +280,7 @@ class RemoteRuntime:
                 raise SandboxError("the connection to the sandbox service was not opened, or is closed")
             try:
                 return await self._service.create(spec, lifetime_s=self._lifetime_s)
-            except UnknownImageError:
+            except UnknownImageError:  # a SandboxUnavailableError, but waiting does not help
                 raise
             except SandboxUnavailableError:
                 if time.monotonic() > self._reconnected_at + _WORKER_REJOIN_S:
@@ -290,11 +299,11 @@ class RemoteRuntime:
                 self._num_waiting_for_quota -= 1
 
     async def create(self, spec: SandboxSpec, *, lifetime_s: float | None = None) -> RemoteSandbox:
-        """Create a sandbox; see `Line.create`."""
+        """Create a sandbox; see `ServiceConnection.create`."""
         return await self._service.create(self.resolve(spec), lifetime_s=lifetime_s)
 
     async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
-        """Return a sandbox that this owner already has.
+        """Return an existing sandbox of this owner.
 
         Raises:
             UnknownSandboxError: the owner has no such sandbox.
@@ -306,7 +315,7 @@ class RemoteRuntime:
         return await self._service.inspect(name, output_bytes=output_bytes)
 
     async def close(self) -> None:
-        """End every sandbox of this connection, and close it."""
+        """End every sandbox of this connection, and close the connection."""
         if self._connection_task is not None and not self._connection_task.done():
             connections = self._service.open_connections
             for connection in connections:

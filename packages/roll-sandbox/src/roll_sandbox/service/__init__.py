@@ -4,6 +4,6 @@
                                                                        │
                                                         records, quotas, tokens ──► store/ (database)
 
-`service` owns all parts, and `app` the routes. `dispatcher` chooses the worker of a sandbox and passes messages between
-clients and workers; `housekeeper` stops expired sandboxes. `rock` has the routes of ROCK's SDK.
+`service` owns all parts; `app` has the routes. `dispatcher` chooses the worker of a sandbox, and passes messages
+between clients and workers. `housekeeper` stops expired sandboxes. `rock` has the routes of ROCK's SDK.
 """

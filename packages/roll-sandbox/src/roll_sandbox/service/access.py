@@ -1,7 +1,7 @@
-"""Access control before every route: tokens, scopes, rates and body sizes.
+"""Access control for all routes: checks tokens, scopes, request rates and body sizes.
 
-Only `/health/live` is answered without a token. The scopes of paths are defined only here, so that a route that is not
-listed needs the highest one.
+Only `/health/live` needs no token. The scopes of all paths are defined here; a path that is not listed needs the scope
+`admin`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from roll_sandbox.service.quotas import Quotas
 from roll_sandbox.service.rate_limits import RateLimiter
 from roll_sandbox.service.tokens import Identity, Tokens
 
-__all__ = ["ROCK", "Access", "scope_for"]
+__all__ = ["ROCK", "AccessMiddleware", "get_required_scope"]
 
 ROCK = "/apis/envs/sandbox/v1"
 _PUBLIC_PATH = "/health/live"
@@ -32,8 +32,8 @@ _HEADERS = {
 }
 
 
-def scope_for(method: str, path: str) -> str:
-    """Return the scope that a request needs; `worker` for workers, `admin` for unknown paths."""
+def get_required_scope(method: str, path: str) -> str:
+    """Return the scope that a request needs. Unknown paths need `admin`."""
     if path == "/v1/worker":
         return "worker"
     if path in ("/health/ready", "/openapi.json"):
@@ -47,15 +47,15 @@ def scope_for(method: str, path: str) -> str:
     return "read" if method in ("GET", "HEAD") else "run"
 
 
-class Access:
-    """Middleware that checks tokens, scopes and rates; requests that pass have `scope["identity"]`.
+class AccessMiddleware:
+    """Middleware that checks tokens, scopes and rates. It sets `scope["identity"]` of requests that pass.
 
     Args:
-        app: the application behind it.
+        app: the application that receives the requests that pass.
         tokens: the tokens of the service.
         quotas: the quotas of owners.
         audit: the audit log.
-        max_bytes: most bytes of a request's body.
+        max_bytes: maximum bytes of a request's body.
     """
 
     def __init__(self, app: ASGIApp, tokens: Tokens, quotas: Quotas, audit: Audit, max_bytes: int) -> None:
@@ -77,6 +77,7 @@ class Access:
         if scope["type"] == "websocket":
             await (_refuse_socket(refusal, scope, receive, send) if refusal else self._app(scope, receive, send))
             return
+        # Checked before the body is read; `_limit_body` bounds bodies without a Content-Length.
         if refusal is None:
             length = Headers(scope=scope).get("content-length", "0")
             if not length.isdigit() or int(length) > self._max_bytes:
@@ -87,21 +88,22 @@ class Access:
         await app(scope, self._limit_body(receive), _add_headers(send))
 
     async def _check_request(self, scope: Scope) -> Response | None:
-        """Return the response that refuses a request, or `None` after storing the identity in `scope`."""
+        """Return the response that refuses a request, or store its identity in `scope` and return `None`."""
         peer = str((scope.get("client") or ("", 0))[0])
+        # Checked before the token is looked up, since that reads the database.
         if self._failures.is_empty(peer):
             return _make_error_response(
-                429, "access", "too many requests of this address had an invalid token: wait a minute."
+                429, "access", "too many requests from this address had an invalid token: wait a minute."
             )
-        given = _extract_token(Headers(scope=scope), scope["path"])
-        if not given:
+        token = _extract_token(Headers(scope=scope), scope["path"])
+        if not token:
             return _make_error_response(
                 401,
                 "access",
                 "the request has no token: send 'Authorization: Bearer TOKEN' (`roll-sandbox token create`).",
             )
         try:
-            identity = await asyncio.to_thread(self._tokens.identify, given)
+            identity = await asyncio.to_thread(self._tokens.identify, token)
         except SandboxDatabaseError as error:
             return _make_error_response(503, "database", str(error))
         if identity is None:
@@ -110,7 +112,7 @@ class Access:
             return _make_error_response(
                 401, "access", "the token is wrong, expired or revoked: `roll-sandbox token create` creates another."
             )
-        needed = scope_for(scope.get("method", "GET"), scope["path"])
+        needed = get_required_scope(scope.get("method", "GET"), scope["path"])
         if needed not in identity.scopes and "admin" not in identity.scopes:
             self._audit.record(
                 "refuse",
@@ -132,7 +134,7 @@ class Access:
         return None
 
     def get_rate_limiter(self, identity: Identity) -> RateLimiter:
-        """Return the rate limiter of this identity's owner."""
+        """Return the rate limiter that all tokens of the identity's owner share."""
         owner = identity.owner
         per_s = self._quotas.get(owner).requests_per_s
         if owner not in self._rates or self._rates[owner].per_s != per_s:
@@ -140,35 +142,35 @@ class Access:
         return self._rates[owner]
 
     def _limit_body(self, receive: Receive) -> Receive:
-        """Wrap `receive` so that a body without a Content-Length is bounded, too."""
+        """Wrap `receive`, so that a body over the maximum, even without a Content-Length, disconnects the client."""
         left = self._max_bytes
 
-        async def bounded() -> Message:
+        async def receive_bounded() -> Message:
             nonlocal left
             message = await receive()
             left -= len(message.get("body", b""))
             return message if left >= 0 else {"type": "http.disconnect"}
 
-        return bounded
+        return receive_bounded
 
 
 def _extract_token(headers: Headers, path: str) -> str:
-    """Return the token of a request.
+    """Return the token of a request; empty if it has none.
 
-    On ROCK's routes the token may also be in ROCK's own header, or in the password of the URL, as ROCK's SDK sends it.
+    On ROCK's routes, the token may also be in ROCK's header, or be the password in the URL, as ROCK's SDK sends it.
     """
-    scheme, _, given = headers.get("authorization", "").partition(" ")
+    scheme, _, token = headers.get("authorization", "").partition(" ")
     if path.startswith(ROCK + "/"):
         if scheme.lower() == "basic":
             with contextlib.suppress(ValueError):
-                return base64.b64decode(given.strip()).decode("ascii").partition(":")[2]
-        if not given:
-            scheme, _, given = headers.get("xrl-authorization", "").partition(" ")
-    return given.strip() if scheme.lower() == "bearer" else ""
+                return base64.b64decode(token.strip()).decode("ascii").partition(":")[2]
+        if not token:
+            scheme, _, token = headers.get("xrl-authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else ""
 
 
 async def _refuse_socket(refusal: Response, scope: Scope, receive: Receive, send: Send) -> None:
-    """Refuse a WebSocket handshake with this response; with 403 if the server supports nothing else."""
+    """Refuse a WebSocket handshake with this response, or with 403 if the server does not support responses."""
     await receive()
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008})
@@ -181,12 +183,12 @@ async def _refuse_socket(refusal: Response, scope: Scope, receive: Receive, send
 def _add_headers(send: Send) -> Send:
     extra = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
 
-    async def guarded(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             message = {**message, "headers": [*message.get("headers", ()), *extra]}
         await send(message)
 
-    return guarded
+    return send_with_headers
 
 
 def _make_error_response(status: int, kind: str, reason: str) -> Response:

@@ -1,7 +1,7 @@
-"""Directories of sandboxes as tar archives, both ways.
+"""Converts directories of sandboxes to tar archives and back.
 
-No archive is unpacked on the server: it is checked, and the sandbox unpacks it with the rights of any program. Archives
-from a sandbox are checked as well, since a hostile program may have written them.
+The server never unpacks an archive: it checks the archive, and a program in the sandbox unpacks it without privileges.
+Archives from a sandbox are also checked, since a hostile program may have written them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tarfile
 
 from roll_sandbox.agent_sandbox import Sandbox
 from roll_sandbox.errors import OversizedUploadError, SandboxPathError, SandboxRequestError
-from roll_sandbox.tar_headers import Header
+from roll_sandbox.tar_headers import BoundedTarInfo
 from roll_sandbox.types import PythonCode
 
 __all__ = ["check_archive", "pack", "unpack"]
@@ -37,53 +37,54 @@ with os.fdopen(0, "rb", closefd=False) as source, tarfile.open(fileobj=source, m
 
 
 async def pack(sandbox: Sandbox, path: str) -> bytes:
-    """Return a tar archive of a directory's files and directories, without links and devices.
+    """Return a tar archive of the files and directories below `path` in the sandbox, without links and devices.
 
     Raises:
         SandboxPathError: the directory cannot be read.
-        SandboxRequestError: the sandbox returned something other than such an archive.
+        OversizedUploadError: the archive from the sandbox has too many or too large files.
+        SandboxRequestError: what the sandbox returned is not a valid tar archive of files and directories.
     """
     program = PythonCode(source=_PACK, argv=(path,), wall_s=_WALL_S, output_bytes=MAX_BYTES)
     result = await sandbox.execute(program)
     if not result.ok:
-        raise SandboxPathError(5, f"in the sandbox: {_last_line(result.stderr) or result.outcome}", path)
+        raise SandboxPathError(5, f"in the sandbox: {_get_last_line(result.stderr) or result.outcome}", path)
     limits = sandbox.spec.limits
     await asyncio.to_thread(check_archive, result.stdout, limits.disk_bytes * 2, limits.max_files * 2)
     return result.stdout
 
 
 async def unpack(sandbox: Sandbox, path: str, archive: bytes) -> None:
-    """Write an archive's files below a directory, which is created if it does not exist.
+    """Unpack a tar archive below `path` in the sandbox; create the directory if it does not exist.
 
     Raises:
         OversizedUploadError: the archive does not fit into the sandbox.
         SandboxPathError: the directory cannot be written.
-        SandboxRequestError: it is not a plain tar archive, or has a member that is refused.
+        SandboxRequestError: `archive` is not an uncompressed tar archive, or has a member that is not allowed.
     """
     limits = sandbox.spec.limits
     await asyncio.to_thread(check_archive, archive, limits.disk_bytes, limits.max_files)
     result = await sandbox.execute(PythonCode(source=_UNPACK, argv=(path,), stdin=archive, wall_s=_WALL_S))
     if not result.ok:
-        raise SandboxPathError(5, f"in the sandbox: {_last_line(result.stderr) or result.outcome}", path)
+        raise SandboxPathError(5, f"in the sandbox: {_get_last_line(result.stderr) or result.outcome}", path)
 
 
 def check_archive(data: bytes, max_bytes: int, max_files: int) -> None:
-    """Check that `data` is a plain tar archive of files and directories, all inside it.
+    """Check that an archive is uncompressed tar, and has only files and directories with paths below the target.
 
     Raises:
-        OversizedUploadError: it has too many or too large files.
-        SandboxRequestError: it is not a tar archive, is compressed, or has another path or kind of member.
+        OversizedUploadError: the archive has too many or too large files.
+        SandboxRequestError: `data` is not an uncompressed tar archive, or has a member that is not allowed.
     """
     count = size = 0
     try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:", tarinfo=Header) as archive:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:", tarinfo=BoundedTarInfo) as archive:
             for member in archive:
                 archive.members = []  # pyrefly: ignore[missing-attribute]  # tarfile would keep them all
                 count, size = count + 1, size + max(0, member.size)
                 if count > max_files or size > max_bytes:
                     raise OversizedUploadError(
-                        f"an archive must have at most {max_files:,} files, {max_bytes:,} bytes: send less, or raise "
-                        "the sandbox's disk_bytes and max_files."
+                        f"an archive must have at most {max_files:,} files and {max_bytes:,} bytes: send less, or "
+                        "raise the sandbox's disk_bytes and max_files."
                     )
                 _check_member(member)
     except (OversizedUploadError, SandboxRequestError):  # also ValueErrors
@@ -94,10 +95,12 @@ def check_archive(data: bytes, max_bytes: int, max_files: int) -> None:
 
 def _check_member(member: tarfile.TarInfo) -> None:
     if not (member.isreg() or member.isdir()) or member.issparse():
-        raise SandboxRequestError(f"'{member.name[:200]}' in an archive is not a plain file or directory.")
-    if member.name.startswith("/") or ".." in member.name.split("/") or "\0" in member.name or member.size < 0:
-        raise SandboxRequestError(f"'{member.name[:200]!r}' in an archive leads out of its directory.")
+        raise SandboxRequestError(f"the archive's entry {member.name[:200]!r} is neither a file nor a directory.")
+    if "\0" in member.name or member.size < 0:
+        raise SandboxRequestError(f"the archive's entry {member.name[:200]!r} has an invalid name or size.")
+    if member.name.startswith("/") or ".." in member.name.split("/"):
+        raise SandboxRequestError(f"the archive's entry {member.name[:200]!r} would leave the target directory.")
 
 
-def _last_line(stderr: bytes) -> str:
+def _get_last_line(stderr: bytes) -> str:
     return stderr.decode(errors="replace").strip().rpartition("\n")[2][:300]

@@ -14,17 +14,17 @@ __all__ = ["Audit"]
 
 _MAX_BYTES = 2**26
 _MAX_QUEUED_LINES = 100_000
-"""Most lines that wait while the disk cannot be written."""
+"""Maximum number of lines that are queued while writing to the disk fails."""
 _LINES_PER_WRITE = 1000
 _MAX_TEXT_CHARS = 200
-"""Most characters of one field, since clients choose the names in it."""
+"""Maximum number of characters of one field, since clients choose the names in it."""
 _log = logging.getLogger(__name__)
 
 
 class Audit:
-    """A log that appends to `path`; at 64 MiB the file replaces `path`.1. With `None` nothing is logged.
+    """Appends lines to the file `path`, which is renamed to `path`.1 at 64 MiB. With `None`, nothing is logged.
 
-    After the file was moved (logrotate), the next `flush` creates it again. If writing fails, lines are queued.
+    If the file was moved (logrotate), the next `flush` creates it again. If writing fails, lines stay queued.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -42,18 +42,21 @@ class Audit:
     def record(
         self, action: str, *, owner: str, token: str, what: str = "", outcome: str = "ok", peer: str = ""
     ) -> None:
-        """Add one line; it is in the file after the next `flush`."""
+        """Queue one line, which the next `flush` writes to the file; drop the line if too many are queued."""
         if self._path is None:
             return
-        said = {"action": action, "owner": owner, "token": token, "what": what, "outcome": outcome, "peer": peer}
-        entry = {"time": round(time.time(), 3), **{name: text[:_MAX_TEXT_CHARS] for name, text in said.items() if text}}
+        fields = {"action": action, "owner": owner, "token": token, "what": what, "outcome": outcome, "peer": peer}
+        entry = {
+            "time": round(time.time(), 3),
+            **{name: text[:_MAX_TEXT_CHARS] for name, text in fields.items() if text},
+        }
         if len(self._lines) >= _MAX_QUEUED_LINES:
             self.num_dropped += 1
         else:
             self._lines.append(json.dumps(entry).encode() + b"\n")
 
     def flush(self) -> None:
-        """Write the waiting lines to the file; may be called from any thread."""
+        """Write the queued lines to the file; may be called from any thread."""
         with self._lock:
             if self._path is None or not (self._rest or self._lines):
                 return
@@ -67,24 +70,25 @@ class Audit:
 
     def _write(self, path: Path) -> None:
         if self._file is None or not _is_same_file(self._file, path):
-            self._close()
+            self._flush_and_close()
             self._file = _open_file(path)
         if os.fstat(self._file).st_size > _MAX_BYTES:
             path.replace(path.with_name(path.name + ".1"))
-            self._close()
+            self._flush_and_close()
             self._file = _open_file(path)
         while self._rest or self._lines:
             if not self._rest:
                 self._rest = b"".join(self._lines.popleft() for _ in range(min(len(self._lines), _LINES_PER_WRITE)))
+            # On a full disk, `write` may write only a part; the rest must be written before any other line.
             self._rest = self._rest[os.write(self._file, self._rest) :]
 
     def close(self) -> None:
         """Flush the log and close it."""
         self.flush()
-        self._close()
+        self._flush_and_close()
         self._path = None
 
-    def _close(self) -> None:
+    def _flush_and_close(self) -> None:
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -96,7 +100,7 @@ def _open_file(path: Path) -> int:
 
 def _is_same_file(file: int, path: Path) -> bool:
     try:
-        there, mine = path.stat(), os.fstat(file)
+        at_path, opened = path.stat(), os.fstat(file)
     except FileNotFoundError:
         return False
-    return (there.st_ino, there.st_dev) == (mine.st_ino, mine.st_dev)
+    return (at_path.st_ino, at_path.st_dev) == (opened.st_ino, opened.st_dev)

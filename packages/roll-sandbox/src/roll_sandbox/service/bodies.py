@@ -1,4 +1,4 @@
-"""Bodies of requests and responses, as in the OpenAPI schema. Bytes are base64."""
+"""Bodies of requests and responses, as in the OpenAPI schema. Bytes are encoded in base64."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from roll_sandbox.errors import SandboxRequestError
 from roll_sandbox.types import Command, ExecutionResult, Program, PythonCode
-from roll_sandbox.wire import check_values
+from roll_sandbox.wire import check_json_bounds
 
 __all__ = [
     "CheckedRoute",
@@ -39,18 +39,18 @@ _NO_ZERO = r"^[^\x00]*$"
 
 def describe_validation_error(error: RequestValidationError) -> str:
     """Return a one-line description of a request's errors."""
-    said = []
+    parts = []
     for each in error.errors():
         field = "" if each["type"] == "json_invalid" else ".".join(map(str, each["loc"][1:]))
-        said.append(f"{field or 'the body (must be JSON, with Content-Type: application/json)'}: {each['msg']}")
-    return "; ".join(said)[:1000]
+        parts.append(f"{field or 'the body (must be JSON, with Content-Type: application/json)'}: {each['msg']}")
+    return "; ".join(parts)[:1000]
 
 
 def _check_utf8(text: str) -> str:
-    """Check that a text can be encoded as UTF-8.
+    """Check that a string can be encoded as UTF-8, and return it.
 
     Raises:
-        ValueError: it has half of a surrogate pair.
+        ValueError: the string contains half of a surrogate pair.
     """
     try:
         text.encode()
@@ -61,29 +61,29 @@ def _check_utf8(text: str) -> str:
 
 _Source = Annotated[str, AfterValidator(_check_utf8)]
 Text = Annotated[str, Field(pattern=_NO_ZERO), AfterValidator(_check_utf8)]
-"""A text without zero bytes and halves of surrogate pairs."""
+"""A string without zero bytes and halves of surrogate pairs."""
 Named = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 
 
-class _Request(Request):
+class _CheckedRequest(Request):
     async def json(self) -> Any:
-        """Parse the body, whose number and depth of values were checked first."""
+        """Parse the body, after checking how many values it has and how deeply they are nested."""
         body = await self.body()
-        check_values(body)
+        check_json_bounds(body)
         return json.loads(body.decode())
 
 
 class CheckedRoute(APIRoute):
-    """A route whose JSON is checked before it is parsed."""
+    """A route that checks the size and depth of JSON bodies before it parses them."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
-        """Return the handler; see `APIRoute`."""
+        """Return the route's handler, changed to check the size and depth of JSON before parsing it."""
         answer = super().get_route_handler()
 
-        async def checked(request: Request) -> Response:
-            return await answer(_Request(request.scope, request.receive))
+        async def handle_checked(request: Request) -> Response:
+            return await answer(_CheckedRequest(request.scope, request.receive))
 
-        return checked
+        return handle_checked
 
 
 class _Body(BaseModel):
@@ -91,7 +91,7 @@ class _Body(BaseModel):
 
 
 class CreateBody(_Body):
-    """A sandbox to start."""
+    """A request to start a sandbox."""
 
     spec: dict[str, Any] = {}
     """Fields of `SandboxSpec`."""
@@ -99,7 +99,7 @@ class CreateBody(_Body):
 
 
 class SandboxBody(_Body):
-    """A sandbox."""
+    """The state of a sandbox."""
 
     sandbox: str
     state: str
@@ -107,17 +107,17 @@ class SandboxBody(_Body):
     expires: float
     worker: str
     programs: int
-    """Running programs."""
+    """Number of running programs."""
 
 
 class ExtendBody(_Body):
-    """A new lifetime, counted from now on."""
+    """A request to change a sandbox's lifetime, in seconds from now on."""
 
     lifetime_s: _Seconds
 
 
 class RunBody(_Body):
-    """A program: Python `source`, or `argv`."""
+    """A program to run, given by Python `source` or by `argv`."""
 
     source: _Source | None = None
     argv: list[Text] = []
@@ -129,9 +129,9 @@ class RunBody(_Body):
     cpu_s: _Seconds | None = None
     output_bytes: Annotated[int, Field(gt=0, lt=2**40)] | None = None
     alone: bool = False
-    """Whether the program gets namespaces and files of its own."""
+    """Whether the program gets its own namespaces and files, or the sandbox to itself if it has no namespaces."""
 
-    def program(self) -> Program:
+    def make_program(self) -> Program:
         """Return the program to run.
 
         Raises:
@@ -145,14 +145,14 @@ class RunBody(_Body):
 
 
 class SessionBody(_Body):
-    """A shell to open."""
+    """A request to open a shell session."""
 
     env: dict[Text, Text] = {}
     cwd: Text | None = None
 
 
 class SessionRunBody(_Body):
-    """A command for a shell."""
+    """A request to run a command in a shell session."""
 
     command: Text
     wall_s: _Seconds | None = None
@@ -166,17 +166,17 @@ class ResultBody(_Body):
     stdout: str
     stderr: str
     encoding: str = "utf-8"
-    """Encoding of stdout and stderr; bytes that are not UTF-8 are shown as U+FFFD."""
+    """Encoding of stdout and stderr; bytes that are not valid are replaced by U+FFFD."""
     limits_hit: list[str]
     wall_s: float
     cpu_s: float
     peak_memory_bytes: int
     output_kept: bool = True
-    """Whether the output is still known; if not, `stdout` and `stderr` are empty."""
+    """Whether `stdout` and `stderr` have the output; if it is no longer available, they are empty."""
 
 
 class ProgramBody(BaseModel):
-    """The record of a program."""
+    """A program's state and, once it has ended, its result or error."""
 
     program: str
     state: str

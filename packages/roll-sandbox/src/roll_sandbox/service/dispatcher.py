@@ -1,11 +1,14 @@
-"""Connects clients and workers: records the owner, the worker and the end of each sandbox and program.
+"""Passes messages between clients and workers, and records the owner, worker and end of each sandbox and program.
 
     client connection ──► dispatcher ──► worker link
                             ├ a program is recorded before it is sent to its worker
                             └ its end is recorded before it is sent to its client
 
-Invariants: one event loop; a name starts one program, once; a program whose end was not recorded is lost, which is an
-error, and never run again; an owner cannot see the names of other owners.
+Invariants:
+    - everything runs in one event loop;
+    - a name starts at most one program, once;
+    - a program whose end was not recorded is reported as lost, an error, and is never run again;
+    - an owner cannot see the names of other owners.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from typing import Any
 
 from roll_sandbox.errors import RollSandboxError, SandboxDatabaseError, SandboxLostError, UnknownSandboxError
 from roll_sandbox.service.audit import Audit
-from roll_sandbox.service.entries import ClientConnection, Entry, Program
+from roll_sandbox.service.entries import ClientConnection, ProgramEntry, SandboxEntry
 from roll_sandbox.service.placement import choose_worker
 from roll_sandbox.service.quotas import Quotas
 from roll_sandbox.service.records import Records
@@ -25,36 +28,34 @@ from roll_sandbox.service.worker_link import WorkerLink
 from roll_sandbox.uploads import OwnedUploads
 from roll_sandbox.wire import Message, error_to_json, spec_from_json, spec_to_json
 
-__all__ = ["ClientConnection", "Dispatcher", "Entry"]
+__all__ = ["ClientConnection", "Dispatcher", "SandboxEntry"]
 
 ORPHAN_S = 60.0
-"""How long a sandbox waits for its client to reconnect."""
+"""Seconds that a client has to reconnect before its sandboxes are stopped."""
 AWAY_S = 60.0
-"""How long a worker may be away before its sandboxes are lost."""
+"""Seconds that a worker may be disconnected before its sandboxes are lost."""
 
 
 class Dispatcher:
-    """Connects clients and workers; see the module. `lifetime_s` is the default lifetime of sandboxes."""
+    """Passes messages between clients and workers. `lifetime_s` is the default lifetime of sandboxes."""
 
     def __init__(self, records: Records, quotas: Quotas, audit: Audit, *, lifetime_s: float = 3600.0) -> None:
         self.records = records
         self.quotas = quotas
         self.audit = audit
         self.workers: dict[str, WorkerLink] = {}
-        self.entries: dict[str, Entry] = {}
+        self.entries: dict[str, SandboxEntry] = {}
         self.counts: Counter[str] = Counter()
         self.uploads = OwnedUploads()
         self._lifetime_s = lifetime_s
 
-    # --- from clients
-
     def on_client_message(self, connection: ClientConnection, message: Message) -> None:
-        """Handle a validated message of a client; errors are sent back to the client."""
+        """Handle a validated message from a client; errors are sent to the client."""
         op, name = message["op"], message["sandbox"]
         entry = self.entries.get(f"{connection.identity.owner}/{name}")
         try:
             if op == "create":
-                self._create(connection, entry, message)
+                self._create_sandbox(connection, entry, message)
                 return
             if op == "upload":
                 self.uploads.add(connection.identity.owner, name, message["files"])
@@ -65,6 +66,7 @@ class Dispatcher:
                     return
                 raise UnknownSandboxError(f"the owner '{connection.identity.owner}' has no sandbox '{name}'.")
             if op == "look":
+                # This does not count as use: it must not prevent an orphaned sandbox from being stopped.
                 entry.inspections[message["id"]] = connection
                 entry.send({**message, "sandbox": entry.qualified_name})
                 return
@@ -75,21 +77,21 @@ class Dispatcher:
                 if "id" in message:
                     connection.deliver({"op": "extended", **_copy_names(message)})
             elif op == "stop":
-                self._audit(connection, "stop", entry)
+                self._record_audit(connection, "stop", entry)
                 self.stop(entry)
             elif op == "attach":
                 entry.send({"op": "attach", "sandbox": entry.qualified_name})
             elif op in ("run", "line", "shell"):
-                self._start(connection, entry, message)
+                self._start_program(connection, entry, message)
             else:
-                self._forward(entry, message)
+                self._forward_to_program(entry, message)
         except (RollSandboxError, ValueError) as error:
             self.counts["refused"] += 1
             op = "error" if "id" in message else "failed"
             connection.deliver({**error_to_json(error), "op": op, **_copy_names(message)})
 
-    def _create(self, connection: ClientConnection, entry: Entry | None, message: Message) -> None:
-        if entry is not None:  # sent again
+    def _create_sandbox(self, connection: ClientConnection, entry: SandboxEntry | None, message: Message) -> None:
+        if entry is not None:  # the message was resent
             entry.connections.add(connection)
             entry.orphaned_since = None
             if entry.properties:
@@ -98,31 +100,32 @@ class Dispatcher:
         owner, name = connection.identity.owner, message["sandbox"]
         spec = self.quotas.check_sandbox(owner, spec_from_json(message["spec"]))
         self.uploads.check(owner, spec)
-        said = spec_to_json(spec)
+        fields = spec_to_json(spec)
         lifetime_s = self.quotas.resolve_lifetime_s(owner, message.get("lifetime_s"), self._lifetime_s)
         near = self.entries.get(f"{owner}/{message.get('near')}")
         worker = choose_worker(self.workers.values(), spec, near=near.worker if near else None)
+        # Counted before the database write, so that requests during the write include it.
         self.quotas.add_sandbox(owner, spec)
-        entry = Entry(owner, name, spec, worker, time.time(), time.monotonic() + lifetime_s, queued=[])
+        entry = SandboxEntry(owner, name, spec, worker, time.time(), time.monotonic() + lifetime_s, queued=[])
         entry.is_leased = connection.holds_leases
         entry.connections.add(connection)
-        self.add(entry)
-        self._audit(connection, "create", entry)
+        self.add_sandbox(entry)
+        self._record_audit(connection, "create", entry)
 
-        def written(error: Exception | None) -> None:
+        def on_written(error: Exception | None) -> None:
             queued = entry.take_queued()
             if self.entries.get(entry.qualified_name) is not entry:  # its worker was removed meanwhile
                 return
             if error is not None:
-                self._remove(entry)
+                self._remove_sandbox(entry)
                 self._broadcast(entry, {"op": "failed", "sandbox": name, **error_to_json(error)})
                 return
             for each in (self.make_create_message(entry), *queued):
                 entry.send(each)
 
-        self.records.record_sandbox(owner, name, worker.name, said, entry.expires, written, leased=entry.is_leased)
+        self.records.record_sandbox(owner, name, worker.name, fields, entry.expires, on_written, leased=entry.is_leased)
 
-    def make_create_message(self, entry: Entry) -> Message:
+    def make_create_message(self, entry: SandboxEntry) -> Message:
         """Return the message that starts a sandbox on its worker, with the uploads that the worker still needs."""
         link = entry.worker
         uploads = self.uploads.select(entry.owner, entry.spec, exclude=link.uploads)
@@ -130,7 +133,7 @@ class Dispatcher:
         order = {"op": "create", "sandbox": entry.qualified_name, "spec": spec_to_json(entry.spec)}
         return {**order, "uploads": uploads} if uploads else order
 
-    def _start(self, connection: ClientConnection, entry: Entry, message: Message) -> None:
+    def _start_program(self, connection: ClientConnection, entry: SandboxEntry, message: Message) -> None:
         """Start a program, a session, or a session's command."""
         name, recorded = message["id"], message["op"] != "shell"
         forward = {**message, "sandbox": entry.qualified_name}
@@ -138,25 +141,26 @@ class Dispatcher:
         if program is not None:
             program.connection = connection
             if program.queued is None:
+                # The worker may have lost the program: with `again`, it reports this instead of starting it once more.
                 entry.send({**forward, "again": True} if recorded else forward)
             return
         if recorded:
             cpu_s = message["request"].get("cpu_s")
             self.quotas.check_cpu(entry.owner, cpu_s if isinstance(cpu_s, int | float) else None)
             self.quotas.add_program(entry.owner)
-        program = entry.programs[name] = Program(connection, recorded, [] if recorded else None)
+        program = entry.programs[name] = ProgramEntry(connection, recorded, [] if recorded else None)
         if not recorded:
             entry.send(forward)
             return
-        self._audit(connection, "run", entry)
+        self._record_audit(connection, "run", entry)
         self.counts["programs"] += 1
 
-        def written(error: Exception | None) -> None:
+        def on_written(error: Exception | None) -> None:
             queued, program.queued = program.queued or [], None
             if error is not None:
                 self._mark_ended(entry, program)
                 if isinstance(error, SandboxDatabaseError):
-                    entry.programs.pop(name, None)  # it was never started, so its name may be used again
+                    entry.programs.pop(name, None)  # the program was not started, so its name may be used again
                 else:
                     error = SandboxLostError(str(error))
                 program.deliver({**error_to_json(error), "op": "error", **_copy_names(message)})
@@ -164,9 +168,9 @@ class Dispatcher:
             for each in (forward, *queued):
                 entry.send(each)
 
-        self.records.record_program(entry.owner, entry.name, name, written)
+        self.records.record_program(entry.owner, entry.name, name, on_written)
 
-    def _forward(self, entry: Entry, message: Message) -> None:
+    def _forward_to_program(self, entry: SandboxEntry, message: Message) -> None:
         forward = {**message, "sandbox": entry.qualified_name}
         most = self.quotas.get(entry.owner).cpu_s
         if message["op"] == "bound" and most is not None:
@@ -177,11 +181,11 @@ class Dispatcher:
         else:
             entry.send(forward)
 
-    def extend(self, entry: Entry, lifetime_s: float | None) -> None:
-        """Set a sandbox's lifetime, counted from now on.
+    def extend(self, entry: SandboxEntry, lifetime_s: float | None) -> None:
+        """Set a sandbox's lifetime, in seconds from now on.
 
         Raises:
-            SandboxQuotaError: it exceeds the owner's quota.
+            SandboxQuotaError: the lifetime exceeds the owner's quota.
             UnknownSandboxError: the sandbox is being ended.
         """
         if entry.is_stopping:
@@ -189,8 +193,8 @@ class Dispatcher:
         entry.ends_at = time.monotonic() + self.quotas.resolve_lifetime_s(entry.owner, lifetime_s, self._lifetime_s)
         self.records.record_lifetime(entry.owner, entry.name, entry.expires)
 
-    def stop(self, entry: Entry, *, expired: bool = False) -> None:
-        """End a sandbox; its clients are informed once it has ended."""
+    def stop(self, entry: SandboxEntry, *, expired: bool = False) -> None:
+        """Request the end of a sandbox, without waiting for it; `expired` says whether its lifetime is over."""
         entry.is_stopping = True
         entry.send({"op": "stop", "sandbox": entry.qualified_name, "expired": expired})
 
@@ -206,14 +210,13 @@ class Dispatcher:
                 if program.connection is connection:
                     program.connection = None
 
-    # --- from workers
-
     def on_worker_message(self, message: Message, worker: WorkerLink | None = None) -> None:
-        """Handle a message of a worker about one of its own sandboxes; `None`: the worker is in this process."""
+        """Handle a message from a worker about one of its sandboxes. `worker=None` is the worker in this process."""
         op = message["op"]
         entry = self.entries.get(message["sandbox"])
+        # A worker may report only on sandboxes that were placed on it.
         if entry is None or worker not in (None, entry.worker):
-            if op == "created" and worker is not None:  # lost or stopped while it started
+            if op == "created" and worker is not None:  # the sandbox was lost or stopped while it started
                 worker.send({"op": "stop", "sandbox": message["sandbox"]})
             return
         message = {**message, "sandbox": entry.name}
@@ -237,10 +240,10 @@ class Dispatcher:
         elif op in ("gone", "failed"):
             self.end_sandbox(entry, message)
 
-    def _on_program_end(self, entry: Entry, program: Program, message: Message) -> None:
+    def _on_program_end(self, entry: SandboxEntry, program: ProgramEntry, message: Message) -> None:
         name = message["id"]
         if not program.is_recorded or program.has_ended:
-            # A session was opened, or a worker sends the end again over a new connection. While the database write of
+            # A session was opened, or a worker has resent the end over a new connection. While the database write of
             # the end is pending, the end is not delivered: a client must never see an end that may be lost.
             if not program.is_end_pending:
                 program.deliver(message)
@@ -249,45 +252,46 @@ class Dispatcher:
         self.counts["failed" if message["op"] == "error" else "ended"] += 1
         program.is_end_pending = True
 
-        def written(error: Exception | None) -> None:
+        def on_written(error: Exception | None) -> None:
             program.is_end_pending = False
             failed = {} if error is None else {**error_to_json(error), "op": "error", **_copy_names(message)}
             program.deliver(failed or message)
 
-        self.records.record_program_end(entry.owner, entry.name, name, message, written)
+        self.records.record_program_end(entry.owner, entry.name, name, message, on_written)
 
-    def _mark_ended(self, entry: Entry, program: Program) -> None:
+    def _mark_ended(self, entry: SandboxEntry, program: ProgramEntry) -> None:
         if not program.has_ended:
             program.has_ended = True
             if program.is_recorded:
                 self.quotas.remove_programs(entry.owner)
 
-    def end_sandbox(self, entry: Entry, message: Message) -> None:
-        """Remove a sandbox that has ended, or did not start."""
-        self._remove(entry)
+    def end_sandbox(self, entry: SandboxEntry, message: Message) -> None:
+        """Remove a sandbox that has ended or did not start, and inform its clients."""
+        self._remove_sandbox(entry)
         kind = str(message.get("error", ""))
         state = "failed" if message["op"] == "failed" else "ended"
         self.counts[f"sandboxes_{kind or state}"] += 1
-        said = {**message, "sandbox": entry.name}
+        report = {**message, "sandbox": entry.name}
         connections = list(entry.connections)
 
-        def written(_: Exception | None) -> None:
+        def on_written(_: Exception | None) -> None:
             for connection in connections:
-                connection.deliver(said)
+                connection.deliver(report)
 
-        self.records.record_sandbox_end(entry.owner, entry.name, state, kind, written)
+        self.records.record_sandbox_end(entry.owner, entry.name, state, kind, on_written)
 
-    def _broadcast(self, entry: Entry, message: Message) -> None:
+    def _broadcast(self, entry: SandboxEntry, message: Message) -> None:
         for connection in list(entry.connections):
             connection.deliver(message)
 
-    def resume(self, entry: Entry, traits: dict[str, Any], known_programs: list[str]) -> None:
-        """Resume a sandbox whose worker came back; programs that the worker does not know are lost.
+    def resume_sandbox(self, entry: SandboxEntry, traits: dict[str, Any], known_programs: list[str]) -> None:
+        """Resume a sandbox whose worker has reconnected; programs that the worker does not report are lost.
 
-        Messages to the other programs may have been lost with the connection: the client sends them again, and the
-        worker skips the messages that it has already handled, by their numbers.
+        Messages to the programs in `known_programs` may have been lost with the connection, so the clients are asked to
+        resend all messages; the worker ignores messages whose number it has already handled.
         """
         self.on_worker_message({"op": "created", "sandbox": entry.qualified_name, "traits": traits})
+        # The worker cannot know programs whose messages are still queued for it.
         sent_soon = {message.get("id") for message in entry.worker.queued}
         for name, program in list(entry.programs.items()):
             is_running = program.is_recorded and not program.has_ended and program.queued is None
@@ -298,16 +302,14 @@ class Dispatcher:
                 self.on_worker_message({**lost, "op": "error", "sandbox": entry.qualified_name, "id": name})
         self._broadcast(entry, {"op": "again", "sandbox": entry.name})
 
-    # --- bookkeeping
-
-    def add(self, entry: Entry) -> None:
-        """Add a sandbox."""
+    def add_sandbox(self, entry: SandboxEntry) -> None:
+        """Add a sandbox, and count it against its worker's capacity; the caller counts it against the owner's quota."""
         self.entries[entry.qualified_name] = entry
         entry.worker.num_sandboxes += 1
         entry.worker.num_placed += 1
         entry.worker.reserved_memory_bytes += entry.spec.limits.memory_bytes
 
-    def _remove(self, entry: Entry) -> None:
+    def _remove_sandbox(self, entry: SandboxEntry) -> None:
         for program in entry.programs.values():
             self._mark_ended(entry, program)
         if self.entries.pop(entry.qualified_name, None) is not None:
@@ -315,15 +317,15 @@ class Dispatcher:
             entry.worker.reserved_memory_bytes -= entry.spec.limits.memory_bytes
             self.quotas.remove_sandbox(entry.owner, entry.spec)
 
-    def _audit(self, connection: ClientConnection, action: str, entry: Entry) -> None:
+    def _record_audit(self, connection: ClientConnection, action: str, entry: SandboxEntry) -> None:
         identity = connection.identity
         self.audit.record(action, owner=identity.owner, token=identity.token, what=entry.name, peer=connection.peer)
 
-    def list_sandboxes(self, owner: str) -> Iterator[Entry]:
+    def list_sandboxes(self, owner: str) -> Iterator[SandboxEntry]:
         """Return an iterator over an owner's sandboxes."""
         return (entry for entry in list(self.entries.values()) if entry.owner == owner)
 
-    def find(self, owner: str, name: str) -> Entry:
+    def find_sandbox(self, owner: str, name: str) -> SandboxEntry:
         """Return a sandbox of an owner.
 
         Raises:

@@ -1,4 +1,4 @@
-"""A dispatcher's records of live client connections, sandboxes and programs."""
+"""The dispatcher's state: client connections, live sandboxes and their programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll_sandbox.service.worker_link import WorkerLink
 from roll_sandbox.types import SandboxSpec
 from roll_sandbox.wire import Message
 
-__all__ = ["ClientConnection", "Entry", "Program"]
+__all__ = ["ClientConnection", "ProgramEntry", "SandboxEntry"]
 
 
 @dataclass(eq=False)
@@ -22,30 +22,30 @@ class ClientConnection:
     identity: Identity
     deliver: Callable[[Message], None]
     holds_leases: bool = True
-    """Whether sandboxes made over this connection end with it."""
+    """Whether sandboxes created over this connection are stopped when no client has been connected for a while."""
     peer: str = ""
 
 
 @dataclass(eq=False)
-class Program:
-    """A program or a session, or a command of one."""
+class ProgramEntry:
+    """A program, a session, or a command in a session."""
 
     connection: ClientConnection | None
     is_recorded: bool
     queued: list[Message] | None = None
-    """Messages that wait until the program is in the database; `None`: it is, or need not be."""
+    """Messages that wait until the program is in the database; `None` if no message has to wait."""
     has_ended: bool = False
     is_end_pending: bool = False
-    """Whether it has ended and its end is not in the database yet."""
+    """Whether the program has ended, but its end is not in the database yet."""
 
     def deliver(self, message: Message) -> None:
-        """Send a message to the client of the program, if one is connected."""
+        """Send a message to the program's client, if it is connected."""
         if self.connection is not None:
             self.connection.deliver(message)
 
 
 @dataclass(eq=False)
-class Entry:
+class SandboxEntry:
     """A sandbox that has not ended."""
 
     owner: str
@@ -53,29 +53,29 @@ class Entry:
     spec: SandboxSpec
     worker: WorkerLink
     created: float
-    """Seconds since 1970."""
+    """Time of the request to create the sandbox, in seconds since 1970."""
     ends_at: float
-    """End of its lifetime by the monotonic clock, since the system clock may be set."""
+    """End of the sandbox's lifetime on the monotonic clock, since the system clock may be changed."""
     state: str = "starting"
     is_leased: bool = False
     connections: set[ClientConnection] = field(default_factory=set)
-    programs: dict[str, Program] = field(default_factory=dict)
+    programs: dict[str, ProgramEntry] = field(default_factory=dict)
     inspections: dict[str, ClientConnection] = field(default_factory=dict)
-    """Clients that wait for an answer to `look`, by its id."""
+    """Clients that wait for the sandbox's usage and programs (message `look`), by the id of the request."""
     orphaned_since: float | None = None
     is_stopping: bool = False
     queued: list[Message] | None = None
-    """Messages that wait until the sandbox is in the database; `None`: it is."""
+    """Messages that wait until the sandbox is in the database; `None` once it is."""
     properties: dict[str, Any] = field(default_factory=dict)
 
     @property
     def qualified_name(self) -> str:
-        """The name that is unique among all owners."""
+        """`owner/name`, which is unique in the service; the name alone is unique only for its owner."""
         return f"{self.owner}/{self.name}"
 
     @property
     def expires(self) -> float:
-        """End of the lifetime, in seconds since 1970."""
+        """End of the sandbox's lifetime, in seconds since 1970."""
         return time.time() + self.ends_at - time.monotonic()
 
     def send(self, message: Message) -> None:
@@ -86,7 +86,7 @@ class Entry:
             self.queued.append(message)
 
     def take_queued(self) -> list[Message]:
-        """Stop queueing after the database write has ended, well or not, and return the messages that waited for it."""
+        """Return the queued messages, and stop queueing later messages. Called when the database write is over."""
         waiting, self.queued = self.queued or [], None
         return waiting
 

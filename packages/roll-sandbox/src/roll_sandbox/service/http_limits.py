@@ -1,7 +1,7 @@
-"""Limits the size of the heads of HTTP requests.
+"""Limits the size of HTTP requests without their bodies.
 
-Uvicorn's faster parser, httptools, reads lines of any length into memory, from any peer; the other parser, h11, bounds
-them itself.
+Uvicorn's faster parser, httptools, reads lines of any length into memory, from any peer; its other parser, h11, has its
+own limits.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 __all__ = ["BoundedHttpProtocol"]
 
 MAX_BYTES = 2**18
-"""Most bytes of a request without its body: head, frames of chunks, trailers."""
+"""Maximum bytes of a request without its body: head, chunk headers and trailers."""
 
 
 class BoundedHttpProtocol(HttpToolsProtocol):
-    """A protocol that answers 400 to a request with a larger head, and closes the connection; see the module."""
+    """A protocol that answers 400 to a request whose head is too large, and closes the connection."""
 
     _head_bytes = 0
-    """Bytes of this request outside its body."""
+    """Bytes of the current request outside its body."""
 
     def data_received(self, data: bytes) -> None:
-        """Count the received bytes; called by the event loop."""
+        """Parse and count received bytes; answer 400 if a request's head is too large. Called by the event loop."""
         if self.transport.is_closing():
             return
         self._head_bytes += len(data)
@@ -32,11 +32,11 @@ class BoundedHttpProtocol(HttpToolsProtocol):
             self.send_400_response("The head of the request is too large.")
 
     def on_message_begin(self) -> None:
-        """Reset the count; called by the parser."""
+        """Reset the count of bytes for a new request; called by the parser."""
         self._head_bytes = 0
         super().on_message_begin()
 
     def on_body(self, body: Any) -> None:
-        """Subtract the body from the count; called by the parser."""
+        """Subtract the bytes of a piece of the body from the count; called by the parser."""
         self._head_bytes -= len(body)
         super().on_body(body)

@@ -1,4 +1,4 @@
-"""Sandboxes for HTTP routes: the code of remote clients, connected to the dispatcher inside this process."""
+"""Sandboxes for HTTP routes: clients inside this process, connected directly to the dispatcher."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 
 from roll_sandbox.agent_sandbox import Job, Session
 from roll_sandbox.errors import SandboxExpiredError, SandboxLostError, SandboxRequestError, UnknownSandboxError
-from roll_sandbox.remote.connection import RemoteSandbox, ServiceConnection, new_name
-from roll_sandbox.service.dispatcher import ClientConnection, Dispatcher, Entry
+from roll_sandbox.remote.connection import RemoteSandbox, ServiceConnection, generate_name
+from roll_sandbox.service.dispatcher import ClientConnection, Dispatcher, SandboxEntry
 from roll_sandbox.service.tokens import Identity
 from roll_sandbox.types import Program, SandboxSpec
 from roll_sandbox.wire import Message, validate_client_message
@@ -20,16 +20,16 @@ from roll_sandbox.wire import Message, validate_client_message
 __all__ = ["LocalClients", "OwnerSandboxes"]
 
 _current_identity: ContextVar[Identity] = ContextVar("acting")
-"""Identity of the present request, so that the audit log names its token and not the owner's first one."""
+"""Identity of the current request, so that the audit log names its token instead of the owner's first token."""
 
 
 class OwnerSandboxes:
-    """The sandboxes of one owner, for HTTP routes. A sandbox that is created here lives until it is stopped or expires.
+    """The sandboxes of one owner, for HTTP routes. Sandboxes created here run until they are stopped or expire.
 
     Args:
-        dispatcher: the switchboard.
+        dispatcher: the service's dispatcher.
         identity: the owner's identity.
-        server_run: identifier of this run of the server: sessions of an earlier run are lost.
+        server_run: identifier of this server process: sessions of an earlier process are lost.
     """
 
     def __init__(self, dispatcher: Dispatcher, identity: Identity, server_run: str) -> None:
@@ -50,41 +50,43 @@ class OwnerSandboxes:
     async def create(
         self, spec: SandboxSpec, lifetime_s: float | None, *, near: str | None = None, name: str | None = None
     ) -> tuple[RemoteSandbox, bool]:
-        """Create a sandbox, or return the live one of this name; and return whether it is new. See `Line.create`.
+        """Create a sandbox, or find the live sandbox of this name; return it, and whether it is new.
 
         Raises:
             SandboxRequestError: the sandbox of this name has another spec.
             UnknownSandboxError: the sandbox of this name has ended.
         """
         if name is None:
-            return self._remember(await self._service.create(spec, lifetime_s=lifetime_s, near=near)), True
+            return self._cache_sandbox(await self._service.create(spec, lifetime_s=lifetime_s, near=near)), True
         place = f"{self.owner}/{name}"
         if place not in self.dispatcher.entries and name not in self._creating:
             row = await asyncio.to_thread(self.dispatcher.records.load_sandbox, self.owner, name)
+            # Another request may have created the sandbox while this one read the database.
             if row is not None and place not in self.dispatcher.entries and name not in self._creating:
                 raise UnknownSandboxError(f"the sandbox '{name}' has ended: choose another idempotency key.")
         entry = self.dispatcher.entries.get(place)
         if entry is not None and entry.spec != self.dispatcher.quotas.apply_cpu_limit(self.owner, spec):
             raise SandboxRequestError(f"the sandbox '{name}' has another spec: choose another idempotency key.")
         if entry is not None and name not in self._creating and entry.state == "running":
-            return await self.sandbox(name), False
+            return await self.get_sandbox(name), False
         new = entry is None and name not in self._creating
         return await self._create_once(name, lambda: self._service.create(spec, lifetime_s=lifetime_s, name=name)), new
 
     async def _create_once(self, name: str, make: Callable[[], Coroutine[Any, Any, RemoteSandbox]]) -> RemoteSandbox:
-        """Make a sandbox once for all concurrent callers, any of which may be canceled."""
+        """Create a sandbox once for all concurrent callers, any of which may be canceled."""
 
-        async def made() -> RemoteSandbox:
-            return self._remember(await make())
+        async def make_and_cache() -> RemoteSandbox:
+            return self._cache_sandbox(await make())
 
         if name not in self._creating:
-            making = self._creating[name] = asyncio.create_task(made())
+            making = self._creating[name] = asyncio.create_task(make_and_cache())
+            # Retrieve the exception, so that asyncio does not log it if every caller was canceled.
             making.add_done_callback(
                 lambda task: (self._creating.pop(name, None), task.cancelled() or task.exception())
             )
         return await asyncio.shield(self._creating[name])
 
-    async def entry(self, name: str) -> Entry:
+    async def get_entry(self, name: str) -> SandboxEntry:
         """Return the service's entry of a sandbox.
 
         Raises:
@@ -93,7 +95,7 @@ class OwnerSandboxes:
             UnknownSandboxError: the owner has no such sandbox, or it was stopped.
         """
         try:
-            return self.dispatcher.find(self.owner, name)
+            return self.dispatcher.find_sandbox(self.owner, name)
         except UnknownSandboxError:
             row = await asyncio.to_thread(self.dispatcher.records.load_sandbox, self.owner, name)
             why = "" if row is None else row.why
@@ -103,7 +105,7 @@ class OwnerSandboxes:
                 raise SandboxExpiredError(f"the sandbox '{name}' reached the end of its lifetime.") from None
             raise
 
-    async def sandbox(self, name: str) -> RemoteSandbox:
+    async def get_sandbox(self, name: str) -> RemoteSandbox:
         """Return a sandbox of the owner.
 
         Raises:
@@ -111,25 +113,25 @@ class OwnerSandboxes:
             SandboxLostError: the sandbox was lost.
             UnknownSandboxError: the owner has no such sandbox.
         """
-        found = self._sandboxes.get(name)
-        if found is None or found.broken:
-            entry = await self.entry(name)
-            found = await self._create_once(name, lambda: self._service.attach(name, entry.spec))
-        return found
-
-    def _remember(self, sandbox: RemoteSandbox) -> RemoteSandbox:
-        if self._sandboxes.get(sandbox.name) is not sandbox:
-            self._sandboxes[sandbox.name] = sandbox
-            sandbox.on_close(lambda: self._forget(sandbox.name))
+        sandbox = self._sandboxes.get(name)
+        if sandbox is None or sandbox.broken:
+            entry = await self.get_entry(name)
+            sandbox = await self._create_once(name, lambda: self._service.attach(name, entry.spec))
         return sandbox
 
-    def _forget(self, name: str) -> None:
+    def _cache_sandbox(self, sandbox: RemoteSandbox) -> RemoteSandbox:
+        if self._sandboxes.get(sandbox.name) is not sandbox:
+            self._sandboxes[sandbox.name] = sandbox
+            sandbox.on_close(lambda: self._drop_sandbox(sandbox.name))
+        return sandbox
+
+    def _drop_sandbox(self, name: str) -> None:
         self._sandboxes.pop(name, None)
         for key in [key for key in self.sessions if key[0] == name]:
             del self.sessions[key]
 
     def begin(self, sandbox: RemoteSandbox, program: Program, *, alone: bool, key: str | None) -> Job:
-        """Start a program; with a known `key`, return the job that was started with it."""
+        """Start a program. If a program was already started with this `key`, return its job."""
         if key is None:
             return sandbox.begin(program, alone=alone)
         place = sandbox.name, key
@@ -140,18 +142,18 @@ class OwnerSandboxes:
 
     def store_session(self, sandbox: str, session: Session) -> str:
         """Store a new session, and return its name."""
-        name = f"{self._server_run}-{new_name()}"
+        name = f"{self._server_run}-{generate_name()}"
         self.sessions[sandbox, name] = session
         return name
 
-    async def session(self, name: str, session: str) -> Session:
-        """Return a session that was opened here.
+    async def get_session(self, name: str, session: str) -> Session:
+        """Return an open session.
 
         Raises:
-            SandboxLostError: an earlier run of the server opened it.
-            UnknownSandboxError: there is no such session.
+            SandboxLostError: an earlier server process opened the session.
+            UnknownSandboxError: the sandbox has no open session of this name.
         """
-        await self.entry(name)
+        await self.get_entry(name)
         found = self.sessions.get((name, session))
         if found is not None and not found.closed:
             return found
@@ -162,7 +164,7 @@ class OwnerSandboxes:
 
 
 class LocalClients:
-    """Creates and caches the `OwnerSandboxes` of each owner."""
+    """Clients inside the server, for HTTP routes: creates and caches one `OwnerSandboxes` per owner."""
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self._dispatcher = dispatcher
@@ -170,7 +172,7 @@ class LocalClients:
         self._server_run = secrets.token_hex(6)
 
     def get(self, identity: Identity) -> OwnerSandboxes:
-        """Return the sandboxes of an identity's owner; later audit lines of the calling task name this identity."""
+        """Return the sandboxes of an identity's owner, and name this identity in the calling task's audit lines."""
         _current_identity.set(identity)
         if identity.owner not in self._by_owner:
             self._by_owner[identity.owner] = OwnerSandboxes(self._dispatcher, identity, self._server_run)

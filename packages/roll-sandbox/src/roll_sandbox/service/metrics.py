@@ -1,4 +1,4 @@
-"""The metrics of a service, for Prometheus."""
+"""Formats the metrics of a service for Prometheus."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["format_metrics"]
 _TOTALS = {
     "sandboxes": "Sandboxes that started.",
     "programs": "Programs that were requested.",
-    "ended": "Programs that ended, whatever their outcome.",
+    "ended": "Programs that ended, with any outcome.",
     "failed": "Programs that failed because of an infrastructure error.",
     "refused": "Requests that were refused.",
     "orphans": "Sandboxes that were stopped because no client was connected to them.",
@@ -20,7 +20,7 @@ _TOTALS = {
 
 
 def format_metrics(dispatcher: Dispatcher) -> str:
-    """Return the metrics in Prometheus' text format."""
+    """Format the metrics in Prometheus' text format."""
     lines = []
     for name, meaning in _TOTALS.items():
         metric = f"roll_sandbox_{name}_total"
@@ -28,7 +28,7 @@ def format_metrics(dispatcher: Dispatcher) -> str:
     gauges = {
         "roll_sandbox_alive": ("Sandboxes that have not ended.", len(dispatcher.entries)),
         "roll_sandbox_running_programs": (
-            "Programs that run.",
+            "Programs that are running.",
             sum(e.num_running for e in dispatcher.entries.values()),
         ),
         "roll_sandbox_workers": (
@@ -50,7 +50,7 @@ def format_metrics(dispatcher: Dispatcher) -> str:
 
 
 def _format_worker_metrics(dispatcher: Dispatcher) -> list[str]:
-    """Return one sample for each worker, and for each of its pools."""
+    """Return the lines of the metrics that have a sample for each worker or each of its pools."""
     workers = list(dispatcher.workers.values())
     pools = [(worker, pool) for worker in workers for pool in worker.report.pools]
     of_worker = {
@@ -86,5 +86,5 @@ def _format_worker_metrics(dispatcher: Dispatcher) -> list[str]:
 
 
 def _escape_label(label: str) -> str:
-    """Escape a label, which may have an image name from a client in it."""
+    """Escape the value of a label, which may contain an image name from a client."""
     return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

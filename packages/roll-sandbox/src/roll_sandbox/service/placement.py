@@ -1,4 +1,4 @@
-"""Placement of new sandboxes on workers."""
+"""Chooses the workers of new sandboxes."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from roll_sandbox.types import SandboxSpec
 __all__ = ["choose_worker", "compute_load"]
 
 MIN_FREE_BYTES = 2**28
-"""A machine with less free memory gets no sandbox. Limits do not matter here: they are seldom reached, and never all at
-once.
+"""Minimum free memory of a machine that gets a new sandbox. The memory limits of the machine's sandboxes do not matter:
+they are seldom reached, and never all at once.
 """
 IDLE_BYTES = 2_300_000
 PLACED_PER_CORE = 16
-"""Number of sandboxes placed since a worker's last report that count as one busy core."""
+"""Number of new sandboxes on a worker that count as one busy core until the worker's next report."""
 IMAGE_LOAD = 0.25
-"""Load added to a worker that would have to fetch the image."""
+"""Load that is added to a worker that does not have the image."""
 
 
 def choose_worker(workers: Iterable[WorkerLink], spec: SandboxSpec, *, near: WorkerLink | None = None) -> WorkerLink:
-    """Choose the worker of a new sandbox: `near`, else by the spec's affinity, else the least loaded.
+    """Choose the worker of a new sandbox: `near` if it has room, else by the spec's affinity, else the least loaded.
 
     Args:
         workers: all workers.
         spec: the sandbox's spec.
-        near: the worker of the sandbox that the new one is a copy of.
+        near: the preferred worker, such as the one with the sandbox of which the new sandbox is a copy.
 
     Raises:
         SandboxUnavailableError: no worker is connected, or none has room.
     """
-    here = [worker for worker in workers if worker.is_connected and not worker.is_draining]
-    with_room = [worker for worker in here if _fits(worker, spec)]
+    available = [worker for worker in workers if worker.is_connected and not worker.is_draining]
+    with_room = [worker for worker in available if _has_room(worker, spec)]
     if not with_room:
         raise SandboxUnavailableError(
-            f"none of {len(here)} workers has room for another sandbox: stop sandboxes, or start a worker with "
+            f"none of {len(available)} workers has room for another sandbox: stop sandboxes, or start a worker with "
             "`roll-sandbox worker --join URL`."
-            if here
+            if available
             else "no worker is connected, or all are draining: start one with `roll-sandbox worker --join URL`."
         )
     if near in with_room:
         return near
     if spec.affinity:
-        return max(with_room, key=lambda worker: _rendezvous_score(spec.affinity, worker.name))
+        return max(with_room, key=lambda worker: _compute_rendezvous_score(spec.affinity, worker.name))
     return min(with_room, key=lambda worker: compute_load(worker) + IMAGE_LOAD * _lacks_image(worker, spec))
 
 
 def compute_load(worker: WorkerLink) -> float:
-    """Return the largest used share of a worker's resources: slots, promised memory, free memory and cores."""
+    """Return the largest used share among a worker's resources: slots, reserved memory, physical memory and cores."""
     report = worker.report
     shares = [
         worker.num_sandboxes / worker.capacity,
@@ -63,7 +63,7 @@ def compute_load(worker: WorkerLink) -> float:
     return max(shares)
 
 
-def _fits(worker: WorkerLink, spec: SandboxSpec) -> bool:
+def _has_room(worker: WorkerLink, spec: SandboxSpec) -> bool:
     free_bytes = worker.report.free_bytes
     return (
         worker.num_sandboxes < worker.capacity
@@ -79,6 +79,9 @@ def _lacks_image(worker: WorkerLink, spec: SandboxSpec) -> bool:
     return spec.image is not None and spec.image not in worker.report.images
 
 
-def _rendezvous_score(affinity: str, name: str) -> bytes:
-    """Return a stable score by rendezvous hashing: a worker that comes or goes moves only its own sandboxes."""
+def _compute_rendezvous_score(affinity: str, name: str) -> bytes:
+    """Return the score of worker `name` for an affinity; the worker with the highest score is chosen.
+
+    With this rendezvous hashing, a worker that joins or leaves changes the worker of few affinities.
+    """
     return hashlib.sha256(f"{affinity}\0{name}".encode()).digest()

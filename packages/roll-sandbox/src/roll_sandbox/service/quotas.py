@@ -1,4 +1,4 @@
-"""Quotas of owners, and their usage."""
+"""Quotas of owners, and the resources in use that count against them."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ __all__ = ["Quota", "Quotas"]
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """Bounds of one owner; `None`: only the machine's bounds apply."""
+    """Limits for one owner; `None`: no limit except those of the machines."""
 
     sandboxes: int | None = 1024
-    """Most live sandboxes."""
+    """Maximum number of live sandboxes."""
     memory_bytes: int | None = None
-    """Bound on the sum of the sandboxes' memory limits."""
+    """Maximum sum of the memory limits of all sandboxes."""
     disk_bytes: int | None = None
-    """Bound on the sum of the sandboxes' disk limits."""
+    """Maximum sum of the disk limits of all sandboxes."""
     cpu_s: float | None = None
-    """Most CPU time of one program, and the limit of programs that request none."""
+    """Maximum CPU seconds of one program, and the limit of programs that request none."""
     lifetime_s: float = 24 * 3600.0
-    """Longest remaining lifetime of a sandbox, at any moment."""
+    """Maximum remaining lifetime of a sandbox in seconds."""
     programs: int | None = 4096
-    """Most running programs."""
+    """Maximum number of running programs."""
     requests_per_s: float = 5000.0
-    """Messages and requests per second, on average; a burst may have twice as many."""
+    """Requests and messages per second, on average; a burst may have twice as many."""
 
 
 _NAMES = {field.name for field in fields(Quota)}
 _REQUIRED = ("lifetime_s", "requests_per_s")
-"""Fields that are never `None`."""
+"""Fields that must not be `None`."""
 _log = logging.getLogger(__name__)
 
 
 def _is_valid_value(name: str, value: object) -> bool:
-    """Return whether a field may have this value; database rows may have been edited by hand."""
+    """Return whether this value is valid for a field; database rows may have been edited by hand."""
     if value is None:
         return name in _NAMES and name not in _REQUIRED
     least = 1e-9 if name in _REQUIRED else 0
@@ -57,11 +57,11 @@ class _Usage:
 
 
 class Quotas:
-    """The quotas of all owners, and how much of them is taken.
+    """The quotas of all owners, and their resources in use.
 
     Args:
-        default: quota of owners that `named` does not have.
-        named: fields of `Quota` by owner, which replace the default's.
+        default: the quota of owners without an entry in `named`.
+        named: by owner, the fields of `Quota` that differ from the default.
     """
 
     def __init__(self, default: Quota, named: Mapping[str, Mapping[str, Any]]) -> None:
@@ -72,7 +72,10 @@ class Quotas:
         self.set_named(named)
 
     def set_named(self, named: Mapping[str, Mapping[str, Any]]) -> None:
-        """Replace the fields of `Quota` by owner. What is taken stays, even where it now exceeds the quota."""
+        """Replace the quotas of named owners; invalid fields are ignored with a warning.
+
+        Resources in use are kept, even if they now exceed the quota.
+        """
         if named == self._fields:
             return
         self._fields = named
@@ -92,7 +95,7 @@ class Quotas:
         return self._named.get(owner, self._default)
 
     def resolve_lifetime_s(self, owner: str, requested_s: float | None, default_s: float) -> float:
-        """Return the lifetime of a sandbox.
+        """Return the lifetime of a sandbox in seconds: `requested_s`, or by default `default_s`, at most the quota.
 
         Raises:
             SandboxQuotaError: `requested_s` exceeds the quota.
@@ -100,33 +103,33 @@ class Quotas:
         most = self.get(owner).lifetime_s
         if requested_s is not None and requested_s > most:
             raise SandboxQuotaError(
-                f"the requested lifetime is {requested_s:g} s, and the quota of '{owner}' allows {most:g} s: request "
+                f"the requested lifetime is {requested_s:g} s, but the quota of '{owner}' allows {most:g} s: request "
                 f"less, or raise the quota (`roll-sandbox quota set {owner} --lifetime`)."
             )
         return min(default_s, most) if requested_s is None else requested_s
 
     def check_sandbox(self, owner: str, spec: SandboxSpec) -> SandboxSpec:
-        """Check that a sandbox fits into the owner's quota, and return its spec as `bounded` does.
+        """Check a new sandbox against the owner's quota; return its spec, with the quota's CPU limit if it has none.
 
         Raises:
             SandboxQuotaError: the quota is used up, or the spec exceeds it.
         """
-        quota, taken, limits = self.get(owner), self._usage[owner], spec.limits
-        for what, have, more, most in (
-            ("sandboxes", taken.sandboxes, 1, quota.sandboxes),
-            ("bytes of memory", taken.memory_bytes, limits.memory_bytes, quota.memory_bytes),
-            ("bytes of disk", taken.disk_bytes, limits.disk_bytes, quota.disk_bytes),
+        quota, usage, limits = self.get(owner), self._usage[owner], spec.limits
+        for unit, used, requested, most in (
+            ("sandboxes", usage.sandboxes, 1, quota.sandboxes),
+            ("bytes of memory", usage.memory_bytes, limits.memory_bytes, quota.memory_bytes),
+            ("bytes of disk", usage.disk_bytes, limits.disk_bytes, quota.disk_bytes),
         ):
-            if most is not None and have + more > most:
+            if most is not None and used + requested > most:
                 raise SandboxQuotaError(
-                    f"the quota of '{owner}' is {most:,} {what}: {have:,} are in use, and {more:,} more are requested. "
-                    f"Stop sandboxes, or raise the quota (`roll-sandbox quota set {owner}`)."
+                    f"the quota of '{owner}' is {most:,} {unit}: {used:,} are in use, and {requested:,} more are "
+                    f"requested. Stop sandboxes, or raise the quota (`roll-sandbox quota set {owner}`)."
                 )
         self.check_cpu(owner, limits.cpu_s)
         return self.apply_cpu_limit(owner, spec)
 
     def apply_cpu_limit(self, owner: str, spec: SandboxSpec) -> SandboxSpec:
-        """Return the spec, with the owner's bound on CPU time if the spec has none."""
+        """Return the spec, with the CPU limit of the owner's quota if it has none."""
         cpu_s = spec.limits.cpu_s or self.get(owner).cpu_s
         return replace(spec, limits=replace(spec.limits, cpu_s=cpu_s))
 
@@ -134,32 +137,31 @@ class Quotas:
         """Check the CPU time limit of a program.
 
         Raises:
-            SandboxQuotaError: it exceeds the owner's quota.
+            SandboxQuotaError: the limit exceeds the owner's quota.
         """
         most = self.get(owner).cpu_s
         if most is not None and cpu_s is not None and cpu_s > most:
             raise SandboxQuotaError(
-                f"a program requests {cpu_s:g} s of CPU time, and the quota of '{owner}' allows {most:g} s: request "
-                "less, or "
-                f"raise the quota (`roll-sandbox quota set {owner} --cpu`)."
+                f"a program requests {cpu_s:g} s of CPU time, but the quota of '{owner}' allows {most:g} s: request "
+                f"less, or raise the quota (`roll-sandbox quota set {owner} --cpu`)."
             )
 
     def add_sandbox(self, owner: str, spec: SandboxSpec) -> None:
-        """Count a sandbox that `allow` has admitted, or that already exists."""
-        taken, limits = self._usage[owner], spec.limits
-        taken.sandboxes += 1
-        taken.memory_bytes += limits.memory_bytes
-        taken.disk_bytes += limits.disk_bytes
+        """Count a sandbox against its owner's quota, without checking the quota."""
+        usage, limits = self._usage[owner], spec.limits
+        usage.sandboxes += 1
+        usage.memory_bytes += limits.memory_bytes
+        usage.disk_bytes += limits.disk_bytes
 
     def remove_sandbox(self, owner: str, spec: SandboxSpec) -> None:
-        """Stop counting a sandbox that has ended."""
-        taken = self._usage[owner]
-        taken.sandboxes -= 1
-        taken.memory_bytes -= spec.limits.memory_bytes
-        taken.disk_bytes -= spec.limits.disk_bytes
+        """Stop counting a sandbox, after it has ended."""
+        usage = self._usage[owner]
+        usage.sandboxes -= 1
+        usage.memory_bytes -= spec.limits.memory_bytes
+        usage.disk_bytes -= spec.limits.disk_bytes
 
     def add_program(self, owner: str) -> None:
-        """Count a program.
+        """Count a program against its owner's quota.
 
         Raises:
             SandboxQuotaError: the quota of programs is used up.
@@ -167,18 +169,18 @@ class Quotas:
         most = self.get(owner).programs
         if most is not None and self._usage[owner].programs >= most:
             raise SandboxQuotaError(
-                f"'{owner}' already runs {most:,} programs, the most that its quota allows: wait until one ends."
+                f"'{owner}' already runs {most:,} programs, the maximum of its quota: wait until one ends."
             )
-        self.count_programs(owner)
+        self.add_programs(owner)
 
-    def count_programs(self, owner: str, programs: int = 1) -> None:
-        """Count running programs without checking the quota."""
+    def add_programs(self, owner: str, programs: int = 1) -> None:
+        """Count running programs against their owner's quota, without checking the quota."""
         self._usage[owner].programs += programs
 
     def get_usage(self, owner: str) -> dict[str, int]:
-        """Return the used amounts of an owner's quota, by field."""
+        """Return the resources in use of an owner, by field of `Quota`."""
         return asdict(self._usage[owner])
 
     def remove_programs(self, owner: str, programs: int = 1) -> None:
-        """Stop counting programs that have ended."""
+        """Stop counting programs, after they have ended."""
         self._usage[owner].programs -= programs

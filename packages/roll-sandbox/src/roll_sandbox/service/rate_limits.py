@@ -1,4 +1,4 @@
-"""Rate limits."""
+"""Limits the rate of requests."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _MAX_BUCKETS = 10_000
 
 
 class RateLimiter:
-    """A token bucket for each name, which fills at `per_s` and holds `burst`.
+    """A token bucket for each name. A bucket fills with `per_s` tokens a second, up to `burst`.
 
     Args:
-        per_s: rate at which buckets fill.
-        burst: size of a bucket.
+        per_s: tokens per second.
+        burst: maximum number of tokens in a bucket.
         clock: returns monotonic seconds.
     """
 
@@ -27,17 +27,18 @@ class RateLimiter:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def take(self, name: str, cost: float = 1.0) -> float:
-        """Take `cost`, and return how long to wait until it is covered; 0 if it is."""
+        """Take `cost` tokens from the bucket of `name`, even below 0; return the seconds until it is back at 0."""
         now = self._clock()
         level, then = self._buckets.get(name, (self._burst, now))
         level = min(self._burst, level + (now - then) * self.per_s) - cost
         self._buckets[name] = level, now
         self._buckets.move_to_end(name)
         if len(self._buckets) > _MAX_BUCKETS:
+            # Names may be addresses of peers, whose number is not bounded.
             self._buckets.popitem(last=False)
         return max(0.0, -level / self.per_s)
 
     def is_empty(self, name: str) -> bool:
-        """Return whether a bucket is empty."""
+        """Return whether a bucket has less than one token."""
         level, then = self._buckets.get(name, (self._burst, 0.0))
         return level + (self._clock() - then) * self.per_s < 1.0

@@ -1,6 +1,6 @@
-"""ROCK's REST routes, so that code written for ROCK's SDK runs here with another URL.
+"""ROCK's REST routes, so that code for ROCK's SDK works with this service after changing the URL.
 
-Errors after the token check are answered as ROCK does: 200, `status` "Failed", and one of ROCK's codes.
+As in ROCK, errors after the token check are answered with HTTP status 200, `status` "Failed", and a code of ROCK.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from roll_sandbox.service.rock_bodies import (
     BROKEN,
     COMMAND_FAILED,
     ExecuteRequest,
-    OfSandbox,
     ReadRequest,
     RockAnswer,
+    SandboxIdBody,
     SessionCommand,
     SessionRequest,
     StartRequest,
@@ -43,7 +43,7 @@ __all__ = ["add_rock_routes"]
 
 _MAX_WALL_S = 86400.0
 _ESCAPES = re.compile(r"\x1b[@-_][0-?]*[ -/]*[@-~]")
-"""The escape sequences that ROCK removes from a shell's output (`rock/rocklet/linux.py`)."""
+"""Matches the escape sequences that ROCK removes from a shell's output (`rock/rocklet/linux.py`)."""
 _FORM = {
     "multipart/form-data": {
         "schema": {
@@ -60,7 +60,7 @@ _FORM = {
 
 
 class CommandFailedError(SandboxRequestError):
-    """A command whose success was required has failed."""
+    """A command failed, and the request required its success."""
 
 
 class _RockRoute(CheckedRoute):
@@ -69,7 +69,7 @@ class _RockRoute(CheckedRoute):
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
         answer = super().get_route_handler()
 
-        async def guarded(request: Request) -> Response:
+        async def handle_errors(request: Request) -> Response:
             try:
                 return await answer(request)
             except RequestValidationError as error:
@@ -82,7 +82,7 @@ class _RockRoute(CheckedRoute):
                 broken = isinstance(error, SandboxError) and not isinstance(error, UnknownSandboxError)
                 return _make_failure(str(error)[:2000], BROKEN if broken else BAD_REQUEST)
 
-        return guarded
+        return handle_errors
 
 
 def _make_failure(error: str, code: int) -> Response:
@@ -92,7 +92,7 @@ def _make_failure(error: str, code: int) -> Response:
 
 
 class _SandboxState:
-    """The state that ROCK's routes keep of a sandbox, beyond the service's; lost with this server."""
+    """A sandbox's request and sessions, which only ROCK's routes need; lost when this server process ends."""
 
     def __init__(self, request: StartRequest) -> None:
         self.request = request
@@ -100,54 +100,55 @@ class _SandboxState:
 
 
 class _Rock:
-    """One owner's sandboxes in ROCK's format."""
+    """Implements ROCK's routes for the sandboxes of one owner."""
 
-    def __init__(self, owned: OwnerSandboxes, known: dict[tuple[str, str], _SandboxState]) -> None:
+    def __init__(self, owned: OwnerSandboxes, states: dict[tuple[str, str], _SandboxState]) -> None:
         self.owned = owned
-        self._states = known
+        self._states = states
 
-    async def start(self, request: StartRequest, *, images: bool) -> dict[str, Any]:
-        """Start a sandbox, and return when it runs.
+    async def start(self, request: StartRequest, *, use_image: bool) -> dict[str, Any]:
+        """Start a sandbox, and wait until it runs.
 
         Args:
             request: ROCK's request.
-            images: whether to use the image even if no worker reports to have it.
+            use_image: true to use the requested image even if no worker reports to have the image.
         """
-        images = images or any(request.image in each.report.images for each in self.owned.dispatcher.workers.values())
-        spec, name = request.spec(images=images), request.sandbox_id
+        workers = self.owned.dispatcher.workers.values()
+        use_image = use_image or any(request.image in each.report.images for each in workers)
+        spec, name = request.make_spec(use_image=use_image), request.sandbox_id
         if request.num_gpus:
             raise SandboxRequestError("GPUs are not supported: leave out 'num_gpus'.")
         sandbox, _ = await self.owned.create(spec, request.auto_clear_time_minutes * 60.0, name=name)
         if (self.owned.owner, sandbox.name) not in self._states:
-            self._keep(sandbox.name, _SandboxState(request))
-            sandbox.on_close(partial(self._forget, sandbox.name))
-        worker = self.owned.dispatcher.find(self.owned.owner, sandbox.name).worker.name
+            self._store_state(sandbox.name, _SandboxState(request))
+            sandbox.on_close(partial(self._remove_state, sandbox.name))
+        worker = self.owned.dispatcher.find_sandbox(self.owned.owner, sandbox.name).worker.name
         return {"sandbox_id": sandbox.name, "host_name": worker, "host_ip": None}
 
-    def _keep(self, name: str, known: _SandboxState) -> _SandboxState:
-        self._states[self.owned.owner, name] = known
-        return known
+    def _store_state(self, name: str, state: _SandboxState) -> _SandboxState:
+        self._states[self.owned.owner, name] = state
+        return state
 
-    def _forget(self, name: str) -> None:
+    def _remove_state(self, name: str) -> None:
         self._states.pop((self.owned.owner, name), None)
 
     def get_state(self, name: str) -> _SandboxState:
-        """Return the state of a live sandbox."""
-        self.owned.dispatcher.find(self.owned.owner, name)
-        return self._states.get((self.owned.owner, name)) or self._keep(name, _SandboxState(StartRequest()))
+        """Return the request and sessions of a live sandbox; if none are stored, store a default request."""
+        self.owned.dispatcher.find_sandbox(self.owned.owner, name)
+        return self._states.get((self.owned.owner, name)) or self._store_state(name, _SandboxState(StartRequest()))
 
-    async def touch(self, name: str) -> RemoteSandbox:
-        """Return a sandbox that is about to be used, and restart its lifetime if a tenth of it has passed."""
-        sandbox = await self.owned.sandbox(name)
-        entry = self.owned.dispatcher.find(self.owned.owner, name)
+    async def use_sandbox(self, name: str) -> RemoteSandbox:
+        """Return a sandbox that is about to be used, and restart its lifetime if more than a tenth has passed."""
+        sandbox = await self.owned.get_sandbox(name)
+        entry = self.owned.dispatcher.find_sandbox(self.owned.owner, name)
         lifetime_s = self.get_state(name).request.auto_clear_time_minutes * 60.0
         if entry.ends_at - time.monotonic() < 0.9 * lifetime_s:
             self.owned.dispatcher.extend(entry, lifetime_s)
         return sandbox
 
     def get_status(self, name: str) -> dict[str, Any]:
-        """Return `get_status` of a live sandbox."""
-        entry, request = self.owned.dispatcher.find(self.owned.owner, name), self.get_state(name).request
+        """Return the result of ROCK's `get_status` for a live sandbox."""
+        entry, request = self.owned.dispatcher.find_sandbox(self.owned.owner, name), self.get_state(name).request
         alive = entry.state == "running"
         return {
             "sandbox_id": name,
@@ -165,19 +166,20 @@ class _Rock:
         }
 
     async def get_ended_status(self, name: str) -> dict[str, Any] | None:
-        """Return `get_status` of a sandbox that ended within the last hour."""
+        """Return the result of ROCK's `get_status` for a sandbox that ended within the last hour; otherwise `None`."""
         row = await asyncio.to_thread(self.owned.dispatcher.records.load_sandbox, self.owned.owner, name)
-        said = {"sandbox_id": name, "status": {}, "state": "stopped", "is_alive": False, "port_mapping": {}}
-        return None if row is None else {**said, "host_name": row.worker, "user_id": self.owned.owner}
+        status = {"sandbox_id": name, "status": {}, "state": "stopped", "is_alive": False, "port_mapping": {}}
+        return None if row is None else {**status, "host_name": row.worker, "user_id": self.owned.owner}
 
     async def execute(self, request: ExecuteRequest) -> dict[str, Any]:
-        """Run a command and wait for its end."""
+        """Run a command, and return its result."""
         command = request.command
         argv = ("bash", "-c", command) if isinstance(command, str) else tuple(command)
         program = Command(argv=argv, env=request.env or {}, cwd=request.cwd, wall_s=request.timeout or _MAX_WALL_S)
-        result = await (await self.touch(request.sandbox_id)).execute(program)
+        result = await (await self.use_sandbox(request.sandbox_id)).execute(program)
         if result.outcome is Outcome.WALL_TIME:
             raise CommandFailedError(f"the command took longer than its timeout of {request.timeout} s.")
+        # A program that a limit has ended has no exit code; report SIGKILL, as a shell would.
         code = 128 + 9 if result.exit_code is None else result.exit_code
         if request.check and code:
             raise CommandFailedError(f"the command ended with exit code {code}.")
@@ -187,9 +189,9 @@ class _Rock:
             "exit_code": code,
         }
 
-    async def open(self, request: SessionRequest) -> dict[str, Any]:
-        """Open a shell under the caller's name for it."""
-        sandbox = await self.touch(request.sandbox_id)
+    async def open_session(self, request: SessionRequest) -> dict[str, Any]:
+        """Open a shell session under the requested name."""
+        sandbox = await self.use_sandbox(request.sandbox_id)
         sessions = self.get_state(request.sandbox_id).sessions
         if request.session in sessions and not sessions[request.session].closed:
             raise SandboxRequestError(f"the session '{request.session}' already exists.")
@@ -207,9 +209,9 @@ class _Rock:
             )
         return session
 
-    async def run(self, request: SessionCommand) -> dict[str, Any]:
-        """Run a command in a session, and return both streams as one output without terminal sequences."""
-        await self.touch(request.sandbox_id)
+    async def run_in_session(self, request: SessionCommand) -> dict[str, Any]:
+        """Run a command in a session; return stdout and stderr as one output, without terminal sequences."""
+        await self.use_sandbox(request.sandbox_id)
         session = self.get_session(request.sandbox_id, request.session)
         job = await session.start(request.command, wall_s=request.timeout or _MAX_WALL_S)
         output = b"".join([chunk.data async for chunk in job.stream()]).decode(errors="replace")
@@ -220,11 +222,11 @@ class _Rock:
         code = 128 + 9 if result.exit_code is None else result.exit_code
         if request.check == "raise" and code:
             raise CommandFailedError(f"the command failed with exit code {code}. Here is the output:\n{output[:1000]}")
-        code_said = None if request.check == "ignore" else code
-        return {"session_type": "bash", "output": output, "exit_code": code_said, "failure_reason": ""}
+        reported_code = None if request.check == "ignore" else code
+        return {"session_type": "bash", "output": output, "exit_code": reported_code, "failure_reason": ""}
 
-    async def close(self, request: SessionRequest) -> dict[str, Any]:
-        """End a shell."""
+    async def close_session(self, request: SessionRequest) -> dict[str, Any]:
+        """End a shell session."""
         await self.get_session(request.sandbox_id, request.session).close()
         del self.get_state(request.sandbox_id).sessions[request.session]
         return {"session_type": "bash"}
@@ -235,64 +237,65 @@ async def _get_rock(request: Request) -> _Rock:
     return _Rock(inside.get(request.scope["identity"]), request.app.state.rock)
 
 
-Here = Annotated[_Rock, Depends(_get_rock)]
+OwnerRock = Annotated[_Rock, Depends(_get_rock)]
 Id = Annotated[Named, Query()]
 
 
-def add_rock_routes(app: FastAPI, *, images: bool) -> None:
+def add_rock_routes(app: FastAPI, *, use_images: bool) -> None:
     """Add ROCK's routes.
 
     Args:
         app: the application.
-        images: whether sandboxes use the requested image; otherwise they use this machine's files.
+        use_images: true to give each sandbox the requested image; otherwise it has the files of its machine, unless a
+            worker reports to have the image.
     """
     app.state.rock = {}
     router = APIRouter(prefix=ROCK, route_class=_RockRoute, responses=_REFUSALS)
 
     @router.post("/start")
     @router.post("/start_async")
-    async def start(request: StartRequest, here: Here) -> RockAnswer:
-        return RockAnswer(result=await here.start(request, images=images))
+    async def start_sandbox(request: StartRequest, rock: OwnerRock) -> RockAnswer:
+        return RockAnswer(result=await rock.start(request, use_image=use_images))
 
     @router.get("/is_alive")
-    async def is_alive(sandbox_id: Id, here: Here) -> RockAnswer:
+    async def is_alive(sandbox_id: Id, rock: OwnerRock) -> RockAnswer:
         try:
-            said = here.get_status(sandbox_id)
+            status = rock.get_status(sandbox_id)
         except UnknownSandboxError as error:  # not a failure, as in ROCK
-            said = {"is_alive": False, "host_name": str(error)}
-        return RockAnswer(result={"is_alive": said["is_alive"], "message": said["host_name"]})
+            status = {"is_alive": False, "host_name": str(error)}
+        return RockAnswer(result={"is_alive": status["is_alive"], "message": status["host_name"]})
 
     @router.get("/get_status")
-    async def get_status(sandbox_id: Id, here: Here, include_all_states: bool = False) -> RockAnswer:
-        """Return a sandbox's status; with `include_all_states`, also of one that has ended."""
+    async def get_status(sandbox_id: Id, rock: OwnerRock, include_all_states: bool = False) -> RockAnswer:
+        """Return the status of a sandbox; `include_all_states` includes ended sandboxes."""
         try:
-            return RockAnswer(result=here.get_status(sandbox_id))
+            return RockAnswer(result=rock.get_status(sandbox_id))
         except UnknownSandboxError:
-            if not include_all_states or (said := await here.get_ended_status(sandbox_id)) is None:
+            if not include_all_states or (status := await rock.get_ended_status(sandbox_id)) is None:
                 raise
-            return RockAnswer(result=said)
+            return RockAnswer(result=status)
 
     @router.get("/sandboxes")
-    async def list_all(here: Here) -> RockAnswer:
-        items = [here.get_status(entry.name) for entry in here.owned.dispatcher.list_sandboxes(here.owned.owner)]
+    async def list_sandboxes(rock: OwnerRock) -> RockAnswer:
+        items = [rock.get_status(entry.name) for entry in rock.owned.dispatcher.list_sandboxes(rock.owned.owner)]
         return RockAnswer(result={"items": items, "total": len(items), "has_more": False})
 
     @router.post("/execute")
-    async def execute(request: ExecuteRequest, here: Here) -> RockAnswer:
-        return RockAnswer(result=await here.execute(request))
+    async def execute_command(request: ExecuteRequest, rock: OwnerRock) -> RockAnswer:
+        return RockAnswer(result=await rock.execute(request))
 
     @router.post("/stop")
     @router.post("/delete")
-    async def stop(request: OfSandbox, here: Here) -> RockAnswer:
-        """Stop a sandbox. As in ROCK, it is no error if it has already ended."""
-        if f"{here.owned.owner}/{request.sandbox_id}" in here.owned.dispatcher.entries:
-            await (await here.owned.sandbox(request.sandbox_id)).close()
+    async def stop_sandbox(request: SandboxIdBody, rock: OwnerRock) -> RockAnswer:
+        """Stop a sandbox. As in ROCK, it is not an error if it has already ended."""
+        if f"{rock.owned.owner}/{request.sandbox_id}" in rock.owned.dispatcher.entries:
+            await (await rock.owned.get_sandbox(request.sandbox_id)).close()
         return RockAnswer(result=f"{request.sandbox_id} stopped")
 
     @router.post("/restart")
     @router.post("/commit")
     @router.get("/get_token")
-    async def not_offered() -> RockAnswer:
+    async def refuse_unsupported() -> RockAnswer:
         raise SandboxRequestError("this route of ROCK is not supported: see docs/sandbox-service.md.")
 
     _add_sessions(router)
@@ -302,55 +305,57 @@ def add_rock_routes(app: FastAPI, *, images: bool) -> None:
 
 def _add_sessions(router: APIRouter) -> None:
     @router.post("/create_session")
-    async def create_session(request: SessionRequest, here: Here) -> RockAnswer:
-        return RockAnswer(result=await here.open(request))
+    async def create_session(request: SessionRequest, rock: OwnerRock) -> RockAnswer:
+        return RockAnswer(result=await rock.open_session(request))
 
     @router.post("/run_in_session")
-    async def run_in_session(request: SessionCommand, here: Here) -> RockAnswer:
-        return RockAnswer(result=await here.run(request))
+    async def run_in_session(request: SessionCommand, rock: OwnerRock) -> RockAnswer:
+        return RockAnswer(result=await rock.run_in_session(request))
 
     @router.post("/close_session")
-    async def close_session(request: SessionRequest, here: Here) -> RockAnswer:
-        return RockAnswer(result=await here.close(request))
+    async def close_session(request: SessionRequest, rock: OwnerRock) -> RockAnswer:
+        return RockAnswer(result=await rock.close_session(request))
 
 
 def _add_files(router: APIRouter) -> None:
     @router.post("/read_file")
-    async def read_file(request: ReadRequest, here: Here) -> RockAnswer:
-        data = await (await here.touch(request.sandbox_id)).read_file(request.path)
+    async def read_file(request: ReadRequest, rock: OwnerRock) -> RockAnswer:
+        data = await (await rock.use_sandbox(request.sandbox_id)).read_file(request.path)
         try:
             text = data.decode(request.encoding or "utf-8", request.errors or "strict")
         except LookupError:
-            raise SandboxRequestError(f"unknown encoding '{request.encoding}'.") from None
+            raise SandboxRequestError(
+                f"unknown encoding '{request.encoding}': use an encoding of Python, such as utf-8."
+            ) from None
         return RockAnswer(result={"content": text.encode(errors="replace").decode()})
 
     @router.post("/write_file")
-    async def write_file(request: WriteRequest, here: Here) -> RockAnswer:
-        await (await here.touch(request.sandbox_id)).write_file(request.path, request.content.encode())
+    async def write_file(request: WriteRequest, rock: OwnerRock) -> RockAnswer:
+        await (await rock.use_sandbox(request.sandbox_id)).write_file(request.path, request.content.encode())
         return RockAnswer(result={"success": True, "message": ""})
 
     @router.post("/upload", openapi_extra={"requestBody": {"content": _FORM, "required": True}})
-    async def upload(request: Request, here: Here) -> RockAnswer:
+    async def upload_file(request: Request, rock: OwnerRock) -> RockAnswer:
         kind = request.headers.get("content-type", "")
         parts = await asyncio.to_thread(_parse_form, kind, await request.body())
         if not parts.keys() >= {"file", "target_path", "sandbox_id"}:
             raise SandboxRequestError("an upload must have the form fields 'file', 'target_path' and 'sandbox_id'.")
         target, name = parts["target_path"].decode(), parts["sandbox_id"].decode()
-        await (await here.touch(name)).write_file(target, parts["file"])
+        await (await rock.use_sandbox(name)).write_file(target, parts["file"])
         return RockAnswer(result={"success": True, "message": "", "file_name": target.rpartition("/")[2]})
 
 
 def _parse_form(kind: str, body: bytes) -> dict[str, bytes]:
-    """Parse the parts of a form, by name.
+    """Return the parts of a multipart form, by name.
 
     Raises:
-        SandboxRequestError: it is not a multipart form.
+        SandboxRequestError: the body is not a multipart form.
     """
-    found = re.fullmatch(r'multipart/form-data; *boundary="?([^";]{1,70})"?', kind)
-    if found is None:
+    match = re.fullmatch(r'multipart/form-data; *boundary="?([^";]{1,70})"?', kind)
+    if match is None:
         raise SandboxRequestError("an upload must be 'multipart/form-data' with a boundary.")
     parts = {}
-    for part in (b"\r\n" + body).split(b"\r\n--" + found[1].encode())[1:-1]:
+    for part in (b"\r\n" + body).split(b"\r\n--" + match[1].encode())[1:-1]:
         head, _, data = part.partition(b"\r\n\r\n")
         name = re.search(rb'[; ]name="([^"]{1,100})"', head)
         if name is not None:

@@ -1,7 +1,7 @@
 """Requests and responses of ROCK's REST routes, as its SDK sends and parses them.
 
-Source: alibaba/ROCK, `rock/admin/entrypoints`, `rock/sdk/sandbox/client.py`, version 1.11. Other fields are ignored, as
-in ROCK.
+Source: alibaba/ROCK, `rock/admin/entrypoints`, `rock/sdk/sandbox/client.py`, version 1.11. As in ROCK, unknown fields
+are ignored.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from roll_sandbox.types import Limits, SandboxSpec
 
 __all__ = [
     "ExecuteRequest",
-    "OfSandbox",
     "ReadRequest",
     "RockAnswer",
+    "SandboxIdBody",
     "SessionCommand",
     "SessionRequest",
     "StartRequest",
@@ -34,13 +34,13 @@ _Session = Annotated[Text, Field(min_length=1, max_length=200)]
 _Path = Annotated[Text, Field(min_length=1, max_length=4096)]
 
 
-def _bytes(size: str) -> int:
+def _parse_size(size: str) -> int:
     number, unit = re.match(r"([0-9.]+)(.?)", size.lower()).groups()  # type: ignore[union-attr]
     return max(1, int(float(number) * _UNITS[unit]))
 
 
 class RockAnswer(BaseModel):
-    """The format of every response: `status` says whether the request was carried out."""
+    """The body of every response; `status` says whether the request has succeeded."""
 
     status: Literal["Success", "Failed"] = "Success"
     message: str | None = None
@@ -49,7 +49,7 @@ class RockAnswer(BaseModel):
 
 
 class StartRequest(BaseModel):
-    """`start` and `start_async`."""
+    """The body of `start` and `start_async`."""
 
     image: Annotated[Text, Field(min_length=1, max_length=1000)] = "python:3.11"
     auto_clear_time_minutes: Annotated[int, Field(ge=1, le=10**6)] = 360
@@ -59,10 +59,13 @@ class StartRequest(BaseModel):
     num_gpus: Annotated[float, Field(ge=0, le=1e4, allow_inf_nan=False)] | None = None
     sandbox_id: Named | None = None
 
-    def spec(self, *, images: bool) -> SandboxSpec:
-        """Return the spec. Files live in memory, so the disk is never larger than it. CPUs are shared, not reserved."""
-        memory = _bytes(self.memory)
-        disk = memory if self.disk is None else min(memory, _bytes(self.disk))
+    def make_spec(self, *, use_image: bool) -> SandboxSpec:
+        """Return the spec of the requested sandbox, with the requested image if `use_image`; `cpus` has no effect.
+
+        Files are in memory, so the disk limit is at most the memory limit.
+        """
+        memory = _parse_size(self.memory)
+        disk = memory if self.disk is None else min(memory, _parse_size(self.disk))
         limits = Limits(
             wall_s=86400.0,
             memory_bytes=memory,
@@ -73,17 +76,17 @@ class StartRequest(BaseModel):
             max_open_files=1024,
             output_bytes=2**24,
         )
-        return SandboxSpec(limits=limits, image=self.image if images else None)
+        return SandboxSpec(limits=limits, image=self.image if use_image else None)
 
 
-class OfSandbox(BaseModel):
-    """A request that names a sandbox, and nothing else."""
+class SandboxIdBody(BaseModel):
+    """The body of a request that only names a sandbox, and the base of other bodies."""
 
     sandbox_id: Named
 
 
-class ExecuteRequest(OfSandbox):
-    """`execute`: a list is run as is, a string by bash."""
+class ExecuteRequest(SandboxIdBody):
+    """The body of `execute`. A command that is a list is run as a program; a string is run by bash."""
 
     command: Text | Annotated[list[Text], Field(min_length=1)]
     timeout: _Timeout | None = 1200.0
@@ -92,16 +95,16 @@ class ExecuteRequest(OfSandbox):
     check: bool = False
 
 
-class SessionRequest(OfSandbox):
-    """`create_session` and `close_session`."""
+class SessionRequest(SandboxIdBody):
+    """The body of `create_session` and `close_session`."""
 
     session: _Session = "default"
     env: dict[Text, Text] | None = None
     startup_source: Annotated[list[Text], Field(max_length=64)] = []
 
 
-class SessionCommand(OfSandbox):
-    """`run_in_session`."""
+class SessionCommand(SandboxIdBody):
+    """The body of `run_in_session`."""
 
     session: _Session = "default"
     command: Text
@@ -109,16 +112,16 @@ class SessionCommand(OfSandbox):
     check: Literal["silent", "raise", "ignore"] = "raise"
 
 
-class ReadRequest(OfSandbox):
-    """`read_file`."""
+class ReadRequest(SandboxIdBody):
+    """The body of `read_file`."""
 
     path: _Path
     encoding: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,40}$")] | None = None
     errors: Literal["strict", "ignore", "replace", "backslashreplace", "surrogateescape"] | None = None
 
 
-class WriteRequest(OfSandbox):
-    """`write_file`."""
+class WriteRequest(SandboxIdBody):
+    """The body of `write_file`."""
 
     path: _Path
     content: str

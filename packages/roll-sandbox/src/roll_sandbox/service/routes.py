@@ -37,7 +37,7 @@ from roll_sandbox.service.bodies import (
     describe_validation_error,
     make_result_body,
 )
-from roll_sandbox.service.dispatcher import Dispatcher, Entry
+from roll_sandbox.service.dispatcher import Dispatcher, SandboxEntry
 from roll_sandbox.service.local_clients import LocalClients, OwnerSandboxes
 from roll_sandbox.service.streaming import stream
 from roll_sandbox.types import Limit, PythonCode, Snapshot
@@ -66,7 +66,7 @@ import json, os
 entries = sorted(os.scandir({path!r}), key=lambda entry: entry.name)
 print(json.dumps([[e.name, e.is_dir(follow_symlinks=False), e.stat(follow_symlinks=False).st_size] for e in entries]))
 """
-"""The listing is not trusted, like all output: a hostile sandbox can misreport only its own files."""
+"""Prints the entries of a directory, run in the sandbox. A hostile sandbox can only misreport its own files."""
 
 
 async def _get_sandboxes(request: Request) -> OwnerSandboxes:
@@ -78,7 +78,7 @@ Sandboxes = Annotated[OwnerSandboxes, Depends(_get_sandboxes)]
 
 
 def add_routes(app: FastAPI, dispatcher: Dispatcher) -> None:
-    """Add the routes, and error handlers."""
+    """Add the routes and the error handlers."""
     app.state.local_clients = LocalClients(dispatcher)
     router = APIRouter(prefix="/v1", route_class=CheckedRoute, responses=_ERRORS)
     _add_sandboxes(router)
@@ -93,8 +93,8 @@ def add_routes(app: FastAPI, dispatcher: Dispatcher) -> None:
 
 
 def _handle_error(_: Request, error: Exception) -> Response:
-    said = error_to_json(error)
-    return JSONResponse(said, status_code=STATUS[said["error"]])
+    body = error_to_json(error)
+    return JSONResponse(body, status_code=STATUS[body["error"]])
 
 
 def _handle_validation_error(_: Request, error: Exception) -> Response:
@@ -105,11 +105,11 @@ def _handle_validation_error(_: Request, error: Exception) -> Response:
 def _handle_http_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = "unknown" if error.status_code == 404 else "request"
-    said = {"error": kind, "message": str(error.detail)}
-    return JSONResponse(said, status_code=error.status_code, headers=error.headers)
+    body = {"error": kind, "message": str(error.detail)}
+    return JSONResponse(body, status_code=error.status_code, headers=error.headers)
 
 
-def _make_sandbox_body(entry: Entry) -> SandboxBody:
+def _make_sandbox_body(entry: SandboxEntry) -> SandboxBody:
     return SandboxBody(
         sandbox=entry.name,
         state=entry.state,
@@ -122,71 +122,72 @@ def _make_sandbox_body(entry: Entry) -> SandboxBody:
 
 def _add_sandboxes(router: APIRouter) -> None:
     @router.post("/sandboxes", status_code=201)
-    async def create(body: CreateBody, owned: Sandboxes, key: Key = None) -> SandboxBody:
+    async def create_sandbox(body: CreateBody, owned: Sandboxes, key: Key = None) -> SandboxBody:
         sandbox, _ = await owned.create(spec_from_json(body.spec), body.lifetime_s, name=key)
-        return _make_sandbox_body(owned.dispatcher.find(owned.owner, sandbox.name))
+        return _make_sandbox_body(owned.dispatcher.find_sandbox(owned.owner, sandbox.name))
 
     @router.get("/sandboxes")
-    async def list_page(
+    async def list_sandboxes(
         response: Response,
         owned: Sandboxes,
         after: Annotated[Named | None, Query()] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
     ) -> list[SandboxBody]:
-        """List sandboxes by name; the header `Link` has the next page, if there is one."""
+        """List sandboxes, sorted by name; the header `Link` has the URL of the next page, if there is one."""
         rest = sorted(
             entry.name for entry in owned.dispatcher.list_sandboxes(owned.owner) if after is None or entry.name > after
         )
         page = rest[:limit]
         if len(rest) > limit:
             response.headers["Link"] = f'</v1/sandboxes?after={page[-1]}&limit={limit}>; rel="next"'
-        return [_make_sandbox_body(owned.dispatcher.find(owned.owner, name)) for name in page]
+        return [_make_sandbox_body(owned.dispatcher.find_sandbox(owned.owner, name)) for name in page]
 
     @router.get("/sandboxes/{name}")
-    async def show(name: Name, owned: Sandboxes) -> SandboxBody:
-        return _make_sandbox_body(await owned.entry(name))
+    async def get_sandbox(name: Name, owned: Sandboxes) -> SandboxBody:
+        return _make_sandbox_body(await owned.get_entry(name))
 
     @router.post("/sandboxes/{name}/extend")
-    async def extend(name: Name, body: ExtendBody, owned: Sandboxes) -> SandboxBody:
-        entry = await owned.entry(name)
+    async def extend_lifetime(name: Name, body: ExtendBody, owned: Sandboxes) -> SandboxBody:
+        entry = await owned.get_entry(name)
         owned.dispatcher.extend(entry, body.lifetime_s)
         return _make_sandbox_body(entry)
 
     @router.delete("/sandboxes/{name}", status_code=204)
-    async def stop(name: Name, owned: Sandboxes) -> None:
-        await (await owned.sandbox(name)).close()
+    async def stop_sandbox(name: Name, owned: Sandboxes) -> None:
+        await (await owned.get_sandbox(name)).close()
 
 
 def _add_programs(router: APIRouter) -> None:
     @router.post("/sandboxes/{name}/run")
-    async def run(name: Name, body: RunBody, owned: Sandboxes, key: Key = None) -> ResultBody:
-        job = owned.begin(await owned.sandbox(name), body.program(), alone=body.alone, key=key)
+    async def run_program(name: Name, body: RunBody, owned: Sandboxes, key: Key = None) -> ResultBody:
+        job = owned.begin(await owned.get_sandbox(name), body.make_program(), alone=body.alone, key=key)
         try:
             return make_result_body(await job.wait())
         except SandboxLostError:
+            # The end may be recorded although the output is no longer available.
             ended = None if key is None else await _load_program(owned, name, key)
             if ended is None or ended.result is None:
                 raise
             return ended.result
         finally:
-            if key is None:
+            if key is None:  # no later request could ask for the result
                 job.kill()
 
     @router.get("/sandboxes/{name}/programs/{program}")
-    async def program_end(name: Name, program: Name, owned: Sandboxes) -> ProgramBody:
-        """Return a program's state and end, up to an hour after its sandbox has ended."""
-        found = await _load_program(owned, name, program)
-        if found is None:
+    async def get_program_end(name: Name, program: Name, owned: Sandboxes) -> ProgramBody:
+        """Return a program's state and result, until an hour after its sandbox has ended."""
+        record = await _load_program(owned, name, program)
+        if record is None:
             raise UnknownSandboxError(f"the sandbox '{name}' of '{owned.owner}' never ran a program '{program}'.")
-        return found
+        return record
 
     @router.websocket("/sandboxes/{name}/stream")
-    async def streamed(socket: WebSocket, name: str) -> None:
+    async def stream_program(socket: WebSocket, name: str) -> None:
         await stream(socket, name)
 
     @router.post("/sandboxes/{name}/sessions", status_code=201)
     async def open_session(name: Name, body: SessionBody, owned: Sandboxes) -> dict[str, str]:
-        sandbox = await owned.sandbox(name)
+        sandbox = await owned.get_sandbox(name)
         try:
             session = await sandbox.session(env=body.env, cwd=body.cwd)
         except SandboxError as error:
@@ -197,11 +198,11 @@ def _add_programs(router: APIRouter) -> None:
 
     @router.post("/sandboxes/{name}/sessions/{session}/run")
     async def run_in_session(name: Name, session: Name, body: SessionRunBody, owned: Sandboxes) -> ResultBody:
-        return make_result_body(await (await owned.session(name, session)).run(body.command, wall_s=body.wall_s))
+        return make_result_body(await (await owned.get_session(name, session)).run(body.command, wall_s=body.wall_s))
 
     @router.delete("/sandboxes/{name}/sessions/{session}", status_code=204)
     async def close_session(name: Name, session: Name, owned: Sandboxes) -> None:
-        await (await owned.session(name, session)).close()
+        await (await owned.get_session(name, session)).close()
         owned.sessions.pop((name, session), None)
 
 
@@ -219,23 +220,23 @@ async def _load_program(owned: OwnerSandboxes, name: str, program: str) -> Progr
 
 
 def _decode_name(name: str) -> str:
-    """Replace bytes of a file name that are not UTF-8 by U+FFFD."""
+    """Return a file name with U+FFFD for each byte that is not valid UTF-8."""
     return name.encode("utf-8", "surrogateescape").decode(errors="replace")
 
 
 def _add_files(router: APIRouter) -> None:
     @router.get("/sandboxes/{name}/file", response_class=Response, responses={200: {"content": _BINARY}})
-    async def read(name: Name, path: FilePath, owned: Sandboxes) -> Response:
-        data = await (await owned.sandbox(name)).read_file(path)
+    async def read_file(name: Name, path: FilePath, owned: Sandboxes) -> Response:
+        data = await (await owned.get_sandbox(name)).read_file(path)
         return Response(data, media_type="application/octet-stream")
 
     @router.put("/sandboxes/{name}/file", status_code=204, openapi_extra={"requestBody": {"content": _BINARY}})
-    async def write(name: Name, path: FilePath, request: Request, owned: Sandboxes) -> None:
-        await (await owned.sandbox(name)).write_file(path, await request.body())
+    async def write_file(name: Name, path: FilePath, request: Request, owned: Sandboxes) -> None:
+        await (await owned.get_sandbox(name)).write_file(path, await request.body())
 
     @router.get("/sandboxes/{name}/directory")
-    async def directory(name: Name, path: FilePath, owned: Sandboxes) -> list[EntryBody]:
-        sandbox = await owned.sandbox(name)
+    async def list_directory(name: Name, path: FilePath, owned: Sandboxes) -> list[EntryBody]:
+        sandbox = await owned.get_sandbox(name)
         result = await sandbox.execute(PythonCode(source=_LIST.format(path=path), wall_s=20.0))
         if not result.ok:
             last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
@@ -251,33 +252,35 @@ def _add_files(router: APIRouter) -> None:
     @router.get("/sandboxes/{name}/archive", response_class=Response, responses={200: {"content": _TAR}})
     async def read_archive(name: Name, path: FilePath, owned: Sandboxes) -> Response:
         """Return a directory as a tar archive, without links and devices."""
-        return Response(await pack(await owned.sandbox(name), path), media_type="application/x-tar")
+        return Response(await pack(await owned.get_sandbox(name), path), media_type="application/x-tar")
 
     @router.put("/sandboxes/{name}/archive", status_code=204, openapi_extra={"requestBody": {"content": _BINARY}})
     async def write_archive(name: Name, path: FilePath, request: Request, owned: Sandboxes) -> None:
-        """Unpack a plain tar archive of files and directories below `path`."""
-        await unpack(await owned.sandbox(name), path, await request.body())
+        """Unpack an uncompressed tar archive of files and directories below `path`."""
+        await unpack(await owned.get_sandbox(name), path, await request.body())
 
 
 def _add_snapshots(router: APIRouter) -> None:
     @router.post("/sandboxes/{name}/snapshot", response_class=Response, responses={200: {"content": _BINARY}})
-    async def snapshot(name: Name, owned: Sandboxes) -> Response:
-        taken = await (await owned.sandbox(name)).snapshot()
-        return Response(taken.archive, media_type="application/octet-stream")
+    async def take_snapshot(name: Name, owned: Sandboxes) -> Response:
+        snapshot = await (await owned.get_sandbox(name)).snapshot()
+        return Response(snapshot.archive, media_type="application/octet-stream")
 
     @router.post("/sandboxes/{name}/restore", status_code=204, openapi_extra={"requestBody": {"content": _BINARY}})
-    async def restore(name: Name, request: Request, owned: Sandboxes) -> None:
-        await (await owned.sandbox(name)).restore(Snapshot(archive=await request.body()))
+    async def restore_snapshot(name: Name, request: Request, owned: Sandboxes) -> None:
+        await (await owned.get_sandbox(name)).restore(Snapshot(archive=await request.body()))
 
     @router.post("/sandboxes/{name}/fork", status_code=201)
-    async def fork(name: Name, body: Annotated[ExtendBody | None, Body()] = None, *, owned: Sandboxes) -> SandboxBody:
-        origin = await owned.sandbox(name)
-        taken = await origin.snapshot()
+    async def fork_sandbox(
+        name: Name, body: Annotated[ExtendBody | None, Body()] = None, *, owned: Sandboxes
+    ) -> SandboxBody:
+        origin = await owned.get_sandbox(name)
+        snapshot = await origin.snapshot()
         lifetime_s = None if body is None else body.lifetime_s
         copy, _ = await owned.create(dataclasses.replace(origin.spec), lifetime_s, near=name)
         try:
-            await copy.restore(taken)
+            await copy.restore(snapshot)
         except BaseException:
             await copy.close()
             raise
-        return _make_sandbox_body(owned.dispatcher.find(owned.owner, copy.name))
+        return _make_sandbox_body(owned.dispatcher.find_sandbox(owned.owner, copy.name))

@@ -36,30 +36,31 @@ def serve(
 
     Args:
         settings: the service's settings.
-        host: address to listen at.
-        port: port to listen at; 0 takes any free one.
-        certificate, key: for TLS, in PEM; without them `host` must be this machine's, unless `insecure`.
+        host: address to listen on.
+        port: port to listen on; 0 selects a free port.
+        certificate, key: files for TLS, in PEM format. Without them, `host` must be an address of this machine only,
+            unless `insecure` is set.
         print_line: prints a line to the user.
-        insecure: whether to listen beyond this machine without TLS.
+        insecure: whether to permit other addresses without TLS.
 
     Raises:
-        ConfigError: a setting is invalid, the address cannot be listened at, or connections would not be encrypted.
+        ConfigError: a setting is invalid, listening on the address fails, or connections would not be encrypted.
         SandboxUnavailableError: this machine cannot run sandboxes.
     """
     _check_tls(certificate, key)
     if certificate is None and not insecure and host not in ("localhost", "127.0.0.1", "::1"):
         raise ConfigError(
-            f"listening at '{host}' without TLS sends tokens in clear text: set `--certificate` and `--key`, listen "
-            "at 127.0.0.1, or set `--insecure` behind a proxy that terminates TLS."
+            f"listening on '{host}' without TLS sends tokens in clear text: set `--certificate` and `--key`, listen "
+            "on 127.0.0.1, or set `--insecure` behind a proxy that terminates TLS."
         )
     _check_settings(settings)
     service = Service(settings)
     listening = _listen(host, port)
 
-    def started() -> None:
-        shown = f"[{host}]" if ":" in host else host
+    def on_started() -> None:
+        shown_host = f"[{host}]" if ":" in host else host
         print_line(
-            f"ROLL's sandbox service: {'https' if certificate else 'http'}://{shown}:{listening.getsockname()[1]}"
+            f"ROLL's sandbox service: {'https' if certificate else 'http'}://{shown_host}:{listening.getsockname()[1]}"
         )
         if not service.tokens.list():
             print_line("No token exists yet: roll-sandbox token create OWNER creates one.")
@@ -79,11 +80,11 @@ def serve(
         ssl_keyfile=key,
         timeout_graceful_shutdown=5,
     )
-    _Server(config, service, started).run(sockets=[listening])
+    _Server(config, service, on_started).run(sockets=[listening])
 
 
 class _Server(uvicorn.Server):
-    """A server that starts the service itself, so that errors of its start are raised, not only logged."""
+    """A server that starts the service itself, so that errors are raised; uvicorn would only log them."""
 
     def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -105,6 +106,7 @@ def _check_tls(certificate: Path | None, key: Path | None) -> None:
         if not path.is_file():
             raise ConfigError(f"file '{path}' does not exist: TLS needs a certificate and its key in PEM format.")
     try:
+        # An empty password is given: otherwise OpenSSL would ask for one on the terminal if the key is encrypted.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
     except OSError as error:  # includes SSLError
         raise ConfigError(
@@ -114,7 +116,7 @@ def _check_tls(certificate: Path | None, key: Path | None) -> None:
 
 
 def _check_settings(settings: Settings) -> None:
-    """Check settings whose errors would otherwise show only when a sandbox is requested."""
+    """Check the settings whose errors would otherwise appear only when a sandbox is requested."""
     if settings.runtime is not None:
         check_runtime(settings.runtime)
     for path in settings.mounts:
@@ -137,10 +139,10 @@ def _choose_protocol() -> Any:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY only if the protocol is given; without it, answers wait 40 ms for a delayed ACK.
+    # asyncio sets TCP_NODELAY only if the protocol is given; without it, answers are delayed by 40 ms (delayed ACK).
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # disconnects peers that read nothing for so long
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # disconnects peers that read nothing for this time
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
     try:
         listening.bind((host, port))
@@ -148,7 +150,7 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.close()
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"cannot listen at {host}:{port}: {reason}. Choose another `--port` (0 takes a free one) or `--host`."
+            f"cannot listen on {host}:{port}: {reason}. Choose another `--port` (0 selects a free port) or `--host`."
         ) from None
     listening.listen(2048)
     return listening

@@ -1,4 +1,4 @@
-"""One service: its database, switchboard and, unless workers only join, the worker in its process."""
+"""The service: its database, its dispatcher and, if a runtime is set, the worker in this process."""
 
 from __future__ import annotations
 
@@ -32,15 +32,16 @@ __all__ = ["Service"]
 _TOKEN_CHECK_S = 1.0
 """Seconds between two checks of a connection's token."""
 _GREETING_TIMEOUT_S = 10.0
-"""Timeout of a worker's first message."""
+"""Seconds that a worker has to send its first message."""
 
 
 class Service:
-    """One service; see the module. It may be made in any thread; its other methods belong to one event loop."""
+    """A sandbox service. It may be created in any thread; its methods must be called in one event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.store = Store(settings.database)
+        # Tables are migrated only under the lock, so never while another server runs.
         self.store.lock()
         self.store.migrate()
         records = Records(self.store)
@@ -48,7 +49,7 @@ class Service:
         self.audit = Audit(settings.audit)
         self.quotas = Quotas(settings.quota, records.load_quotas())
         self.dispatcher = Dispatcher(records, self.quotas, self.audit, lifetime_s=settings.lifetime_s)
-        self.housekeeper = Housekeeper(self.dispatcher, away_s=settings.away_s, report=self._report)
+        self.housekeeper = Housekeeper(self.dispatcher, away_s=settings.away_s, report=self._update_report)
         self.workers = Workers(self.dispatcher, self.housekeeper, records)
         self.manager: SandboxManager | None = None
         self.is_ready = False
@@ -58,7 +59,7 @@ class Service:
         self._queued_bytes: Counter[str] = Counter()
 
     async def start(self) -> None:
-        """Restore what an earlier server left, and start.
+        """Restore the state of an earlier server, and start the worker and the housekeeping.
 
         Raises:
             SandboxUnavailableError: this machine cannot run sandboxes.
@@ -79,20 +80,21 @@ class Service:
                 send=self.dispatcher.on_worker_message,
             )
             self.workers.add(WorkerLink(LOCAL, self._worker.receive, capacity=settings.max_sandboxes))
-            self._report()
+            self._update_report()
         self._housekeeping = asyncio.create_task(self.housekeeper.run())
         self.is_ready = True
 
-    def _report(self) -> None:
+    def _update_report(self) -> None:
         if self._worker is not None and LOCAL in self.dispatcher.workers:
-            self.dispatcher.workers[LOCAL].update_report(self._worker.report())
+            self.dispatcher.workers[LOCAL].update_report(self._worker.make_report())
 
     async def close(self) -> None:
-        """End the sandboxes of this process, and record their end."""
+        """End the sandboxes of the worker in this process, and record their ends."""
         self.is_ready = False
         if self._housekeeping is not None:
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
+        # Close the worker first: the ends of its sandboxes go through the dispatcher to the database.
         if self._worker is not None and self.manager is not None:
             await self._worker.close()
             await self.manager.close()
@@ -100,7 +102,7 @@ class Service:
         self.audit.close()
 
     async def serve_client(self, socket: WebSocket) -> None:
-        """Serve the connection of a client."""
+        """Serve the connection of a client until it is closed; refuse it if its owner has too many connections."""
         identity: Identity = socket.scope["identity"]
         owner = identity.owner
         if self._num_connections.get(owner, 0) >= self.settings.max_connections:
@@ -138,13 +140,16 @@ class Service:
             self.dispatcher.disconnect(line)
 
     def get_rate_limiter(self, identity: Identity) -> Any:
-        """Return `None`; the application replaces this method by `Access.get_rate_limiter`."""
+        """Return the rate limiter of an identity's owner, or `None` for no limit.
+
+        Without an application there is no limit; `make_app` replaces this method with `AccessMiddleware`'s.
+        """
         return None
 
     async def _watch_token(self, identity: Identity, channel: Channel) -> None:
-        """Close the channel once its token is no longer valid.
+        """Close the channel when the token of `identity` is no longer valid.
 
-        While the database is away the channel stays open, since nothing can be started over it.
+        While the database is unavailable, the channel stays open, since no program can be started over it.
         """
         good = True
         while good:
@@ -155,7 +160,7 @@ class Service:
         channel.close()
 
     async def serve_worker(self, socket: WebSocket) -> None:
-        """Serve the connection of a worker that joins or rejoins, with the sandboxes it holds: see `workers.py`."""
+        """Serve the connection of a worker that joins, or rejoins with its sandboxes (see `workers.py`)."""
         identity: Identity = socket.scope["identity"]
         await socket.accept()
         channel = Channel(socket, identity.owner, None)
@@ -178,4 +183,4 @@ class Service:
             hurrying.cancel()
             for link in joined:
                 if link.transmit == channel.send:
-                    link.mark_away(time.monotonic())
+                    link.mark_disconnected(time.monotonic())

@@ -10,11 +10,11 @@ from roll_sandbox.service.quotas import Quota
 from roll_sandbox.types import SandboxSpec
 from roll_sandbox.wire import MAX_MESSAGE_BYTES
 
-__all__ = ["Settings", "default_database"]
+__all__ = ["Settings", "get_default_database"]
 
 
-def default_database() -> str:
-    """Return the URL of this user's SQLite file."""
+def get_default_database() -> str:
+    """Return the URL of the default database, a SQLite file of this user."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return f"sqlite:///{base}/roll/sandboxes.db"
 
@@ -23,9 +23,9 @@ def default_database() -> str:
 class Settings:
     """Settings of one service."""
 
-    database: str = field(default_factory=default_database)
+    database: str = field(default_factory=get_default_database)
     runtime: str | None = "bubblewrap"
-    """Runtime of the worker in the server's process; `None`: there is no such worker, and others join."""
+    """Runtime of the worker in the server's process; `None`: sandboxes run only on workers that join."""
     spec: SandboxSpec = field(default_factory=SandboxSpec)
     """The spec of sandboxes that are started in advance."""
     warm: int | None = None
@@ -38,6 +38,6 @@ class Settings:
     audit: Path | None = None
     max_message_bytes: int = MAX_MESSAGE_BYTES
     away_s: float = 60.0
-    """How long a worker may be away before its sandboxes are lost."""
+    """Seconds that a worker may be disconnected before its sandboxes are lost."""
     max_connections: int = 64
-    """Most open connections of one owner."""
+    """Maximum number of open connections of one owner."""

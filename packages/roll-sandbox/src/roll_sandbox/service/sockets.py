@@ -16,19 +16,19 @@ from roll_sandbox.wire import Message, decode, encode, error_to_json
 __all__ = ["Channel"]
 
 _MAX_QUEUED_BYTES = 2**27
-"""Most queued bytes for a peer that does not read."""
+"""Maximum number of bytes that are queued for a peer; with more, it is disconnected."""
 _MAX_QUEUED_BYTES_PER_OWNER = 2**28
 _CLOSE_TIMEOUT_S = 5.0
 
 
 class Channel:
-    """One accepted WebSocket.
+    """One accepted WebSocket: sends queued messages, and receives messages at a limited rate.
 
     Args:
         socket: the WebSocket.
         owner: owner of the peer's token.
-        rates: rate limiter of the peer's messages; from a peer above the rate, messages are read more slowly.
-        queued_bytes_by_owner: bytes that wait for all sockets of an owner, which share a bound as well.
+        rates: rate limiter for the peer's messages; if the peer exceeds the rate, its messages are read more slowly.
+        queued_bytes_by_owner: queued bytes of all sockets of an owner, which are also bounded.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Channel:
         self._closed = asyncio.Event()
 
     def send(self, message: Message) -> None:
-        """Queue a message. A peer for which too much is queued is disconnected."""
+        """Queue a message; disconnect the peer if too much is queued for it."""
         data = encode(message)
         if self._closed.is_set():
             return
@@ -70,7 +70,7 @@ class Channel:
         self._closed.set()
 
     async def serve(self, on_message: Callable[[Message], None]) -> None:
-        """Serve until either side closes the connection. An error of `on_message` is sent to the peer and ends it."""
+        """Send and receive until either side closes the connection, or `on_message` fails; the peer gets the error."""
         writing = asyncio.create_task(self._write())
         reading = asyncio.create_task(self._read(on_message))
         over = asyncio.create_task(self._closed.wait())
@@ -85,7 +85,7 @@ class Channel:
             self._outgoing.clear()
             self._add_queued_bytes(-self._queued_bytes)
             with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError, TimeoutError):
-                async with asyncio.timeout(_CLOSE_TIMEOUT_S):  # a peer that reads nothing accepts no close frame
+                async with asyncio.timeout(_CLOSE_TIMEOUT_S):  # a peer that does not read gets no close frame
                     await self._socket.close()
 
     async def _read(self, on_message: Callable[[Message], None]) -> None:
@@ -93,6 +93,7 @@ class Channel:
             while True:
                 data = await self._socket.receive_bytes()
                 on_message(decode(data))
+                # While this side does not read, TCP slows the peer down.
                 if self._rates is not None and (wait_s := self._rates.take(self._owner)) > 0.01:
                     await asyncio.sleep(wait_s)
         except (WebSocketDisconnect, RuntimeError):

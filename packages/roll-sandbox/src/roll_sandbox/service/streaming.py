@@ -1,11 +1,11 @@
-"""Streams a program's output over a WebSocket of JSON texts, for clients other than this package's.
+"""Streams a program's output over a WebSocket as JSON messages, for clients without this package.
 
     client: {"run": RunBody, "key"?: name}   then {"input": base64} · {"end_input": true} · {"kill": true}
     server: {"stream": "stdout" | "stderr", "data": base64} …, then {"end": ResultBody without output}
-            or {"error": kind, "message": text}, and closes the socket
+            or {"error": kind, "message": text}; then the server closes the socket
 
-A program without a key ends with its socket. A program with a key keeps running, and a later socket with the same key
-streams it again, from its first output on.
+A program without a key is killed when its socket closes. A program with a key keeps running, and a later socket with
+the same key streams its output again from the beginning.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _TOKEN_CHECK_S = 2.0
 
 
 async def stream(socket: WebSocket, name: str) -> None:
-    """Serve one socket for one program."""
+    """Run one program, which the client sends, in the sandbox `name`, and stream its output over the socket."""
     await socket.accept()
     try:
         await _serve(socket, name)
@@ -48,17 +48,17 @@ async def stream(socket: WebSocket, name: str) -> None:
 async def _serve(socket: WebSocket, name: str) -> None:
     identity, state = socket.scope["identity"], socket.app.state
     owned = state.local_clients.get(identity)
-    said = await _receive(socket)
-    key = said.get("key")
-    if not isinstance(said.get("run"), dict) or said.keys() - {"run", "key"}:
+    message = await _receive(socket)
+    key = message.get("key")
+    if not isinstance(message.get("run"), dict) or message.keys() - {"run", "key"}:
         raise SandboxRequestError('the first message must be {"run": …}, with an optional "key".')
     try:
-        body = RunBody.model_validate(said["run"])
+        body = RunBody.model_validate(message["run"])
     except ValidationError as error:
         first = error.errors()[0]
         raise SandboxRequestError(f"run.{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
-    program = dataclasses.replace(body.program(), interactive=True)
-    sandbox = await owned.sandbox(check_name(name))
+    program = dataclasses.replace(body.make_program(), interactive=True)
+    sandbox = await owned.get_sandbox(check_name(name))
     job = owned.begin(sandbox, program, alone=body.alone, key=None if key is None else check_name(key))
     tasks = [
         asyncio.create_task(_send_output(socket, job)),
@@ -79,12 +79,12 @@ async def _serve(socket: WebSocket, name: str) -> None:
 
 async def _receive(socket: WebSocket) -> dict[str, Any]:
     try:
-        said = parse_json((await socket.receive_text()).encode())
+        message = parse_json((await socket.receive_text()).encode())
     except (SandboxRequestError, ValueError, KeyError):
-        said = None
-    if not isinstance(said, dict):
+        message = None
+    if not isinstance(message, dict):
         raise SandboxRequestError("a message must be a JSON object, sent as text.")
-    return said
+    return message
 
 
 async def _send_output(socket: WebSocket, job: Job) -> None:
@@ -96,17 +96,17 @@ async def _send_output(socket: WebSocket, job: Job) -> None:
 
 async def _receive_input(socket: WebSocket, job: Job, rates: RateLimiter, owner: str) -> None:
     while True:
-        said = await _receive(socket)
+        message = await _receive(socket)
         if (wait_s := rates.take(owner)) > 0.01:
             await asyncio.sleep(wait_s)
-        if said.keys() == {"input"} and isinstance(said["input"], str):
+        if message.keys() == {"input"} and isinstance(message["input"], str):
             try:
-                job.write(base64.b64decode(said["input"], validate=True))
+                job.write(base64.b64decode(message["input"], validate=True))
             except binascii.Error as error:
                 raise SandboxRequestError(f"'input' must be base64: {error}") from None
-        elif said == {"end_input": True}:
+        elif message == {"end_input": True}:
             job.end_input()
-        elif said == {"kill": True}:
+        elif message == {"kill": True}:
             job.kill()
         else:
             raise SandboxRequestError('a message must be {"input": base64}, {"end_input": true} or {"kill": true}.')

@@ -1,6 +1,6 @@
-"""Tokens of a service, of which only digests are stored.
+"""The tokens of a service. Only their digests are stored.
 
-A token is `roll_` id `_` secret; the secret has 256 bits, so a plain digest of it is safe to store.
+A token is `roll_` id `_` secret. The secret has 256 bits, so storing an unsalted digest of it is safe.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class Identity:
-    """The identity behind a token."""
+    """The owner and the scopes of a valid token."""
 
     token: str
-    """Id of the token."""
+    """The token's id."""
     owner: str
     scopes: frozenset[str]
     expires: float | None = None
@@ -50,7 +50,7 @@ def check_owner(name: str) -> None:
 
 
 class Tokens:
-    """The tokens of a store. Times are seconds since 1970."""
+    """Creates, finds and revokes the tokens in a database. Times are in seconds since 1970."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -58,7 +58,7 @@ class Tokens:
     def create(
         self, owner: str, scopes: Iterable[str] = ("read", "run"), *, lifetime_s: float | None = None, note: str = ""
     ) -> str:
-        """Create a token and return it; it cannot be read again.
+        """Create a token and return it. Only its digest is stored, so it cannot be shown again.
 
         Raises:
             ConfigError: the owner's name, a scope or the lifetime is invalid.
@@ -76,7 +76,7 @@ class Tokens:
             insert(tokens).values(
                 id=name,
                 owner=owner,
-                digest=_digest(secret),
+                digest=_hash_secret(secret),
                 scopes=" ".join(scopes),
                 note=note[:200],
                 created=now,
@@ -86,13 +86,14 @@ class Tokens:
         return f"roll_{name}_{secret}"
 
     def rotate(self, name: str, *, grace_s: float = 0.0) -> str:
-        """Create a token that replaces another, with the same owner and scopes; the old one is valid for `grace_s`
-        more.
+        """Create and return a token that replaces the one with the id `name`, with the same owner, scopes and lifetime.
+
+        The old token stays valid for at most `grace_s` more seconds.
 
         Raises:
             ConfigError: there is no such token, or it is no longer valid.
         """
-        row = self._row(name)
+        row = self._load_row(name)
         now = time.time()
         if row is None or row.revoked is not None or (row.expires is not None and row.expires <= now):
             raise ConfigError(
@@ -105,12 +106,12 @@ class Tokens:
         return token
 
     def revoke(self, name: str) -> None:
-        """Revoke a token: requests with it are refused from now on.
+        """Revoke the token with the id `name`, so that requests with it are refused from now on.
 
         Raises:
             ConfigError: there is no such token.
         """
-        if self._row(name) is None:
+        if self._load_row(name) is None:
             raise ConfigError(f"unknown token '{name[:40]}': `roll-sandbox token list` lists the tokens.")
         self._store.write_now(update(tokens).where(tokens.c.id == name).values(revoked=time.time()))
 
@@ -120,10 +121,15 @@ class Tokens:
         return self._store.read(select(*columns).order_by(tokens.c.created))
 
     def identify(self, token: str) -> Identity | None:
-        """Return the identity of a token; `None` if it is wrong, expired or revoked."""
+        """Return the identity of a token; `None` if the token is wrong, expired or revoked."""
         form = _TOKEN.fullmatch(token)
-        row = self._row(form[1]) if form is not None else None
-        if form is None or row is None or not hmac.compare_digest(str(row.digest).encode(), _digest(form[2]).encode()):
+        row = self._load_row(form[1]) if form is not None else None
+        # `compare_digest` takes the same time wherever the digests differ.
+        if (
+            form is None
+            or row is None
+            or not hmac.compare_digest(str(row.digest).encode(), _hash_secret(form[2]).encode())
+        ):
             return None
         if row.revoked is not None or _is_expired(row) or not _OWNER.fullmatch(str(row.owner)):
             return None
@@ -131,19 +137,19 @@ class Tokens:
 
     def is_valid(self, identity: Identity) -> bool:
         """Return whether an identity's token is still valid."""
-        row = self._row(identity.token)
+        row = self._load_row(identity.token)
         return row is not None and row.revoked is None and not _is_expired(row)
 
-    def _row(self, name: str) -> Row[Any] | None:
+    def _load_row(self, name: str) -> Row[Any] | None:
         rows = self._store.read(select(tokens).where(tokens.c.id == name))
         return rows[0] if rows else None
 
 
 def _is_expired(row: Row[Any]) -> bool:
-    """Return whether a token has expired; a corrupt time counts as expired."""
+    """Return whether the token in a row has expired; a row with a corrupt time counts as expired."""
     expires = row.expires
     return expires is not None and not (isinstance(expires, int | float) and expires > time.time())
 
 
-def _digest(secret: str) -> str:
+def _hash_secret(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The server's end of a worker's connection."""
+"""The server's state of a worker, and its connection to the worker."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from roll_sandbox.wire import Message, Report, encode
 __all__ = ["WorkerLink"]
 
 _MAX_QUEUED = 10_000
-"""Most queued messages for a worker that is away."""
+"""Maximum number of queued messages for a worker that is disconnected."""
 _MAX_QUEUED_BYTES = 2**27
 
 
 @dataclass
 class WorkerLink:
-    """A worker. One that is away for a moment may come back with its sandboxes."""
+    """A worker, as the server sees it. After a disconnection, a worker may reconnect with its sandboxes."""
 
     name: str
     transmit: Callable[[Message], None] | None
-    """`None` while it is away."""
+    """Sends a message to the worker; `None` while it is disconnected."""
     capacity: int = 512
-    """Most sandboxes at once."""
+    """Maximum number of sandboxes at once."""
     memory_bytes: int | None = None
-    """Bound on the sum of its sandboxes' memory limits; `None`: no bound."""
+    """Maximum sum of the memory limits of the worker's sandboxes; `None`: no bound."""
     is_drained: bool = False
-    """Whether an admin requested that it gets no new sandboxes."""
+    """Whether an admin has requested that the worker gets no new sandboxes."""
     is_leaving: bool = False
-    """Whether the worker itself requested that, and exits when it has no sandboxes."""
+    """Whether the worker itself wants no new sandboxes, since it exits when its current ones have ended."""
     process: str = ""
-    """Identifier of the process that has the name: one at a time."""
+    """Identifier of the worker's process; no other process can join by the same name while the worker is connected."""
     disconnect: Callable[[], None] | None = None
-    """Closes the connection to it."""
+    """Closes the connection to the worker."""
     last_message_at: float = math.inf
-    """Time of its last message (monotonic); infinite for a worker in this process."""
+    """Time of the worker's last message on the monotonic clock; infinite for a worker in this process."""
     last_seen: float = 0.0
-    """Time of its last message, in seconds since 1970."""
+    """Time of the worker's last message, in seconds since 1970."""
     report: Report = field(default_factory=Report)
     num_placed: int = 0
-    """Sandboxes placed since its last report."""
-    away_since: float = 0.0
+    """Number of sandboxes that the worker was given since its last report."""
+    disconnected_since: float = 0.0
     num_sandboxes: int = 0
     reserved_memory_bytes: int = 0
     queued: list[Message] = field(default_factory=list)
     queued_bytes: int = 0
     uploads: set[str] = field(default_factory=set)
-    """Digests of the directories that were sent to it since it joined."""
+    """Digests of the uploaded directories that the worker has received since it joined."""
 
     @property
     def is_connected(self) -> bool:
@@ -62,21 +62,21 @@ class WorkerLink:
 
     @property
     def state(self) -> str:
-        """State for display: `away`, `draining` or `ready`."""
+        """The state to display: `away` (disconnected), `draining` or `ready`."""
         return "away" if not self.is_connected else "draining" if self.is_draining else "ready"
 
     def update_report(self, report: Report) -> None:
         """Store the worker's latest report of its machine."""
         self.report, self.num_placed, self.last_seen = report, 0, time.time()
 
-    def mark_away(self, monotonic: float) -> None:
-        """Mark the worker as away: its connection broke, or is silent."""
-        hang_up, self.transmit, self.disconnect, self.away_since = self.disconnect, None, None, monotonic
+    def mark_disconnected(self, monotonic: float) -> None:
+        """Close the worker's connection, if any, and mark the worker as disconnected at the time `monotonic`."""
+        hang_up, self.transmit, self.disconnect, self.disconnected_since = self.disconnect, None, None, monotonic
         if hang_up is not None:
             hang_up()
 
     def send(self, message: Message) -> None:
-        """Send a message to the worker; while it is away, queue it until the worker is back."""
+        """Send a message to the worker; while it is disconnected, queue the message until it reconnects."""
         if self.transmit is not None:
             self.transmit(message)
         elif len(self.queued) < _MAX_QUEUED and self.queued_bytes < _MAX_QUEUED_BYTES:

@@ -1,4 +1,4 @@
-"""The routes of `/v1/workers`, which list workers and drain them. They need the scope `admin`."""
+"""The routes of `/v1/workers`, which list and drain workers. They need the scope `admin`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class WorkerBody(BaseModel):
-    """A worker."""
+    """The state of a worker."""
 
     worker: str
     state: str
@@ -26,13 +26,13 @@ class WorkerBody(BaseModel):
     sandboxes: int
     capacity: int
     load: float
-    """Used share of its scarcest resource: 1 is full."""
+    """Used share of the worker's scarcest resource; 1 means full."""
     cores: int
     memory_bytes: int | None
     free_bytes: int | None
     images: list[str]
     seen: float
-    """Time of its last message, in seconds since 1970."""
+    """Time of the worker's last message, in seconds since 1970."""
 
 
 def _make_worker_body(link: WorkerLink) -> WorkerBody:
@@ -51,7 +51,7 @@ def _make_worker_body(link: WorkerLink) -> WorkerBody:
 
 
 def add_worker_routes(app: FastAPI, dispatcher: Dispatcher, workers: Workers) -> None:
-    """Add the routes; errors are answered as on the other routes."""
+    """Add the routes; errors are handled as on the other routes."""
     refused = {status: {"description": "refused"} for status in (401, 403, 404, 429)}
     router = APIRouter(prefix="/v1/workers", responses=cast(dict[int | str, dict[str, Any]], refused))
 

@@ -1,9 +1,9 @@
-"""Workers that join: their names, the sandboxes they hold, and whether they are draining.
+"""Workers that join: checks their names, restores their sandboxes, and drains them.
 
-    join ──► name free, or this owner's? ──► agree on held sandboxes ──► heartbeats ──► leave, or timeout
+    join ──► is the name free, or this owner's? ──► agree on the worker's sandboxes ──► heartbeats ──► leave, or timeout
 
-A name belongs to the owner of the token that used it first, and to one process at a time. The table `workers` keeps the
-owner, and whether the worker is draining, across restarts of the server.
+A name belongs to the owner of the token that used it first; only one process at a time can have it. The table `workers`
+stores the owner, and whether the worker is draining, so that both survive restarts of the server.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from roll_sandbox.wire import Message, report_from_json, validate_worker_message
 __all__ = ["LOCAL", "Workers"]
 
 LOCAL = "local"
-"""The worker in the server's process."""
+"""Name of the worker in the server's process."""
 
 
 class Workers:
-    """The workers of a service; see the module.
+    """Adds, serves and drains the workers of a service.
 
     Args:
-        dispatcher: the switchboard.
-        housekeeper: provides `away_s`, how long a worker may be away.
+        dispatcher: the service's dispatcher.
+        housekeeper: provides `away_s`, the seconds that a worker may be disconnected.
         records: the records of the service.
     """
 
@@ -41,20 +41,20 @@ class Workers:
         self._known: dict[str, WorkerRecord] = {}
 
     def recover(self) -> None:
-        """Load the workers that earlier servers knew."""
+        """Load the records of workers that joined an earlier server."""
         self._known = {row.name: row for row in self._records.load_workers()}
 
     def add(self, link: WorkerLink) -> None:
-        """Add a worker that is in this process, or joins."""
+        """Add a worker, in this process or on another machine."""
         link.is_drained = (row := self._known.get(link.name)) is not None and bool(row.draining)
         self._dispatcher.workers[link.name] = link
 
     def join(self, identity: Identity, message: Message, channel: Channel) -> WorkerLink:
-        """Join a worker, and agree with it on the sandboxes that it holds.
+        """Let a worker join with the message `join`, resume the sandboxes that it still has, and stop unknown ones.
 
         Raises:
             SandboxRequestError: the message is not a valid `join`, or another process has the name.
-            SandboxAccessError: the name is another owner's.
+            SandboxAccessError: the name belongs to another owner.
         """
         message = validate_worker_message(message)
         if message["op"] != "join":
@@ -71,34 +71,38 @@ class Workers:
             )
         if (row := self._known.get(name)) is not None and row.owner != identity.owner:
             raise SandboxAccessError(f"the worker name '{name}' belongs to another owner: choose another (`--name`).")
-        board = self._dispatcher
-        link = board.workers.get(name)
+        dispatcher = self._dispatcher
+        link = dispatcher.workers.get(name)
         if link is None:
             self.add(link := WorkerLink(name, None))
         if link.is_connected and link.process != process:
             raise SandboxRequestError(f"another worker is connected as '{name}': choose another name (`--name`).")
-        link.mark_away(time.monotonic())
-        self._record(name, identity.owner)
+        link.mark_disconnected(time.monotonic())
+        self._record_worker(name, identity.owner)
         link.capacity, link.memory_bytes, link.process = capacity, memory_bytes, process
         link.is_leaving = bool(message["leaving"])
+        # This may be a new process, which does not have the directories that were sent to the earlier process.
         link.uploads.clear()
         link.transmit, link.disconnect = channel.send, channel.close
         self._record_contact(link)
         channel.send({"op": "welcome", "away_s": self._housekeeper.away_s})
-        for entry in list_sandboxes(board, link):
+        for entry in list_sandboxes(dispatcher, link):
             if entry.qualified_name in holds:
-                board.resume(entry, holds[entry.qualified_name]["traits"], holds[entry.qualified_name]["programs"])
+                dispatcher.resume_sandbox(
+                    entry, holds[entry.qualified_name]["traits"], holds[entry.qualified_name]["programs"]
+                )
                 if entry.is_stopping:
                     channel.send({"op": "stop", "sandbox": entry.qualified_name})
             elif entry.state == "running":
-                mark_lost(board, entry, f"its worker '{name}' came back without it")
+                mark_lost(dispatcher, entry, f"its worker '{name}' reconnected without it")
             elif entry.queued is None:
-                channel.send(board.make_create_message(entry))
+                channel.send(dispatcher.make_create_message(entry))
                 if entry.is_stopping:
                     channel.send({"op": "stop", "sandbox": entry.qualified_name})
-        for place in holds:
-            if place not in board.entries or board.entries[place].worker is not link:
-                channel.send({"op": "stop", "sandbox": place})
+        for qualified_name in holds:
+            if qualified_name not in dispatcher.entries or dispatcher.entries[qualified_name].worker is not link:
+                channel.send({"op": "stop", "sandbox": qualified_name})
+        # Queued messages are sent after `create` and `resume`, since they are for these sandboxes.
         waiting, link.queued, link.queued_bytes = link.queued, [], 0
         for each in waiting:
             channel.send(each)
@@ -106,8 +110,8 @@ class Workers:
         return link
 
     def on_message(self, link: WorkerLink, message: Message, channel: Channel) -> None:
-        """Handle a message of a worker that has joined."""
-        if link.transmit != channel.send:  # the worker has joined again since
+        """Handle a message from a worker that has joined."""
+        if link.transmit != channel.send:  # the worker has joined again over another connection
             return
         message = validate_worker_message(message)
         self._record_contact(link)
@@ -117,7 +121,7 @@ class Workers:
             link.update_report(report_from_json(message["report"]))
             channel.send({"op": "beat"})
         elif op == "leave":
-            link.mark_away(time.monotonic())
+            link.mark_disconnected(time.monotonic())
             remove_worker(self._dispatcher, link)
         else:
             self._dispatcher.on_worker_message(message, link)
@@ -126,7 +130,7 @@ class Workers:
         link.last_message_at, link.last_seen = time.monotonic(), time.time()
 
     def drain(self, name: str, *, draining: bool) -> WorkerLink:
-        """Set whether a worker is draining, so that it gets no new sandboxes; its present ones go on.
+        """Set whether a worker is draining: it then gets no new sandboxes, but its current sandboxes keep running.
 
         Raises:
             UnknownSandboxError: there is no such worker.
@@ -135,10 +139,10 @@ class Workers:
         if link is None:
             raise UnknownSandboxError(f"unknown worker '{name}': `roll-sandbox workers` lists the workers.")
         link.is_drained = draining
-        self._record(name, self._known[name].owner if name in self._known else LOCAL)
+        self._record_worker(name, self._known[name].owner if name in self._known else LOCAL)
         return link
 
-    def _record(self, name: str, owner: str) -> None:
+    def _record_worker(self, name: str, owner: str) -> None:
         row = WorkerRecord(name, owner, time.time(), int(self._dispatcher.workers[name].is_drained))
         self._records.record_worker(row, known=name in self._known)
         self._known[name] = row

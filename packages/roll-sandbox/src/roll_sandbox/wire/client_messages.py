@@ -1,13 +1,13 @@
-"""The messages of the service, and checks of messages from clients.
+"""Validates messages from clients. An overview of the service's messages:
 
-    client ──► server                 upload: a directory, with its digest instead of a sandbox's name
+    client ──► server                 upload: a directory, identified by its digest
     client ──► server ──► worker      create run shell line input tty bound kill close look attach stop
     client ◄── server ◄── worker      created failed out used looked end gone
     client ◄── server                 extended; again: the worker reconnected, so the client resends
                server ◄── worker      join beat leave; answered by welcome beat
 
-The client chooses the names of sandboxes, programs and sessions, so that a message can be sent again: the same name
-means the same object. `have` is the number of received pieces of output, `n` numbers the messages to a running program.
+The client chooses the names of sandboxes, programs and sessions, so that it can resend a message: the same name means
+the same object. `have` is the number of received pieces of output; `n` numbers the messages to a running program.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _SHAPES: dict[str, dict[str, str]] = {
 
 
 def check_name(value: object) -> str:
-    """Check and return a name of a worker, sandbox, program or session.
+    """Check the name of a worker, sandbox, program or session, and return it.
 
     Raises:
         SandboxRequestError: the name is malformed.
@@ -60,7 +60,7 @@ def check_name(value: object) -> str:
 
 
 def validate_client_message(message: Message) -> Message:
-    """Check and return a message of a client: every field must be known and have the right type.
+    """Check that all fields of a client's message are known and have the right type; return the message.
 
     Raises:
         SandboxRequestError: the message is invalid; the error says why.

@@ -1,4 +1,4 @@
-"""Errors as messages, so that a client raises the errors of a local manager."""
+"""Converts errors to messages and back, so that a client gets the same errors as with a local manager."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ STATUS = {
     "unknown": 404,
     "untrusted": 400,
 }
-"""HTTP status of each kind."""
+"""HTTP status of each kind of error."""
 
 
 def error_to_json(error: Exception) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def error_to_json(error: Exception) -> dict[str, Any]:
 
 
 def error_from_json(message: dict[str, Any]) -> RollSandboxError:
-    """Convert a message to its error; an unknown kind becomes `SandboxError`."""
+    """Convert a message to an error; an unknown kind becomes `SandboxError`."""
     text = str(message.get("message", ""))
     if message.get("error") == "path":
         number, path = message.get("errno"), message.get("path")

@@ -1,9 +1,9 @@
-"""Encoding of messages: JSON, followed by pieces of binary data.
+"""Encodes messages as JSON, followed by pieces of binary data.
 
     length of the JSON (4, little-endian) · JSON · for each piece: length (4) · data
 
-In the JSON a piece is `{"$b": number}`, once each. Nothing is evaluated, and no decoded message is larger than its
-bytes, also when it is forwarded.
+The JSON refers to each piece once, as `{"$b": number}`. Decoding evaluates no code, and a decoded message is not larger
+than its bytes, even when it is forwarded.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ __all__ = ["MAX_MESSAGE_BYTES", "Message", "decode", "encode"]
 
 Message: TypeAlias = dict[str, Any]
 MAX_MESSAGE_BYTES = 2**26
-"""Most bytes of one message, unless the server sets another bound."""
+"""Default maximum bytes of one message; a server may set another one."""
 _PIECE = "$b"
 _MAX_PIECES = 2**17
 
 
 def encode(message: Message) -> bytes:
-    """Encode a message as bytes; its values may be JSON values and bytes."""
+    """Encode a message, whose values may be JSON values and bytes."""
     pieces: list[bytes] = []
 
-    def number(value: object) -> dict[str, int]:
+    def replace_bytes(value: object) -> dict[str, int]:
         if not isinstance(value, bytes | bytearray | memoryview):
             raise TypeError(f"a {type(value).__name__} cannot be encoded in a message")
         pieces.append(bytes(value))
         return {_PIECE: len(pieces) - 1}
 
-    text = json.dumps(message, default=number, separators=(",", ":")).encode()
+    text = json.dumps(message, default=replace_bytes, separators=(",", ":")).encode()
     parts = [len(text).to_bytes(4, "little"), text]
     for piece in pieces:
         parts += (len(piece).to_bytes(4, "little"), piece)
@@ -41,7 +41,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """Decode a message of `encode`.
+    """Decode a message that `encode` has encoded.
 
     Raises:
         SandboxRequestError: the bytes are not a message.
@@ -54,18 +54,19 @@ def decode(data: bytes) -> Message:
         piece, end = _read_piece(data, end)
         pieces.append(piece)
 
-    def resolve(found: dict[str, Any]) -> Any:
-        number = found.get(_PIECE)
-        if len(found) != 1 or type(number) is not int:
-            return found
+    def restore_bytes(value: dict[str, Any]) -> Any:
+        number = value.get(_PIECE)
+        if len(value) != 1 or type(number) is not int:
+            return value
         if not 0 <= number < len(pieces) or pieces[number] is None:
             raise SandboxRequestError(
                 "a message refers to a piece of data that it does not contain, or refers to it twice."
             )
+        # If a piece could be used several times, a small message could become large in memory.
         piece, pieces[number] = pieces[number], None
         return piece
 
-    message = parse_json(text, resolve)
+    message = parse_json(text, restore_bytes)
     if not isinstance(message, dict):
         raise SandboxRequestError("a message is not a JSON object.")
     return message

@@ -1,8 +1,8 @@
-"""Parses untrusted JSON in time and memory bounded by its length.
+"""Parses untrusted JSON with bounded time and memory.
 
-Python's parser creates an object for every value, about 30 bytes per byte of text, and the garbage collector scans all
-objects repeatedly meanwhile. Deeply nested values parse, but exceed the recursion limit of code that walks them. So
-values and depth are counted before a document is parsed.
+Python's parser creates an object for every value, about 30 bytes per byte of text, and meanwhile the garbage collector
+scans all objects repeatedly. Deeply nested values can be parsed, but code that walks them exceeds the recursion limit.
+So the number of values and their depth are checked before a document is parsed.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from typing import Any
 
 from roll_sandbox.errors import SandboxRequestError
 
-__all__ = ["check_values", "parse_json"]
+__all__ = ["check_json_bounds", "parse_json"]
 
 _MAX_VALUES = 2**19
-"""Most values, and most strings, of one document; the length of strings is not bounded."""
+"""Maximum number of values, and also of strings, in one document; the length of strings is not bounded."""
 _MAX_DEPTH = 64
+# Possessive quantifiers (`*+`) never backtrack, so the time is linear even without a closing quote.
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _BRACKET = re.compile(rb"[\[{\]}]")
 
@@ -28,12 +29,12 @@ def parse_json(data: bytes, hook: Callable[[dict[str, Any]], Any] | None = None)
 
     Args:
         data: the document.
-        hook: converts each object.
+        hook: converts each JSON object.
 
     Raises:
-        SandboxRequestError: it is not JSON, or has too many or too deeply nested values.
+        SandboxRequestError: the document is not JSON, or has too many or too deeply nested values.
     """
-    check_values(data)
+    check_json_bounds(data)
     try:
         return json.loads(data.decode(), object_hook=hook)
     except (ValueError, RecursionError) as error:
@@ -42,11 +43,11 @@ def parse_json(data: bytes, hook: Callable[[dict[str, Any]], Any] | None = None)
         raise SandboxRequestError("a message is not valid JSON.") from None
 
 
-def check_values(data: bytes) -> None:
-    """Count the values of a document in UTF-8 before it is parsed.
+def check_json_bounds(data: bytes) -> None:
+    """Check that a JSON document has neither too many nor too deeply nested values, without parsing the document.
 
     Raises:
-        SandboxRequestError: the values are too many or too deeply nested.
+        SandboxRequestError: there are too many values, or they are nested too deeply.
     """
     opened = data.count(b"[") + data.count(b"{")
     if opened <= _MAX_DEPTH and opened + data.count(b",") <= _MAX_VALUES:

@@ -1,4 +1,4 @@
-"""Outgoing messages of the side that connects: a client, or a worker that joins."""
+"""Queues the outgoing messages of a client, or of a worker that joins a service."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """A queue of messages, which are sent in order over the present connection.
+    """A queue of messages, which are sent in order over the current connection.
 
     Args:
-        max_bytes: queued bytes above which the outbox is `full`; `None`: no bound.
+        max_bytes: `is_full` is set when more bytes are queued; `None`: no bound.
     """
 
     def __init__(self, max_bytes: int | None = None) -> None:
@@ -37,18 +37,20 @@ class Outbox:
         self._has_messages.set()
 
     def clear(self) -> None:
-        """Drop the messages that have not been sent."""
+        """Drop the queued messages."""
         self._queue.clear()
         self._bytes = 0
         self.is_full.clear()
 
     async def send_over(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Send messages until the connection breaks, or this is canceled."""
+        """Send messages until the connection breaks or this call is canceled."""
         import aiohttp
 
         with contextlib.suppress(aiohttp.ClientError, ConnectionError):
             while True:
                 while self._queue:
+                    # A message that is lost with the connection is not kept, since both sides resend unfinished
+                    # requests.
                     data = self._queue.popleft()
                     self._bytes -= len(data)
                     await socket.send_bytes(data)

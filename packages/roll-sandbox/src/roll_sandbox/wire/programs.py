@@ -1,4 +1,4 @@
-"""Specs and programs as messages, and back. Every received field is checked; unknown ones are refused."""
+"""Converts specs and programs to messages and back. All received fields are checked, and unknown fields are refused."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["parse_dataclass", "program_from_json", "program_to_json", "spec_from
 
 _T = TypeVar("_T")
 _MAX_NUMBER = 2**62
-"""Bound on every number, so that calculations with it stay within 64 bits."""
+"""Maximum of every number, so that calculations with it stay within 64 bits."""
 _MAX_SPEC_BYTES = 2**16
 
 
 def spec_to_json(spec: SandboxSpec) -> dict[str, Any]:
     """Convert a spec to JSON values."""
-    said = dataclasses.asdict(spec)
-    return said | {"mounts": [{"source": each.source, "target": each.target} for each in spec.mounts]}
+    fields = dataclasses.asdict(spec)
+    return fields | {"mounts": [{"source": each.source, "target": each.target} for each in spec.mounts]}
 
 
 def spec_from_json(values: object) -> SandboxSpec:
-    """Check and convert a received spec.
+    """Check a received spec, and convert it.
 
     Raises:
         SandboxRequestError: a field is unknown or has the wrong type, or the spec is too long to store and compare.
@@ -44,12 +44,12 @@ def spec_from_json(values: object) -> SandboxSpec:
 
 
 def program_to_json(request: dict[str, Any]) -> dict[str, Any]:
-    """Convert the result of `requests.run_request` to a message; `fresh` is left out, since the worker sets it."""
+    """Convert a request of `requests.make_run_request` to a message. `fresh` is left out, since the worker sets it."""
     return {name: value for name, value in request.items() if name != "fresh"}
 
 
 def program_from_json(values: dict[str, Any], stdin: bytes) -> tuple[Program, bool]:
-    """Check and convert a received program; also return whether it is to run alone.
+    """Check and convert a received program with its `stdin`; return it, and whether it must run alone.
 
     Raises:
         SandboxRequestError: a field is unknown or has the wrong type.
@@ -72,19 +72,19 @@ def program_from_json(values: dict[str, Any], stdin: bytes) -> tuple[Program, bo
 
 
 @cache
-def _field_types(kind: type[Any]) -> dict[str, Any]:
+def _get_field_types(kind: type[Any]) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
 def parse_dataclass(kind: type[_T], values: object, place: str) -> _T:
-    """Build a dataclass from received fields, after checking them.
+    """Check received fields, and build a dataclass from them; `place` names the fields in error messages.
 
     Raises:
         SandboxRequestError: a field is unknown or has the wrong type.
     """
     if not isinstance(values, dict):
         raise SandboxRequestError(f"'{place}' must be an object, got {str(values)[:80]!r}.")
-    kinds = _field_types(kind)
+    kinds = _get_field_types(kind)
     for name in values:
         if name not in kinds or name == "stdin":
             raise SandboxRequestError(f"unknown field {str(name)[:40]!r} of '{place}': known are {', '.join(kinds)}.")
@@ -97,7 +97,7 @@ def parse_dataclass(kind: type[_T], values: object, place: str) -> _T:
 
 
 def _parse_value(kind: Any, value: Any, place: str) -> Any:
-    """Check and convert a value by its annotation, `kind`."""
+    """Check that a value has the type `kind`, and convert it."""
     origin, parts = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
         return parse_dataclass(cast(type[Any], kind), value, place)
@@ -122,9 +122,9 @@ def _parse_value(kind: Any, value: Any, place: str) -> Any:
     else:
         good = type(value) is kind and (kind is not int or -_MAX_NUMBER <= value <= _MAX_NUMBER)
     if not good:
-        raise SandboxRequestError(f"'{place}' must be of type {_type_name(kind)}, got {str(value)[:80]!r}.")
+        raise SandboxRequestError(f"'{place}' must be of type {_format_type_name(kind)}, got {str(value)[:80]!r}.")
     return value
 
 
-def _type_name(kind: Any) -> str:
+def _format_type_name(kind: Any) -> str:
     return kind.__name__ if isinstance(kind, type) else str(kind).replace("typing.", "")

@@ -1,4 +1,4 @@
-"""A worker's report on its machine, sent with every heartbeat."""
+"""The report of a worker about its machine, which is sent with every heartbeat."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from roll_sandbox.errors import SandboxRequestError
 from roll_sandbox.pools import PoolReport
 from roll_sandbox.wire.programs import parse_dataclass
 
-__all__ = ["HEARTBEATS_PER_TIMEOUT", "MAX_POOLS", "Report", "heartbeat_s", "report_from_json", "report_to_json"]
+__all__ = ["HEARTBEATS_PER_TIMEOUT", "MAX_POOLS", "Report", "compute_heartbeat_s", "report_from_json", "report_to_json"]
 
 MAX_POOLS = 32
 _MAX_TEXTS, _MAX_TEXT_CHARS = 2**14, 512
 HEARTBEATS_PER_TIMEOUT = 30
-"""Heartbeats in the time for which either side may be away; a connection that misses five counts as broken."""
+"""Number of heartbeats in `away_s`; after five missed ones, a connection counts as broken."""
 
 
-def heartbeat_s(away_s: float) -> float:
-    """Return the seconds between two heartbeats of a worker and its server."""
+def compute_heartbeat_s(away_s: float) -> float:
+    """Return the seconds between two heartbeats if a worker may be disconnected for `away_s` seconds."""
     return away_s / HEARTBEATS_PER_TIMEOUT
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The report of one worker; see the module."""
+    """The resources, images and pools of a worker's machine."""
 
     cores: int = 1
     busy: float = 0.0
-    """Share of the cores in use lately, by any process."""
+    """Share of the machine's cores that were recently busy, with any process."""
     memory_bytes: int | None = None
-    """Memory of the machine; `None`: unknown."""
+    """Total memory of the machine; `None`: unknown."""
     free_bytes: int | None = None
     images: tuple[str, ...] = ()
     """Names and digests of images that the worker already has."""
@@ -44,7 +44,7 @@ def report_to_json(report: Report) -> dict[str, Any]:
 
 
 def report_from_json(values: object) -> Report:
-    """Check and convert a received report.
+    """Check a received report, and convert it.
 
     Raises:
         SandboxRequestError: a field is unknown, has the wrong type, or is out of range.

@@ -1,6 +1,6 @@
-"""Checks of messages from workers, which are other machines, perhaps of another owner.
+"""Validates messages from workers, which run on other machines and may belong to another owner.
 
-Fields that are forwarded to clients have the types that clients expect; unknown fields are left out.
+Fields that are forwarded to clients must have the types that clients expect; unknown fields are dropped.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from roll_sandbox.errors import SandboxRequestError
-from roll_sandbox.results import is_valid_end
+from roll_sandbox.results import is_valid_end_report
 from roll_sandbox.wire.client_messages import check_name
 from roll_sandbox.wire.frames import Message
 
@@ -72,7 +72,7 @@ def _is_program_list(value: Any) -> bool:
         and each["began"] < 1e11
         and _is_count(each.get("seen"))
         and isinstance(each.get("output"), bytes)
-        and (each.get("end") is None or _is_text(_get_error(each["end"])) or is_valid_end(each["end"]))
+        and (each.get("end") is None or _is_text(_get_error(each["end"])) or is_valid_end_report(each["end"]))
         for each in value
     )
 
@@ -98,7 +98,7 @@ _SHAPES: dict[str, _Shape] = {
     "failed": {"sandbox": _is_text, **_ERROR_FIELDS},
     "gone": {"sandbox": _is_text, **_ERROR_FIELDS},
     "error": {**_PROGRAM_FIELDS, **_ERROR_FIELDS},
-    "end": {**_PROGRAM_FIELDS, "end": is_valid_end, "pieces": _is_count},
+    "end": {**_PROGRAM_FIELDS, "end": is_valid_end_report, "pieces": _is_count},
     "out": {
         **_PROGRAM_FIELDS,
         "n": _is_count,
@@ -122,7 +122,7 @@ _SHAPES: dict[str, _Shape] = {
 
 
 def validate_worker_message(message: Message) -> Message:
-    """Check a message of a worker, and return it without unknown fields.
+    """Check a message from a worker, and return it without unknown fields.
 
     Raises:
         SandboxRequestError: the message is invalid; the error says why.

@@ -1,7 +1,7 @@
-"""Workers of a service: they run its sandboxes, in the server's process or in one of their own.
+"""Workers of a service, which run its sandboxes, in the server's process or in a separate one.
 
-`worker` starts sandboxes, `executions` the programs in one sandbox, and `outputs` keeps their output. `connection`
-connects a worker to a server on another machine, and `run` starts and ends such a worker.
+`worker` starts sandboxes; `executions` runs the programs in one sandbox; `outputs` bounds their kept output.
+`connection` connects a worker to a server on another machine; `run` runs such a worker.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A worker in a process of its own, which connects to the server, and reconnects when the connection breaks.
+"""Connects a worker in a separate process to the server, and reconnects it when the connection breaks.
 
     worker ── join {name, capacity, holds}, unconfirmed ends ──► server ── sandboxes to stop, queued messages ──► worker
            ── beat {report} ──► ◄── beat ──
 
-Unclaimed sandboxes are stopped: a server that comes back stops the sandboxes that it does not know, and after `away_s`
-without a message from the server the worker stops all. The server waits at least as long before it reports a sandbox as
-lost, so a lost sandbox has ended.
+A restarted server stops the sandboxes that it does not know. After `away_s` without a message from the server, the
+worker stops all its sandboxes. The server waits at least as long before it reports a sandbox as lost, so a lost sandbox
+has ended.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import aiohttp
 
 from roll_sandbox.connect_options import load_tls_context, make_token_header, make_unreachable_error, normalize_url
 from roll_sandbox.errors import RollSandboxError, SandboxAccessError, SandboxUnavailableError
-from roll_sandbox.proxies import client_session
-from roll_sandbox.wire import Message, Outbox, decode, encode, error_from_json, heartbeat_s, report_to_json
+from roll_sandbox.proxies import make_client_session
+from roll_sandbox.wire import Message, Outbox, compute_heartbeat_s, decode, encode, error_from_json, report_to_json
 from roll_sandbox.worker.worker import Worker
 
 __all__ = ["WorkerConnection"]
@@ -29,12 +29,11 @@ logger = logging.getLogger(__name__)
 
 _BACKOFF_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _AWAY_S = 60.0
-"""`away_s` until the server sends its own."""
+"""Seconds that either side may be disconnected, until the server sends its own value."""
 _MAX_MISSED_HEARTBEATS = 5
 _LEAVE_TIMEOUT_S = 2.0
 _MAX_UNSENT_BYTES = 2**28
-"""Most unsent bytes to a server that does not keep up; beyond, the worker reconnects, and clients request what they
-missed.
+"""Maximum unsent bytes to a server. With more, the worker reconnects, and clients request the output that they missed.
 """
 
 
@@ -45,15 +44,15 @@ class WorkerConnection:
         worker: the worker.
         url: address of the server.
         token: token with the scope `worker`.
-        name: name by which the server recognizes the worker after a restart.
-        capacity: most sandboxes at once.
-        memory_bytes: bound on the sum of the memory limits of all sandboxes.
-        ca_file: CA certificates for the server's certificate; `None`: the system's.
-        drain_s: seconds that a leaving worker waits for its sandboxes to end.
-        leaving: event that `leave` sets; a caller may pass an event that it sets by other means.
+        name: name of the worker, by which the server recognizes it after a restart.
+        capacity: maximum number of sandboxes at once.
+        memory_bytes: maximum sum of the memory limits of all sandboxes; `None`: no bound.
+        ca_file: file of CA certificates to verify the server's certificate; `None`: the system's.
+        drain_s: seconds that a draining worker waits for its sandboxes to end.
+        leaving: event that starts draining when it is set, as `drain` does; `None`: a new event.
 
     Raises:
-        ConfigError: the address, token or CA file is not usable.
+        ConfigError: the address, token or CA file is invalid.
     """
 
     def __init__(
@@ -73,6 +72,7 @@ class WorkerConnection:
         self._url = normalize_url(url)
         self._headers = make_token_header(token)
         self._greeting: Message = {"op": "join", "name": name, "capacity": capacity, "memory_bytes": memory_bytes}
+        # Distinguishes this process, when it reconnects, from another process with the same name.
         self._greeting["process"] = secrets.token_hex(8)
         self._tls = load_tls_context(ca_file)
         self._drain_s = drain_s
@@ -84,20 +84,20 @@ class WorkerConnection:
         self._last_warning = ""
         self._outgoing = Outbox(_MAX_UNSENT_BYTES)
 
-    def leave(self) -> None:
-        """Stop accepting new sandboxes; `serve` returns when the present ones have ended, or after `drain_s`."""
+    def drain(self) -> None:
+        """Stop accepting new sandboxes; `serve` returns when the current sandboxes have ended, or after `drain_s`."""
         self._leaving.set()
 
     async def serve(self) -> None:
-        """Serve until the worker has left, or this is canceled.
+        """Serve until the worker is drained, or this call is canceled.
 
         Raises:
-            SandboxAccessError: the token is refused.
+            SandboxAccessError: the service refuses the token.
         """
         self._last_received = asyncio.get_running_loop().time()
         tasks = [
             asyncio.create_task(each)
-            for each in (self._keep_connected(), self._stop_when_server_silent(), self._drain())
+            for each in (self._keep_connected(), self._stop_when_server_silent(), self._leave_when_drained())
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -111,41 +111,42 @@ class WorkerConnection:
     async def _keep_connected(self) -> None:
         """Serve one connection after another."""
         connector = aiohttp.TCPConnector(ssl=self._tls)
-        async with client_session(self._url, headers=self._headers, connector=connector) as session:
+        async with make_client_session(self._url, headers=self._headers, connector=connector) as session:
             attempt = 0
             while not self._has_left:
                 try:
                     socket = await self._connect(session)
                 except SandboxUnavailableError as error:
-                    self._warn(str(error))
+                    self._warn_once(str(error))
                     await asyncio.sleep(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
                     attempt += 1
                 else:
                     last_received = self._last_received
                     try:
                         await self._serve_connection(socket)
-                    except (aiohttp.ClientError, OSError) as error:  # while the connection began
-                        logger.info("the connection to %s broke: %s", self._url, error)
+                    except (aiohttp.ClientError, OSError) as error:  # the connection broke at its beginning
+                        logger.info("the connection to %s broke: %r", self._url, error)
                     except SandboxAccessError:
                         raise
                     except (RollSandboxError, LookupError, TypeError, ValueError, AttributeError) as error:
-                        self._warn(f"{self._url} sent an invalid message ({error!r:.200}).")
+                        self._warn_once(f"{self._url} sent an invalid message ({error!r:.200}).")
                     finally:
                         self._worker.set_sender(None)
                         await socket.close()
+                    # A server that accepts the connection but sends nothing is treated like one that does not answer.
                     attempt = 0 if self._last_received > last_received else attempt + 1
                     await asyncio.sleep(_BACKOFF_S[min(attempt, len(_BACKOFF_S) - 1)])
 
     async def _stop_when_server_silent(self) -> None:
-        """Stop all sandboxes once the server has been silent for too long."""
+        """Stop all sandboxes when the server has been silent for `away_s`."""
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(heartbeat_s(self._away_s))
+            await asyncio.sleep(compute_heartbeat_s(self._away_s))
             if loop.time() - self._last_received > self._away_s:
                 await self._worker.close()
 
-    async def _drain(self) -> None:
-        """Wait until the worker is to leave, then for its sandboxes; stop the remaining ones, and send `leave`."""
+    async def _leave_when_drained(self) -> None:
+        """Wait until the worker is draining, then up to `drain_s` for its sandboxes to end; stop the rest and leave."""
         await self._leaving.wait()
         self._send_heartbeat()
         with contextlib.suppress(TimeoutError):
@@ -155,11 +156,11 @@ class WorkerConnection:
         await self._worker.close()
         self._has_left = True
         self._send({"op": "leave"})
-        await asyncio.sleep(_LEAVE_TIMEOUT_S)
+        await asyncio.sleep(_LEAVE_TIMEOUT_S)  # time to send the message, since `serve` returns when this task ends
 
     async def _connect(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
         try:
-            async with asyncio.timeout(_MAX_MISSED_HEARTBEATS * heartbeat_s(self._away_s)):
+            async with asyncio.timeout(_MAX_MISSED_HEARTBEATS * compute_heartbeat_s(self._away_s)):
                 return await session.ws_connect(
                     f"{self._url}/v1/worker", max_msg_size=0, timeout=aiohttp.ClientWSTimeout(ws_close=0.5)
                 )
@@ -169,20 +170,22 @@ class WorkerConnection:
                     f"the sandbox service at {self._url} refuses the token ({error.status}): a worker needs a token "
                     "with the scope 'worker' (`roll-sandbox token create OWNER --scope worker`)."
                 ) from None
-            raise SandboxUnavailableError(f"{self._url} answers a worker with status {error.status}.") from None
+            raise SandboxUnavailableError(
+                f"{self._url} answers with status {error.status}: check that `roll-sandbox serve` runs at this address."
+            ) from None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise make_unreachable_error(self._url, error) from None
 
     async def _serve_connection(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Serve one connection, as long as both sides send."""
+        """Join over a new connection and serve it until it closes, the server is silent, or too much is unsent."""
         self._outgoing.clear()
         self._welcomed.clear()
         greeting = {
             **self._greeting,
             "leaving": self._leaving.is_set(),
-            "report": report_to_json(self._worker.report()),
+            "report": report_to_json(self._worker.make_report()),
         }
-        await socket.send_bytes(encode({**greeting, "holds": self._worker.inventory()}))
+        await socket.send_bytes(encode({**greeting, "holds": self._worker.list_sandboxes()}))
         self._worker.set_sender(self._send)
         for message in self._worker.list_unacked_ends():
             self._send(message)
@@ -206,7 +209,7 @@ class WorkerConnection:
                 error = error_from_json(message)
                 if isinstance(error, SandboxAccessError):
                     raise error
-                self._warn(f"the sandbox service at {self._url} refuses this worker: {error}")
+                self._warn_once(f"the sandbox service at {self._url} refuses this worker: {error}")
                 return
             self._last_received = asyncio.get_running_loop().time()
             if message["op"] == "welcome":
@@ -219,37 +222,40 @@ class WorkerConnection:
                 self._worker.receive(message)
 
     async def _send_heartbeats(self) -> None:
-        """Send heartbeats until the server has not answered for too long; a stall of this process does not count as
-        silence.
+        """Send heartbeats until the server has answered none of the last few.
+
+        A stall of this process does not count as silence of the server.
         """
-        with contextlib.suppress(TimeoutError):  # the welcome sets the interval
-            await asyncio.wait_for(self._welcomed.wait(), heartbeat_s(self._away_s))
+        with contextlib.suppress(TimeoutError):  # the server's welcome sets the interval
+            await asyncio.wait_for(self._welcomed.wait(), compute_heartbeat_s(self._away_s))
         last_received, unanswered = self._last_received, 0
         while unanswered <= _MAX_MISSED_HEARTBEATS:
-            await asyncio.sleep(heartbeat_s(self._away_s))
+            await asyncio.sleep(compute_heartbeat_s(self._away_s))
             unanswered = unanswered + 1 if self._last_received == last_received else 0
             last_received = self._last_received
             self._send_heartbeat()
 
     def _send_heartbeat(self) -> None:
-        self._send({"op": "beat", "leaving": self._leaving.is_set(), "report": report_to_json(self._worker.report())})
+        self._send(
+            {"op": "beat", "leaving": self._leaving.is_set(), "report": report_to_json(self._worker.make_report())}
+        )
 
-    def _warn(self, what: str) -> None:
-        """Log a warning, unless it repeats the last one."""
-        if what != self._last_warning:
-            logger.warning("%s Reconnecting.", what)
-            self._last_warning = what
+    def _warn_once(self, message: str) -> None:
+        """Log a warning, unless it equals the last one logged."""
+        if message != self._last_warning:
+            logger.warning("%s Reconnecting.", message)
+            self._last_warning = message
 
     def _send(self, message: Message) -> None:
         self._outgoing.put(encode(message))
 
 
-def _parse_away_s(said: object) -> float:
-    """Return for how long either side may be away.
+def _parse_away_s(value: object) -> float:
+    """Return `away_s` of the server's welcome, the seconds that either side may be disconnected, after a check.
 
     Raises:
-        ValueError: it is not a positive number of seconds.
+        ValueError: the value is not a positive number of seconds.
     """
-    if not isinstance(said, int | float) or not 0 < said < 1e9:
-        raise ValueError(f"'away_s' of a welcome must be a positive number of seconds, got {said!r:.80}")
-    return float(said)
+    if not isinstance(value, int | float) or not 0 < value < 1e9:
+        raise ValueError(f"'away_s' of a welcome must be a positive number of seconds, got {value!r:.80}")
+    return float(value)

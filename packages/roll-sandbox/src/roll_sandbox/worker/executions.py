@@ -1,4 +1,5 @@
-"""Programs, sessions and their commands in one sandbox, by name: each is started once, also if requested again."""
+"""Runs programs, sessions and their commands in one sandbox. Each has a name, and is started once, even if its request
+is repeated."""
 
 from __future__ import annotations
 
@@ -20,17 +21,17 @@ from roll_sandbox.errors import (
 )
 from roll_sandbox.types import Chunk
 from roll_sandbox.wire import Message, error_to_json, program_from_json
-from roll_sandbox.worker.outputs import Outputs
+from roll_sandbox.worker.outputs import OutputBudget
 
 __all__ = ["Executions"]
 
 MAX_INSPECT_BYTES = 2**22
-"""Most bytes of output of all programs in one answer to `look`."""
+"""Maximum bytes of output, of all programs together, in one answer to `look`."""
 MAX_KEPT_PROGRAMS = 64
 MAX_KEPT_BYTES = 2**23
-"""Most bytes of output of ended programs to keep per sandbox, for clients that reconnect."""
+"""Maximum bytes of output of ended programs that are kept per sandbox, for clients that reconnect."""
 _PIECE_OVERHEAD_BYTES, _EMPTIED_OVERHEAD_BYTES = 200, 8
-"""Memory of each piece of output, in addition to its data, and of an emptied piece of a terminal."""
+"""Memory of a piece of output in addition to its data, and of a terminal's piece, whose data is soon dropped."""
 
 
 class _Execution:
@@ -38,28 +39,28 @@ class _Execution:
         self.job: Job | None = None
         self.chunks: list[Chunk] = []
         self.started_at = time.time()
-        self.summary = _first_words(message["request"])
+        self.summary = _get_first_line(message["request"])
         self.has_terminal = bool(message["request"].get("terminal"))
         self.end_message: Message | None = None
         self.queued: list[Message] = []
-        """Messages that arrived before it had started."""
+        """Messages that arrived before the program had started."""
         self.queued_bytes = 0
         self.last_message = 0
         self.task: asyncio.Task[None] | None = None
 
 
 class Executions:
-    """The programs and sessions of one sandbox; see the module.
+    """The programs and sessions of one sandbox.
 
     Args:
-        qualified_name: the sandbox's name in messages.
+        qualified_name: the name of the sandbox in messages.
         sandbox: the sandbox.
         send: sends a message to the server.
-        outputs: output of all sandboxes of the worker.
+        outputs: counts the kept output of all sandboxes of the worker.
     """
 
     def __init__(
-        self, qualified_name: str, sandbox: Sandbox, send: Callable[[Message], None], outputs: Outputs
+        self, qualified_name: str, sandbox: Sandbox, send: Callable[[Message], None], outputs: OutputBudget
     ) -> None:
         self._qualified_name = qualified_name
         self._sandbox = sandbox
@@ -67,7 +68,7 @@ class Executions:
         self._outputs = outputs
         self._has_ended = False
         self.end_reason: Exception | None = None
-        """Why the sandbox was ended, if it did not end by itself."""
+        """The reason why the sandbox was ended, if it did not end by itself."""
         self._known: dict[str, _Execution] = {}
         self._sessions: dict[str, Session] = {}
         self._kept: deque[str] = deque()
@@ -77,32 +78,34 @@ class Executions:
     def receive(self, message: Message) -> None:
         """Handle a message about a program or a session."""
         op, name = message["op"], message["id"]
-        found = self._known.get(name)
+        execution = self._known.get(name)
         if op in ("run", "shell", "line"):
             if name in self._sessions:
                 self.send(self._make_session_opened(name))
-            elif found is None:
-                self._start(name, message)
+            elif execution is None:
+                self._start_program(name, message)
             else:
-                self._resend(name, found, message.get("have", 0))
+                self._resend(name, execution, message.get("have", 0))
         elif op == "look":
             self._spawn(self._send_usage(message))
-        elif op == "close" and found is None and name in self._sessions:
+        elif op == "close" and execution is None and name in self._sessions:
             self._sessions.pop(name).end()
-        elif found is not None:
-            self._apply(name, found, message)
+        elif execution is not None:
+            self._apply_message(name, execution, message)
 
-    def _start(self, name: str, message: Message) -> None:
+    def _start_program(self, name: str, message: Message) -> None:
         execution = self._known[name] = _Execution(message)
         op = message["op"]
         if message.get("again"):
-            self._end(name, execution, error_to_json(SandboxLostError("how the program ended is unknown")))
+            # The server sent this program before, but it is unknown here. It may have run, so it is not run again.
+            error = SandboxLostError("the worker does not know how the program ended")
+            self._record_end(name, execution, error_to_json(error))
         elif op == "run":
             try:
                 program, alone = program_from_json(message["request"], message["stdin"])
                 execution.job = self._sandbox.begin(program, alone=alone)
             except (RollSandboxError, ValueError) as error:
-                self._end(name, execution, error_to_json(error))
+                self._record_end(name, execution, error_to_json(error))
             else:
                 execution.chunks = execution.job.chunks
                 execution.task = self._spawn(self._stream_output(name, execution, execution.job))
@@ -116,39 +119,39 @@ class Executions:
         return task
 
     async def _stream_output(self, name: str, execution: _Execution, job: Job) -> None:
-        """Send a program's output, and its end, to the server."""
+        """Send the output of a program to the server, then its end."""
         try:
             number = 0
             async for chunk in job.stream():
                 self._send_output(name, number, chunk)
                 number += 1
                 self._record_output(name, execution, job, chunk)
-            said: Message = {"op": "end", "end": await job.report(), "pieces": len(execution.chunks)}
-        except Exception as error:  # also a malformed report of an agent: waiters must get an error
-            said = error_to_json(self.end_reason or error)
+            end_message: Message = {"op": "end", "end": await job.make_report(), "pieces": len(execution.chunks)}
+        except Exception as error:  # also for a malformed report of an agent: the client must get an error
+            end_message = error_to_json(self.end_reason or error)
         if execution.end_message is None:
-            self._end(name, execution, said)
+            self._record_end(name, execution, end_message)
 
     def _record_output(self, name: str, execution: _Execution, job: Job, chunk: Chunk) -> None:
         if not self._has_ended:
             size = _EMPTIED_OVERHEAD_BYTES if execution.has_terminal else _PIECE_OVERHEAD_BYTES + len(chunk.data)
-            self._outputs.add((self._qualified_name, name), size, partial(self._drop, name, execution, job))
+            self._outputs.add((self._qualified_name, name), size, partial(self._drop_output, name, execution, job))
 
-    def _drop(self, name: str, execution: _Execution, job: Job) -> None:
-        """Drop all output of a program, and end it if it runs."""
+    def _drop_output(self, name: str, execution: _Execution, job: Job) -> None:
+        """Drop all output of a program, and end the program if it is running."""
         job.drop()
         if execution.end_message is None:
             if execution.task is not None:
                 execution.task.cancel()
             error = SandboxError(
-                "the programs print more than the worker can keep: print less, or run fewer programs at once"
+                "the programs print more output than the worker can keep: print less, or run fewer programs at once"
             )
-            self._end(name, execution, error_to_json(error))
+            self._record_end(name, execution, error_to_json(error))
         else:
             self._known.pop(name, None)
 
     async def _serve_session(self, name: str, execution: _Execution, message: Message) -> None:
-        """Open a session, or run a command in one."""
+        """Open a session, or run a command in a session that is open."""
         request = message["request"]
         try:
             if message["op"] == "shell":
@@ -168,21 +171,25 @@ class Executions:
                 raise SandboxRequestError("a session's command must have a string 'command' and a positive 'wall_s'.")
             execution.job = await session.start(command, wall_s=wall_s)
         except (RollSandboxError, ValueError) as error:
-            self._end(name, execution, error_to_json(error))
+            self._record_end(name, execution, error_to_json(error))
             return
         execution.chunks = execution.job.chunks
         waiting, execution.queued = execution.queued, []
         for each in waiting:
-            self._forward(name, execution.job, each)
+            self._apply_to_job(name, execution.job, each)
         await self._stream_output(name, execution, execution.job)
 
-    def _apply(self, name: str, execution: _Execution, message: Message) -> None:
-        """Apply input, new limits or a kill to a running program; messages that are sent again are applied once."""
+    def _apply_message(self, name: str, execution: _Execution, message: Message) -> None:
+        """Pass input, new limits or a kill request to a program; queue the message if the program has not started.
+
+        Resent messages are ignored, except new limits, which are applied again.
+        """
+        # New limits are applied again, since the answer may have been lost with the connection.
         if message["n"] <= execution.last_message and message["op"] != "bound":
             return
         execution.last_message = max(execution.last_message, message["n"])
         if execution.job is not None:
-            self._forward(name, execution.job, message)
+            self._apply_to_job(name, execution.job, message)
         elif execution.end_message is None:
             self._queue_message(name, execution, message)
 
@@ -195,9 +202,9 @@ class Executions:
             error = SandboxRequestError(
                 "too much input was sent to a command that waits for another command: send the input later."
             )
-            self._end(name, execution, error_to_json(error))
+            self._record_end(name, execution, error_to_json(error))
 
-    def _forward(self, name: str, job: Job, message: Message) -> None:
+    def _apply_to_job(self, name: str, job: Job, message: Message) -> None:
         op = message["op"]
         if op == "input":
             if message["data"]:
@@ -212,8 +219,8 @@ class Executions:
             self._spawn(self._set_limits(name, job, message))
 
     async def _send_usage(self, message: Message) -> None:
-        """Report the sandbox's usage, and the latest output of its programs."""
-        said: Message = {
+        """Answer `look` with the sandbox's usage and its programs, each with the end of its output."""
+        answer: Message = {
             "op": "looked",
             "sandbox": self._qualified_name,
             "id": message["id"],
@@ -222,10 +229,10 @@ class Executions:
         }
         with contextlib.suppress(RollSandboxError):  # the sandbox has just ended
             usage = await self._sandbox.usage()
-            said |= {"cpu_s": usage.cpu_s, "memory_bytes": usage.memory_bytes}
+            answer |= {"cpu_s": usage.cpu_s, "memory_bytes": usage.memory_bytes}
         left, programs = MAX_INSPECT_BYTES, []
         for name, each in reversed(self._known.items()):
-            output = _tail(each.chunks, min(message["output"], left))
+            output = _get_last_output(each.chunks, min(message["output"], left))
             left -= len(output)
             end = each.end_message and (each.end_message.get("end") or {"error": each.end_message.get("message", "")})
             values = {
@@ -235,7 +242,7 @@ class Executions:
                 "seen": each.last_message,
             }
             programs.append({"id": name, **values, "end": end, "output": output})
-        self.send({**said, "programs": programs[::-1]})
+        self.send({**answer, "programs": programs[::-1]})
 
     def _make_session_opened(self, name: str) -> Message:
         return {"op": "end", "sandbox": self._qualified_name, "id": name, "end": {"code": 0}, "pieces": 0}
@@ -244,7 +251,7 @@ class Executions:
         try:
             used_s = await job.set_limits(wall_s=message["wall_s"], cpu_s=message.get("cpu_s"))
         except RollSandboxError:
-            return  # the end of the program reports it
+            return  # the message about the end of the program reports the error
         self.send({"op": "used", "sandbox": self._qualified_name, "id": name, "n": message["n"], "used_s": used_s})
 
     def _send_output(self, name: str, number: int, chunk: Chunk) -> None:
@@ -260,15 +267,15 @@ class Executions:
         )
 
     def _resend(self, name: str, execution: _Execution, have: int) -> None:
-        """Send again what a new connection has not received."""
+        """Resend a program's output after the first `have` pieces, and the report of its end if it has ended."""
         for number in range(have, len(execution.chunks)):
             self._send_output(name, number, execution.chunks[number])
         if execution.end_message is not None:
             self.send(execution.end_message)
 
-    def _end(self, name: str, execution: _Execution, said: Message) -> None:
-        execution.end_message = {"op": "end", **said, "sandbox": self._qualified_name, "id": name}
-        if "error" in said:
+    def _record_end(self, name: str, execution: _Execution, values: Message) -> None:
+        execution.end_message = {"op": "end", **values, "sandbox": self._qualified_name, "id": name}
+        if "error" in values:
             execution.end_message["op"] = "error"
         self.send(execution.end_message)
         self._kept.append(name)
@@ -276,46 +283,46 @@ class Executions:
         self._kept_bytes += self._ended_bytes[name]
         while self._kept and (len(self._kept) > MAX_KEPT_PROGRAMS or self._kept_bytes > MAX_KEPT_BYTES):
             oldest = self._kept.popleft()
-            self._outputs.forget((self._qualified_name, oldest))
+            self._outputs.stop_counting((self._qualified_name, oldest))
             self._kept_bytes -= self._ended_bytes.pop(oldest)
             self._known.pop(oldest, None)
 
-    def forget(self) -> None:
-        """Release the output of an ended sandbox."""
+    def release_outputs(self) -> None:
+        """Stop counting the kept output of the sandbox, which has ended."""
         self._has_ended = True
         for name in self._known:
-            self._outputs.forget((self._qualified_name, name))
+            self._outputs.stop_counting((self._qualified_name, name))
 
     def list_names(self) -> list[str]:
-        """Return the names of running programs, and of ended ones that are kept."""
+        """Return the names of the running programs, and of the ended programs whose output is kept."""
         return list(self._known)
 
     def list_unacked_ends(self) -> list[Message]:
-        """Return the ends that are kept, for a server that may not have received them."""
+        """Return the end messages that are kept because a server may not have received them."""
         return [each.end_message for each in self._known.values() if each.end_message is not None]
 
 
 _tasks: set[asyncio.Task[None]] = set()
 
 
-def _first_words(request: dict[str, Any]) -> str:
-    """Return the first words of a program; the request is not trusted."""
+def _get_first_line(request: dict[str, Any]) -> str:
+    """Return the first line of a program or command, shortened for display; the request is not trusted."""
     argv = request.get("argv")
-    said = " ".join(map(str, argv)) if isinstance(argv, list) else ""
-    text = request.get("command") or request.get("source") or said
+    arguments = " ".join(map(str, argv)) if isinstance(argv, list) else ""
+    text = request.get("command") or request.get("source") or arguments
     return str(text).strip().partition("\n")[0][:200]
 
 
-def _tail(chunks: list[Chunk], most: int) -> bytes:
-    """Return the end of the printed output."""
-    found: list[bytes] = []
+def _get_last_output(chunks: list[Chunk], most: int) -> bytes:
+    """Return the last bytes that a program printed, at most `most`."""
+    pieces: list[bytes] = []
     for chunk in reversed(chunks):
         if most <= 0:
             break
         if chunk.stream != "result":
-            found.append(chunk.data[-most:])
-            most -= len(found[-1])
-    return b"".join(reversed(found))
+            pieces.append(chunk.data[-most:])
+            most -= len(pieces[-1])
+    return b"".join(reversed(pieces))
 
 
 def _check_texts(env: object, cwd: object) -> None:

@@ -1,4 +1,4 @@
-"""A bound on the output that a worker keeps of all its programs together: the largest output is dropped first.
+"""Bounds the output that a worker keeps for all its programs together, by dropping the largest output.
 
 A program may request any output limit, and its output is kept while it runs, for a client that reconnects.
 """
@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["Outputs"]
+__all__ = ["OutputBudget"]
 
 MAX_BYTES = 2**29
 
 
-class Outputs:
-    """The kept output of a worker; see the module.
+class OutputBudget:
+    """Counts the kept output of each program, and drops the largest output if the total is too large.
 
     Args:
-        max_bytes: most bytes to keep.
+        max_bytes: maximum bytes to keep.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
@@ -26,12 +26,13 @@ class Outputs:
         self.total_bytes = 0
 
     def add(self, key: tuple[str, str], size: int, drop: Callable[[], None]) -> None:
-        """Count another piece of a program's output.
+        """Count a further piece of a program's output; drop the largest outputs while the total is too large.
 
         Args:
             key: names of the sandbox and the program.
             size: bytes of the piece.
-            drop: drops all output of the program; called once, if it is the largest and the total is too large.
+            drop: drops all output of the program. It is called once, if the total is too large and the program's output
+                is the largest.
         """
         self._kept[key] = self._kept.get(key, 0) + size
         self._drops[key] = drop
@@ -39,10 +40,10 @@ class Outputs:
         while self.total_bytes > self._max_bytes:
             largest = max(self._kept, key=self._kept.__getitem__)
             dropped = self._drops[largest]
-            self.forget(largest)
+            self.stop_counting(largest)
             dropped()
 
-    def forget(self, key: tuple[str, str]) -> None:
-        """Stop counting a program's output."""
+    def stop_counting(self, key: tuple[str, str]) -> None:
+        """Stop counting the output of a program."""
         self.total_bytes -= self._kept.pop(key, 0)
         self._drops.pop(key, None)

@@ -1,4 +1,4 @@
-"""Runs a worker from its start to its end, in a process or an actor."""
+"""Runs a worker until it is drained."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ async def run_worker(
     mounts: Sequence[str] = (),
     **settings: Any,
 ) -> None:
-    """Run sandboxes of this machine for a service, until asked to leave or canceled; see `Joined`.
+    """Run sandboxes on this machine for a service, until the worker is drained or this call is canceled.
 
-    The first SIGTERM asks it to leave; a second one cancels. (In a thread, signals cannot be handled, and are not.)
+    The first SIGTERM drains the worker; a second SIGTERM cancels the call. Signals are handled only in the main thread.
 
     Args:
         url: address of the service.
         token: token with the scope `worker`.
-        name: name by which the service recognizes the worker after a restart.
-        capacity: most sandboxes at once.
+        name: name of the worker, by which the service recognizes it after a restart.
+        capacity: maximum number of sandboxes at once.
         runtime: name of the isolation runtime.
-        warm: idle sandboxes to keep, as for `SandboxManager`.
+        warm: number of idle sandboxes to keep, as for `SandboxManager`.
         mounts: directories of this machine that specs may mount.
-        settings: further arguments of `Joined`.
+        settings: further arguments of `WorkerConnection`.
 
     Raises:
         SandboxUnavailableError: this machine cannot run sandboxes.
-        SandboxAccessError: the token is refused.
+        SandboxAccessError: the service refuses the token.
     """
     async with SandboxManager(runtime, warm=warm, max_sandboxes=capacity) as manager:
         worker = Worker(manager, mounts=mounts, images=ImageCache().list_requestable_names)
@@ -52,7 +52,7 @@ async def run_worker(
 
         def terminate() -> None:
             loop.add_signal_handler(signal.SIGTERM, serving.cancel)
-            joined.leave()
+            joined.drain()
 
         loop = asyncio.get_running_loop()
         with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):

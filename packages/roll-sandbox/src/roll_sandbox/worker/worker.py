@@ -1,7 +1,10 @@
-"""A worker: sandboxes of one machine by name, controlled by a server.
+"""A worker: runs sandboxes on one machine, on request of a server.
 
-Invariants: one event loop; a name is one sandbox, also if it is requested again; the end of a sandbox is reported to
-the server once; `close` leaves no sandbox.
+Invariants:
+    - everything runs in one event loop;
+    - a name stands for one sandbox, even if its creation is requested again;
+    - the end of a sandbox is reported to the server once;
+    - `close` leaves no sandbox.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from roll_sandbox.types import Mount, SandboxSpec
 from roll_sandbox.uploads import WrittenUploads
 from roll_sandbox.wire import MAX_POOLS, Message, Report, error_to_json, spec_from_json
 from roll_sandbox.worker.executions import Executions
-from roll_sandbox.worker.outputs import Outputs
+from roll_sandbox.worker.outputs import OutputBudget
 
 __all__ = ["Worker"]
 
@@ -36,20 +39,20 @@ __all__ = ["Worker"]
 _log = logging.getLogger(__name__)
 
 
-class _HeldSandbox:
+class _RunningSandbox:
     def __init__(self, sandbox: Sandbox, executions: Executions) -> None:
         self.sandbox = sandbox
         self.executions = executions
 
 
 class Worker:
-    """The sandboxes of one machine; see the module.
+    """Starts, runs and stops sandboxes on one machine.
 
     Args:
         manager: starts the sandboxes; started and closed by the caller.
-        mounts: directories of this machine; specs may mount anything below them.
+        mounts: directories of this machine; specs may mount them and everything below them.
         send: sends a message to the server, without waiting.
-        images: returns names and digests of the images that this machine has.
+        images: returns the names and digests of this machine's images.
     """
 
     def __init__(
@@ -65,84 +68,89 @@ class Worker:
         self._send = send
         self._images = images
         self._cpu = CpuMeter()
-        self._outputs = Outputs()
+        self._outputs = OutputBudget()
         self._uploads = WrittenUploads()
-        self._held: dict[str, _HeldSandbox] = {}
+        self._held: dict[str, _RunningSandbox] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
 
     def send(self, message: Message) -> None:
-        """Send a message to the server. Without a server it is dropped: a new one requests what it missed."""
+        """Send a message to the server; drop it without a connection, since clients request missed messages later."""
         if self._send is not None:
             self._send(message)
 
     def set_sender(self, send: Callable[[Message], None] | None) -> None:
-        """Set the function that sends messages to the server; `None`: there is no server."""
+        """Set the function that sends messages to the server; `None` if there is no connection."""
         self._send = send
 
     def receive(self, message: Message) -> None:
-        """Handle a message of the server in the format of `wire.messages`, which the server has checked."""
-        op, place = message["op"], message["sandbox"]
-        held = self._held.get(place)
+        """Handle a message from the server, which has checked that it has the format of `wire.client_messages`."""
+        op, qualified_name = message["op"], message["sandbox"]
+        held = self._held.get(qualified_name)
         if op == "create":
-            self._create(place, message)
+            self._create_sandbox(qualified_name, message)
         elif op == "stop":
-            self._stop(place, held, message.get("expired", False))
+            self._stop_sandbox(qualified_name, held, message.get("expired", False))
         elif held is None:
-            if place not in self._starting:
+            if qualified_name not in self._starting:
                 error = error_to_json(UnknownSandboxError("the sandbox has ended"))
-                named = {"sandbox": place, "id": message["id"]} if "id" in message else {"sandbox": place}
+                named = (
+                    {"sandbox": qualified_name, "id": message["id"]} if "id" in message else {"sandbox": qualified_name}
+                )
                 self.send({**error, "op": "error" if "id" in message else "gone", **named})
         elif op == "attach":
-            self._send_created(place, held)
+            self._send_created(qualified_name, held)
         else:
             held.executions.receive(message)
 
-    def _create(self, place: str, message: Message) -> None:
-        held = self._held.get(place)
+    def _create_sandbox(self, qualified_name: str, message: Message) -> None:
+        held = self._held.get(qualified_name)
         if held is not None:
-            self._send_created(place, held)
-        elif place not in self._starting:
-            task = self._starting[place] = asyncio.create_task(self._launch(place, message))
-            task.add_done_callback(lambda task: self._on_launched(place, task))
+            self._send_created(qualified_name, held)
+        elif qualified_name not in self._starting:
+            task = self._starting[qualified_name] = asyncio.create_task(self._launch_sandbox(qualified_name, message))
+            task.add_done_callback(lambda task: self._on_launched(qualified_name, task))
 
-    def _on_launched(self, place: str, task: asyncio.Task[None]) -> None:
-        self._starting.pop(place, None)
-        if task.cancelled():  # perhaps before it ran at all
+    def _on_launched(self, qualified_name: str, task: asyncio.Task[None]) -> None:
+        self._starting.pop(qualified_name, None)
+        if task.cancelled():  # possibly before it ran at all
             self.send(
                 {
                     "op": "gone",
-                    "sandbox": place,
+                    "sandbox": qualified_name,
                     **error_to_json(SandboxLostError("the sandbox was stopped before it started")),
                 }
             )
         elif (error := task.exception()) is not None:
             _log.error("a sandbox did not start", exc_info=error)
             broken = SandboxError(f"the sandbox did not start: {error!r}")
-            self.send({"op": "failed", "sandbox": place, **error_to_json(broken)})
+            self.send({"op": "failed", "sandbox": qualified_name, **error_to_json(broken)})
 
-    async def _launch(self, place: str, message: Message) -> None:
+    async def _launch_sandbox(self, qualified_name: str, message: Message) -> None:
         try:
             for digest, files in message.get("uploads", {}).items():
                 self._uploads.add(digest, files)
             spec = self._check_mounts(spec_from_json(message["spec"]))
             sandbox = await self._manager.create(spec)
         except (RollSandboxError, ValueError) as error:
-            self.send({"op": "failed", "sandbox": place, **error_to_json(error)})
+            self.send({"op": "failed", "sandbox": qualified_name, **error_to_json(error)})
             return
-        held = self._held[place] = _HeldSandbox(sandbox, Executions(place, sandbox, self.send, self._outputs))
-        sandbox.on_close(lambda: self._on_sandbox_ended(place, held))
-        self._send_created(place, held)
+        held = self._held[qualified_name] = _RunningSandbox(
+            sandbox, Executions(qualified_name, sandbox, self.send, self._outputs)
+        )
+        sandbox.on_close(lambda: self._on_sandbox_ended(qualified_name, held))
+        self._send_created(qualified_name, held)
 
     def _check_mounts(self, spec: SandboxSpec) -> SandboxSpec:
-        """Check a spec's mounts, and return the spec as this machine starts it.
+        """Check the mounts of a spec, and return the spec with the mounts resolved on this machine.
 
-        The pool is dropped, since the sandbox is never used again.
+        The field `pool` of the spec is cleared, since the sandbox is never reused.
         """
         mounts = []
         for mount in spec.mounts:
             if (uploaded := self._uploads.resolve_mount(mount)) is not None:
                 mounts.append(uploaded)
                 continue
+            # Links are resolved before the comparison: a link below a permitted directory may lead out of it.
             source = os.path.realpath(mount.source)
             if not any(source == path or source.startswith(path.rstrip("/") + "/") for path in self._mounts):
                 raise SandboxRequestError(
@@ -152,10 +160,10 @@ class Worker:
             mounts.append(Mount(source=source, target=mount.target))
         return dataclasses.replace(spec, pool="", mounts=tuple(mounts))
 
-    def _send_created(self, place: str, held: _HeldSandbox) -> None:
-        self.send({"op": "created", "sandbox": place, "traits": held.sandbox.properties})
+    def _send_created(self, qualified_name: str, held: _RunningSandbox) -> None:
+        self.send({"op": "created", "sandbox": qualified_name, "traits": held.sandbox.properties})
 
-    def _stop(self, place: str, held: _HeldSandbox | None, expired: bool) -> None:
+    def _stop_sandbox(self, qualified_name: str, held: _RunningSandbox | None, expired: bool) -> None:
         if held is not None:
             held.executions.end_reason = held.executions.end_reason or (
                 SandboxExpiredError(
@@ -165,35 +173,37 @@ class Worker:
                 else UnknownSandboxError("the sandbox was stopped")
             )
             held.sandbox.destroy()
-        elif place in self._starting:
-            self._starting[place].cancel()
+        elif qualified_name in self._starting:
+            self._starting[qualified_name].cancel()
         else:
-            self.send({"op": "gone", "sandbox": place, **error_to_json(UnknownSandboxError("the sandbox has ended"))})
+            self.send(
+                {"op": "gone", "sandbox": qualified_name, **error_to_json(UnknownSandboxError("the sandbox has ended"))}
+            )
 
-    def _on_sandbox_ended(self, place: str, held: _HeldSandbox) -> None:
-        self._held.pop(place, None)
-        held.executions.forget()
-        why = held.executions.end_reason or SandboxLostError("the sandbox ended unexpectedly")
-        self.send({"op": "gone", "sandbox": place, **error_to_json(why)})
+    def _on_sandbox_ended(self, qualified_name: str, held: _RunningSandbox) -> None:
+        self._held.pop(qualified_name, None)
+        held.executions.release_outputs()
+        error = held.executions.end_reason or SandboxLostError("the sandbox ended unexpectedly")
+        self.send({"op": "gone", "sandbox": qualified_name, **error_to_json(error)})
 
-    def inventory(self) -> dict[str, Message]:
-        """Return every sandbox here, with its programs whose end is not forgotten."""
+    def list_sandboxes(self) -> dict[str, Message]:
+        """Return, by name, the traits of each sandbox of this worker, and the names of its known programs."""
         return {
-            place: {"traits": held.sandbox.properties, "programs": held.executions.list_names()}
-            for place, held in self._held.items()
+            qualified_name: {"traits": held.sandbox.properties, "programs": held.executions.list_names()}
+            for qualified_name, held in self._held.items()
         }
 
     def list_unacked_ends(self) -> list[Message]:
-        """Return the ends of programs that a server may not have received."""
+        """Return the end messages of programs that a server may not have received."""
         return [message for held in self._held.values() for message in held.executions.list_unacked_ends()]
 
     @property
     def is_empty(self) -> bool:
-        """Whether no sandbox runs or starts."""
+        """Whether no sandbox is running or starting."""
         return not self._held and not self._starting
 
-    def report(self) -> Report:
-        """Return the report on this machine, for the placement of sandboxes."""
+    def make_report(self) -> Report:
+        """Return the report about this machine, by which the server places sandboxes."""
         free_bytes, all_bytes = read_memory_bytes() or (None, None)
         return Report(
             cores=count_cores(),
@@ -206,6 +216,7 @@ class Worker:
 
     async def close(self) -> None:
         """End every sandbox."""
+        # Cancel starts first: a start that succeeds in spite of the cancellation adds its sandbox to `_held`.
         for task in list(self._starting.values()):
             task.cancel()
         await asyncio.gather(*self._starting.values(), return_exceptions=True)

@@ -18,7 +18,7 @@ from sandbox.images.oci import build, entry, file, symlink, write_layout, write_
 
 from roll_sandbox import BadImageError, SandboxRequestError, SandboxUnavailableError, UnknownImageError
 from roll_sandbox.images import ImageCache, parse_reference
-from roll_sandbox.images.cache import default_budget_bytes
+from roll_sandbox.images.cache import get_default_budget_bytes
 from roll_sandbox.images.sources import open_source
 
 BASE = [entry("etc"), file("etc/passwd", b"root:x:0:0::/root:/bin/sh\napp:x:501:502::/app:/bin/sh\n")]
@@ -42,7 +42,7 @@ def layout(tmp_path: Path, *layers: Any, name: str = "layout", **config: Any) ->
 def files_of(cache: ImageCache, image: Any) -> list[str]:
     return sorted(
         os.path.relpath(os.path.join(path, name), directory)
-        for directory in cache.layer_directories(image)
+        for directory in cache.list_layer_directories(image)
         for path, _, names in os.walk(directory)
         for name in names
     )
@@ -101,9 +101,9 @@ def test_sandbox_image_cache_the_user_is_looked_up_in_the_image(
 def test_sandbox_image_cache_the_list_of_users_is_not_looked_for_outside_of_the_image(
     cache: ImageCache, tmp_path: Path
 ) -> None:
-    with pytest.raises(BadImageError, match="is not in its"):
+    with pytest.raises(BadImageError, match="is not in the image's"):
         added(cache, layout(tmp_path, [symlink("etc", "/etc")], User="daemon"))
-    with pytest.raises(BadImageError, match="is not in its"):
+    with pytest.raises(BadImageError, match="is not in the image's"):
         added(cache, layout(tmp_path, [symlink("etc/passwd", "/etc/passwd")], name="second", User="daemon"))
 
 
@@ -245,7 +245,7 @@ def test_sandbox_image_cache_what_was_used_least_lately_goes_when_the_budget_is_
     for number, name in enumerate(("first", "second", "third")):
         images[name] = added(cache, layout(tmp_path, [file("data", os.urandom(30_000))], name=name), name)
         os.utime(cache.root / "images" / f"{images[name].digest.replace(':', '-')}.json", (number, number))
-    cache.hold(images["first"]).release()  # used now
+    cache.lock_image(images["first"]).release()  # used now
     added(cache, layout(tmp_path, [file("data", os.urandom(30_000))], name="fourth"), "fourth")
     assert {name for each in cache.list() for name in each.names} == {
         f"{name}:latest" for name in ("first", "third", "fourth")
@@ -255,10 +255,10 @@ def test_sandbox_image_cache_what_was_used_least_lately_goes_when_the_budget_is_
 def test_sandbox_image_cache_what_somebody_holds_stays(tmp_path: Path) -> None:
     cache = ImageCache(tmp_path / "cache", budget_bytes=50_000)
     held = added(cache, layout(tmp_path, [file("data", os.urandom(30_000))], name="held"), "held")
-    hold = ImageCache(cache.root).hold(held)
+    hold = ImageCache(cache.root).lock_image(held)
     added(cache, layout(tmp_path, [file("data", os.urandom(30_000))], name="other"), "other")
     assert cache.resolve("held") == held
-    assert {each.held for each in cache.list()} == {True, False}
+    assert {each.in_use for each in cache.list()} == {True, False}
     with pytest.raises(SandboxUnavailableError, match="stop them"):
         cache.remove("held")
     added(cache, tmp_path / "held", "held")
@@ -267,7 +267,7 @@ def test_sandbox_image_cache_what_somebody_holds_stays(tmp_path: Path) -> None:
     hold.release()
     cache.remove("held")
     with pytest.raises(UnknownImageError):
-        cache.hold(held)
+        cache.lock_image(held)
 
 
 def test_sandbox_image_cache_an_image_larger_than_the_budget_is_refused(tmp_path: Path) -> None:
@@ -279,10 +279,10 @@ def test_sandbox_image_cache_an_image_larger_than_the_budget_is_refused(tmp_path
 
 def test_sandbox_image_cache_the_budget_can_be_set_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROLL_SANDBOX_IMAGES_BYTES", "123")
-    assert default_budget_bytes() == 123
+    assert get_default_budget_bytes() == 123
     monkeypatch.setenv("ROLL_SANDBOX_IMAGES_BYTES", "1G")
     with pytest.raises(SandboxUnavailableError, match="1G"):
-        default_budget_bytes()
+        get_default_budget_bytes()
 
 
 def _add_and_die(root: Path, path: Path) -> None:
@@ -350,14 +350,14 @@ def test_sandbox_image_cache_who_looks_at_an_image_does_not_keep_it_from_being_u
 ) -> None:
     image = added(cache, layout(tmp_path))
     with ThreadPoolExecutor(1) as thread:
-        with cache._try_exclusive(cache._image_file(image.digest)) as free:
+        with cache._try_lock_image(cache._get_image_file(image.digest)) as free:
             assert free
-            held = thread.submit(cache.hold, image)
+            held = thread.submit(cache.lock_image, image)
             assert wait([held], 0.05).not_done, "it waits"
         held.result().release()
-        with cache._try_exclusive(cache._image_file(image.digest)):
-            held = thread.submit(cache.hold, image)
+        with cache._try_lock_image(cache._get_image_file(image.digest)):
+            held = thread.submit(cache.lock_image, image)
             assert wait([held], 0.05).not_done
-            cache._image_file(image.digest).unlink()
+            cache._get_image_file(image.digest).unlink()
         with pytest.raises(UnknownImageError, match="just removed"):
             held.result()

@@ -313,7 +313,7 @@ async def test_sandbox_image_what_many_images_leave_behind_is_bounded(
     async with SandboxManager(warm=0) as sandboxes:
         for number in (0, 1, 2, 3, 0):
             assert (await sh(sandboxes, "cat /n", spec=spec(f"one{number}"))).stdout == str(number).encode()
-        held = [entry.image for entry in cache.list() if entry.held]
+        held = [entry.image for entry in cache.list() if entry.in_use]
         assert [image for image in images if image in held] == [images[0]]
         assert (await sandboxes.execute(PythonCode(source="print(1)"))).stdout == b"1\n"
-    assert not any(entry.held for entry in cache.list() if entry.image in images)
+    assert not any(entry.in_use for entry in cache.list() if entry.image in images)

@@ -43,7 +43,7 @@ def test_sandbox_image_registry_an_image_is_pulled_by_tag_and_by_digest(tmp_path
     registry = registry_of(built, "7")
     image = pull(tmp_path, registry, "a/world:7")
     assert (image.digest, image.layers, image.env) == (built.config, built.layers, {"A": "b"})
-    layer = ImageCache(tmp_path / "cache").layer_directories(image)[0]
+    layer = ImageCache(tmp_path / "cache").list_layer_directories(image)[0]
     assert Path(layer, "one").read_bytes() == b"1" * 5000
     assert pull(tmp_path, registry, f"a/world@{built.manifest}") == image
     assert sum("/blobs/" in path for path, _ in registry.asked) == 4, "layers that are here are not fetched again"

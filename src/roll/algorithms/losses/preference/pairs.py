@@ -1,9 +1,9 @@
 """The preference loss on pairs of answers, composed of independent parts.
 
-    loss = 1 / pairs sum_pairs [ form(s_w, s_l) + alpha NLL_w ]
+    loss = 1 / pairs sum_pairs [ l(s_w, s_l) + alpha NLL_w ]
 
-    s     score of an answer: sum or mean over its tokens of log pi_t - log ref_t, or of log pi_t alone
-    form  loss of the two scores, see `forms`
+    s     score of an answer: sum or mean over its tokens of log pi_t - log ref_t, or only of log pi_t
+    l     pairwise loss of the two scores: see `pairwise`
     NLL   negative log-likelihood of the chosen answer, which keeps the chosen answer likely
 
 Named methods differ only in these parts: the defaults are DPO; SimPO uses means without a reference, and a margin.
@@ -16,24 +16,25 @@ from typing import Literal
 
 from torch import Tensor
 
-from roll.algorithms.losses.preference.forms import OddsRatio, PairForm, Sigmoid
-from roll.algorithms.pairs import Pairs, pair_margins, pairs_of, shares_right
-from roll.algorithms.ratio import segment_sums
+from roll.algorithms.losses.preference.pairwise import OddsRatio, PairwiseLoss, Sigmoid
+from roll.algorithms.pairs import Pairs, compute_comparison_accuracy, find_pairs, get_pair_margins
+from roll.algorithms.ratio import compute_segment_sums
 from roll.types import LossInputs, LossOutputs, Needs
 
-__all__ = ["PreferenceLoss", "sequence_scores"]
+__all__ = ["PreferenceLoss", "compute_sequence_scores"]
 
 _SIGMOID = Sigmoid()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreferenceLoss:
-    """A mean over the pairs of the global batch; the defaults are DPO's.
+    """A preference loss: a mean over the pairs of the global batch. The defaults are DPO's.
 
-    Metrics are means over the pairs; a reward is beta times a score. A pair of equal rewards counts half in accuracy.
+    Metrics are means over the pairs; a reward is beta times a score. In the accuracy, a pair with equal rewards counts
+    as one half.
     """
 
-    form: PairForm = _SIGMOID
+    pairwise_loss: PairwiseLoss = _SIGMOID
     beta: float = 0.1
     """Factor from scores to rewards; IPO's tau, ORPO's lambda."""
     scores: Literal["sum", "mean"] = "sum"
@@ -41,67 +42,73 @@ class PreferenceLoss:
     against_reference: bool = True
     """Whether scores are log-ratios to the reference; if not, they are log-probs, and `ref_logprobs` are not needed."""
     margin: float = 0.0
-    """Required excess of the chosen answer's reward (SimPO's gamma); a pair's `target` is added to it."""
+    """Margin by which the chosen answer's reward must exceed the rejected one's (SimPO's gamma); a pair's `target` is
+    added to it."""
     likelihood: float = 0.0
     """Coefficient alpha of the NLL."""
     likelihood_mean: Literal["tokens", "answers"] = "tokens"
     """Mean over all tokens of the chosen answers, or over each answer's tokens and then answers (arXiv 2404.19733)."""
     needs = Needs(whole_units=True)
-    """Both answers of a pair."""
+    """Both answers of a pair in one micro-batch."""
 
     def __post_init__(self) -> None:
         if self.beta <= 0:
-            raise ValueError(f"beta is {self.beta}: it must be above 0")
-        if self.margin and not self.form.takes_margin:
-            raise ValueError(f"{type(self.form).__name__} compares each answer with a constant: set margin to 0")
-        if isinstance(self.form, OddsRatio) and (self.scores != "mean" or self.against_reference):
-            raise ValueError("odds are of mean log-probs: set scores to 'mean' and against_reference to False")
+            raise ValueError(f"beta must be above 0, not {self.beta}")
+        if self.margin and not self.pairwise_loss.supports_margin:
+            raise ValueError(
+                f"{type(self.pairwise_loss).__name__} does not support margins, so margin must be 0, not {self.margin}"
+            )
+        if isinstance(self.pairwise_loss, OddsRatio) and (self.scores != "mean" or self.against_reference):
+            raise ValueError("the odds ratio needs mean log-probs: set scores to 'mean' and against_reference to False")
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's share of the loss.
 
         Raises:
-            ValueError: A unit is not a pair, a column is missing, or pairs have margins that the form does not accept.
+            ValueError: A unit is not a pair, a column is missing, or pairs have margins that the pairwise loss does not
+                support.
         """
-        pairs = pairs_of(inputs)
-        scores = sequence_scores(inputs, mean=self.scores == "mean", against_reference=self.against_reference)
+        pairs = find_pairs(inputs)
+        scores = compute_sequence_scores(inputs, mean=self.scores == "mean", against_reference=self.against_reference)
         chosen, rejected = scores[pairs.chosen], scores[pairs.rejected]
-        margins = pair_margins(inputs, pairs, self.margin)
-        if margins is not None and not self.form.takes_margin:
-            raise ValueError(f"{type(self.form).__name__} compares each answer with a constant: pairs have no margin")
+        margins = get_pair_margins(inputs, pairs, self.margin)
+        if margins is not None and not self.pairwise_loss.supports_margin:
+            raise ValueError(
+                f"{type(self.pairwise_loss).__name__} does not support margins, so pairs must not have margins"
+            )
         shifted = rejected if margins is None else rejected + margins / self.beta
-        loss = self.form(chosen, shifted, self.beta).sum() / inputs.num_units
-        metrics = self._metrics(inputs, pairs, chosen.detach(), rejected.detach())
+        loss = self.pairwise_loss(chosen, shifted, self.beta).sum() / inputs.num_units
+        metrics = self._compute_metrics(inputs, pairs, chosen.detach(), rejected.detach())
         if self.likelihood:
-            nll = self._likelihood(inputs, pairs)
+            nll = self._compute_nll(inputs, pairs)
             loss = loss + self.likelihood * nll
             metrics["preference/nll"] = nll.detach()
         return LossOutputs(loss=loss, metrics=metrics)
 
-    def _likelihood(self, inputs: LossInputs, pairs: Pairs) -> Tensor:
+    def _compute_nll(self, inputs: LossInputs, pairs: Pairs) -> Tensor:
         """Return the micro-batch's share of the mean negative log-likelihood of the chosen answers."""
-        sums = segment_sums(inputs.require("logprobs"), inputs.sequence_ids)[pairs.chosen]
+        sums = compute_segment_sums(inputs.require("logprobs"), inputs.sequence_ids)[pairs.chosen]
         if self.likelihood_mean == "tokens":
             return -sums.sum() / inputs.num_preferred_tokens
         return -(sums / inputs.sequence_lengths[pairs.chosen]).sum() / inputs.num_units
 
-    def _metrics(self, inputs: LossInputs, pairs: Pairs, chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
-        logprobs = segment_sums(inputs.require("logprobs").detach(), inputs.sequence_ids)
+    def _compute_metrics(self, inputs: LossInputs, pairs: Pairs, chosen: Tensor, rejected: Tensor) -> dict[str, Tensor]:
+        logprobs = compute_segment_sums(inputs.require("logprobs").detach(), inputs.sequence_ids)
         sums = {
             "preference/reward_chosen": self.beta * chosen.sum(),
             "preference/reward_rejected": self.beta * rejected.sum(),
             "preference/margin": self.beta * (chosen - rejected).sum(),
-            "preference/accuracy": shares_right(chosen - rejected).sum(),
+            "preference/accuracy": compute_comparison_accuracy(chosen - rejected).sum(),
             "preference/logprob_chosen": logprobs[pairs.chosen].sum(),
             "preference/logprob_rejected": logprobs[pairs.rejected].sum(),
         }
         return {name: value / inputs.num_units for name, value in sums.items()}
 
 
-def sequence_scores(inputs: LossInputs, *, mean: bool, against_reference: bool) -> Tensor:
+def compute_sequence_scores(inputs: LossInputs, *, mean: bool, against_reference: bool) -> Tensor:
     """Return the sum or mean of every sequence's log-ratios to the reference, or of its log-probs, shape [S]."""
     per_token = inputs.require("logprobs")
     if against_reference:
         per_token = per_token - inputs.require("ref_logprobs")
-    sums = segment_sums(per_token, inputs.sequence_ids)
+    sums = compute_segment_sums(per_token, inputs.sequence_ids)
     return sums / inputs.sequence_lengths if mean else sums

@@ -13,24 +13,24 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from roll.algorithms.losses.preference.pairs import sequence_scores
-from roll.algorithms.pairs import shares_right
+from roll.algorithms.losses.preference.pairs import compute_sequence_scores
+from roll.algorithms.pairs import compute_comparison_accuracy
 from roll.types import LossInputs, LossOutputs, Needs
 
-__all__ = ["KTOLoss", "reference_point"]
+__all__ = ["KTOLoss", "compute_reference_point"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KTOLoss:
-    """A mean over the answers of the global batch.
+    """The KTO loss: a mean over the answers of the global batch.
 
     Rewards of desirable and undesirable answers are averaged separately; `preference/margin` is the difference of the
     two means. An answer counts as accurate if it is desirable and above the reference point, or undesirable and below
-    it; an answer at the reference point counts half.
+    it; an answer at the reference point counts as one half.
     """
 
     reference_point: float
-    """z0, in nats: see `reference_point`. With 0, the loss is APO-zero without pairs, arXiv 2408.06266."""
+    """z0, in nats: see `compute_reference_point`. With 0, the loss is APO-zero without pairs, arXiv 2408.06266."""
     beta: float = 0.1
     desirable_weight: float = 1.0
     """w_D. The paper recommends w_D n_D / (w_U n_U) between 1 and 3/2, where n counts examples of either kind."""
@@ -46,17 +46,17 @@ class KTOLoss:
             ValueError: The batch has no `preferred` column or no log-probs of the reference.
         """
         wanted = inputs.require("preferred")
-        scores = sequence_scores(inputs, mean=False, against_reference=True)
+        scores = compute_sequence_scores(inputs, mean=False, against_reference=True)
         distance = self.beta * (scores - self.reference_point)
         desirable, undesirable = torch.sigmoid(-distance), torch.sigmoid(distance)  # 1 - sigmoid(x) is sigmoid(-x)
         losses = torch.where(wanted, self.desirable_weight * desirable, self.undesirable_weight * undesirable)
         return LossOutputs(
-            loss=losses.sum() / inputs.num_sequences, metrics=self._metrics(inputs, wanted, scores.detach())
+            loss=losses.sum() / inputs.num_sequences, metrics=self._compute_metrics(inputs, wanted, scores.detach())
         )
 
-    def _metrics(self, inputs: LossInputs, wanted: Tensor, scores: Tensor) -> dict[str, Tensor]:
+    def _compute_metrics(self, inputs: LossInputs, wanted: Tensor, scores: Tensor) -> dict[str, Tensor]:
         away = scores - self.reference_point
-        rewards, right = self.beta * scores, shares_right(torch.where(wanted, away, -away))
+        rewards, right = self.beta * scores, compute_comparison_accuracy(torch.where(wanted, away, -away))
         counts = inputs.num_preferred, inputs.num_sequences - inputs.num_preferred
         chosen, rejected = (
             rewards[these].sum() / max(count, 1.0) for these, count in zip((wanted, ~wanted), counts, strict=True)
@@ -72,7 +72,7 @@ class KTOLoss:
         }
 
 
-def reference_point(logprobs: Sequence[float], ref_logprobs: Sequence[float]) -> float:
+def compute_reference_point(logprobs: Sequence[float], ref_logprobs: Sequence[float]) -> float:
     """Compute z0 = max(0, mean of log pi(y'|x) - log ref(y'|x)), where y' is an answer to another prompt of the batch.
 
     Args:
@@ -83,6 +83,8 @@ def reference_point(logprobs: Sequence[float], ref_logprobs: Sequence[float]) ->
         ValueError: The sequences are empty.
     """
     if not len(logprobs):
-        raise ValueError("the reference point is a mean over answers to other prompts: there is none")
+        raise ValueError(
+            "the reference point needs at least one answer to another prompt, but got none: use more prompts per batch"
+        )
     pairs = zip(logprobs, ref_logprobs, strict=True)
     return max(0.0, sum(float(own) - float(other) for own, other in pairs) / len(logprobs))

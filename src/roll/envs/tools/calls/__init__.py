@@ -1,8 +1,8 @@
-"""Tool calls in text: the formats by name, and `auto`, which detects all of them.
+"""Tool calling: the formats in which models write tool calls, by name; `auto` detects all of them.
 
-A call inside the model's reasoning is only a thought, and is not made.
+Calls inside the model's reasoning are ignored by default.
 
->>> sorted(FORMS)
+>>> sorted(TOOL_CALL_FORMATS)
 ['auto', 'gemma4', 'glm', 'harmony', 'hermes', 'json', 'llama', 'mistral', 'template', 'xml']
 """
 
@@ -11,25 +11,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from roll.data.reasoning import answer_of
+from roll.data.reasoning import extract_answer
 from roll.envs.tools.calls import gemma, hermes, llama, mistral
-from roll.envs.tools.calls.form import MOST_CALLS, CallForm, Found, Tools
+from roll.envs.tools.calls.base import MAX_CALLS, ParsedCalls, ToolCallFormat, Tools
 from roll.envs.tools.calls.gemma import GEMMA
 from roll.envs.tools.calls.glm import GLM, is_glm
 from roll.envs.tools.calls.harmony import HARMONY, is_harmony
 from roll.envs.tools.calls.hermes import HERMES
-from roll.envs.tools.calls.json_form import JSON
+from roll.envs.tools.calls.json_format import JSON
 from roll.envs.tools.calls.llama import LLAMA
 from roll.envs.tools.calls.mistral import MISTRAL
 from roll.envs.tools.calls.xml import XML
 from roll.errors import ConfigError
 from roll.registry import did_you_mean
 
-__all__ = ["FORMS", "MOST_CALLS", "TEMPLATE", "CallForm", "Found", "form_named"]
+__all__ = ["MAX_CALLS", "TEMPLATE", "TOOL_CALL_FORMATS", "ParsedCalls", "ToolCallFormat", "get_tool_call_format"]
 
 
-def _parse(text: str, tools: Tools) -> Found:
-    """Parse calls in the format that the text's markers show; unmarked JSON comes last, as answers may be JSON too."""
+def _parse(text: str, tools: Tools) -> ParsedCalls:
+    """Detect the format by its markers and parse the calls; unmarked JSON comes last, as an answer may be JSON too."""
     if is_harmony(text):
         return HARMONY.parse(text, tools)
     if gemma.MARK in text:
@@ -40,17 +40,17 @@ def _parse(text: str, tools: Tools) -> Found:
         return MISTRAL.parse(text, tools)
     if llama.TAG in text:
         return LLAMA.parse(text, tools)
-    for form in (XML, LLAMA, JSON, MISTRAL):
-        if found := form.parse(text, tools):
+    for tool_format in (XML, LLAMA, JSON, MISTRAL):
+        if found := tool_format.parse(text, tools):
             return found
-    return Found()
+    return ParsedCalls()
 
 
 TEMPLATE = "template"
 
-_FORMS: Mapping[str, CallForm] = {
+_FORMATS_WITH_REASONING: Mapping[str, ToolCallFormat] = {
     "auto": replace(XML, parse=_parse),
-    TEMPLATE: replace(HERMES, parse=_parse, explain=lambda tools: "", result=lambda result: result.text),
+    TEMPLATE: replace(HERMES, parse=_parse, explain=lambda tools: "", format_result=lambda result: result.text),
     "xml": XML,
     "json": JSON,
     "hermes": HERMES,
@@ -62,35 +62,36 @@ _FORMS: Mapping[str, CallForm] = {
 }
 
 
-def _after_reasoning(form: CallForm) -> CallForm:
-    """Return the format, changed to parse only the text after the model's reasoning."""
+def _skip_reasoning(tool_format: ToolCallFormat) -> ToolCallFormat:
+    """Return the format, modified to parse only the text after the model's reasoning."""
 
-    def parse(text: str, tools: Tools) -> Found:
-        if is_harmony(text):  # calls of this format are separate messages, apart from the reasoning
-            return form.parse(text, tools)
-        answer = answer_of(text)
-        return Found() if answer is None else form.parse(answer, tools)
+    def parse(text: str, tools: Tools) -> ParsedCalls:
+        if is_harmony(text):  # in this format, calls and reasoning are separate messages
+            return tool_format.parse(text, tools)
+        answer = extract_answer(text)
+        return ParsedCalls() if answer is None else tool_format.parse(answer, tools)
 
-    return replace(form, parse=parse)
+    return replace(tool_format, parse=parse)
 
 
-FORMS: Mapping[str, CallForm] = {name: _after_reasoning(form) for name, form in _FORMS.items()}
+TOOL_CALL_FORMATS: Mapping[str, ToolCallFormat] = {
+    name: _skip_reasoning(tool_format) for name, tool_format in _FORMATS_WITH_REASONING.items()
+}
 """`auto` and `template` parse all formats. `auto` explains tools and shows results as `xml` does; `template` leaves
 both to the model's chat template."""
 
 
-def form_named(name: str, *, parse_reasoning: bool = False) -> CallForm:
+def get_tool_call_format(name: str, *, parse_reasoning: bool = False) -> ToolCallFormat:
     """Return the format of this name.
 
     Args:
-        name: A name in `FORMS`.
-        parse_reasoning: Whether calls inside the model's reasoning count.
+        name: A name in `TOOL_CALL_FORMATS`.
+        parse_reasoning: Whether to parse calls inside the model's reasoning as well.
 
     Raises:
         ConfigError: The name is unknown.
     """
-    if name not in FORMS:
-        raise ConfigError(
-            f"unknown form of tool calls '{name}'.{did_you_mean(name, list(FORMS))} Known: {', '.join(FORMS)}."
-        )
-    return (_FORMS if parse_reasoning else FORMS)[name]
+    if name not in TOOL_CALL_FORMATS:
+        known = list(TOOL_CALL_FORMATS)
+        raise ConfigError(f"unknown tool call format '{name}'.{did_you_mean(name, known)} Known: {', '.join(known)}.")
+    return (_FORMATS_WITH_REASONING if parse_reasoning else TOOL_CALL_FORMATS)[name]

@@ -1,6 +1,6 @@
 """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM-4.5 and later.
 
-Text values are not quoted; others are JSON, according to the tool's schema.
+String values are not quoted; other values are JSON. The tool's schema decides which they are.
 """
 
 from __future__ import annotations
@@ -9,51 +9,52 @@ import re
 from collections.abc import Sequence
 
 from roll.envs.tools.base import Tool, ToolCall, ToolResult
-from roll.envs.tools.calls.form import MOST_CALLS, NAME, CallForm, Found, Tools, json_signatures
-from roll.envs.tools.calls.xml import typed
-from roll.envs.tools.json_text import MalformedJsonError, shown
+from roll.envs.tools.calls.base import MAX_CALLS, NAME, ParsedCalls, ToolCallFormat, Tools, format_signatures
+from roll.envs.tools.calls.xml import convert_argument
+from roll.envs.tools.json_text import MalformedJsonError, dump_json
 
 __all__ = ["ARGUMENT", "GLM", "is_glm"]
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 ARGUMENT = "<arg_key>"
 _KEY_END, _VALUE, _VALUE_END = "</arg_key>", "<arg_value>", "</arg_value>"
-_NAME = re.compile(r"\s{0,64}([^<>\s{}\[\]\"]{1,64})\s{0,64}(?=<arg_key>|</tool_call>|$)")
+_NAME_AFTER_TAG = re.compile(r"\s{0,64}([^<>\s{}\[\]\"]{1,64})\s{0,64}(?=<arg_key>|</tool_call>|$)")
 _SPACE = re.compile(r"\s{0,64}")
 
 
 def is_glm(text: str) -> bool:
-    """Return whether the first call in a text has this format: a name, and not JSON, behind the tag."""
+    """Return whether the first call in the text has this format: a name instead of JSON after the tag."""
     position = text.find(BEGIN)
-    return position >= 0 and _NAME.match(text, position + len(BEGIN)) is not None
+    return position >= 0 and _NAME_AFTER_TAG.match(text, position + len(BEGIN)) is not None
 
 
-def parse(text: str, tools: Tools) -> Found:
-    """See `CallForm`. The last call may lack its end, as engines leave out the text of the stop token."""
+def parse(text: str, tools: Tools) -> ParsedCalls:
+    """See `ToolCallFormat`. The last call may lack its end marker, since engines omit the stop token."""
     calls: list[ToolCall] = []
     problems: list[str] = []
     position = text.find(BEGIN)
     while position >= 0:
-        if len(calls) + len(problems) >= MOST_CALLS:
-            problems.append(f"more than {MOST_CALLS} calls at once: the rest was not read.")
+        if len(calls) + len(problems) >= MAX_CALLS:
+            problems.append(f"more than {MAX_CALLS} calls at once: the rest was not read.")
             break
         position += len(BEGIN)
         try:
-            call, position = _call(text, position, tools)
+            call, position = _parse_call(text, position, tools)
             calls.append(call)
         except MalformedJsonError as error:
             problems.append(f"malformed {BEGIN}: {error}.")
         position = text.find(BEGIN, position)
-    return Found(calls=tuple(calls), problems=tuple(problems))
+    return ParsedCalls(calls=tuple(calls), problems=tuple(problems))
 
 
-def _call(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
-    """Return the call whose tag ends at `start`, and the end of the call: values may contain the closing tag
-    themselves.
+def _parse_call(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
+    """Return the call whose opening tag ends at `start`, and the position where the call ends.
+
+    A value of an argument may contain the text of the call's closing tag.
     """
-    match = _NAME.match(text, start)
+    match = _NAME_AFTER_TAG.match(text, start)
     if match is None or not NAME.fullmatch(match[1]):
-        raise MalformedJsonError(f"a function's name, then {ARGUMENT} or {END}, follows the tag")
+        raise MalformedJsonError(f"the opening tag must be followed by a function's name, then {ARGUMENT} or {END}")
     name, position = match[1], match.end()
     arguments: dict[str, object] = {}
     while text.startswith(ARGUMENT, position):
@@ -61,47 +62,47 @@ def _call(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
         if key_end < 0:
             raise MalformedJsonError(f"{ARGUMENT} has no {_KEY_END}")
         key = text[position + len(ARGUMENT) : key_end].strip()
-        begin = _after_space(text, key_end + len(_KEY_END))
+        begin = _skip_space(text, key_end + len(_KEY_END))
         end = text.find(_VALUE_END, begin) if text.startswith(_VALUE, begin) else -1
         if end < 0:
             raise MalformedJsonError(f"the argument '{key[:64]}' has no {_VALUE}…{_VALUE_END}")
-        arguments[key] = typed(tools.get(name), key, text[begin + len(_VALUE) : end])
-        position = _after_space(text, end + len(_VALUE_END))
+        arguments[key] = convert_argument(tools.get(name), key, text[begin + len(_VALUE) : end])
+        position = _skip_space(text, end + len(_VALUE_END))
     if position < len(text) and not text.startswith(END, position):
-        raise MalformedJsonError(f"there is more between the arguments than {ARGUMENT} and {_VALUE}")
+        raise MalformedJsonError(f"only {ARGUMENT} may follow a value, but there is other text before {END}")
     return ToolCall(name=name, arguments=arguments), position
 
 
-def _after_space(text: str, position: int) -> int:
+def _skip_space(text: str, position: int) -> int:
     found = _SPACE.match(text, position)
     return position if found is None else found.end()
 
 
 def render(calls: Sequence[ToolCall]) -> str:
-    """See `CallForm`."""
-    return "\n".join(_rendered(call) for call in calls)
+    """See `ToolCallFormat`."""
+    return "\n".join(_render_call(call) for call in calls)
 
 
-def _rendered(call: ToolCall) -> str:
+def _render_call(call: ToolCall) -> str:
     lines = [f"{BEGIN}{call.name}"]
     for key, value in call.arguments.items():
         lines.append(f"{ARGUMENT}{key}{_KEY_END}")
-        lines.append(f"{_VALUE}{value if isinstance(value, str) else shown(value)}{_VALUE_END}")
+        lines.append(f"{_VALUE}{value if isinstance(value, str) else dump_json(value)}{_VALUE_END}")
     return "\n".join([*lines, END])
 
 
 def explain(tools: Sequence[Tool]) -> str:
-    """See `CallForm`."""
+    """See `ToolCallFormat`."""
     return (
-        f"# Tools\n\nYou may call these functions:\n<tools>\n{json_signatures(tools)}\n</tools>\n\n"
+        f"# Tools\n\nYou may call these functions:\n<tools>\n{format_signatures(tools)}\n</tools>\n\n"
         f"To call one, write its name and arguments between tags:\n{BEGIN}name\n{ARGUMENT}argument{_KEY_END}\n"
         f"{_VALUE}value{_VALUE_END}\n{END}"
     )
 
 
-def result(result: ToolResult) -> str:
-    """See `CallForm`."""
+def format_result(result: ToolResult) -> str:
+    """See `ToolCallFormat`."""
     return f"<tool_response>\n{result.text}\n</tool_response>"
 
 
-GLM = CallForm(parse=parse, render=render, explain=explain, result=result)
+GLM = ToolCallFormat(parse=parse, render=render, explain=explain, format_result=format_result)

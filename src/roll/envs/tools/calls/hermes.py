@@ -6,9 +6,17 @@ import re
 from collections.abc import Sequence
 
 from roll.envs.tools.base import Tool, ToolCall, ToolResult
-from roll.envs.tools.calls.form import MOST_CALLS, NAME, CallForm, Found, Tools, call_of, json_signatures
-from roll.envs.tools.calls.xml import typed
-from roll.envs.tools.json_text import MalformedJsonError, read_json, shown
+from roll.envs.tools.calls.base import (
+    MAX_CALLS,
+    NAME,
+    ParsedCalls,
+    ToolCallFormat,
+    Tools,
+    format_signatures,
+    parse_call,
+)
+from roll.envs.tools.calls.xml import convert_argument
+from roll.envs.tools.json_text import MalformedJsonError, dump_json, read_json
 
 __all__ = ["HERMES"]
 
@@ -17,48 +25,54 @@ _FUNCTION = re.compile(r"\s{0,64}<function=([^<>\s]{1,64})>")
 _PARAMETER = re.compile(r"<parameter=([^<>\s]{1,64})>")
 
 
-def parse(text: str, tools: Tools) -> Found:
-    """See `CallForm`. The last call may lack its end, as engines leave out the text of the stop token."""
+def parse(text: str, tools: Tools) -> ParsedCalls:
+    """See `ToolCallFormat`. The last call may lack its end marker, since engines omit the stop token."""
     calls: list[ToolCall] = []
     problems: list[str] = []
     position = text.find(BEGIN)
     while position >= 0:
-        if len(calls) + len(problems) >= MOST_CALLS:
-            problems.append(f"more than {MOST_CALLS} calls at once: the rest was not read.")
+        if len(calls) + len(problems) >= MAX_CALLS:
+            problems.append(f"more than {MAX_CALLS} calls at once: the rest was not read.")
             break
         start = position + len(BEGIN)
         try:
-            call, end = _call(text, start, tools)
+            call, end = _parse_call_at(text, start, tools)
             calls.append(call)
         except MalformedJsonError as error:
             problems.append(f"malformed {BEGIN}: {error}.")
-            end = _end(text, start)
+            end = _find_end(text, start)
         position = text.find(BEGIN, end)
-    return Found(calls=tuple(calls), problems=tuple(problems))
+    return ParsedCalls(calls=tuple(calls), problems=tuple(problems))
 
 
-def _end(text: str, start: int) -> int:
+def _find_end(text: str, start: int) -> int:
     end = text.find(END, start)
     return end if end >= 0 else len(text)
 
 
-def _call(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
-    """Return the call and the end of its tag: after the JSON, which may contain the text of the closing tag itself."""
+def _parse_call_at(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
+    """Return the call whose opening tag ends at `start`, and the position where the call ends.
+
+    The JSON may itself contain the text of the closing tag.
+    """
     function = _FUNCTION.match(text, start)
     if function:
-        end = _end(text, start)
-        return _tagged(function[1], text[function.end() : end], tools), end
+        end = _find_end(text, start)
+        return _parse_tags(function[1], text[function.end() : end], tools), end
     value, position = read_json(text, start)
-    end = _end(text, position)
+    end = _find_end(text, position)
     if text[position:end].strip():
-        raise MalformedJsonError("there is more inside the tag than one JSON object")
-    return call_of(value), end
+        raise MalformedJsonError("the tag must contain only one JSON object")
+    return parse_call(value), end
 
 
-def _tagged(name: str, body: str, tools: Tools) -> ToolCall:
-    """Parse `<parameter=key>value</parameter>` …; a value loses one line break at either end, and is otherwise kept."""
+def _parse_tags(name: str, body: str, tools: Tools) -> ToolCall:
+    """Parse a call to `name` from tags `<parameter=key>value</parameter>`.
+
+    One line break is removed at the beginning and at the end of a value.
+    """
     if not NAME.fullmatch(name):
-        raise MalformedJsonError("a function's name is a word")
+        raise MalformedJsonError("a function's name must be one word")
     arguments: dict[str, object] = {}
     position = 0
     while match := _PARAMETER.search(body, position):
@@ -66,28 +80,28 @@ def _tagged(name: str, body: str, tools: Tools) -> ToolCall:
         if end < 0:
             raise MalformedJsonError(f"the parameter '{match[1]}' has no </parameter>")
         value = body[match.end() : end].removeprefix("\n").removesuffix("\n")
-        arguments[match[1]] = typed(tools.get(name), match[1], value)
+        arguments[match[1]] = convert_argument(tools.get(name), match[1], value)
         position = end
     return ToolCall(name=name, arguments=arguments)
 
 
 def render(calls: Sequence[ToolCall]) -> str:
-    """See `CallForm`."""
-    return "\n".join(f"{BEGIN}\n{shown({'name': c.name, 'arguments': dict(c.arguments)})}\n{END}" for c in calls)
+    """See `ToolCallFormat`."""
+    return "\n".join(f"{BEGIN}\n{dump_json({'name': c.name, 'arguments': dict(c.arguments)})}\n{END}" for c in calls)
 
 
 def explain(tools: Sequence[Tool]) -> str:
-    """See `CallForm`."""
+    """See `ToolCallFormat`."""
     example = '{"name": "a tool\'s name", "arguments": {"argument": "value"}}'
     return (
-        f"# Tools\n\nYou may call these functions:\n<tools>\n{json_signatures(tools)}\n</tools>\n\n"
+        f"# Tools\n\nYou may call these functions:\n<tools>\n{format_signatures(tools)}\n</tools>\n\n"
         f"To call one, write its name and arguments as JSON between tags:\n{BEGIN}\n{example}\n{END}"
     )
 
 
-def result(result: ToolResult) -> str:
-    """See `CallForm`."""
+def format_result(result: ToolResult) -> str:
+    """See `ToolCallFormat`."""
     return f"<tool_response>\n{result.text}\n</tool_response>"
 
 
-HERMES = CallForm(parse=parse, render=render, explain=explain, result=result)
+HERMES = ToolCallFormat(parse=parse, render=render, explain=explain, format_result=format_result)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from roll.envs.tools.base import Tool, ToolCall, ToolResult
-from roll.envs.tools.calls.form import MOST_CALLS, CallForm, Found, Tools, call_of, json_signatures
-from roll.envs.tools.json_text import MalformedJsonError, read_json, shown
+from roll.envs.tools.calls.base import MAX_CALLS, ParsedCalls, ToolCallFormat, Tools, format_signatures, parse_call
+from roll.envs.tools.json_text import MalformedJsonError, dump_json, read_json
 
 __all__ = ["LLAMA"]
 
@@ -22,75 +22,75 @@ _BUILT_IN = re.compile(r"([A-Za-z_]\w{0,63})\.call\(", re.ASCII)
 _KEYWORD = re.compile(r"\s{0,16}([A-Za-z_]\w{0,63})\s{0,16}=", re.ASCII)
 
 
-def parse(text: str, tools: Tools) -> Found:
-    """See `CallForm`."""
-    _, tag, behind = text.partition(TAG)
-    body = (behind if tag else text).strip()
+def parse(text: str, tools: Tools) -> ParsedCalls:
+    """See `ToolCallFormat`."""
+    _, tag, after = text.partition(TAG)
+    body = (after if tag else text).strip()
     for end in _ENDS:
         body = body.removesuffix(end)
     if body.startswith("{"):
-        return _objects(body, bool(tag))
+        return _parse_objects(body, bool(tag))
     built_in = _BUILT_IN.match(body)
     if built_in and (tag or built_in[1] in tools):
         try:
-            return Found(calls=(ToolCall(name=built_in[1], arguments=_keywords(body, built_in.end())),))
+            return ParsedCalls(calls=(ToolCall(name=built_in[1], arguments=_parse_keywords(body, built_in.end())),))
         except MalformedJsonError as error:
-            return Found(problems=(f"malformed call of '{built_in[1]}': {error}.",))
+            return ParsedCalls(problems=(f"malformed call to '{built_in[1]}': {error}.",))
     if tag and body and "python" in tools:
-        return Found(calls=(ToolCall(name="python", arguments={"code": body}),))
-    return Found(problems=(f"there is no call behind {TAG}.",)) if tag else Found()
+        return ParsedCalls(calls=(ToolCall(name="python", arguments={"code": body}),))
+    return ParsedCalls(problems=(f"there is no call after {TAG}.",)) if tag else ParsedCalls()
 
 
-def _objects(body: str, tagged: bool) -> Found:
+def _parse_objects(body: str, tagged: bool) -> ParsedCalls:
     calls: list[ToolCall] = []
     position = 0
     try:
-        while body.startswith("{", position) and len(calls) < MOST_CALLS:
+        while body.startswith("{", position) and len(calls) < MAX_CALLS:
             value, position = read_json(body, position)
             if not tagged and not (isinstance(value, dict) and "name" in value and len(value.keys() & _ARGUMENTS)):
-                return Found()  # JSON that is an answer, not a call
-            calls.append(call_of(value))
+                return ParsedCalls()  # JSON that is an answer, not a call
+            calls.append(parse_call(value))
             while body[position : position + 1] in _BETWEEN:
                 position += 1
     except MalformedJsonError as error:
         meant = tagged or '"parameters"' in body or '"arguments"' in body
-        return Found(calls=tuple(calls), problems=(f"malformed call: {error}.",) if meant else ())
-    too_many = len(calls) == MOST_CALLS and position < len(body)
-    more = (f"more than {MOST_CALLS} calls at once: the rest was not read.",) if too_many else ()
-    return Found(calls=tuple(calls), problems=more)
+        return ParsedCalls(calls=tuple(calls), problems=(f"malformed call: {error}.",) if meant else ())
+    too_many = len(calls) == MAX_CALLS and position < len(body)
+    more = (f"more than {MAX_CALLS} calls at once: the rest was not read.",) if too_many else ()
+    return ParsedCalls(calls=tuple(calls), problems=more)
 
 
 _ARGUMENTS = {"parameters", "arguments"}
 _BETWEEN = tuple(" \n\t;,")
 
 
-def _keywords(body: str, position: int) -> dict[str, Any]:
+def _parse_keywords(body: str, position: int) -> dict[str, Any]:
     arguments: dict[str, Any] = {}
     while match := _KEYWORD.match(body, position):
         arguments[match[1]], position = read_json(body, match.end())
         if body[position : position + 1] == ",":
             position += 1
     if body[position : position + 1] != ")":
-        raise MalformedJsonError('arguments are written name="value", with ) at the end')
+        raise MalformedJsonError('arguments must be written as name="value", with ) at the end')
     return arguments
 
 
 def render(calls: Sequence[ToolCall]) -> str:
-    """See `CallForm`."""
-    return "; ".join(shown({"name": call.name, "parameters": dict(call.arguments)}) for call in calls)
+    """See `ToolCallFormat`."""
+    return "; ".join(dump_json({"name": call.name, "parameters": dict(call.arguments)}) for call in calls)
 
 
 def explain(tools: Sequence[Tool]) -> str:
-    """See `CallForm`."""
+    """See `ToolCallFormat`."""
     return (
-        f"Functions that you may call:\n{json_signatures(tools)}\n"
+        f"Functions that you may call:\n{format_signatures(tools)}\n"
         'To call one, answer with {"name": "its name", "parameters": {"argument": "value"}} and nothing else.'
     )
 
 
-def result(result: ToolResult) -> str:
-    """See `CallForm`."""
-    return shown({"output": result.text})
+def format_result(result: ToolResult) -> str:
+    """See `ToolCallFormat`."""
+    return dump_json({"output": result.text})
 
 
-LLAMA = CallForm(parse=parse, render=render, explain=explain, result=result)
+LLAMA = ToolCallFormat(parse=parse, render=render, explain=explain, format_result=format_result)

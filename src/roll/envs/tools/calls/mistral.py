@@ -1,6 +1,6 @@
 """Mistral: `[TOOL_CALLS][{"name": …, "arguments": {…}, "id": …}]`, and since 2025 `[TOOL_CALLS]name[ARGS]{…}`.
 
-Decoding may leave out the marks, since they are special tokens: both forms are also detected without them.
+Decoding may omit the markers, since they are special tokens: both forms are also detected without them.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 
 from roll.envs.tools.base import Tool, ToolCall, ToolResult
-from roll.envs.tools.calls.form import MOST_CALLS, CallForm, Found, Tools, json_signatures, with_calls
-from roll.envs.tools.json_text import MalformedJsonError, read_json, shown
+from roll.envs.tools.calls.base import MAX_CALLS, ParsedCalls, ToolCallFormat, Tools, format_signatures, parse_calls
+from roll.envs.tools.json_text import MalformedJsonError, dump_json, read_json
 
 __all__ = ["MISTRAL"]
 
@@ -21,43 +21,43 @@ _NAMED = re.compile(
 )
 
 
-def parse(text: str, tools: Tools) -> Found:
-    """See `CallForm`."""
-    _, mark, behind = text.partition(MARK)
-    body = behind if mark else text
+def parse(text: str, tools: Tools) -> ParsedCalls:
+    """See `ToolCallFormat`."""
+    _, mark, after = text.partition(MARK)
+    body = after if mark else text
     named = _NAMED.match(body)
     if named and (mark or named[1] in tools):
-        return _named(body)
+        return _parse_named(body)
     if body.lstrip()[:1] not in (("[", "{") if mark else ("[",)):
-        return Found(problems=(f"there is no call behind {MARK}.",)) if mark else Found()
+        return ParsedCalls(problems=(f"there is no call after {MARK}.",)) if mark else ParsedCalls()
     try:
         value, _ = read_json(body)
     except MalformedJsonError as error:
         meant = mark or ('"name"' in body and '"arguments"' in body)
-        return Found(problems=(f"malformed call: {error}.",)) if meant else Found()
+        return ParsedCalls(problems=(f"malformed call: {error}.",)) if meant else ParsedCalls()
     entries = value if isinstance(value, list) else [value]
     if mark or (entries and all(isinstance(e, dict) and "name" in e and "arguments" in e for e in entries)):
-        return with_calls(value)
-    return Found()
+        return parse_calls(value)
+    return ParsedCalls()
 
 
-def _named(body: str) -> Found:
+def _parse_named(body: str) -> ParsedCalls:
     calls: list[ToolCall] = []
     position = 0
     while match := _NAMED.match(body, position):
-        if len(calls) == MOST_CALLS:
-            return Found(calls=tuple(calls), problems=(f"more than {MOST_CALLS} calls: the rest was not read.",))
+        if len(calls) == MAX_CALLS:
+            return ParsedCalls(calls=tuple(calls), problems=(f"more than {MAX_CALLS} calls: the rest was not read.",))
         try:
             value, position = read_json(body, match.end())
         except MalformedJsonError as error:
-            return Found(calls=tuple(calls), problems=(f"malformed call of '{match[1]}': {error}.",))
+            return ParsedCalls(calls=tuple(calls), problems=(f"malformed call to '{match[1]}': {error}.",))
         calls.append(ToolCall(name=match[1], arguments=value, id=match[2] or ""))
-    return Found(calls=tuple(calls))
+    return ParsedCalls(calls=tuple(calls))
 
 
 def render(calls: Sequence[ToolCall]) -> str:
-    """See `CallForm`."""
-    return MARK + shown(
+    """See `ToolCallFormat`."""
+    return MARK + dump_json(
         [
             {"name": call.name, "arguments": dict(call.arguments)} | ({"id": call.id} if call.id else {})
             for call in calls
@@ -66,14 +66,14 @@ def render(calls: Sequence[ToolCall]) -> str:
 
 
 def explain(tools: Sequence[Tool]) -> str:
-    """See `CallForm`."""
-    listed = ", ".join(json_signatures(tools).splitlines())
+    """See `ToolCallFormat`."""
+    listed = ", ".join(format_signatures(tools).splitlines())
     return f"[AVAILABLE_TOOLS][{listed}][/AVAILABLE_TOOLS]"
 
 
-def result(result: ToolResult) -> str:
-    """See `CallForm`."""
-    return f"[TOOL_RESULTS]{shown({'content': result.text, 'call_id': result.call.id})}[/TOOL_RESULTS]"
+def format_result(result: ToolResult) -> str:
+    """See `ToolCallFormat`."""
+    return f"[TOOL_RESULTS]{dump_json({'content': result.text, 'call_id': result.call.id})}[/TOOL_RESULTS]"
 
 
-MISTRAL = CallForm(parse=parse, render=render, explain=explain, result=result)
+MISTRAL = ToolCallFormat(parse=parse, render=render, explain=explain, format_result=format_result)

@@ -1,4 +1,4 @@
-"""Families of terminal tasks: each generates a task from random numbers."""
+"""Families of terminal tasks: each is a function that generates a random task."""
 
 from __future__ import annotations
 

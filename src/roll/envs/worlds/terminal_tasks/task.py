@@ -1,7 +1,7 @@
 """Terminal tasks: files in the sandbox, a goal, and hidden checks that are never in the sandbox.
 
-A check reads a file or runs a command, and its result is compared outside. So nothing in the sandbox reveals the
-expected result, and nothing that the model leaves there decides whether it was right.
+A check reads a file or runs a command, and the result is compared outside the sandbox. So nothing in the sandbox
+reveals the expected result, and no program of the model can decide whether a check passes.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-__all__ = ["ANSWER", "Check", "Task", "answer", "holds", "prints", "words"]
+__all__ = ["ANSWER", "Check", "Task", "draw_words", "expect_answer", "expect_file", "expect_output"]
 
 ANSWER = "answer.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The expected content of a file, or output of a command, without whitespace at its ends."""
+    """The expected content of a file or output of a command, ignoring leading and trailing whitespace."""
 
     expected: str
     path: str = ""
     command: str = ""
-    """Bash text; a check has either a path or a command."""
+    """Bash code; a check has either a path or a command."""
     stdin: str = ""
 
 
@@ -35,20 +35,20 @@ class Task:
     checks: Sequence[Check]
     """Checks that must all pass."""
     solution: str
-    """Bash text that solves the task."""
+    """Bash code that solves the task."""
 
 
-def holds(path: str, expected: object) -> Check:
+def expect_file(path: str, expected: object) -> Check:
     """Return a check that the file has this content."""
     return Check(path=path, expected=str(expected))
 
 
-def answer(expected: object) -> Check:
+def expect_answer(expected: object) -> Check:
     """Return a check that `answer.txt` has this content."""
-    return holds(ANSWER, expected)
+    return expect_file(ANSWER, expected)
 
 
-def prints(command: str, expected: object, stdin: str = "") -> Check:
+def expect_output(command: str, expected: object, stdin: str = "") -> Check:
     """Return a check that the command prints this text."""
     return Check(command=command, expected=str(expected), stdin=stdin)
 
@@ -59,6 +59,6 @@ _WORDS = (
 )
 
 
-def words(random: Random, count: int) -> list[str]:
-    """Return different random words."""
+def draw_words(random: Random, count: int) -> list[str]:
+    """Return `count` different random words."""
     return random.sample(_WORDS, count)

@@ -9,21 +9,22 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
-from roll.config.activation_memory import element_bytes
-from roll.config.estimate import JudgeEngines, disk_use, num_quantized_parameters, sync_bytes
+from roll.config.activation_memory import get_element_bytes
+from roll.config.estimate import JudgeEngines, count_quantized_parameters, estimate_disk_use, estimate_sync_bytes
 from roll.config.generating import GeneratingConfig
 from roll.errors import ConfigError
-from roll.pipelines.colocation import offloads_colocated
+from roll.media import MediaStore
+from roll.pipelines.colocation import should_offload_colocated
 from roll.pipelines.engine_checks import check_engines
 from roll.pipelines.online.check.estimate import (
-    NOTHING_FURTHER,
-    BatchArithmetic,
+    NO_EXTRA_MEMORY,
     ExtraMemory,
-    batch_arithmetic,
-    memory_by_role,
-    rollout_bytes,
+    RunSizes,
+    compute_run_sizes,
+    estimate_memory_by_role,
+    estimate_rollout_bytes,
 )
-from roll.preflight.inspection import check_disk, check_roles, compare_memory, describe_role, run_checks
+from roll.preflight.inspection import check_backend_and_placement, check_disk, check_memory, inspect_model, run_checks
 from roll.preflight.layout import check_layout
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
@@ -35,115 +36,123 @@ __all__ = ["inspect_run"]
 C = TypeVar("C", bound=GeneratingConfig)
 
 MAX_REFERENCES = 20_000
-"""Largest number of prompts of a source whose references are scored against themselves."""
+"""Maximum number of prompts per source whose references are scored against themselves."""
 MAX_DRAWS = 256
-"""Largest number of draws in search of an example of every domain."""
+"""Maximum number of prompts that are drawn to find an example of every domain."""
 
 
 def inspect_run(
     config: C,
     method: str,
-    *looks: Callable[[Report, C], None],
-    further: Callable[[Report, C, BatchArithmetic], ExtraMemory] = lambda report, config, batch: NOTHING_FURTHER,
+    *checks: Callable[[Report, C], None],
+    extra_memory: Callable[[Report, C, RunSizes], ExtraMemory] = lambda report, config, batch: NO_EXTRA_MEMORY,
     trained_per_group: tuple[int, int] | None = None,
 ) -> Report:
-    """Check a run before it starts.
+    """Check a run that generates rollouts before it starts, and return the report.
 
     Args:
         config: Configuration of the run.
         method: Name of the method.
-        looks: Checks of the pipeline, which run after the check of the model.
-        further: Returns the pipeline's memory apart from policy, engines and judge.
-        trained_per_group: See `batch_arithmetic`.
+        checks: Checks of the pipeline, which run after the check of the model.
+        extra_memory: Returns the pipeline's memory apart from policy, engines and judge.
+        trained_per_group: Argument of `compute_run_sizes`.
     """
     return run_checks(
         Report(config=config, method=f"{method}, {config.training.num_steps} steps", machine=inspect_machine()),
         config,
-        _look_at_roles,
-        _look_at_model,
-        *looks,
+        _check_roles,
+        _check_model,
+        *checks,
         check_layout,
-        _look_at_judge,
-        _look_at_reward_models,
-        _look_at_prompts,
-        _look_at_tests,
-        _look_at_references,
-        partial(_estimate, further=further, trained_per_group=trained_per_group),
+        _check_judge,
+        _check_configured_reward_models,
+        _check_prompts,
+        _check_tests,
+        _check_references,
+        partial(_estimate, extra_memory=extra_memory, trained_per_group=trained_per_group),
         check_disk,
-        _try_rewards,
+        _try_rewards_on_examples,
     )
 
 
-def _look_at_roles(report: Report, config: GeneratingConfig) -> None:
+def _check_roles(report: Report, config: GeneratingConfig) -> None:
     from roll.agents.programs import check_agent
-    from roll.rollout.loops import load_own_loop
+    from roll.rollout.loops import load_user_loop
 
     check_agent(config.rollout.agent)
-    load_own_loop(config.rollout.loop)
-    check_roles(report, config)
+    load_user_loop(config.rollout.loop)
+    check_backend_and_placement(report, config)
     from roll.inference import resolve_engine_kind
 
     report.engine_kind = resolve_engine_kind(config.inference.engine)
     check_engines(config)
-    report.hands_over = offloads_colocated(config, accelerated=report.machine.has_accelerators)
+    report.hands_over = should_offload_colocated(config, accelerated=report.machine.has_accelerators)
 
 
-def _look_at_model(report: Report, config: GeneratingConfig) -> None:
-    report.model = describe_role(report, config.model.path, "the model")
+def _check_model(report: Report, config: GeneratingConfig) -> None:
+    report.model = inspect_model(report, config.model.path, "the model")
     if report.model is not None and config.inference.quantization != "none":
-        _look_at_linear_weights(config)
+        _check_linear_weights(config)
     if report.model is not None:
         _check_context(config, report.model.context_length)
 
 
-def _look_at_linear_weights(config: GeneratingConfig) -> None:
-    from roll.models import check_linear, find_model
+def _check_linear_weights(config: GeneratingConfig) -> None:
+    from roll.models import check_quantizable, find_model
 
     if directory := find_model(config.model.path):
-        check_linear(directory)
+        check_quantizable(directory)
 
 
-def _look_at_judge(report: Report, config: GeneratingConfig) -> None:
+def _check_judge(report: Report, config: GeneratingConfig) -> None:
     if config.judge is None:
         return
-    from roll.inference import engine_capabilities
-    from roll.pipelines.judge.specs import judge_context, judge_kind
+    from roll.inference import get_engine_capabilities
+    from roll.pipelines.judge.specs import compute_judge_context, resolve_judge_kind
 
-    kind, path = judge_kind(config), config.judge.model
-    sizes = describe_role(report, path, "the judge's model", allow_quantized=engine_capabilities(kind).quantization)
+    kind, path = resolve_judge_kind(config), config.judge.model
+    sizes = inspect_model(report, path, "the judge's model", allow_quantized=get_engine_capabilities(kind).quantization)
     if sizes is not None:
-        report.judge = JudgeEngines(sizes=sizes, kind=kind, max_context=judge_context(config, path))
+        report.judge = JudgeEngines(sizes=sizes, kind=kind, max_context=compute_judge_context(config, path))
 
 
 def _check_context(config: GeneratingConfig, context_length: int) -> None:
-    asked = config.inference.max_context
-    if asked is not None and asked > context_length:
+    max_context = config.inference.max_context
+    if max_context is not None and max_context > context_length:
         raise ConfigError(
-            f"inference.max_context {asked} exceeds the {context_length} tokens that the model was made for: lower it."
+            f"inference.max_context {max_context} exceeds the context length of the model, {context_length} tokens: "
+            "lower inference.max_context."
         )
-    if config.rollout.max_new_tokens >= (asked or context_length):
+    if config.rollout.max_new_tokens >= (max_context or context_length):
         raise ConfigError(
             f"rollout.max_new_tokens {config.rollout.max_new_tokens} leaves no room for prompts in a context of "
-            f"{asked or context_length} tokens: lower it."
+            f"{max_context or context_length} tokens: lower rollout.max_new_tokens."
         )
 
 
-def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
+def _check_prompts(report: Report, config: GeneratingConfig) -> None:
     from roll.data import build_data
     from roll.models import check_rope_scaling, find_model, load_tokenizer
-    from roll.pipelines.environments import first_observations
-    from roll.rollout.episode import EpisodePlan, with_first_observation
+    from roll.models.multimodal import open_media
+    from roll.pipelines.environments import collect_first_observations
+    from roll.rollout.episode_start import EpisodePlan, with_first_observation
 
     directory = None if report.model is None else find_model(config.model.path)
     if report.model is None or directory is None:
-        _count_prompts(report, config)
+        _report_prompt_counts(report, config)
         return
+    media = open_media(directory, None, trust_remote_code=config.model.trust_remote_code)
     tokenizer = load_tokenizer(config.model.path, trust_remote_code=config.model.trust_remote_code)
     context = config.inference.max_context or report.model.context_length
     if context <= config.rollout.max_new_tokens:
         return  # a problem already
     data = build_data(
-        config.data, tokenizer, config.seed, context - config.rollout.max_new_tokens, pipeline=config.pipeline
+        config.data,
+        tokenizer,
+        config.seed,
+        context - config.rollout.max_new_tokens,
+        pipeline=config.pipeline,
+        media=media,
     )
     report.longest_prompt = data.longest_prompt or context - config.rollout.max_new_tokens
     wanted = report.longest_prompt + config.max_rollout_tokens
@@ -151,7 +160,7 @@ def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
     check_rope_scaling(directory, report.max_context, "inference.max_context")
     report.train_prompts = {domain: entry["num_prompts"] for domain, entry in data.train.state().items()}
     report.num_held_out = len(data.held_out)
-    begun = run_to_end(first_observations(config.data, config.sandbox, config.pipeline))
+    begun = run_to_end(collect_first_observations(config.data, config.sandbox, media))
     for _ in range(MAX_DRAWS):
         (draw,) = data.train.draw(1)
         if draw.prompt.environment is not None and draw.prompt.domain in begun:
@@ -164,74 +173,88 @@ def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
             break
 
 
-def _count_prompts(report: Report, config: GeneratingConfig) -> None:
-    """Count prompts without a tokenizer: read the sources and render nothing."""
+def _report_prompt_counts(report: Report, config: GeneratingConfig) -> None:
+    """Report the number of prompts of each source without a tokenizer: prompts are read, but not rendered."""
     from roll.data.build import load_source
 
     for entry in config.data:
         domain = entry.domain or entry.source
-        training, held_out = load_source(entry, domain, config.seed, config.pipeline)
+        # Without the model, it is unknown which media it reads, so all are read.
+        training, held_out = load_source(entry, domain, config.seed, config.pipeline, MediaStore(None))
         report.examples[domain] = training[0]
         report.train_prompts[domain] = len(training)
         report.num_held_out += len(held_out)
 
 
-def _look_at_tests(report: Report, config: GeneratingConfig) -> None:
+def _open_store(config: GeneratingConfig) -> MediaStore | None:
+    """Return a store in memory for the media of rows; `None` for a text-only model."""
+    from roll.models import find_model
+    from roll.models.multimodal import open_media
+
+    directory = find_model(config.model.path)
+    if directory is None:
+        return MediaStore(None)
+    media = open_media(directory, None, trust_remote_code=config.model.trust_remote_code)
+    return None if media is None else media.store
+
+
+def _check_tests(report: Report, config: GeneratingConfig) -> None:
     if any(reward.needs_sandbox for entry in config.data for reward in entry.reward):
-        from roll.preflight.rewards import notes_on_tests
+        from roll.preflight.rewards import describe_bad_tests
 
-        report.notes += notes_on_tests(config.data, config.sandbox, config.seed)
+        report.notes += describe_bad_tests(config.data, config.sandbox, config.seed, _open_store(config))
 
 
-def _look_at_references(report: Report, config: GeneratingConfig) -> None:
+def _check_references(report: Report, config: GeneratingConfig) -> None:
     from roll.data.build import load_source
-    from roll.preflight.references import references_of_sources
+    from roll.preflight.references import find_bad_references
 
     prompts: dict[str, list[Prompt]] = {}
+    store = _open_store(config)
     for entry in config.data:
         domain = entry.domain or entry.source
-        training, _ = load_source(entry, domain, config.seed, config.pipeline)
+        training, _ = load_source(entry, domain, config.seed, config.pipeline, store)
         prompts[domain] = [training[index] for index in range(min(len(training), MAX_REFERENCES))]
-    for check in run_to_end(references_of_sources(config.data, prompts)):
-        (report.problems if check.is_refused else report.notes).append(str(check))
+    for check in run_to_end(find_bad_references(config.data, prompts)):
+        (report.problems if check.is_rejected else report.notes).append(str(check))
 
 
 def _estimate(
     report: Report,
     config: C,
     *,
-    further: Callable[[Report, C, BatchArithmetic], ExtraMemory],
+    extra_memory: Callable[[Report, C, RunSizes], ExtraMemory],
     trained_per_group: tuple[int, int] | None,
 ) -> None:
     model = report.model
     if not report.train_prompts:
         return
     longest = report.longest_prompt or 0
-    batch = batch_arithmetic(
+    batch = compute_run_sizes(
         config,
         longest_prompt=longest,
         train_prompts=report.train_prompts,
         held_out_prompts=report.num_held_out,
         trained_per_group=trained_per_group,
     )
-    report.batch = list(_in_words(batch, config, report.train_prompts))
+    report.batch = list(_describe_batch(batch, config, report.train_prompts))
     if not report.num_held_out:
-        report.notes.append("no source holds prompts out, so the run is not evaluated.")
+        report.notes.append("no source has held-out prompts, so the run is not evaluated.")
     if model is None or report.engine_kind is None:
         return
-    if num_quantized_parameters(config.inference, model):
-        sent = sync_bytes(config.inference, model, element_bytes(config.model.dtype))
+    if count_quantized_parameters(config.inference, model):
+        sent = estimate_sync_bytes(config.inference, model, get_element_bytes(config.model.dtype))
         report.batch.append(
             f"a weight sync sends {sent / 1e6:,.0f} MB, linear weights as {config.inference.quantization}; engines "
-            f"hold them read back, in {config.model.dtype}"
+            f"convert them back to {config.model.dtype}"
         )
     context = report.max_context or config.inference.max_context or longest + config.max_rollout_tokens
-    more = further(report, config, batch)
-    recorded = rollout_bytes(config, batch, longest)
-    report.disk = disk_use(
+    more = extra_memory(report, config, batch)
+    recorded = estimate_rollout_bytes(config, batch, longest)
+    report.disk = estimate_disk_use(
         config, config.training, model, config.training.num_steps, num_further=more.num_trained, rollout_bytes=recorded
     )
-    report.memory = memory_by_role(
+    report.memory = estimate_memory_by_role(
         config,
         model,
         batch,
@@ -239,18 +262,18 @@ def _estimate(
         max_context=context,
         on_accelerator=report.machine.has_accelerators,
         judge=report.judge,
-        further=more,
+        extra=more,
     )
-    compare_memory(report)
+    check_memory(report)
 
 
-def _look_at_reward_models(report: Report, config: GeneratingConfig) -> None:
+def _check_configured_reward_models(report: Report, config: GeneratingConfig) -> None:
     from roll.rewards.reward_model import check_reward_models
 
     check_reward_models(config.data)
 
 
-def _try_rewards(report: Report, config: GeneratingConfig) -> None:
+def _try_rewards_on_examples(report: Report, config: GeneratingConfig) -> None:
     """Score one prompt of every domain that has answers, in a worker process as a run does."""
     entries = {entry.domain or entry.source: entry for entry in config.data}
     # the reward of an environment comes from playing: there is no answer to try
@@ -265,15 +288,15 @@ def _try_rewards(report: Report, config: GeneratingConfig) -> None:
 
     report.trials = run_to_end(try_rewards(config.sandbox, examples))
     for trial in report.trials:
-        if not trial.tells_apart:
+        if not trial.prefers_correct:
             report.notes.append(
-                f"the reward of '{trial.domain}' gives its own reference answer {trial.right!r} "
-                f"{trial.right_value:g} and {trial.wrong!r} {trial.wrong_value:g}: see whether it asks for a form "
-                "that the bare answer does not have."
+                f"the reward of '{trial.domain}' gives the reference answer {trial.right!r} "
+                f"{trial.right_value:g} and {trial.wrong!r} {trial.wrong_value:g}: check whether the reward requires "
+                "a format that the bare answer does not have."
             )
 
 
-def _in_words(batch: BatchArithmetic, config: GeneratingConfig, train_prompts: Mapping[str, int]) -> Iterator[str]:
+def _describe_batch(batch: RunSizes, config: GeneratingConfig, train_prompts: Mapping[str, int]) -> Iterator[str]:
     rollout, training = config.rollout, config.training
     yield (
         f"{rollout.prompts_per_step} prompts x {rollout.group_size} = {batch.rollouts_per_step} rollouts per step, "
@@ -292,4 +315,4 @@ def _in_words(batch: BatchArithmetic, config: GeneratingConfig, train_prompts: M
         )
     for domain, epochs in batch.epochs.items():
         yield f"{domain}: {train_prompts[domain]:,} prompts to train on, {epochs:.2g} epochs in the run"
-    yield "how long a step takes is known from a first one alone: it depends on how long the model's answers become"
+    yield "the time of a step is known only after the first step: it depends on the length of the model's answers"

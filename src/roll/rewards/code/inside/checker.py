@@ -14,57 +14,58 @@ import os
 import sys
 from types import ModuleType
 
-from .frames import Frames
-from .line import Line
-from .messages import Built, Check, CheckerSetup, End, Report, read
+from .connection import Connection
+from .frames import FrameChannel
+from .messages import CheckerCase, CheckerSetup, End, Report, SetupResult, parse_record
 from .outcomes import BrokenTestsError, GoneError, NotComparableError
 
 _TESTS = "tests.py"
 _KNOWN = frozenset(vars(builtins)) | sys.stdlib_module_names | {"pytest"}
 
 
-class Names(dict):
-    """The built-in names of a test, with the candidate's names as a fallback.
+class TestNamespace(dict):
+    """The `__builtins__` of a test: Python looks up every name here that the test does not define.
 
-    Python looks up a name here that is neither defined in the test nor built in. The name of a standard library module
-    is always that module, so that a candidate cannot replace `math`.
+    A name that is not built in is a module of the standard library, so that a candidate cannot replace `math`, or a
+    name in the candidate's code. If the task names the function under test, other unknown names are a mistake of the
+    tests.
     """
 
-    def __init__(self, line, entry):
+    def __init__(self, connection, entry):
         super().__init__(vars(builtins))
-        self.line, self.entry = line, entry
+        self.connection, self.entry = connection, entry
 
     def __missing__(self, name):
         if name != self.entry and name in sys.stdlib_module_names:
             return __import__(name)
         if self.entry is not None and name != self.entry:
-            raise self.line.broken(f"the tests use '{name}', which neither they nor the setup define")
-        return self.line.name(name)
+            raise self.connection.record_mistake(f"the tests use '{name}', which neither they nor the setup define")
+        return self.connection.fetch_variable(name)
 
 
 def check_case(case, setup, frames):
     """Run one case and return its report."""
-    line = Line(frames)
+    connection = Connection(frames)
     try:
-        loaded = line.start(case)
+        loaded = connection.start(case)
     except GoneError:
-        return Report(over=line.over)
+        return Report(over=connection.over)
     if loaded.raised is not None:
-        return Report(verdict="raised", text=str((loaded.raised, loaded.text))[:500], over=line.end())
-    report = _judge(case, setup, line)
-    gone = line.over is not None
-    over = line.end()
-    if line.mistake is not None:  # pytest counts such an error as a failed test
-        report = Report(verdict="broken", text=line.mistake)
-    elif gone and report.passed:  # a test caught the error that the end of the candidate's process raised
+        return Report(verdict="raised", text=str((loaded.raised, loaded.text))[:500], over=connection.end())
+    report = _judge(case, setup, connection)
+    gone = connection.over is not None
+    over = connection.end()
+    if connection.mistake is not None:  # pytest counts such an error as a failed test
+        report = Report(verdict="broken", text=connection.mistake)
+    elif gone and report.passed:  # a test caught the error that was raised when the candidate's process ended
         report = Report()
     return report._replace(over=over)
 
 
-def _judge(case, setup, line):
+def _judge(case, setup, connection):
     run = _run_pytest if case.kind == "pytest" else _run_tests
     try:
-        return run(case, setup, line)
+        return run(case, setup, connection)
     except GoneError:
         return Report()
     except BrokenTestsError as error:
@@ -77,17 +78,18 @@ def _judge(case, setup, line):
         return Report(verdict="raised", text=f"{type(error).__name__}: {error}"[:500])
 
 
-def _run_tests(case, setup, line):
+def _run_tests(case, setup, connection):
     entry = setup.entry
     variables: dict = {"__name__": "tests"}
     function = None
     try:
+        # The setup runs with Python's own built-in names, so that an answer cannot change its effect.
         exec(compile(setup.source, "setup.py", "exec", dont_inherit=True), variables)
     except Exception as error:
         raise BrokenTestsError(f"the setup failed: {type(error).__name__}: {error}") from None
-    variables.update(__builtins__=Names(line, entry))
+    variables.update(__builtins__=TestNamespace(connection, entry))
     if entry is not None:  # a stub in the setup must not replace the candidate's function
-        function = _candidate(line, entry)
+        function = _find_candidate(connection, entry)
         if entry.isidentifier():
             variables[entry] = function
     exec(compile(case.source, _TESTS, "exec", dont_inherit=True), variables)
@@ -96,43 +98,44 @@ def _run_tests(case, setup, line):
     return Report(passed=True, verdict="passed")
 
 
-def _candidate(line, entry):
-    """Return the function under test. If it is missing, that is the candidate's failure."""
+def _find_candidate(connection, entry):
+    """Return the function under test; raise a `NameError`, which is the candidate's failure, if it is missing."""
     head, *rest = entry.split(".")
     try:
-        found = line.name(head.removesuffix("()"))
+        target = connection.fetch_variable(head.removesuffix("()"))
     except KeyError:
-        raise NameError(f"the answer defines no '{entry}'") from None
-    found = found() if head.endswith("()") else found
+        raise NameError(f"the answer does not define '{entry}'") from None
+    target = target() if head.endswith("()") else target
     for part in rest:
-        found = getattr(found, part.removesuffix("()"))
-        found = found() if part.endswith("()") else found
-    return found
+        target = getattr(target, part.removesuffix("()"))
+        target = target() if part.endswith("()") else target
+    return target
 
 
 class _Module(ModuleType):
-    """The candidate's code as a module that tests import."""
+    """The candidate's code, as a module that tests can import."""
 
-    def __init__(self, name, line, entry):
+    def __init__(self, name, connection, entry):
         super().__init__(name)
-        self._line, self._entry = line, entry
+        self._connection, self._entry = connection, entry
 
     @property
     def __all__(self):
         """The names for `import *`, which must not replace the tests' own `len`, `math` or `np`."""
+        # The calling frame is the module that runs `import *`.
         taken = _KNOWN | sys._getframe(1).f_globals.keys()
-        return [name for name in self._line.names if name not in taken or name == self._entry]
+        return [name for name in self._connection.names if name not in taken or name == self._entry]
 
     def __getattr__(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
         try:
-            return self._line.name(name)
+            return self._connection.fetch_variable(name)
         except KeyError:
             raise AttributeError(name) from None
 
 
-class _Tally:
+class _TestCounter:
     """Counts tests, as a pytest plug-in."""
 
     def __init__(self):
@@ -153,38 +156,39 @@ class _Tally:
             self.text = self.text or str(report.longrepr)[-500:]
 
 
-def _run_pytest(case, setup, line):
+def _run_pytest(case, setup, connection):
     import pytest
 
     for name in case.modules:
-        sys.modules[name] = _Module(name, line, setup.entry)
+        sys.modules[name] = _Module(name, connection, setup.entry)
     with open("test_case.py", "w", encoding="utf-8") as file:
         file.write(setup.source + "\n" + case.source)
-    tally = _Tally()
+    tally = _TestCounter()
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--rootdir=.", "-c", os.devnull, "test_case.py"]
     code = pytest.main(options, plugins=[tally])
+    # pytest ends with 0, too, if tests were skipped, or failed as expected.
     passed = code == 0 and tally.num_passed == tally.num_tests > 0
     verdict = "passed" if passed else "wrong"
     return Report(passed, verdict, tally.text, num_tests=tally.num_tests, num_passed=max(0, tally.num_passed))
 
 
 def main():
-    """Serve the host."""
+    """Run the cases that the host sends, and report their verdicts."""
     incoming, outgoing = os.dup(0), os.dup(3)
     null = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 3):
         os.dup2(null, descriptor)
     sys.path.insert(0, os.getcwd())
-    frames = Frames(incoming, outgoing)
+    frames = FrameChannel(incoming, outgoing)
     setup = CheckerSetup(**(frames.read() or os._exit(0)))
-    built = read(Built, frames.read())
+    built = parse_record(SetupResult, frames.read())
     if not built.ready:
-        frames.write({"failed": read(End, built.failed)._asdict()}, b"h")
+        frames.write({"failed": parse_record(End, built.failed)._asdict()}, b"h")
         os._exit(0)
     timeouts = 0
     for case in setup.cases:
         try:
-            report = check_case(Check(**case), setup, frames)
+            report = check_case(CheckerCase(**case), setup, frames)
         except Exception as error:  # the candidate's process sent a malformed message
             report = Report(text=repr(error)[:500])
         over = report.over or End()

@@ -1,8 +1,8 @@
 """Compare a candidate's output or return value with the expected one.
 
-The comparison follows the expected value: only as much of the candidate's value is read as the expected one has, so a
-hostile value costs no more than the right one. No method of the candidate's classes is ever called: the value is a tree
-of plain data. Short values are compared in ROLL's own process, long ones in a sandbox (`referee`).
+The comparison follows the structure of the expected value, so a hostile value costs no more time than the right one. No
+method of the candidate's classes is ever called: the value is a tree of plain data. Short values are compared in ROLL's
+own process, long ones in a sandbox (`referee`).
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ _REAL = (bool, int, float)
 _NUMBERS = (*_REAL, complex, Decimal, Fraction)
 _NUMBER_TAGS = ("i", "f", "c", "D", "F")
 _MAPPING_TAGS = {"d": 0, "o": 0, "n": 0, "g": 1}
-"""Number of entries before the first key."""
+"""Tags of mappings, and how many items of the encoded tree come before the first key."""
 
 
-def same_output(printed: str, expected: str, how: str, tolerance: float = 0.0) -> bool:
-    """Return whether a printed text equals the expected one.
+def is_same_output(printed: str, expected: str, how: str, tolerance: float = 0.0) -> bool:
+    """Return whether printed output equals the expected output.
 
     Args:
-        how: `exact`; `lines`: without whitespace at the ends of lines and of the text; `tokens`: word by word.
-        tolerance: The relative or absolute difference that words that are numbers may have (`tokens` and `lines`).
+        how: `exact`; `lines`: ignoring whitespace at the ends of lines and of the output; `tokens`: word by word.
+        tolerance: Relative or absolute difference that is allowed between numbers (`tokens` and `lines`).
     """
     if how == "exact":
         return printed == expected
     if how == "tokens":
-        return _same_words(printed.split(), expected.split(), tolerance)
+        return _match_words(printed.split(), expected.split(), tolerance)
     ours, theirs = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (expected, printed))
     if len(ours) != len(theirs):
         return False
     if not tolerance:
         return ours == theirs
-    return all(_same_words(a.split(), b.split(), tolerance) for a, b in zip(theirs, ours, strict=True))
+    return all(_match_words(a.split(), b.split(), tolerance) for a, b in zip(theirs, ours, strict=True))
 
 
-def _same_words(printed: list[str], expected: list[str], tolerance: float) -> bool:
+def _match_words(printed: list[str], expected: list[str], tolerance: float) -> bool:
     if len(printed) != len(expected):
         return False
-    return all(a == b or (tolerance and _close(a, b, tolerance)) for a, b in zip(printed, expected, strict=True))
+    return all(a == b or (tolerance and _is_close(a, b, tolerance)) for a, b in zip(printed, expected, strict=True))
 
 
-def _close(printed: str, expected: str, tolerance: float) -> bool:
+def _is_close(printed: str, expected: str, tolerance: float) -> bool:
     if len(printed) > 400:
         return False
     try:
@@ -56,31 +56,31 @@ def _close(printed: str, expected: str, tolerance: float) -> bool:
         return False
 
 
-def same_value(tree: Any, expected: Any, *, tolerance: float = 0.0, match: str = "equal") -> bool:
+def is_same_value(tree: Any, expected: Any, *, tolerance: float = 0.0, match: str = "equal") -> bool:
     """Return whether the candidate's value equals the expected one.
 
     Args:
         tree: The candidate's value, as `wire.encode` wrote it or as the candidate forged it.
         expected: Plain data.
-        tolerance: See `same_output`; for floating-point and complex numbers.
-        match: `equal`: as `==` compares; `json`: a list matches any sequence, and a text key matches a whole number, as
-            JSON has no others; `wrapped`: as `json`, or the only item of a list (APPS); `exact`: numbers, sequences and
-            sets must also have the same type.
+        tolerance: Relative or absolute difference that is allowed between floating-point or complex numbers.
+        match: `equal`: as `==` compares; `json`: a list matches any sequence, and a string key matches an integer,
+            because JSON keys are strings; `wrapped`: as `json`, or the only item of a list (APPS); `exact`: numbers,
+            sequences and sets must also have the same type.
     """
     try:
         if match == "wrapped":
             only = expected if isinstance(expected, list) and len(expected) == 1 else ()
-            return any(_same(tree, value, tolerance, "json") for value in (expected, *only))
-        return _same(tree, expected, tolerance, match)
+            return any(_is_same(tree, value, tolerance, "json") for value in (expected, *only))
+        return _is_same(tree, expected, tolerance, match)
     except (wire.WireError, ArithmeticError, ValueError, TypeError, RecursionError):  # a value forged to break `==`
         return False
 
 
-def _same(tree: Any, expected: Any, tolerance: float, match: str) -> bool:
+def _is_same(tree: Any, expected: Any, tolerance: float, match: str) -> bool:
     if expected is None or isinstance(expected, str):
         return type(tree) is type(expected) and tree == expected
     if isinstance(expected, _NUMBERS):
-        return _same_number(tree, expected, tolerance, match == "exact")
+        return _match_number(tree, expected, tolerance, match == "exact")
     if not isinstance(tree, list) or not tree:
         return False
     tag, items = tree[0], tree[1:]
@@ -89,26 +89,27 @@ def _same(tree: Any, expected: Any, tolerance: float, match: str) -> bool:
     if isinstance(expected, bytes):
         return tag == "b" and items == [expected.hex()]
     if type(expected) in (list, tuple):
-        found = _items(tree, list if type(expected) is list else tuple, match == "json")
+        found = _list_items(tree, list if type(expected) is list else tuple, match == "json")
         return (
             found is not None
             and len(found) == len(expected)
-            and all(_same(item, value, tolerance, match) for item, value in zip(found, expected, strict=True))
+            and all(_is_same(item, value, tolerance, match) for item, value in zip(found, expected, strict=True))
         )
     if type(expected) in (set, frozenset):
         tags = "sz" if match != "exact" else "s" if type(expected) is set else "z"
         if tag not in tags or len(items) != len(expected):
             return False
+        # Decoded as a set, whatever the tag: a set equals a frozenset with the same items.
         values = wire.decode(["s", *items])
-        return values == expected and (match != "exact" or _typed(values) == _typed(expected))
+        return values == expected and (match != "exact" or _pair_with_types(values) == _pair_with_types(expected))
     if type(expected) is dict:
-        return _same_mapping(tag, items, expected, tolerance, match)
+        return _match_mapping(tag, items, expected, tolerance, match)
     value = wire.decode(tree)
     return (match != "exact" or type(value) is type(expected)) and bool(value == expected)
 
 
-def _items(tree: list[Any], kind: type, any_sequence: bool) -> list[Any] | None:
-    """Return the trees of a sequence's items."""
+def _list_items(tree: list[Any], kind: type, any_sequence: bool) -> list[Any] | None:
+    """Return the encoded items of a sequence; `None` if the tree is not of a matching type."""
     tag = tree[0]
     if tag == ("l" if kind is list else "t") or (any_sequence and tag in ("l", "t")):
         return tree[1:]
@@ -123,34 +124,34 @@ def _items(tree: list[Any], kind: type, any_sequence: bool) -> list[Any] | None:
     return None
 
 
-def _same_mapping(tag: str, items: list[Any], expected: dict[Any, Any], tolerance: float, match: str) -> bool:
+def _match_mapping(tag: str, items: list[Any], expected: dict[Any, Any], tolerance: float, match: str) -> bool:
     if tag not in _MAPPING_TAGS:
         return False
     items = items[_MAPPING_TAGS[tag] :]
     if len(items) != 2 * len(expected):
         return False
-    keys = _keys(items[::2])
+    keys = _decode_keys(items[::2])
     values = dict(zip(keys, items[1::2], strict=True))
     if match == "json" and all(isinstance(key, str) for key in expected):
         values = {str(key) if type(key) is int else key: value for key, value in values.items()}
-    if match == "exact" and _typed(keys) != _typed(expected):
+    if match == "exact" and _pair_with_types(keys) != _pair_with_types(expected):
         return False
-    return all(key in values and _same(values[key], value, tolerance, match) for key, value in expected.items())
+    return all(key in values and _is_same(values[key], value, tolerance, match) for key, value in expected.items())
 
 
-def _typed(values: Any) -> set[Any]:
+def _pair_with_types(values: Any) -> set[Any]:
     return {(type(value), value) for value in values}
 
 
-def _keys(trees: list[Any]) -> list[Any]:
+def _decode_keys(trees: list[Any]) -> list[Any]:
     keys = [wire.decode(tree) for tree in trees]
     try:
-        return wire.told_apart(keys)
+        return wire.check_hashes(keys)
     except TypeError:
-        raise wire.WireError("a key that cannot be one") from None
+        raise wire.WireError("the key is not hashable") from None
 
 
-def _same_number(tree: Any, expected: Any, tolerance: float, exact: bool) -> bool:
+def _match_number(tree: Any, expected: Any, tolerance: float, exact: bool) -> bool:
     if isinstance(tree, list) and tree[:1] and tree[0] not in _NUMBER_TAGS:
         return False
     value = wire.decode(tree)

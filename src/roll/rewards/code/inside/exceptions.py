@@ -1,11 +1,11 @@
-"""Classes of exceptions as plain data, and a check of what an exception claims to be.
+"""Exception classes as plain data, and a check of the classes that an exception claims to derive from.
 
     ["T", name]                       a built-in class
     ["X", module, name, [bases]]      a class of the standard library
     ["x", number, name, [bases]]      a class of the candidate, with its number, if it has one
 
-Python lets a class derive from many others, so one exception could match any that a test expects. A claim counts if at
-most one of its classes has two bases, and no class has more.
+Python lets a class derive from many others, so one exception could match any that a test expects. A claim is accepted
+only if at most one of its classes has two bases, and no class has more.
 """
 
 from __future__ import annotations
@@ -19,27 +19,30 @@ MAX_CLASSES = 16
 MAX_FURTHER_BASES = 1
 
 
-def describe(kind, number=None):
-    """Return the tree of a class of exceptions. `number` returns the number of a class that the candidate defines."""
+def encode_class(kind, number=None):
+    """Encode an exception class as nested lists, with its base classes.
+
+    `number` maps a class of the candidate to the number by which messages refer to it.
+    """
     name = kind.__name__
     if library.TYPES.get(name) is kind:
         return ["T", name]
-    bases = [describe(base, number) for base in kind.__bases__ if issubclass(base, BaseException)]
+    bases = [encode_class(base, number) for base in kind.__bases__ if issubclass(base, BaseException)]
     if kind.__module__.partition(".")[0] in sys.stdlib_module_names and kind.__module__ != "__main__":
         return ["X", kind.__module__, name, bases]
     return ["x", None if number is None else number(kind), name, bases]
 
 
-def raised(error, number=None):
-    """Return an exception as plain data: its class and its text."""
+def encode_exception(error, number=None):
+    """Encode an exception as plain data: its class and its text."""
     try:
         text = str(error)[:500]
     except Exception:
         text = ""
-    return {"raised": describe(type(error), number), "text": text}
+    return {"raised": encode_class(type(error), number), "text": text}
 
 
-def classes(tree):
+def list_classes(tree):
     """Return all classes that an exception claims to derive from, the most derived first.
 
     Returns:
@@ -52,45 +55,51 @@ def classes(tree):
     while waiting:
         each = waiting.pop(0)
         if not isinstance(each, list) or len(each) not in (2, 4) or not all(isinstance(part, str) for part in each[:1]):
-            raise wire.WireError("no class of exceptions")
+            raise wire.WireError("the message does not describe an exception class")
         if len(each) == 2:
             kind = library.TYPES.get(each[1]) if each[0] == "T" and isinstance(each[1], str) else None
             if kind is None or not issubclass(kind, BaseException):
-                raise wire.WireError("no built-in exception")
+                raise wire.WireError("the message names a class that is not a built-in exception")
             found.append((kind.__name__, kind))
             continue
         _, _, name, bases = each
         if not isinstance(name, str) or not isinstance(bases, list) or not bases:
-            raise wire.WireError("no class of exceptions")
+            raise wire.WireError("the message does not describe an exception class")
         found.append((name, None))
         waiting += bases
         further += len(bases) - 1
         if further > MAX_FURTHER_BASES or len(found) + len(waiting) > MAX_CLASSES:
-            raise wire.WireError("an exception that is of too many kinds")
+            raise wire.WireError("the exception has too many base classes")
     return found
 
 
 def is_a(tree, name):
-    """Return whether an exception is of the named class, and has no more base classes than allowed."""
+    """Return whether an encoded exception class is or derives from the class `name`.
+
+    The result is false if the exception claims more base classes than allowed.
+    """
     try:
-        found = classes(tree)
+        found = list_classes(tree)
     except wire.WireError:
         return False
     wanted = getattr(builtins, name, None)
     if isinstance(wanted, type):
         return any(kind is not None and issubclass(kind, wanted) for _, kind in found)
-    return any(name == own for own, kind in found if kind is None)
+    return any(name == class_name for class_name, kind in found if kind is None)
 
 
-def rebuilt(tree, text, own=()):
-    """Return an exception of the nearest class that is known here, with its text. `own` holds classes by number."""
-    if tree[0] == "x" and isinstance(tree[1], int) and own:
-        return own[tree[1]](text)
-    kinds = (kind for _, kind in classes(tree) if kind is not None and issubclass(kind, Exception))
-    return instance(next(kinds, Exception), text)
+def rebuild_exception(tree, text, objects=()):
+    """Rebuild an encoded exception with its text, as an instance of the nearest class that this process knows.
+
+    `objects` maps numbers to classes of this process, for exceptions that refer to one of them.
+    """
+    if tree[0] == "x" and isinstance(tree[1], int) and objects:
+        return objects[tree[1]](text)
+    kinds = (kind for _, kind in list_classes(tree) if kind is not None and issubclass(kind, Exception))
+    return instantiate(next(kinds, Exception), text)
 
 
-def instance(kind, text):
+def instantiate(kind, text):
     """Return an exception with this text, even if its class requires more arguments."""
     try:
         return kind(text)

@@ -20,11 +20,11 @@ from itertools import *
 from math import ceil, comb, cos, exp, fabs, factorial, floor, gcd, inf, isqrt, lcm, log, log2, log10, pi
 from math import sin, sqrt, tan
 """
-"""The modules that online judges import before they call a function (LeetCode, and the testers of APPS and
+"""The imports that online judges make before they call a function (LeetCode, and the testers of APPS and
 LiveCodeBench)."""
 
 
-def namespace(name):
+def make_namespace(name):
     """Return the variables of a new module, which can be imported under `name`."""
     module = type(sys)(name)
     module.__builtins__ = builtins
@@ -34,23 +34,25 @@ def namespace(name):
 
 
 def run_main(code):
-    """Execute code as `__main__`, and end the process: join threads, run exit functions, flush output."""
+    """Execute code as `__main__`, then end the process: join threads, run exit functions, flush output."""
     status = 0
-    variables = namespace("__main__")
+    variables = make_namespace("__main__")
     sys.argv = [FILE]
     try:
         exec(code, variables)
     except SystemExit as error:
-        status = _status(error.code)
+        status = _get_exit_status(error.code)
     except BaseException as error:
-        report(error)
+        print_traceback(error)
         status = 1
-    leave(status)
+    exit_process(status)
 
 
-def leave(status):
-    """End this process."""
+def exit_process(status):
+    """End this process as Python does at the end of a program: join threads, run exit functions, flush output."""
     try:
+        # `os._exit` skips threads and exit functions, while `sys.exit` would return into the code that forked this
+        # process.
         threading = sys.modules.get("threading")
         if threading is not None:
             threading._shutdown()
@@ -59,12 +61,12 @@ def leave(status):
             atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-    except BaseException:  # whatever the program did to its streams: the output is lost
+    except BaseException:  # the program may have replaced its streams: the output is lost
         status = status or 120
     os._exit(status)
 
 
-def report(error):
+def print_traceback(error):
     """Print the traceback, without ROLL's own frames, to standard error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != FILE:
@@ -72,7 +74,7 @@ def report(error):
     traceback.print_exception(type(error), error, trace)
 
 
-def _status(value):
+def _get_exit_status(value):
     if value is None:
         return 0
     if isinstance(value, int):
@@ -81,17 +83,18 @@ def _status(value):
     return 1
 
 
-def entry_of(name, variables, as_online_judge):
+def find_entry(name, variables, as_online_judge):
     """Return the function that a case calls.
 
     Args:
         name: An expression; empty for the only function that the code defines.
         variables: The module's variables, after its code has run.
-        as_online_judge: Whether `f` may also be a method of a class `Solution`, and `Solution().f` a plain function.
+        as_online_judge: Whether `f` also finds a method of a class `Solution`, and `Solution().f` a plain function
+            `f`.
     """
     solution = variables.get("Solution")
     if not name:
-        return _only_function(solution, variables)
+        return _find_only_function(solution, variables)
     method = name.removeprefix("Solution().")
     if not as_online_judge or name in variables or not method.isidentifier():
         return eval(name, variables)
@@ -100,15 +103,15 @@ def entry_of(name, variables, as_online_judge):
     return eval(method if solution is None else name, variables)
 
 
-def _only_function(solution, variables):
+def _find_only_function(solution, variables):
     """Return the only public method of a class `Solution`, or else the only public function that the code defines."""
     owner = vars(solution) if isinstance(solution, type) else variables
-    names = [name for name, value in owner.items() if name[:1] != "_" and _is_of_code(value)]
+    names = [name for name, value in owner.items() if name[:1] != "_" and _is_defined_in_code(value)]
     if len(names) != 1:
-        raise NameError(f"the tests name no function, and the answer defines {len(names)}")
+        raise NameError(f"the tests do not name a function, and the answer defines {len(names)} functions")
     return getattr(solution(), names[0]) if isinstance(solution, type) else variables[names[0]]
 
 
-def _is_of_code(value):
+def _is_defined_in_code(value):
     function = getattr(value, "__func__", value)
     return getattr(getattr(function, "__code__", None), "co_filename", "") == FILE

@@ -24,7 +24,7 @@ class Case(NamedTuple):
     cpu_s: float
     wall_s: float
     most_bytes: int = 0
-    """Longest output or value that is kept; 0 for the setup's limit."""
+    """Maximum number of bytes of output or of a value that are kept; 0 for the limit of the setup."""
     stdin: str = ""
     args: Any = ()
     kwargs: Any = None
@@ -42,8 +42,8 @@ class CheckerSetup(NamedTuple):
     max_timeouts: int
 
 
-class Check(NamedTuple):
-    """A case that is a program itself, of kind `assert`, `check` or `pytest`."""
+class CheckerCase(NamedTuple):
+    """A case for the checker's side: a test program of kind `assert`, `check` or `pytest`."""
 
     kind: str
     source: str
@@ -53,7 +53,7 @@ class Check(NamedTuple):
 
 
 class End(NamedTuple):
-    """The end of a process: its exit status, and the limit that it exceeded, if any."""
+    """How a process ended: its exit status or signal, and the limit that it exceeded, if any."""
 
     status: int = 255
     signal: int = 0
@@ -63,19 +63,19 @@ class End(NamedTuple):
 
     @property
     def is_over_time(self):
-        """Whether the process was ended for exceeding its time."""
+        """Whether the process was ended because it exceeded its time limit."""
         return self.limit in ("cpu_time", "wall_time")
 
 
-class Built(NamedTuple):
-    """The answer to the setup: ready, or how compiling failed."""
+class SetupResult(NamedTuple):
+    """The candidate side's answer to the setup: ready, or the end of a failed compilation."""
 
     ready: bool = False
     failed: Any = None
 
 
 class Answer(NamedTuple):
-    """A message from the candidate's side to the checker's: an answer, or a callback before it (`ask`)."""
+    """A message from the candidate's side to the checker's: an answer, or a callback (`ask`) that comes before it."""
 
     value: Any = None
     raised: Any = None
@@ -95,7 +95,10 @@ class Answer(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """The kind of a comparison: texts or values (`what`), and its settings (see `compare`)."""
+    """Settings of a comparison: whether it compares text or values (`what`), how, and with which tolerance.
+
+    See `compare`.
+    """
 
     what: str
     how: str
@@ -125,12 +128,12 @@ class Report(NamedTuple):
     over: Any = None
 
 
-def read(record, message):
-    """Return the record of an untrusted message; a field of the wrong type keeps its default."""
-    found = message if isinstance(message, dict) else {}
+def parse_record(record, message):
+    """Build a record from an untrusted message; a field of the wrong type keeps its default."""
+    fields = message if isinstance(message, dict) else {}
     values = {}
     for name, default in record._field_defaults.items():
         kind = (int, float) if type(default) is float else object if default is None else type(default)
-        if name in found and isinstance(found[name], kind):
-            values[name] = found[name]
+        if name in fields and isinstance(fields[name], kind):
+            values[name] = fields[name]
     return record(**values)

@@ -1,6 +1,6 @@
 """The operations that a checker may perform on an object that stays with the candidate: a closed list, by name.
 
-The candidate's side carries them out (`CARRIED_OUT`). The checker's side offers an operation if the object's class has
+The candidate's side runs them (`FUNCTIONS`). The checker's side offers an operation if the object's class has
 its method (`METHODS`: the name of the method, and of the operation).
 """
 
@@ -19,11 +19,11 @@ _IN_PLACE = tuple(f"i{name}" for name in BINARY[:-1])
 _CONVERSIONS = ("int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "bool", "len")
 _OTHERS = ("getitem", "setitem", "delitem", "contains", "iter", "reversed", "next")
 _OF_CLASSES = ("enter", "exit", "aiter", "anext", "aenter", "aexit")
-"""Python has no function that calls one of these methods alone."""
+"""Methods that no function of Python calls on its own; they are called through the object's class."""
 _OF_ALL = ("getattr", "setattr", "delattr", "eq", "hash", "str", "repr", "format", "dir", "isinstance", "issubclass")
 
 
-def _function(name):
+def _find_function(name):
     return next(
         found
         for module in (operator, builtins, math)
@@ -32,16 +32,16 @@ def _function(name):
     )
 
 
-def _of_class(name):
+def _make_class_call(name):
     return lambda target, *args: getattr(type(target), f"__{name}__")(target, *args)
 
 
-CARRIED_OUT = {
+FUNCTIONS = {
     "call": lambda target, *args, **kwargs: target(*args, **kwargs),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    **{name: _of_class(name) for name in _OF_CLASSES},
-    **{name: _function(name) for name in (*_OF_ALL, *BINARY, *UNARY, *ORDER, *_IN_PLACE, *_CONVERSIONS, *_OTHERS)},
+    **{name: _make_class_call(name) for name in _OF_CLASSES},
+    **{name: _find_function(name) for name in (*_OF_ALL, *BINARY, *UNARY, *ORDER, *_IN_PLACE, *_CONVERSIONS, *_OTHERS)},
 }
 METHODS = {
     f"__{name}__": name for name in ("call", *BINARY, *UNARY, *ORDER, *_IN_PLACE, *_CONVERSIONS, *_OTHERS, *_OF_CLASSES)
@@ -49,8 +49,8 @@ METHODS = {
 METHODS.update((f"__r{name}__", name) for name in BINARY)
 
 
-def methods_of(kind):
-    """Return the names of those methods in `METHODS` that a class has and `object` does not."""
+def list_methods(kind):
+    """Return the methods in `METHODS` that a class defines or inherits from a class other than `object`."""
     return [
         name
         for name in METHODS

@@ -5,7 +5,7 @@ from __future__ import annotations
 from . import wire
 
 NotPlainErrors = (wire.NotPlainError, RecursionError, RuntimeError)
-"""Errors of a value that cannot be sent, or of a container that changes while it is read."""
+"""Errors that encoding raises for a value that cannot be sent, or for a container that changes while it is read."""
 
 
 class GoneError(BaseException):
@@ -13,22 +13,22 @@ class GoneError(BaseException):
 
 
 class BrokenTestsError(BaseException):
-    """The tests require something unsupported, whatever the candidate: a mistake of their author."""
+    """The tests require something unsupported, independent of the candidate: a mistake of their author."""
 
 
 class NotComparableError(TypeError):
-    """A test decides by an object that is not plain data."""
+    """The result of a test depends on an object that is not plain data."""
 
 
-class Kept:
-    """An object that stays with the candidate: see `proxies.Remote`."""
+class RemoteBase:
+    """Base class of `proxies.Remote`, an object that stays in the candidate's process."""
 
     __slots__ = ("_name",)
     _name: str
     """The name by which the tests looked the object up; empty if an answer returned it."""
 
 
-def finished(value):
+def await_result(value):
     """Return the result of a coroutine, or the value itself if it is not a coroutine."""
     if hasattr(type(value), "__await__"):
         import asyncio

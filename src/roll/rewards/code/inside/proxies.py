@@ -1,7 +1,7 @@
 """The checker's proxies for the candidate's objects.
 
-A proxy forwards operations; a result is plain data or another proxy. It has those methods of the object's class that
-are in a closed list, so `callable`, `with` and iteration work as usual. Operations that decide a test are guarded:
+A proxy forwards operations; a result is plain data or another proxy. It has the methods of the object's class that are
+in a closed list, so `callable`, `with` and iteration work as usual. Operations that decide a test are guarded:
 
     object == plain value         an error, unless the object derives from a class of plain data: then its content
     object == object, a < b       the candidate is asked, and must tell the object from others (`controls`)
@@ -15,17 +15,17 @@ import builtins
 import functools
 
 from . import controls, operations, wire
-from .outcomes import Kept, NotComparableError
+from .outcomes import NotComparableError, RemoteBase
 
 
-class Remote(Kept):
-    """An object that stays with the candidate."""
+class Remote(RemoteBase):
+    """A proxy for an object that stays in the candidate's process."""
 
-    __slots__ = ("_holds", "_is_class", "_is_subject", "_kind", "_line", "_made", "_member", "_number")
+    __slots__ = ("_holds", "_is_class", "_is_subject", "_kind", "_made", "_member", "_number", "_roll_connection")
 
-    def __init__(self, line, number, kind, is_subject, holds=False, is_class=False, member=None):
+    def __init__(self, connection, number, kind, is_subject, holds=False, is_class=False, member=None):
         for name, value in (
-            ("_line", line),
+            ("_roll_connection", connection),
             ("_number", number),
             ("_kind", kind),
             ("_is_subject", is_subject),  # whether a test made it, by calling a class
@@ -38,13 +38,13 @@ class Remote(Kept):
             object.__setattr__(self, name, value)
 
     def _ask(self, op, *args, is_subject=False):
-        return self._line.value(self._line.do(op, self, *args), is_subject)
+        return self._roll_connection.decode_answer(self._roll_connection.run_operation(op, self, *args), is_subject)
 
-    def _refused(self, what, why=""):
-        return NotComparableError(f"{what} of an object of type {self._kind}{why}: not plain data")
+    def _make_refusal(self, what, why=""):
+        return NotComparableError(f"{what} of an object of type {self._kind}{why}: return plain data instead")
 
     def __repr__(self):
-        if self._line.over is not None:
+        if self._roll_connection.over is not None:
             return f"<the candidate's {self._kind}>"
         return str(self._ask("repr"))
 
@@ -59,7 +59,7 @@ class Remote(Kept):
             raise AttributeError(name)
         value = self._ask("getattr", name)
         if isinstance(value, Remote) and value._member is not None:
-            return controls.named_member(self, name, value)
+            return controls.check_named_member(self, name, value)
         if isinstance(value, Remote) and self._name:
             value._name = f"{self._name}.{name}"
         return value
@@ -77,16 +77,16 @@ class Remote(Kept):
         return self._ask("dir")
 
     def __hash__(self):
-        found = hash(tuple(self._member)) if self._member is not None else self._ask("hash")
-        if type(found) is not int:
-            raise self._refused("the hash")
-        return hash(found)
+        value = hash(tuple(self._member)) if self._member is not None else self._ask("hash")
+        if type(value) is not int:
+            raise self._make_refusal("the hash")
+        return hash(value)
 
     def __eq__(self, other):
-        return controls.equal(self, other)
+        return controls.is_equal(self, other)
 
     def __ne__(self, other):
-        return not controls.equal(self, other)
+        return not controls.is_equal(self, other)
 
     def __copy__(self):
         return self._ask("copy", is_subject=self._is_subject)
@@ -95,40 +95,53 @@ class Remote(Kept):
         return self._ask("deepcopy", is_subject=self._is_subject)
 
     def __reduce_ex__(self, protocol):
-        raise self._refused("a pickle")
+        raise self._make_refusal("a pickle")
 
     def __instancecheck__(self, instance):
-        return isinstance(instance, Remote) and self._line.value(self._line.do("isinstance", instance, self)) is True
+        return (
+            isinstance(instance, Remote)
+            and self._roll_connection.decode_answer(self._roll_connection.run_operation("isinstance", instance, self))
+            is True
+        )
 
     def __subclasscheck__(self, kind):
-        return isinstance(kind, Remote) and self._line.value(self._line.do("issubclass", kind, self)) is True
+        return (
+            isinstance(kind, Remote)
+            and self._roll_connection.decode_answer(self._roll_connection.run_operation("issubclass", kind, self))
+            is True
+        )
 
     def __mro_entries__(self, bases):
-        raise self._line.broken(f"the tests derive a class from the answer's {self._name}, which is elsewhere")
+        raise self._roll_connection.record_mistake(
+            f"the tests derive a class from the answer's {self._name}, which is in another process"
+        )
 
 
 def _call(self, *args, **kwargs):
-    line = self._line
-    answer = line.do("call", self, *args, **kwargs)
-    value = line.value(answer)
+    connection = self._roll_connection
+    answer = connection.run_operation("call", self, *args, **kwargs)
+    value = connection.decode_answer(answer)
     if self._is_class and isinstance(value, Remote) and value._member is not None:
-        controls.made_member(self, args, value)
+        controls.check_made_member(self, args, value)
     elif self._is_class and isinstance(value, Remote):
         value._made = (self, args, kwargs)
-        line.made.append(value)
+        connection.made.append(value)
         if self._name[:1].isupper():
             value._is_subject, value._name = True, "."
     if answer.args is not None:
-        _change(args, line.decode(answer.args), line.tree)
+        _update_arguments(args, connection.decode(answer.args), connection.encode)
     return value
 
 
-def _change(args, after, tree):
-    """Update lists, dicts and sets to the content that the candidate left in them."""
+def _update_arguments(args, after, encode):
+    """Copy the candidate's changes to lists, dicts and sets in its arguments back to the test's own objects.
+
+    `after` holds the arguments as the candidate's function left them.
+    """
     if not isinstance(after, tuple) or len(after) != len(args):
-        raise wire.WireError("arguments do not fit")
+        raise wire.WireError("the changed arguments do not match the call")
     for mine, theirs in zip(args, after, strict=True):
-        if type(mine) is not type(theirs) or isinstance(mine, Remote) or tree(mine) == tree(theirs):
+        if type(mine) is not type(theirs) or isinstance(mine, Remote) or encode(mine) == encode(theirs):
             continue
         if isinstance(mine, (list, bytearray)):
             mine[:] = theirs
@@ -140,93 +153,97 @@ def _change(args, after, tree):
             mine.extend(theirs)
 
 
-def _item(self, key):
+def _get_item(self, key):
     value = self._ask("getitem", key)
-    return controls.named_member(self, key, value) if isinstance(value, Remote) and value._member else value
+    return controls.check_named_member(self, key, value) if isinstance(value, Remote) and value._member else value
 
 
-def _each(self):
+def _iterate(self):
     """Return an iterator over the items, which are fetched one by one at first, then several per request."""
     iterator = self._ask("iter")
     if not isinstance(iterator, Remote):
         return iter(iterator)
 
-    def items():
-        asked = 0
+    def iterate_items():
+        num_requests = 0
         more = True
         while more is True:
-            asked += 1
-            found, more = iterator._ask("some", min(2 ** max(0, asked - 4), 256))
-            yield from found
+            num_requests += 1
+            values, more = iterator._ask("some", min(2 ** max(0, num_requests - 4), 256))
+            yield from values
 
-    return items()
+    return iterate_items()
 
 
-def _exit(self, kind, error, trace):
+def _exit_block(self, kind, error, trace):
     if kind is None:
         return self._ask("exit", None, None, None)
-    own = getattr(error, "_roll_remote", None)
-    return self._ask("leave", own, _nearest(kind), str(error)) is True
+    remote = getattr(error, "_roll_remote", None)
+    return self._ask("leave", remote, _find_nearest_base(kind), str(error)) is True
 
 
-def _nearest(kind):
-    """Return the name of the nearest built-in class of a test's exception."""
+def _find_nearest_base(kind):
+    """Return the name of the nearest built-in base class of a test's exception class."""
     return next(each.__name__ for each in kind.__mro__ if getattr(builtins, each.__name__, None) is each)
 
 
-def _arithmetic(op, reflected):
-    return lambda self, *other: controls.reckon(op, (*other, self) if reflected else (self, *other))
+def _make_arithmetic(op, reflected):
+    return lambda self, *other: controls.compute_arithmetic(op, (*other, self) if reflected else (self, *other))
 
 
-def _passed_on(op):
+def _make_forwarder(op):
     return lambda self, *args: self._ask(op, *args)
 
 
-_BY_HAND = {
+_SPECIAL_METHODS = {
     "__call__": _call,
-    "__getitem__": _item,
-    "__iter__": _each,
-    "__contains__": controls.contains,
-    "__exit__": _exit,
+    "__getitem__": _get_item,
+    "__iter__": _iterate,
+    "__contains__": controls.is_contained,
+    "__exit__": _exit_block,
     "__aexit__": lambda self, *error: self._ask("aexit", None, None, None),
 }
 
 
-def _method(name):
+def _make_method(name):
     op = operations.METHODS[name]
-    if name in _BY_HAND:
-        return _BY_HAND[name]
+    if name in _SPECIAL_METHODS:
+        return _SPECIAL_METHODS[name]
     if op in operations.ORDER:
-        return lambda self, other: controls.ordered(op, self, other)
+        return lambda self, other: controls.compare_order(op, self, other)
     plain = op.removeprefix("i") if name.startswith("__i") else op
     if plain in (*operations.BINARY, *operations.UNARY):
-        return _arithmetic(plain, name == f"__r{op}__")
-    return _passed_on(op)
+        return _make_arithmetic(plain, name == f"__r{op}__")
+    return _make_forwarder(op)
 
 
 @functools.lru_cache(maxsize=256)
-def _shape(names):
-    return type("Remote", (Remote,), {"__slots__": (), **{name: _method(name) for name in names}})
+def _make_class(names):
+    return type("Remote", (Remote,), {"__slots__": (), **{name: _make_method(name) for name in names}})
 
 
-def of_tree(line, tree, is_subject=False):
-    """Return the value of a tree that refers to an object or an exception class of the candidate."""
+def decode_remote(connection, tree, is_subject=False):
+    """Decode a reference to an object or an exception class of the candidate: see `Connection.decode`."""
     if tree[0] in ("x", "X"):
-        return line.exception_class(tree)
+        return connection.build_exception_class(tree)
     tag, number, kind, names, more = tree
     if tag != "r" or type(number) is not int or not isinstance(names, list):
-        raise wire.WireError("no object")
-    shape = _shape(frozenset(name for name in names if isinstance(name, str) and name in operations.METHODS))
-    found = shape(line, number, str(kind), is_subject, **more)
+        raise wire.WireError("the message does not describe an object")
+    shape = _make_class(frozenset(name for name in names if isinstance(name, str) and name in operations.METHODS))
+    remote = shape(connection, number, str(kind), is_subject, **more)
     if isinstance(more.get("holds"), list):
-        return _simple(found, line.decode(more.get("holds"), is_subject))
-    return controls.member(found) if found._member is not None else found
+        return _make_plain_subclass(remote, connection.decode(more.get("holds"), is_subject))
+    return controls.intern_member(remote) if remote._member is not None else remote
 
 
-def _simple(remote, plain):
-    """Return a number, text or tuple that also has the further attributes of the candidate's object."""
+def _make_plain_subclass(remote, plain):
+    """Return the plain value of a candidate's object as an instance of a subclass that forwards other attributes.
 
-    def attribute(self, name):
+    For example, a string whose class has further methods. A bool, or a value whose type is not built in, is returned
+    unchanged.
+    """
+
+    def get_attribute(self, name):
         if name.startswith("__"):
             raise AttributeError(name)
         return getattr(remote, name)
@@ -234,13 +251,13 @@ def _simple(remote, plain):
     kind = type(plain)
     if kind is bool or kind not in vars(builtins).values():
         return plain
-    return type(remote._kind, (kind,), {"__getattr__": attribute, "_roll_number": remote._number})(plain)
+    return type(remote._kind, (kind,), {"__getattr__": get_attribute, "_roll_number": remote._number})(plain)
 
 
-def made_of(value):
-    """Return the number of the candidate's object that a local value represents, or None if it represents none."""
+def get_number(value):
+    """Return the number of the candidate's object or class that a value represents; None for any other value."""
     if isinstance(value, Exception):
         remote = getattr(value, "_roll_remote", None)
         return None if remote is None else remote._number
-    found = getattr(value if isinstance(value, type) else type(value), "_roll_number", None)
-    return found if type(found) is int else None
+    number = getattr(value if isinstance(value, type) else type(value), "_roll_number", None)
+    return number if type(number) is int else None

@@ -8,30 +8,30 @@ from __future__ import annotations
 import os
 
 from . import compare, wire
-from .frames import pack, split, unpack
-from .messages import Answer, Comparison, read
+from .frames import pack, split_frames, unpack
+from .messages import Answer, Comparison, parse_record
 
 
-def same(how, expected, found):
-    """Return whether two texts, or two trees as JSON, are equal."""
+def is_same(how, expected, found):
+    """Return whether two texts, or two values encoded as JSON, are equal."""
     if how.what == "text":
         printed, wanted = (body.decode("utf-8", "surrogateescape") for body in (found, expected))
-        return compare.same_output(printed, wanted, how.how, how.tolerance)
+        return compare.is_same_output(printed, wanted, how.how, how.tolerance)
     answer = unpack(found)
     if not isinstance(answer, dict) or "value" not in answer:
         return False
     value = wire.decode(unpack(expected))
-    return compare.same_value(read(Answer, answer).value, value, tolerance=how.tolerance, match=how.how)
+    return compare.is_same_value(parse_record(Answer, answer).value, value, tolerance=how.tolerance, match=how.how)
 
 
 def main():
-    """Serve the host once."""
+    """Run one comparison for the host."""
     data = bytearray()
     while more := os.read(0, 1 << 20):
         data += more
-    how, expected, found = split(data)
+    how, expected, found = split_frames(data)
     try:
-        result = same(Comparison(**unpack(how)), expected, found)
+        result = is_same(Comparison(**unpack(how)), expected, found)
     except (wire.WireError, MemoryError):  # not a value that `encode` writes
         result = False
     os.write(3, pack({"same": result}))

@@ -5,9 +5,10 @@
     {"op": "end"}                                   {"missing": name}          no such variable
     {"op": "answer", "value" | "raised": …}     ◄── {"ask": number, "args": …} a callback to a function of the checker
 
-Operations are those of `operations`. An object that stays here is sent as ["r", number, class, methods, more]. A call's
-answer also has `args` if the function changed lists, dicts or sets in its arguments, as a caller would see that too.
-Every message has the text that was printed since the last one. Awaitables are awaited here at once.
+`operations` lists the operations. An object that stays here is sent as ["r", number, class, methods, more]. The answer
+to a call also has `args` if the function changed lists, dicts or sets in its arguments, because a caller would see
+these changes. Every message includes the text that was printed since the last message. Awaitables are awaited here at
+once.
 """
 
 from __future__ import annotations
@@ -35,38 +36,38 @@ _INPUT, _LINE, _REST = range(3)
 
 
 class Service:
-    """One loaded copy of the candidate's code."""
+    """Loads the candidate's code, and runs the checker's operations on its objects."""
 
     def __init__(self, code, frames):
         self.code, self.frames = code, frames
-        self.variables = interpreter.namespace("solution")
+        self.variables = interpreter.make_namespace("solution")
         self.objects, self.numbers, self.waiting = [], {}, {}
         self.loop = None
         self.printed = os.memfd_create("stdout")
         self.position = 0
-        self.carried_out = {
-            **operations.CARRIED_OUT,
-            "some": self.some,
-            "content": self.content,
-            "leave": leave,
+        self.operations = {
+            **operations.FUNCTIONS,
+            "some": self.fetch_items,
+            "content": self.get_content,
+            "leave": exit_block,
         }
 
     def run(self):
-        """Load the code, then answer until the end; never returns."""
+        """Load the code, then answer the checker's messages up to its last one; never returns."""
         os.dup2(self.printed, 1)
         sys.stdin, sys.stderr = Input(self), io.StringIO()
         vars(builtins).update(input=lambda prompt="": self.ask(_INPUT, (prompt,), {}))
         try:
             exec(self.code, self.variables)
         except Exception as error:
-            self.say(exceptions.raised(error))
+            self.send(exceptions.encode_exception(error))
             os._exit(1)
         names = [name for name in list(self.variables) if isinstance(name, str) and not name.startswith("_")]
-        self.say({"loaded": names})
+        self.send({"loaded": names})
         while True:
-            self.serve(self.question())
+            self.serve(self.read_question())
 
-    def question(self):
+    def read_question(self):
         """Return the checker's next message; exit the process after the last one."""
         message = self.frames.read()
         if message is None:
@@ -78,12 +79,12 @@ class Service:
         if question.op == "end":
             os._exit(0)
         try:
-            answer = self.answer(question)
+            answer = self.run_operation(question)
         except Exception as error:
-            answer = self.raised(error)
-        self.say(answer)
+            answer = self.encode_exception(error)
+        self.send(answer)
 
-    def say(self, message):
+    def send(self, message):
         """Send a message to the checker, with the text that was printed since the last message."""
         with contextlib.suppress(Exception):  # the candidate may have closed the stream
             sys.stdout.flush()
@@ -98,30 +99,30 @@ class Service:
             sys.stderr.truncate()
         self.frames.write(message)
 
-    def raised(self, error):
-        """Return an exception as a message; the exception itself stays in this process."""
-        return {**exceptions.raised(error, self.number), "error": self.number(error)}
+    def encode_exception(self, error):
+        """Encode an exception as a message; the exception itself stays in this process."""
+        return {**exceptions.encode_exception(error, self.register_object), "error": self.register_object(error)}
 
-    def answer(self, question):
-        """Carry out one operation and return its answer."""
+    def run_operation(self, question):
+        """Run one operation and return its answer."""
         if question.op == "name":
             if question.name not in self.variables:
                 return {"missing": True}
             return {"value": self.encode(self.variables.get(question.name))}
         args, kwargs = self.decode(question.args), self.decode(question.kwargs)
-        value = self.carried_out[question.op](*args, **kwargs)
+        value = self.operations[question.op](*args, **kwargs)
         if hasattr(type(value), "__await__"):
-            return {**self.awaited(value), "awaited": True}
+            return {**self.await_value(value), "awaited": True}
         answer = {"value": self.encode(value, made=question.op == "call" and isinstance(args[0], type))}
         if question.op == "call" and any(isinstance(item, _MUTABLE) for item in args):
             with contextlib.suppress(*NotPlainErrors):
-                changed = wire.encode(args[1:], self.tree)
+                changed = wire.encode(args[1:], self.encode_special)
                 if changed[1:] != question.args[2:]:
                     return {**answer, "args": changed}
         return answer
 
-    def awaited(self, value):
-        """Await an object and return the answer with its result."""
+    def await_value(self, value):
+        """Await an object; return the message with its result or its exception."""
         import asyncio  # importing it takes as long as a short case
 
         async def wait():
@@ -131,73 +132,75 @@ class Service:
         try:
             return {"value": self.encode(self.loop.run_until_complete(wait()))}
         except Exception as error:
-            return self.raised(error)
+            return self.encode_exception(error)
 
     def ask(self, number, args, kwargs):
         """Call a function of the checker and return its result."""
-        self.say({"ask": number, "args": self.encode(tuple(args)), "kwargs": self.encode(dict(kwargs))})
-        while (question := self.question()).op != "answer":
+        self.send({"ask": number, "args": self.encode(tuple(args)), "kwargs": self.encode(dict(kwargs))})
+        while (question := self.read_question()).op != "answer":
             self.serve(question)
         if question.raised is not None:
-            raise exceptions.rebuilt(question.raised, question.text, self.objects)
+            raise exceptions.rebuild_exception(question.raised, question.text, self.objects)
         return self.decode(question.value)
 
     def decode(self, tree):
         """Decode a value from the checker; it may refer to objects in this process, or to functions in the checker."""
-        return wire.decode(tree, self.found)
+        return wire.decode(tree, self.decode_reference)
 
-    def found(self, tree):
-        """Return the value of a tree that refers to an object here or a function of the checker."""
+    def decode_reference(self, tree):
+        """Decode a reference to an object in this process or to a function of the checker."""
         if tree[0] == "r":
             return self.objects[tree[1]]
-        return iterated(self, tree[1]) if len(tree) > 2 else function(self, tree[1])
+        return iterate_remote(self, tree[1]) if len(tree) > 2 else make_callback(self, tree[1])
 
     def encode(self, value, made=False):
         """Encode a value for the checker.
 
-        `made` is true for a value that a call of a class returned. If the candidate defines that class, the value is
-        sent as an object, whatever its base class.
+        `made` is true for a value that calling a class returned. If the candidate defines that class, the value is sent
+        as an object, even if its base class is plain data.
         """
         kind = type(value)
-        if made and kind.__module__ == "solution" and wire.plain_base(kind) is not None:
-            return self.remote(value, wire.plain_base(kind), whole=False)
-        return wire.encode(value, self.tree)
+        if made and kind.__module__ == "solution" and wire.find_plain_base(kind) is not None:
+            return self.encode_object(value, wire.find_plain_base(kind), whole=False)
+        return wire.encode(value, self.encode_special)
 
-    def tree(self, value, base):
-        """Return the tree of a value that cannot be sent as it is; None if the encoding of its base class suffices."""
+    def encode_special(self, value, base):
+        """Encode a value that cannot be sent as it is; return None if the encoding of its base class suffices."""
         if isinstance(value, type) and issubclass(value, Exception):
-            return exceptions.describe(value, self.number)
+            return exceptions.encode_class(value, self.register_object)
         if base is None or (base in (*_MUTABLE, *_SIMPLE) and has_own_names(value, base)):
-            return self.remote(value, base, whole=base in _SIMPLE)
+            return self.encode_object(value, base, whole=base in _SIMPLE)
         return None
 
-    def remote(self, value, base, whole=False):
-        """Return the tree of an object that stays in this process.
+    def encode_object(self, value, base, whole=False):
+        """Encode a reference to an object that stays in this process.
 
-        With `whole`, the object's content goes into the tree, as it cannot change.
+        If `whole` is true, the reference includes the object's content, which is then assumed not to change.
         """
         kind = type(value)
-        holds = base is not None and (not whole or wire.ENCODERS[base](value, self.tree, 0))
+        holds = base is not None and (not whole or wire.ENCODERS[base](value, self.encode_special, 0))
         member = [kind.__name__, value.name] if isinstance(value, enum.Enum) else None
         more = {"holds": holds, "is_class": isinstance(value, type), "member": member}
-        return ["r", self.number(value), kind.__name__, operations.methods_of(kind), more]
+        return ["r", self.register_object(value), kind.__name__, operations.list_methods(kind), more]
 
-    def number(self, value):
-        """Return the number of an object that stays in this process."""
+    def register_object(self, value):
+        """Keep an object in this process, and return its number."""
         number = self.numbers.setdefault(id(value), len(self.objects))
         if number == len(self.objects):
             self.objects.append(value)
         return number
 
-    def content(self, value):
-        """Return the content of an object that derives from a list, a dict or the like, without calling its methods."""
-        base = wire.plain_base(type(value))
-        return self.decode(wire.ENCODERS[base](value, self.tree, 0))
+    def get_content(self, value):
+        """Return the content of an object that derives from a list, a dict or a similar type, without calling its
+        methods.
+        """
+        base = wire.find_plain_base(type(value))
+        return self.decode(wire.ENCODERS[base](value, self.encode_special, 0))
 
-    def some(self, iterator, most):
-        """Return a few items, and whether there may be more.
+    def fetch_items(self, iterator, most):
+        """Return up to `most` items of an iterator, and whether there may be more.
 
-        Slow iterators give fewer items. An error after the first item is raised on the next call.
+        A slow iterator yields fewer items per call. An error after the first item is raised in the next call.
         """
         if id(iterator) in self.waiting:
             raise self.waiting.pop(id(iterator))
@@ -215,14 +218,17 @@ class Service:
         return (items, True)
 
 
-def leave(target, own, name, text):
-    """End a `with` block that raised the candidate's exception, or a test's, given by the name of its class."""
+def exit_block(target, own, name, text):
+    """Call `target.__exit__` for a `with` block that raised an exception, and return the result.
+
+    `own` is the candidate's exception; if it is None, a test raised one of the built-in class `name` with this text.
+    """
     error = own if own is not None else getattr(builtins, name)(text)
     return type(target).__exit__(target, type(error), error, error.__traceback__)
 
 
 def has_own_names(value, base):
-    """Return whether an instance of a subclass has fields, methods or attributes that its base does not have."""
+    """Return whether an object has fields, or public names of its class, that the base class `base` lacks."""
     kind = type(value)
     own = kind.__mro__[: kind.__mro__.index(base)]
     return bool(getattr(value, "__dict__", None)) or any(
@@ -230,16 +236,16 @@ def has_own_names(value, base):
     )
 
 
-def function(service, number):
+def make_callback(service, number):
     """Return a function that calls a function of the checker."""
 
-    def called(*args, **kwargs):
+    def call(*args, **kwargs):
         return service.ask(number, args, kwargs)
 
-    return called
+    return call
 
 
-def iterated(service, number):
+def iterate_remote(service, number):
     """Yield the items of an iterator of the checker."""
     while True:
         try:
@@ -260,9 +266,9 @@ class Input(io.TextIOBase):
         return True
 
     def readline(self, size=-1):
-        """Read a line."""
+        """Read a line from the checker's standard input."""
         return self.service.ask(_LINE, (), {})
 
     def read(self, size=-1):
-        """Read the rest."""
+        """Read the rest of the checker's standard input; `size` is ignored."""
         return self.service.ask(_REST, (), {})

@@ -1,4 +1,4 @@
-"""A service's database: tokens, quotas of owners, sandboxes, programs."""
+"""The database of a service: tokens, quotas, sandboxes, programs and workers."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Connections to a database, and a lock so that only one server has it.
+"""Connects to a database, and locks it, so that only one server uses it.
 
-A server holds a lock on the database for as long as it writes: under PostgreSQL an advisory lock of the writing
-connection, so that a server that lost the lock cannot write either; under SQLite a lock on a file next to it. Both end
-with the process, however it ends.
+A server locks the database as long as it writes. With PostgreSQL this is an advisory lock of the writing connection, so
+a server that loses the lock can no longer write. With SQLite it is a lock on a file next to the database. Both are
+released when the process ends for any reason.
 """
 
 from __future__ import annotations
@@ -21,38 +21,39 @@ __all__ = ["DatabaseLock", "DatabaseLockedError", "hide_password", "make_engine"
 
 MAX_CONNECTIONS = 10
 _POOL_TIMEOUT_S = 5.0
-"""How long a reader waits for a free connection."""
+"""Seconds that a reader waits for a free connection."""
 _POSTGRESQL = {
     "connect_timeout": "5",
     "tcp_user_timeout": "10000",
     "keepalives_idle": "10",
     "options": "-c statement_timeout=10000 -c lock_timeout=5000",
 }
-"""Timeouts, so that a hanging server counts as away; parameters in the URL take precedence."""
+"""Timeouts, so that a database server that hangs counts as unavailable; parameters in the URL take precedence."""
 _LOCK_KEY = 0x524F4C4C
-"""Key of the advisory lock; any number that other programs do not use."""
+"""Key of the advisory lock: an arbitrary number that other programs do not use."""
 
 
 def make_engine(url: str) -> Engine:
-    """Make the engine for a database URL of SQLAlchemy.
+    """Return the SQLAlchemy engine for a database URL.
 
     Raises:
         ConfigError: the URL is invalid, or its driver is missing.
     """
     try:
         address = make_url(url)
-        if address.get_backend_name() == "sqlite" and not _is_file(address):
+        if address.get_backend_name() == "sqlite" and not _is_sqlite_file(address):
             raise ConfigError(
-                f"the database '{url}' is in memory and would be lost: write, for example, sqlite:////a/file.db."
+                f"the database '{url}' is in memory and would be lost: use a file, for example sqlite:////a/file.db."
             )
         if address.drivername in ("postgresql", "postgres"):
             address = address.set(drivername="postgresql+psycopg")
         if address.drivername == "postgresql+psycopg":
             address = address.set(query={**_POSTGRESQL, **address.query})
-        if _is_file(address):
+        if _is_sqlite_file(address):
             path = Path(str(address.database)).expanduser()
             path.parent.mkdir(parents=True, exist_ok=True)
             address = address.set(database=str(path))
+        # `pool_pre_ping` replaces pooled connections that the database has closed meanwhile.
         engine = create_engine(
             address, pool_pre_ping=True, pool_size=MAX_CONNECTIONS, max_overflow=0, pool_timeout=_POOL_TIMEOUT_S
         )
@@ -78,28 +79,28 @@ def hide_password(url: str) -> str:
 
 
 class DatabaseLockedError(Exception):
-    """Another server has the database."""
+    """Another server has locked the database."""
 
 
 class DatabaseLock:
-    """The lock of one server on the database. `take` may be repeated while it is held."""
+    """The lock of a server on the database. `acquire` may be called again while the lock is held."""
 
     def __init__(self, engine: Engine) -> None:
         self._backend = engine.url.get_backend_name()
-        self._path = Path(f"{engine.url.database}.lock") if _is_file(engine.url) else None
+        self._path = Path(f"{engine.url.database}.lock") if _is_sqlite_file(engine.url) else None
         self._file: IO[bytes] | None = None
 
     def acquire(self, connection: Connection) -> None:
-        """Take the lock; under PostgreSQL it lasts as long as `connection`.
+        """Take the lock; with PostgreSQL, it lasts as long as `connection`.
 
         Raises:
-            TakenError: another server has the lock.
-            OSError: the lock file next to the database cannot be made.
+            DatabaseLockedError: another server has the lock.
+            OSError: the lock file next to the database cannot be created.
         """
         if self._backend == "postgresql":
             if not connection.scalar(text(f"SELECT pg_try_advisory_lock({_LOCK_KEY})")):
                 raise DatabaseLockedError
-            connection.commit()
+            connection.commit()  # the lock belongs to the session, and outlives the transaction
         elif self._path is not None and self._file is None:
             file = self._path.open("ab")
             try:
@@ -116,12 +117,14 @@ class DatabaseLock:
             self._file = None
 
 
-def _is_file(address: URL) -> bool:
+def _is_sqlite_file(address: URL) -> bool:
     return address.get_backend_name() == "sqlite" and address.database not in (None, "", ":memory:")
 
 
 def _set_up_sqlite(connection: Any, _: object) -> None:
-    connection.isolation_level = None  # the driver's own transactions exclude statements that change tables
+    # Python's sqlite3 begins no transaction before statements that change tables. So its own transactions are turned
+    # off, and `_begin_sqlite` begins all of them (SQLAlchemy, "Transactional DDL" of pysqlite).
+    connection.isolation_level = None
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=3000", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")
@@ -129,5 +132,7 @@ def _set_up_sqlite(connection: Any, _: object) -> None:
 
 
 def _begin_sqlite(connection: Connection) -> None:
-    how = "BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN"
-    connection.exec_driver_sql(how)
+    # A transaction that reads before it writes fails at once, without waiting, if another one has written meanwhile
+    # (SQLITE_BUSY_SNAPSHOT). With IMMEDIATE, it takes the lock for writing when it begins.
+    statement = "BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN"
+    connection.exec_driver_sql(statement)

@@ -1,7 +1,7 @@
-"""The database of a service: reads are immediate, writes are grouped (`writer`).
+"""The database of a service: reads are immediate, and writes are grouped by a thread (`writer`).
 
-Under SQLite a write-ahead log (WAL) is used that is not flushed at each commit: commits outlive the process, however it
-ends, and a machine that loses power loses the sandboxes as well.
+With SQLite, a write-ahead log (WAL) is used and not flushed to disk at each commit. Commits survive the end of the
+process, but not a power failure, in which the sandboxes are lost as well.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from roll_sandbox.service.store.writer import UNAVAILABLE_ERRORS, Callback, Writ
 __all__ = ["Store"]
 
 _LOCK_TIMEOUT_S = 5.0
-"""How long a starting server waits for another one to end."""
+"""Seconds that a starting server waits for another server to end."""
 
 
 class Store:
-    """A service's database; see the module. Any thread may read; `write` belongs to the event loop of `open`.
+    """Reads and writes a service's database. Any thread may read; `write` must be called in the event loop of `open`.
 
     Args:
         url: database URL of SQLAlchemy: `sqlite:///file`, `postgresql+psycopg://user@host/name`.
 
     Raises:
-        ConfigError: the URL is invalid, its driver is missing, or the database does not answer.
+        ConfigError: the URL is invalid, its driver is missing, or the database cannot be used.
     """
 
     def __init__(self, url: str) -> None:
@@ -47,7 +47,7 @@ class Store:
 
     @property
     def unavailable_reason(self) -> str:
-        """Why the database cannot be written; empty while it answers."""
+        """The reason why writing to the database fails; empty if it does not fail."""
         return "" if self._writer is None else self._writer.unavailable_reason
 
     @property
@@ -59,30 +59,31 @@ class Store:
         """Lock the database for this server.
 
         Raises:
-            ConfigError: another server has it, or it does not answer.
+            ConfigError: another server has locked the database, or the database cannot be used.
         """
         self._writer = Writer(self.engine, DatabaseLock(self.engine))
         self._wait_for_lock(self._writer.connect)
 
     def migrate(self, revision: str = "head") -> None:
-        """Migrate the tables to this version; not while another server runs.
+        """Migrate the tables to the schema `revision`, by default the latest. Fails while another server runs.
 
         Raises:
-            ConfigError: the database refuses, a newer ROLL has written it, or a server has it.
+            ConfigError: another server has locked the database, a newer ROLL has written it, or a statement fails.
         """
         config = Config()
         config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
         script = ScriptDirectory.from_config(config)
         try:
             with self.engine.connect() as connection:
-                found = MigrationContext.configure(connection).get_current_revision()
-            if found is not None and found not in {each.revision for each in script.walk_revisions()}:
+                stored = MigrationContext.configure(connection).get_current_revision()
+            known_revisions = {each.revision for each in script.walk_revisions()}
+            if stored is not None and stored not in known_revisions:
                 raise ConfigError(
-                    f"the database '{self._shown}' was written by a newer ROLL (its revision is {found[:40]}, the "
+                    f"the database '{self._shown}' was written by a newer ROLL (its revision is {stored[:40]}, the "
                     f"latest known one is {script.get_current_head()}): install the newer version, or restore an older "
                     "copy of the database."
                 )
-            if found != script.get_current_head():
+            if stored != script.get_current_head():
                 self._upgrade(config, revision)
         except SQLAlchemyError as error:
             raise ConfigError(
@@ -100,6 +101,7 @@ class Store:
                     command.upgrade(config, revision)
             finally:
                 claim.release()
+                # Closing would return the connection to the pool, together with the lock of its session.
                 connection.invalidate()
 
     def _wait_for_lock(self, take: Callable[[], None]) -> None:
@@ -115,29 +117,29 @@ class Store:
                     ) from None
                 time.sleep(0.1)
             except (*UNAVAILABLE_ERRORS, SQLAlchemyError) as error:
-                raise ConfigError(f"the database '{self._shown}' does not answer: {describe_error(error)}.") from None
+                raise ConfigError(f"the database '{self._shown}' cannot be used: {describe_error(error)}.") from None
 
     def read(self, statement: Executable) -> Sequence[Row[Any]]:
-        """Return all rows; their columns are attributes.
+        """Return all rows of a query; the columns are attributes of the rows.
 
         Raises:
-            SandboxDatabaseError: the database does not answer.
+            SandboxDatabaseError: the database fails: it does not answer, for example, or refuses the query.
         """
         with _translate_errors(), self.engine.connect() as connection:
             return connection.execute(statement).all()
 
     def write_now(self, *statements: Executable) -> None:
-        """Write immediately, in one transaction.
+        """Execute the statements immediately, in one transaction.
 
         Raises:
-            SandboxDatabaseError: the database does not answer, or refuses.
+            SandboxDatabaseError: the database fails: it does not answer, for example, or refuses a statement.
         """
         with _translate_errors(), self.engine.begin() as connection:
             for statement in statements:
                 connection.execute(statement)
 
     def open(self) -> None:
-        """Start to write, in this event loop; `claim` must have been called."""
+        """Start the writer thread, which runs callbacks in the current event loop. Call `lock` first."""
         assert self._writer is not None
         self._writer.start(asyncio.get_running_loop())
 
@@ -149,20 +151,20 @@ class Store:
         *,
         undo: Delete | None = None,
     ) -> None:
-        """Queue a write; `callback` is called in the loop once it is committed, or with the error that refused it.
+        """Queue a write; `callback` is called in the event loop after it is committed or refused.
 
         Args:
             statement: the statement.
-            values: its parameters.
-            callback: callback.
-            undo: deletes the written row. With it, the write is an intent, which is refused while the database is
-                away; without it, the write is a fact, which waits (`writer`).
+            values: the parameters of the statement.
+            callback: called with `None` after a commit, or with the error.
+            undo: deletes the written row. A write with `undo` is an intent, which is refused while the database is
+                unavailable; a write without it is a fact, which stays queued (`writer`).
         """
         assert self._writer is not None
         self._writer.put(Write(statement, values, callback, undo))
 
     def close(self) -> None:
-        """Write what is queued, and disconnect."""
+        """Write the queued records, and disconnect from the database."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
@@ -174,4 +176,7 @@ def _translate_errors() -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        raise SandboxDatabaseError(f"the service's database does not answer: {describe_error(error)}; retry.") from None
+        raise SandboxDatabaseError(
+            f"the service's database failed: {describe_error(error)}. Retry; if it fails again, check the database of "
+            "the service."
+        ) from None

@@ -1,4 +1,4 @@
-"""The tables, which migrations create. None of them stores bodies, output or secrets."""
+"""The tables of the database. Migrations create them. No table stores request bodies, output or secrets."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Grouped writes by one thread, which survive outages of the database.
+"""A thread that writes records in groups, and keeps them while the database is unavailable.
 
     write ──► queue ──► one transaction for all queued writes ──► callbacks
-                              │ the database is away
+                              │ the database is unavailable
                               ├ intents (a sandbox or program that has not started): refused after a few retries
-                              └ facts (events that have happened): held, in order, until they are written
+                              └ facts (events that have happened): kept, in order, until they are written
 
-So no reported event is lost, nothing starts that cannot be recorded, and the number of held writes is bounded by the
-number of running sandboxes and programs. A transaction whose answer was lost may have been committed: writing a fact
-again changes nothing, an intent whose row exists counts as written, and a refused intent is undone when the database is
-available again.
+So no reported event is lost, and nothing starts that cannot be recorded; the number of running sandboxes and programs
+bounds the number of kept writes. If the answer to a transaction is lost, it may have been committed. Therefore writing
+a fact again changes nothing, an intent whose row exists counts as written, and a refused intent is undone when the
+database is available again.
 """
 
 from __future__ import annotations
@@ -33,32 +33,32 @@ from roll_sandbox.service.store.engines import DatabaseLock, DatabaseLockedError
 __all__ = ["UNAVAILABLE_ERRORS", "Write", "Writer", "describe_error"]
 
 UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError, PoolTimeoutError, OSError, DatabaseLockedError)
-"""Errors of a database that does not answer, is locked, full or read-only."""
+"""The errors if the database does not answer, is locked, is full, or is read-only."""
 _MAX_WRITES = 500
-"""Most writes of one transaction."""
+"""Maximum number of writes in one transaction."""
 _BACKOFF_S = (0.05, 0.2, 0.5)
-"""Pauses between tries, before intents are refused."""
+"""Seconds to wait before each retry; after the last one, intents are refused."""
 _RETRY_S = 0.25
-"""Pause between tries while the database is away."""
+"""Seconds between tries while the database is unavailable."""
 _CLOSE_TIMEOUT_S = 5.0
-"""How long to try to write facts when the service ends."""
+"""Seconds during which writing facts is retried when the service ends."""
 _log = logging.getLogger(__name__)
 Callback: TypeAlias = Callable[[Exception | None], None]
 
 
 @dataclass(eq=False)
 class Write:
-    """One write: of a fact, or, with `undo`, of an intent."""
+    """A queued write: an intent if it has `undo`, otherwise a fact."""
 
     statement: Executable
     values: Mapping[str, Any]
     callback: Callback | None = None
     undo: Delete | None = None
-    """Deletes an intent's row; its parameters are named `b_` and the column."""
+    """Statement that deletes the row of an intent; its parameter `b_x` is the row's value of column `x`."""
 
 
 class Writer:
-    """The writer thread; see the module."""
+    """Queues writes, and executes them in a thread."""
 
     def __init__(self, engine: Engine, lock: DatabaseLock) -> None:
         self._engine = engine
@@ -69,7 +69,7 @@ class Writer:
         self._held: list[Write] = []
         self._last_attempt = 0.0
         self.unavailable_reason = ""
-        """Why the database cannot be written; empty while it answers."""
+        """The reason why writing to the database fails; empty if it does not fail."""
         self._thread = threading.Thread(target=self._run, name="sandbox-store", daemon=True)
 
     @property
@@ -78,10 +78,10 @@ class Writer:
         return self._queue.qsize() + len(self._held)
 
     def connect(self) -> None:
-        """Connect to the database and lock it for this server.
+        """Connect to the database, and lock it for this server.
 
         Raises:
-            AWAY: the database is away, or another server has it.
+            UNAVAILABLE_ERRORS: the database is unavailable, or another server has locked it.
         """
         connection = self._engine.connect()
         try:
@@ -92,7 +92,7 @@ class Writer:
         self._connection = connection
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Start the thread; `then` callbacks are called in `loop`."""
+        """Start the thread; callbacks will be called in `loop`."""
         self._loop = loop
         self._thread.start()
 
@@ -101,7 +101,7 @@ class Writer:
         self._queue.put(write)
 
     def close(self) -> None:
-        """Write what is queued, and stop the thread."""
+        """Write the queued records, and stop the thread."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -111,30 +111,30 @@ class Writer:
     def _run(self) -> None:
         open_ = True
         while open_:
-            came = self._next()
-            open_ = None not in came
-            self._write_batch([write for write in came if write is not None])
+            received = self._collect_writes()
+            open_ = None not in received
+            self._write_batch([write for write in received if write is not None])
         until = time.monotonic() + _CLOSE_TIMEOUT_S
         while self._held and time.monotonic() < until:
             time.sleep(_RETRY_S)
             self._write_batch([])
         if self._held:
-            _log.warning("the sandbox service ends with %d records not written to the database", len(self._held))
+            _log.warning("the sandbox service ended with %d records not written to the database", len(self._held))
 
-    def _next(self) -> list[Write | None]:
-        found: list[Write | None] = []
+    def _collect_writes(self) -> list[Write | None]:
+        writes: list[Write | None] = []
         with contextlib.suppress(queue.Empty):
-            found.append(self._queue.get(timeout=_RETRY_S if self.unavailable_reason else None))
-            while len(found) < _MAX_WRITES:
-                found.append(self._queue.get_nowait())
-        return found
+            writes.append(self._queue.get(timeout=_RETRY_S if self.unavailable_reason else None))
+            while len(writes) < _MAX_WRITES:
+                writes.append(self._queue.get_nowait())
+        return writes
 
-    def _write_batch(self, came: list[Write]) -> None:
-        """Write new and held writes; if the database is away, refuse intents and hold facts."""
+    def _write_batch(self, received: list[Write]) -> None:
+        """Execute the received and the kept writes; if the database is unavailable, refuse intents and keep facts."""
         if self.unavailable_reason and time.monotonic() - self._last_attempt < _RETRY_S:
-            self._refuse(came)
+            self._refuse_intents(received)
             return
-        writes = [*self._held, *came]
+        writes = [*self._held, *received]
         for pause_s in (None,) if self.unavailable_reason else (*_BACKOFF_S, None):
             try:
                 self._write_or_raise(writes)
@@ -146,17 +146,17 @@ class Writer:
                         _log.warning("the sandbox service's database is unavailable: %s", describe_error(error))
                     self.unavailable_reason = describe_error(error)
                     self._held = [write for write in writes if write.undo is None]
-                    self._refuse([write for write in writes if write.undo is not None])
+                    self._refuse_intents([write for write in writes if write.undo is not None])
                 else:
                     time.sleep(pause_s)
             else:
                 self._held = []
                 return
 
-    def _refuse(self, writes: list[Write]) -> None:
-        """Report to intents that they are not written, now or later; hold facts."""
+    def _refuse_intents(self, writes: list[Write]) -> None:
+        """Call the callbacks of intents with an error; keep, for later, facts and a deletion of each intent's row."""
         error = SandboxDatabaseError(
-            f"the service's database does not answer ({self.unavailable_reason}), so nothing was started: retry."
+            f"the service's database is unavailable ({self.unavailable_reason}), so nothing was started: retry."
         )
         for write in writes:
             if write.undo is None:
@@ -164,13 +164,13 @@ class Writer:
             else:
                 undone = {f"b_{name}": value for name, value in write.values.items()}
                 self._held.append(Write(write.undo, {name: undone[name] for name in write.undo.compile().params}))
-        self._report([(write, error) for write in writes if write.undo is not None])
+        self._schedule_callbacks([(write, error) for write in writes if write.undo is not None])
 
     def _write_or_raise(self, writes: list[Write]) -> None:
-        """Write everything in one transaction, or one by one if that is refused; remove from the list what is written.
+        """Execute writes in large transactions, or one by one if a transaction is refused; remove them from the list.
 
         Raises:
-            AWAY: the rest is not written, or its state is unknown.
+            UNAVAILABLE_ERRORS: the writes left in the list were not executed, or it is unknown whether they were.
         """
         if self._connection is None:
             self.connect()
@@ -184,12 +184,12 @@ class Writer:
                     _execute(connection, some)
             except UNAVAILABLE_ERRORS:
                 raise
-            except Exception:  # also values that a driver cannot encode, which raise no SQLAlchemy error
+            except Exception:  # not only SQLAlchemy's errors: a driver may be unable to encode a value
                 errors = [_execute_alone(connection, write) for write in some]
             del writes[: len(some)]
             self._mark_available()
-            self._report(list(zip(some, errors, strict=True)))
-        if self.unavailable_reason:
+            self._schedule_callbacks(list(zip(some, errors, strict=True)))
+        if self.unavailable_reason:  # without a write, only a query shows whether the database answers
             with connection.begin():
                 connection.execute(text("SELECT 1"))
             self._mark_available()
@@ -203,33 +203,33 @@ class Writer:
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(SQLAlchemyError):
-                connection.invalidate()  # releases the session's lock
+                connection.invalidate()  # also releases the lock of the session
                 connection.close()
 
-    def _report(self, told: Sequence[tuple[Write, Exception | None]]) -> None:
-        waiting = [(write.callback, error) for write, error in told if write.callback is not None]
+    def _schedule_callbacks(self, outcomes: Sequence[tuple[Write, Exception | None]]) -> None:
+        waiting = [(write.callback, error) for write, error in outcomes if write.callback is not None]
         if waiting and self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_run_callbacks, waiting)
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error's reason in one line."""
+    """Return the cause of a database error as one line, at most 200 characters."""
     if isinstance(error, DatabaseLockedError):
         return "another server has locked it"
     origin = getattr(error, "orig", None) or error
     return (str(origin).strip().splitlines() or [type(origin).__name__])[0][:200]
 
 
-def _run_callbacks(told: list[tuple[Callback, Exception | None]]) -> None:
-    for then, error in told:
+def _run_callbacks(outcomes: list[tuple[Callback, Exception | None]]) -> None:
+    for callback, error in outcomes:
         try:
-            then(error)
-        except Exception:  # an error of one callback must not stop the others
+            callback(error)
+        except Exception:  # an error in one callback must not prevent the others
             _log.exception("a callback after a database write of the sandbox service failed")
 
 
 def _execute(connection: Connection, writes: Sequence[Write]) -> None:
-    """Execute the writes, consecutive ones with the same statement together."""
+    """Execute the writes; consecutive writes with the same statement are executed together."""
     start = 0
     while start < len(writes):
         statement, end = writes[start].statement, start
@@ -240,15 +240,17 @@ def _execute(connection: Connection, writes: Sequence[Write]) -> None:
 
 
 def _execute_alone(connection: Connection, write: Write) -> Exception | None:
-    """Execute one write and return the error that refuses it.
+    """Execute one write; return `None`, or the error with which the database refused it.
 
-    An insert whose row exists, from a transaction whose answer was lost, counts as written.
+    If the row of an insert already exists, since the answer to an earlier transaction was lost, it counts as written.
     """
     try:
         with connection.begin():
             _execute(connection, [write])
     except IntegrityError:
-        return None if _row_exists(connection, write) else SandboxError("the name was already used")
+        if _row_exists(connection, write):
+            return None
+        return SandboxError("the name of the sandbox or program was already used: choose another name")
     except UNAVAILABLE_ERRORS:
         raise
     except Exception as error:
@@ -261,6 +263,6 @@ def _row_exists(connection: Connection, write: Write) -> bool:
         return False
     columns = write.statement.table.c
     values = {name.removeprefix("b_"): value for name, value in write.values.items()}
-    mine = select(text("1")).where(*(columns[name] == value for name, value in values.items()))
+    same_row = select(text("1")).where(*(columns[name] == value for name, value in values.items()))
     with connection.begin():
-        return connection.execute(mine).first() is not None
+        return connection.execute(same_row).first() is not None

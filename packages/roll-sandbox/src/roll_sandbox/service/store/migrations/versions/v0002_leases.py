@@ -1,4 +1,4 @@
-"""Adds whether a sandbox is leased: it ends once no client has a connection to it."""
+"""Adds the column that tells whether a sandbox is leased, so that it ends when no client is connected to it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Add the column; existing sandboxes are leased, since it is unknown whether they were made over HTTP."""
+    """Add the column. Existing sandboxes are leased, since it is unknown whether they were created over HTTP."""
     op.add_column("sandboxes", sa.Column("leased", sa.Integer, nullable=False, server_default="1"))
 
 

@@ -1,0 +1,107 @@
+"""Screens of `gui:Click-v0-easy`: conversations of a player that clicks wrongly at times, and pixels with labels."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from roll.envs import make
+from roll.envs.worlds.screen import COLORS, SHAPES
+from roll.types import ImageData
+
+ENVIRONMENT = "gui:Click-v0-easy"
+SIZE = 64
+SCREEN: dict[str, Any] = {
+    "width": SIZE,
+    "height": SIZE,
+    "rows": 2,
+    "columns": 2,
+    "num_widgets": 4,
+    "max_turns": 1,
+    "scale": 2,
+    "describe_frame": False,
+}
+"""Options of the environment: a widget of 22 × 22 pixels in each of four cells, and clicks on the cells' centers, which
+the widgets always cover."""
+BEST_CONSTANT_CLICK = 1 / 4
+"""Probability that a click without the screen is in the target."""
+_WIDGET = re.compile(r"(\w+) (\w+) (\d+),(\d+);")
+
+
+def write_episodes(path: Path, seeds: Sequence[int], *, wrong: float) -> Path:
+    """Write a JSON Lines file of conversations in which a player clicks on all four widgets of a screen.
+
+    Args:
+        path: The file; its images are written next to it.
+        seeds: Seeds of the screens.
+        wrong: The probability that a click is at a random position.
+    """
+    folder = path.with_suffix("")
+    folder.mkdir(parents=True, exist_ok=True)
+    env = make(ENVIRONMENT, SCREEN | {"num_targets": SCREEN["num_widgets"], "max_turns": SCREEN["num_widgets"]})
+    lines = []
+    for seed in seeds:
+        image, names = _split_observation(env.reset(seed=seed)[0])
+        (folder / f"{seed}.png").write_bytes(image)
+        chance, messages = random.Random(seed), []
+        for place, name in enumerate(names):
+            right = env.solution()
+            click = env.sample_random_action() if chance.random() < wrong else right
+            messages += [
+                {"role": "user", "content": f"{'' if place else '<image>'}Click the {name}."},
+                {"role": "assistant", "content": click.replace(" ", "")},
+            ]
+            env.step(right)
+        lines.append(json.dumps({"images": [f"{folder.name}/{seed}.png"], "messages": messages}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+class LabeledScreens(NamedTuple):
+    """Screens, with the widget in whose box the center of each patch is."""
+
+    pixels: np.ndarray
+    """uint8 [screens, 3, height, width]."""
+    colors: np.ndarray
+    """int64 [screens, patches], an index of `COLORS`; the number of colors without a widget."""
+    shapes: np.ndarray
+    """int64 [screens, patches], an index of `SHAPES`; the number of shapes without a widget."""
+    centers: np.ndarray
+    """float32 [screens, patches, 2]: x and y of the widget's center, from 0 to 1."""
+
+
+def draw_labeled_screens(seeds: Sequence[int], patch: int) -> LabeledScreens:
+    """Draw the screens of some seeds, and label their patches of `patch` × `patch` pixels."""
+    env = make(ENVIRONMENT, SCREEN)
+    middles = np.arange(patch // 2, SIZE, patch)
+    pixels = np.zeros((len(seeds), 3, SIZE, SIZE), np.uint8)
+    colors = np.full((len(seeds), len(middles), len(middles)), len(COLORS))
+    shapes = np.full(colors.shape, len(SHAPES))
+    centers = np.zeros((*colors.shape, 2), np.float32)
+    extent = round(min(SIZE // SCREEN["columns"], SIZE // SCREEN["rows"]) * 0.7)
+    for index, seed in enumerate(seeds):
+        observation, info = env.reset(seed=seed)
+        image, _ = _split_observation(observation)
+        pixels[index] = np.asarray(Image.open(io.BytesIO(image))).transpose(2, 0, 1)
+        for color, shape, left, top in _WIDGET.findall(info["state"]):
+            x, y = int(left), int(top)
+            inside = np.ix_((middles >= y) & (middles < y + extent), (middles >= x) & (middles < x + extent))
+            colors[index][inside], shapes[index][inside] = list(COLORS).index(color), SHAPES.index(shape)
+            centers[index][inside] = (x + extent / 2) / SIZE, (y + extent / 2) / SIZE
+    count = len(seeds)
+    return LabeledScreens(pixels, colors.reshape(count, -1), shapes.reshape(count, -1), centers.reshape(count, -1, 2))
+
+
+def _split_observation(observation: Any) -> tuple[bytes, list[str]]:
+    """Return the PNG of an observation, and the names of the targets in its text."""
+    image, text = observation
+    assert isinstance(image, ImageData)
+    return image.data, re.findall(r"the (\w+ \w+)", text.text)

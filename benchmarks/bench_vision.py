@@ -1,0 +1,194 @@
+"""A small vision-language model: supervised fine-tuning, then GRPO on noisier images; shuffled images are the control.
+
+    make bench NAME=vision                         # all: about an hour on one quiet core
+    make bench NAME=vision ARGS="--parts sft"      # a part; a later call continues with the models in --directory
+
+    tower ─► projector, aligned with words ─► SmolLM2-135M with both, in SmolVLM's classes
+                                                     └─► sft on clean images ─► grpo on noisy and clean images
+
+Each image has 1 to 4 equal shapes, with questions about their color, shape and number (`_vision_data`). The sets:
+
+    easy       images as in SFT
+    hard       images with so much noise that the model after SFT often fails
+    shuffled   easy questions, each with the image of another row: a model that reads images is right only by chance
+
+Chance is the accuracy of the best answer to each question without an image: the mean of 1/4, 1/3 and 1/4. A model that
+knows the frequencies of answers can be right a little more often: the other row may have the same answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from _report import Stopwatch, measure_matmul_rate, report
+from _vision_data import COLORS, COUNTS, SHAPES, write_rows
+from _vision_model import build_vision_model
+from _vision_rollouts import measure_rollouts
+from _vision_tower import align_tower, train_tower
+
+import roll
+from roll.tracking import Summary
+
+NUM_ROWS = 816
+NUM_HELD_OUT = 192
+SFT_NOISE, HARD_NOISE = 12.0, 120.0
+CHANCE = (1 / len(COLORS) + 1 / len(SHAPES) + 1 / len(COUNTS)) / 3
+PARTS = ("tower", "sft", "grpo", "rollouts")
+SETS = ("easy", "hard", "shuffled")
+SCALE_FACTOR = 4
+"""An image has 4 tokens."""
+NUM_STEPS = 48
+
+
+def write_data(directory: Path) -> dict[str, Path]:
+    """Write the rows of every part, and return their files by name."""
+    held_out = range(5_000_000, 5_000_000 + NUM_HELD_OUT)
+    files = {
+        "sft": (range(2_000_000, 2_000_000 + NUM_ROWS), SFT_NOISE, True, False),
+        "train easy": (range(3_000_000, 3_000_000 + 800), SFT_NOISE, False, False),
+        "train hard": (range(4_000_000, 4_000_000 + 1_600), HARD_NOISE, False, False),
+        "easy": (held_out, SFT_NOISE, False, False),
+        "hard": (held_out, HARD_NOISE, False, False),
+        "shuffled": (held_out, SFT_NOISE, False, True),
+    }
+    directory.mkdir(parents=True, exist_ok=True)
+    found: dict[str, Path] = {}
+    for name, (seeds, noise, answered, shuffled) in files.items():
+        found[name] = directory / f"{name.replace(' ', '-')}.jsonl"
+        if not found[name].exists():
+            write_rows(found[name], seeds, noise=noise, answered=answered, shuffled=shuffled)
+    return found
+
+
+def build_evaluation(model: Path, files: dict[str, Path]) -> dict[str, Any]:
+    """Return the configuration that evaluates a model on the three sets."""
+    data = [
+        {
+            "source": "file",
+            "domain": name,
+            "path": str(files["train easy"]),
+            "held_out_path": str(files[name]),
+            "reward": {"type": "exact", "ignore_case": True},
+        }
+        for name in SETS
+    ]
+    return {
+        "pipeline": "rlvr",
+        "name": "evaluation",
+        "model": {"path": str(model), "dtype": "float32"},
+        "data": data,
+        "rollout": {"prompts_per_step": 16, "group_size": 8, "max_new_tokens": 3},
+        "training": {"num_steps": 1},
+        "evaluation": {"num_prompts": NUM_HELD_OUT * len(SETS), "samples_per_prompt": 1, "temperature": 0.0},
+        "weight_sync": {"probe_every_num_steps": 12},
+        "inference": {"engine": "hf", "max_num_seqs": 128},
+    }
+
+
+def select_accuracies(metrics: dict[str, float]) -> dict[str, float]:
+    """Return the accuracy on each set from `eval/…` metrics."""
+    return {name: round(metrics[f"eval/{name}/accuracy"], 4) for name in SETS}
+
+
+def fine_tune(base: Path, files: dict[str, Path], directory: Path) -> Summary:
+    """Train all weights on clean images with their answers."""
+    return roll.train(
+        {
+            "pipeline": "sft",
+            "name": "sft",
+            "model": {"path": str(base), "dtype": "float32"},
+            "data": [{"source": "file", "path": str(files["sft"]), "held_out": 0.02}],
+            "training": {
+                "num_epochs": 1,
+                "examples_per_step": 8,
+                "learning_rate": 1e-4,
+                "schedule": "cosine",
+                "warmup_steps": 10,
+            },
+            "evaluation": {"every_num_steps": 0, "before_training": False},
+            "output_dir": str(directory),
+        }
+    )
+
+
+def reinforce(
+    model: Path, files: dict[str, Path], directory: Path, name: str, seed: int, *, kl: float, rate: float, steps: int
+) -> dict[str, float]:
+    """Train tower and projector with GRPO: two noisy images for each clean one; return the accuracies at the end."""
+    settings = build_evaluation(model, files)
+    settings["model"]["vision"] = {"freeze": ["language_model"]}
+    # A third of the prompts is easy; half of these belong to "shuffled", where only held-out images are shuffled.
+    for entry, (source, weight) in zip(settings["data"], (("easy", 0.5), ("hard", 2.0), ("easy", 0.5)), strict=True):
+        entry.update(path=str(files[f"train {source}"]), weight=weight)
+    found: dict[str, float] = {}
+    roll.train(
+        settings
+        | {
+            "name": name,
+            "seed": seed,
+            # Most groups of easy prompts have equal rewards. They are kept, because the KL penalty applies to them.
+            "algorithm": {
+                "type": "grpo",
+                "kl": {"coefficient": kl, "estimator": "full"},
+                "filters": {"skip_zero_variance": False},
+            },
+            "training": {"num_steps": steps, "learning_rate": rate, "schedule": "linear", "warmup_steps": 4},
+            "evaluation": settings["evaluation"] | {"every_num_steps": 0, "before_training": False},
+            "output_dir": str(directory),
+        },
+        on_evaluation=lambda step, metrics: found.update(select_accuracies(metrics)),
+    )
+    return found
+
+
+def main() -> None:
+    """Run the parts, and write their figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--directory", type=Path, default=Path("runs/vision"), help="models, data and runs")
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS, help="parts to run")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3], help="seeds of GRPO")
+    parser.add_argument("--tower-seconds", type=float, default=600.0, help="processor time for the tower")
+    parser.add_argument("--kl", type=float, default=0.1, help="coefficient of the KL penalty")
+    parser.add_argument("--rate", type=float, default=1e-4, help="learning rate of GRPO")
+    parser.add_argument("--steps", type=int, default=NUM_STEPS, help="steps of GRPO")
+    chosen = parser.parse_args()
+    if "rollouts" in chosen.parts:
+        measure_rollouts(chosen.directory / "rollouts")  # writes results of its own
+        if chosen.parts == ["rollouts"]:
+            return
+    files = write_data(chosen.directory / "data")
+    tower, encoder = chosen.directory / "tower.safetensors", chosen.directory / "encoder.safetensors"
+    base, sft = chosen.directory / "base", chosen.directory / "sft"
+    notes = chosen.directory / "figures.json"
+    figures: dict[str, Any] = json.loads(notes.read_text()) if notes.exists() else {"chance": round(CHANCE, 4)}
+
+    def note(name: str, value: Any) -> None:
+        figures[name] = value
+        notes.write_text(json.dumps(figures, indent=2))
+        print(name, json.dumps(value), flush=True)
+
+    note("matmul_gflops", measure_matmul_rate())
+    if "tower" in chosen.parts:
+        watch = Stopwatch()
+        note("tower", train_tower(tower, chosen.tower_seconds) | watch.read())
+        watch = Stopwatch()
+        note("projector", align_tower(encoder, tower, SCALE_FACTOR, chosen.tower_seconds / 10) | watch.read())
+    if "sft" in chosen.parts:
+        build_vision_model(base, encoder, scale_factor=SCALE_FACTOR)
+        watch = Stopwatch()
+        fine_tune(base, files, chosen.directory)
+        seconds = watch.read()
+        note("sft", select_accuracies(roll.evaluate(build_evaluation(sft, files))) | seconds)
+    for seed in chosen.seeds if "grpo" in chosen.parts else ():
+        name = f"grpo-kl{chosen.kl:g}-rate{chosen.rate:g}-seed{seed}"
+        watch = Stopwatch()
+        end = reinforce(sft, files, chosen.directory, name, seed, kl=chosen.kl, rate=chosen.rate, steps=chosen.steps)
+        note(name, end | watch.read())
+    report("vision", figures)
+
+
+if __name__ == "__main__":
+    main()

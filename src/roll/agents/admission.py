@@ -1,0 +1,46 @@
+"""A limit on the open requests of a session: each may take 100 MB of memory while it is read and answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from roll.agents.refusals import Refusal
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """Counts the open requests of a session.
+
+    Args:
+        limit: Maximum number of requests at once.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._num_open = 0
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        """Count a request as open during the body.
+
+        Raises:
+            Refusal: Too many requests are open.
+        """
+        self.check(self._num_open, 1)
+        self._num_open += 1
+        try:
+            yield
+        finally:
+            self._num_open -= 1
+
+    def check(self, running: int, more: int) -> None:
+        """Check that `more` requests may run while others are `running`.
+
+        Raises:
+            Refusal: They may not.
+        """
+        if running + more > self._limit:
+            message = f"{running} requests of this session are running, and the limit is {self._limit}."
+            raise Refusal(429, "rate_limit_exceeded", message, retry_after_s=1)

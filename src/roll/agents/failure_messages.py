@@ -1,0 +1,51 @@
+"""Error messages for failed agents: the requests that the endpoint rejected, then the agent's own output."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+__all__ = ["add_refusals", "describe_failure"]
+
+MAX_LENGTH = 1200
+"""Maximum number of characters of a program's output in a message."""
+MAX_END_LENGTH = 300
+"""Number of characters shown from the end of the output: the last line of a traceback has the cause."""
+MAX_REFUSAL_LENGTH = 400
+MAX_REFUSALS = 3
+
+
+def describe_failure(how: int | str, stdout: bytes, stderr: bytes) -> str:
+    """Describe the failure of a program, with its output.
+
+    Args:
+        how: The exit code, or the reason the program was ended.
+        stdout: Standard output, for programs that print errors there.
+        stderr: Standard error.
+    """
+    said = stderr.decode(errors="replace").strip() or stdout.decode(errors="replace").strip()
+    head = f"exit code {how}" if isinstance(how, int) else how
+    return f"{head}: {shorten_output(said)}" if said else head
+
+
+def shorten_output(text: str) -> str:
+    """Return the text, or only its start and its last lines if it is long."""
+    if len(text) <= MAX_LENGTH:
+        return text
+    begin, end = text[: MAX_LENGTH - MAX_END_LENGTH], text[-MAX_END_LENGTH:]
+    begin = begin[: begin.rfind("\n")] if "\n" in begin[len(begin) // 2 :] else begin
+    end = end[end.find("\n") + 1 :] if "\n" in end[: len(end) // 2] else end
+    return f"{begin}\n[… {len(text) - len(begin) - len(end)} characters …]\n{end}"
+
+
+def add_refusals(problem: str, refused: Sequence[str]) -> str:
+    """Return the problem, preceded by the requests that the endpoint rejected, which are usually the cause."""
+    if not refused:
+        return problem
+    listed = "; ".join(_to_one_line(each) for each in refused[:MAX_REFUSALS])
+    more = f", and {len(refused) - MAX_REFUSALS} more" if len(refused) > MAX_REFUSALS else ""
+    return f"the endpoint rejected {listed}{more}. The agent: {problem}"
+
+
+def _to_one_line(text: str) -> str:
+    line = " ".join(text.split()).rstrip(".")
+    return line if len(line) <= MAX_REFUSAL_LENGTH else f"{line[: MAX_REFUSAL_LENGTH - 1]}…"

@@ -1,0 +1,113 @@
+"""The tools in a request: functions, custom tools (which take one string), groups of them, and a vendor's own tools.
+
+The model only sees functions. A custom tool of OpenAI becomes a function with one string parameter, and each function
+of a group (`namespace`) becomes a separate function. `ToolSpec` has what is needed to convert a call back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from roll.agents import wire
+from roll.agents.notes import Notes
+from roll.agents.refusals import Refusal
+
+__all__ = ["INPUT", "ToolSpec", "build_text_tool", "note_unsupported_tools", "read_text_argument"]
+
+INPUT = "input"
+"""Name of the parameter of a custom tool."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ToolSpec:
+    """One tool of a request, as the model sees it."""
+
+    name: str
+    """The name by which the model calls the tool."""
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    own_name: str = ""
+    """The agent's name for the tool if it differs from `name`."""
+    namespace: str = ""
+    takes_text: bool = False
+    deferred: bool = False
+    """Whether the model sees the tool only after the conversation refers to it."""
+
+    @property
+    def function(self) -> dict[str, Any]:
+        """The tool in the form of chat templates."""
+        return wire.build_function_tool(self.name, self.description, self.parameters)
+
+    @property
+    def name_for_agent(self) -> str:
+        """The name by which the agent knows the tool, without its namespace."""
+        return self.own_name or self.name
+
+
+def build_text_tool(name: str, description: str | None, input_format: Mapping[str, Any] | None) -> ToolSpec:
+    """Return the spec of a custom tool: a function with one string parameter.
+
+    Args:
+        name: The tool's name.
+        description: The tool's description.
+        input_format: The format of the string: `{"type": "grammar", "syntax", "definition"}`. A grammar becomes part of
+            the description; it is not enforced.
+    """
+    words = [description or ""]
+    nested = None if input_format is None else input_format.get("grammar")
+    grammar = nested if isinstance(nested, Mapping) else input_format
+    definition = grammar.get("definition") if grammar is not None else None
+    if isinstance(definition, str):
+        words.append(f"The text follows this grammar:\n{definition.strip()}")
+    parameter = {"type": "string", "description": "The whole text."}
+    schema = {"type": "object", "properties": {INPUT: parameter}, "required": [INPUT]}
+    return ToolSpec(name=name, description="\n\n".join(filter(None, words)), parameters=schema, takes_text=True)
+
+
+def read_text_argument(arguments: Mapping[str, Any]) -> str:
+    """Return the string argument of a call to a custom tool; all arguments as JSON if the model passed other ones."""
+    value = arguments.get(INPUT)
+    return value if isinstance(value, str) else json.dumps(dict(arguments), ensure_ascii=False)
+
+
+def _make_names_distinct(tools: Sequence[ToolSpec]) -> list[ToolSpec]:
+    """Return the tools with distinct names: tools of the same name get their group's name as a prefix."""
+    times = Counter(spec.name for spec in tools)
+    return [
+        replace(spec, name=f"{spec.namespace}__{spec.name}", own_name=spec.name)
+        if spec.namespace and times[spec.name] > 1
+        else spec
+        for spec in tools
+    ]
+
+
+def note_unsupported_tools(tools: Sequence[ToolSpec], left_out: Sequence[str], notes: Notes) -> list[ToolSpec]:
+    """Add a note for each unsupported tool, and return the supported tools with distinct names.
+
+    Args:
+        tools: The supported tools.
+        left_out: Names or types of the unsupported tools, which only their vendor can run.
+        notes: Receives the notes.
+
+    Raises:
+        Refusal: No tool is supported.
+    """
+    names = [name[:64] for name in left_out]
+    advice = "disable the tool in the agent's settings, or give the agent a function with the same effect"
+    if names and not tools:
+        listed = ", ".join(sorted(set(names))[:8])
+        message = (
+            f"tools: {listed} cannot be offered, because only the vendor's models or servers support it: {advice}."
+        )
+        raise Refusal(400, "unsupported_parameter", message, field="tools")
+    for name in names:
+        notes.add(
+            f"tool {name}",
+            f"agents offer the tool '{name}', which only the vendor's models or servers support: the policy does not "
+            f"see this tool ({advice}).",
+        )
+    return _make_names_distinct(tools)

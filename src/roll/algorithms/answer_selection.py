@@ -1,0 +1,125 @@
+"""Selection of a step's training rollouts in pipelines without an RL algorithm: all, the best, or pairs. NumPy only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from roll.algorithms.filters import find_filter_reason
+from roll.types import Fate, Group, Rollout
+
+__all__ = [
+    "AnswerSelection",
+    "Answers",
+    "Pairing",
+    "choose_rollouts",
+    "find_failure_reason",
+    "select_answers_in_vocabulary",
+    "select_best_answers",
+    "select_pairs",
+]
+
+Answers: TypeAlias = tuple[Rollout, ...]
+"""Rollouts that are trained together: a single one, or the better and the worse one of a pair."""
+Pairing: TypeAlias = Literal["best_worst", "all"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerSelection:
+    """The rollouts that a step trains on, and the outcome of every group."""
+
+    answers: tuple[Answers, ...]
+    """The chosen rollouts, in the order of their groups."""
+    fates: dict[int, tuple[Fate, str]]
+    """The outcome of each group by draw id, with the reason if it is not trained on."""
+
+    @property
+    def rollouts(self) -> tuple[Rollout, ...]:
+        """All chosen rollouts; a rollout in several pairs is repeated."""
+        return tuple(rollout for answers in self.answers for rollout in answers)
+
+
+def choose_rollouts(
+    groups: Iterable[Group], choose: Callable[[Sequence[Rollout]], list[Answers] | str]
+) -> AnswerSelection:
+    """Choose the rollouts of every group that a step trains on.
+
+    A rollout with an infrastructure error is never chosen; a group in which all rollouts failed gets the outcome
+    `failed`.
+
+    Args:
+        groups: Groups of the step.
+        choose: Function of a group's scored rollouts that returns the answers to train on, or the reason why there are
+            none.
+    """
+    answers: list[Answers] = []
+    fates: dict[int, tuple[Fate, str]] = {}
+    for group in groups:
+        written = [r for r in group.scored if any(turn.end > turn.start for turn in r.spans)]
+        found = choose(written) if written else []
+        if isinstance(found, str):
+            fates[group.draw.draw_id] = (Fate.FILTERED, found)
+            continue
+        answers += found
+        fates[group.draw.draw_id] = (Fate.TRAINED, "") if written else (Fate.FAILED, find_failure_reason(group))
+    return AnswerSelection(answers=tuple(answers), fates=fates)
+
+
+def find_failure_reason(group: Group) -> str:
+    """Return why a group has no scored rollout with a token: the infrastructure errors of its rollouts."""
+    return "; ".join(sorted({r.cause for r in group.rollouts if r.cause})) or "no rollout has a token"
+
+
+def select_answers_in_vocabulary(rollouts: Sequence[Rollout], *, num_tokens: int) -> list[Answers] | str:
+    """Return every rollout whose token ids are all below `num_tokens`, or the reason why there are none.
+
+    A policy with a padded vocabulary may sample ids outside the teacher's vocabulary.
+    """
+    return [(rollout,) for rollout in rollouts if int(rollout.token_ids.max()) < num_tokens] or (
+        f"every answer has a token with an id of {num_tokens:,} or more, which is not in its teacher's vocabulary"
+    )
+
+
+def select_best_answers(rollouts: Sequence[Rollout], *, keep: int, min_reward: float) -> list[Answers] | str:
+    """Return the `keep` best rollouts whose reward is at least `min_reward` (RAFT, arXiv 2304.06767), or the reason why
+    there are none; ties go to the first.
+    """
+    rewards = _collect_rewards(rollouts)
+    best = [int(i) for i in np.argsort(-rewards, kind="stable")[:keep] if rewards[i] >= min_reward]
+    if not best:
+        return f"the best reward {rewards.max():g} is below {min_reward:g}"
+    return [(rollouts[i],) for i in sorted(best)]
+
+
+def select_pairs(rollouts: Sequence[Rollout], *, pairing: Pairing, min_difference: float = 0.0) -> list[Answers] | str:
+    """Return pairs of a better and a worse answer, or the reason why a group has none.
+
+    Args:
+        rollouts: The rollouts of one group.
+        pairing: `best_worst` pairs the best with the worst rollout (ties go to the first), `all` pairs every two
+            rollouts with different rewards.
+        min_difference: Smallest reward difference of a pair.
+    """
+    rewards = _collect_rewards(rollouts)
+    if reason := find_filter_reason(rewards):
+        return reason
+    order = np.argsort(-rewards, kind="stable").tolist()
+    best, worst = order[0], int(np.argmin(rewards))
+    found = (
+        [(best, worst)] if pairing == "best_worst" else [(b, w) for i, b in enumerate(order) for w in order[i + 1 :]]
+    )
+    kept = [(b, w) for b, w in found if rewards[b] > rewards[w] and rewards[b] - rewards[w] >= min_difference]
+    if not kept:
+        return f"the rewards differ by {np.ptp(rewards):g}, less than {min_difference:g}"
+    kept = [(b, w) for b, w in kept if not np.array_equal(rollouts[b].token_ids, rollouts[w].token_ids)]
+    if not kept:
+        return "the better and the worse answers have the same tokens"
+    return [(rollouts[b], rollouts[w]) for b, w in kept]
+
+
+def _collect_rewards(rollouts: Sequence[Rollout]) -> np.ndarray:
+    """Return the rewards of scored rollouts before shaping, shape [G]."""
+    return np.array([r.reward.value for r in rollouts if r.reward is not None], dtype=np.float64)

@@ -1,0 +1,102 @@
+"""The configuration of diffusion and flow models: fine-tuning on images, and reinforcement learning from rewards."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import field_validator, model_validator
+
+from roll.config.base import option
+from roll.config.diffusion import (
+    DPO,
+    DiffusionAlgorithm,
+    DiffusionDataConfig,
+    DiffusionEvaluation,
+    DiffusionModelConfig,
+    DiffusionTraining,
+    FlowGRPO,
+    FlowMatching,
+    ImageRewardConfig,
+    OnlineAlgorithm,
+    RewardGradient,
+    SamplingConfig,
+)
+from roll.config.run import RunConfig
+
+__all__ = ["CONFIG", "DiffusionConfig"]
+
+
+class DiffusionConfig(RunConfig):
+    """Training of diffusion and flow models."""
+
+    pipeline: Literal["diffusion"] = option("diffusion", "Name of the pipeline.")
+    model: DiffusionModelConfig = option(..., "The model to train.", examples=["models/stable-diffusion-3.5-medium"])
+    data: list[DiffusionDataConfig] = option(
+        ..., "Sources of prompts and images.", min_length=1, examples=[[{"path": "data/prompts.jsonl"}]]
+    )
+    algorithm: DiffusionAlgorithm = option(..., "The method.", examples=[{"type": "flow_grpo"}])
+    rewards: list[ImageRewardConfig] = option(
+        [],
+        "Rewards of images; their weighted sum is the reward of a sample.",
+        examples=[[{"function": "rewards.py:score"}]],
+    )
+    sampling: SamplingConfig = option(SamplingConfig(), "How samples are generated.")
+    training: DiffusionTraining = option(..., "Training of the denoiser.", examples=[{"num_steps": 100}])
+    evaluation: DiffusionEvaluation = option(DiffusionEvaluation(), "Evaluation of samples.")
+    reward_workers: int = option(1, "Number of worker processes for rewards.", ge=1)
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _expand_model(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_method(self) -> Self:
+        algorithm = self.algorithm
+        if isinstance(algorithm, OnlineAlgorithm) and not any(reward.weight for reward in self.rewards):
+            raise ValueError(
+                f"algorithm.type {algorithm.type} learns from rewards: add `rewards`, with a weight other than 0"
+            )
+        if isinstance(algorithm, FlowMatching | DPO | RewardGradient) and self.rewards:
+            raise ValueError(
+                f"algorithm.type {algorithm.type} does not use `rewards`: move them to evaluation.rewards, which only "
+                "measures"
+            )
+        domains = [entry.domain for entry in self.data]
+        if twice := sorted({domain for domain in domains if domains.count(domain) > 1}):
+            raise ValueError(f"several sources have the name '{twice[0]}': set a different `domain` for each")
+        labels = [reward.label for reward in (*self.rewards, *self.evaluation.rewards)]
+        if twice := sorted({label for label in labels if labels.count(label) > 1}):
+            raise ValueError(f"several rewards have the name '{twice[0]}': set a different `name` for each")
+        if self.uses_log_probs and self.sampling.noise_level == 0:
+            raise ValueError(
+                f"algorithm.type {algorithm.type} needs SDE steps, which explore: set sampling.noise_level above 0"
+            )
+        return self
+
+    @property
+    def uses_log_probs(self) -> bool:
+        """Whether the method needs the log-probs of SDE steps."""
+        return self.algorithm.type in ("flow_grpo", "ddpo")
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether the method compares with the initial policy."""
+        return isinstance(self.algorithm, DPO) or getattr(self.algorithm, "kl_coefficient", 0.0) > 0
+
+    @property
+    def uses_turning_points(self) -> bool:
+        """Whether rewards of single steps are measured."""
+        return isinstance(self.algorithm, FlowGRPO) and self.algorithm.turning_points != "none"
+
+    @property
+    def samples_per_prompt(self) -> int:
+        """The number of samples that a training step generates for each prompt."""
+        return getattr(self.algorithm, "samples_per_prompt", 1)
+
+    def with_model(self, path: str) -> Self:
+        """Return the same run with other weights, for `roll eval` of a trained model."""
+        return self.model_copy(update={"model": self.model.model_copy(update={"weights": path})})
+
+
+CONFIG = DiffusionConfig

@@ -1,0 +1,63 @@
+"""Settings of rewards for answers about images: boxes, points, and text that was read."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from roll.config.base import option
+from roll.config.rewards.base import RewardSection, auto_reasoning_option
+
+__all__ = ["BoxReward", "EditDistanceReward", "PointReward"]
+
+
+class BoxReward(RewardSection):
+    """Bounding boxes: the intersection over union (IoU) of the answer's last box and the reference box.
+
+    A box is four numbers `x1, y1, x2, y2`, as in `[10, 20, 50, 80]` or `(10,20),(50,80)`. Answer and reference must use
+    the same coordinate frame.
+    """
+
+    type: Literal["box"] = option(..., "Kind of reward.")
+    reasoning: str = auto_reasoning_option()
+    score: Literal["iou", "hit"] = option(
+        "iou", "`iou`: the IoU. `hit`: 1 if the IoU reaches `solved_at`, otherwise 0."
+    )
+    solved_at: float = option(0.5, "IoU from which the task counts as solved.", gt=0, le=1)
+
+    @property
+    def needs_answer(self) -> bool:
+        """Whether rows must have a reference answer."""
+        return True
+
+
+class PointReward(RewardSection):
+    """Points: 1 if the answer's last point is in the reference box, otherwise 0.
+
+    A point is two numbers in brackets, as in `(30, 40)` or `click(30, 40)`. The reference is a box, as in `BoxReward`.
+    """
+
+    type: Literal["point"] = option(..., "Kind of reward.")
+    reasoning: str = auto_reasoning_option()
+
+    @property
+    def needs_answer(self) -> bool:
+        """Whether rows must have a reference answer."""
+        return True
+
+
+class EditDistanceReward(RewardSection):
+    """Text that was read (OCR): 1 minus the edit distance to the reference, divided by the longer length.
+
+    The text between the last `<answer>` and `</answer>` is compared, or the whole text without these tags. Runs of
+    whitespace count as one space.
+    """
+
+    type: Literal["edit_distance"] = option(..., "Kind of reward.")
+    reasoning: str = auto_reasoning_option()
+    ignore_case: bool = option(False, "Whether upper and lower case are equal.")
+    solved_at: float = option(1.0, "Value from which the task counts as solved.", gt=0, le=1)
+
+    @property
+    def needs_answer(self) -> bool:
+        """Whether rows must have a reference answer."""
+        return True

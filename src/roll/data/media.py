@@ -1,0 +1,334 @@
+"""Media of rows: paths, bytes, base64, data URLs, arrays, Pillow images and frames become parts of messages.
+
+    images: [a.png, b.png]      messages: Compare <image> with <image>.
+                                           text, image a, text, image b, text
+
+The media in a row's columns replace `<image>`, `<audio>` and `<video>` in the row's messages, in order; media of a kind
+without such a placeholder precede the text of the first user message. Each medium is decoded and stored when its row is
+read: a bad one makes a bad row.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from roll.config.sources import FileTable
+from roll.data.cells import BadRow, as_list
+from roll.errors import DataError, short
+from roll.media import MediaStore, audio_from_array, decode_image, image_from_array, video_from_frames
+from roll.types import (
+    MEDIA_KINDS,
+    AudioPart,
+    Content,
+    ImagePart,
+    MediaKind,
+    Message,
+    Part,
+    TextPart,
+    VideoPart,
+    iter_texts,
+    parse_content,
+)
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = [
+    "MEDIA_FIELDS",
+    "MEDIA_NOUNS",
+    "MEDIA_PLACEHOLDERS",
+    "MediaReader",
+    "build_media_reader",
+    "describe_marks",
+    "place_media",
+]
+
+RowMedia: TypeAlias = ImagePart | AudioPart | VideoPart
+MEDIA_PLACEHOLDERS: Mapping[MediaKind, str] = {kind: f"<{kind}>" for kind in MEDIA_KINDS}
+"""Placeholders in a message's text for media of the row's columns, as in verl, LLaMA-Factory and ms-swift."""
+MEDIA_FIELDS: Mapping[MediaKind, tuple[str, ...]] = {
+    "image": ("bytes", "image", "base64", "data", "path", "url", "image_url"),
+    "audio": ("array", "bytes", "audio", "base64", "data", "path", "url", "audio_url", "input_audio"),
+    "video": ("frames", "bytes", "video", "base64", "data", "path", "url", "video_url"),
+}
+"""Fields of an object that may hold its medium."""
+MEDIA_NOUNS: Mapping[MediaKind, str] = {"image": "an image", "audio": "audio", "video": "a video"}
+"""Words for one medium, in messages."""
+_PARTS: Mapping[MediaKind, type[RowMedia]] = {"image": ImagePart, "audio": AudioPart, "video": VideoPart}
+_PLURALS: Mapping[MediaKind, str] = {"image": "images", "audio": "audio files", "video": "videos"}
+_MAX_BASE64: Mapping[MediaKind, int] = {"image": 96 * 2**20, "audio": 384 * 2**20, "video": 384 * 2**20}
+"""Maximum number of base64 characters of a medium: more than 4 / 3 of the limit on decoded bytes."""
+
+
+class MediaReader:
+    """Reads media into the run's store.
+
+    Args:
+        store: The run's media store.
+        directory: The directory that relative paths refer to.
+    """
+
+    def __init__(self, store: MediaStore, directory: Path | None = None) -> None:
+        self._store = store
+        self._directory = directory or Path()
+        self._known: dict[Any, str] = {}
+        """Cached digests by kind, and by file, size and time or by encoded content: a row is read again whenever it is
+        drawn."""
+
+    def mark(self, value: Any, where: str, kind: MediaKind = "image") -> str:
+        """Read and store one medium, and return a mark for its position in a text, which `place_media` replaces.
+
+        Raises:
+            BadRow: The medium cannot be read.
+        """
+        return f"\ufdd0{kind} {self.read(value, where, kind).digest}\ufdd1"
+
+    def read(self, value: Any, where: str, kind: MediaKind = "image") -> RowMedia:
+        """Read and store one medium.
+
+        Args:
+            value: A path, encoded bytes, base64 text, a data URL, or an object with one of them in a field of
+                `MEDIA_FIELDS`. An image may also be an array or a Pillow image; audio an `array` with its
+                `sampling_rate`; a video a list of `frames` with `fps`.
+            where: The medium's location, for messages.
+            kind: The kind of medium.
+
+        Raises:
+            BadRow: The medium cannot be read, or the model does not read media of this kind.
+        """
+        try:
+            self._store.check_kind(kind, f"{where}: the {kind}")
+            digest, source = self._store_value(value, where, kind)
+        except BadRow:
+            raise
+        except DataError as error:
+            raise BadRow(kind, f"{error} Correct the {kind}, or leave the row out.") from error
+        return _PARTS[kind](digest=digest, source=source)
+
+    def _store_value(self, value: Any, where: str, kind: MediaKind) -> tuple[str, str]:
+        """Store a medium, and return its digest and its source."""
+        what = f"{where}: the {kind}"
+        value = as_list(value)
+        if kind == "audio" and isinstance(value, Mapping) and value.get("array") is not None:
+            return self._store.add_clip(audio_from_array(value["array"], value.get("sampling_rate"), what)), ""
+        if kind == "video" and (frames := _get_frames(value)) is not None:
+            fps = value.get("fps") if isinstance(value, Mapping) else None
+            return self._store.add_clip(video_from_frames(self._load_frames(frames, where), fps, what)), ""
+        if kind == "video" and isinstance(value, Mapping) and value.get("fps") is not None:
+            raise DataError(f"{what} is a file with `fps`: a file has its own frame rate, so remove `fps`.")
+        found = self._find_content(value, where, kind)
+        if isinstance(found, Path):
+            return self._store_file(found, where, kind), str(found)
+        if isinstance(found, bytes):
+            return self._store_bytes(found, what, kind), ""
+        if kind == "image":
+            return self._store.add_image(_to_image(found, where)), ""
+        raise DataError(
+            f"{what} must be a path, bytes, base64, or an object with "
+            f"{'`array` and `sampling_rate`' if kind == 'audio' else '`frames` and `fps`'}, got {short(value)}."
+        )
+
+    def _load_frames(self, frames: Any, where: str) -> Any:
+        """Return the frames of a video: an array, or images."""
+        if isinstance(frames, np.ndarray) or (frames and isinstance(as_list(frames[0]), list)):
+            return _as_bytes(frames)
+        return [self._load_image(frame, f"{where}, frame {number}") for number, frame in enumerate(frames, 1)]
+
+    def _load_image(self, value: Any, where: str) -> Image:
+        found = self._find_content(value, where, "image")
+        if isinstance(found, Path):
+            found = _read_file(found, where, "image")
+        return decode_image(found, f"{where}: the image") if isinstance(found, bytes) else _to_image(found, where)
+
+    def _find_content(self, value: Any, where: str, kind: MediaKind) -> Any:
+        """Return the path or the bytes of a medium, or the value itself if it is neither."""
+        if isinstance(value, Mapping):
+            return self._find_content(_select_field(value, where, kind), where, kind)
+        if isinstance(value, str):
+            return self._parse_text(value, where, kind)
+        return bytes(value) if isinstance(value, bytearray | memoryview) else value
+
+    def _parse_text(self, value: str, where: str, kind: MediaKind) -> Path | bytes:
+        """Return the path that a text names, or the bytes that it encodes."""
+        scheme, _, rest = value.partition(":")
+        if scheme == "data" and "base64," in rest[:80]:
+            return _decode_base64(rest.partition("base64,")[2], where, kind)
+        if scheme.lower() in ("http", "https", "ftp", "s3", "gs", "hf"):
+            raise DataError(
+                f"{where}: the {kind} is the URL {short(value)}, and {_PLURALS[kind]} are not downloaded during a "
+                "run: download them first, and give paths."
+            )
+        if scheme == "file":
+            raise DataError(f"{where}: the {kind} is the URL {short(value)}: give the path without `file:`.")
+        path = Path(value) if len(value) < 4096 and "\0" not in value else None
+        if path is not None and (found := self._directory / path).is_file():
+            return found
+        if (len(value) > 255 and path is None) or len(value) > 1024:
+            return _decode_base64(value, where, kind)
+        raise DataError(f"{where}: the {kind} {short(value)} is not a file in '{self._directory.absolute()}'.")
+
+    def _store_file(self, path: Path, where: str, kind: MediaKind) -> str:
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise DataError(f"{where}: the {kind} '{path}' cannot be read: {error.strerror}.") from error
+        key = kind, str(path), status.st_size, status.st_mtime_ns
+        if key not in self._known:
+            data = _read_file(path, where, kind)
+            self._known[key] = self._store.add(data, f"{where}: the {kind} '{path}'", kind)
+        return self._known[key]
+
+    def _store_bytes(self, data: bytes, what: str, kind: MediaKind) -> str:
+        key = kind, hashlib.blake2b(data, digest_size=20).digest()
+        if key not in self._known:
+            self._known[key] = self._store.add(data, what, kind)
+        return self._known[key]
+
+
+def build_media_reader(config: object, store: MediaStore | None) -> MediaReader | None:
+    """Return the reader of a source's media; relative paths refer to the directory of its file.
+
+    Args:
+        config: The source's entry in the configuration.
+        store: The run's media store; `None` for a text-only model.
+    """
+    if store is None:
+        return None
+    return MediaReader(store, Path(config.path).parent if isinstance(config, FileTable) else None)
+
+
+def place_media(messages: Sequence[Message], media: Sequence[RowMedia], where: str) -> tuple[Message, ...]:
+    """Return the messages with the row's media inserted, and with the media that `MediaReader.mark` marked.
+
+    Args:
+        messages: The messages, with a placeholder for each medium of a kind, or without any.
+        media: The media of the row's columns, in order within each kind.
+        where: The row's location, for messages.
+
+    Raises:
+        BadRow: The numbers of media and placeholders of a kind differ, or there is no user message.
+    """
+    messages = tuple(map(_replace_marks, messages))
+    texts = [text for message in messages for text in iter_texts(message.content)]
+    queues: dict[str, list[RowMedia]] = {}
+    unplaced: list[RowMedia] = []
+    for kind, placeholder in MEDIA_PLACEHOLDERS.items():
+        own = [part for part in media if part.kind == kind]
+        places = sum(text.count(placeholder) for text in texts) if own else 0
+        if places not in (0, len(own)):
+            raise BadRow(
+                kind,
+                f"{where}: the row has {len(own)} {_PLURALS[kind]}, but its messages have {places} placeholders "
+                f"{placeholder}: write one for each, or none.",
+            )
+        if places:
+            queues[placeholder] = own
+        else:
+            unplaced += own
+    if queues:
+        messages = tuple(replace(message, content=_fill_places(message.content, queues)) for message in messages)
+    if not unplaced:
+        return messages
+    first = next((i for i, message in enumerate(messages) if message.role == "user"), None)
+    if first is None:
+        raise BadRow(unplaced[0].kind, f"{where}: the row has {unplaced[0].kind}, but no user message to show it in.")
+    asked = messages[first]
+    own_parts = (TextPart(text=asked.content),) if isinstance(asked.content, str) else asked.content
+    return (*messages[:first], replace(asked, content=(*unplaced, *own_parts)), *messages[first + 1 :])
+
+
+def describe_marks(text: str) -> str:
+    """Return a text with a readable placeholder for each mark of a medium, for messages."""
+    return re.sub("\ufdd0([a-z]+ [0-9a-f]{12})[0-9a-f]*\ufdd1", r"[\1]", text)
+
+
+def _replace_marks(message: Message) -> Message:
+    """Return the message with a part instead of each mark of a medium in its text."""
+    if not isinstance(message.content, str) or "\ufdd0" not in message.content:
+        return message
+    pieces = re.split("\ufdd0((?:image|audio|video) [0-9a-f]+)\ufdd1", message.content)
+    parts: list[Part] = []
+    for number, piece in enumerate(pieces):
+        if number % 2:
+            kind, _, digest = piece.partition(" ")
+            parts += [part(digest=digest) for name, part in _PARTS.items() if name == kind]
+        elif piece:
+            parts.append(TextPart(text=piece))
+    return replace(message, content=tuple(parts))
+
+
+def _fill_places(content: Content, queues: Mapping[str, list[RowMedia]]) -> Content:
+    """Replace each placeholder in the content's text with the next medium of its queue."""
+    pattern = re.compile("(" + "|".join(map(re.escape, queues)) + ")")
+    parts: list[Part] = []
+    for part in (TextPart(text=content),) if isinstance(content, str) else content:
+        if not isinstance(part, TextPart):
+            parts.append(part)
+            continue
+        for piece in pattern.split(part.text):
+            if piece in queues:
+                parts.append(queues[piece].pop(0))
+            elif piece:
+                parts.append(TextPart(text=piece))
+    return parse_content(parts)
+
+
+def _get_frames(value: Any) -> Any:
+    """Return the frames of a video, or `None` if it is a file."""
+    if isinstance(value, Mapping):
+        frames = as_list(value.get("frames") if value.get("frames") is not None else value.get("video"))
+        return frames if isinstance(frames, list | tuple | np.ndarray) else None
+    return value if isinstance(value, list | tuple | np.ndarray) else None
+
+
+def _to_image(value: Any, where: str) -> Image:
+    """Return the image of an array, a nested list or a Pillow image."""
+    if hasattr(value, "convert") and hasattr(value, "tobytes"):  # a Pillow image; its lazy file may be damaged
+        return image_from_array(np.asarray(value.convert("RGB")), f"{where}: the image")
+    if isinstance(value, np.ndarray) or (isinstance(value, list) and value and isinstance(value[0], list)):
+        return image_from_array(_as_bytes(value), f"{where}: the image")
+    raise DataError(f"{where}: an image must be a path, bytes, base64, or an array, got {short(value)}.")
+
+
+def _as_bytes(value: Any) -> np.ndarray[Any, Any]:
+    """Convert an array of integers from 0 to 255 to uint8: lists and some tables store wider integers."""
+    array = np.asarray(value)
+    fits = np.issubdtype(array.dtype, np.integer) and array.size and 0 <= array.min() <= array.max() <= 255
+    return array.astype(np.uint8) if fits else array
+
+
+def _select_field(value: Mapping[str, Any], where: str, kind: MediaKind) -> Any:
+    """Return the value of the first field of an object that has a medium."""
+    for name in MEDIA_FIELDS[kind]:
+        if value.get(name) is not None:
+            return value[name]
+    raise DataError(
+        f"{where}: {MEDIA_NOUNS[kind]} must have bytes or a path, got an object with {', '.join(map(str, value))}."
+    )
+
+
+def _read_file(path: Path, where: str, kind: MediaKind) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{where}: the {kind} '{path}' cannot be read: {error.strerror}.") from error
+
+
+def _decode_base64(text: str, where: str, kind: MediaKind) -> bytes:
+    if len(text) > _MAX_BASE64[kind]:
+        raise DataError(
+            f"{where}: the {kind} has {len(text):,} characters of base64, but at most {_MAX_BASE64[kind]:,} are read."
+        )
+    try:
+        return base64.b64decode("".join(text.split()), validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise DataError(f"{where}: the {kind} is not valid base64: {error}.") from error

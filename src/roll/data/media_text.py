@@ -1,0 +1,106 @@
+"""Media in rendered text: each one is marked by its digest, and the mark becomes the medium's tokens.
+
+    chat template    user\\nLook: <image>\\n           the template writes the model's placeholder
+    text             user\\nLook: [3f9c…]\\n           equal text means equal media
+    token ids        user\\nLook: f f f f …\\n         and the spans of the media in them
+
+A placeholder that someone wrote into a message stays text: a space after its first character escapes it, as in other
+special tokens of untrusted text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from roll.errors import DataError
+from roll.models.multimodal.processor import describe_kinds
+from roll.types import BoolArray, EncodedText, IntArray, MediaSpan, Message
+
+if TYPE_CHECKING:
+    from roll.models.multimodal import MediaInputs
+
+__all__ = ["MediaText"]
+
+# Noncharacters of Unicode, which no text contains; tokenizers never see them.
+_MARK = re.compile("\ufdd0([0-9a-f]+)\ufdd1")
+
+
+class MediaText:
+    """Marks media in rendered text, and expands them to tokens.
+
+    Args:
+        inputs: The processed media of the run.
+    """
+
+    def __init__(self, inputs: MediaInputs) -> None:
+        self.inputs = inputs
+        self._placeholders = inputs.processor.placeholders
+        self._kinds = {placeholder: kind for kind, placeholder in self._placeholders.items()}
+        longest_first = sorted(self._kinds, key=len, reverse=True)
+        self._placeholder = re.compile("|".join(map(re.escape, longest_first)))
+        tokens = sorted(inputs.processor.special_tokens, key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, tokens)))
+
+    def escape(self, text: str) -> str:
+        """Escape the model's tokens for media in the text of a message.
+
+        >>> MediaText(inputs).escape("a <image> tag")
+        'a < image> tag'
+        """
+        return self._special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
+
+    def mark(self, text: str, messages: Sequence[Message]) -> str:
+        """Return a rendered text with a mark for each image, audio and video of the messages.
+
+        Raises:
+            DataError: The placeholders that the template wrote are not those of the media, in this order.
+        """
+        media = [part for message in messages for part in message.media]
+        written = [self._kinds[found] for found in self._placeholder.findall(text)]
+        wanted = [part.kind for part in media]
+        if written != wanted:
+            raise DataError(
+                f"the messages have {describe_kinds(wanted)}, but the model's chat template wrote placeholders for "
+                f"{describe_kinds(written)}: choose a model whose template writes one for each."
+            )
+        digests = iter(part.digest for part in media)
+        return self._placeholder.sub(lambda _: f"\ufdd0{next(digests)}\ufdd1", text)
+
+    def encode(self, text: str, tokenize: Callable[[str], IntArray]) -> EncodedText:
+        """Return the tokens of a text in which each mark is replaced by the tokens of its medium.
+
+        Args:
+            text: The text, with marks of media.
+            tokenize: Tokenizes a text without marks.
+
+        Raises:
+            DataError: A medium is not in the run's store, or the processor rejects it.
+        """
+        digests = _MARK.findall(text)
+        if not digests:
+            return EncodedText(tokenize(text))
+        return self.expand(tokenize(_MARK.sub(lambda mark: self._get_placeholder(mark[1]), text)), digests)
+
+    def expand(self, token_ids: IntArray, digests: Sequence[str]) -> EncodedText:
+        """Return the tokens with each placeholder replaced by the tokens of its medium."""
+        media = {digest: self.inputs.get_without_inputs(digest) for digest in digests}
+        return EncodedText(*self.inputs.processor.expand(token_ids, digests, media))
+
+    def expand_conversation(
+        self, token_ids: IntArray, mask: BoolArray, messages: Sequence[Message]
+    ) -> tuple[IntArray, BoolArray, tuple[MediaSpan, ...]]:
+        """Return tokens and loss mask of a conversation with its media expanded; no token of a medium is trained."""
+        encoded = self.expand(token_ids, [part.digest for message in messages for part in message.media])
+        is_text = np.ones(len(encoded.token_ids), np.bool_)
+        for span in encoded.media:
+            is_text[span.start : span.end] = False
+        expanded = np.zeros(len(encoded.token_ids), np.bool_)
+        expanded[is_text] = mask[~np.isin(token_ids, list(self.inputs.processor.placeholder_ids.values()))]
+        return encoded.token_ids, expanded, encoded.media
+
+    def _get_placeholder(self, digest: str) -> str:
+        return self._placeholders[self.inputs.get_without_inputs(digest).kind]

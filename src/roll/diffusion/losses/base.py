@@ -1,0 +1,111 @@
+"""The interface of losses: terms, at each of which the denoiser predicts one velocity.
+
+    sample ─ build_terms ─► terms ─ collated ─► denoiser ─► velocities ─ compute ─► one loss per term
+
+The batch's loss is the mean over samples (over pairs, if the loss compares them) of the mean over a sample's terms, so
+it does not depend on micro-batches or ranks. Random noise levels and noise of a term depend only on the sample's seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from roll.diffusion.records import DenoisingSettings, DiffusionSample
+
+__all__ = ["Copy", "DiffusionLoss", "Term", "Terms", "collate", "interpolate"]
+
+Copy: TypeAlias = Literal["reference", "old"]
+"""Other weights of the same denoiser: the initial ones, or the average of the policy that generated the samples."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Term:
+    """One input of the denoiser, with what the loss compares its output with. All tensors are in host memory."""
+
+    latents: Tensor
+    """[*shape]"""
+    sigma: float
+    prompt: str
+    data: dict[str, Tensor] = field(default_factory=dict)
+    """Tensors that the loss needs, by name; equal shapes in all terms of a batch."""
+    share: float = 0.0
+    """Factor of the term's loss in the loss of the batch; the trainer sets it."""
+    first: NDArray[np.uint8] | None = None
+    """[H, W, C] given first frame of a video, whose latents are not in the loss."""
+    others: dict[str, Tensor] = field(default_factory=dict)
+    """Velocities [*shape] of other weights, by their name; the trainer sets them."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Terms:
+    """The terms of a micro-batch, stacked, on the device."""
+
+    latents: Tensor
+    """[N, *shape]"""
+    sigma: Tensor
+    """[N]"""
+    data: Mapping[str, Tensor]
+    """[N, …] tensors by name."""
+    others: Mapping[str, Tensor]
+    """[N, *shape] velocities of other weights."""
+    mask: Tensor | None = None
+    """A mask that broadcasts to the latents: 0 where they are given; `None`: nothing is given."""
+
+
+class DiffusionLoss(Protocol):
+    """A loss; it must be picklable, since it is sent to the trainer's ranks."""
+
+    @property
+    def needs(self) -> frozenset[Copy]:
+        """The other weights whose velocities the loss needs."""
+        ...
+
+    @property
+    def compares_pairs(self) -> bool:
+        """Whether two samples of one unit are compared; their terms alternate, the preferred one first."""
+        ...
+
+    def build_terms(self, sample: DiffusionSample, clean: Tensor, settings: DenoisingSettings) -> list[Term]:
+        """Return the terms of a sample.
+
+        Args:
+            sample: The sample.
+            clean: [*shape] its latents x_0.
+            settings: How it was generated.
+        """
+        ...
+
+    def compute(self, velocity: Tensor, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss [N] of every term, and metrics [N] without gradients.
+
+        Args:
+            velocity: [N, *shape] predicted velocities, with gradients.
+            terms: The terms.
+        """
+        ...
+
+
+def collate(terms: Sequence[Term], device: torch.device, mask: Tensor | None = None) -> Terms:
+    """Stack terms, and move them to a device."""
+    return Terms(
+        latents=torch.stack([term.latents for term in terms]).to(device),
+        sigma=torch.tensor([term.sigma for term in terms], device=device),
+        data={name: torch.stack([term.data[name] for term in terms]).to(device) for name in terms[0].data},
+        others={name: torch.stack([term.others[name] for term in terms]).to(device) for name in terms[0].others},
+        mask=mask,
+    )
+
+
+def interpolate(clean: Tensor, noise: Tensor, sigma: float, *, keeps_first: bool) -> Tensor:
+    """Return x_sigma = (1 - sigma) x_0 + sigma eps; with `keeps_first`, the first frame [C, 0, H, W] stays x_0."""
+    mixed = (1 - sigma) * clean + sigma * noise
+    if keeps_first:
+        mixed[:, 0] = clean[:, 0]
+    return mixed

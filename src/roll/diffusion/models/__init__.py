@@ -1,0 +1,6 @@
+"""Denoisers with what surrounds them: text encoders, and the decoder from latents to images."""
+
+from roll.diffusion.models.base import Conditions, DiffusionModel
+from roll.diffusion.models.loading import load_diffusion_model
+
+__all__ = ["Conditions", "DiffusionModel", "load_diffusion_model"]

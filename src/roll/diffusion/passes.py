@@ -1,0 +1,270 @@
+"""Forward and backward passes of a batch through one rank's denoiser.
+
+    samples ─► this rank's samples ─► terms ─► velocities of other weights (no gradients)
+                                        └────► micro-batches: denoiser ─► loss ─► backward
+
+    RewardGradientLoss: prompts ─► paths (no gradients) ─► last steps again, with gradients ─► loss ─► backward
+
+Every rank gets the whole batch and computes its share. All ranks run the same number of micro-batches, because each is
+collective under FSDP; a rank without work repeats an input with a share of 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from operator import add
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from roll.diffusion.losses import DiffusionLoss, RewardGradientLoss, Term, Terms, collate
+from roll.diffusion.losses.base import Copy
+from roll.diffusion.models.base import DiffusionModel
+from roll.diffusion.records import DenoisingPath, DenoisingSettings, DiffusionBatch, DiffusionSample, SampleRequest
+from roll.diffusion.sampling import Sampler
+from roll.diffusion.steps import expand
+from roll.training.distributed import Ranks
+from roll.types import BatchCounts, ForwardBackwardResult
+
+__all__ = ["DiffusionPasses", "Loss"]
+
+T = TypeVar("T")
+Loss = DiffusionLoss | RewardGradientLoss
+
+
+@dataclass(kw_only=True, slots=True)
+class _Sums:
+    """The sums of one rank's micro-batches."""
+
+    loss: float = 0.0
+    metrics: dict[str, Tensor] = field(default_factory=dict)
+    num_terms: int = 0
+
+    def add(self, loss: Tensor, metrics: dict[str, Tensor]) -> None:
+        self.loss += float(loss.detach())
+        for name, value in metrics.items():
+            self.metrics[name] = self.metrics[name] + value.detach() if name in self.metrics else value.detach()
+
+
+class DiffusionPasses:
+    """Runs batches through one rank's denoiser.
+
+    Args:
+        model: The model.
+        sampler: The sampler of the model.
+        ranks: The ranks that share the work.
+        activate: A function that returns a context in which the denoiser has other weights.
+        recompute: Whether the backward pass recomputes activations of denoising steps instead of keeping them.
+    """
+
+    def __init__(
+        self,
+        model: DiffusionModel,
+        sampler: Sampler,
+        ranks: Ranks,
+        activate: Callable[[Copy], AbstractContextManager[None]],
+        *,
+        recompute: bool,
+    ) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._ranks = ranks
+        self._activate = activate
+        self._recompute = recompute
+
+    def compute_losses(
+        self,
+        batch: DiffusionBatch,
+        loss: Loss,
+        backward: Any = None,
+        *,
+        counts: BatchCounts | None = None,
+        last: bool = True,
+    ) -> ForwardBackwardResult:
+        """Return a batch's loss and metrics over all ranks; also run `backward`, if given.
+
+        In the result, the number of tokens is the number of inputs of the denoiser.
+
+        Raises:
+            ValueError: The batch has no samples, a sample lacks an input of the loss, or `counts` is given.
+        """
+        if counts is not None:
+            raise ValueError("the loss of a diffusion batch is normalized by the batch itself: leave counts out")
+        if not batch.samples:
+            raise ValueError("a batch must have at least one sample")
+        sums = _Sums()
+        if isinstance(loss, RewardGradientLoss):
+            self._run_unrolled(batch, loss, backward, sums, last=last)
+        else:
+            self._run_terms(batch, loss, backward, sums, last=last)
+        metrics = self._ranks.reduce({**sums.metrics, "loss": torch.tensor(sums.loss)}, add)
+        num_terms = sum(self._ranks.gather(sums.num_terms))
+        return ForwardBackwardResult(
+            loss=metrics.pop("loss"), num_tokens=num_terms, num_loss_tokens=num_terms, metrics=metrics
+        )
+
+    def share_of(self, items: Sequence[T], unit: int = 1) -> list[T]:
+        """Return this rank's share of a list: a contiguous part, with whole units of `unit` items."""
+        num_units = len(items) // unit
+        rank, size = self._ranks.data_rank, self._ranks.data_size
+        return list(items[num_units * rank // size * unit : num_units * (rank + 1) // size * unit])
+
+    def iter_micro_batches(self, own: Sequence[T], size: int, idle: T) -> Iterator[tuple[list[T], bool]]:
+        """Yield this rank's micro-batches and whether each is the last one; all ranks get equally many.
+
+        A rank that has fewer than others gets `idle` in the remaining ones. Collective.
+        """
+        count = max(self._ranks.gather(-(-len(own) // size)))
+        for number in range(count):
+            part = list(own[number * size : (number + 1) * size])
+            yield part or [idle], number == count - 1
+
+    def _run_terms(self, batch: DiffusionBatch, loss: DiffusionLoss, backward: Any, sums: _Sums, *, last: bool) -> None:
+        """Run a loss on single denoiser inputs."""
+        unit = 2 if loss.compares_pairs else 1
+        terms = self._build_terms(batch, loss, self.share_of(batch.samples, unit), unit)
+        sums.num_terms = len(terms)
+        # A rank without samples takes part in collectives with an input of another rank's sample.
+        idle = terms[:1] or self._build_terms(batch, loss, list(batch.samples[:unit]), unit)[:1]
+        idle_units = [replace(idle[0], share=0.0)] * unit
+        scale, size = batch.settings.guidance_scale, max(batch.micro_batch_size // unit, 1)
+        units = [terms[i : i + unit] for i in range(0, len(terms), unit)]
+        for name in sorted(loss.needs):
+            with self._activate(name):
+                for part, _ in self.iter_micro_batches(units, size, idle_units):
+                    flat = [term for own in part for term in own]
+                    velocity = self._predict_terms(collate(flat, self._model.device), flat, scale)
+                    for term, each in zip(flat, velocity.detach().cpu(), strict=True):
+                        term.others[name] = each
+        for part, ends in self.iter_micro_batches(units, size, idle_units):
+            flat = [term for own in part for term in own]
+            stacked = collate(flat, self._model.device, self._build_mask(flat))
+            with torch.enable_grad() if backward is not None else torch.no_grad():
+                velocity = self._predict_terms(stacked, flat, scale)
+                each, metrics = loss.compute(velocity, stacked)
+                share = torch.tensor([term.share for term in flat], device=each.device)
+                total = (each * share).sum()
+            if backward is not None:
+                backward(total, last=last and ends)
+            sums.add(total, {name: (values * share).sum() for name, values in metrics.items()})
+
+    @torch.no_grad()
+    def _build_terms(
+        self, batch: DiffusionBatch, loss: DiffusionLoss, samples: Sequence[DiffusionSample], unit: int
+    ) -> list[Term]:
+        """Return the terms of samples, with their shares of the batch's loss; those of a pair alternate."""
+        clean = self._encode_clean(samples, batch.micro_batch_size)
+        found = [loss.build_terms(s, x, batch.settings) for s, x in zip(samples, clean, strict=True)]
+        count = len(batch.samples) // unit
+        for sample, terms in zip(samples, found, strict=True):
+            for term in terms:
+                term.share = sample.weight / (count * len(terms))
+        if unit == 1:
+            return [term for terms in found for term in terms]
+        pairs = zip(found[::2], found[1::2], strict=True)
+        return [term for won, lost in pairs for both in zip(won, lost, strict=True) for term in both]
+
+    def _encode_clean(self, samples: Sequence[DiffusionSample], size: int) -> list[Tensor]:
+        """Return the latents x_0 of samples in host memory; images are encoded `size` at a time."""
+        found = {i: torch.from_numpy(s.clean_latents) for i, s in enumerate(samples) if s.image is None}
+        places = [i for i, sample in enumerate(samples) if sample.image is not None]
+        for begin in range(0, len(places), size):
+            part = places[begin : begin + size]
+            latents = self._model.encode_images(np.stack([np.asarray(samples[i].image) for i in part]))
+            found |= dict(zip(part, latents.float().cpu(), strict=True))
+        return [found[i] for i in range(len(samples))]
+
+    def _predict_terms(self, stacked: Terms, terms: Sequence[Term], guidance_scale: float) -> Tensor:
+        return self._predict(stacked.latents, stacked.sigma, [term.prompt for term in terms], guidance_scale)
+
+    def _predict(self, latents: Tensor, sigma: Tensor, prompts: list[str], guidance_scale: float) -> Tensor:
+        """Return velocities; with gradients, activations are kept or recomputed."""
+        if not (self._recompute and torch.is_grad_enabled()):
+            return self._sampler.predict(latents, sigma, prompts, guidance_scale)
+        return checkpoint(self._sampler.predict, latents, sigma, prompts, guidance_scale, use_reentrant=False)
+
+    def _build_mask(self, terms: Sequence[Term]) -> Tensor | None:
+        if terms[0].first is None:
+            return None
+        return self._model.mask_first_frame(terms[0].latents[None].to(self._model.device))
+
+    def _run_unrolled(
+        self, batch: DiffusionBatch, loss: RewardGradientLoss, backward: Any, sums: _Sums, *, last: bool
+    ) -> None:
+        """Run a loss that backpropagates through denoising steps."""
+        settings, size = replace(batch.settings, noise_level=0.0), batch.micro_batch_size
+        requests = [
+            SampleRequest(sample_id=s.sample_id, prompt=s.prompt, seed=s.seed, first_frame=s.first_frame)
+            for s in batch.samples
+        ]
+        own = self.share_of(list(zip(requests, [s.weight / len(requests) for s in batch.samples], strict=True)))
+        sums.num_terms = len(own) * min(loss.num_gradient_steps, settings.num_steps)
+        idle = (requests[0], 0.0)
+        paths: list[list[DenoisingPath]] = []
+        for part, _ in self.iter_micro_batches(own, size, idle):
+            paths.append(self._sampler.sample([request for request, _ in part], settings, decode=False))
+        references = self._compute_references(paths, loss, settings)
+        for (part, ends), path, reference in zip(
+            self.iter_micro_batches(own, size, idle), paths, references, strict=True
+        ):
+            share = torch.tensor([weight for _, weight in part], device=self._model.device)
+            with torch.enable_grad() if backward is not None else torch.no_grad():
+                rewards, divergences = self._unroll(path, loss, settings, reference)
+                total = (loss.compute_loss(rewards, divergences) * share).sum()
+            if backward is not None:
+                backward(total, last=last and ends)
+            sums.add(total, {"reward/mean": (rewards * share).sum(), "kl/mean": (divergences * share).sum()})
+
+    def _compute_references(
+        self, paths: Sequence[Sequence[DenoisingPath]], loss: RewardGradientLoss, settings: DenoisingSettings
+    ) -> list[list[Tensor]]:
+        """Return by micro-batch and step the velocities of the reference at the latents of the paths.
+
+        They are constants of the loss, as in Reward-FL, so they are computed before the steps with gradients.
+        """
+        begin = max(settings.num_steps - loss.num_gradient_steps, 0)
+        if not loss.needs:
+            return [[] for _ in paths]
+        found = []
+        with self._activate("reference"), torch.no_grad():
+            for path in paths:
+                prompts = [each.request.prompt for each in path]
+                steps = []
+                for step in range(begin, settings.num_steps):
+                    latents = torch.from_numpy(np.stack([each.latents[step] for each in path]))
+                    sigma = torch.full((len(path),), float(path[0].sigmas[step]))
+                    steps.append(self._sampler.predict(latents, sigma, prompts, settings.guidance_scale))
+                found.append(steps)
+        return found
+
+    def _unroll(
+        self,
+        paths: Sequence[DenoisingPath],
+        loss: RewardGradientLoss,
+        settings: DenoisingSettings,
+        reference: Sequence[Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """Run the last steps with gradients; return the rewards [B] and the divergences [B]."""
+        model, device = self._model, self._model.device
+        begin = max(settings.num_steps - loss.num_gradient_steps, 0)
+        requests, sigmas = [path.request for path in paths], paths[0].sigmas
+        first = self._sampler.encode_first_frames(requests)
+        latents = torch.from_numpy(np.stack([path.latents[begin] for path in paths])).to(device)
+        mask = None if first is None else model.mask_first_frame(latents)
+        prompts = [request.prompt for request in requests]
+        divergence = torch.zeros(len(paths), device=device)
+        for place, step in enumerate(range(begin, settings.num_steps)):
+            sigma, change = (
+                torch.full((len(paths),), float(v), device=device)
+                for v in (sigmas[step], sigmas[step + 1] - sigmas[step])
+            )
+            velocity = self._predict(latents, sigma, prompts, settings.guidance_scale)
+            if reference:
+                divergence = divergence + loss.compute_divergence(velocity, reference[place], sigma, mask)
+            latents = self._sampler.impose(latents + velocity * expand(change, latents), first)
+        return loss.compute_rewards(model.decode(latents), prompts), divergence / (settings.num_steps - begin)

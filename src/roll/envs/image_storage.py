@@ -1,0 +1,150 @@
+"""Stores images from environments and agents in the run's media store."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from roll.errors import DataError, InfraError
+from roll.media import ImageLimits, MediaStore
+from roll.protocols import WorkerPool
+from roll.running import run_in_thread
+from roll.types import Content, ImageData, ImagePart, Part, list_media
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+    from roll.models.multimodal import MediaInputs
+
+__all__ = ["ImageStorage"]
+
+LIMITS = ImageLimits(num_bytes=32 * 2**20, num_pixels=2**25)
+"""Limits of an image of an environment or agent: 32 Mi pixels, a screen of 7680 × 4320, take 96 MiB as RGB."""
+MAX_IMAGES = 1_000
+"""Maximum number of images in an observation or a request: each is decoded before its tokens can be counted."""
+MAX_DECODING = 4
+"""Maximum number of images that are decoded at once; the pool's other work must not wait for many large ones."""
+DECODE_TIME_LIMIT_S = 30.0
+MAX_KNOWN = 10_000
+"""Maximum number of images whose digests are remembered, because an agent sends its whole history with each request."""
+
+
+@dataclass(frozen=True, eq=False)
+class ImageStorage:
+    """Stores images that environments and agents send.
+
+    They are decoded in the worker pool, with a time limit: they may come from a program that a model controls.
+    """
+
+    inputs: MediaInputs
+    """The run's media store, and the processed images of its model."""
+    pool: WorkerPool | None = None
+    """The worker pool; without a pool, images are decoded in a thread."""
+    _decoding: dict[str, asyncio.Task[str]] = field(default_factory=dict, init=False, repr=False)
+    """Images that are being decoded, by the digest of the encoded image."""
+    _free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_DECODING), init=False, repr=False)
+
+    async def store_result(self, result: Any, environment: str) -> Any:
+        """Return the result of `reset` or `step` with the images of the observation and of `tool_results` stored.
+
+        Raises:
+            InfraError: An image cannot be decoded, or the model's processor rejects it.
+        """
+        what = f"environment '{environment}': the image of an observation"
+        observation, *rest, info = result
+        try:
+            observation = await self.store(observation, what)
+            if results := info.get("tool_results"):
+                stored = [{**one, "content": await self.store(one["content"], what)} for one in results]
+                info = {**info, "tool_results": stored}
+        except DataError as error:
+            raise InfraError(f"{error} Correct the environment.") from error
+        return (observation, *rest, info)
+
+    async def store(self, content: Content, what: str) -> Content:
+        """Return the content with each `ImageData` stored and replaced by an `ImagePart`.
+
+        Args:
+            content: The content.
+            what: How messages refer to an image.
+
+        Raises:
+            DataError: An image cannot be decoded in time, or the model's processor rejects it.
+        """
+        if isinstance(content, str) or not (media := list_media(content)):
+            return content
+        if len(media) > MAX_IMAGES:
+            raise DataError(f"{what}: there are {len(media)} images, but at most {MAX_IMAGES} are allowed at once.")
+        return tuple([await self.store_part(part, what) for part in content])
+
+    def count_tokens(self, part: Part) -> int:
+        """Return the number of tokens of an image that was stored; 0 for text."""
+        return len(self.inputs.get_without_inputs(part.digest).token_ids) if isinstance(part, ImagePart) else 0
+
+    async def store_part(self, part: Part, what: str) -> Part:
+        """Return one part of a content, like `store`.
+
+        Raises:
+            DataError: As `store`.
+        """
+        if not isinstance(part, ImagePart):
+            return part
+        digest = await self._store_image(part, what) if isinstance(part, ImageData) else part.digest
+        try:
+            if not self.inputs.has_tokens(digest):
+                # In a thread: rendering needs the number of the image's tokens, and must not wait for the processor.
+                await run_in_thread(self.inputs.get_without_inputs, digest)
+        except DataError as error:
+            raise DataError(f"{what} cannot be used: {error}") from error
+        return ImagePart(digest=digest)
+
+    async def _store_image(self, part: ImageData, what: str) -> str:
+        """Store an encoded image, and return the digest of its pixels."""
+        known = self.inputs.store.known
+        if part.digest in known:
+            known.move_to_end(part.digest)
+            return known[part.digest]
+        # The rollouts of a group often send the same image at the same time; it is decoded once.
+        if (task := self._decoding.get(part.digest)) is None:
+            task = self._decoding[part.digest] = asyncio.create_task(self._decode(part, what))
+            task.add_done_callback(lambda done: self._finish(part.digest, done))
+        return await asyncio.shield(task)  # a caller that is canceled must not cancel the others
+
+    def _finish(self, key: str, done: asyncio.Task[str]) -> None:
+        del self._decoding[key]
+        if done.cancelled() or done.exception() is not None:
+            return
+        known = self.inputs.store.known
+        known[key] = done.result()
+        if len(known) > MAX_KNOWN:
+            known.popitem(last=False)
+
+    async def _decode(self, part: ImageData, what: str) -> str:
+        store = self.inputs.store
+        if store.directory is None:
+            return await run_in_thread(store.add, part.data, what)
+        arguments = store.directory, part.data, what
+        async with self._free:
+            try:
+                if self.pool is None:
+                    found = await run_in_thread(_store_image, *arguments)
+                else:
+                    found = await self.pool.submit(_store_image, *arguments, time_limit_s=DECODE_TIME_LIMIT_S)
+            except TimeoutError:
+                raise DataError(f"{what} was not decoded in {DECODE_TIME_LIMIT_S:g} s.") from None
+            digest, size, pixels = found
+            await run_in_thread(store.keep_image, digest, size, pixels)
+        return digest
+
+
+def _store_image(directory: Path, data: bytes, what: str) -> tuple[str, tuple[int, int], bytes]:
+    """Decode and store an image in a worker process; return its digest, its size, and its RGB pixels.
+
+    With the pixels, the caller never decodes what an environment or agent sent.
+    """
+    store = MediaStore(directory, LIMITS, cache_bytes=0)
+    digest = store.add(data, what)
+    image = cast("Image", store.get(digest))  # from the cache, which keeps the last one
+    return digest, image.size, image.tobytes()

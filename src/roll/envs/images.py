@@ -1,0 +1,60 @@
+"""Images in observations: values that environments return are encoded as `ImageData` parts.
+
+    environment ─► Pillow image, array or bytes ─► ImageData ─► the run's media store (`image_storage`)
+
+Between processes, an `ImageData` is JSON with base64.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import numpy as np
+
+from roll.media import image_from_array
+from roll.types import ImageData, TextPart
+
+__all__ = ["encode_images", "has_images"]
+
+
+def encode_images(observation: Any) -> Any:
+    """Return an observation with its images encoded as `ImageData`; other values are returned unchanged.
+
+    Args:
+        observation: A value of an environment. It is an image, or a list or tuple with images and strings. An image is
+            a Pillow image, a uint8 array [height, width, 3], or the bytes of an image file.
+
+    Raises:
+        DataError: An array is no image, for example because of its dtype.
+    """
+    if _is_image(observation):
+        return (_encode(observation),)
+    if isinstance(observation, list | tuple) and any(map(_is_image, observation)):
+        return tuple(
+            _encode(part) if _is_image(part) else TextPart(text=part) if isinstance(part, str) else part
+            for part in observation
+        )
+    return observation
+
+
+def has_images(result: Any) -> bool:
+    """Return whether the result of `reset` or `step` has images, which take time to encode."""
+    observation = result[0] if isinstance(result, tuple) and result else None
+    if isinstance(observation, list | tuple):
+        return any(_is_image(part) or isinstance(part, ImageData) for part in observation)
+    return _is_image(observation)
+
+
+def _is_image(value: Any) -> bool:
+    is_pillow = hasattr(value, "convert") and hasattr(value, "getexif")
+    return is_pillow or isinstance(value, bytes | bytearray | np.ndarray)
+
+
+def _encode(value: Any) -> ImageData:
+    if isinstance(value, bytes | bytearray):
+        return ImageData.from_bytes(bytes(value))
+    pixels = value if isinstance(value, np.ndarray) else np.asarray(value.convert("RGB"))
+    encoded = io.BytesIO()
+    image_from_array(pixels, "the image").save(encoded, "PNG", compress_level=1)
+    return ImageData.from_bytes(encoded.getvalue())

@@ -1,0 +1,161 @@
+"""Decoding of images from untrusted bytes: they may come from any dataset, model or environment.
+
+Every image is converted to RGB with 8 bits per channel, rotated upright (EXIF), with transparent pixels on white. An
+image that cannot be decoded raises an error; it is never replaced by a blank one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import warnings
+from dataclasses import dataclass
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+
+from roll.errors import DataError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["ImageLimits", "compute_digest", "decode_image", "encode_thumbnail", "image_from_array", "read_image_size"]
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
+"""Formats that Pillow decodes itself, without external programs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageLimits:
+    """Limits of one image."""
+
+    num_bytes: int = 64 * 2**20
+    """Maximum encoded size, in bytes."""
+    num_pixels: int = 2**26
+    """Maximum number of pixels: 64 Mi, which take 192 MiB as RGB."""
+
+
+def decode_image(data: bytes, what: str, limits: ImageLimits | None = None) -> Image:
+    """Decode an image to mode RGB.
+
+    Args:
+        data: The encoded image.
+        what: How messages refer to the image, for example by its row.
+        limits: The limits; by default `ImageLimits()`.
+
+    Raises:
+        DataError: The image is too large, animated, damaged, or not in a supported format.
+    """
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
+    limits = limits or ImageLimits()
+    if not data:
+        raise DataError(f"{what} is empty: 0 bytes.")
+    if len(data) > limits.num_bytes:
+        raise DataError(f"{what} has {len(data):,} bytes, but at most {limits.num_bytes:,} are allowed.")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow warns about large images, which are rejected below
+            image = Image.open(io.BytesIO(data), formats=FORMATS)
+            _check_header(image, what, limits)  # before any pixel is decoded
+            image.load()
+            upright = ImageOps.exif_transpose(image)
+            return _to_rgb(upright if upright is not None else image)
+    except DataError:
+        raise
+    except Image.DecompressionBombError as error:  # Pillow's own limit on pixels, checked before any is decoded
+        raise DataError(f"{what} has too many pixels; at most {limits.num_pixels:,} are allowed: {error}.") from error
+    except UnidentifiedImageError as error:
+        raise DataError(
+            f"{what} is not an image in a supported format ({', '.join(FORMATS)}); it begins with {data[:12]!r}."
+        ) from error
+    except Exception as error:  # decoders raise various errors for damaged files
+        raise DataError(f"{what} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
+
+
+def image_from_array(array: Any, what: str) -> Image:
+    """Convert an array to an image in mode RGB.
+
+    Args:
+        array: uint8 of shape [height, width], [height, width, 3] or [height, width, 4].
+        what: How messages refer to the image.
+
+    Raises:
+        DataError: The array has another dtype or shape.
+    """
+    from PIL import Image
+
+    array = np.asarray(array)
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
+        raise DataError(
+            f"{what} is an array of {array.dtype} with shape {array.shape}: it must be uint8 with shape "
+            "[height, width], [height, width, 3] or [height, width, 4]."
+        )
+    if not array.size:
+        raise DataError(f"{what} is an array with shape {array.shape}: it has no pixels.")
+    if array.shape[0] * array.shape[1] > ImageLimits().num_pixels:
+        raise DataError(
+            f"{what} has {array.shape[0] * array.shape[1]:,} pixels, but at most {ImageLimits().num_pixels:,} are "
+            "allowed: make it smaller."
+        )
+    return _to_rgb(Image.fromarray(np.ascontiguousarray(array)))
+
+
+def read_image_size(file: IO[bytes]) -> tuple[int, int] | None:
+    """Return the width and height of an encoded image, in pixels, from its header; `None` if it is damaged.
+
+    Nothing is decoded, so the size of a rotated photo (EXIF) is the stored one.
+    """
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return Image.open(file, formats=FORMATS).size
+    except Exception:  # decoders raise various errors for damaged files
+        return None
+
+
+def encode_thumbnail(image: Image, longest: int) -> bytes:
+    """Return an image as PNG, scaled down to at most `longest` pixels in width and height."""
+    if max(image.size) > longest:
+        image = image.copy()
+        image.thumbnail((longest, longest))
+    encoded = io.BytesIO()
+    image.save(encoded, "PNG", compress_level=1)
+    return encoded.getvalue()
+
+
+def compute_digest(image: Image) -> str:
+    """Return the SHA-256 of an image's width, height and RGB pixels, in hexadecimal."""
+    digest = hashlib.sha256(f"image RGB {image.width}x{image.height}\n".encode())
+    digest.update(image.tobytes())
+    return digest.hexdigest()
+
+
+def _check_header(image: Any, what: str, limits: ImageLimits) -> None:
+    if image.width * image.height > limits.num_pixels:
+        raise DataError(
+            f"{what} has {image.width} × {image.height} pixels, but at most {limits.num_pixels:,} are allowed: make it "
+            "smaller."
+        )
+    # Not `n_frames`, which reads a whole GIF to count: 30 s for one of 48 MB.
+    if getattr(image, "is_animated", False):
+        raise DataError(f"{what} is animated: choose one frame, and store it as an image.")
+
+
+def _to_rgb(image: Image) -> Image:
+    """Convert an image of any mode to RGB; transparent pixels show white."""
+    from PIL import Image as Images
+
+    if image.mode == "RGB":
+        return image
+    if image.mode.startswith(("I;16", "I", "F")) and image.mode != "F":
+        # Pillow clips 16-bit values at 255, so bright images would become white.
+        values = np.asarray(image).astype(np.float64)
+        return Images.fromarray(np.clip(values / 257.0 + 0.5, 0, 255).astype(np.uint8)).convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        with_alpha = image.convert("RGBA")
+        white = Images.new("RGBA", with_alpha.size, (255, 255, 255, 255))
+        return Images.alpha_composite(white, with_alpha).convert("RGB")
+    return image.convert("RGB")

@@ -1,0 +1,245 @@
+"""A content-addressed store of media in the run directory: an image that several prompts show is stored once.
+
+media/3f/3f9c…e1     an image, encoded as it was received
+media/a0/a07b…55     audio: a WAV file of float32 samples, one channel, at the rate of the model
+media/c4/c41d…08     a video: a ZIP archive of its frames as PNG, and its frame rate
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import threading
+import uuid
+from collections import OrderedDict
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias
+
+from roll.errors import DataError
+from roll.media.audio import AudioClip, audio_from_array, decode_audio
+from roll.media.images import ImageLimits, compute_digest, decode_image
+from roll.media.video import VideoClip, decode_video, is_stored_video
+from roll.media.wav import is_wav, read_wav, write_wav
+from roll.types import MEDIA_KINDS, MediaKind
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["MediaContent", "MediaStore", "copy_store"]
+
+MediaContent: TypeAlias = "Image | AudioClip | VideoClip"
+"""A decoded medium."""
+CACHE_BYTES = 256 * 2**20
+"""Maximum total size of the decoded media that a process caches."""
+AUDIO_RATE = 16_000
+"""The rate of the audio encoders in use, in Hz (Whisper and its successors)."""
+
+
+class MediaStore:
+    """Stores media by digest. Several processes may use the same directory at the same time.
+
+    Args:
+        directory: The directory of the files; created when the first medium is added. `None` keeps media in memory, for
+            checks without a run.
+        limits: The limits of each image.
+        cache_bytes: Maximum total size of the decoded media that are cached in memory.
+        kinds: The kinds of media that the model reads; others are rejected.
+        audio_rate: The rate to which audio is resampled, in Hz; by default `AUDIO_RATE`.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        limits: ImageLimits | None = None,
+        *,
+        cache_bytes: int = CACHE_BYTES,
+        kinds: Collection[MediaKind] = MEDIA_KINDS,
+        audio_rate: int | None = None,
+    ) -> None:
+        self.directory = directory
+        self.kinds = kinds
+        self.audio_rate = audio_rate or AUDIO_RATE
+        self._in_memory: dict[str, bytes] = {}
+        self._limits = limits or ImageLimits()
+        self._cache: OrderedDict[str, MediaContent] = OrderedDict()
+        self._cached_bytes, self._cache_bytes = 0, cache_bytes
+        self._lock = threading.Lock()
+        self.known: OrderedDict[str, str] = OrderedDict()
+        """Digests of media by the digest of their encoded form, for callers that get the same file many times."""
+        self._decoding: dict[str, threading.Lock] = {}
+        """Locks of the media that threads are decoding."""
+
+    def add(self, data: bytes, what: str, kind: MediaKind = "image") -> str:
+        """Decode an encoded medium, store it, and return its digest.
+
+        Args:
+            data: The encoded image, audio or video.
+            what: How messages refer to the medium, for example by its row.
+            kind: The kind of medium.
+
+        Raises:
+            DataError: The medium cannot be decoded, or the model does not read media of this kind.
+        """
+        self.check_kind(kind, what)
+        if kind == "image":
+            return self._add(decode_image(data, what, self._limits), data)
+        return self.add_clip(decode_audio(data, what, self.audio_rate) if kind == "audio" else decode_video(data, what))
+
+    def add_image(self, image: Image) -> str:
+        """Store a decoded image, as PNG, and return its digest."""
+        encoded = io.BytesIO()
+        image.save(encoded, "PNG", compress_level=1)
+        return self._add(image, encoded.getvalue())
+
+    def add_clip(self, clip: AudioClip | VideoClip) -> str:
+        """Store decoded audio or video, and return its digest. Audio is resampled to the rate of the store."""
+        if isinstance(clip, VideoClip):
+            return self._add(clip, clip.encode())
+        clip = audio_from_array(clip.samples, clip.rate, "audio", self.audio_rate)
+        return self._add(clip, write_wav(clip.samples, clip.rate))
+
+    def check_kind(self, kind: MediaKind, what: str) -> None:
+        """Check that the model reads media of a kind.
+
+        Raises:
+            DataError: It does not.
+        """
+        if kind not in self.kinds:
+            raise DataError(f"{what} is of kind '{kind}', but the model reads only: {', '.join(self.kinds)}.")
+
+    def keep_image(self, digest: str, size: tuple[int, int], pixels: bytes) -> None:
+        """Cache an image of the store that another process has decoded.
+
+        Args:
+            digest: Digest of the image.
+            size: Its width and height.
+            pixels: Its RGB pixels, row by row.
+
+        Raises:
+            DataError: The pixels are not those of the digest.
+        """
+        from PIL import Image
+
+        image = Image.frombytes("RGB", size, pixels)
+        if compute_digest(image) != digest:
+            raise DataError(f"the pixels that a worker returned are not those of image {digest[:12]}.")
+        self._keep(digest, image)
+
+    def get(self, digest: str) -> MediaContent:
+        """Return a decoded medium: an image in mode RGB, an audio clip, or a video.
+
+        Threads that need the same medium at the same time decode it once.
+
+        Raises:
+            DataError: The medium is not in the store, or its file was changed.
+        """
+        with self._lock:
+            if (found := self._find_cached(digest)) is not None:
+                return found
+            lock = self._decoding.setdefault(digest, threading.Lock())
+        try:
+            with lock:
+                with self._lock:
+                    if (found := self._find_cached(digest)) is not None:
+                        return found
+                return self._load(digest)
+        finally:
+            with self._lock:
+                self._decoding.pop(digest, None)
+
+    def _find_cached(self, digest: str) -> MediaContent | None:
+        if digest not in self._cache:
+            return None
+        self._cache.move_to_end(digest)
+        return self._cache[digest]
+
+    def _load(self, digest: str) -> MediaContent:
+        content = self._decode(self._read(digest), digest)
+        if _compute_digest(content) != digest:
+            raise DataError(
+                f"the content of '{self._get_path(digest)}' does not match the digest in its name, so the file was "
+                "changed: restore it."
+            )
+        self._keep(digest, content)
+        return content
+
+    def __contains__(self, digest: str) -> bool:
+        return digest in self._cache or digest in self._in_memory or self._get_path(digest).exists()
+
+    def _add(self, content: MediaContent, data: bytes) -> str:
+        digest = _compute_digest(content)
+        path = self._get_path(digest)
+        if self.directory is None:
+            self._in_memory[digest] = data
+        elif not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # Renamed into place, so that a reader in another process sees the whole file or none.
+            temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+            temporary.write_bytes(data)
+            os.replace(temporary, path)
+        self._keep(digest, content)
+        return digest
+
+    def _decode(self, data: bytes, digest: str) -> MediaContent:
+        """Decode a stored file; its first bytes tell the kind."""
+        if is_stored_video(data):
+            return VideoClip.decode(data, f"video {digest[:12]}")
+        if is_wav(data):
+            samples, rate = read_wav(data, f"audio {digest[:12]}")
+            return AudioClip(samples=samples[:, 0], rate=rate)
+        return decode_image(data, f"image {digest[:12]}", self._limits)
+
+    def _keep(self, digest: str, content: MediaContent) -> None:
+        with self._lock:
+            if digest in self._cache:
+                return
+            self._cache[digest] = content
+            self._cached_bytes += _count_bytes(content)
+            while self._cached_bytes > self._cache_bytes and len(self._cache) > 1:
+                _, dropped = self._cache.popitem(last=False)
+                self._cached_bytes -= _count_bytes(dropped)
+
+    def _read(self, digest: str) -> bytes:
+        if digest in self._in_memory:
+            return self._in_memory[digest]
+        try:
+            return self._get_path(digest).read_bytes()
+        except FileNotFoundError:
+            raise DataError(
+                f"medium {digest[:12]} is not in the run's media store '{self.directory}': the run directory was "
+                "copied without its folder `media`, or is not on a file system that all nodes share."
+            ) from None
+
+    def _get_path(self, digest: str) -> Path:
+        return (self.directory or Path("media")) / digest[:2] / digest
+
+
+def _compute_digest(content: MediaContent) -> str:
+    return content.digest if isinstance(content, AudioClip | VideoClip) else compute_digest(content)
+
+
+def _count_bytes(content: MediaContent) -> int:
+    """Return the size of a decoded medium in memory, in bytes."""
+    if isinstance(content, AudioClip):
+        return content.samples.nbytes
+    return content.frames.nbytes if isinstance(content, VideoClip) else content.width * content.height * 3
+
+
+def copy_store(source: Path, target: Path) -> None:
+    """Copy the media of a store to another one; as hard links, if both are on the same file system.
+
+    Args:
+        source: The directory to copy from; it need not exist.
+        target: The directory to copy to; media that are in it already stay as they are.
+    """
+    for path in source.glob("??/*"):
+        copy = target / path.parent.name / path.name
+        if copy.exists() or "." in path.name:  # a name with a dot is a file that is still being written
+            continue
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            os.link(path, copy)
+        except OSError:
+            shutil.copyfile(path, copy)

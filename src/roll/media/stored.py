@@ -1,0 +1,122 @@
+"""Finds the images of a run that texts of rollouts mention, such as `[image 00ff00ff00ff]`.
+
+The files are those of `roll.media.MediaStore`: `media/00/00ff…` in the run directory, with the digest as their name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+from roll.errors import RunDirectoryError
+from roll.media.images import read_image_size
+from roll.tracking.reading.files import SafeDirectory
+
+__all__ = ["StoredImage", "describe_images", "find_image", "find_mentions", "list_images", "remove_mentions"]
+
+_MENTION = re.compile(r"\[image ([0-9a-f]{12})\]")
+"""An image in the text of a message, as `roll.types.describe_content` writes it."""
+_DIGEST = re.compile(r"[0-9a-f]{12,64}")
+_LENGTH = 64
+"""Number of characters of a whole digest: SHA-256 in hexadecimal."""
+_MAX_IMAGES = 1000
+"""Maximum number of different images of one rollout that are listed."""
+
+
+class StoredImage(NamedTuple):
+    """An image of a run's media store."""
+
+    digest: str
+    num_bytes: int
+    """Size of the file."""
+
+
+def list_images(inside: SafeDirectory, texts: Iterable[str], digests: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Return the images that the texts mention, by the first 12 characters of their digest.
+
+    Args:
+        inside: The run directory.
+        texts: Texts with mentions such as `[image 00ff00ff00ff]`.
+        digests: Digests that the rollout recorded; mentions of other images are looked up in the store.
+
+    Returns:
+        For each image its digest, and the number of bytes of its file or the problem with it. Without a store and
+        recorded digests it is empty: then the model reads only text.
+    """
+    known = {digest[:12]: digest for digest in digests if _is_whole(digest)}
+    if not known and inside.get_stamp("media") is None:
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    for prefix in find_mentions(texts)[:_MAX_IMAGES]:
+        try:
+            image = find_image(inside, known.get(prefix, prefix))
+            found[prefix] = {"digest": image.digest, "bytes": image.num_bytes, "problem": None}
+        except RunDirectoryError as error:
+            found[prefix] = {"digest": known.get(prefix), "bytes": None, "problem": str(error)}
+    return found
+
+
+def find_mentions(texts: Iterable[str]) -> list[str]:
+    """Return the first 12 characters of the digest of each different image that the texts mention, in order."""
+    return list(dict.fromkeys(prefix for text in texts for prefix in _MENTION.findall(text)))
+
+
+def remove_mentions(text: str) -> str:
+    """Return the text without the images that it mentions."""
+    return _MENTION.sub("", text)
+
+
+def find_image(inside: SafeDirectory, digest: str) -> StoredImage:
+    """Return the stored image with a digest, or whose digest begins with the given characters.
+
+    Args:
+        inside: The run directory.
+        digest: The first 12 to 64 characters of the digest.
+
+    Raises:
+        RunDirectoryError: This is no beginning of a digest, or it fits no image or several.
+    """
+    if not _DIGEST.fullmatch(digest):
+        raise RunDirectoryError(f"'{digest[:80]}' is not a digest: it must be 12 to 64 characters of 0-9 and a-f.")
+    folder = digest[:2]
+    if _is_whole(digest):
+        stamp = inside.get_stamp("media", folder, digest)
+        found = [] if stamp is None else [StoredImage(digest, stamp.size)]
+    else:
+        stamps = inside.list_stamps("media", folder)
+        names = [name for name in stamps if name.startswith(digest) and _is_whole(name)]
+        found = [StoredImage(name, stamps[name].size) for name in names]
+    if len(found) > 1:
+        raise RunDirectoryError(f"{len(found)} images have a digest that begins with '{digest}': give more of it.")
+    if not found:
+        raise RunDirectoryError(
+            f"image {digest[:12]} is not in the run's media store: the run directory was copied without its folder "
+            "`media`, or the file was removed."
+        )
+    return found[0]
+
+
+def describe_images(inside: SafeDirectory, text: str) -> str:
+    """Return the text with the size of each image: `[image 00ff00ff00ff: 640 × 480 pixels, 12.5 KiB]`.
+
+    Mentions of images that are not in the run say so; without a media store, the text is unchanged.
+    """
+    if inside.get_stamp("media") is None:
+        return text
+    return _MENTION.sub(lambda mention: f"[image {mention[1]}: {_describe_size(inside, mention[1])}]", text)
+
+
+def _describe_size(inside: SafeDirectory, prefix: str) -> str:
+    try:
+        image = find_image(inside, prefix)
+        with inside.open("media", image.digest[:2], image.digest) as file:
+            size = read_image_size(file)
+    except RunDirectoryError:
+        return "missing from the run's media store"
+    pixels = "damaged" if size is None else f"{size[0]} × {size[1]} pixels"
+    return f"{pixels}, {image.num_bytes / 1024:.1f} KiB"
+
+
+def _is_whole(digest: Any) -> bool:
+    return isinstance(digest, str) and len(digest) == _LENGTH and _DIGEST.fullmatch(digest) is not None

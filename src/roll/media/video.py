@@ -1,0 +1,215 @@
+"""Video clips: frames of equal size at a constant rate, from images, arrays, animated images or video files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roll.errors import DataError
+from roll.media.images import FORMATS, decode_image
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["VideoClip", "VideoLimits", "decode_video", "is_stored_video", "video_from_frames"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VideoLimits:
+    """Limits of one video."""
+
+    num_bytes: int = 256 * 2**20
+    """Maximum encoded size, in bytes."""
+    num_frames: int = 4096
+    """Maximum number of frames."""
+    num_pixels: int = 2**27
+    """Maximum number of pixels of all frames: 128 Mi, which take 384 MiB as RGB."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class VideoClip:
+    """Frames at a constant rate, without sound."""
+
+    frames: NDArray[np.uint8]
+    """RGB values [frames, height, width, 3]."""
+    fps: float
+    """Frames per second."""
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the shape, the frame rate and the RGB values, in hexadecimal."""
+        count, height, width, _ = self.frames.shape
+        digest = hashlib.sha256(f"video RGB {count}x{width}x{height} {self.fps!r} fps\n".encode())
+        digest.update(np.ascontiguousarray(self.frames).tobytes())
+        return digest.hexdigest()
+
+    def encode(self) -> bytes:
+        """Return a ZIP archive of one PNG per frame and the frame rate, for the media store."""
+        from PIL import Image
+
+        target = io.BytesIO()
+        with zipfile.ZipFile(target, "w", zipfile.ZIP_STORED) as archive:
+            # Fixed times, so that equal videos are equal files.
+            archive.writestr(zipfile.ZipInfo("video.json"), json.dumps({"fps": self.fps, "frames": len(self.frames)}))
+            for number, frame in enumerate(self.frames):
+                encoded = io.BytesIO()
+                Image.fromarray(frame).save(encoded, "PNG", compress_level=1)
+                archive.writestr(zipfile.ZipInfo(f"{number:06d}.png"), encoded.getvalue())
+        return target.getvalue()
+
+    @classmethod
+    def decode(cls, data: bytes, what: str) -> VideoClip:
+        """Read the archive that `encode` wrote.
+
+        Raises:
+            DataError: The archive is damaged.
+        """
+        try:
+            with zipfile.ZipFile(io.BytesIO(data)) as archive:
+                settings = json.loads(archive.read("video.json"))
+                count, fps = int(settings["frames"]), float(settings["fps"])
+                images = [decode_image(archive.read(f"{i:06d}.png"), f"{what}, frame {i}") for i in range(count)]
+        except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
+            raise DataError(f"{what} is damaged: {type(error).__name__}: {error}.") from error
+        return video_from_frames(images, fps, what)
+
+
+def is_stored_video(data: bytes) -> bool:
+    """Return whether the bytes begin like the archive that `VideoClip.encode` writes."""
+    return data[:4] == b"PK\x03\x04"
+
+
+def video_from_frames(
+    frames: Iterable[Image] | Any, fps: Any, what: str, limits: VideoLimits | None = None
+) -> VideoClip:
+    """Build a video from its frames.
+
+    Args:
+        frames: Images in mode RGB, or an array uint8 [frames, height, width, 3].
+        fps: Frames per second.
+        what: How messages refer to the video.
+        limits: The limits; by default `VideoLimits()`.
+
+    Raises:
+        DataError: The frames differ in size, are too many or have no pixels, or the rate is not a positive number.
+    """
+    limits = limits or VideoLimits()
+    if isinstance(fps, bool) or not isinstance(fps, int | float | np.number) or not 0.01 <= fps <= 1000:
+        raise DataError(f"{what} has the frame rate {fps!r}: `fps` must be a number of frames per second up to 1,000.")
+    if isinstance(frames, np.ndarray):
+        shape: tuple[int, ...] = frames.shape
+        if frames.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
+            raise DataError(
+                f"{what} is an array of {frames.dtype} with shape {shape}: it must be uint8 with shape "
+                "[frames, height, width, 3]."
+            )
+        _check_size(shape[0], shape[1] * shape[2], what, limits)
+        return VideoClip(frames=np.ascontiguousarray(frames), fps=float(fps))
+    kept: list[NDArray[np.uint8]] = []
+    for image in frames:
+        frame = np.asarray(image)
+        _check_size(len(kept) + 1, frame.shape[0] * frame.shape[1], what, limits)
+        if kept and frame.shape != kept[0].shape:
+            raise DataError(
+                f"{what} has frames of {kept[0].shape[1]} × {kept[0].shape[0]} and of {frame.shape[1]} × "
+                f"{frame.shape[0]} pixels: all frames of a video must have the same size."
+            )
+        kept.append(frame)
+    _check_size(len(kept), 1, what, limits)
+    return VideoClip(frames=np.stack(kept), fps=float(fps))
+
+
+def decode_video(data: bytes, what: str, limits: VideoLimits | None = None) -> VideoClip:
+    """Decode a video file: an animated GIF, WebP or PNG, and other formats if PyAV (`av`) is installed.
+
+    Args:
+        data: The encoded video.
+        what: How messages refer to the video, for example by its row.
+        limits: The limits; by default `VideoLimits()`.
+
+    Raises:
+        DataError: The video is too large, damaged, or not in a supported format, or its frames have unequal durations.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    limits = limits or VideoLimits()
+    if len(data) > limits.num_bytes:
+        raise DataError(f"{what} has {len(data):,} bytes, but at most {limits.num_bytes:,} are allowed.")
+    if not data:
+        raise DataError(f"{what} is empty: 0 bytes.")
+    try:
+        animation = Image.open(io.BytesIO(data), formats=FORMATS)
+    except UnidentifiedImageError:
+        return _decode_with_av(data, what, limits)
+    except Exception as error:  # decoders raise various errors for damaged files
+        raise DataError(f"{what} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
+    return _decode_animation(animation, what, limits)
+
+
+def _check_size(count: int, pixels: int, what: str, limits: VideoLimits) -> None:
+    if not count or not pixels:
+        raise DataError(f"{what} has no frames, or frames without pixels.")
+    if count > limits.num_frames or count * pixels > limits.num_pixels:
+        raise DataError(
+            f"{what} has at least {count:,} frames of {pixels:,} pixels, but at most {limits.num_frames:,} frames and "
+            f"{limits.num_pixels:,} pixels in all are allowed: use fewer or smaller frames."
+        )
+
+
+def _decode_animation(animation: Any, what: str, limits: VideoLimits) -> VideoClip:
+    """Return the frames of an animated image."""
+    count = getattr(animation, "n_frames", 1)
+    if count == 1:
+        raise DataError(f"{what} is an image with one frame, not a video: put it in the column of images.")
+    _check_size(count, animation.width * animation.height, what, limits)
+    durations: list[float] = []
+    frames: list[Image] = []
+    try:
+        for number in range(count):
+            animation.seek(number)
+            frames.append(animation.convert("RGB"))
+            durations.append(float(animation.info.get("duration", 0)))
+    except Exception as error:  # decoders raise various errors for damaged files
+        raise DataError(f"{what} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
+    if min(durations) <= 0 or max(durations) > min(durations):
+        raise DataError(
+            f"{what} has frames of {min(durations):g} to {max(durations):g} ms: all frames must have the same "
+            "duration. Give the frames as a list with `fps` instead."
+        )
+    return video_from_frames(frames, 1000.0 / durations[0], what, limits)
+
+
+def _decode_with_av(data: bytes, what: str, limits: VideoLimits) -> VideoClip:
+    """Return the frames of a video file, decoded by FFmpeg's libraries."""
+    try:
+        import av  # pyrefly: ignore[missing-import]
+    except ImportError:
+        raise DataError(
+            f"{what} is not an animated image; it begins with {data[:12]!r}. Give its frames as a list of images with "
+            "`fps`, or install the package `av`, which decodes video files."
+        ) from None
+
+    def read(container: Any, stream: Any) -> Iterator[Any]:
+        for number, frame in enumerate(container.decode(stream), 1):
+            _check_size(number, frame.width * frame.height, what, limits)
+            yield frame.to_ndarray(format="rgb24")
+
+    try:
+        with av.open(io.BytesIO(data)) as container:
+            stream = next(iter(container.streams.video), None)
+            if stream is None or not stream.average_rate:
+                raise DataError(f"{what} has no video with a frame rate.")
+            fps = float(stream.average_rate)
+            return video_from_frames(read(container, stream), fps, what, limits)
+    except DataError:
+        raise
+    except Exception as error:  # FFmpeg raises various errors for damaged files
+        raise DataError(f"{what} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error

@@ -1,0 +1,134 @@
+"""Features of media: the outputs of a tower and its projector, one vector per feature token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from roll.errors import ModelError
+from roll.models.multimodal.processor import ProcessedMedia
+from roll.types import MediaKind
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "MediaFeatures",
+    "encode_media",
+    "get_base_model",
+    "get_feature_token_ids",
+    "has_media_tower",
+    "join_features",
+]
+
+
+class MediaFeatures(NamedTuple):
+    """Features of one medium with n feature tokens."""
+
+    embeds: Tensor
+    """[n, H] embeddings that replace those of the feature tokens."""
+    deepstack: tuple[Tensor, ...] = ()
+    """[n, H] each, added to the hidden states after the first decoder layers (Qwen3-VL, arXiv 2511.21631)."""
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> MediaFeatures:
+        """Return the features with `change` applied to each tensor."""
+        return MediaFeatures(change(self.embeds), tuple(map(change, self.deepstack)))
+
+
+def join_features(features: Sequence[MediaFeatures]) -> MediaFeatures:
+    """Concatenate the features of several media. Media without deepstack features get zeros, which change nothing."""
+    import torch
+
+    count = max(len(own.deepstack) for own in features)
+    deepstacks = [own.deepstack or (torch.zeros_like(own.embeds),) * count for own in features]
+    embeds = torch.cat([own.embeds for own in features])
+    return MediaFeatures(embeds, tuple(torch.cat(parts) for parts in zip(*deepstacks, strict=True)))
+
+
+def has_media_tower(model: Any) -> bool:
+    """Return whether a loaded model has a vision tower."""
+    return hasattr(get_base_model(model), "get_image_features")
+
+
+def get_feature_token_ids(model: Any) -> dict[MediaKind, int]:
+    """Return the ID of the token whose embeddings are replaced by features, for each kind of media in the model."""
+    names: dict[MediaKind, tuple[str, ...]] = {
+        "image": ("image_token_id", "image_token_index"),
+        "audio": ("audio_token_id",),
+        "video": ("video_token_id",),
+    }
+    found = {kind: next((getattr(model.config, k, None) for k in keys), None) for kind, keys in names.items()}
+    if not isinstance(found["image"], int):
+        raise ModelError(f"{type(model).__name__} has no image_token_id in its configuration, so it cannot read images")
+    return {kind: token for kind, token in found.items() if isinstance(token, int)}
+
+
+def encode_media(model: Any, media: Sequence[ProcessedMedia], device: Any, dtype: Any) -> list[MediaFeatures]:
+    """Run the towers on media; return their features, in order. Images with equal input shapes are batched.
+
+    Args:
+        model: A model of `transformers` with `get_image_features`.
+        media: The processed media.
+        device: The device of the towers.
+        dtype: The dtype of pixel values and audio features.
+
+    Raises:
+        ModelError: The number of features that a tower returns differs from the number of feature tokens.
+    """
+    batches: dict[tuple[Any, ...], list[int]] = {}
+    for index, one in enumerate(media):
+        shapes = [(name, tensor.shape[1:]) for name, tensor in sorted(one.inputs.items())]
+        # Audio clips of any length are one batch, so that ranks that shard the audio tower run it equally often.
+        key = (one.kind, *(shapes if one.kind != "audio" else ()))
+        batches.setdefault(key, []).append(index)
+    found: dict[int, MediaFeatures] = {}
+    for (kind, *_), indices in batches.items():
+        batch = [media[index] for index in indices]
+        features = _run_tower(model, kind, _concatenate([one.inputs for one in batch], device, dtype))
+        counts = [one.num_features for one in batch]
+        if sum(counts) != len(features.embeds):
+            raise ModelError(
+                f"the tower of {type(model).__name__} returns {len(features.embeds)} features for media of kind "
+                f"'{kind}' with {sum(counts)} feature tokens: the model directory has the processor of another model, "
+                "copy it again"
+            )
+        parts = zip(*(tensor.split(counts) for tensor in (features.embeds, *features.deepstack)), strict=True)
+        found |= {index: MediaFeatures(own[0], tuple(own[1:])) for index, own in zip(indices, parts, strict=True)}
+    return [found[index] for index in range(len(media))]
+
+
+def get_base_model(model: Any) -> Any:
+    """Return the model without its language-model head, and without PEFT's wrapper if there is one."""
+    inner = getattr(model, "base_model", model)
+    inner = getattr(inner, "model", inner) if not hasattr(inner, "get_image_features") else inner
+    return inner
+
+
+def _concatenate(inputs: Sequence[Mapping[str, Tensor]], device: Any, dtype: Any) -> dict[str, Tensor]:
+    """Concatenate the inputs of several media; those of audio clips [1, …, length] are padded to the longest."""
+    import torch
+    from torch.nn.functional import pad
+
+    joined: dict[str, Tensor] = {}
+    for name in inputs[0]:
+        parts = [own[name] for own in inputs]
+        if len({part.shape[1:] for part in parts}) > 1:
+            longest = max(part.shape[-1] for part in parts)
+            parts = [pad(part, (0, longest - part.shape[-1])) for part in parts]
+        joined[name] = torch.cat(parts).to(device)
+    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in joined.items()}
+
+
+def _run_tower(model: Any, kind: MediaKind, inputs: dict[str, Tensor]) -> MediaFeatures:
+    output = getattr(get_base_model(model), f"get_{kind}_features")(**inputs, return_dict=True)
+    features = output.last_hidden_state if kind == "audio" else output.pooler_output
+    return MediaFeatures(_flatten(features), tuple(map(_flatten, getattr(output, "deepstack_features", None) or ())))
+
+
+def _flatten(features: Any) -> Tensor:
+    """Return features [n, H] from a tensor with any batch dimensions, or from one tensor per medium."""
+    import torch
+
+    if not isinstance(features, torch.Tensor):
+        features = torch.cat([part.reshape(-1, part.shape[-1]) for part in features])
+    return features.reshape(-1, features.shape[-1])

@@ -1,0 +1,43 @@
+"""Chooses the frames of a video that a model sees, as its video processor does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roll.media import VideoClip
+
+__all__ = ["sample_frames"]
+
+DEFAULT_FPS = 2.0
+"""Frames per second that Qwen's models were trained with; their processors do not name it."""
+
+
+def sample_frames(video_processor: Any, video: VideoClip) -> tuple[NDArray[np.uint8], float]:
+    """Return the frames that a model sees, and their rate.
+
+    The rate is the wanted one if the processor chose so many frames, rounded down. If its limits, or the frames that
+    there are, allow only more or fewer, it is that of the chosen frames: `transformers` alone would compute a wrong
+    timing.
+
+    Args:
+        video_processor: A video processor of `transformers`.
+        video: The video.
+
+    Returns:
+        Frames uint8 [n, height, width, 3], and their frames per second.
+    """
+    from transformers.video_utils import VideoMetadata
+
+    count, step = len(video.frames), video_processor.temporal_patch_size
+    if count < step:  # the processor repeats the last frame
+        return video.frames, video.fps
+    fps = getattr(video_processor, "fps", None) or DEFAULT_FPS
+    metadata = VideoMetadata(total_num_frames=count, fps=video.fps)
+    chosen = video_processor.sample_frames(metadata, fps=fps).numpy()
+    wanted = count / video.fps * fps
+    if wanted > count or len(chosen) != int(wanted // step) * step:
+        fps = video.fps * len(chosen) / count
+    return video.frames[chosen], fps

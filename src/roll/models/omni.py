@@ -1,0 +1,86 @@
+"""Complete checkpoints of omni models: the thinker, which is trained, and the parts that turn its answers into speech.
+
+thinker.…   reads text and media, writes text      loaded, trained, synced to engines
+talker.…    token2wav.…    code2wav.…              neither loaded nor trained; exports contain them unchanged
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from roll.models.directory import list_weight_files, read_json, read_tensor_headers
+from roll.models.sizes import get_thinker_part, read_config
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = [
+    "SPEECH_PREFIXES",
+    "complete_export",
+    "get_weight_prefix",
+    "has_speech_parts",
+    "list_speech_weights",
+    "mark_thinker",
+    "read_speech_weights",
+]
+
+SPEECH_PREFIXES = ("talker.", "token2wav.", "code2wav.")
+"""Beginnings of the names of weights that turn the thinker's answer into speech."""
+_THINKER_PREFIX = "thinker."
+_ATTRIBUTE = "roll_weight_prefix"
+_SPEAKERS = "spk_dict.pt"
+"""The voices of Qwen2.5-Omni's talker; it is copied, never read."""
+
+
+def has_speech_parts(directory: Path) -> bool:
+    """Return whether a model directory is a complete checkpoint, not only a thinker."""
+    config = read_config(directory)
+    return get_thinker_part(config) is not config
+
+
+def mark_thinker(model: Any) -> None:
+    """Record that a loaded thinker comes from a complete checkpoint, where its weights have the prefix `thinker.`."""
+    vars(model)[_ATTRIBUTE] = _THINKER_PREFIX
+
+
+def get_weight_prefix(model: Any) -> str:
+    """Return the prefix of a model's weights in its checkpoint; empty for all but marked thinkers."""
+    return vars(model).get(_ATTRIBUTE, "")
+
+
+def list_speech_weights(directory: Path) -> list[str]:
+    """Return the names of the weights of speech in a checkpoint, in order; empty for all but complete checkpoints."""
+    if not has_speech_parts(directory):
+        return []
+    return sorted(
+        name for name in read_tensor_headers(list_weight_files(directory)) if name.startswith(SPEECH_PREFIXES)
+    )
+
+
+def read_speech_weights(directory: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the weights of `list_speech_weights`, one at a time."""
+    from safetensors import safe_open
+
+    headers = read_tensor_headers(list_weight_files(directory))
+    for name in list_speech_weights(directory):
+        with safe_open(headers[name].file, framework="pt") as tensors:
+            yield name, tensors.get_tensor(name)
+
+
+def complete_export(source: Path, target: Path) -> None:
+    """Make the export of a thinker that of the complete model: wrap its config.json, and copy the talker's voices.
+
+    Args:
+        source: The directory of the complete model.
+        target: The directory of the export, with the config.json of the thinker.
+    """
+    file = target / "config.json"
+    thinker = read_json(file)
+    config = {**read_json(source / "config.json"), "thinker_config": thinker}
+    file.write_text(json.dumps(config, indent=2) + "\n")
+    if (source / _SPEAKERS).is_file():
+        shutil.copyfile(source / _SPEAKERS, target / _SPEAKERS)

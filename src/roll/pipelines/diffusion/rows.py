@@ -1,0 +1,243 @@
+"""Rows of prompts and images, and their stream of draws.
+
+Images are decoded when their row is drawn. An image that cannot be decoded, or has another size than the model's, is an
+error that names the row; no blank image is ever substituted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roll.config.diffusion import DiffusionDataConfig
+from roll.data import WeightedSource, WeightedStream
+from roll.data.cells import BadRow, read_column
+from roll.data.files import open_table
+from roll.errors import DataError
+from roll.media.images import decode_image
+
+__all__ = ["ImageReader", "ImageRow", "ImageRows", "RowDraw", "RowStream", "read_rows"]
+
+CACHE_BYTES = 256 * 2**20
+"""Maximum total size of the decoded images that a run caches."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageRow:
+    """One row of a data file."""
+
+    uid: str
+    prompt: str
+    where: str
+    """File and line, for messages."""
+    images: Mapping[str, Path] = field(default_factory=dict)
+    """Paths of its images: `image`, `chosen`, `rejected`, `first_frame`."""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    """Other columns, for rewards."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RowDraw:
+    """One use of a row, drawn from the data; the ledger records its outcome."""
+
+    draw_id: int
+    row: ImageRow
+    position: int
+
+    @property
+    def uid(self) -> str:
+        """UID of the row."""
+        return self.row.uid
+
+
+class RowList:
+    """Rows as a source of a stream."""
+
+    def __init__(self, rows: Sequence[ImageRow]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: int) -> ImageRow:
+        return self._rows[index]
+
+
+class RowStream(WeightedStream[ImageRow, RowDraw]):
+    """Draws rows for training."""
+
+    size_name = "num_rows"
+
+    def _draw(self, draw_id: int, item: ImageRow, position: int) -> RowDraw:
+        return RowDraw(draw_id=draw_id, row=item, position=position)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageRows:
+    """The rows of a run."""
+
+    train: RowStream
+    evaluation: Sequence[ImageRow]
+    """Rows whose prompts are used for evaluation: held-out ones, or those of training if none is held out."""
+    held_out: Sequence[ImageRow]
+    """Rows that are not trained on."""
+    fingerprints: Mapping[str, str]
+    """Digests of the held-out rows, by source."""
+
+
+def read_rows(sources: Sequence[DiffusionDataConfig], seed: int, images: Sequence[str]) -> ImageRows:
+    """Read the rows of all sources.
+
+    Args:
+        sources: The configurations of the sources.
+        seed: Seed of the order.
+        images: The images that the method needs: `image`, or `chosen` and `rejected`.
+
+    Raises:
+        DataError: A file cannot be read, a row is malformed, or an image file does not exist.
+    """
+    streams, held_out, first = list[WeightedSource[ImageRow]](), list[ImageRow](), list[ImageRow]()
+    fingerprints: dict[str, str] = {}
+    for config in sources:
+        train, kept = _read_source(config, images)
+        digest = _compute_digest(train)
+        items = RowList(train)
+        streams.append(WeightedSource(domain=config.domain, items=items, weight=config.weight, fingerprint=digest))
+        fingerprints[config.domain] = _compute_digest(kept)
+        held_out += kept
+        first += train
+    return ImageRows(
+        train=RowStream(streams, seed),
+        evaluation=_spread(held_out or first),
+        held_out=held_out,
+        fingerprints=fingerprints,
+    )
+
+
+def _read_source(config: DiffusionDataConfig, images: Sequence[str]) -> tuple[list[ImageRow], list[ImageRow]]:
+    """Return the rows of a source to train on, and those that are held out."""
+    keys = {name: getattr(config, f"{name}_key") for name in images}
+    if config.first_frame_key is not None:
+        keys["first_frame"] = config.first_frame_key
+    rows = _read_table(Path(config.path), config, keys)
+    if config.held_out_path is not None:
+        return rows, _read_table(Path(config.held_out_path), config, keys)
+    held_out = [row for row in rows if _is_held_out(row, config.held_out)]
+    train = [row for row in rows if not _is_held_out(row, config.held_out)]
+    if not train:
+        raise DataError(f"'{config.path}' has no rows to train on: lower its held_out, or add rows.")
+    return train, held_out
+
+
+def _spread(rows: Sequence[ImageRow]) -> list[ImageRow]:
+    """Return the rows with different prompts first, so that a few rows have as many prompts as possible."""
+    counts: dict[str, int] = {}
+    order = []
+    for place, row in enumerate(rows):
+        counts[row.prompt] = counts.get(row.prompt, 0) + 1
+        order.append((counts[row.prompt], place))
+    return [rows[place] for _, place in sorted(order)]
+
+
+def _read_table(path: Path, config: DiffusionDataConfig, keys: Mapping[str, str]) -> list[ImageRow]:
+    table, rows = open_table(path), list[ImageRow]()
+    for number, row in enumerate(table.scan(None)):
+        where = table.describe_location(number)
+        if isinstance(row, DataError):
+            raise row
+        prompt = read_column(row, config.prompt_key, where, "data.prompt_key")
+        if not isinstance(prompt, str):
+            raise BadRow(
+                "prompt is not text",
+                f"{where}: column '{config.prompt_key}' must be text, got {type(prompt).__name__}.",
+            )
+        images = {name: _find_image(row, name, key, path, where) for name, key in keys.items()}
+        used = {config.prompt_key, *keys.values()}
+        rows.append(
+            ImageRow(
+                uid=f"{config.domain}/{path.stem}-{table.get_key(number)}",
+                prompt=prompt,
+                where=where,
+                images=images,
+                metadata={name: value for name, value in row.items() if name not in used},
+            )
+        )
+    if not rows:
+        raise DataError(f"{table.name} has no rows: at least one row is needed.")
+    return rows
+
+
+def _find_image(row: Mapping[str, Any], name: str, key: str, table: Path, where: str) -> Path:
+    value = read_column(row, key, where, f"data.{name}_key")
+    if not isinstance(value, str) or not value:
+        raise BadRow(
+            "image is not a path",
+            f"{where}: column '{key}' must be the path of an image, got {type(value).__name__}.",
+        )
+    if "://" in value:
+        raise BadRow(
+            "image is a URL",
+            f"{where}: column '{key}' is a URL, {value[:80]!r}: download the image, and give its path.",
+        )
+    path = table.parent / value
+    if not path.is_file():
+        raise BadRow("image is missing", f"{where}: the image '{path}' does not exist.")
+    return path
+
+
+class ImageReader:
+    """Reads and decodes images of rows, and caches them while they are small together.
+
+    Args:
+        cache_bytes: Maximum total size of cached images.
+    """
+
+    def __init__(self, cache_bytes: int = CACHE_BYTES) -> None:
+        self._left = cache_bytes
+        self._cache: dict[Path, NDArray[np.uint8]] = {}
+
+    def read(self, row: ImageRow, name: str) -> NDArray[np.uint8]:
+        """Return an image of a row, [H, W, 3].
+
+        Raises:
+            DataError: The file cannot be read or decoded.
+        """
+        path = row.images[name]
+        if path in self._cache:
+            return self._cache[path]
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{row.where}: the image '{path}' cannot be read: {error.strerror}.") from error
+        image = np.asarray(decode_image(data, f"{row.where}: the image '{path}'"))
+        if image.nbytes <= self._left:
+            self._cache[path] = image
+            self._left -= image.nbytes
+        return image
+
+
+def _is_held_out(row: ImageRow, share: float) -> bool:
+    """Return whether a row is held out; equal prompts with equal images are on the same side."""
+    if share == 0:
+        return False
+    digest = hashlib.blake2b(json.dumps(_get_content(row)).encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64 < share
+
+
+def _get_content(row: ImageRow) -> list[str]:
+    return [row.prompt, *(f"{name}={path.name}" for name, path in sorted(row.images.items()))]
+
+
+def _compute_digest(rows: Sequence[ImageRow]) -> str:
+    digest = hashlib.blake2b(digest_size=8)
+    for row in rows:
+        content = [row.uid, *_get_content(row), json.dumps(dict(row.metadata), sort_keys=True, default=str)]
+        digest.update(json.dumps(content).encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()

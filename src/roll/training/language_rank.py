@@ -1,0 +1,105 @@
+"""One rank of a trainer of a language model: what every back-end of such a trainer shares.
+
+forward     passes without a loss: log-probs, values, …
+weights     the stream of all weights for engines and exports, under their HF names
+export      a directory that transformers loads
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import abstractmethod
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roll.errors import UnsupportedError
+from roll.protocols import LossFn, WeightSource
+from roll.training.checkpoint.export import export_trained
+from roll.training.network.policy import PolicyNetwork
+from roll.training.network.value import ValueNetwork
+from roll.training.parallel.fsdp import reshard_after_forward
+from roll.training.passes import Passes
+from roll.training.rank import TrainerRank
+from roll.training.spec import TrainerSpec
+from roll.types import ForwardOptions, Output, Outputs, TrainingBatch
+
+__all__ = ["LanguageModelRank"]
+
+
+class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
+    """The base class of the training back-ends of language models, in any role.
+
+    Args:
+        spec: The spec of the rank. A back-end's own `__init__` then builds its network and the passes.
+    """
+
+    network: PolicyNetwork | ValueNetwork
+    _passes: Passes
+
+    def __init__(self, spec: TrainerSpec) -> None:
+        super().__init__(spec)
+        self.head_factor = (spec.value_head_learning_rate or self.schedule.peak) / self.schedule.peak
+        """The factor on the learning rate of a policy's value head."""
+
+    def forward(
+        self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions | None = None
+    ) -> dict[Output, list[Any]]:
+        """Return the outputs for a batch under the current weights, or under a snapshot; see `Passes.forward`."""
+        options = options or ForwardOptions()
+        using = contextlib.nullcontext() if options.version is None else self._with_snapshot(options.version)
+        with self._get_library_context(), using:
+            results = self._passes.forward(batch, outputs, options)
+            reshard_after_forward(self.network)
+        return results
+
+    def use_adapter(self, name: str) -> None:
+        """Raise `UnsupportedError`; back-ends that train several adapters override this method."""
+        backend = self.spec.training.backend
+        lacks = "has no model.lora" if self.spec.model.lora is None else f"trains only one adapter with {backend}"
+        raise UnsupportedError(f"adapter '{name}' cannot be used: the trainer {lacks}")
+
+    def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
+        """Raise `UnsupportedError`; back-ends with snapshots override this method."""
+        raise UnsupportedError(
+            f"training.backend {self.spec.training.backend} does not support snapshots: set training.backend to 'torch'"
+        )
+
+    def _with_snapshot(self, version: int) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which the network has the weights of a snapshot."""
+        raise UnsupportedError(
+            f"training.backend {self.spec.training.backend} does not support snapshots: set training.backend to 'torch'"
+        )
+
+    @abstractmethod
+    def weights(self) -> WeightSource:
+        """Return all weights by HF name, in the model's dtype and with adapters merged: those that a policy's engines
+        need.
+        """
+
+    def export(self, path: Path) -> None:
+        """Write an HF safetensors model directory that `transformers` loads; a critic as a token classifier.
+
+        Adapters are merged into the weights. A policy's and a reward model's adapters are also written separately, to
+        the directory `adapter` next to `path`.
+        """
+        is_first = self.ranks.is_first
+        with self._get_library_context():
+            export_trained(path, self.spec, self._hf_network, self.weights(), self._read, is_first=is_first)
+
+    @property
+    def engine_dtype(self) -> torch.dtype:
+        """The dtype that the engines compute in."""
+        return getattr(torch, self.spec.model.dtype)
+
+    @abstractmethod
+    def _read(self, name: str) -> Tensor:
+        """Return a full parameter of the network by HF name."""
+
+    @property
+    def _hf_network(self) -> PolicyNetwork | ValueNetwork:
+        """The network whose HF configuration is exported."""
+        return self.network

@@ -1,0 +1,84 @@
+"""Media in packed rows: spans in samples become spans in the row, and the towers run inside the network.
+
+A medium passes through its tower once per micro-batch, however many samples show it. A rank whose row has no image runs
+the tower on a small image if another rank has media, because FSDP gathers and reduces the tower's weights on all ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from roll.errors import UnsupportedError, short
+from roll.models import get_decoder
+from roll.models.multimodal import MediaInputs, ModelMedia, has_media_tower
+from roll.training.packing.layout import PackedLayout
+from roll.training.parallel.tokens import TokenShare
+from roll.types import IntArray, MediaSpan, TrainingSample
+
+__all__ = ["add_positions", "attach_media", "build_media_sample", "embed_row", "get_model_media", "with_positions"]
+
+_ATTRIBUTE = "roll_media"
+
+
+def attach_media(model: Any, inputs: MediaInputs) -> None:
+    """Let a model's decoder read media in packed rows; do nothing for a model without a vision tower."""
+    if has_media_tower(model):
+        vars(get_decoder(model))[_ATTRIBUTE] = ModelMedia(model, inputs)
+
+
+def get_model_media(decoder: Any) -> ModelMedia | None:
+    """Return the media support that `attach_media` added to a decoder, or `None` without it."""
+    return vars(decoder).get(_ATTRIBUTE)
+
+
+def add_positions(decoder: Any, samples: Sequence[TrainingSample], model: str) -> tuple[TrainingSample, ...]:
+    """Return samples with the RoPE positions that the model gives to media; unchanged if it gives none.
+
+    Args:
+        decoder: The decoder of the model.
+        samples: The samples.
+        model: The name of the model, for messages.
+
+    Raises:
+        UnsupportedError: a sample has media that the model does not read.
+    """
+    media = get_model_media(decoder)
+    for sample in samples:
+        for span in sample.media:
+            if media is None or span.kind not in media.kinds:
+                raise UnsupportedError(
+                    f"sample {short(sample.sample_id)} has media of kind '{span.kind}', on which '{model}' cannot be "
+                    "trained: leave the sample out"
+                )
+    return tuple(samples) if media is None else tuple(with_positions(media, sample) for sample in samples)
+
+
+def with_positions(media: ModelMedia, sample: TrainingSample) -> TrainingSample:
+    """Return a sample with the RoPE positions that the model gives to media; unchanged if it gives none."""
+    if not sample.media or sample.positions is not None:
+        return sample
+    return replace(sample, positions=media.compute_positions(sample.token_ids, sample.media))
+
+
+def embed_row(
+    media: ModelMedia, layout: PackedLayout, share: TokenShare, device: torch.device, dtype: torch.dtype
+) -> AbstractContextManager[None]:
+    """Return a context in which the decoder uses the features of a row's media; see `ModelMedia.insert_features`."""
+    local = share.select_local_tokens(layout, np.arange(layout.num_tokens)).numpy()
+    runs_all = torch.distributed.is_initialized()
+    return media.insert_features(layout.token_ids, layout.media, device, dtype, local, runs_all_towers=runs_all)
+
+
+def build_media_sample(media: ModelMedia, token_ids: IntArray, spans: Sequence[MediaSpan]) -> TrainingSample:
+    """Build a sample with media in which every token but the first is predicted."""
+    mask = np.arange(len(token_ids)) > 0
+    sample = TrainingSample(
+        sample_id="check", unit=0, prefix_length=1, token_ids=token_ids, loss_mask=mask, media=tuple(spans)
+    )
+    return with_positions(media, sample)

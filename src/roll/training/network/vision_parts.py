@@ -1,0 +1,89 @@
+"""The parts of a vision-language model: which of them are trained, and with which learning rate.
+
+tower            the vision transformer
+projector        the layers between the tower and the decoder (connector, merger)
+language_model   the decoder, its embeddings and its head
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+from roll.config.model import VisionConfig, VisionPart
+from roll.errors import ModelError
+from roll.models import get_decoder
+from roll.models.multimodal import has_media_tower
+
+__all__ = ["build_part_finder", "compute_learning_rate_factors", "freeze_parts", "list_tower_blocks"]
+
+_PROJECTOR = re.compile(r"(?:^|[._])(?:projector|connector|merger|resampler)|(?:^|\.)audio_tower\.proj\d?\.")
+"""Names of projectors: `multi_modal_projector` (LLaVA, InternVL, Gemma 3), `connector` (SmolVLM, Idefics3), `merger`,
+`deepstack_merger_list` (Qwen-VL)."""
+
+
+def build_part_finder(model: Any) -> Callable[[str], VisionPart]:
+    """Return a function that returns the part to which a module or parameter belongs, by its name.
+
+    Raises:
+        ModelError: The model has no vision tower.
+    """
+    if not has_media_tower(model):
+        raise ModelError(f"model.vision is set, but {type(model).__name__} has no vision tower: remove model.vision")
+    decoder = get_decoder(model)
+    prefix = next(name for name, module in model.named_modules() if module is decoder)
+    head = "" if model.get_output_embeddings() is None else "lm_head"
+
+    def find_part(name: str) -> VisionPart:
+        if name.startswith(f"{prefix}.") or (head and name.startswith(head)):
+            return "language_model"
+        return "projector" if _PROJECTOR.search(name) else "tower"
+
+    return find_part
+
+
+def list_tower_blocks(model: Any) -> list[nn.Module]:
+    """Return the blocks of a model's towers for images, audio and video; empty without a tower.
+
+    These are the members of the lists of modules outside of the decoder, without those inside other members.
+    """
+    if not has_media_tower(model):
+        return []
+    known = set(get_decoder(model).modules())
+    blocks: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and module not in known:
+            found = [block for block in module if any(True for _ in block.parameters())]
+            known.update(part for block in found for part in block.modules())
+            blocks += found
+    return blocks
+
+
+def freeze_parts(model: Any, config: VisionConfig) -> None:
+    """Exclude the weights of the frozen parts from training.
+
+    Raises:
+        ModelError: The model has no vision tower.
+    """
+    if not config.freeze:
+        return
+    find_part = build_part_finder(model)
+    for name, parameter in model.named_parameters():
+        if find_part(name) in config.freeze:
+            parameter.requires_grad_(False)
+
+
+def compute_learning_rate_factors(model: Any, config: VisionConfig, names: Iterable[str]) -> dict[str, float]:
+    """Return the factor on the learning rate of each trained weight whose factor is not 1, by name.
+
+    Raises:
+        ModelError: The configuration has factors, but the model has no vision tower.
+    """
+    if not config.learning_rate_factors:
+        return {}
+    find_part = build_part_finder(model)
+    factors = {name: config.learning_rate_factors.get(find_part(name), 1.0) for name in names}
+    return {name: factor for name, factor in factors.items() if factor != 1.0}

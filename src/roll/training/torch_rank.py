@@ -1,0 +1,107 @@
+"""One rank whose weights torch updates: master weights, AdamW and checkpoints of a network of any kind.
+
+network ─ trained parameters ─► master weights ─► AdamW ─► network
+                                     └─► checkpoint (DCP), in the background if asked
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from roll.protocols import StateKind
+from roll.training.checkpoint.state import collect_state, load_state, write_entries
+from roll.training.checkpoint.writer import StateWriter
+from roll.training.memory.host_memory import HostMemory
+from roll.training.offload import StateOffloader
+from roll.training.optimizer import Optimizer
+from roll.training.precision import MasterWeights, Precision
+from roll.training.rank import B, L, TrainerRank
+from roll.types import OptimParams
+
+__all__ = ["TorchRank"]
+
+
+class TorchRank(TrainerRank[B, L]):
+    """A rank that updates its weights with `MasterWeights` and `Optimizer`, sharded with FSDP2 if there are several.
+
+    A subclass builds its network, and then calls `_prepare_updates`.
+    """
+
+    precision: Precision
+    masters: MasterWeights
+    optimizer: Optimizer
+
+    def _prepare_updates(
+        self,
+        trained: Mapping[str, nn.Parameter],
+        factors: Mapping[str, float] | None = None,
+        copies: Collection[str] = (),
+    ) -> None:
+        """Create the master weights and the optimizer of the built network.
+
+        Args:
+            trained: The parameters to train, by name.
+            factors: Factors on the learning rate of some parameters, by name.
+            copies: The names of tied parameters that another pipeline stage has too.
+        """
+        memory = HostMemory(self.device) if self.spec.training.offload_optimizer else None
+        self.masters = MasterWeights(dict(trained), self.precision, copies, memory)
+        self.optimizer = Optimizer(self.masters, self.spec.training, self.ranks, dict(factors or {}))
+        self._state_offloader = StateOffloader(self.network, self.masters, self.optimizer, self.device)
+        self._writer = StateWriter(self.ranks)
+
+    def save(self, path: Path, *, background: bool = False) -> None:
+        # The previous background write must end first: its threads use the same process group.
+        self._writer.finish()
+        state = collect_state(
+            self.masters, self.optimizer, self._get_counters(), self.ranks, self._randomness, self._saved_buffers
+        )
+        if background:
+            self._writer.begin(path, state)
+        else:
+            write_entries(path, state, self.ranks)
+
+    def is_save_written(self, *, wait: bool) -> bool:
+        """Return whether the last save is on disk; with `wait`, wait until it is.
+
+        Raises:
+            CheckpointError: a background write failed; raised once.
+        """
+        if wait or self._writer.is_done:
+            self._writer.finish()
+        return self._writer.is_done
+
+    def offload(self, states: Collection[StateKind]) -> None:
+        if "optimizer" in states:
+            self._has_gradients, self._summed_loss = False, 0.0
+        self._state_offloader.offload(states)
+
+    def onload(self, states: Collection[StateKind]) -> None:
+        self._state_offloader.onload(states)
+
+    @property
+    def _saved_buffers(self) -> list[Tensor]:
+        """Tensors that are part of a checkpoint, but not trained by gradients."""
+        return []
+
+    def _load(self, path: Path) -> dict[str, int]:
+        parts = self.masters, self.optimizer, self._get_counters(), self.ranks, self._randomness
+        return load_state(path, *parts, self.spec.seed, self._saved_buffers)
+
+    def _clear_grads(self) -> None:
+        self.masters.clear_grads()
+
+    def _check_params(self, params: OptimParams, scale: float) -> None:
+        """Accept any parameters: torch's updates can change all of them from one update to the next."""
+
+    def _scale_grads(self, scale: float) -> None:
+        self.masters.scale_grads(scale)
+
+    def _compute_grad_norm(self) -> float:
+        return self.optimizer.compute_grad_norm()
+
+    def _step_optimizer(self, rate: float, grad_norm: float, params: OptimParams) -> None:
+        self.optimizer.step(rate, grad_norm, params)
