@@ -227,7 +227,7 @@ async def play(case: Case, world: World, stop_token_ids: tuple[int, ...] = ()) -
         proxy, {"bench": world.reward}, world.renderer, seed=0, replicate=replicate, loop=rollout_loop,
         on_rollout=on_rollout,
     )  # fmt: skip
-    scheduler.life.add_listener(lambda event: played.events.append((str(event.rollout_id), str(event.after))))
+    scheduler.lifecycle.add_listener(lambda event: played.events.append((str(event.rollout_id), str(event.after))))
     drawn = 0
 
     def draw(count: int, domain: str | None) -> Sequence[PromptDraw]:

@@ -135,7 +135,7 @@ def page(found: list[Row], fit: EngineFit) -> str:
         f"The engine is fitted to {fit.num_steps} steps. The duration of a step depends on the number of requests (see "
         f"the table); each prefilled token adds {fit.prefill_token_s * 1e3:.2f} ms, and each token of context "
         f"{fit.context_token_s * 1e6:.2f} us. For a sequence of steps, the fitted duration differs by "
-        f"{fit.error_of_steps:.1%} from the measured one.",
+        f"{fit.step_error:.1%} from the measured one.",
         "",
         f"| requests in a step | {' | '.join(f'{requests:.0f}' for requests, _ in fit.curve)} |",
         "|" + "---|" * (len(fit.curve) + 1),

@@ -175,7 +175,7 @@ def page(found: list[Row], fit: EngineFit, sync_s: float) -> str:
         "answers that were not trained. *Trained length* is the mean number of tokens of the trained answers; if it is "
         "smaller than the baseline's, the policy prefers short answers.",
         "",
-        f"The duration of a sequence of engine steps in the simulation differs by {fit.error_of_steps:.1%} from the "
+        f"The duration of a sequence of engine steps in the simulation differs by {fit.step_error:.1%} from the "
         f"measured one. A simulated weight sync takes {sync_s:.2f} s, the median of the baseline's run.",
         "",
         "![Measured and simulated speed-ups](policies.png)",

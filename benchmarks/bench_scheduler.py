@@ -102,7 +102,7 @@ async def train(async_ratio: float) -> tuple[int, float]:
         nonlocal events
         events += 1
 
-    scheduler.life.add_listener(count)
+    scheduler.lifecycle.add_listener(count)
 
     def draw(number: int, domain: str | None) -> Sequence[PromptDraw]:
         first = len(ledger)

@@ -290,8 +290,8 @@ BUGS = (
     Bug(
         "a router's session stays at an engine that is busier for its slots",
         "rollout/routing.py",
-        "if (slot.num_requests - spared) * least.limit > least.num_requests * slot.limit:",
-        "if slot.num_requests - spared > least.num_requests:",
+        "if (entry.num_requests - spared) * least.limit > least.num_requests * entry.limit:",
+        "if entry.num_requests - spared > least.num_requests:",
         "rollout/test_proxy.py",
     ),
     Bug(

@@ -109,8 +109,8 @@ BUGS = (
     Bug(
         "the youngest groups are taken first",
         "buffer.py",
-        "(self._get_age_key(live), live.order)",
-        "(-self._get_age_key(live), live.order)",
+        "(self._get_age_key(live), live.launch_order)",
+        "(-self._get_age_key(live), live.launch_order)",
     ),
     Bug(
         "what is too old is not dropped",
@@ -121,7 +121,7 @@ BUGS = (
     Bug(
         "a dropped group is not reported",
         "controller.py",
-        "            self._expired[live.draw_id] = (live.run, why)",
+        "            self._expired[live.draw_id] = (live.run, reason)",
         "            pass",
     ),
     Bug(
@@ -139,7 +139,7 @@ BUGS = (
     ),
     Bug(
         "deferred prompts are launched and stay deferred",
-        "choosing.py",
+        "rounds.py",
         "            taken[domain].append(draw)",
         "            taken[domain].append(draw)\n            deferred.append(draw)",
     ),
@@ -152,14 +152,14 @@ BUGS = (
     Bug(
         "a filtered group is forgotten",
         "controller.py",
-        "            self._left_out[run.draw.draw_id] = (run, why)",
+        "            self._left_out[run.draw.draw_id] = (run, reason)",
         "            pass",
     ),
     Bug(
         "refills have no bound",
         "controller.py",
-        "        if why and (redundant or may_refill):",
-        "        if why:",
+        "        if reason and (redundant or may_refill):",
+        "        if reason:",
     ),
     Bug(
         "what was trained stays in the buffer",
@@ -230,7 +230,7 @@ BUGS = (
     Bug(
         "a rollout whose reward failed is not tried again",
         "attempts.py",
-        "            if attempt > 1:\n                life.move(rollout_id, RolloutState.QUEUED, cause)",
+        "            if attempt > 1:\n                lifecycle.move(rollout_id, RolloutState.QUEUED, cause)",
         "            if attempt > 1:\n                break",
     ),
     Bug(
@@ -294,7 +294,7 @@ BUGS = (
     Bug(
         "an engine that starts for ever is waited for",
         "fleet.py",
-        "asyncio.wait({start}, timeout=START_LIMIT_S)",
+        "asyncio.wait({start}, timeout=START_TIMEOUT_S)",
         "asyncio.wait({start})",
     ),
     Bug(

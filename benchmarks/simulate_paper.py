@@ -37,7 +37,7 @@ from _simulation_page import page
 
 from roll.config.simulation import SimulationConfig, load_simulation
 from roll.simulation.hardware import Device, load_device
-from roll.simulation.report import Results, plot_results, simulate_variants
+from roll.simulation.report import SimulationResults, plot_results, simulate_variants
 
 EXAMPLES = ROOT / "examples" / "simulation"
 PAGE = ROOT / "docs" / "benchmarks" / "simulation.md"
@@ -210,7 +210,7 @@ def measure(name: str, config: SimulationConfig) -> dict[str, Any]:
     return {"rows": rows(results), "compared": compared, "seeds": config.num_seeds, "commit": commit()}
 
 
-def rows(results: Results) -> list[list[str]]:
+def rows(results: SimulationResults) -> list[list[str]]:
     """A table's cells."""
     names = ("wait_s", "train_s", "busy_share", "tokens_per_s", "num_tokens")
     return [

@@ -32,7 +32,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds instead of minutes."""
     monkeypatch.setattr(engine_connection, "CHECK_INTERVAL_S", 0.2)
     monkeypatch.setattr(hang_detector, "MIN_TIMEOUT_S", 4.0)
-    monkeypatch.setattr(hang_detector, "FACTOR", 4.0)
+    monkeypatch.setattr(hang_detector, "TIMEOUT_FACTOR", 4.0)
 
 
 def request(name: str, num_tokens: int = 60) -> GenerationRequest:

@@ -236,7 +236,7 @@ class World:
             loop=self._loop,
             replicate=settings.scheduling.replicate_prompts and settings.scheduling.type != "batch",
         )
-        self.scheduler.life.add_listener(self._on_event)
+        self.scheduler.lifecycle.add_listener(self._on_event)
         plan = SamplingPlan(purpose="train", group_size=settings.group_size, sampling=self.sampling)
         greedy = SamplingPlan(purpose="greedy", group_size=1, sampling=self.sampling)
         self.controller = AsyncController(
@@ -389,12 +389,12 @@ class World:
         for group in batch.groups:
             draw_id = group.draw.draw_id
             if draw_id in batch.left_out or not group.scored:
-                self.ledger.record_fate(draw_id, Fate.FILTERED, step)
+                self.ledger.record_outcome(draw_id, Fate.FILTERED, step)
             else:
-                self.ledger.record_fate(draw_id, Fate.TRAINED, step)
+                self.ledger.record_outcome(draw_id, Fate.TRAINED, step)
                 used |= {rollout.rollout_id for rollout in group.scored}
         for draw_id in batch.expired:
-            self.ledger.record_fate(draw_id, Fate.EXPIRED, step)
+            self.ledger.record_outcome(draw_id, Fate.EXPIRED, step)
         await self.controller.complete_step(self.version, used)
         in_flight = [draw.draw_id for draw in self.controller.list_in_flight()]
         assert in_flight == self.ledger.list_in_flight(), "draws in flight are not those that have no fate"
@@ -503,7 +503,9 @@ class World:
 
     def check_end(self) -> None:
         """After the last step."""
-        assert len(self.scheduler.life) == 0, f"rollouts without an end: {[r.rollout_id for r in self.scheduler.life]}"
+        assert len(self.scheduler.lifecycle) == 0, (
+            f"rollouts without an end: {[r.rollout_id for r in self.scheduler.lifecycle]}"
+        )
         assert not self.violations, self.violations[0]
         refused = [engine.num_refused for engine in self.engines.all]
         assert max(refused) <= self.settings.capacity, "a dead engine gets requests again and again"
@@ -512,7 +514,7 @@ class World:
             assert len(self.batches) == self.settings.num_steps
             assert not self.ledger.list_in_flight(), "draws were launched that no step trained"
             self._check_shares()
-        totals = self.scheduler.life.totals
+        totals = self.scheduler.lifecycle.totals
         ends = sum(totals[s] for s in RolloutState if s not in ("queued", "generating", "rewarding", "accepted"))
         begun = sum(1 for _, after, _ in self.events if after == "queued") - self._num_again()
         assert ends == begun, "a rollout was lost"

@@ -30,7 +30,7 @@ from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, RolloutScheduler, Router
 from roll.rollout.engine_group import EngineGroup
 from roll.rollout.episode_start import EpisodePlan
-from roll.rollout.lifecycle import FINAL
+from roll.rollout.lifecycle import FINAL_STATES
 from roll.rollout.loops import RolloutLoop, load_user_loop
 from roll.tracking import RunDirectory, Spans, Tracker
 from roll.tracking.rollout_trace import RolloutTrace
@@ -232,7 +232,7 @@ def _register_listeners(generation: GenerationParts, tracker: Tracker, stack: As
     """
     listeners = [generation.retries.on_transition, generation.wait_phases.on_transition]
     if traced:
-        listeners.append(RolloutTrace(tracker.spans.add_event, FINAL).on_transition)
+        listeners.append(RolloutTrace(tracker.spans.add_event, FINAL_STATES).on_transition)
     for listener in listeners:
-        generation.scheduler.life.add_listener(listener)
+        generation.scheduler.lifecycle.add_listener(listener)
     stack.enter_context(watch_activity(generation.wait_phases.record_environment_activity))

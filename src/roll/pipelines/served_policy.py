@@ -60,7 +60,7 @@ class ServedPolicy:
         Args:
             stall_s: Seconds without progress of any rollout after which a warning is logged.
         """
-        dog = Watchdog(self.generation.scheduler.life, stall_s, logger.warning, self.run.spans.get_open_phases)
+        dog = Watchdog(self.generation.scheduler.lifecycle, stall_s, logger.warning, self.run.spans.get_open_phases)
         watchdog = asyncio.create_task(dog.watch(), name="watchdog")
         try:
             async with run_session(self.run, self.close):

@@ -65,12 +65,12 @@ class RolloutRunner:
     """Generates and scores rollouts, with retries."""
 
     proxy: LLMProxy
-    """Proxy that gets all requests."""
+    """Proxy to which all requests are sent."""
     rewards: Mapping[str, Reward]
     """Reward function of each domain."""
     renderer: Renderer
     """Converts tokens to text, and renders the text between two turns."""
-    life: LifeCycle = field(default_factory=LifeCycle)
+    lifecycle: LifeCycle = field(default_factory=LifeCycle)
     """State of every rollout."""
     _: KW_ONLY
     seed: int
@@ -90,7 +90,7 @@ class RolloutRunner:
     on_rollout: Callable[[Rollout], None] = lambda rollout: None
     """Function called with every finished rollout, to display it; must not block."""
     _malformed: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
-    """By domain and UID of a prompt: why none of its answers can be scored."""
+    """Maps (domain, prompt UID) to the reason why no answer to the prompt can be scored."""
 
     async def generate_and_score(
         self,
@@ -111,14 +111,14 @@ class RolloutRunner:
             before_reward: Event that must be set before the rollout is scored.
         """
         rollout_id = plan.build_rollout_id(draw, index)
-        self.life.begin(rollout_id)
+        self.lifecycle.begin(rollout_id)
         try:
             rollout = await self._attempt_with_retries(rollout_id, draw, plan, on_start, before_reward)
         except asyncio.CancelledError:
-            self.life.move(rollout_id, RolloutState.ABORTED)
+            self.lifecycle.move(rollout_id, RolloutState.ABORTED)
             raise
         except BaseException as error:
-            self.life.move(rollout_id, RolloutState.ABORTED, f"{type(error).__name__}: {error}")
+            self.lifecycle.move(rollout_id, RolloutState.ABORTED, f"{type(error).__name__}: {error}")
             raise
         self.on_rollout(rollout)
         return rollout
@@ -126,7 +126,7 @@ class RolloutRunner:
     def discard(self, rollout: Rollout) -> None:
         """Mark a rollout as aborted, because its result is not needed; do nothing if it was not scored."""
         if rollout.status is RolloutStatus.COMPLETED:
-            self.life.move(rollout.rollout_id, RolloutState.ABORTED, "not needed")
+            self.lifecycle.move(rollout.rollout_id, RolloutState.ABORTED, "not needed")
 
     async def _attempt_with_retries(
         self,
@@ -136,7 +136,7 @@ class RolloutRunner:
         on_start: Callable[[], None],
         before_reward: asyncio.Event | None,
     ) -> Rollout:
-        life, index = self.life, rollout_id.index
+        lifecycle, index = self.lifecycle, rollout_id.index
         request = GenerationRequest(
             request_id=rollout_id.request_id(),
             token_ids=draw.token_ids,
@@ -148,8 +148,8 @@ class RolloutRunner:
         loop = self.loop or choose_loop(draw.prompt, self.hosts, self.episodes)
 
         def begin(engine_id: str) -> None:
-            if life.get_state(rollout_id) is RolloutState.QUEUED:
-                life.move(rollout_id, RolloutState.GENERATING, engine_id)
+            if lifecycle.get_state(rollout_id) is RolloutState.QUEUED:
+                lifecycle.move(rollout_id, RolloutState.GENERATING, engine_id)
                 on_start()
 
         async def generate(request: GenerationRequest) -> Generation:
@@ -159,15 +159,15 @@ class RolloutRunner:
         cause = self._malformed.get((draw.prompt.domain, draw.prompt.uid), "")
         for attempt in range(1, 1 if cause else self.max_attempts + 1):
             if attempt > 1:
-                life.move(rollout_id, RolloutState.QUEUED, cause)
+                lifecycle.move(rollout_id, RolloutState.QUEUED, cause)
                 if self.retry_wait_s:
                     await asyncio.sleep(min(self.retry_wait_s * 2 ** (attempt - 2), MAX_BACKOFF_S))
             try:
                 if rollout is None:  # if only the reward is retried, the answer is kept
                     rollout = replace(await loop(draw, index, request, generate, self.renderer), purpose=plan.purpose)
-                if life.get_state(rollout_id) is RolloutState.QUEUED:  # only the reward is retried, or no model is used
-                    life.move(rollout_id, RolloutState.GENERATING)
-                life.move(rollout_id, RolloutState.REWARDING)
+                if lifecycle.get_state(rollout_id) is RolloutState.QUEUED:  # only the reward is retried, or no model
+                    lifecycle.move(rollout_id, RolloutState.GENERATING)
+                lifecycle.move(rollout_id, RolloutState.REWARDING)
                 if before_reward is not None:
                     await before_reward.wait()
                 scored = replace(rollout, reward=await self.rewards[draw.prompt.domain](rollout))
@@ -183,9 +183,9 @@ class RolloutRunner:
                     raise
                 cause = "CancelledError: a call that the rollout awaited was canceled"
             else:
-                life.move(rollout_id, RolloutState.ACCEPTED)
+                lifecycle.move(rollout_id, RolloutState.ACCEPTED)
                 return scored
-        life.move(rollout_id, RolloutState.INFRA_ERROR, cause)
+        lifecycle.move(rollout_id, RolloutState.INFRA_ERROR, cause)
         return replace(rollout or _build_empty_rollout(draw, rollout_id), status=RolloutStatus.INFRA_ERROR, cause=cause)
 
 

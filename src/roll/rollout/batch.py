@@ -33,7 +33,7 @@ class BatchSpec:
     """Predicate that tells whether a group can no longer pass the filters."""
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of the domains if they are trained in fixed proportions (`Quotas`); empty if the mix is free."""
-    num_dealt: int = 0
+    num_allocated: int = 0
     """Number of training slots that an earlier process has allocated to the domains."""
 
 
@@ -42,17 +42,17 @@ class Batch:
     """The groups of a step, and the outcomes of all other draws since the last step."""
 
     groups: list[Group] = field(default_factory=list)
-    """Groups to train and groups that were replaced (`left_out`), sorted by draw id."""
+    """Groups to train, and groups that a filter rejected (see `left_out`), sorted by draw id."""
     companions: dict[str, list[Group]] = field(default_factory=dict)
     """Companion groups of the same draws, by purpose."""
     left_out: dict[int, str] = field(default_factory=dict)
-    """By draw id: why the group was left out by a filter and is not trained."""
+    """Reason why a filter rejected the group, by draw id; rejected groups are not trained."""
     expired: dict[int, str] = field(default_factory=dict)
-    """By draw id: why a draw will never be trained."""
+    """Reason why a draw will never be trained, by draw id."""
     expired_lengths: list[int] = field(default_factory=list)
     """Lengths of the finished rollouts of expired groups, in tokens."""
     num_refills: int = 0
-    """Number of groups that were launched to replace groups left out by a filter."""
+    """Number of groups that were launched to replace groups that a filter rejected."""
     kind: str = ""
     """Kind of round: `short`, `long` or `last` with tail batching, otherwise empty."""
     staleness: list[int] = field(default_factory=list)

@@ -38,11 +38,11 @@ class LiveGroup:
     """A group that was launched and is not trained yet."""
 
     run: GroupRun
-    order: int
+    launch_order: int
     """Index in launch order."""
     version: int | None = None
     """Policy version under which the first rollout began; `None` if none has begun, so the group does not age yet."""
-    finished: int | None = None
+    finish_order: int | None = None
     """Index in the order in which groups finished; `None` if the group has not finished."""
     taken: bool = False
 
@@ -58,8 +58,8 @@ class SampleBuffer:
     Args:
         batch_size: Groups per update, N.
         max_staleness: Staleness bound A.
-        waits: Whether a step waits until, without the groups that it takes, every other group can still be trained
-            within the staleness bound. If not, groups may become too old for training: see `list_overdue`.
+        waits: Whether `can_take` also requires that, after this step, every remaining group can still be trained
+            within the staleness bound. If False, groups may become too old for training: see `list_overdue`.
     """
 
     def __init__(self, batch_size: int, max_staleness: int, *, waits: bool = True) -> None:
@@ -103,34 +103,34 @@ class SampleBuffer:
     @property
     def running_groups(self) -> list[LiveGroup]:
         """Groups that have not finished, in launch order."""
-        return [live for live in self._live.values() if live.finished is None]
+        return [live for live in self._live.values() if live.finish_order is None]
 
     def admit(self, run: GroupRun, limit: int) -> None:
-        """Add a launched group. With it, there may be at most `limit` live groups that no step has taken yet."""
+        """Add a launched group; including it, at most `limit` live groups may be waiting for a step to take them."""
         draw_id = run.draw.draw_id
-        assert draw_id not in self._live, f"draw {draw_id} is admitted twice"
+        assert draw_id not in self._live, f"draw {draw_id} was admitted twice"
         waiting = len(self._live) - self.num_taken
         assert waiting < limit, f"{waiting} groups are live and not taken, the limit is {limit}"
         self._live[draw_id] = LiveGroup(run, self._num_admitted)
         self._num_admitted += 1
-        self._count(self._untaken, None, 1)
+        self._adjust_count(self._untaken, None, 1)
 
     def record_start(self, draw_id: int) -> None:
         """Record that a group's first rollout begins under the current policy version."""
         live = self._live.get(draw_id)
         if live is not None and live.version is None:
-            self._count(self._untaken, None, -1)
+            self._adjust_count(self._untaken, None, -1)
             live.version = self.version
-            self._count(self._untaken, live.version, 1)
+            self._adjust_count(self._untaken, live.version, 1)
 
     def record_finish(self, draw_id: int) -> None:
         """Record that a group has all of its rollouts and rewards."""
         live = self._live[draw_id]
-        assert live.finished is None, f"group {draw_id} finishes twice"
-        live.finished = self._num_finished
+        assert live.finish_order is None, f"group {draw_id} finished twice"
+        live.finish_order = self._num_finished
         self._num_finished += 1
         self._ready[draw_id] = live
-        self._count(self._untaken_ready, live.version, 1)
+        self._adjust_count(self._untaken_ready, live.version, 1)
 
     def discard(self, draw_id: int) -> None:
         """Remove a group that will not be trained."""
@@ -161,15 +161,15 @@ class SampleBuffer:
 
     def list_oldest_ready(self) -> list[LiveGroup]:
         """Return the N oldest finished groups (of equally old ones, those launched first), sorted by launch order."""
-        by_age = sorted(self._ready.values(), key=lambda live: (self._get_age_key(live), live.order))
+        by_age = sorted(self._ready.values(), key=lambda live: (self._get_age_key(live), live.launch_order))
         oldest = by_age[: self._batch_size]
         # Sorted by launch order, which does not depend on time.
-        return sorted(oldest, key=lambda live: live.order)
+        return sorted(oldest, key=lambda live: live.launch_order)
 
     def take(self, draw_id: int) -> LiveGroup:
         """Mark a finished group as taken for training, and return it; it stays live until the update is done."""
         live = self._live[draw_id]
-        assert live.finished is not None and not live.taken, f"group {draw_id} cannot be taken"
+        assert live.finish_order is not None and not live.taken, f"group {draw_id} cannot be taken"
         staleness = self.version - self._get_age_key(live)
         assert staleness <= self._max_staleness, f"group {draw_id} is {staleness} versions old"
         live.taken = True
@@ -198,15 +198,15 @@ class SampleBuffer:
         return self.version if live.version is None else live.version
 
     def _subtract_from_counts(self, live: LiveGroup) -> None:
-        self._count(self._untaken, live.version, -1)
-        if live.finished is not None:
+        self._adjust_count(self._untaken, live.version, -1)
+        if live.finish_order is not None:
             del self._ready[live.draw_id]
-            self._count(self._untaken_ready, live.version, -1)
+            self._adjust_count(self._untaken_ready, live.version, -1)
 
     @staticmethod
-    def _count(counts: dict[int | None, int], version: int | None, change: int) -> None:
+    def _adjust_count(counts: dict[int | None, int], version: int | None, change: int) -> None:
         left = counts.get(version, 0) + change
-        assert left >= 0, "a group was counted out twice"
+        assert left >= 0, "a group was subtracted from the counts twice"
         if left:
             counts[version] = left
         else:

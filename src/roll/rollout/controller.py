@@ -3,7 +3,7 @@
     stream ──► deferred, fresh draws ──► admit (≤ N + ⌈αN⌉ groups) ──► RolloutScheduler ──► SampleBuffer
                       ▲                                                            │
                       └── defer ◄── leftovers of a step that closed early          ▼
-    complete_step(version) ◄── sync ◄── suspend ◄── train on ◄───────────────────── next_batch()
+    complete_step(version) ◄── sync ◄── suspend ◄── train ◄──────────────────────── next_batch()
 
 The training loop calls `next_batch`, trains, syncs weights to the engines inside `pause_for_update()`, and calls
 `complete_step`. With α > 0, `complete_step` launches the next groups at once, so that they run during the next step,
@@ -37,11 +37,11 @@ from contextlib import asynccontextmanager
 from roll.config.scheduling import SchedulingConfig
 from roll.rollout.batch import Batch, BatchSpec
 from roll.rollout.buffer import LiveGroup, SampleBuffer
-from roll.rollout.choosing import Round, choose_groups, plan_next_round, pop_first_draws
 from roll.rollout.group_run import GroupRun
 from roll.rollout.lifecycle import RolloutState, Transition
 from roll.rollout.proxy import LLMProxy
 from roll.rollout.quotas import Quotas
+from roll.rollout.rounds import Round, choose_groups, plan_next_round, pop_first_draws
 from roll.rollout.scheduler import RolloutScheduler
 from roll.rollout.selection_bias import SelectionBias
 from roll.types import PromptDraw, RolloutId
@@ -85,7 +85,7 @@ class AsyncController:
             num_rollouts=config.compute_num_rollouts(spec.plans[0].group_size),
             first_finished=config.trains_first_finished,
         )
-        self._quotas = Quotas(spec.weights, spec.num_dealt)
+        self._quotas = Quotas(spec.weights, spec.num_allocated)
         self._quota: Counter[str] = Counter()
         self._left_out: dict[int, tuple[GroupRun, str]] = {}
         self._expired: dict[int, tuple[GroupRun, str]] = {}
@@ -99,7 +99,7 @@ class AsyncController:
         self._error: BaseException | None = None
         self._stopping: set[asyncio.Task[None]] = set()
         if self._scoring is not None:
-            scheduler.life.add_listener(self._watch_generation)
+            scheduler.lifecycle.add_listener(self._watch_generation)
 
     # ---- called by the training loop
 
@@ -140,15 +140,15 @@ class AsyncController:
             version: The current policy version of trainer and engines.
             trained: Ids of the rollouts on which the update was computed.
         """
-        life = self._scheduler.life
+        lifecycle = self._scheduler.lifecycle
         for live in self.buffer.pop_taken():
             for rollout in live.run.all_scored_rollouts:
                 name = rollout.rollout_id
-                if life.get_state(name) is not RolloutState.ACCEPTED:
+                if lifecycle.get_state(name) is not RolloutState.ACCEPTED:
                     continue
                 is_companion, used = name.purpose != self._spec.plans[0].purpose, name in trained
                 unused = RolloutState.MEASURED if is_companion else RolloutState.FILTERED
-                life.move(name, RolloutState.TRAINED if used else unused)
+                lifecycle.move(name, RolloutState.TRAINED if used else unused)
         self.buffer.version = version
         if self._batches_left is not None:
             self._batches_left -= 1
@@ -244,13 +244,13 @@ class AsyncController:
             return
         if run.tasks:  # redundant rollouts that were canceled
             self._stop_in_background([run])
-        why = self._find_filter_reason(run) if self._spec.left_out is not None else ""
-        redundant = self._round.is_speculative and self._has_spare(run.draw.prompt.domain)
+        reason = self._find_filter_reason(run) if self._spec.left_out is not None else ""
+        redundant = self._round.is_speculative and self._has_spare_group(run.draw.prompt.domain)
         may_refill = self._num_refills < self._spec.max_refills * self._spec.batch_size
-        if why and (redundant or may_refill):
+        if reason and (redundant or may_refill):
             self.buffer.discard(run.draw.draw_id)
-            self._scheduler.finalize(run, RolloutState.FILTERED, why)
-            self._left_out[run.draw.draw_id] = (run, why)
+            self._scheduler.finalize(run, RolloutState.FILTERED, reason)
+            self._left_out[run.draw.draw_id] = (run, reason)
             if not redundant:
                 self._num_refills += 1
                 self._refills_due.append(run.draw.prompt.domain)
@@ -261,7 +261,7 @@ class AsyncController:
             for domain in due:
                 self._launch(self._spec.draw(1, domain if self._quotas else None))
 
-    def _has_spare(self, domain: str) -> bool:
+    def _has_spare_group(self, domain: str) -> bool:
         """Return whether one group of this domain can be dropped and enough live groups remain for the step."""
         if not self._quota:
             return len(self.buffer) > self._spec.batch_size
@@ -302,9 +302,9 @@ class AsyncController:
         pairs.sort(key=lambda pair: pair[0].draw.draw_id)
         batch = Batch(
             groups=[run.group for run, _ in pairs],
-            left_out={run.draw.draw_id: why for run, why in pairs if why}
+            left_out={run.draw.draw_id: reason for run, reason in pairs if reason}
             | {live.draw_id: self._find_filter_reason(live.run) for live in taken if live.run.stopped_early},
-            expired={draw_id: why for draw_id, (_, why) in self._expired.items()},
+            expired={draw_id: reason for draw_id, (_, reason) in self._expired.items()},
             expired_lengths=self._expired_lengths,
             num_refills=self._num_refills,
             kind=self._round.kind,
@@ -325,16 +325,16 @@ class AsyncController:
         self._deferred.extend(live.run.draw for live in groups)
         await self._stop(groups, RolloutState.ABORTED, "deferred")
 
-    async def _expire(self, groups: Sequence[LiveGroup], why: str) -> None:
+    async def _expire(self, groups: Sequence[LiveGroup], reason: str) -> None:
         for live in groups:
-            self._expired[live.draw_id] = (live.run, why)
+            self._expired[live.draw_id] = (live.run, reason)
             self._expired_lengths += [len(rollout.token_ids) for rollout in live.run.all_scored_rollouts]
         if self._config.async_ratio > 0:
             for live in groups:
                 self._quotas.return_slot(live.run.draw.prompt.domain)
-        await self._stop(groups, RolloutState.EXPIRED, why)
+        await self._stop(groups, RolloutState.EXPIRED, reason)
 
-    async def _stop(self, groups: Sequence[LiveGroup], fate: RolloutState, why: str) -> None:
+    async def _stop(self, groups: Sequence[LiveGroup], state: RolloutState, reason: str) -> None:
         for live in groups:
             self.buffer.discard(live.draw_id)
         try:
@@ -342,7 +342,7 @@ class AsyncController:
         finally:
             for live in groups:
                 self._selection_bias.add(live.run, counts=False)
-                self._scheduler.finalize(live.run, fate, why)
+                self._scheduler.finalize(live.run, state, reason)
 
     def _stop_in_background(self, runs: Sequence[GroupRun]) -> None:
         task = asyncio.create_task(self._scheduler.stop(runs))

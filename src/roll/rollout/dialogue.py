@@ -1,10 +1,10 @@
-"""Contexts of a multi-turn conversation: the next context extends the tokens of the last one, or is tokenized anew.
+"""Contexts of a multi-turn conversation: the next context extends the tokens of the last one, or is tokenized again.
 
     messages (`history`) ─ chat template ─► text ─┬─ begins with the last context and answer: append the new tokens
                                                   └─ does not (thinking dropped, spaces stripped, …): tokenize it all
 
 An extended context contains the tokens that the model sampled, even if their text would be tokenized differently. A
-context that is tokenized anew contains the model's answers as the template renders them.
+context that is tokenized again contains the model's answers as the template renders them.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from roll.rollout.history import (
     TOOL_MESSAGE_FORMATS,
     Exchange,
     ToolMessageFormat,
+    append_text,
     build_history_messages,
     join_contents,
-    with_text,
 )
 from roll.rollout.loops import Renderer
 from roll.types import EncodedText, History, IntArray, MediaSpan, Message, shift_media
@@ -43,7 +43,7 @@ class NextContext:
     """Rendered text of the context."""
     added: EncodedText | None = None
     """Tokens [N] after the last context and its answer, and the images in these tokens; `None` if the context does not
-    begin with these two."""
+    begin with the last context and its answer."""
     prompt: Sequence[Message] = ()
     exchanges: Sequence[Exchange] = ()
     tool_format: ToolMessageFormat = "written"
@@ -66,7 +66,7 @@ class Dialogue:
     """Tokens that end an answer, in addition to special tokens."""
     _exchanges: Sequence[Exchange] = ()
     _tool_format: ToolMessageFormat = "written"
-    """The format that the template accepts; it rejected those before it in `TOOL_MESSAGE_FORMATS`."""
+    """Format that the template accepts; it rejected the earlier formats in `TOOL_MESSAGE_FORMATS`."""
     _text: str | None = None
     """Rendered text of the context; `None` until it is needed."""
     _answer: IntArray | None = None
@@ -92,8 +92,8 @@ class Dialogue:
             DataError: The template rejects the conversation.
         """
         if self._answer is None:
-            prompt = with_text(self.prompt, join_contents(replies))
-            return self._render_anew(prompt, (), self._tool_format)
+            prompt = append_text(self.prompt, join_contents(replies))
+            return self._render_from_scratch(prompt, (), self._tool_format)
         if self._text is None:
             self._text = self.renderer.render_text(self.prompt, self.tools)
         body, ended = self.renderer.parse_answer(self._answer, self.context, self.stops)
@@ -109,11 +109,15 @@ class Dialogue:
                     return self._extend_context(exchanges, tool_format, ended)
         return self._extend_context(exchanges, TOOL_MESSAGE_FORMATS[-1], ended)
 
-    def advance(self, following: NextContext) -> None:
+    def advance(self, next_context: NextContext) -> None:
         """Continue the conversation with a context that `build_next_context` returned."""
-        self.context, self.media = following.token_ids, following.media
-        self._text, self._answer = following.text, None
-        self.prompt, self._exchanges, self._tool_format = following.prompt, following.exchanges, following.tool_format
+        self.context, self.media = next_context.token_ids, next_context.media
+        self._text, self._answer = next_context.text, None
+        self.prompt, self._exchanges, self._tool_format = (
+            next_context.prompt,
+            next_context.exchanges,
+            next_context.tool_format,
+        )
 
     def _extend_context(self, exchanges: list[Exchange], tool_format: ToolMessageFormat, ended: bool) -> NextContext:
         """Return the context of the next answer after the exchanges.
@@ -141,9 +145,9 @@ class Dialogue:
                     exchanges=tried,
                     tool_format=tool_format,
                 )
-        return self._render_anew(self.prompt, exchanges, tool_format)
+        return self._render_from_scratch(self.prompt, exchanges, tool_format)
 
-    def _render_anew(
+    def _render_from_scratch(
         self, prompt: Sequence[Message], exchanges: Sequence[Exchange], tool_format: ToolMessageFormat
     ) -> NextContext:
         text = self._render(prompt, exchanges, tool_format)

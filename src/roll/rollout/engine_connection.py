@@ -32,8 +32,8 @@ __all__ = ["EngineConnection"]
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-ABORT_AGAIN_S = 1.0
-"""Time after which an acknowledged abort is repeated."""
+ABORT_RETRY_S = 1.0
+"""Interval between repeated aborts of a request, in seconds."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +60,7 @@ class EngineConnection:
     def __init__(self, engine: InferenceEngine, on_lost: Callable[[EngineConnection], None]) -> None:
         self.engine = engine
         self.lost: EngineDiedError | None = None
-        """Why the engine is lost; `None` while it is in use."""
+        """Error because of which the engine is lost; `None` while it is in use."""
         self.hangs = False
         """Whether the engine was lost because it made no progress."""
         self.has_answered = False
@@ -112,11 +112,11 @@ class EngineConnection:
         await self._begin(self.engine.abort(request_ids)).answer
 
     async def pause(self, mode: PauseMode) -> None:
-        """See `InferenceEngine.pause`."""
+        """Pause the engine; see `InferenceEngine.pause`."""
         await self._begin(self._run_serially(lambda: self.engine.pause(mode), paused=True)).answer
 
     async def resume(self) -> None:
-        """See `InferenceEngine.resume`."""
+        """Resume the engine; see `InferenceEngine.resume`."""
         await self._begin(self._run_serially(self.engine.resume, paused=False)).answer
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -189,7 +189,7 @@ class EngineConnection:
             self.mark_lost(error)
 
     def _release_call(self, call: _Call) -> None:
-        """Count a call as ended, notify those who wait for its release, and call its `on_end`."""
+        """Count a call as ended, mark its request as released, and call its `on_end`."""
         self._num_requests -= bool(call.request_id)
         self._orphans.discard(call)
         if call.released is not None:
@@ -237,11 +237,11 @@ class EngineConnection:
         if (error := answer.exception()) is not None:
             logger.warning("engine %s could not abort requests: %s", self.engine.engine_id, one_line_error(error))
         if self._orphans and self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().call_later(ABORT_AGAIN_S, self._abort_orphans)
+            self._sweeper = asyncio.get_running_loop().call_later(ABORT_RETRY_S, self._abort_orphans)
 
     @staticmethod
     async def _wait_for_release(calls: Collection[_Call]) -> None:
-        """Wait until the engine has released those of the calls whose callers were canceled, or is lost."""
+        """Wait until the engine has released all of these calls whose callers were canceled, or until it is lost."""
         waiting = [call.released for call in calls if call.released is not None]
         if waiting:
             await asyncio.wait(waiting)  # unlike `gather`, does not cancel the futures with the caller

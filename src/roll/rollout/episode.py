@@ -23,10 +23,10 @@ import numpy as np
 from roll.data.reasoning import extract_answer
 from roll.envs.hosting import EnvHosts
 from roll.rollout.dialogue import Dialogue, NextContext
-from roll.rollout.episode_start import CHARS_PER_TOKEN, EpisodePlan, with_first_observation
-from roll.rollout.history import find_longest_fitting, shorten_messages, with_text, without_thinking
+from roll.rollout.episode_replay import ReplayedPart, build_replay_error, build_replay_generate, check_replay
+from roll.rollout.episode_start import MAX_CHARS_PER_TOKEN, EpisodePlan, add_first_observation
+from roll.rollout.history import append_text, find_longest_fitting, shorten_messages, strip_thinking
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, build_next_request, generate_single_answer, join_turns
-from roll.rollout.replaying import ReplayedPart, build_replay_error, build_replaying_generate, check_replay
 from roll.types import (
     Anchor,
     Branch,
@@ -89,7 +89,7 @@ async def play_episode(
     async with hosts.open(settings) as env:
         observation, info = await hosts.store_images(await env.reset(settings.seed), settings.name)
         if settings.opening:
-            draw = with_first_observation(draw, (observation, info), renderer, plan)
+            draw = add_first_observation(draw, (observation, info), renderer, plan)
             first = replace(first, token_ids=draw.token_ids, media=draw.media)
         dialogue = Dialogue(
             renderer=renderer,
@@ -101,13 +101,13 @@ async def play_episode(
             stops=first.sampling.stop_token_ids,
         )
         if anchor is not None:
-            generate = build_replaying_generate(anchor, generate)
+            generate = build_replay_generate(anchor, generate)
         episode = _Episode(draw=draw, first=first, generate=generate, plan=plan, dialogue=dialogue)
         for turn in range(1, draw.prompt.turns + 1):
             state = str(info.get("state", ""))
             if anchor is not None and turn == anchor.num_turns + 1:
                 episode.begin_at_anchor(anchor, state)
-            answer = await episode.ask()
+            answer = await episode.generate_answer()
             if answer.finish_reason != "stop":
                 episode.record_turn(answer, state=state)
                 break
@@ -115,7 +115,7 @@ async def play_episode(
             observation, reward, ended, cut_off, info = await hosts.store_images(stepped, settings.name)
             episode.record_turn(answer, reward=reward, state=state)
             over = ended or cut_off or turn == draw.prompt.turns
-            replies = [] if over else _to_replies(observation, info, renderer)
+            replies = [] if over else _convert_observation(observation, info, renderer)
             if over or not await episode.receive_replies(replies, info.get("tool_calls") or ()):
                 break
     if anchor is not None and not episode.begun:
@@ -144,11 +144,12 @@ class _Episode:
     """Whether the episode ended because the context is full."""
     counts: Counter[str] = field(default_factory=Counter)
     begun: bool = False
-    """Whether the turns before the anchor have been replayed; False without an anchor."""
+    """Whether the turns before the anchor have been replayed; False if the draw has no anchor."""
     _replayed: tuple[Turn, ...] = ()
     _num_requests: int = 0
     _generations: list[Generation] = field(default_factory=list)
     _between: list[IntArray] = field(default_factory=list)
+    """Tokens between the turns, such as observations."""
     _turns: list[Turn] = field(default_factory=list)
     _branches: list[Branch] = field(default_factory=list)
     _media: list[MediaSpan] = field(default_factory=list)
@@ -158,7 +159,7 @@ class _Episode:
 
     # ---- generation
 
-    async def ask(self, max_tokens: int | None = None) -> Generation:
+    async def generate_answer(self, max_tokens: int | None = None) -> Generation:
         """Generate the model's answer to the context, within the token limit and the room in the context.
 
         Args:
@@ -187,21 +188,21 @@ class _Episode:
         are cut; if even that does not help, the episode ends.
         """
         # A text that is far too long is cut before it is tokenized, which would block the event loop of all engines.
-        limit = CHARS_PER_TOKEN * (self.plan.max_context or 0)
+        limit = MAX_CHARS_PER_TOKEN * (self.plan.max_context or 0)
         too_long = (
             self.plan.max_context is not None and max(count_characters(reply.content) for reply in replies) > limit
         )
-        following = None if too_long else self.dialogue.build_next_context(replies, calls)
-        short = following is None or self._count_missing_tokens(following, self.first.sampling.max_new_tokens) > 0
+        next_context = None if too_long else self.dialogue.build_next_context(replies, calls)
+        short = next_context is None or self._count_missing_tokens(next_context, self.first.sampling.max_new_tokens) > 0
         if self.dialogue.history.kind == "summary" and short:
             if not await self._summarize():
                 return self._mark_full()
-            following = None if too_long else self.dialogue.build_next_context(replies, calls)
-        if following is None or self._count_missing_tokens(following) > 0:
-            following = self._cut_replies(replies, calls, limit) if self.plan.long_observations == "cut" else None
-        if following is None:
+            next_context = None if too_long else self.dialogue.build_next_context(replies, calls)
+        if next_context is None or self._count_missing_tokens(next_context) > 0:
+            next_context = self._cut_replies(replies, calls, limit) if self.plan.long_observations == "cut" else None
+        if next_context is None:
             return self._mark_full()
-        self._continue_with(following)
+        self._continue_with(next_context)
         return True
 
     def _cut_replies(
@@ -212,14 +213,14 @@ class _Episode:
         `None` if the context is too long even without the text of the replies.
         """
         assert self.plan.max_context is not None
-        following = find_longest_fitting(
+        next_context = find_longest_fitting(
             lambda limit: self.dialogue.build_next_context(shorten_messages(replies, limit), calls),
             self._count_missing_tokens,
             max_limit=min(limit, max(count_characters(reply.content) for reply in replies)),
             max_size=0,
         )
-        self.counts["observations_cut"] += following is not None
-        return following
+        self.counts["observations_cut"] += next_context is not None
+        return next_context
 
     async def _summarize(self) -> bool:
         """Let the model summarize the episode, and restart the context from the summary.
@@ -233,12 +234,12 @@ class _Episode:
         if history.train_summary:
             self._record(asking)
         self.dialogue.advance(asking)
-        answer = await self.ask(history.summary_tokens)
+        answer = await self.generate_answer(history.summary_tokens)
         if history.train_summary:
             self.record_turn(answer)
         self.counts["summaries"] += 1
-        summary = without_thinking(renderer.decode(answer.token_ids))
-        self.dialogue.restart_context(with_text(self.draw.prompt.messages, f"What happened so far: {summary}"))
+        summary = strip_thinking(renderer.decode(answer.token_ids))
+        self.dialogue.restart_context(append_text(self.draw.prompt.messages, f"What happened so far: {summary}"))
         return answer.finish_reason != "abort"
 
     @property
@@ -250,15 +251,17 @@ class _Episode:
         request = renderer.render_text([Message(role="user", content=history.summary_request)])
         return history.summary_tokens + len(renderer.encode(request).token_ids)
 
-    def _count_missing_tokens(self, following: NextContext, answer_tokens: int | None = None) -> int:
-        """Return by how many tokens the context `following` and an answer exceed the limit; 0 or less if they fit.
+    def _count_missing_tokens(self, next_context: NextContext, answer_tokens: int | None = None) -> int:
+        """Return how many tokens too long `next_context` and an answer are; 0 or less if they fit into the limit.
 
         The answer has `answer_tokens` tokens, by default the minimum; room for a summary is reserved as well.
         """
         if self.plan.max_context is None:
             return 0
         least = min(self.plan.min_answer_tokens, self.first.sampling.max_new_tokens)
-        return len(following.token_ids) + (answer_tokens or least) + self._num_reserved_tokens - self.plan.max_context
+        return (
+            len(next_context.token_ids) + (answer_tokens or least) + self._num_reserved_tokens - self.plan.max_context
+        )
 
     def _mark_full(self) -> Literal[False]:
         self.full = True
@@ -291,15 +294,15 @@ class _Episode:
         self._generations, self._between, self._turns, self._branches, self._media = [], [], [], [], []
         self.counts.clear()
 
-    def _continue_with(self, following: NextContext) -> None:
-        self._record(following)
-        self.dialogue.advance(following)
+    def _continue_with(self, next_context: NextContext) -> None:
+        self._record(next_context)
+        self.dialogue.advance(next_context)
 
-    def _record(self, following: NextContext) -> None:
+    def _record(self, next_context: NextContext) -> None:
         """Record the tokens before the next turn, or a branch if its context does not extend the last one."""
-        added = following.added or EncodedText(np.zeros(0, np.int32))
-        if following.added is None:
-            branch = Branch(start=self._position, context=following.token_ids, media=following.media)
+        added = next_context.added or EncodedText(np.zeros(0, np.int32))
+        if next_context.added is None:
+            branch = Branch(start=self._position, context=next_context.token_ids, media=next_context.media)
             self._branches.append(branch)
         self._between.append(added.token_ids)
         self._media += shift_media(added.media, self._position)
@@ -327,7 +330,7 @@ class _Episode:
         )
 
 
-def _to_replies(observation: Content, info: Mapping[str, Any], renderer: Renderer) -> list[Message]:
+def _convert_observation(observation: Content, info: Mapping[str, Any], renderer: Renderer) -> list[Message]:
     """Convert an observation to messages: one tool message (`use_tool`, as in GEM), several (`tool_results`), or a user
     message.
     """

@@ -11,9 +11,9 @@ from roll.rollout.history import find_longest_fitting, shorten_messages
 from roll.rollout.loops import Renderer
 from roll.types import History, Message, PromptDraw, count_characters, fill_placeholder, map_text
 
-__all__ = ["CHARS_PER_TOKEN", "EpisodePlan", "with_first_observation"]
+__all__ = ["MAX_CHARS_PER_TOKEN", "EpisodePlan", "add_first_observation"]
 
-CHARS_PER_TOKEN = 16
+MAX_CHARS_PER_TOKEN = 16
 """A text with more characters per token of the context than this is cut before it is tokenized."""
 
 
@@ -26,10 +26,12 @@ class EpisodePlan:
     history: History = field(default_factory=History)
     """Which earlier turns the model is shown, for environments that do not set it."""
     long_observations: Literal["cut", "end"] = "cut"
+    """What to do with an observation that does not fit: cut it, or end the episode."""
     min_answer_tokens: int = 1
+    """Minimum number of tokens that must remain in the context for an answer."""
 
 
-def with_first_observation(draw: PromptDraw, start: ResetResult, renderer: Renderer, plan: EpisodePlan) -> PromptDraw:
+def add_first_observation(draw: PromptDraw, start: ResetResult, renderer: Renderer, plan: EpisodePlan) -> PromptDraw:
     """Return the draw with the environment's first observation added to its prompt.
 
     If the observation is too long, its middle is cut.
@@ -69,7 +71,7 @@ def with_first_observation(draw: PromptDraw, start: ResetResult, renderer: Rende
     longest = find_longest_fitting(
         build_draw,
         lambda tried: len(tried.token_ids),
-        max_limit=min(count_characters(observation), CHARS_PER_TOKEN * plan.max_context),
+        max_limit=min(count_characters(observation), MAX_CHARS_PER_TOKEN * plan.max_context),
         max_size=plan.max_context - plan.min_answer_tokens,
     )
     if longest is None:

@@ -27,18 +27,18 @@ from roll.rollout.engine_connection import EngineConnection
 from roll.rollout.engine_group import EngineGroup
 from roll.rollout.routing import Router
 
-__all__ = ["Change", "EngineFleet"]
+__all__ = ["EngineChange", "EngineFleet"]
 
 logger = logging.getLogger(__name__)
 
-Change: TypeAlias = Literal["died", "hung", "replaced", "given up", "came", "left"]
+EngineChange: TypeAlias = Literal["died", "hung", "replaced", "given up", "joined", "left"]
 
 MAX_FAILURES = 6
-"""Number of consecutive failures of an engine, without an answer in between, after which it is given up."""
+"""Number of consecutive failures after which an engine is given up; an answer of the engine resets the count."""
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
-"""First and maximum backoff before an engine is started again after two failures; doubles with each failure."""
-START_LIMIT_S = 1800.0
-"""Timeout for starting a new engine, without the weight sync that follows."""
+"""First and maximum backoff before a restart, in seconds; used from the second failure on, and doubled after each."""
+START_TIMEOUT_S = 1800.0
+"""Timeout for starting a new engine, in seconds; the weight sync that follows is not included."""
 
 
 class EngineFleet:
@@ -56,7 +56,7 @@ class EngineFleet:
         engines: EngineGroup,
         prepare: Callable[[InferenceEngine], Awaitable[object]],
         router: Router,
-        on_change: Callable[[Change], None],
+        on_change: Callable[[EngineChange], None],
     ) -> None:
         self.error: Exception | None = None
         """Why no engine is available; `None` while an engine is available or being started."""
@@ -148,7 +148,7 @@ class EngineFleet:
         await self._start_and_serve(engine_id)
         if isinstance(self.error, NoEngineError):
             self.error = None
-        self._on_change("came")
+        self._on_change("joined")
 
     async def detach(self, engine_id: str) -> None:
         """Stop routing requests to an engine, and do not replace it any more; wait for a start in progress to end."""
@@ -163,7 +163,7 @@ class EngineFleet:
         self._may_start.set()
         if self._connections[engine_id].lost is None:
             self._router.add(self._connections[engine_id].engine)
-            self._on_change("came")
+            self._on_change("joined")
 
     async def remove(self, engine_id: str) -> None:
         """Remove a detached engine permanently."""
@@ -176,7 +176,7 @@ class EngineFleet:
         self._away.discard(engine_id)
         self.inactive.discard(engine_id)
         self._router.remove(engine_id)
-        self._check_none_left()
+        self._fail_if_none_left()
         self._on_change("left")
 
     def is_serving(self, connection: EngineConnection) -> bool:
@@ -288,8 +288,8 @@ class EngineFleet:
     async def _start_replacement(self, engine_id: str) -> InferenceEngine:
         start = asyncio.ensure_future(self._engines.replace(engine_id))
         try:
-            if not (await asyncio.wait({start}, timeout=START_LIMIT_S))[0]:
-                raise EngineDiedError(engine_id, f"its replacement did not start within {START_LIMIT_S:g} s")
+            if not (await asyncio.wait({start}, timeout=START_TIMEOUT_S))[0]:
+                raise EngineDiedError(engine_id, f"its replacement did not start within {START_TIMEOUT_S:g} s")
         finally:
             start.cancel()  # not awaited, because the start may hang
         fresh = start.result()
@@ -301,7 +301,7 @@ class EngineFleet:
         self._given_up[engine_id] = error
         if final:
             self.error = error
-        elif not self._check_none_left():
+        elif not self._fail_if_none_left():
             left = len(self._connections) - len(self._given_up)
             logger.error(
                 "engine %s failed %d times in a row and is given up; %d other engines continue",
@@ -310,8 +310,8 @@ class EngineFleet:
                 left,
             )
 
-    def _check_none_left(self) -> bool:
-        """Set `error` if all engines were given up, and return whether they were; False for a group without engines."""
+    def _fail_if_none_left(self) -> bool:
+        """Set `error` if all engines were given up, and return whether it was set; ignore a group without engines."""
         if not self._connections or not self._given_up.keys() >= self._connections.keys():
             return False
         engine_id, error = list(self._given_up.items())[-1]

@@ -14,12 +14,15 @@ from collections import deque
 __all__ = ["CHECK_INTERVAL_S", "HangDetector"]
 
 CHECK_INTERVAL_S = 10.0
-"""Time between two checks."""
+"""Time between two checks, in seconds."""
 MIN_TIMEOUT_S = 120.0
-FIRST_STEP_S = 600.0
-FACTOR, MIN_FACTOR = 12.0, 3.0
-RECENT = 256
-"""Number of recent step durations of which the longest sets the timeout."""
+"""Minimum timeout after the first step, in seconds."""
+FIRST_STEP_TIMEOUT_S = 600.0
+"""Timeout for the first step, in seconds."""
+TIMEOUT_FACTOR, MIN_TIMEOUT_FACTOR = 12.0, 3.0
+"""Factors of the slowest recent step: the timeout, and its lower bound if steps are very slow."""
+NUM_RECENT_STEPS = 256
+"""Number of recent steps of which the slowest sets the timeout."""
 
 
 class HangDetector:
@@ -33,7 +36,7 @@ class HangDetector:
         self.since = now
         """Time of the last observed step, or at which the engine got new work."""
         self._num_steps = 0
-        self._gaps: deque[float] = deque(maxlen=RECENT)
+        self._gaps: deque[float] = deque(maxlen=NUM_RECENT_STEPS)
 
     @property
     def slowest_s(self) -> float:
@@ -45,9 +48,11 @@ class HangDetector:
         """Time without a step after which the engine counts as hanging."""
         # The timeout is for a step: one for a request would depend on the longest possible answer.
         if not self._gaps:
-            return FIRST_STEP_S
+            return FIRST_STEP_TIMEOUT_S
         slowest = self.slowest_s
-        return max(MIN_FACTOR * slowest, min(FIRST_STEP_S, max(MIN_TIMEOUT_S, FACTOR * slowest)))
+        return max(
+            MIN_TIMEOUT_FACTOR * slowest, min(FIRST_STEP_TIMEOUT_S, max(MIN_TIMEOUT_S, TIMEOUT_FACTOR * slowest))
+        )
 
     def restart_timeout(self, now: float) -> None:
         """Restart the timeout at time `now`, because the engine has work again."""

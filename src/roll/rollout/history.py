@@ -21,12 +21,12 @@ __all__ = [
     "TOOL_MESSAGE_FORMATS",
     "Exchange",
     "ToolMessageFormat",
+    "append_text",
     "build_history_messages",
     "find_longest_fitting",
     "join_contents",
     "shorten_messages",
-    "with_text",
-    "without_thinking",
+    "strip_thinking",
 ]
 
 ToolMessageFormat: TypeAlias = Literal["written", "calls", "user"]
@@ -35,7 +35,7 @@ TOOL_MESSAGE_FORMATS: tuple[ToolMessageFormat, ...] = ("written", "calls", "user
 `calls` as a list, which some templates require, and `user` passes replies as user messages, for templates without tool
 support."""
 T = TypeVar("T")
-_OPEN, _CLOSE = "<think>", "</think>"
+_THINK_START, _THINK_END = "<think>", "</think>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,12 +69,12 @@ def build_history_messages(history: History, prompt: Sequence[Message], exchange
         exchanges: Exchanges since `prompt`, in order.
     """
     if history.kind == "thinking_stripped":
-        exchanges = [Exchange(answer=_strip_thinking(each.answer), replies=each.replies) for each in exchanges]
+        exchanges = [Exchange(answer=_strip_message_thinking(each.answer), replies=each.replies) for each in exchanges]
     kept = {"window": history.turns, "stepwise": 0}.get(history.kind, len(exchanges))
     if kept < len(exchanges):
         first = len(exchanges) - kept
         replies = join_contents(exchanges[first - 1].replies)
-        prompt, exchanges = with_text(prompt, replies, keep_task=history.keep_task), exchanges[first:]
+        prompt, exchanges = append_text(prompt, replies, keep_task=history.keep_task), exchanges[first:]
     return [*prompt, *(message for exchange in exchanges for message in (exchange.answer, *exchange.replies))]
 
 
@@ -83,12 +83,12 @@ def join_contents(messages: Iterable[Message]) -> Content:
     return join_content([message.content for message in messages])
 
 
-def with_text(prompt: Sequence[Message], text: Content, *, keep_task: bool = True) -> list[Message]:
+def append_text(prompt: Sequence[Message], text: Content, *, keep_task: bool = True) -> list[Message]:
     """Return the prompt with text appended to its last message.
 
     Without `keep_task`, all messages except system messages are replaced with one user message, the text.
 
-    >>> [message] = with_text([Message(role="user", content="Guess.")], "Higher.")
+    >>> [message] = append_text([Message(role="user", content="Guess.")], "Higher.")
     >>> message.content
     'Guess.\\n\\nHigher.'
     """
@@ -98,18 +98,18 @@ def with_text(prompt: Sequence[Message], text: Content, *, keep_task: bool = Tru
     return [*(message for message in prompt if message.role == "system"), Message(role="user", content=text)]
 
 
-def without_thinking(text: str) -> str:
+def strip_thinking(text: str) -> str:
     """Return the text after the last thinking section; empty if that section never ends.
 
-    >>> without_thinking("<think>Two and two.</think>Four.")
+    >>> strip_thinking("<think>Two and two.</think>Four.")
     'Four.'
     """
-    _, closed, rest = text.rpartition(_CLOSE)
-    return (rest if closed else text).partition(_OPEN)[0].lstrip("\n")
+    _, closed, rest = text.rpartition(_THINK_END)
+    return (rest if closed else text).partition(_THINK_START)[0].lstrip("\n")
 
 
-def _strip_thinking(answer: Message) -> Message:
-    return replace(answer, content=without_thinking(answer.text))
+def _strip_message_thinking(answer: Message) -> Message:
+    return replace(answer, content=strip_thinking(answer.text))
 
 
 def shorten_messages(replies: Iterable[Message], limit: int) -> tuple[Message, ...]:

@@ -1,4 +1,4 @@
-"""The data ledger: every sampled prompt (draw) has an id and exactly one outcome (fate).
+"""The data ledger: every sampled prompt (draw) has an id and exactly one outcome.
 
     open ──► in flight ──► trained | filtered | failed | expired       (final: recorded once)
 
@@ -30,6 +30,7 @@ class LedgerEntry:
     draw_id: int
     uid: str
     fate: Fate
+    """Outcome of the draw."""
     step: int
     """Step at which the prompt was sampled or, if it has a final outcome, at which the outcome was recorded."""
     why: str = ""
@@ -52,15 +53,15 @@ class DataLedger:
         return self._entries[draw_id]
 
     def record_draws(self, draws: Iterable[Draw], step: int) -> None:
-        """Record draws that were sampled in step `step`; they are in flight until `record_fate`."""
+        """Record draws that were sampled in step `step`; they are in flight until `record_outcome` is called."""
         for draw in draws:
             assert draw.draw_id == len(self._entries), f"draw {draw.draw_id} recorded after {len(self._entries)} draws"
             self._entries.append(LedgerEntry(draw_id=draw.draw_id, uid=draw.uid, fate=Fate.IN_FLIGHT, step=step))
 
-    def record_fate(self, draw_id: int, fate: Fate, step: int, why: str = "") -> None:
+    def record_outcome(self, draw_id: int, fate: Fate, step: int, why: str = "") -> None:
         """Record a draw's final outcome, and the step and the reason (`why`) of this outcome."""
         entry = self._entries[draw_id]
-        assert fate is not Fate.IN_FLIGHT, "in_flight is not a final fate"
+        assert fate is not Fate.IN_FLIGHT, "in_flight is not a final outcome"
         assert entry.fate is Fate.IN_FLIGHT, f"draw {draw_id} is already {entry.fate} (step {entry.step})"
         self._entries[draw_id] = LedgerEntry(draw_id=draw_id, uid=entry.uid, fate=fate, step=step, why=why)
 
@@ -68,7 +69,7 @@ class DataLedger:
         """Remove this draw and all later ones, which must be in flight and will be sampled again; return their ids."""
         dropped = self._entries[draw_id:]
         settled = [entry.draw_id for entry in dropped if entry.fate is not Fate.IN_FLIGHT]
-        assert not settled, f"draws {settled} have a fate and cannot be dropped"
+        assert not settled, f"draws {settled} have a final outcome and cannot be dropped"
         del self._entries[draw_id:]
         return [entry.draw_id for entry in dropped]
 

@@ -4,10 +4,11 @@
       │  ◄──(again)── │  ◄──(again)── │         ├──► measured   (of an evaluation)
       └───────────────┴───────────────┴─────────┴──► filtered | expired | aborted | infra_error
 
-Invariants, checked on every move:
+Invariants, checked on every transition:
     - a rollout that fails while queued (in its environment, or before an engine has its request) is queued again;
     - a rollout begins in state `queued` and ends in exactly one final state: no rollout is lost or ends twice;
-    - only the moves in `MOVES` are allowed: a rollout is generated before it is scored, and scored before training;
+    - only the transitions in `ALLOWED_TRANSITIONS` occur: a rollout is generated before it is scored, and scored before
+      training;
     - the number of live rollouts is the number that began minus the number that ended.
 """
 
@@ -22,7 +23,7 @@ from enum import StrEnum
 
 from roll.types import RolloutId
 
-__all__ = ["FINAL", "MOVES", "LifeCycle", "LiveRollout", "RolloutState", "Transition"]
+__all__ = ["ALLOWED_TRANSITIONS", "FINAL_STATES", "LifeCycle", "LiveRollout", "RolloutState", "Transition"]
 
 
 class RolloutState(StrEnum):
@@ -49,14 +50,14 @@ class RolloutState(StrEnum):
 
 _S = RolloutState
 _GIVEN_UP = frozenset({_S.EXPIRED, _S.ABORTED, _S.INFRA_ERROR})
-MOVES: dict[RolloutState, frozenset[RolloutState]] = {
+ALLOWED_TRANSITIONS: dict[RolloutState, frozenset[RolloutState]] = {
     _S.QUEUED: frozenset({_S.GENERATING, _S.QUEUED}) | _GIVEN_UP,  # queued again: it failed before an engine took it
     _S.GENERATING: frozenset({_S.REWARDING, _S.QUEUED}) | _GIVEN_UP,
     _S.REWARDING: frozenset({_S.ACCEPTED, _S.QUEUED}) | _GIVEN_UP,
     _S.ACCEPTED: frozenset({_S.TRAINED, _S.MEASURED, _S.FILTERED, _S.EXPIRED, _S.ABORTED}),
 }
-"""Allowed moves from each live state; a state that is not a key is final."""
-FINAL = frozenset(_S) - frozenset(MOVES)
+"""Allowed next states of each live state; a state that is not a key is final."""
+FINAL_STATES = frozenset(_S) - frozenset(ALLOWED_TRANSITIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,9 +124,9 @@ class LifeCycle:
         assert rollout is not None, f"rollout {rollout_id} is not live, so it cannot become {to}"
         before = rollout.state
         # Checked here, because otherwise a rollout that is lost or counted twice would only show as a stalled step.
-        assert to in MOVES[before], f"rollout {rollout_id} cannot go from {before} to {to}"
+        assert to in ALLOWED_TRANSITIONS[before], f"rollout {rollout_id} cannot go from {before} to {to}"
         now = asyncio.get_running_loop().time()
-        if to in MOVES:
+        if to in ALLOWED_TRANSITIONS:
             rollout.state, rollout.since, rollout.detail = to, now, detail
         else:
             del self._live[rollout_id]

@@ -34,7 +34,7 @@ from roll.errors import EngineDiedError
 from roll.protocols import InferenceEngine, PauseMode
 from roll.rollout.engine_connection import EngineConnection
 from roll.rollout.engine_group import EngineGroup
-from roll.rollout.fleet import Change, EngineFleet
+from roll.rollout.fleet import EngineChange, EngineFleet
 from roll.rollout.routing import Router
 from roll.rollout.transitions import EngineTransitions
 from roll.types import Generation, GenerationRequest
@@ -51,7 +51,8 @@ OnStart = Callable[[str], None]
 class _QueuedRequest:
     """A request in the queue."""
 
-    place: asyncio.Future[InferenceEngine]
+    future: asyncio.Future[InferenceEngine]
+    """Resolves to the engine at which the request has a slot."""
     session: str
     pinned: bool
 
@@ -83,7 +84,7 @@ class LLMProxy:
         self._num_requests = 0
         self._suspended: PauseMode | None = None
         self._pause_lock = asyncio.Lock()
-        """Held while all engines are paused or resumed, and while a single engine is brought to the same state."""
+        """Lock that is held while all engines, or a single engine that returns, are paused or resumed."""
         self._unwanted: set[str] = set()
         """Ids of aborted requests whose callers have not received the result yet."""
         self._at_engines: dict[str, EngineConnection] = {}
@@ -112,7 +113,7 @@ class LLMProxy:
     @property
     def num_waiting(self) -> int:
         """Number of requests in the queue."""
-        return sum(not entry.place.done() for _, _, entry in self._queue)
+        return sum(not entry.future.done() for _, _, entry in self._queue)
 
     @property
     def num_running(self) -> int:
@@ -227,14 +228,14 @@ class LLMProxy:
             if engine is not None:
                 return engine
         while True:
-            place: asyncio.Future[InferenceEngine] = asyncio.get_running_loop().create_future()
-            heapq.heappush(self._queue, (priority, order, _QueuedRequest(place, session, pinned)))
+            future: asyncio.Future[InferenceEngine] = asyncio.get_running_loop().create_future()
+            heapq.heappush(self._queue, (priority, order, _QueuedRequest(future, session, pinned)))
             self._dispatch()
             try:
-                engine = await place
+                engine = await future
             except asyncio.CancelledError:
-                if place.done() and not place.cancelled() and place.exception() is None:  # canceled after it got a slot
-                    self._release_slot(place.result().engine_id)
+                if future.done() and not future.cancelled() and future.exception() is None:  # it has a slot
+                    self._release_slot(future.result().engine_id)
                 raise
             if self._suspended is None:
                 return engine
@@ -247,7 +248,7 @@ class LLMProxy:
         held: list[tuple[int, int, _QueuedRequest]] = []
         while self._queue:
             entry = self._queue[0][2]
-            if entry.place.done():  # its caller was canceled
+            if entry.future.done():  # its caller was canceled
                 heapq.heappop(self._queue)
                 continue
             engine = self._router.acquire_slot(entry.session, entry.pinned)
@@ -257,7 +258,7 @@ class LLMProxy:
                 held.append(heapq.heappop(self._queue))  # pinned to a busy engine: later requests may overtake it
                 continue
             heapq.heappop(self._queue)
-            entry.place.set_result(engine)
+            entry.future.set_result(engine)
         for item in held:
             heapq.heappush(self._queue, item)
 
@@ -313,7 +314,7 @@ class LLMProxy:
 
     # ---- engines that die
 
-    def replace(self, dead: InferenceEngine, cause: str = "it does not serve") -> None:
+    def replace(self, dead: InferenceEngine, cause: str = "it does not respond") -> None:
         """Replace an engine that a caller found dead; an engine that was given up is started once more."""
         self._fleet.replace(dead, cause)
 
@@ -321,7 +322,7 @@ class LLMProxy:
         """Start replacing engines that a weight sync found dead; meanwhile requests go to the other engines."""
         for engine in self._fleet.engines:
             if engine.engine_id in dead:
-                self._fleet.replace(engine, "it got no weights")
+                self._fleet.replace(engine, "it did not receive the weights")
 
     async def wait_for_replacements(self) -> None:
         """Wait until every engine serves or was given up."""
@@ -332,15 +333,15 @@ class LLMProxy:
         await self.transitions.close()
         await self._fleet.close()
 
-    def _on_change(self, change: Change) -> None:
+    def _on_change(self, change: EngineChange) -> None:
         """Dispatch the queue after an engine has changed; fail all waiting requests if no engine is left."""
         self.num_replaced += change == "replaced"
         self.num_hung_engines += change == "hung"
         if self._fleet.error is not None:
             waiting, self._queue = self._queue, []
             for _, _, entry in waiting:
-                if not entry.place.done():
-                    entry.place.set_exception(self._fleet.error)
+                if not entry.future.done():
+                    entry.future.set_exception(self._fleet.error)
         self._dispatch()
 
 

@@ -16,14 +16,14 @@ class Quotas:
 
     Args:
         weights: Weights of the domains, in any unit; empty if the mix is free.
-        num_dealt: Number of slots that were allocated before; the allocation continues after them.
+        num_allocated: Number of slots that were allocated before; the allocation continues after them.
     """
 
-    def __init__(self, weights: Mapping[str, float], num_dealt: int = 0) -> None:
+    def __init__(self, weights: Mapping[str, float], num_allocated: int = 0) -> None:
         total = sum(weights.values())
         self._shares = {domain: weight / total for domain, weight in weights.items()}
         self._dealt: Counter[str] = Counter()
-        self.allocate_in_order(num_dealt)
+        self.allocate_in_order(num_allocated)
 
     def __bool__(self) -> bool:
         """Return whether the domain mix is fixed."""

@@ -24,12 +24,14 @@ RoutingPolicy: TypeAlias = Literal["least_loaded", "round_robin"]
 
 MAX_SESSIONS = 65_536
 """Maximum number of sessions whose engines are remembered."""
-CANDIDATES = 2
-"""Number of equally loaded engines whose KV cache use is compared."""
+MAX_CANDIDATES = 2
+"""Maximum number of equally loaded engines whose KV cache use is compared."""
 
 
 @dataclass(slots=True)
-class _Slot:
+class _EngineEntry:
+    """An engine, and the number of its slots that have requests."""
+
     engine: InferenceEngine
     order: int
     limit: int
@@ -54,7 +56,7 @@ class Router:
     def __init__(self, policy: RoutingPolicy = "least_loaded", max_kv_used: float = 0.95) -> None:
         self._policy = policy
         self._max_kv_used = max_kv_used
-        self._slots: dict[str, _Slot] = {}
+        self._entries: dict[str, _EngineEntry] = {}
         self._heap: list[tuple[float, int, str]] = []
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self._turn = self._num_added = 0
@@ -62,26 +64,26 @@ class Router:
 
     def add(self, engine: InferenceEngine) -> None:
         """Add an engine, which serves from now on; it replaces an engine with the same id."""
-        known = self._slots.get(engine.engine_id)
+        known = self._entries.get(engine.engine_id)
         limit = max(1, engine.load().capacity)
         order = known.order if known else self._num_added
         self._num_added += known is None
-        self._slots[engine.engine_id] = _Slot(engine, order, limit, known.num_requests if known else 0)
+        self._entries[engine.engine_id] = _EngineEntry(engine, order, limit, known.num_requests if known else 0)
         self._push(engine.engine_id)
 
     def disable(self, engine_id: str) -> None:
         """Stop routing requests to an engine until it is added again."""
-        self._slots[engine_id].serving = False
+        self._entries[engine_id].serving = False
 
     def remove(self, engine_id: str) -> None:
         """Remove an engine permanently; it must not have any requests."""
-        assert not self._slots[engine_id].num_requests, f"engine '{engine_id}' has requests"
-        del self._slots[engine_id]
+        assert not self._entries[engine_id].num_requests, f"engine '{engine_id}' has requests"
+        del self._entries[engine_id]
 
     def get_idle_future(self, engine_id: str) -> asyncio.Future[None]:
         """Return a future that is done when the engine has no requests."""
         idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        if self._slots[engine_id].num_requests:
+        if self._entries[engine_id].num_requests:
             self._waiting.setdefault(engine_id, []).append(idle)
         else:
             idle.set_result(None)
@@ -94,120 +96,123 @@ class Router:
             session: Session id; requests of one session prefer the engine that has their prefix in its prefix cache.
             pinned: Whether requests of the session go only to the engine that it used last, even if others are free.
         """
-        slot = self._find_session_engine(session, pinned)
-        if slot is None:
+        entry = self._find_session_engine(session, pinned)
+        if entry is None:
             # A pinned session waits for its engine while that engine serves.
             known = self._find_known_engine(session) if pinned else None
-            slot = (
+            entry = (
                 None
                 if known
                 else (self._pick_round_robin() if self._policy == "round_robin" else self._find_least_loaded())
             )
-        if slot is None:
+        if entry is None:
             return None
-        slot.num_requests += 1
-        engine_id = slot.engine.engine_id
+        entry.num_requests += 1
+        engine_id = entry.engine.engine_id
         self._push(engine_id)
         if session:
             self._sessions[session] = engine_id
             self._sessions.move_to_end(session)
             if len(self._sessions) > MAX_SESSIONS:
                 self._sessions.popitem(last=False)
-        return slot.engine
+        return entry.engine
 
     def release_slot(self, engine_id: str) -> None:
         """Free the slot of a request that has left an engine."""
-        slot = self._slots[engine_id]
-        slot.num_requests -= 1
-        assert slot.num_requests >= 0, f"engine '{engine_id}' gave back more requests than it got"
+        entry = self._entries[engine_id]
+        entry.num_requests -= 1
+        assert entry.num_requests >= 0, f"engine '{engine_id}' released more slots than were acquired"
         self._push(engine_id)
-        if not slot.num_requests:
+        if not entry.num_requests:
             for idle in self._waiting.pop(engine_id, ()):
                 if not idle.done():
                     idle.set_result(None)
 
     def count_requests(self, engine_id: str) -> int:
         """Return the number of requests that an engine has."""
-        return self._slots[engine_id].num_requests
+        return self._entries[engine_id].num_requests
 
     @property
     def serving_engines(self) -> list[InferenceEngine]:
         """Engines that may get requests, in the order in which they were first added."""
-        return [slot.engine for slot in sorted(self._slots.values(), key=lambda slot: slot.order) if slot.serving]
+        return [
+            entry.engine for entry in sorted(self._entries.values(), key=lambda entry: entry.order) if entry.serving
+        ]
 
     def _push(self, engine_id: str) -> None:
-        slot = self._slots[engine_id]
-        if slot.serving:
-            heapq.heappush(self._heap, (slot.load_fraction, slot.order, engine_id))
-        if len(self._heap) > 64 + 8 * len(self._slots):  # outdated entries below the top are never popped
-            current = [(s.load_fraction, s.order, name) for name, s in self._slots.items() if s.serving]
+        entry = self._entries[engine_id]
+        if entry.serving:
+            heapq.heappush(self._heap, (entry.load_fraction, entry.order, engine_id))
+        if len(self._heap) > 64 + 8 * len(self._entries):  # outdated entries below the top are never popped
+            current = [(s.load_fraction, s.order, name) for name, s in self._entries.items() if s.serving]
             heapq.heapify(current)
             self._heap = current
 
-    def _has_room(self, slot: _Slot) -> bool:
-        if slot.num_requests == 0:
+    def _has_room(self, entry: _EngineEntry) -> bool:
+        if entry.num_requests == 0:
             return True
-        return slot.num_requests < slot.limit and slot.engine.load().kv_used <= self._max_kv_used
+        return entry.num_requests < entry.limit and entry.engine.load().kv_used <= self._max_kv_used
 
-    def _find_known_engine(self, session: str) -> _Slot | None:
-        slot = self._slots.get(self._sessions.get(session, "")) if session else None
-        return slot if slot is not None and slot.serving else None
+    def _find_known_engine(self, session: str) -> _EngineEntry | None:
+        entry = self._entries.get(self._sessions.get(session, "")) if session else None
+        return entry if entry is not None and entry.serving else None
 
-    def _find_session_engine(self, session: str, pinned: bool) -> _Slot | None:
-        """Return the engine that the session used last; `None` if there is none, or if it is full.
+    def _find_session_engine(self, session: str, pinned: bool) -> _EngineEntry | None:
+        """Return the engine that the session used last; `None` if there is none, or if it has no room.
 
-        Also `None`, unless `pinned`, if it is so busy that a cache miss on another engine costs less.
+        If `pinned` is False, an engine that is much busier than the least loaded one is not returned either: a prefix
+        cache miss on another engine then costs less than the wait.
         """
-        slot = self._find_known_engine(session)
-        if slot is None or not self._has_room(slot):
+        entry = self._find_known_engine(session)
+        if entry is None or not self._has_room(entry):
             return None
         least = self._pick_least_loaded()
         if not pinned and least is not None:
             # A cached prefix outweighs this difference in load, in slots.
-            spared = max(1, slot.limit // 8)
-            if (slot.num_requests - spared) * least.limit > least.num_requests * slot.limit:
+            spared = max(1, entry.limit // 8)
+            if (entry.num_requests - spared) * least.limit > least.num_requests * entry.limit:
                 return None
-        return slot
+        return entry
 
-    def _pick_least_loaded(self) -> _Slot | None:
+    def _pick_least_loaded(self) -> _EngineEntry | None:
         """Return the least loaded serving engine, the first of equally loaded ones; `None` if no engine serves."""
         while self._heap:
             load, _, engine_id = self._heap[0]
-            slot = self._slots.get(engine_id)
-            if slot is not None and slot.serving and slot.load_fraction == load:
-                return slot
+            entry = self._entries.get(engine_id)
+            if entry is not None and entry.serving and entry.load_fraction == load:
+                return entry
             heapq.heappop(self._heap)
         return None
 
-    def _find_least_loaded(self) -> _Slot | None:
+    def _find_least_loaded(self) -> _EngineEntry | None:
         """Return the least loaded engine with room; `None` if no engine has room.
 
-        Of up to `CANDIDATES` equally loaded engines, the one with the most free KV cache is chosen.
+        Of up to `MAX_CANDIDATES` equally loaded engines, the one with the most free KV cache is chosen.
         """
-        found: list[_Slot] = []
+        found: list[_EngineEntry] = []
         popped: list[tuple[float, int, str]] = []
-        while len(found) < CANDIDATES and (slot := self._pick_least_loaded()) is not None:
+        while len(found) < MAX_CANDIDATES and (entry := self._pick_least_loaded()) is not None:
             popped.append(heapq.heappop(self._heap))
-            if all(slot is not other for other in found):
-                if found and slot.load_fraction > found[0].load_fraction:
+            if all(entry is not other for other in found):
+                if found and entry.load_fraction > found[0].load_fraction:
                     break
-                found.append(slot)
-        for entry in popped:
-            heapq.heappush(self._heap, entry)
-        with_room = [slot for slot in found if self._has_room(slot)]
+                found.append(entry)
+        for item in popped:
+            heapq.heappush(self._heap, item)
+        with_room = [entry for entry in found if self._has_room(entry)]
         if with_room:
-            return min(with_room, key=lambda slot: (slot.engine.load().kv_used, slot.order))
+            return min(with_room, key=lambda entry: (entry.engine.load().kv_used, entry.order))
         if found and found[0].num_requests >= found[0].limit:
             return None  # the least loaded engine has no free slot, so no other engine has one
-        slots = (slot for slot in self._slots.values() if slot.serving and self._has_room(slot))
-        return min(slots, key=lambda slot: (slot.load_fraction, slot.order), default=None)
+        candidates = (entry for entry in self._entries.values() if entry.serving and self._has_room(entry))
+        return min(candidates, key=lambda entry: (entry.load_fraction, entry.order), default=None)
 
-    def _pick_round_robin(self) -> _Slot | None:
+    def _pick_round_robin(self) -> _EngineEntry | None:
         """Return the next engine with room, in round-robin order."""
-        serving = sorted((slot for slot in self._slots.values() if slot.serving), key=lambda slot: slot.order)
+        serving = sorted((entry for entry in self._entries.values() if entry.serving), key=lambda entry: entry.order)
         for passed in range(len(serving)):
-            slot = serving[(self._turn + passed) % len(serving)]
-            if self._has_room(slot):
+            entry = serving[(self._turn + passed) % len(serving)]
+            if self._has_room(entry):
                 self._turn += passed + 1
-                return slot
+                return entry
         return None

@@ -68,5 +68,5 @@ class RolloutScheduler(RolloutRunner):
     def finalize(self, run: GroupRun, state: RolloutState, detail: str = "") -> None:
         """Move the scored rollouts of a group that are not in a final state yet to the final state `state`."""
         for name in (rollout.rollout_id for rollout in run.all_scored_rollouts):
-            if self.life.get_state(name) is RolloutState.ACCEPTED:
-                self.life.move(name, state, detail)
+            if self.lifecycle.get_state(name) is RolloutState.ACCEPTED:
+                self.lifecycle.move(name, state, detail)

@@ -31,7 +31,8 @@ class SelectionBias:
     unused: list[tuple[float, int]] = field(default_factory=list)
     """Reward and number of tokens of each rollout that was scored but not chosen."""
     launched: list[tuple[float, int]] = field(default_factory=list)
-    """Reward and number of tokens of all launched rollouts; a stopped one counts like its group's last chosen one."""
+    """Reward and number of tokens of each launched rollout; a stopped rollout counts like the last chosen one of its
+    group."""
     num_stopped: int = 0
     """Number of rollouts that were stopped before they had a reward."""
 

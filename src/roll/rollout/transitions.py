@@ -23,19 +23,19 @@ from typing import Any, Literal, TypeAlias
 
 from roll.errors import EngineDiedError, InfraError, UnsupportedError, one_line_error
 from roll.protocols import InferenceEngine, PauseMode
-from roll.rollout.engine_connection import ABORT_AGAIN_S, EngineConnection
+from roll.rollout.engine_connection import ABORT_RETRY_S, EngineConnection
 from roll.rollout.engine_group import EngineGroup
 from roll.rollout.fleet import EngineFleet
 from roll.rollout.routing import Router
 from roll.running import is_cancelled
 
-__all__ = ["EngineTransitions", "Leaving"]
+__all__ = ["EngineTransitions", "RequestHandling"]
 
 logger = logging.getLogger(__name__)
 
-Leaving: TypeAlias = Literal["abort", "drain"]
-"""What happens to a leaving engine's requests: `abort` continues them on other engines, `drain` finishes them first."""
-Step: TypeAlias = asyncio.Task[None]
+RequestHandling: TypeAlias = Literal["abort", "drain"]
+"""How a leaving engine treats its requests: `abort` moves them to other engines, `drain` finishes them first."""
+TransitionTask: TypeAlias = asyncio.Task[None]
 
 
 class EngineTransitions:
@@ -68,9 +68,9 @@ class EngineTransitions:
         self._suspended = suspended
         self._pause_lock = pause_lock
         self._closed = False
-        self._steps: dict[str, Step] = {}
-        """By engine, the last requested transition; removed when it has ended."""
-        self._under_way: set[Step] = set()
+        self._steps: dict[str, TransitionTask] = {}
+        """Last requested transition of each engine; removed when it has ended."""
+        self._running_transitions: set[TransitionTask] = set()
         """Transitions that have begun."""
         self._asleep: set[str] = set()
         """Engines that were put to sleep individually."""
@@ -87,7 +87,7 @@ class EngineTransitions:
         Raises:
             Exception: The start failed; the group is unchanged.
         """
-        step = self._begin(engine_id, lambda: self._add(engine_id, make), held=False)
+        step = self._begin(engine_id, lambda: self._add(engine_id, make), waits_for_starts=False)
         try:
             await _wait_shielded(step)
         except asyncio.CancelledError:
@@ -95,11 +95,11 @@ class EngineTransitions:
             await asyncio.wait({step})
             raise
 
-    async def retire(self, engine_id: str, leaving: Leaving = "abort") -> None:
-        """Remove an engine permanently, after its requests have ended or moved to other engines (see `Leaving`)."""
+    async def retire(self, engine_id: str, leaving: RequestHandling = "abort") -> None:
+        """Remove an engine permanently, after its requests have left it (see `RequestHandling`)."""
         await _wait_shielded(self._begin(engine_id, lambda: self._retire(engine_id, leaving)))
 
-    async def sleep(self, engine_id: str, leaving: Leaving = "abort") -> None:
+    async def sleep(self, engine_id: str, leaving: RequestHandling = "abort") -> None:
         """Put an engine to sleep until `wake`, after its requests have left it; this frees its device memory.
 
         If the engine dies while asleep, it is replaced by `wake`.
@@ -126,8 +126,8 @@ class EngineTransitions:
 
     async def sleep_all(self) -> None:
         """Put every awake engine to sleep; engines must not be called before `wake_all`."""
-        while self._under_way:
-            await asyncio.wait(self._under_way)
+        while self._running_transitions:
+            await asyncio.wait(self._running_transitions)
         connections = self._fleet.list_connections(excluded_ids=self._asleep)
         self._unsynced |= {
             connection.engine.engine_id for connection in connections if not self._fleet.is_serving(connection)
@@ -142,14 +142,16 @@ class EngineTransitions:
     async def close(self) -> None:
         """Cancel all transitions, and reject new ones."""
         self._closed = True
-        for step in (steps := set(self._steps.values()) | self._under_way):
+        for step in (steps := set(self._steps.values()) | self._running_transitions):
             step.cancel()
         await asyncio.gather(*steps, return_exceptions=True)
 
     # ---- steps
 
-    def _begin(self, engine_id: str, work: Callable[[], Coroutine[Any, Any, None]], *, held: bool = True) -> Step:
-        """Start the transition `work` after the engine's last one; with `held`, also after starts are allowed."""
+    def _begin(
+        self, engine_id: str, transition: Callable[[], Coroutine[Any, Any, None]], *, waits_for_starts: bool = True
+    ) -> TransitionTask:
+        """Start a transition of an engine after its last one and, with `waits_for_starts`, once starts are allowed."""
         if self._closed:
             raise InfraError(
                 f"engine '{engine_id}' can no longer be added, removed, paused or put to sleep: the engines were closed"
@@ -159,14 +161,14 @@ class EngineTransitions:
         async def run() -> None:
             if before is not None:
                 await asyncio.wait({before})
-            if held:
+            if waits_for_starts:
                 # Added in the same event loop iteration in which starts are allowed: `sleep_all` waits for these steps.
                 await self._fleet.wait_until_starts_allowed()
-                self._under_way.add(step)
-            await work()
+                self._running_transitions.add(step)
+            await transition()
 
-        def end(step: Step) -> None:
-            self._under_way.discard(step)
+        def end(step: TransitionTask) -> None:
+            self._running_transitions.discard(step)
             if self._steps.get(engine_id) is step:
                 del self._steps[engine_id]
 
@@ -182,14 +184,14 @@ class EngineTransitions:
             await self._engines.retire(engine_id)
             raise
 
-    async def _retire(self, engine_id: str, leaving: Leaving) -> None:
+    async def _retire(self, engine_id: str, leaving: RequestHandling) -> None:
         await self._fleet.detach(engine_id)
         await self._drain(engine_id, leaving)
         await self._fleet.remove(engine_id)
         self._clear_sleep(engine_id)
         await self._engines.retire(engine_id)
 
-    async def _sleep(self, engine_id: str, leaving: Leaving) -> None:
+    async def _sleep(self, engine_id: str, leaving: RequestHandling) -> None:
         await self._fleet.detach(engine_id)
         await self._drain(engine_id, leaving)
         self._asleep.add(engine_id)
@@ -239,25 +241,25 @@ class EngineTransitions:
             self._fleet.inactive.discard(connection.engine.engine_id)
             self._fleet.reattach(connection.engine.engine_id)
 
-    async def _drain(self, engine_id: str, leaving: Leaving) -> None:
+    async def _drain(self, engine_id: str, leaving: RequestHandling) -> None:
         """Wait until a detached engine has no requests; if `leaving` is `abort`, abort them in the meantime."""
         connection, idle = self._fleet.get_connection(engine_id), self._router.get_idle_future(engine_id)
         while not idle.done():
             if leaving == "abort":  # repeated, because an abort may reach the engine before the request
                 with suppress(EngineDiedError):
                     await connection.abort_all()
-            await asyncio.wait({idle}, timeout=ABORT_AGAIN_S)
+            await asyncio.wait({idle}, timeout=ABORT_RETRY_S)
 
 
 async def _apply_unless_lost(
     connection: EngineConnection, move: Callable[[InferenceEngine], Coroutine[Any, Any, None]]
 ) -> None:
-    """Call `move` with the engine of a connection; ignore the error if the engine is lost."""
+    """Call `move` with the engine of a connection, and ignore the error if the engine is lost."""
     with suppress(EngineDiedError):
         await connection.call(move(connection.engine))
 
 
-async def _wait_shielded(step: Step) -> None:
+async def _wait_shielded(step: TransitionTask) -> None:
     """Wait for a transition, which continues if the caller is canceled."""
     try:
         await asyncio.shield(step)
@@ -268,6 +270,6 @@ async def _wait_shielded(step: Step) -> None:
         raise
 
 
-def _log_failure(step: Step) -> None:
+def _log_failure(step: TransitionTask) -> None:
     if not step.cancelled() and (error := step.exception()) is not None:
         logger.warning("%s failed after its caller was canceled: %s", step.get_name(), one_line_error(error))

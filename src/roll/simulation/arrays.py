@@ -8,7 +8,7 @@ import numpy as np
 
 from roll.types import FinishReason, FloatArray, Generation
 
-__all__ = ["build_generation", "zero_logprobs"]
+__all__ = ["build_generation", "build_zero_logprobs"]
 
 
 def build_generation(
@@ -19,7 +19,7 @@ def build_generation(
     Args:
         request_id: id of the request.
         runs: (policy version, number of tokens) pairs in order; at least one.
-        reason: why the answer ended.
+        reason: finish reason of the answer.
         engine_id: id of the engine that generated the answer.
     """
     num_tokens = sum(count for _, count in runs)
@@ -30,15 +30,15 @@ def build_generation(
     return Generation(
         request_id=request_id,
         token_ids=_get_constant(np.int32, 0, num_tokens),
-        logprobs=zero_logprobs(num_tokens),
+        logprobs=build_zero_logprobs(num_tokens),
         policy_versions=versions,
         finish_reason=reason,
         engine_id=engine_id,
     )
 
 
-def zero_logprobs(num_tokens: int) -> FloatArray:
-    """Return zeros, shape [T]."""
+def build_zero_logprobs(num_tokens: int) -> FloatArray:
+    """Return log-probs that are all 0, shape [num_tokens], float32."""
     return _get_constant(np.float32, 0, num_tokens)
 
 

@@ -8,7 +8,7 @@ The rules of each step are those of vLLM's scheduler (V1):
 
     1. At the boundary between two steps, aborted requests leave.
     2. Each resident request needs room for one more token; while there is not enough, the one admitted last is
-       preempted: it loses its KV cache, keeps its tokens, and waits at its old place in the queue.
+       preempted: it loses its KV cache, keeps its tokens, and returns to its old position in the queue.
     3. The step decodes one token of every decoding request. The rest of `max_batched_tokens` is used for prefill: first
        by requests in prefill, then by waiting ones (lowest priority number first, then first come), as long as there is
        a slot, and room for their whole context, their first token, and a token of every other request. No request is
@@ -50,7 +50,7 @@ class BatchLimits:
     """Maximum number of tokens of resident requests."""
 
     def __post_init__(self) -> None:
-        assert self.max_num_seqs < self.max_batched_tokens, "decoding would leave no room to prefill"
+        assert self.max_num_seqs < self.max_batched_tokens, "max_num_seqs must be less than max_batched_tokens"
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class ContinuousBatch:
         yield from (request for _, _, request in sorted(self._waiting) if request.state is RequestState.WAITING)
 
     def count_kv_tokens(self, now: float) -> int:
-        """Return how many tokens the KV cache holds at time `now`: those of all resident requests."""
+        """Return the number of tokens in the KV cache at time `now`, over all resident requests."""
         return self._kv + self._num_decoding * self._count_done_steps(now)
 
     def count_generated(self, request: SimulatedRequest, now: float) -> int:
@@ -136,8 +136,8 @@ class ContinuousBatch:
     # ---- requests
 
     def submit(self, request: SimulatedRequest) -> None:
-        """Add a request to the queue; its tokens (`num_prompt + num_wanted`) must fit into an empty KV cache."""
-        assert request.num_prompt + request.num_wanted <= self.limits.kv_capacity, f"{request} can never fit the cache"
+        """Add a request to the queue; its tokens (`num_prompt + num_output`) must fit into an empty KV cache."""
+        assert request.num_prompt + request.num_output <= self.limits.kv_capacity, f"{request} can never fit the cache"
         request.order = self._num_arrived
         self._num_arrived += 1
         self._enqueue(request)
@@ -150,7 +150,7 @@ class ContinuousBatch:
         """
         generated = self.count_generated(request, now)
         if request.state is RequestState.WAITING:
-            request.state = RequestState.GONE
+            request.state = RequestState.REMOVED
             self.num_waiting -= 1
         elif self._span is None:
             self._release(request)
@@ -159,7 +159,7 @@ class ContinuousBatch:
         return generated
 
     def preempt_all(self) -> None:
-        """Preempt every resident request, between two steps: it loses its KV cache, and is queued by its arrival."""
+        """Preempt all resident requests between two steps; they lose their KV cache and are queued by arrival."""
         assert self._span is None, "a step is in progress"
         for request in reversed(list(self._resident)):
             self._preempt(request)
@@ -226,7 +226,7 @@ class ContinuousBatch:
             for request, chunk in span.chunks:
                 self._complete_chunk(request, chunk)
         for request in self._leaving:
-            if request.state is not RequestState.GONE:
+            if request.state is not RequestState.REMOVED:
                 self._release(request)
         self._leaving.clear()
         return self._release_finished()
@@ -245,7 +245,7 @@ class ContinuousBatch:
     @staticmethod
     def _is_due(request: SimulatedRequest, step: int) -> bool:
         """Return whether `request` still generates its last token in step `step`; if not, its heap entry is stale."""
-        return request.state is RequestState.DECODING and request.since + request.num_wanted - request.generated == step
+        return request.state is RequestState.DECODING and request.since + request.num_output - request.generated == step
 
     def _count_decode_steps(self) -> int:
         """Return the number of decoding steps until the first request finishes, or the KV cache is full."""
@@ -318,7 +318,7 @@ class ContinuousBatch:
         self._kv += 1
         self._context += request.num_prompt + request.generated
         self._num_decoding += 1
-        last = request.since + request.num_wanted - request.generated
+        last = request.since + request.num_output - request.generated
         heapq.heappush(self._finish, (last, request.order, request))
 
     def _preempt(self, request: SimulatedRequest) -> None:
@@ -335,7 +335,7 @@ class ContinuousBatch:
             self._prefilling.remove(request)
         self._kv -= request.num_prompt + request.generated
         del self._resident[request]
-        request.state = RequestState.GONE
+        request.state = RequestState.REMOVED
 
     def _enqueue(self, request: SimulatedRequest) -> None:
         request.state = RequestState.WAITING

@@ -42,7 +42,7 @@ from roll.types import EngineStepSpan
 __all__ = ["Calibration", "build_measured_device", "calibrate", "read_step_spans", "render_calibration"]
 
 PASSES = 4.0
-"""Compute of an update in forward passes, as in `SimulatedTrainingConfig.passes`."""
+"""Compute of an update, in units of a forward pass, as in `SimulatedTrainingConfig.passes`."""
 _SIZES = ("num_layers", "hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim")
 
 
@@ -153,7 +153,7 @@ def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
 
 
 def read_step_spans(path: Path) -> list[EngineStepSpan]:
-    """Return the spans of engine steps that a trace has, of all engines.
+    """Return the spans of engine steps of all engines in a trace.
 
     Raises:
         DataError: the trace cannot be read.
@@ -333,8 +333,8 @@ def render_calibration(found: Calibration) -> str:
     fit = found.fit
     lines = [
         f"{fit.num_steps} engine steps in {fit.measured_s:.1f} s; the model predicts {fit.fitted_s:.1f} s "
-        f"({fit.fitted_s / fit.measured_s - 1:+.1%}), off by {fit.error_of_steps:.1%} for a span of steps.",
-        f"{fit.num_left_out} spans took more than twice as long as predicted, and were dropped.",
+        f"({fit.fitted_s / fit.measured_s - 1:+.1%}), off by {fit.step_error:.1%} for a span of steps.",
+        f"{fit.num_dropped} spans took more than twice as long as predicted, and were dropped.",
         "",
         "requests in a step    steps   measured, s   model",
     ]

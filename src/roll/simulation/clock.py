@@ -1,8 +1,8 @@
 """Virtual time: an asyncio event loop whose clock jumps to the next timer as soon as no callback is ready.
 
-    ready callbacks ──► none left ──► settled callbacks ──► none left ──► time := next timer ──► its callbacks …
-          ▲                                  │                                  │
-          └──────────────────────────────────┴──────────────────────────────────┘
+    ready callbacks ──► none left ──► idle callbacks ──► none left ──► time := next timer ──► its callbacks …
+          ▲                                 │                                │
+          └─────────────────────────────────┴────────────────────────────────┘
 
 Code that gets the time from the running loop (`loop.time`, `asyncio.sleep`, `asyncio.timeout`) runs here unchanged; a
 simulated day takes only as long as its callbacks take to compute.
@@ -36,10 +36,10 @@ T = TypeVar("T")
 
 MAX_CALLBACKS_PER_INSTANT = 50_000_000
 """Maximum number of callbacks at the same virtual time; more of them mean that the program is in an endless loop."""
-NAMED_TASKS = 20
-"""Number of waiting tasks that an error names."""
-PRUNE_ABOVE = 100
-"""Canceled timers are removed when there are more than this, and more of them than live timers."""
+MAX_LISTED_TASKS = 20
+"""Maximum number of waiting tasks that an error lists."""
+PRUNE_THRESHOLD = 100
+"""Canceled timers are removed when their number exceeds this threshold and the number of live timers."""
 
 
 class DeadlockError(RollError):
@@ -103,7 +103,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         heapq.heappush(self._timers, (when, next(self._sequence), timer))
         return timer
 
-    def call_settled(self, callback: Callable[..., object], *args: Any) -> asyncio.Handle:
+    def call_when_idle(self, callback: Callable[..., object], *args: Any) -> asyncio.Handle:
         """Schedule a callback at the current time, after all other callbacks that become ready at this time.
 
         One callback can thus handle all events of an instant.
@@ -186,7 +186,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         if not handle._scheduled:
             return
         self._num_cancelled += 1
-        if self._num_cancelled > max(PRUNE_ABOVE, len(self._timers) // 2):
+        if self._num_cancelled > max(PRUNE_THRESHOLD, len(self._timers) // 2):
             for entry in self._timers:
                 entry[2]._scheduled = not entry[2]._cancelled
             self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
@@ -194,12 +194,12 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             self._num_cancelled = 0
 
     def _describe_waiting_tasks(self) -> str:
-        """Return text that lists waiting tasks, each with its location in the code."""
+        """Return a text that lists the waiting tasks, each with its location in the code."""
         tasks = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
         if not tasks:
-            return "No task waits."
-        named = [f"  {task.get_name()}: {_describe_location(task)}" for task in tasks[:NAMED_TASKS]]
-        more = f"\n  … and {len(tasks) - NAMED_TASKS} more" if len(tasks) > NAMED_TASKS else ""
+            return "No task is waiting."
+        named = [f"  {task.get_name()}: {_describe_location(task)}" for task in tasks[:MAX_LISTED_TASKS]]
+        more = f"\n  … and {len(tasks) - MAX_LISTED_TASKS} more" if len(tasks) > MAX_LISTED_TASKS else ""
         return f"{len(tasks)} task{'s wait' if len(tasks) > 1 else ' waits'}:\n" + "\n".join(named) + more
 
     def _process_events(self, event_list: Any) -> None:

@@ -14,7 +14,8 @@ from roll.models.multimodal import open_media
 
 __all__ = ["measure_examples", "measure_prompts"]
 
-NUM_MEASURED = 64
+MAX_MEASURED_SAMPLES = 64
+"""Maximum number of prompts or examples whose tokens are counted."""
 
 
 def measure_prompts(config: GeneratingConfig, model: str) -> list[float]:
@@ -29,7 +30,7 @@ def measure_prompts(config: GeneratingConfig, model: str) -> list[float]:
     try:
         directory = resolve_model(model)
         data = build_data(config.data, load_tokenizer(directory), config.seed, media=open_media(directory, None))
-        return [float(len(draw.token_ids)) for draw in data.train.draw(NUM_MEASURED)]
+        return [float(len(draw.token_ids)) for draw in data.train.draw(MAX_MEASURED_SAMPLES)]
     except UserError:
         return []  # `roll check` reports problems of the data; a plan only needs its lengths
 
@@ -47,7 +48,7 @@ def measure_examples(config: SupervisedConfig, model: str) -> list[float]:
             tokenizer, limit = load_tokenizer(directory), config.training.max_example_tokens
             media = open_media(directory, None)
             examples = build_examples(config.data, kind, tokenizer, config.seed, limit, media=media)
-            drawn = [examples.build_samples(draw) for draw in examples.train.draw(NUM_MEASURED)]
+            drawn = [examples.build_samples(draw) for draw in examples.train.draw(MAX_MEASURED_SAMPLES)]
         except UserError:
             continue
         return [float(sum(len(s.token_ids) for s in found)) for found in drawn if not isinstance(found, str)]

@@ -29,7 +29,7 @@ def hash_key(*key: int) -> int:
 
 
 def draw_uniform(*key: int) -> float:
-    """Return a pseudo-random number above 0 and below 1 that depends only on the key."""
+    """Return a pseudo-random number in (0, 1), uniformly distributed, that depends only on the key."""
     return ((hash_key(*key) >> 11) + 0.5) / (1 << 53)
 
 

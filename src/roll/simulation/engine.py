@@ -4,8 +4,8 @@
                     ▲
      abort, pause, update_weights, stall, death: the span of steps ends at the next boundary between two steps
 
-All changes at the same time are handled together, when no other callback is ready (`call_settled`), so a batch contains
-all requests that arrived by then, in order.
+All changes at the same time are handled together, when no other callback is ready (`call_when_idle`), so a batch
+contains all requests that arrived by then, in order.
 
 Invariants:
     - every `generate` ends with one `Generation` or one error;
@@ -23,7 +23,7 @@ from typing import cast
 
 from roll.errors import EngineDiedError, UserError, WeightSyncError
 from roll.protocols import PauseMode
-from roll.simulation.arrays import build_generation, zero_logprobs
+from roll.simulation.arrays import build_generation, build_zero_logprobs
 from roll.simulation.batch import BatchLimits, BatchTotals, ContinuousBatch
 from roll.simulation.clock import VirtualTimeLoop
 from roll.simulation.costs import EngineCosts
@@ -74,7 +74,7 @@ class _LiveRequest:
     """(policy version, number of tokens), for versions before the current one."""
 
     @property
-    def num_marked(self) -> int:
+    def num_old_tokens(self) -> int:
         """Number of tokens that policy versions before the current one generated."""
         return sum(count for _, count in self.runs)
 
@@ -184,7 +184,7 @@ class SimulatedEngine:
         costs = self.settings.costs
         await asyncio.sleep(sum(costs.compute_step_s(0, len(seq), 0, len(seq) ** 2 / 2) for seq in sequences))
         self._check_alive()
-        return [zero_logprobs(len(sequence)) for sequence in sequences]
+        return [build_zero_logprobs(len(sequence)) for sequence in sequences]
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """Abort requests immediately, with the tokens of all completed steps; unknown ids are ignored."""
@@ -257,7 +257,7 @@ class SimulatedEngine:
     async def wake(self) -> None:
         """Allocate the device's memory again; weights must be synced before the next request."""
         self._check_alive()
-        self._unsynced = "has no weights since it woke up"
+        self._unsynced = "has received no weights since it woke up"
         await self.resume()
 
     # ---- internals
@@ -276,9 +276,9 @@ class SimulatedEngine:
             raise UserError(f"request id {request_id} is in use: give every request a unique id.")
         wanted, num_prompt = max(1, self._count_answer_tokens(request)), len(request.token_ids)
         inner = SimulatedRequest(request_id, num_prompt, min(wanted, limit), request.priority)
-        if num_prompt + inner.num_wanted > self.settings.limits.kv_capacity:
+        if num_prompt + inner.num_output > self.settings.limits.kv_capacity:
             raise UserError(
-                f"request {request_id} needs {num_prompt + inner.num_wanted:,} tokens of KV cache, but engine "
+                f"request {request_id} needs {num_prompt + inner.num_output:,} tokens of KV cache, but engine "
                 f"{self.engine_id} has {self.settings.limits.kv_capacity:,}: raise inference.tensor_parallel, or lower "
                 "rollout.max_new_tokens."
             )
@@ -314,12 +314,12 @@ class SimulatedEngine:
         """Record which tokens the current policy version, which is about to be replaced, has generated."""
         now = self._loop.time()
         for live in self._live.values():
-            fresh = self._batch.count_generated(live.inner, now) - live.num_marked
+            fresh = self._batch.count_generated(live.inner, now) - live.num_old_tokens
             if fresh:
                 live.runs.append((self.policy_version, fresh))
 
     def _build_generation(self, live: _LiveRequest, num_tokens: int, reason: FinishReason) -> Generation:
-        fresh = num_tokens - live.num_marked
+        fresh = num_tokens - live.num_old_tokens
         runs = [*live.runs, (self.policy_version, fresh)] if fresh or not live.runs else live.runs
         return build_generation(live.inner.request_id, runs, reason, self.engine_id)
 
@@ -327,7 +327,7 @@ class SimulatedEngine:
         """Call `_advance_batch` after all other callbacks of this instant, because requests or the pause changed."""
         if not self._plan_is_due:
             self._plan_is_due = True
-            self._loop.call_settled(self._advance_batch)
+            self._loop.call_when_idle(self._advance_batch)
 
     def _advance_batch(self) -> None:
         """End the current span at the next step boundary; at a boundary, begin the next span unless paused."""

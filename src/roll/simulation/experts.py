@@ -17,13 +17,18 @@ from roll.config.distributions import compute_mean
 from roll.config.simulation import SimulationConfig
 from roll.simulation.costs import DEVICES_PER_MACHINE
 from roll.simulation.hardware import Device, Model
-from roll.simulation.memory import PROMPT_ROOM, TRAINER_SHARE, TrainerSettings, estimate_trainer_bytes
+from roll.simulation.memory import (
+    MAX_TRAINER_MEMORY_SHARE,
+    RESERVED_PROMPT_TOKENS,
+    TrainerSettings,
+    estimate_trainer_bytes,
+)
 
 __all__ = ["ExpertParallel", "choose_expert_parallel", "compute_expert_traffic_s"]
 
 GRADIENT_BYTES = 4
-"""Gradients are reduced in float32."""
-ALL_TO_ALLS = 6
+"""Bytes of a gradient element: gradients are reduced in float32."""
+NUM_ALL_TO_ALLS = 6
 """Number of all-to-alls: to the experts and back, in the forward pass, its recomputation and the backward pass."""
 
 
@@ -57,7 +62,7 @@ def compute_expert_traffic_s(
     shared = model.num_parameters - model.expert_parameters
     own_experts = model.expert_parameters / ep if ranks > ep else 0.0
     gathered = micro_batches * (shared + own_experts) * (2 * element + GRADIENT_BYTES) * (ranks > 1)
-    moved = ALL_TO_ALLS * tokens_per_rank * model.num_layers * model.experts_per_token * model.hidden_size
+    moved = NUM_ALL_TO_ALLS * tokens_per_rank * model.num_layers * model.experts_per_token * model.hidden_size
     travelled = moved * element * (ep - 1) / ep
     return gathered / _select_bandwidth(device, ranks) + travelled / _select_bandwidth(device, ep)
 
@@ -75,19 +80,19 @@ def choose_expert_parallel(
         return ()
     ranks = config.placement.num_training_devices
     limit = config.rollout.max_new_tokens
-    longest = limit + PROMPT_ROOM
+    max_length = limit + RESERVED_PROMPT_TOKENS
     sample = compute_mean(config.prompt_tokens) + compute_mean(config.answer_tokens, limit)
     tokens = config.rollouts_per_step * sample / ranks
-    micro_batches = max(1, math.ceil(tokens / longest))
+    micro_batches = max(1, math.ceil(tokens / max_length))
     found = []
     for size in (s for s in range(1, ranks + 1) if ranks % s == 0 and model.num_experts % s == 0):
         memory = sum(
-            estimate_trainer_bytes(model, device, ranks=ranks, longest=longest, ep=size, trainer=trainer).values()
+            estimate_trainer_bytes(model, device, ranks=ranks, max_length=max_length, ep=size, trainer=trainer).values()
         )
         traffic_s = compute_expert_traffic_s(
             model, device, ranks=ranks, ep=size, tokens_per_rank=tokens, micro_batches=micro_batches
         )
-        fits = memory <= TRAINER_SHARE * device.memory_bytes
+        fits = memory <= MAX_TRAINER_MEMORY_SHARE * device.memory_bytes
         found.append(ExpertParallel(size=size, traffic_s=traffic_s, memory_bytes=memory, fits=fits))
     return tuple(sorted(found, key=lambda e: (not e.fits, e.traffic_s, e.size)))
 

@@ -28,9 +28,10 @@ KNOTS = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768
 SMOOTHNESS = 0.03
 """Weight of the penalty on the curve's changes of slope; it matters only where there is almost no data."""
 MIN_STEPS = 20
-DISTURBED = 2.0
-"""A span that takes more than this many times its predicted duration was disturbed by other work on the machine."""
-ROUNDS = 3
+"""Minimum number of recorded engine steps for a fit."""
+MAX_SLOWDOWN = 2.0
+"""Maximum ratio of measured to predicted duration; a slower span was disturbed by other work on the machine."""
+NUM_FIT_ROUNDS = 3
 """Number of rounds of dropping disturbed spans."""
 
 
@@ -43,13 +44,13 @@ class EngineFit:
     prefill_token_s: float
     context_token_s: float
     num_steps: int
-    num_left_out: int
+    num_dropped: int
     """Number of disturbed spans, which were dropped."""
     measured_s: float
     """Total duration of all spans that were not dropped."""
     fitted_s: float
     """The model's prediction of `measured_s`."""
-    error_of_steps: float
+    step_error: float
     """Mean absolute error of a span, as a share of its duration, weighted by duration."""
     by_requests: tuple[tuple[int, int, float, float], ...]
     """Steps, measured seconds, and the model's relative error, by the upper end of each band of requests."""
@@ -62,16 +63,16 @@ def fit_engine(spans: Sequence[EngineStepSpan]) -> EngineFit:
         DataError: there are too few steps.
     """
     kept = list(spans)
-    for _ in range(ROUNDS):
+    for _ in range(NUM_FIT_ROUNDS):
         fit, fitted = _fit(kept, len(spans) - len(kept))
-        calm = [s for s, expected in zip(kept, fitted, strict=True) if s.duration_s <= DISTURBED * expected]
+        calm = [s for s, expected in zip(kept, fitted, strict=True) if s.duration_s <= MAX_SLOWDOWN * expected]
         if len(calm) == len(kept):
             break
         kept = calm
     return fit
 
 
-def _fit(spans: Sequence[EngineStepSpan], num_left_out: int) -> tuple[EngineFit, NDArray[np.float64]]:
+def _fit(spans: Sequence[EngineStepSpan], num_dropped: int) -> tuple[EngineFit, NDArray[np.float64]]:
     """Fit the costs to these spans; return the fit and the predicted seconds of each span.
 
     Raises:
@@ -103,19 +104,20 @@ def _fit(spans: Sequence[EngineStepSpan], num_left_out: int) -> tuple[EngineFit,
         prefill_token_s=float(found[-1]),
         context_token_s=float(found[-2]),
         num_steps=num_steps,
-        num_left_out=num_left_out,
+        num_dropped=num_dropped,
         measured_s=float(seconds.sum()),
         fitted_s=float(fitted.sum()),
-        error_of_steps=float(np.abs(fitted - seconds).sum() / seconds.sum()),
+        step_error=float(np.abs(fitted - seconds).sum() / seconds.sum()),
         by_requests=_compute_bands(knots, requests, steps, seconds, fitted),
     )
     return fit, fitted
 
 
 def _choose_knots(requests: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the knots of the curve, which are numbers of requests: possible knots that are followed by data.
+    """Return the knots of the curve, in requests per step.
 
-    The last knot is the largest number of requests.
+    These are the knots of `KNOTS` that have measurements between them and the next one, and the largest measured
+    number of requests.
     """
     most = requests.max()
     inside = [knot for knot in KNOTS if knot < most]
@@ -128,7 +130,7 @@ def _choose_knots(requests: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _evaluate_hat_functions(at: NDArray[np.float64], knots: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the weights by which heights at knots are interpolated at each of n points, shape [n, k]."""
+    """Return the weights, shape [n, k], that interpolate values at k knots to n points."""
     return np.column_stack([np.interp(at, knots, row) for row in np.eye(len(knots))])
 
 
@@ -146,7 +148,10 @@ def _compute_bends(knots: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _solve_non_negative(design: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return least squares coefficients without negative ones: these are fixed at 0 in turn, the lowest first."""
+    """Solve a least-squares problem with coefficients >= 0.
+
+    While a coefficient is negative, the lowest one is fixed at 0 and the problem is solved again.
+    """
     free = np.ones(design.shape[1], bool)
     while True:
         found = np.zeros(design.shape[1])

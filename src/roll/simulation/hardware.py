@@ -1,4 +1,4 @@
-"""Descriptions of devices and models, by name or from a YAML file of the same form (`devices.yaml`, `models.yaml`)."""
+"""Descriptions of devices and models, by name or from a YAML file in the format of `devices.yaml` or `models.yaml`."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def load_device(name: str) -> Device:
     Raises:
         ConfigError: no device or file has this name, or a quantity is missing or is not a positive number.
     """
-    return _load_described(Device, "device", name, "devices.yaml")
+    return _load_entry(Device, "device", name, "devices.yaml")
 
 
 def load_model_sizes(name: str) -> Model:
@@ -224,9 +224,9 @@ def load_model_sizes(name: str) -> Model:
 def _read_model(name: str, changed_at: int) -> Model:
     """Return the sizes of a model; results are cached, and `changed_at` (of the file) is part of the key."""
     if name in read_shipped_entries("models.yaml") or Path(name).suffix in {".yaml", ".yml"}:
-        return _load_described(Model, "model", name, "models.yaml")
+        return _load_entry(Model, "model", name, "models.yaml")
     if "/" not in name and name not in CATALOGUE and not Path(name).exists():
-        return _load_described(Model, "model", name, "models.yaml")  # raises with the known names
+        return _load_entry(Model, "model", name, "models.yaml")  # raises with the known names
     if name in CATALOGUE:
         return _build_model(name, describe_model(name), None)
     directory = find_config(name)
@@ -267,7 +267,7 @@ def read_shipped_entries(file: str) -> dict[str, dict[str, Any]]:
     return read(_HERE / file).tree
 
 
-def _load_described(kind: type[T], what: str, name: str, file: str) -> T:
+def _load_entry(kind: type[T], what: str, name: str, file: str) -> T:
     shipped = read_shipped_entries(file)
     if name in shipped:
         document = Document(name=name, tree={"name": name} | shipped[name])

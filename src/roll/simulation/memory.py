@@ -16,11 +16,11 @@ from roll.simulation.hardware import Device, Model
 __all__ = ["TrainerSettings", "estimate_memory", "estimate_trainer_bytes", "find_memory_problem"]
 
 STATE_BYTES = 12
-"""Bytes of a trained parameter in addition to its weight: gradient and two moments in float32."""
-TRAINER_SHARE = 0.9
+"""Bytes per trained parameter in addition to its weight: a gradient and two moments in float32."""
+MAX_TRAINER_MEMORY_SHARE = 0.9
 """Share of a device's memory that a plan may use for a trainer."""
-PROMPT_ROOM = 1024
-"""Number of prompt tokens for which a sequence must have room in addition to its longest answer."""
+RESERVED_PROMPT_TOKENS = 1024
+"""Number of prompt tokens that are reserved in a sequence in addition to its longest answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,17 +32,17 @@ class TrainerSettings:
 
 
 def estimate_trainer_bytes(
-    model: Model, device: Device, *, ranks: int, longest: int, ep: int = 1, trainer: TrainerSettings | None = None
+    model: Model, device: Device, *, ranks: int, max_length: int, ep: int = 1, trainer: TrainerSettings | None = None
 ) -> dict[str, int]:
-    """Return the memory of one trainer rank in bytes, by kind of content, such as gradients.
+    """Return the memory of one trainer rank in bytes, by component, such as gradients.
 
-    It is assumed that all ranks shard the weights, and that a micro-batch is one sample of the longest length.
+    It is assumed that all ranks shard the weights, and that a micro-batch is one sample of the maximum length.
 
     Args:
         model: the trained model.
         device: the device of a rank.
         ranks: number of the trainer's ranks.
-        longest: tokens of the longest sample.
+        max_length: tokens of the longest sample.
         ep: number of ranks over which the experts are sharded.
         trainer: the settings of a run; by default all weights with AdamW and activation checkpointing.
     """
@@ -51,7 +51,7 @@ def estimate_trainer_bytes(
         training = trainer.training.model_copy(update={"parallel": parallel})
         accelerator = device.name != "cpu"
         return estimate_training_bytes(
-            trainer.model, training, model, longest, ranks, micro_batches=1, on_accelerator=accelerator
+            trainer.model, training, model, max_length, ranks, micro_batches=1, on_accelerator=accelerator
         )
     parameters, element = model.num_parameters, model.element_bytes
     own_copy = element if ranks == 1 and element != 4 else 0  # shards are gathered in the dtype of the computation
@@ -59,7 +59,7 @@ def estimate_trainer_bytes(
     return {
         "weights": parameters * (4 + own_copy) // ranks,
         "optimizer": parameters * STATE_BYTES // ranks,
-        "activations": longest * sum(estimate_activation_bytes_per_token(model, element, checkpointing=True)),
+        "activations": max_length * sum(estimate_activation_bytes_per_token(model, element, checkpointing=True)),
         **estimate_gathered_bytes(parallel, model, ranks, element, learns=True, on_accelerator=True),
     }
 
@@ -69,8 +69,8 @@ def estimate_memory(
 ) -> list[RoleMemory]:
     """Estimate the memory of a trainer rank and of an engine's device, in bytes."""
     ranks, width = config.placement.num_training_devices, config.engine.tensor_parallel
-    longest, ep = config.rollout.max_new_tokens + PROMPT_ROOM, config.training.expert_parallel
-    train = estimate_trainer_bytes(model, device, ranks=ranks, longest=longest, ep=ep, trainer=trainer)
+    max_length, ep = config.rollout.max_new_tokens + RESERVED_PROMPT_TOKENS, config.training.expert_parallel
+    train = estimate_trainer_bytes(model, device, ranks=ranks, max_length=max_length, ep=ep, trainer=trainer)
     capacity = config.engine.kv_capacity
     if capacity is None:
         capacity = max(0, compute_kv_capacity(model, device, width, config.engine.memory_share))
@@ -89,14 +89,14 @@ def find_memory_problem(
 ) -> str:
     """Return why a plan does not fit into its devices' memory; empty if it fits."""
     train, _ = estimate_memory(config, model, device, trainer)
-    if train.bytes_each > TRAINER_SHARE * device.memory_bytes:
+    if train.bytes_each > MAX_TRAINER_MEMORY_SHARE * device.memory_bytes:
         needed, available = train.bytes_each / 1e9, device.memory_bytes / 1e9
-        return f"a trainer's rank needs {needed:.0f} GB of {device.name}'s {available:.0f} GB"
+        return f"a trainer rank needs {needed:.0f} GB, but {device.name} provides {available:.0f} GB"
     engine = config.engine
     capacity = engine.kv_capacity
     if capacity is None:
         capacity = compute_kv_capacity(model, device, engine.tensor_parallel, engine.memory_share)
-    num_tokens = config.rollout.max_new_tokens + PROMPT_ROOM
+    num_tokens = config.rollout.max_new_tokens + RESERVED_PROMPT_TOKENS
     if capacity < num_tokens:
         return f"an engine's KV cache holds {max(0, capacity):,} tokens, but one answer may need {num_tokens:,}"
     return ""

@@ -30,7 +30,7 @@ def render_plan(plan: Plan, constants: Sequence[Constant] = ()) -> str:
         "Memory of one device",
         *_format_memory(plan),
         "",
-        "In the run's file",
+        "Settings for the run's configuration file",
         *_format_settings(plan),
         *render_experts(plan.experts),
         "",
@@ -46,11 +46,11 @@ def render_experts(experts: Sequence[ExpertParallel], max_rows: int = 6) -> list
     """Return lines that compare the sizes of `training.parallel.ep`; empty for a dense model."""
     if not experts:
         return []
-    rows = [("ep", "traffic of an update", "memory of a rank", "")]
+    rows = [("ep", "communication per update", "memory per rank", "")]
     for choice in experts[:max_rows]:
         size = f"{choice.memory_bytes / 1e9:.1f} GB"
         rows.append((str(choice.size), f"{choice.traffic_s:.3g} s", size, "" if choice.fits else "does not fit"))
-    return ["", "Expert parallel, best first", *(f"  {line}" for line in align_rows(rows))]
+    return ["", "Expert-parallel sizes, best first", *(f"  {line}" for line in align_rows(rows))]
 
 
 def render_constants(constants: Sequence[Constant]) -> list[str]:
@@ -85,7 +85,7 @@ def _format_memory(plan: Plan) -> list[str]:
         parts = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in role.parts.items() if size)
         lines.append(f"  {role.role:<11}  {role.count:>4} x {role.bytes_each / 1e9:6.1f} GB  ({parts})")
     if plan.best.config.placement.colocated:
-        lines.append("  trainer and engines use the same devices in turns: engines sleep while the trainer works")
+        lines.append("  trainer and engines share the devices: the engines sleep while the trainer works")
     return lines
 
 
@@ -112,7 +112,7 @@ def _format_table(candidates: tuple[Candidate, ...]) -> list[str]:
         rows.append(
             (
                 candidate.name,
-                f"{'about ' if candidate.part > 1 else ''}{candidate.step_s:.4g} s",
+                f"{'about ' if candidate.divisor > 1 else ''}{candidate.step_s:.4g} s",
                 f"{candidate.wait_s:.4g} s",
                 f"{candidate.train_s:.4g} s",
                 f"{candidate.sync_s:.2g} s",

@@ -31,9 +31,10 @@ from roll.simulation.memory import TrainerSettings, find_memory_problem
 __all__ = ["Constant", "PlanSource", "read_plan_source"]
 
 DEFAULT_DEVICE = "h100"
-PROMPT_TOKENS = 512.0
-ENVIRONMENT_S = 0.1
-EXAMPLE_TOKENS = 512
+ASSUMED_PROMPT_TOKENS = 512.0
+ASSUMED_ENVIRONMENT_S = 0.1
+"""Assumed latency of an environment's turn, in seconds."""
+ASSUMED_EXAMPLE_TOKENS = 512
 MAX_DEVICES = 4096
 ASSUMED_WORKLOAD = {"prompts_per_step": 128, "group_size": 8, "max_new_tokens": 8192}
 _DEVICE_FIELDS = (
@@ -141,12 +142,17 @@ def _read_run(config: RunConfig, file: Path, device_name: str | None, num_device
     if not isinstance(config, SupervisedConfig):
         raise ConfigError(f"'{file}' runs the pipeline {config.pipeline}, which `roll plan` does not support.")
     lengths = measure_examples(config, name)
-    assumed_length = min(config.training.max_example_tokens or EXAMPLE_TOKENS, EXAMPLE_TOKENS)
-    tokens = {"type": "empirical", "values": lengths} if lengths else _build_fixed(assumed_length)
+    assumed_length = min(config.training.max_example_tokens or ASSUMED_EXAMPLE_TOKENS, ASSUMED_EXAMPLE_TOKENS)
+    tokens = {"type": "empirical", "values": lengths} if lengths else _build_fixed_distribution(assumed_length)
     longest = round(max(lengths, default=assumed_length))
     rollout = {"prompts_per_step": config.training.examples_per_step, "group_size": 1, "max_new_tokens": longest}
     training = {"passes": 3.0 + trainer.training.activation_checkpointing, "overhead_s": 0.1}
-    workload = {"rollout": rollout, "training": training, "prompt_tokens": _build_fixed(0), "answer_tokens": tokens}
+    workload = {
+        "rollout": rollout,
+        "training": training,
+        "prompt_tokens": _build_fixed_distribution(0),
+        "answer_tokens": tokens,
+    }
     found = SimulationConfig.model_validate(base | workload)
     value = f"mean {sum(lengths) / len(lengths):.0f}" if lengths else f"{assumed_length}"
     origin = f"measured: {len(lengths)} examples of the data" if lengths else "assumed"
@@ -172,7 +178,7 @@ def _read_model(source: str, overrides: Sequence[str], device_name: str | None, 
         "device": device_name or DEFAULT_DEVICE,
         "placement": {"generation": num_devices or 1},
         "rollout": ASSUMED_WORKLOAD,
-        "prompt_tokens": _build_fixed(PROMPT_TOKENS),
+        "prompt_tokens": _build_fixed_distribution(ASSUMED_PROMPT_TOKENS),
         "answer_tokens": _build_assumed_answers(ASSUMED_WORKLOAD["max_new_tokens"]),
     }
     config = SimulationConfig.model_validate(tree).with_overrides(overrides)
@@ -199,7 +205,9 @@ def _build_workload(config: GeneratingConfig, model_name: str) -> tuple[dict[str
     tree: dict[str, Any] = {
         "rollout": rollout.model_dump(mode="json", exclude={"loop", "agent", "episodes"}),
         "engine": {"tensor_parallel": 1, "max_num_seqs": config.inference.max_num_seqs, "prefix_block": 16},
-        "prompt_tokens": {"type": "empirical", "values": lengths} if lengths else _build_fixed(PROMPT_TOKENS),
+        "prompt_tokens": {"type": "empirical", "values": lengths}
+        if lengths
+        else _build_fixed_distribution(ASSUMED_PROMPT_TOKENS),
         "answer_tokens": _build_assumed_answers(rollout.max_new_tokens),
         "training": {
             "passes": _count_passes(config),
@@ -210,7 +218,7 @@ def _build_workload(config: GeneratingConfig, model_name: str) -> tuple[dict[str
     tree["rollout"]["scheduling"]["async_ratio"] = 0.0  # chosen by the plan
     tree["engine"]["max_batched_tokens"] = max(8192, 2 * config.inference.max_num_seqs)
     if turns > 1:
-        tree["environment"] = {"num_turns": turns, "latency": _build_fixed(ENVIRONMENT_S)}
+        tree["environment"] = {"num_turns": turns, "latency": _build_fixed_distribution(ASSUMED_ENVIRONMENT_S)}
     partial = SimulationConfig.model_validate({"name": "x", "model": "x", "device": "cpu", **tree})
     constants = [
         Constant(name="rollouts of a step", value=_format_batch(partial), origin="given: the run's rollout section"),
@@ -219,7 +227,7 @@ def _build_workload(config: GeneratingConfig, model_name: str) -> tuple[dict[str
         _REWARDS,
     ]
     if partial.environment is not None:
-        value = f"{ENVIRONMENT_S:g} s, {partial.environment.observation_tokens} tokens"
+        value = f"{ASSUMED_ENVIRONMENT_S:g} s, {partial.environment.observation_tokens} tokens"
         constants.append(Constant(name="an environment's turn", value=value, origin="assumed"))
     if rollout.agent is not None:
         constants.append(
@@ -249,9 +257,9 @@ def _get_training(config: RunConfig) -> Any:
 
 
 def _find_run_model(config: RunConfig, file: Path) -> tuple[str, list[Constant]]:
-    """Return the model with the sizes of a run's model, and the constant that describes it.
+    """Return the name or path of the model of a run, and the constant that describes it.
 
-    If the run starts from another run that is not trained yet, it is the other run's initial model.
+    If the run starts from the model of another run that is not trained yet, the other run's initial model is returned.
 
     Raises:
         ModelError: the model does not exist, and no configuration next to `file` writes it.
@@ -327,7 +335,7 @@ def _list_update_constants(config: SimulationConfig, passes: str, overhead: str 
     if training.duration is not None:
         return []
     return [
-        Constant(name="arithmetic of an update", value=f"{training.passes:g} forward passes a token", origin=passes),
+        Constant(name="compute of an update", value=f"{training.passes:g} forward passes a token", origin=passes),
         Constant(name="overhead of an update", value=f"{training.overhead_s:g} s", origin=overhead),
     ]
 
@@ -371,7 +379,7 @@ def _format_batch(config: SimulationConfig) -> str:
 
 def _build_prompt_constant(lengths: Sequence[float]) -> Constant:
     if not lengths:
-        return Constant(name="prompt length", value=f"{PROMPT_TOKENS:g} tokens", origin="assumed")
+        return Constant(name="prompt length", value=f"{ASSUMED_PROMPT_TOKENS:g} tokens", origin="assumed")
     value = f"mean {sum(lengths) / len(lengths):.0f} tokens"
     return Constant(name="prompt length", value=value, origin=f"measured: {len(lengths)} prompts of the data")
 
@@ -387,5 +395,5 @@ def _build_assumed_answers(limit: int) -> dict[str, Any]:
     return {"type": "quantiles", "points": [[0.5, max(1, limit / 8)], [0.999, max(1, limit)]], "max": max(1, limit)}
 
 
-def _build_fixed(value: float) -> dict[str, Any]:
+def _build_fixed_distribution(value: float) -> dict[str, Any]:
     return {"type": "fixed", "value": float(value)}

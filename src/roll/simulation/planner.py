@@ -5,8 +5,9 @@
                                                     ▼
                ROLL Flash's best split (P2) for each alpha ──► simulate it and its neighbors ──► the fastest
 
-P2 (arXiv 2510.11345): with K devices, N samples a step of mean generation g and longest L (device-seconds and seconds),
-and training of t device-seconds a sample, the share beta of devices that train and the gain over synchronous are
+P2 (arXiv 2510.11345): let K be the number of devices, N the samples per step, g the mean generation time of a sample in
+device-seconds, L the time of the longest answer in seconds, and t the training time of a sample in device-seconds. The
+best share beta of devices that train, and the bound of the speed-up over synchronous training, are
 
     beta* = N t / (N g + K L / (alpha + 1) + N t)            gain <= 1 + K L / (N (g + t))
 
@@ -35,18 +36,18 @@ from roll.simulation.run import SimulatedRun, build_engine_settings, simulate
 
 __all__ = ["Candidate", "Plan", "make_plan"]
 
-WIDTHS = (1, 2, 4, 8)
-WIDER = (16, 32)
+TP_SIZES = (1, 2, 4, 8)
+LARGE_TP_SIZES = (16, 32)
 """Tensor-parallel sizes over several machines, tried only if no engine on one machine can hold the model."""
-RATIOS = (1.0, 2.0, 4.0)
+ASYNC_RATIOS = (1.0, 2.0, 4.0)
 SYNC_STEPS = 2
+"""Number of simulated steps of a synchronous plan."""
 ASYNC_WARMUP = 2
 """Number of warm-up steps in addition to the steps that generation may run ahead."""
 ASYNC_STEPS = 3
-PARTS = (4, 2, 1)
-"""Divisors of devices and prompts for comparing plans; the first divisor that leaves at least `MIN_SIZE` of both is
-used.
-"""
+"""Number of simulated steps of an asynchronous plan, without the warm-up."""
+DIVISORS = (4, 2, 1)
+"""Divisors of devices and prompts for comparing plans; the first that leaves at least `MIN_SIZE` of both is used."""
 MIN_SIZE = 32
 """Minimum number of devices and prompts of a scaled-down plan: with fewer, one long answer would matter too much."""
 NUM_CONFIRMED = 2
@@ -54,7 +55,7 @@ NUM_CONFIRMED = 2
 MIN_TIME_SHARE = 0.95
 """Lower bound of an update's duration, as a share of its prediction: the number of tokens varies a little."""
 MIN_GAIN = 1.05
-"""A smaller gain than this is not worth the staleness."""
+"""Minimum speed-up for which an asynchronous plan is recommended; a smaller one does not justify the staleness."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,7 +75,7 @@ class Candidate:
     num_preempted: float
     scoring_share: float = 0.0
     """Scoring time as a share of the time that rollouts spend in generation and scoring."""
-    part: int = 1
+    divisor: int = 1
     """Divisor of devices and prompts in the simulation; 1 for full size."""
 
     @property
@@ -139,18 +140,17 @@ def make_plan(
     Raises:
         ConfigError: no plan fits into the memory of these devices.
     """
-    search = _Search(config, progress, trainer)
+    search = _PlanSearch(config, progress, trainer)
     synchronous = search.search_synchronous_plan()
-    ahead = search.search_asynchronous_plans(synchronous) if synchronous else search.search_asynchronous_plans(None)
+    asynchronous = search.search_asynchronous_plans(synchronous)
     synchronous = search.simulate_full_size(synchronous) if synchronous else None
-    ahead = [
-        search.simulate_full_size(candidate) for candidate in sorted(ahead, key=lambda c: c.step_s)[:NUM_CONFIRMED]
-    ]
-    found = [candidate for candidate in (synchronous, *ahead) if candidate is not None]
+    fastest = sorted(asynchronous, key=lambda c: c.step_s)[:NUM_CONFIRMED]
+    asynchronous = [search.simulate_full_size(candidate) for candidate in fastest]
+    found = [candidate for candidate in (synchronous, *asynchronous) if candidate is not None]
     if not found:
         raise ConfigError(search.describe_no_feasible_plan())
     reference = synchronous or found[0]
-    best_ahead = min(ahead, key=lambda c: c.step_s, default=None)
+    best_ahead = min(asynchronous, key=lambda c: c.step_s, default=None)
     helps = best_ahead is not None and best_ahead.step_s * MIN_GAIN < reference.step_s
     best = best_ahead if best_ahead is not None and (helps or synchronous is None) else reference
     return Plan(
@@ -165,7 +165,9 @@ def make_plan(
     )
 
 
-class _Search:
+class _PlanSearch:
+    """Simulates the plans of a workload, and keeps the results."""
+
     def __init__(
         self, config: SimulationConfig, progress: Callable[[str], None], trainer: TrainerSettings | None
     ) -> None:
@@ -187,8 +189,8 @@ class _Search:
         """
         found: list[Candidate | None] = []
         place = {"placement.generation": self.total, "placement.training": 0}
-        for width in (*WIDTHS, *WIDER):
-            if width in WIDER and any(found):
+        for width in (*TP_SIZES, *LARGE_TP_SIZES):
+            if width in LARGE_TP_SIZES and any(found):
                 break
             if self.total % width == 0:
                 found.append(
@@ -205,13 +207,14 @@ class _Search:
         width = synchronous.config.engine.tensor_parallel if synchronous else 0
         found: list[Candidate] = []
         at_ratio: dict[float, float] = {}
-        for tried_width in sorted({width, max(1, width // 2)}, reverse=True) if width else (*WIDTHS, *WIDER):
+        widths = sorted({width, max(1, width // 2)}, reverse=True) if width else [*TP_SIZES, *LARGE_TP_SIZES]
+        for tried_width in widths:
             before: Candidate | None = None
-            for ratio in RATIOS:
+            for ratio in ASYNC_RATIOS:
                 start = round((self._compute_best_share(synchronous, ratio) if synchronous else 0.5) * self.total)
                 if before is not None:
                     start = max(start, before.config.placement.training)  # with a larger ratio, engines wait less
-                climbed = self._climb(tried_width, ratio, start, synchronous)
+                climbed = self._search_splits(tried_width, ratio, start, synchronous)
                 found += climbed
                 fastest = min(climbed, key=lambda candidate: candidate.step_s, default=None)
                 if fastest is None:
@@ -223,15 +226,18 @@ class _Search:
                 before = fastest
         return found
 
-    def _climb(self, width: int, ratio: float, start: int, synchronous: Candidate | None) -> list[Candidate]:
-        """Simulate plans from `start` training devices on, moving devices to the bottleneck while that helps."""
+    def _search_splits(self, width: int, ratio: float, start: int, synchronous: Candidate | None) -> list[Candidate]:
+        """Simulate splits of the devices by hill climbing, and return the candidates.
+
+        The search begins with `start` training devices and moves devices to the bottleneck while that helps.
+        """
         unit = max(width, self.total // 16 // width * width)
         training = min(max(round(start / unit) * unit, unit), self.total - unit)
         found: list[Candidate] = []
         seen: set[int] = set()
         while 0 < training < self.total and training not in seen and (self.total - training) % width == 0:
             seen.add(training)
-            if synchronous is not None and self._trains_too_long(synchronous, training):
+            if synchronous is not None and self._is_training_too_slow(synchronous, training):
                 training += unit
                 continue
             candidate = self._try_split(width, ratio, training)
@@ -245,7 +251,7 @@ class _Search:
             training += unit if candidate.bottleneck == "training" else -unit
         return found
 
-    def _trains_too_long(self, synchronous: Candidate, training: int) -> bool:
+    def _is_training_too_slow(self, synchronous: Candidate, training: int) -> bool:
         """Return whether an update on `training` devices takes longer than the best step so far; if so, record why."""
         fixed = self.config.training.overhead_s if self.config.training.duration is None else synchronous.train_s
         arithmetic = max(0.0, synchronous.train_s - fixed) * self.total / training
@@ -291,28 +297,28 @@ class _Search:
     def _choose_divisor(self, config: SimulationConfig) -> int:
         """Return the divisor by which devices and prompts are scaled down when plans are compared; 1 for full size."""
         place, prompts = config.placement, config.rollout.prompts_per_step
-        for part in PARTS:
+        for divisor in DIVISORS:
             whole = (place.generation // config.engine.tensor_parallel, place.training, prompts)
-            if min(self.total, prompts) // part >= MIN_SIZE and not any(number % part for number in whole):
-                return part
+            if min(self.total, prompts) // divisor >= MIN_SIZE and not any(number % divisor for number in whole):
+                return divisor
         return 1
 
-    def _simulate_candidate(self, name: str, config: SimulationConfig, part: int) -> Candidate:
+    def _simulate_candidate(self, name: str, config: SimulationConfig, divisor: int) -> Candidate:
         place, prompts = config.placement, config.rollout.prompts_per_step
         smaller = {
-            "placement.generation": place.generation // part,
-            "placement.training": place.training // part,
-            "rollout.prompts_per_step": prompts // part,
+            "placement.generation": place.generation // divisor,
+            "placement.training": place.training // divisor,
+            "rollout.prompts_per_step": prompts // divisor,
         }
-        run = simulate(config.with_changes(smaller, name) if part > 1 else config)
-        candidate = _build_candidate(name, config, run, self.model, self.device, part)
-        about = "about " if part > 1 else ""
+        run = simulate(config.with_changes(smaller, name) if divisor > 1 else config)
+        candidate = _build_candidate(name, config, run, self.model, self.device, divisor)
+        about = "about " if divisor > 1 else ""
         self._progress(f"{name}: {about}{candidate.step_s:.4g} s a step, limited by {candidate.bottleneck}")
         return candidate
 
     def simulate_full_size(self, candidate: Candidate) -> Candidate:
         """Simulate a plan on all devices with all prompts; replace the candidate by the result, and return it."""
-        if candidate.part == 1:
+        if candidate.divisor == 1:
             return candidate
         confirmed = self._simulate_candidate(candidate.name, candidate.config, 1)
         self.candidates[self.candidates.index(candidate)] = confirmed
@@ -339,15 +345,15 @@ class _Search:
         return training / (generation + tail / (ratio + 1) + training) if training else 0.0
 
     def compute_gain_bound(self, reference: Candidate) -> float:
-        """Return how many times as fast asynchrony can make a synchronous plan at most, with any async ratio."""
+        """Return the upper bound of the speed-up of asynchronous plans over a synchronous plan, for any async ratio."""
         generation, tail, training = self._compute_terms(reference)
         return 1 + tail / (generation + training)
 
-    def describe_missing_gain(self, reference: Candidate, ahead: Candidate | None) -> str:
-        """Return why the best asynchronous plan, `ahead`, gains too little over `reference`, or why there is none."""
-        if ahead is None and self._too_slow:
+    def describe_missing_gain(self, reference: Candidate, asynchronous: Candidate | None) -> str:
+        """Return why the best asynchronous plan gains too little over `reference`, or why there is none."""
+        if asynchronous is None and self._too_slow:
             return min(self._too_slow)[1]
-        if ahead is None:
+        if asynchronous is None:
             what = self._too_big[-1] if self._too_big else f"{self.total} devices cannot be split"
             return f"no split of the devices fits ({what})"
         if reference.train_s + reference.sync_s < 0.05 * reference.step_s and reference.tail_share < 0.3:
@@ -356,14 +362,15 @@ class _Search:
                 return f"{limit} take nearly all of a step: more or faster {limit} would help"
             return "generation takes nearly all of a step, and keeps its engines busy: there is nothing to overlap with"
         if self.compute_gain_bound(reference) < 1.1:
-            return "the longest answers delay a step only little"
+            return "the longest answers hardly delay a step"
         return (
-            f"the best split ({ahead.name}) is {'only ' if ahead.step_s < reference.step_s else ''}"
-            f"{reference.step_s / ahead.step_s:.2f} times as fast: fewer devices for each role cost what overlap gains"
+            f"the best split ({asynchronous.name}) is {'only ' if asynchronous.step_s < reference.step_s else ''}"
+            f"{reference.step_s / asynchronous.step_s:.2f} times as fast: the overlap does not make up for fewer "
+            "devices per role"
         )
 
     def describe_no_feasible_plan(self) -> str:
-        """Return the error message for a search in which no plan fits into memory."""
+        """Return the error message for a search in which no plan fits into the devices' memory."""
         lines = "; ".join(dict.fromkeys(self._too_big)) or "there are too few devices"
         return (
             f"no plan for {self.model.name} fits {self.total} x {self.device.name} ({lines}): use more or larger "
@@ -372,7 +379,7 @@ class _Search:
 
 
 def _build_candidate(
-    name: str, config: SimulationConfig, run: SimulatedRun, model: Model, device: Device, part: int
+    name: str, config: SimulationConfig, run: SimulatedRun, model: Model, device: Device, divisor: int
 ) -> Candidate:
     def mean(field: str) -> float:
         return math.fsum(getattr(step, field) for step in run.steps) / len(run.steps)
@@ -387,5 +394,5 @@ def _build_candidate(
         tail_share=min(1.0, alone / run.step_s),
         **{name: mean(name) for name in ("wait_s", "train_s", "sync_s", "busy_share", "num_preempted")},
         scoring_share=run.recorder.scoring_share,
-        part=part,
+        divisor=divisor,
     )

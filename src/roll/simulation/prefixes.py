@@ -19,11 +19,11 @@ class PrefixCache:
     """The cached prompt blocks of an engine.
 
     Args:
-        block: tokens of a block; 0 disables the cache.
+        block_size: tokens per block; 0 disables the cache.
     """
 
-    def __init__(self, block: int) -> None:
-        self._block = block
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
         self._known: set[bytes] = set()
 
     def add_prompt(self, token_ids: IntArray) -> int:
@@ -32,12 +32,12 @@ class PrefixCache:
         Returns:
             The number of leading tokens that were cached already, and need not be prefilled; never the whole prompt.
         """
-        if not self._block:
+        if not self._block_size:
             return 0
         state = hashlib.blake2b(digest_size=16)
         num_cached, found = 0, True
-        for end in range(self._block, len(token_ids) + 1, self._block):
-            state.update(np.ascontiguousarray(token_ids[end - self._block : end]).tobytes())
+        for end in range(self._block_size, len(token_ids) + 1, self._block_size):
+            state.update(np.ascontiguousarray(token_ids[end - self._block_size : end]).tobytes())
             key = state.digest()
             found = found and key in self._known
             self._known.add(key)

@@ -27,13 +27,13 @@ from roll.rollout.loops import Generate, Renderer, RolloutLoop, join_turns
 from roll.simulation.workload import DOMAIN, Workload, count_remaining_tokens, hash_text
 from roll.types import TRAIN, Generation, GenerationRequest, Prompt, PromptDraw, Rollout, RolloutId, Turn
 
-__all__ = ["RecordedTurns", "RecordedWorkload", "build_recorded_loop", "open_workload"]
+__all__ = ["RecordedTurns", "RecordedWorkload", "build_recorded_loop", "build_workload"]
 
 T = TypeVar("T")
 _LENGTH, _REWARD, _VERDICT, _PROMPT, _TURNS = range(101, 106)
 
 
-def open_workload(config: SimulationConfig, seed: int) -> Workload:
+def build_workload(config: SimulationConfig, seed: int) -> Workload:
     """Return the workload of a simulation: that of a recording, if one is configured, otherwise a random one.
 
     Raises:
@@ -103,9 +103,9 @@ class RecordedWorkload(Workload):
         return count_remaining_tokens(total, request)
 
     def find_matching_index(self, draw_id: int, index: int) -> int:
-        """Return `index` if this rollout of the draw was recorded, otherwise the index of one that was.
+        """Return `index` if this rollout was recorded, otherwise the index of a recorded rollout of the same draw.
 
-        The seed chooses it; if no rollout of the draw was recorded, `index` is returned.
+        The seed decides which one. If no rollout of the draw was recorded, `index` is returned.
         """
         known = self._indices.get(draw_id, [])
         return index if index in known or not known else self._choose(known, _TURNS, draw_id, index)
@@ -118,9 +118,9 @@ class RecordedWorkload(Workload):
         return self._choose(self._latencies, _REWARD, rollout.draw_id, rollout.index) if self._latencies else 0.0
 
     def is_correct(self, rollout: Rollout) -> bool:
-        """Return the recorded verdict; for an unrecorded rollout, that of a recorded rollout of the same prompt.
+        """Return the recorded verdict; for an unrecorded rollout, the verdict of a recorded rollout of the same prompt.
 
-        If there is none, the verdict is drawn as in a random workload.
+        If no rollout of the prompt was recorded, the verdict is drawn as in a random workload.
         """
         recorded = self.work.rewards.get(rollout.rollout_id)
         if recorded is None:

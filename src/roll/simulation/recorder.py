@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from roll.rollout.lifecycle import FINAL, RolloutState, Transition
+from roll.rollout.lifecycle import FINAL_STATES, RolloutState, Transition
 from roll.tracking.rollout_trace import RolloutTrace
 from roll.tracking.trace import TraceFile
 from roll.types import RolloutId
@@ -74,7 +74,7 @@ class Recorder:
     """With a trace: pairs of a time and the number of running rollouts from then on."""
 
     def __post_init__(self) -> None:
-        self._rollouts = RolloutTrace(self._emit_now, FINAL)
+        self._rollouts = RolloutTrace(self._emit_now, FINAL_STATES)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields without the digest: a copy in another process records no further events."""
@@ -86,7 +86,7 @@ class Recorder:
 
     @property
     def digest(self) -> str:
-        """A hash of all events so far, by which two runs are compared."""
+        """Hash of all events so far, by which two runs are compared."""
         return self._hash.hexdigest()
 
     @property
@@ -101,7 +101,7 @@ class Recorder:
         self._hash.update(f"{event.rollout_id} {event.before} {event.after} {event.time!r} {event.detail}\n".encode())
         if event.before is not None and (since := self._since.pop(event.rollout_id, None)) is not None:
             self._spent_s[event.before] += event.time - since
-        if event.after not in FINAL:
+        if event.after not in FINAL_STATES:
             self._since[event.rollout_id] = event.time
         if self.trace:
             self._rollouts.on_transition(event)

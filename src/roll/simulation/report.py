@@ -18,15 +18,31 @@ from roll.preflight.report import align_rows
 from roll.simulation.run import SimulatedRun, simulate
 from roll.tracking import atomic
 
-__all__ = ["Interval", "Results", "compute_interval", "render_results", "simulate_variants", "write_results"]
+__all__ = ["Interval", "SimulationResults", "compute_interval", "render_results", "simulate_variants", "write_results"]
 
 TOLERANCE = 0.15
 """Relative tolerance within which a simulation reproduces a published ratio."""
 # Two-sided 95 % quantiles of Student's t, by degrees of freedom; beyond the table, the normal quantile is close.
-_STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-_STUDENT_MORE = {19: 2.093, 24: 2.064, 29: 2.045}
+_STUDENT_T_QUANTILES = (
+    12.71,
+    4.303,
+    3.182,
+    2.776,
+    2.571,
+    2.447,
+    2.365,
+    2.306,
+    2.262,
+    2.228,
+    2.201,
+    2.179,
+    2.160,
+    2.145,
+    2.131,
+)
+_STUDENT_T_QUANTILES_MORE = {19: 2.093, 24: 2.064, 29: 2.045}
 _INK, _GRID = "#333333", "#e4e4e4"
-_PARTS = (
+_STEP_PARTS = (
     ("wait_s", "generation and rewards", "#2a78d6"),
     ("train_s", "training", "#e07b00"),
     ("sync_s", "sync", "#8a8a8a"),
@@ -46,7 +62,7 @@ class Interval:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Results:
+class SimulationResults:
     """All runs of a simulation: for each variant one run per seed, in the order of the seeds."""
 
     config: SimulationConfig
@@ -62,7 +78,7 @@ class Results:
         return compute_interval([run.step_s for run in self.runs[variant]])
 
     def compute_ratio(self, slower: str, faster: str) -> Interval:
-        """Return how many times as fast `faster` is as `slower`: the ratio of step times, as a mean over seeds."""
+        """Return the speed-up of `faster` over `slower`: the ratio of their step times, as a mean over seeds."""
         pairs = zip(self.runs[slower], self.runs[faster], strict=True)
         return compute_interval([slow.step_s / fast.step_s for slow, fast in pairs])
 
@@ -82,7 +98,7 @@ def simulate_variants(
     trace: bool = False,
     progress: Callable[[str], None] = lambda line: None,
     processes: Executor | None = None,
-) -> Results:
+) -> SimulationResults:
     """Simulate every variant with every seed, and return all results.
 
     Args:
@@ -110,7 +126,7 @@ def simulate_variants(
     for (name, _), run in zip(jobs, ended, strict=True):
         runs[name].append(run)
         progress(f"{name}, seed {run.seed}: {run.step_s:.4g} s a step ({run.wall_s:.1f} s to simulate)")
-    return Results(config=config, runs=runs)
+    return SimulationResults(config=config, runs=runs)
 
 
 def compute_interval(values: Sequence[float]) -> Interval:
@@ -118,12 +134,12 @@ def compute_interval(values: Sequence[float]) -> Interval:
     mean, freedom = statistics.fmean(values), len(values) - 1
     if freedom == 0:
         return Interval(mean=mean, half=0.0)
-    known = dict(enumerate(_STUDENT, 1)) | _STUDENT_MORE
+    known = dict(enumerate(_STUDENT_T_QUANTILES, 1)) | _STUDENT_T_QUANTILES_MORE
     quantile = known.get(freedom) or next((known[n] for n in sorted(known, reverse=True) if n < freedom), 1.96)
     return Interval(mean=mean, half=quantile * statistics.stdev(values) / math.sqrt(len(values)))
 
 
-def render_results(results: Results) -> str:
+def render_results(results: SimulationResults) -> str:
     """Format the results as a table of the variants, for a terminal."""
     config = results.config
     place = config.placement
@@ -153,7 +169,7 @@ def render_results(results: Results) -> str:
     return "\n".join([head, "", *align_rows(rows), *_format_paper_lines(results)])
 
 
-def _format_paper_lines(results: Results) -> list[str]:
+def _format_paper_lines(results: SimulationResults) -> list[str]:
     lines = [""] if results.config.paper else []
     for figure in results.config.paper:
         if figure.variant not in results.runs or figure.baseline not in results.runs:
@@ -165,12 +181,12 @@ def _format_paper_lines(results: Results) -> list[str]:
             f"({figure.source}): {verdict}"
         )
         if figure.missing:
-            where = "published" if figure.read else "in the notes about it (not read itself)"
-            lines.append(f"  not {where}: {figure.missing}")
+            source = "the paper" if figure.read else "our notes on the paper (the paper itself was not read)"
+            lines.append(f"  missing in {source}: {figure.missing}")
     return lines
 
 
-def write_results(results: Results, directory: Path) -> list[Path]:
+def write_results(results: SimulationResults, directory: Path) -> list[Path]:
     """Write `results.json`, the plot and, for the first seed, traces to `directory`, and return the files.
 
     Raises:
@@ -178,7 +194,7 @@ def write_results(results: Results, directory: Path) -> list[Path]:
     """
     directory.mkdir(parents=True, exist_ok=True)
     paths = [directory / "results.json", directory / "plot.png"]
-    atomic.write_json(paths[0], _to_data(results))
+    atomic.write_json(paths[0], _build_json_document(results))
     plot_results(results, paths[1])
     for variant, runs in results.runs.items():
         if runs[0].recorder.trace:
@@ -188,7 +204,7 @@ def write_results(results: Results, directory: Path) -> list[Path]:
     return paths
 
 
-def _to_data(results: Results) -> dict[str, Any]:
+def _build_json_document(results: SimulationResults) -> dict[str, Any]:
     return {
         "config": results.config.model_dump(mode="json"),
         "variants": {
@@ -214,7 +230,7 @@ def _to_data(results: Results) -> dict[str, Any]:
     }
 
 
-def plot_results(results: Results, path: Path) -> None:
+def plot_results(results: SimulationResults, path: Path) -> None:
     """Plot the step times by variant and, with traces, the number of running rollouts over time."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -240,10 +256,10 @@ def plot_results(results: Results, path: Path) -> None:
     atomic.write_bytes(path, buffer.getvalue())
 
 
-def _plot_bars(axes: Any, results: Results) -> None:
+def _plot_bars(axes: Any, results: SimulationResults) -> None:
     variants = list(results.runs)
     left = [0.0] * len(variants)
-    for name, label, colour in _PARTS:
+    for name, label, colour in _STEP_PARTS:
         widths = [results.compute_mean(variant, name) for variant in variants]
         axes.barh(variants, widths, left=left, color=colour, label=label, height=0.6)
         left = [a + b for a, b in zip(left, widths, strict=True)]

@@ -14,7 +14,7 @@ class RequestState(Enum):
     WAITING = 0
     PREFILLING = 1
     DECODING = 2
-    GONE = 3
+    REMOVED = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +24,7 @@ class SimulatedRequest:
     request_id: str
     num_prompt: int
     """Number of prompt tokens."""
-    num_wanted: int
+    num_output: int
     """Number of tokens that the request will generate."""
     priority: int = 0
     order: int = 0

@@ -87,7 +87,7 @@ class SimulatedEngines(StartedEngines):
             Ids of the engines that died.
         """
         engines = self.engines
-        found = await asyncio.gather(*(self.bring_up(e, policy_version) for e in engines), return_exceptions=True)
+        found = await asyncio.gather(*(self.send_weights(e, policy_version) for e in engines), return_exceptions=True)
         dead = []
         for engine, result in zip(engines, found, strict=True):
             if isinstance(result, EngineDiedError):
@@ -96,8 +96,8 @@ class SimulatedEngines(StartedEngines):
                 raise result
         return dead
 
-    async def bring_up(self, engine: InferenceEngine, policy_version: int) -> None:
-        """Send weights of this policy version to an engine."""
+    async def send_weights(self, engine: InferenceEngine, policy_version: int) -> None:
+        """Send the weights of a policy version to an engine."""
         await engine.update_weights(
             WeightUpdate(policy_version=policy_version, manifest=(), transport="simulated", handle=None)
         )

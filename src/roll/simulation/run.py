@@ -28,7 +28,7 @@ from roll.simulation.batch import BatchLimits
 from roll.simulation.costs import EngineCosts, compute_engine_costs, compute_kv_capacity, compute_sync_s
 from roll.simulation.engine import EngineSettings
 from roll.simulation.hardware import Device, Model, load_device, load_model_sizes
-from roll.simulation.recorded import RecordedWorkload, build_recorded_loop, open_workload
+from roll.simulation.recorded import RecordedWorkload, build_recorded_loop, build_workload
 from roll.simulation.recorder import Recorder, StepRecord
 from roll.simulation.roles import (
     EnvironmentTurns,
@@ -153,7 +153,7 @@ class _RunObjects:
         scheduling = config.rollout.scheduling
         self.config = config
         self.recorder = recorder
-        self.workload = open_workload(config, seed)
+        self.workload = build_workload(config, seed)
         if isinstance(self.workload, RecordedWorkload) and config.training.sync_s is None:
             settings = replace(settings, update_s=self.workload.sync_s)
         self.engines = SimulatedEngines(config.num_engines, settings, self.workload.count_answer_tokens)
@@ -164,7 +164,7 @@ class _RunObjects:
         self.num_drawn = 0
         self.proxy = LLMProxy(
             self.engines,
-            lambda engine: self.engines.bring_up(engine, self.version),
+            lambda engine: self.engines.send_weights(engine, self.version),
             max_attempts=config.rollout.max_attempts,
             router=Router(
                 "round_robin" if scheduling.type == "batch" else "least_loaded", max_kv_used=scheduling.max_kv_used
@@ -180,7 +180,7 @@ class _RunObjects:
             replicate=scheduling.replicate_prompts and scheduling.type != "batch",
             loop=EnvironmentTurns(environment, self.workload) if environment else build_recorded_loop(self.workload),
         )
-        self.scheduler.life.add_listener(recorder.on_transition)
+        self.scheduler.lifecycle.add_listener(recorder.on_transition)
         self.controller = AsyncController(
             self.scheduler,
             self.proxy,
@@ -222,52 +222,52 @@ def _find_rejection_reason(group: Group) -> str:
 
 
 async def _run_simulation(config: SimulationConfig, seed: int, recorder: Recorder) -> int:
-    world = _RunObjects(config, seed, recorder)
-    world.engines.schedule_failures(config.failures)
+    objects = _RunObjects(config, seed, recorder)
+    objects.engines.schedule_failures(config.failures)
     try:
         for step in range(1, config.num_steps + 1):
-            await _run_step(world, step)
-        await world.controller.close()
+            await _run_step(objects, step)
+        await objects.controller.close()
     finally:
-        await world.proxy.close()
-        await world.engines.close()
+        await objects.proxy.close()
+        await objects.engines.close()
     return _get_loop().num_callbacks
 
 
-async def _run_step(world: _RunObjects, step: int) -> None:
+async def _run_step(objects: _RunObjects, step: int) -> None:
     """Run one step of the `rlvr` pipeline's loop, with simulated time instead of computation."""
-    loop, recorder = _get_loop(), world.recorder
-    before, moments = world.engines.sum_totals(), [loop.time()]
+    loop, recorder = _get_loop(), objects.recorder
+    before, moments = objects.engines.sum_totals(), [loop.time()]
     with recorder.phase("wait for batch"):
-        batch = await world.controller.next_batch()
+        batch = await objects.controller.next_batch()
     moments.append(loop.time())
     trained = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
-    shared = world.config.training.share_prefix
+    shared = objects.config.training.share_prefix
     lengths = [
         len(rollout.token_ids) + (len(group.draw.token_ids) if not index or not shared else 0)
         for group in trained
         for index, rollout in enumerate(group.scored)
     ]
     with recorder.phase("train"):
-        await asyncio.sleep(world.trainer.compute_duration_s(step, lengths) + world.further_overhead_s)
+        await asyncio.sleep(objects.trainer.compute_duration_s(step, lengths) + objects.further_overhead_s)
     moments.append(loop.time())
-    world.version += 1
+    objects.version += 1
     with recorder.phase("sync"):
-        await world.proxy.wait_for_replacements()
-        async with world.controller.pause_for_update():
-            dead = await world.engines.sync(world.version)
-        world.proxy.start_replacing(dead)
-        await world.proxy.wait_for_replacements()
+        await objects.proxy.wait_for_replacements()
+        async with objects.controller.pause_for_update():
+            dead = await objects.engines.sync(objects.version)
+        objects.proxy.start_replacing(dead)
+        await objects.proxy.wait_for_replacements()
     moments.append(loop.time())
-    await world.controller.complete_step(world.version, {r.rollout_id for g in trained for r in g.scored})
-    recorder.add_step(_build_record(world, step, batch, trained, before, moments), moments[0])
+    await objects.controller.complete_step(objects.version, {r.rollout_id for g in trained for r in g.scored})
+    recorder.add_step(_build_record(objects, step, batch, trained, before, moments), moments[0])
 
 
 def _build_record(
-    world: _RunObjects, step: int, batch: Batch, trained: Sequence[Group], before: Any, moments: Sequence[float]
+    objects: _RunObjects, step: int, batch: Batch, trained: Sequence[Group], before: Any, moments: Sequence[float]
 ) -> StepRecord:
     began, ready, updated, ended = moments
-    after, total, parts = world.engines.sum_totals(), ended - began, world.config.training.num_updates
+    after, total, parts = objects.engines.sum_totals(), ended - began, objects.config.training.num_updates
     answers = [len(rollout.token_ids) for group in trained for rollout in group.scored]
     return StepRecord(
         step=step,
@@ -281,7 +281,7 @@ def _build_record(
         longest=max(answers, default=0),
         max_staleness=max(batch.staleness, default=0) + parts - 1,
         num_expired=len(batch.expired),
-        busy_share=(after.busy_s - before.busy_s) / (total * world.config.num_engines) if total else 0.0,
+        busy_share=(after.busy_s - before.busy_s) / (total * objects.config.num_engines) if total else 0.0,
         tokens_per_s=(after.num_generated - before.num_generated) / total if total else 0.0,
         num_preempted=after.num_preempted - before.num_preempted,
         num_filtered=len(batch.left_out),

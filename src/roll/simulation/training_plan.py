@@ -12,7 +12,7 @@ from roll.preflight.report import align_rows
 from roll.simulation.costs import compute_train_s
 from roll.simulation.experts import choose_expert_parallel, compute_expert_traffic_s
 from roll.simulation.hardware import load_device, load_model_sizes
-from roll.simulation.memory import TRAINER_SHARE, estimate_trainer_bytes
+from roll.simulation.memory import MAX_TRAINER_MEMORY_SHARE, estimate_trainer_bytes
 from roll.simulation.plan_report import render_constants, render_experts
 from roll.simulation.plan_sources import PlanSource
 
@@ -20,7 +20,9 @@ __all__ = ["render_training_plan"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Trainer:
+class _TrainerEstimate:
+    """Estimated step time and memory of a trainer with `ranks` ranks."""
+
     ranks: int
     ep: int
     step_s: float
@@ -70,22 +72,22 @@ def render_training_plan(source: PlanSource) -> str:
     )
 
 
-def _list_rank_counts(most: int) -> list[int]:
-    return sorted({min(2**power, most) for power in range(most.bit_length() + 1)})
+def _list_rank_counts(max_ranks: int) -> list[int]:
+    return sorted({min(2**power, max_ranks) for power in range(max_ranks.bit_length() + 1)})
 
 
 def _replace_ranks(config: SimulationConfig, ranks: int) -> SimulationConfig:
     return config.with_changes({"placement.generation": ranks, "placement.training": 0})
 
 
-def _estimate_trainer(source: PlanSource, ranks: int) -> _Trainer:
+def _estimate_trainer(source: PlanSource, ranks: int) -> _TrainerEstimate:
     config = _replace_ranks(source.config, ranks)
     model, device = load_model_sizes(config.model), load_device(config.device)
     length = compute_mean(config.answer_tokens)
     experts = choose_expert_parallel(config, model, device, source.trainer)
     ep = experts[0].size if experts else 1
-    longest = config.rollout.max_new_tokens
-    memory = estimate_trainer_bytes(model, device, ranks=ranks, longest=longest, ep=ep, trainer=source.trainer)
+    max_length = config.rollout.max_new_tokens
+    memory = estimate_trainer_bytes(model, device, ranks=ranks, max_length=max_length, ep=ep, trainer=source.trainer)
     total = config.rollouts_per_step * length
     seconds = compute_train_s(model, device, ranks, round(total), length, passes=config.training.passes)
     if experts:
@@ -95,8 +97,8 @@ def _estimate_trainer(source: PlanSource, ranks: int) -> _Trainer:
             ranks=ranks,
             ep=ep,
             tokens_per_rank=total / ranks,
-            micro_batches=max(1, math.ceil(total / ranks / longest)),
+            micro_batches=max(1, math.ceil(total / ranks / max_length)),
         )
         seconds = max(seconds, traffic_s)
-    fits = sum(memory.values()) <= TRAINER_SHARE * device.memory_bytes
-    return _Trainer(ranks=ranks, ep=ep, step_s=config.training.overhead_s + seconds, memory=memory, fits=fits)
+    fits = sum(memory.values()) <= MAX_TRAINER_MEMORY_SHARE * device.memory_bytes
+    return _TrainerEstimate(ranks=ranks, ep=ep, step_s=config.training.overhead_s + seconds, memory=memory, fits=fits)

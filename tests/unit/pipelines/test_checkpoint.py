@@ -53,7 +53,7 @@ def ledger_of(count: int) -> DataLedger:
     for i in range(count):
         prompt = Prompt(uid=f"d/{i}", domain="d", messages=())
         ledger.record_draws([PromptDraw(draw_id=i, prompt=prompt, token_ids=np.zeros(1, np.int32))], step=1)
-        ledger.record_fate(i, Fate.TRAINED, step=1)
+        ledger.record_outcome(i, Fate.TRAINED, step=1)
     return ledger
 
 

@@ -21,8 +21,8 @@ from roll.errors import InfraError
 from roll.models import load_tokenizer
 from roll.pipelines.reinforcement.demonstrations import play_demonstrations
 from roll.rollout import SamplingPlan
+from roll.rollout.episode_replay import build_trajectory
 from roll.rollout.episode_start import EpisodePlan
-from roll.rollout.replaying import build_trajectory
 from roll.types import (
     Anchor,
     EnvironmentSettings,

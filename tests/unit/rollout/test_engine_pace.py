@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.rollout.hang_detector import CHECK_INTERVAL_S, FIRST_STEP_S, MIN_TIMEOUT_S, HangDetector
+from roll.rollout.hang_detector import CHECK_INTERVAL_S, FIRST_STEP_TIMEOUT_S, MIN_TIMEOUT_S, HangDetector
 
 
 def seen(*gaps: float) -> HangDetector:
@@ -54,7 +54,7 @@ def test_hung_engine_what_had_nothing_to_do_does_not_hang() -> None:
 
 @given(st.lists(st.floats(CHECK_INTERVAL_S, 2000.0), min_size=1, max_size=50))
 def test_hung_engine_no_engine_hangs_that_slows_down_no_more_than_threefold(gaps: list[float]) -> None:
-    pace, now, slowest = HangDetector(0.0), 0.0, FIRST_STEP_S / 3
+    pace, now, slowest = HangDetector(0.0), 0.0, FIRST_STEP_TIMEOUT_S / 3
     for number, gap in enumerate(gaps, 1):
         gap = min(gap, 3 * slowest)
         now += gap - 0.001

@@ -16,7 +16,7 @@ from roll.rollout.history import (
     build_history_messages,
     find_longest_fitting,
     shorten_messages,
-    without_thinking,
+    strip_thinking,
 )
 from roll.types import History, Message, Rollout
 
@@ -68,7 +68,7 @@ def test_episode_a_history_shows_what_it_says(history: History, expected: list[M
     ],
 )
 def test_episode_thinking_is_stripped_also_where_it_is_not_closed(text: str, rest: str) -> None:
-    assert without_thinking(text) == rest
+    assert strip_thinking(text) == rest
 
 
 def test_episode_the_middle_of_a_long_text_gives_way() -> None:

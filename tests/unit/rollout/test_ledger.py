@@ -20,9 +20,9 @@ def draw(draw_id: int) -> PromptDraw:
 def test_ledger_a_draw_is_settled_once() -> None:
     ledger = DataLedger()
     ledger.record_draws([draw(0)], step=1)
-    ledger.record_fate(0, Fate.TRAINED, step=1)
+    ledger.record_outcome(0, Fate.TRAINED, step=1)
     with pytest.raises(AssertionError, match="already trained"):
-        ledger.record_fate(0, Fate.FILTERED, step=2)
+        ledger.record_outcome(0, Fate.FILTERED, step=2)
 
 
 def test_ledger_draws_are_opened_in_order_without_gaps() -> None:
@@ -38,7 +38,7 @@ def test_ledger_reading_back_gives_the_same_ledger(fates: list[Fate]) -> None:
     ledger.record_draws([draw(i) for i in range(len(fates))], step=1)
     for i, fate in enumerate(fates):
         if fate is not Fate.IN_FLIGHT:
-            ledger.record_fate(i, fate, step=2, why="because" if fate is Fate.FAILED else "")
+            ledger.record_outcome(i, fate, step=2, why="because" if fate is Fate.FAILED else "")
     again = DataLedger.loads(ledger.dumps())
     assert list(again) == list(ledger)
     assert again.counts() == {f.value: fates.count(f) for f in Fate}

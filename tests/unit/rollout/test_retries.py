@@ -43,7 +43,7 @@ class AtOnce:
         )  # fmt: skip
 
 
-def attempts(num_failures: int, asked_at: list[float], life: LifeCycle, max_attempts: int) -> RolloutRunner:
+def attempts(num_failures: int, asked_at: list[float], lifecycle: LifeCycle, max_attempts: int) -> RolloutRunner:
     async def reward(rollout: Rollout) -> RewardResult:
         asked_at.append(asyncio.get_running_loop().time())
         if len(asked_at) <= num_failures:
@@ -52,7 +52,7 @@ def attempts(num_failures: int, asked_at: list[float], life: LifeCycle, max_atte
 
     proxy: Any = AtOnce()
     renderer: Any = SimpleNamespace(decode=lambda ids: "", decode_final_text=lambda ids, prompt: "")
-    return RolloutRunner(proxy, {"d": reward}, renderer, life, seed=0, max_attempts=max_attempts, retry_wait_s=1.0)
+    return RolloutRunner(proxy, {"d": reward}, renderer, lifecycle, seed=0, max_attempts=max_attempts, retry_wait_s=1.0)
 
 
 @pytest.mark.parametrize(
@@ -70,10 +70,10 @@ def test_rollout_retry_each_wait_is_twice_the_last_up_to_a_minute(num_failures: 
 
 
 def test_rollout_retry_a_wait_can_be_interrupted() -> None:
-    life, asked_at = LifeCycle(), []
+    lifecycle, asked_at = LifeCycle(), []
 
     async def main() -> float:
-        task = asyncio.create_task(attempts(9, asked_at, life, max_attempts=9).generate_and_score(DRAW, 0, PLAN))
+        task = asyncio.create_task(attempts(9, asked_at, lifecycle, max_attempts=9).generate_and_score(DRAW, 0, PLAN))
         await asyncio.sleep(1.5)  # between the second attempt and the third
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
@@ -81,7 +81,7 @@ def test_rollout_retry_a_wait_can_be_interrupted() -> None:
 
     assert run(main()) == 1.5
     assert len(asked_at) == 2
-    assert life.totals[RolloutState.ABORTED] == 1
+    assert lifecycle.totals[RolloutState.ABORTED] == 1
 
 
 @pytest.mark.parametrize("num_broken", [1, 9])

@@ -211,7 +211,7 @@ async def test_rollout_scheduler_what_fails_before_an_engine_has_the_request_is_
     else:
         assert {r.cause for r in group.rollouts} == {"WorkerDiedError: the environment cannot be reset"}
         assert {r.status for r in group.rollouts} == {RolloutStatus.INFRA_ERROR}
-    assert len(scheduler.life) == 0
+    assert len(scheduler.lifecycle) == 0
 
 
 async def test_rollout_scheduler_an_answer_that_can_never_be_scored_is_given_up_at_once() -> None:
@@ -252,7 +252,7 @@ async def test_rollout_scheduler_a_malformed_prompt_is_marked_by_name_and_nothin
     assert (len(good.scored), len(bad.scored)) == (3, 0)
     assert {r.cause for r in bad.rollouts} == {"MalformedPromptError: prompt 'd/1': its tests cannot be used"}
     assert len(engine.served) == served + 3
-    assert len(scheduler.life) == 0  # all of their lives have ended
+    assert len(scheduler.lifecycle) == 0  # all of their lives have ended
 
 
 async def test_rollout_scheduler_a_bug_in_a_reward_ends_the_collection_and_aborts_the_rest() -> None:

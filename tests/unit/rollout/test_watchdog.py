@@ -16,11 +16,11 @@ def reports_of(moves: list[tuple[float, str, RolloutState, str]], until: float, 
     found: list[str] = []
 
     async def main() -> None:
-        life = LifeCycle()
-        watching = asyncio.create_task(Watchdog(life, stall_s, found.append).watch())
+        lifecycle = LifeCycle()
+        watching = asyncio.create_task(Watchdog(lifecycle, stall_s, found.append).watch())
         for when, name, to, detail in moves:
             await asyncio.sleep(when - asyncio.get_running_loop().time())
-            life.begin(name) if to is S.QUEUED else life.move(name, to, detail)
+            lifecycle.begin(name) if to is S.QUEUED else lifecycle.move(name, to, detail)
         await asyncio.sleep(until - asyncio.get_running_loop().time())
         watching.cancel()
 
@@ -38,7 +38,7 @@ def test_watchdog_stage_worker_rollouts_and_ages_are_named() -> None:
         (5.0, "train-2.0", S.REWARDING, ""),
     ]
     assert reports_of(moves, until=66.0, stall_s=60.0) == [
-        "no rollout has moved for 60 s: 1 rollouts wait for an engine: train-1.0 (64 s); "
+        "no rollout has changed its state for 60 s: 1 rollouts wait for an engine: train-1.0 (64 s); "
         "1 rollouts are being generated at engine-3: train-0.0 (64 s); "
         "1 rollouts wait for their reward: train-2.0 (60 s)"
     ]
@@ -74,6 +74,6 @@ def test_watchdog_where_no_rollout_is_under_way_the_open_phase_is_named() -> Non
 
     run(main())
     assert found == [
-        "no rollout has moved for 120 s: the run has been in sync for 110 s",
-        "no rollout has moved for 180 s: the run has been in sync for 170 s",
+        "no rollout has changed its state for 120 s: the run has been in sync for 110 s",
+        "no rollout has changed its state for 180 s: the run has been in sync for 170 s",
     ]

@@ -186,10 +186,10 @@ def test_rollout_weight_sync_live_policy_that_is_closed_twice_lets_its_evaluatio
         await live.sync()
         evaluating(world, live)
         await asyncio.sleep(6.0)
-        assert len(world.scheduler.life) > 0
+        assert len(world.scheduler.lifecycle) > 0
         await live.close()
         await live.close()
-        assert len(world.scheduler.life) == 0 and not world.engines.engines[0].live
+        assert len(world.scheduler.lifecycle) == 0 and not world.engines.engines[0].live
         await world.engines.close()
 
     clock.run(main(), seed=0, limit_s=10_000.0)

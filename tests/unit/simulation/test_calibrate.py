@@ -154,7 +154,7 @@ def test_simulation_calibrate_a_model_of_the_same_form_is_found_again(
         )
     fit = fit_engine(stretches)
     assert fit.fitted_s == pytest.approx(fit.measured_s, rel=0.01)
-    assert fit.error_of_steps < 0.02
+    assert fit.step_error < 0.02
     for requests in (3, 12, 30):
         expected = np.interp(requests, knots, heights) + 1000 * context_s
         found = interpolate(fit.curve, requests) + 1000 * fit.context_token_s
@@ -171,7 +171,7 @@ def test_simulation_calibrate_the_curve_never_falls_also_where_noise_says_so() -
 def test_simulation_calibrate_stretches_that_something_else_disturbed_are_left_out() -> None:
     calm = [stretch(requests, steps=10, seconds=0.1) for requests in range(1, 21) for _ in range(5)]
     fit = fit_engine([*calm, stretch(7, seconds=0.5), stretch(12, seconds=3.0)])
-    assert fit.num_left_out == 2 and fit.num_steps == 1000
+    assert fit.num_dropped == 2 and fit.num_steps == 1000
     assert [seconds for _, seconds in fit.curve] == pytest.approx([0.01] * len(fit.curve))
 
 

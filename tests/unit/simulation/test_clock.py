@@ -109,7 +109,7 @@ def test_simulation_clock_settled_callbacks_run_after_everything_else_of_their_m
     async def main() -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualTimeLoop)
-        loop.call_settled(order.append, "settled")
+        loop.call_when_idle(order.append, "settled")
         for turn in range(3):
             order.append(f"turn {turn}")
             await asyncio.sleep(0)

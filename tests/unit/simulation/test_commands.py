@@ -46,7 +46,8 @@ def test_simulation_commands_a_study_prints_a_table_and_writes_results_plot_and_
     assert run(["simulate", str(tmp_path / "workload.yaml"), "num_seeds=3"]) == 0
     shown = capsys.readouterr().out
     assert "speed-up" in shown and "published 1.1 (a paper)" in shown
-    assert "not published: lengths" in shown and "not in the notes about it (not read itself): hardware" in shown
+    assert "missing in the paper: lengths" in shown
+    assert "missing in our notes on the paper (the paper itself was not read): hardware" in shown
     out = tmp_path / "out" / "steady"
     assert {p.name for p in out.iterdir()} == {"results.json", "plot.png", "trace-batch.json", "trace-tail.json"}
     results = json.loads((out / "results.json").read_text())

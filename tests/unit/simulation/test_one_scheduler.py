@@ -237,7 +237,7 @@ def test_simulation_one_scheduler_real_and_simulated_engines_see_the_same_events
         proxy = LLMProxy(engines, prepare=lambda engine: asyncio.sleep(0))  # type: ignore[arg-type]
         scheduler = RolloutScheduler(proxy, {"d": judge}, Silent(), seed=3)
         events: list[Transition] = []
-        scheduler.life.add_listener(events.append)
+        scheduler.lifecycle.add_listener(events.append)
         async with AsyncExitStack() as stack:
             for switch in engines.engines:
                 spec = EngineSpec(

@@ -125,7 +125,7 @@ def test_plan_large_plans_are_compared_in_part_and_recommended_whole(monkeypatch
     plan = make_plan(steady(LARGE))
     assert all(devices == prompts for devices, prompts in simulated), "devices and prompts in the same proportion"
     assert (32, 32) in simulated and simulated.count((64, 64)) < len(simulated) / 2
-    assert plan.best.part == plan.synchronous.part == 1
+    assert plan.best.divisor == plan.synchronous.divisor == 1
     assert plan.best.config.placement.num_devices == 64
     role = next(role for role in plan.memory if role.role == "actor_train")
     assert role.count == plan.best.config.placement.num_training_devices, "memory is that of the whole plan"

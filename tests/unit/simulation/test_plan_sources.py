@@ -120,7 +120,7 @@ def test_plan_sources_plan_prints_the_origin_of_every_constant(
     shown = capsys.readouterr().out
     assert "given: rollout.prompts_per_step, rollout.max_new_tokens" in shown
     assert "h100.training_efficiency" in shown and "published: the vendor's data sheet" in shown
-    assert "parallel: {ep: 2}" in shown and "Expert parallel, best first" in shown
+    assert "parallel: {ep: 2}" in shown and "Expert-parallel sizes, best first" in shown
 
 
 def test_plan_sources_plan_lists_what_it_assumes_of_updates_rewards_and_agents() -> None:
@@ -128,7 +128,7 @@ def test_plan_sources_plan_lists_what_it_assumes_of_updates_rewards_and_agents()
     assert found["an agent's work"].value == "one request, 0 s" and "assumed" in found["an agent's work"].origin
     assert (found["latency of rewards"].value, found["latency of rewards"].origin) == ("0 s", "assumed")
     assert (found["overhead of an update"].value, found["overhead of an update"].origin) == ("1 s", "assumed")
-    assert found["arithmetic of an update"].value.startswith("3 forward passes")
+    assert found["compute of an update"].value.startswith("3 forward passes")
     supervised = {c.name: c.value for c in read_plan_source(str(EXAMPLES / "sft.yaml")).constants}
     assert supervised["overhead of an update"] == "0.1 s" and "latency of rewards" not in supervised
 

@@ -17,7 +17,7 @@ from roll.inference.hf_requests import build_prefill_key, create_row
 from roll.inference.spec import refuse_media
 from roll.pipelines.episodes.state import KeptEpisode
 from roll.pipelines.supervised import output_store
-from roll.rollout.replaying import ReplayedPart, build_trajectory, check_replay
+from roll.rollout.episode_replay import ReplayedPart, build_trajectory, check_replay
 from roll.training.network.hidden_states import _build_rotary_ids
 from roll.training.packing.blocks import Member, group_into_blocks
 from roll.training.packing.layout import build_layout, pad_layout

@@ -207,7 +207,7 @@ class DiffusionRun:
         state.step += 1
         for draw in outcome.draws:
             fate, why = outcome.fates.get(draw.draw_id, (Fate.TRAINED, ""))
-            run.ledger.record_fate(draw.draw_id, fate, state.step, why)
+            run.ledger.record_outcome(draw.draw_id, fate, state.step, why)
         state.policy_version += any(result.stepped for result in outcome.results)
         state.data, state.num_draws = self.rows.train.state(), self.rows.train.num_drawn
         run.mid_update = False

@@ -24,7 +24,7 @@ from dataclasses import replace
 from roll.config.pipelines.agentic import AnchorsConfig
 from roll.errors import ReplayError
 from roll.pipelines.episodes.state import AgenticState, KeptEpisode
-from roll.rollout.replaying import build_trajectory
+from roll.rollout.episode_replay import build_trajectory
 from roll.types import Anchor, Group, PromptDraw, Rollout
 
 __all__ = [

@@ -15,7 +15,7 @@ from roll.pipelines.episodes.state import AgenticState, KeptEpisode
 from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.reinforcement.demonstrations import play_demonstration
 from roll.pipelines.served_policy import ServedPolicy
-from roll.rollout.replaying import build_trajectory
+from roll.rollout.episode_replay import build_trajectory
 
 __all__ = ["play_demonstrations"]
 

@@ -26,7 +26,7 @@ def collect_fates(batch: Batch) -> dict[int, tuple[Fate, str]]:
 def record_fates(ledger: DataLedger, fates: Mapping[int, tuple[Fate, str]], step: int) -> None:
     """Record the outcomes `fates` of draws in the ledger, as outcomes of step `step`."""
     for draw_id, (fate, why) in fates.items():
-        ledger.record_fate(draw_id, fate, step, why)
+        ledger.record_outcome(draw_id, fate, step, why)
 
 
 async def compute_step_metrics(

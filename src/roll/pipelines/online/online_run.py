@@ -44,7 +44,7 @@ class BatchSource(Protocol):
 class Recorder(Protocol):
     """Records everything that passes from generation to training, so that it can be replayed."""
 
-    def listen(self, life: LifeCycle, proxy: LLMProxy) -> None:
+    def listen(self, lifecycle: LifeCycle, proxy: LLMProxy) -> None:
         """Observe every transition and every request."""
         ...
 

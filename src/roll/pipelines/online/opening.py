@@ -97,7 +97,7 @@ async def open_online(
         )
         generation.restore(state.verifiers)
         if recorder is not None:
-            recorder.listen(generation.scheduler.life, generation.proxy)
+            recorder.listen(generation.scheduler.lifecycle, generation.proxy)
         plan, eval_plan = build_sampling_plans(config, prepared.stop_token_ids)
         controller = make_controller(config, state, data, run.ledger, generation, plan)
         live = ServedPolicy(

@@ -73,7 +73,7 @@ def build_controller(
             batch_size=rollout.prompts_per_step,
             num_steps=config.training.num_steps - state.step,
             weights=quotas if rollout.scheduling.domain_quotas else {},
-            num_dealt=state.step * rollout.prompts_per_step + (len(pending) if ahead else 0),
+            num_allocated=state.step * rollout.prompts_per_step + (len(pending) if ahead else 0),
             **filters,
         ),
         version=state.policy_version,

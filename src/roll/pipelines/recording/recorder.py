@@ -63,9 +63,9 @@ class Recorder:
         self._num_draws = self.session.num_draws
         self.writer.begin(self.session)
 
-    def listen(self, life: LifeCycle, proxy: LLMProxy) -> None:
+    def listen(self, lifecycle: LifeCycle, proxy: LLMProxy) -> None:
         """Observe every transition and, if the proxy is a `RecordingProxy`, every request."""
-        life.add_listener(self.on_transition)
+        lifecycle.add_listener(self.on_transition)
         self._proxy = proxy
         if isinstance(proxy, RecordingProxy):
             proxy.on_request = self.on_request

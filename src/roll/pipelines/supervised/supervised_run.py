@@ -118,7 +118,7 @@ class SupervisedRun:
         state.step += 1
         for draw in drawn.draws:
             why = drawn.left_out.get(draw.draw_id)
-            run.ledger.record_fate(draw.draw_id, Fate.FILTERED if why else Fate.TRAINED, state.step, why or "")
+            run.ledger.record_outcome(draw.draw_id, Fate.FILTERED if why else Fate.TRAINED, state.step, why or "")
         state.policy_version += bool(result and result.stepped)
         state.data, state.num_draws = self.examples.train.state(), self.examples.train.num_drawn
         run.mid_update = False

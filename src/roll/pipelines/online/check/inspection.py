@@ -135,7 +135,7 @@ def _check_prompts(report: Report, config: GeneratingConfig) -> None:
     from roll.models import check_rope_scaling, find_model, load_tokenizer
     from roll.models.multimodal import open_media
     from roll.pipelines.environments import collect_first_observations
-    from roll.rollout.episode_start import EpisodePlan, with_first_observation
+    from roll.rollout.episode_start import EpisodePlan, add_first_observation
 
     directory = None if report.model is None else find_model(config.model.path)
     if report.model is None or directory is None:
@@ -164,7 +164,7 @@ def _check_prompts(report: Report, config: GeneratingConfig) -> None:
     for _ in range(MAX_DRAWS):
         (draw,) = data.train.draw(1)
         if draw.prompt.environment is not None and draw.prompt.domain in begun:
-            draw = with_first_observation(
+            draw = add_first_observation(
                 draw, begun[draw.prompt.domain], data.renderer, EpisodePlan(max_context=context)
             )
         report.sample = report.sample or (draw.prompt, data.renderer.decode(draw.token_ids), len(draw.token_ids))

@@ -29,9 +29,9 @@ from roll.config.scheduling import SchedulingConfig
 from roll.rollout.buffer import LiveGroup, SampleBuffer
 from roll.types import PromptDraw
 
-__all__ = ["ByDomain", "Round", "choose_groups", "plan_next_round", "pop_first_draws"]
+__all__ = ["CountsByDomain", "Round", "choose_groups", "plan_next_round", "pop_first_draws"]
 
-ByDomain: TypeAlias = Mapping[str | None, int]
+CountsByDomain: TypeAlias = Mapping[str | None, int]
 """Number of prompts by domain; if the domain mix is free, the only key is `None`."""
 
 
@@ -39,18 +39,20 @@ ByDomain: TypeAlias = Mapping[str | None, int]
 class Round:
     """The prompts and rollouts that one synchronous step launches."""
 
-    num_groups: ByDomain
+    num_groups: CountsByDomain
     """Number of groups that the step trains, by domain."""
     num_rollouts: int
     """Number of rollouts per prompt."""
     first_finished: bool = False
-    deferred: ByDomain = field(default_factory=dict)
+    """Whether the step trains the groups that finish first; if False, those launched first."""
+    deferred: CountsByDomain = field(default_factory=dict)
     """Number of deferred prompts that the round launches first and must finish."""
-    spare: ByDomain = field(default_factory=dict)
+    spare: CountsByDomain = field(default_factory=dict)
     """Number of new prompts in addition to those that the step trains."""
-    spare_deferred: ByDomain = field(default_factory=dict)
+    spare_deferred: CountsByDomain = field(default_factory=dict)
     """Number of deferred prompts among the spare ones; without them, high redundancy would let the queue grow."""
     kind: str = ""
+    """Kind of round: `short`, `long` or `last` with tail batching, otherwise empty."""
     mandatory: set[int] = field(default_factory=set)
     """Ids of draws that the round must finish, so that no draw is deferred twice."""
 
@@ -68,9 +70,9 @@ class Round:
 def plan_next_round(
     config: SchedulingConfig,
     *,
-    num_groups: ByDomain,
-    deferred: ByDomain,
-    num_later_groups: ByDomain | None,
+    num_groups: CountsByDomain,
+    deferred: CountsByDomain,
+    num_later_groups: CountsByDomain | None,
     group_size: int,
 ) -> Round:
     """Return the prompts and rollouts that the next round launches.
@@ -82,14 +84,14 @@ def plan_next_round(
         num_later_groups: Number of groups that later steps train, by domain; `None` if the number of steps is unknown.
         group_size: Rollouts per group, R.
     """
-    wanted = sum(num_groups.values())
+    num_wanted = sum(num_groups.values())
     first = {domain: min(deferred.get(domain, 0), count) for domain, count in num_groups.items()}
     plain = Round(num_groups=num_groups, num_rollouts=group_size, deferred=first)
     if config.type == "batch":
         return plain
-    extra = config.compute_num_prompts(wanted) - wanted
+    extra = config.compute_num_prompts(num_wanted) - num_wanted
     # Rounded up in each domain: otherwise a small domain would never get a spare prompt.
-    spare = {domain: math.ceil(extra * count / wanted) for domain, count in num_groups.items()}
+    spare = {domain: math.ceil(extra * count / num_wanted) for domain, count in num_groups.items()}
     redundant = Round(
         num_groups=num_groups,
         num_rollouts=config.compute_num_rollouts(group_size),
@@ -120,13 +122,13 @@ def plan_next_round(
 
 
 def pop_first_draws(
-    deferred: deque[PromptDraw], counts: ByDomain, domain_of: Callable[[PromptDraw], str | None]
+    deferred: deque[PromptDraw], counts: CountsByDomain, get_domain: Callable[[PromptDraw], str | None]
 ) -> list[PromptDraw]:
     """Remove the first `counts[domain]` draws of each domain from the queue; return them in the order of `counts`."""
     taken: dict[str | None, list[PromptDraw]] = {domain: [] for domain in counts}
     for _ in range(len(deferred)):
         draw = deferred.popleft()
-        domain = domain_of(draw)
+        domain = get_domain(draw)
         if len(taken.get(domain, ())) < counts.get(domain, 0):
             taken[domain].append(draw)
         else:
@@ -134,13 +136,13 @@ def pop_first_draws(
     return [draw for draws in taken.values() for draw in draws]
 
 
-def choose_groups(buffer: SampleBuffer, current: Round, wanted: int, quota: Counter[str]) -> list[LiveGroup] | None:
+def choose_groups(buffer: SampleBuffer, current: Round, num_wanted: int, quota: Counter[str]) -> list[LiveGroup] | None:
     """Return the groups that the step trains; `None` if it has to wait until more groups have finished.
 
     Args:
         buffer: Live groups.
         current: The current round.
-        wanted: Number of groups that the step trains.
+        num_wanted: Number of groups that the step trains.
         quota: Number of groups of each domain; empty if the domain mix is free.
     """
     if not current.is_speculative:
@@ -148,32 +150,36 @@ def choose_groups(buffer: SampleBuffer, current: Round, wanted: int, quota: Coun
             return []
         return buffer.list_oldest_ready() if buffer.can_take() else None
     if not current.first_finished:
-        return _pick_first_launched(buffer, wanted, quota)
+        return _pick_first_launched(buffer, num_wanted, quota)
     # The step waits for deferred prompts, however long: a prompt that is deferred again and again would never train.
     if any(live.draw_id in current.mandatory for live in buffer.running_groups):
         return None
-    first = sorted(buffer.ready_groups, key=lambda live: (live.draw_id not in current.mandatory, live.finished))
-    taken = list(_take_within_quotas(first, wanted, quota))
-    return sorted(taken, key=lambda live: live.order) if len(taken) == wanted or not buffer.running_groups else None
+    first = sorted(buffer.ready_groups, key=lambda live: (live.draw_id not in current.mandatory, live.finish_order))
+    taken = list(_take_within_quotas(first, num_wanted, quota))
+    return (
+        sorted(taken, key=lambda live: live.launch_order)
+        if len(taken) == num_wanted or not buffer.running_groups
+        else None
+    )
 
 
-def _pick_first_launched(buffer: SampleBuffer, wanted: int, quota: Counter[str]) -> list[LiveGroup] | None:
-    """Return the first `wanted` groups in launch order, within quotas; `None` if one of them has not finished."""
+def _pick_first_launched(buffer: SampleBuffer, num_wanted: int, quota: Counter[str]) -> list[LiveGroup] | None:
+    """Return the first `num_wanted` groups in launch order, within quotas; `None` if one of them has not finished."""
     taken: list[LiveGroup] = []
-    for live in _take_within_quotas((live for live in buffer if not live.taken), wanted, quota):
-        if live.finished is None:
+    for live in _take_within_quotas((live for live in buffer if not live.taken), num_wanted, quota):
+        if live.finish_order is None:
             return None
         taken.append(live)
     return taken
 
 
-def _take_within_quotas(entries: Iterable[LiveGroup], wanted: int, quota: Counter[str]) -> Iterable[LiveGroup]:
-    """Yield up to `wanted` groups in order, from each domain at most its quota; an empty `quota` means no limit."""
+def _take_within_quotas(entries: Iterable[LiveGroup], num_wanted: int, quota: Counter[str]) -> Iterable[LiveGroup]:
+    """Yield up to `num_wanted` groups in order, from each domain at most its quota; an empty `quota` means no limit."""
     left = Counter(quota)
     count = 0
     for live in entries:
         domain = live.run.draw.prompt.domain
-        if count == wanted:
+        if count == num_wanted:
             return
         if quota and not left[domain]:
             continue

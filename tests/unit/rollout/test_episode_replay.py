@@ -18,7 +18,7 @@ from roll.data import ChatRenderer
 from roll.data.samples import build_samples
 from roll.errors import ReplayError
 from roll.models import load_tokenizer
-from roll.rollout.replaying import build_trajectory
+from roll.rollout.episode_replay import build_trajectory
 from roll.types import Anchor, RewardResult, Rollout, Trajectory
 
 STEPS: list[tuple[str, dict[str, Any]]] = [("o1", {}), ("o2", {}), ("o3", {}), ("end", {})]

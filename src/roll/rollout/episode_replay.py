@@ -29,7 +29,7 @@ from roll.types import (
     Turn,
 )
 
-__all__ = ["ReplayedPart", "build_replay_error", "build_replaying_generate", "build_trajectory", "check_replay"]
+__all__ = ["ReplayedPart", "build_replay_error", "build_replay_generate", "build_trajectory", "check_replay"]
 
 
 def build_trajectory(rollout: Rollout) -> Trajectory:
@@ -47,7 +47,7 @@ def build_trajectory(rollout: Rollout) -> Trajectory:
     )
 
 
-def build_replaying_generate(anchor: Anchor, generate: Generate) -> Generate:
+def build_replay_generate(anchor: Anchor, generate: Generate) -> Generate:
     """Return a `Generate` that replays the recorded answers before the anchor, and then calls the engine."""
     trajectory = anchor.trajectory
     remaining = iter(trajectory.turns[: anchor.num_turns])

@@ -11,7 +11,7 @@ import pytest
 
 from roll.config.scheduling import SchedulingConfig
 from roll.rollout.buffer import SampleBuffer
-from roll.rollout.choosing import Round, choose_groups, plan_next_round
+from roll.rollout.rounds import Round, choose_groups, plan_next_round
 from roll.types import Prompt, PromptDraw
 
 TAIL = SchedulingConfig(type="tail_batching", prompt_redundancy=1.5, rollout_redundancy=1.5)
