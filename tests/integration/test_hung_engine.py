@@ -76,7 +76,7 @@ async def until_running(proxy: LLMProxy, count: int) -> None:
 async def test_hung_engine_an_embedded_engine_whose_computation_never_ends_is_left_behind(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(hf, "CLOSE_LIMIT_S", 0.5)
+    monkeypatch.setattr(hf, "CLOSE_TIMEOUT_S", 0.5)
     held, free = threading.Event(), threading.Event()
     async with serving(await LocalCluster().start_engines([spec(tiny_model, "hf", "a")], "actor_infer")) as proxy:
         first = proxy.engines[0]

@@ -83,7 +83,7 @@ def run_rank(rank: int, directory: Path, losses: list[str]) -> None:
             trainer.save(directory / "state")
             found["buffers"] = [t.full_tensor().clone() for t in trainer._saved_buffers]
             again = DiffusionTrainer(dataclasses.replace(spec, **ranks))
-            again.keep_old()
+            again.start_old_policy()
             again.load(directory / "state")
             found["loaded"] = [t.full_tensor().clone() for t in again._saved_buffers]
             again.export(directory / "model")
@@ -93,10 +93,10 @@ def run_rank(rank: int, directory: Path, losses: list[str]) -> None:
 
 
 def run_updates(trainer: DiffusionTrainer, name: str) -> dict[str, Any]:
-    trainer.keep_old()
+    trainer.start_old_policy()
     batch = make_batch(trainer, count=6)
     results = [trainer.train_step(batch, LOSSES[name]) for _ in range(2)]
-    trainer.move_old(0.5)
+    trainer.update_old_policy(0.5)
     return {
         "latents": np.stack([s.path.latents for s in batch.samples if s.path]),
         "losses": [result.loss for result in results],
@@ -136,7 +136,7 @@ def family_batch(trainer: DiffusionTrainer, family: str, paths: Any = None) -> D
 
 def run_family(trainer: DiffusionTrainer, family: str) -> dict[str, Any]:
     """One update with every loss; each begins with the weights of the one before."""
-    trainer.keep_old()
+    trainer.start_old_policy()
     batch, found = family_batch(trainer, family), {}
     for name, loss in LOSSES.items():
         result = trainer.train_step(batch, loss)

@@ -22,7 +22,7 @@ class Sizes:
     experts_per_token: int = 0
     num_experts: int = 0
     expert_parameters: int = 0
-    has_own_projection: bool = False
+    has_untied_lm_head: bool = False
     has_fusable_norms: bool = True
     has_fusable_gates: bool = True
 

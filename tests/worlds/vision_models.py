@@ -273,9 +273,9 @@ class VisionWorld:
                 kinds[0, span.start : span.end] = (
                     ids[0, span.start : span.end] == processor.feature_ids["image"]
                 ).long()
-            kind_names = {"token_type_ids", "mm_token_type_ids"} & output.keys()
+            token_type_arguments = {"token_type_ids", "mm_token_type_ids"} & output.keys()
             arguments |= {name: value for name, value in output.items() if name not in arguments}
-            arguments |= dict.fromkeys(kind_names, kinds)
+            arguments |= dict.fromkeys(token_type_arguments, kinds)
         logits = reference(**arguments).logits[0, :-1]
         if sampled:
             logits[:, list(processor.replaced_tokens)] = -torch.inf

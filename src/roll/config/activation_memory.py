@@ -57,7 +57,7 @@ class ModelSizes(Protocol):
     @property
     def expert_parameters(self) -> int: ...
     @property
-    def has_own_projection(self) -> bool: ...
+    def has_untied_lm_head(self) -> bool: ...
     @property
     def norm_width(self) -> int: ...
     @property
@@ -145,7 +145,7 @@ def find_fullest_stage(sizes: ModelSizes, parallel: ParallelConfig) -> FullestSt
     if stages == 1:
         return FullestStage(weights=1.0, activations=1.0)
     embedding = sizes.vocab_size * sizes.hidden_size
-    matrices = 2 if sizes.has_own_projection else 1
+    matrices = 2 if sizes.has_untied_lm_head else 1
     layer = max(sizes.num_parameters - matrices * embedding, 1) / sizes.num_layers
     idle = sizes.expert_parameters / sizes.num_layers * (1 - sizes.experts_per_token / max(sizes.num_experts, 1))
     parts = assign_layers(sizes.num_layers, stages, parallel.vpp, embedding / max(layer - idle, 1))

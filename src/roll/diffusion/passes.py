@@ -6,7 +6,7 @@
     RewardGradientLoss: prompts ─► paths (no gradients) ─► last steps again, with gradients ─► loss ─► backward
 
 Every rank gets the whole batch and computes its share. All ranks run the same number of micro-batches, because each is
-collective under FSDP; a rank without work repeats an input with a share of 0.
+collective under FSDP; a rank without work repeats an input with a loss weight of 0.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from roll.diffusion.losses import DiffusionLoss, RewardGradientLoss, Term, Terms, collate
-from roll.diffusion.losses.base import Copy
+from roll.diffusion.losses.base import CopyName
 from roll.diffusion.models.base import DiffusionModel
 from roll.diffusion.records import DenoisingPath, DenoisingSettings, DiffusionBatch, DiffusionSample, SampleRequest
 from roll.diffusion.sampling import Sampler
@@ -38,8 +38,8 @@ Loss = DiffusionLoss | RewardGradientLoss
 
 
 @dataclass(kw_only=True, slots=True)
-class _Sums:
-    """The sums of one rank's micro-batches."""
+class _MicroBatchSums:
+    """Accumulates loss and metrics over one rank's micro-batches."""
 
     loss: float = 0.0
     metrics: dict[str, Tensor] = field(default_factory=dict)
@@ -67,7 +67,7 @@ class DiffusionPasses:
         model: DiffusionModel,
         sampler: Sampler,
         ranks: Ranks,
-        activate: Callable[[Copy], AbstractContextManager[None]],
+        activate: Callable[[CopyName], AbstractContextManager[None]],
         *,
         recompute: bool,
     ) -> None:
@@ -97,7 +97,7 @@ class DiffusionPasses:
             raise ValueError("the loss of a diffusion batch is normalized by the batch itself: leave counts out")
         if not batch.samples:
             raise ValueError("a batch must have at least one sample")
-        sums = _Sums()
+        sums = _MicroBatchSums()
         if isinstance(loss, RewardGradientLoss):
             self._run_unrolled(batch, loss, backward, sums, last=last)
         else:
@@ -108,7 +108,7 @@ class DiffusionPasses:
             loss=metrics.pop("loss"), num_tokens=num_terms, num_loss_tokens=num_terms, metrics=metrics
         )
 
-    def share_of(self, items: Sequence[T], unit: int = 1) -> list[T]:
+    def select_share(self, items: Sequence[T], unit: int = 1) -> list[T]:
         """Return this rank's share of a list: a contiguous part, with whole units of `unit` items."""
         num_units = len(items) // unit
         rank, size = self._ranks.data_rank, self._ranks.data_size
@@ -124,14 +124,16 @@ class DiffusionPasses:
             part = list(own[number * size : (number + 1) * size])
             yield part or [idle], number == count - 1
 
-    def _run_terms(self, batch: DiffusionBatch, loss: DiffusionLoss, backward: Any, sums: _Sums, *, last: bool) -> None:
+    def _run_terms(
+        self, batch: DiffusionBatch, loss: DiffusionLoss, backward: Any, sums: _MicroBatchSums, *, last: bool
+    ) -> None:
         """Run a loss on single denoiser inputs."""
         unit = 2 if loss.compares_pairs else 1
-        terms = self._build_terms(batch, loss, self.share_of(batch.samples, unit), unit)
+        terms = self._build_terms(batch, loss, self.select_share(batch.samples, unit), unit)
         sums.num_terms = len(terms)
         # A rank without samples takes part in collectives with an input of another rank's sample.
         idle = terms[:1] or self._build_terms(batch, loss, list(batch.samples[:unit]), unit)[:1]
-        idle_units = [replace(idle[0], share=0.0)] * unit
+        idle_units = [replace(idle[0], loss_weight=0.0)] * unit
         scale, size = batch.settings.guidance_scale, max(batch.micro_batch_size // unit, 1)
         units = [terms[i : i + unit] for i in range(0, len(terms), unit)]
         for name in sorted(loss.needs):
@@ -140,30 +142,30 @@ class DiffusionPasses:
                     flat = [term for own in part for term in own]
                     velocity = self._predict_terms(collate(flat, self._model.device), flat, scale)
                     for term, each in zip(flat, velocity.detach().cpu(), strict=True):
-                        term.others[name] = each
+                        term.other_velocities[name] = each
         for part, ends in self.iter_micro_batches(units, size, idle_units):
             flat = [term for own in part for term in own]
             stacked = collate(flat, self._model.device, self._build_mask(flat))
             with torch.enable_grad() if backward is not None else torch.no_grad():
                 velocity = self._predict_terms(stacked, flat, scale)
                 each, metrics = loss.compute(velocity, stacked)
-                share = torch.tensor([term.share for term in flat], device=each.device)
-                total = (each * share).sum()
+                loss_weight = torch.tensor([term.loss_weight for term in flat], device=each.device)
+                total = (each * loss_weight).sum()
             if backward is not None:
                 backward(total, last=last and ends)
-            sums.add(total, {name: (values * share).sum() for name, values in metrics.items()})
+            sums.add(total, {name: (values * loss_weight).sum() for name, values in metrics.items()})
 
     @torch.no_grad()
     def _build_terms(
         self, batch: DiffusionBatch, loss: DiffusionLoss, samples: Sequence[DiffusionSample], unit: int
     ) -> list[Term]:
-        """Return the terms of samples, with their shares of the batch's loss; those of a pair alternate."""
+        """Return the terms of samples, with their weights in the batch's loss; the terms of a pair alternate."""
         clean = self._encode_clean(samples, batch.micro_batch_size)
         found = [loss.build_terms(s, x, batch.settings) for s, x in zip(samples, clean, strict=True)]
         count = len(batch.samples) // unit
         for sample, terms in zip(samples, found, strict=True):
             for term in terms:
-                term.share = sample.weight / (count * len(terms))
+                term.loss_weight = sample.weight / (count * len(terms))
         if unit == 1:
             return [term for terms in found for term in terms]
         pairs = zip(found[::2], found[1::2], strict=True)
@@ -189,12 +191,12 @@ class DiffusionPasses:
         return checkpoint(self._sampler.predict, latents, sigma, prompts, guidance_scale, use_reentrant=False)
 
     def _build_mask(self, terms: Sequence[Term]) -> Tensor | None:
-        if terms[0].first is None:
+        if terms[0].first_frame is None:
             return None
         return self._model.mask_first_frame(terms[0].latents[None].to(self._model.device))
 
     def _run_unrolled(
-        self, batch: DiffusionBatch, loss: RewardGradientLoss, backward: Any, sums: _Sums, *, last: bool
+        self, batch: DiffusionBatch, loss: RewardGradientLoss, backward: Any, sums: _MicroBatchSums, *, last: bool
     ) -> None:
         """Run a loss that backpropagates through denoising steps."""
         settings, size = replace(batch.settings, noise_level=0.0), batch.micro_batch_size
@@ -202,7 +204,7 @@ class DiffusionPasses:
             SampleRequest(sample_id=s.sample_id, prompt=s.prompt, seed=s.seed, first_frame=s.first_frame)
             for s in batch.samples
         ]
-        own = self.share_of(list(zip(requests, [s.weight / len(requests) for s in batch.samples], strict=True)))
+        own = self.select_share(list(zip(requests, [s.weight / len(requests) for s in batch.samples], strict=True)))
         sums.num_terms = len(own) * min(loss.num_gradient_steps, settings.num_steps)
         idle = (requests[0], 0.0)
         paths: list[list[DenoisingPath]] = []
@@ -212,13 +214,15 @@ class DiffusionPasses:
         for (part, ends), path, reference in zip(
             self.iter_micro_batches(own, size, idle), paths, references, strict=True
         ):
-            share = torch.tensor([weight for _, weight in part], device=self._model.device)
+            loss_weight = torch.tensor([weight for _, weight in part], device=self._model.device)
             with torch.enable_grad() if backward is not None else torch.no_grad():
                 rewards, divergences = self._unroll(path, loss, settings, reference)
-                total = (loss.compute_loss(rewards, divergences) * share).sum()
+                total = (loss.compute_loss(rewards, divergences) * loss_weight).sum()
             if backward is not None:
                 backward(total, last=last and ends)
-            sums.add(total, {"reward/mean": (rewards * share).sum(), "kl/mean": (divergences * share).sum()})
+            sums.add(
+                total, {"reward/mean": (rewards * loss_weight).sum(), "kl/mean": (divergences * loss_weight).sum()}
+            )
 
     def _compute_references(
         self, paths: Sequence[Sequence[DenoisingPath]], loss: RewardGradientLoss, settings: DenoisingSettings
@@ -266,5 +270,5 @@ class DiffusionPasses:
             velocity = self._predict(latents, sigma, prompts, settings.guidance_scale)
             if reference:
                 divergence = divergence + loss.compute_divergence(velocity, reference[place], sigma, mask)
-            latents = self._sampler.impose(latents + velocity * expand(change, latents), first)
+            latents = self._sampler.restore_first_frame(latents + velocity * expand(change, latents), first)
         return loss.compute_rewards(model.decode(latents), prompts), divergence / (settings.num_steps - begin)

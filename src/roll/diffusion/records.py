@@ -23,7 +23,7 @@ UInt8Array = NDArray[np.uint8]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DenoisingSettings:
-    """How samples are denoised; it is the same for all requests of a call."""
+    """The settings of the denoising loop; they are the same for all requests of a call."""
 
     num_steps: int
     """Number of denoising steps T."""
@@ -123,7 +123,7 @@ class DiffusionBatch:
 
     samples: tuple[DiffusionSample, ...]
     settings: DenoisingSettings
-    """How the samples were, or would be, generated; guidance is part of the policy."""
+    """The settings with which the samples were or would be generated; guidance is part of the policy."""
     micro_batch_size: int = 16
     """Number of denoiser inputs in one forward and backward pass, on each rank."""
     metadata: Mapping[str, Any] = field(default_factory=dict)

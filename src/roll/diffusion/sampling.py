@@ -24,7 +24,7 @@ MAX_CACHED_PROMPTS = 4096
 
 
 class PromptCache:
-    """The conditions of prompts, which the frozen text encoders compute once.
+    """Caches the conditions of prompts, so that the frozen text encoders compute them once.
 
     Args:
         model: The model.
@@ -103,7 +103,7 @@ class Sampler:
         latents = noise[0]
         if requests[0].start is not None:
             latents = torch.stack([torch.from_numpy(np.array(r.start)) for r in requests]).to(model.device)
-        latents = self.impose(latents, first)
+        latents = self.restore_first_frame(latents, first)
         mask = None if first is None else model.mask_first_frame(latents)
         states, logprobs = [latents.cpu()], []
         for step in range(begin, settings.num_steps):
@@ -116,10 +116,10 @@ class Sampler:
             now, then = (torch.full((len(requests),), float(sigmas[step + k])) for k in (0, 1))
             if step < settings.stochastic_steps:
                 gauss = compute_sde_step(latents, velocity, now, then, float(sigmas[1]), settings.noise_level)
-                latents = self.impose(gauss.mean + gauss.deviation * noise[step + 1], first)
+                latents = self.restore_first_frame(gauss.mean + gauss.deviation * noise[step + 1], first)
                 logprobs.append(compute_logprob(gauss, latents, mask).cpu())
             else:
-                latents = self.impose(latents + velocity * expand(then - now, latents), first)
+                latents = self.restore_first_frame(latents + velocity * expand(then - now, latents), first)
                 logprobs.append(torch.zeros(len(requests)))
             states.append(latents.cpu())
         images = to_uint8_images(model.decode(latents)) if decode else None
@@ -149,6 +149,6 @@ class Sampler:
             raise ValueError("either all samples of a batch have a first frame, or none has")
         return self._model.encode_images(np.stack(given)).squeeze(2)
 
-    def impose(self, latents: Tensor, first: Tensor | None) -> Tensor:
+    def restore_first_frame(self, latents: Tensor, first: Tensor | None) -> Tensor:
         """Return latents with the first frame restored, if it is given."""
         return latents if first is None else self._model.impose_first_frame(latents, first.to(latents))

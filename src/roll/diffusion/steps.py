@@ -45,7 +45,7 @@ class SDEStep(NamedTuple):
 
 
 def expand(values: Tensor, like: Tensor) -> Tensor:
-    """Return values [B] with the shape [B, 1, …], to be combined with a tensor [B, *shape]."""
+    """Return values [B] in the shape [B, 1, …], so that they broadcast to a tensor `like` [B, *shape]."""
     return values.to(like).reshape(-1, *[1] * (like.ndim - 1))
 
 

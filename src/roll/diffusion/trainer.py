@@ -2,7 +2,7 @@
 
     sample        requests ─► paths, on all ranks
     train_step    batch of samples or paths ─► loss ─► update      (see `roll.training.rank`)
-    move_old      the old policy moves towards the current one
+    update_old_policy      the old policy moves towards the current one
 
 The denoiser is sharded with FSDP2 over all ranks; text encoders and the VAE are frozen, and each rank has a copy.
 """
@@ -21,7 +21,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 
 from roll.config.diffusion import DiffusionModelConfig
 from roll.config.model import LoRAConfig
-from roll.diffusion.losses.base import Copy
+from roll.diffusion.losses.base import CopyName
 from roll.diffusion.models import load_diffusion_model
 from roll.diffusion.passes import DiffusionPasses, Loss
 from roll.diffusion.records import DenoisingPath, DenoisingSettings, DiffusionBatch, SampleRequest
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DiffusionTrainer"]
 
-Weights = Literal["current"] | Copy
+WeightsName = Literal["current"] | CopyName
 
 
 class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
@@ -73,7 +73,7 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
         )
         self.network = self.model.denoiser
         if config.lora is not None:
-            inject_adapters(self.network, _find_targets(self.network, config.lora), config.lora, spec.seed)
+            inject_adapters(self.network, _find_lora_targets(self.network, config.lora), config.lora, spec.seed)
         else:
             self.network.requires_grad_(True)
         self.network.to(self.device)
@@ -100,14 +100,14 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
         requests: Sequence[SampleRequest],
         settings: DenoisingSettings,
         *,
-        weights: Weights = "current",
+        weights: WeightsName = "current",
         decode: bool = True,
     ) -> list[DenoisingPath]:
         """Generate samples. Collective: each rank generates a share, and every rank returns all, in order.
 
         Args:
             requests: The samples; batches are formed from neighbors that begin at the same step.
-            settings: How they are denoised.
+            settings: The denoising settings.
             weights: The weights to use.
             decode: Whether to decode the images.
         """
@@ -117,7 +117,7 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
         found: list[DenoisingPath] = []
         with self._with_weights(weights), self._randomness.activate():
             for group in _split_by_start(requests):
-                own = self._passes.share_of(group)
+                own = self._passes.select_share(group)
                 paths: list[DenoisingPath] = []
                 for part, _ in self._passes.iter_micro_batches(own, settings.batch_size, group[0]):
                     paths += self._sampler.sample(part, settings, decode=decode)
@@ -125,16 +125,16 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
         reshard_after_forward(self.network)
         return found
 
-    def keep_old(self) -> None:
-        """Begin the average of the policy, the weights `old`, as a copy of the current weights."""
+    def start_old_policy(self) -> None:
+        """Initialize the weights `old`, the moving average of the policy, with a copy of the current weights."""
         self._copies.keep("old")
 
-    def move_old(self, decay: float) -> None:
+    def update_old_policy(self, decay: float) -> None:
         """Move the weights `old` towards the current ones: old <- decay old + (1 - decay) current."""
         self._copies.move("old", decay)
 
     @contextlib.contextmanager
-    def _with_weights(self, name: Weights) -> Iterator[None]:
+    def _with_weights(self, name: WeightsName) -> Iterator[None]:
         """Run the body with these weights."""
         if name == "current":
             yield
@@ -172,7 +172,7 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
             move_to_final_name(partial, path)
 
 
-def _find_targets(network: nn.Module, config: LoRAConfig) -> list[str]:
+def _find_lora_targets(network: nn.Module, config: LoRAConfig) -> list[str]:
     """Return the `target_modules` of peft; for `all-linear`, the names of all linear layers."""
     if config.target_modules != "all-linear":
         return list(config.target_modules)

@@ -1,7 +1,7 @@
 """Inference engines behind one protocol (`roll.protocols.InferenceEngine`).
 
 `spec` describes an engine and builds it. `hf` (with `hf_*`) decodes a `transformers` model in this process, `vllm/`
-drives vLLM's processes, and `own_engine` wraps a user-defined engine. `roll.config.engines` has their names and
+drives vLLM's processes, and `user_engine` wraps a user-defined engine. `roll.config.engines` has their names and
 capabilities.
 """
 

@@ -13,9 +13,9 @@ engine is idle, loop and thread wait and use no CPU.
 Invariants
 
 - Which rows share a step depends only on the order of requests, never on their time of arrival. Requests are admitted
-  in *waves*: when no row runs, the engine waits until no request has arrived for `SETTLE_TURNS` iterations of the event
-  loop. All waiting requests then form a wave, sorted by priority and arrival. They join in this order, as soon as there
-  is room; requests that arrive in the meantime belong to the next wave. So requests from tasks that were created
+  in *waves*: when no row runs, the engine waits until no request has arrived for `SETTLE_ITERATIONS` iterations of the
+  event loop. All waiting requests then form a wave, sorted by priority and arrival. They join in this order, as soon as
+  there is room; requests that arrive in the meantime belong to the next wave. So requests from tasks that were created
   together form the same batches in every process. (`options: {admission: continuous}` lets requests join at once, which
   is faster if they arrive one by one. With the CPU kernels that we measured, a row's result does not depend on the
   other rows of its batch, so its tokens stay the same there too; waves do not rely on this.)
@@ -61,13 +61,13 @@ __all__ = ["HFEngine", "get_partial_tokens"]
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-CLOSE_LIMIT_S = 30.0
+CLOSE_TIMEOUT_S = 30.0
 """Time that the current step has to end when the engine is closed."""
 HANG_MESSAGE = (
     "Engine %s hangs in a computation. A thread cannot be killed, so its memory is not freed until this process ends. "
     "Engines in other processes (inference.engine=vllm, or Ray) can be killed."
 )
-SETTLE_TURNS = 3
+SETTLE_ITERATIONS = 3
 """Number of event loop iterations without a new request after which a wave begins."""
 
 
@@ -123,17 +123,18 @@ class HFEngine:
     async def close(self) -> None:
         """Stop the engine; waiting requests raise `EngineDiedError`.
 
-        A thread cannot be killed, so a step that does not end within `CLOSE_LIMIT_S` is abandoned and keeps its memory.
+        A thread cannot be killed, so a step that does not end within `CLOSE_TIMEOUT_S` is abandoned and keeps its
+        memory.
         """
         if not self._death:
-            self._end("it was closed")
+            self._mark_dead("it was closed")
         executor, self._executor = self._executor, None
         if executor is None:
             return
         if self._server is not None:
             self._server.cancel()  # it ends with the current step
         try:
-            await asyncio.wait_for(self._device.acquire(), CLOSE_LIMIT_S)
+            await asyncio.wait_for(self._device.acquire(), CLOSE_TIMEOUT_S)
             await asyncio.gather(*filter(None, [self._server]), return_exceptions=True)
             executor.shutdown(wait=True)
             self._device.release()
@@ -150,7 +151,7 @@ class HFEngine:
         return EngineLoad(
             num_running=len(decoder.rows) if decoder else 0,
             num_waiting=len(self._queue),
-            kv_used=decoder.used_share if decoder else 0.0,
+            kv_used=decoder.cache_usage if decoder else 0.0,
             capacity=self._spec.max_num_seqs,
             num_steps=self._num_steps,
         )
@@ -206,7 +207,7 @@ class HFEngine:
             self._queue.begin_wave()
             self._paused, self._draining = False, True
             self._changed.set()
-            await asyncio.gather(*map(_wait_settled, list(self._futures.values())))
+            await asyncio.gather(*map(_wait_until_done, list(self._futures.values())))
             if not self._draining:  # resumed in the meantime
                 return
             self._draining = False
@@ -258,7 +259,7 @@ class HFEngine:
         """Allocate the memory again; `update_weights` must follow."""
         self._get_decoder(synced=False)
         async with self._device:
-            await self._compute(self._get_decoder(synced=False).reclaim)
+            await self._compute(self._get_decoder(synced=False).allocate_weights)
 
     # ---- the loop
 
@@ -278,7 +279,7 @@ class HFEngine:
             raise
         except Exception as error:
             logger.exception("Engine %s died.", self.engine_id)
-            self._end(f"{type(error).__name__}: {error}")
+            self._mark_dead(f"{type(error).__name__}: {error}")
 
     def _can_run(self) -> bool:
         if self._paused or self._unsynced or self._death:
@@ -287,9 +288,9 @@ class HFEngine:
         return bool(decoder.rows or self._queue.num_in_wave or (len(self._queue) and not self._draining))
 
     async def _wait_until_arrivals_stop(self) -> None:
-        """Wait until no request has arrived for `SETTLE_TURNS` iterations of the event loop."""
+        """Wait until no request has arrived for `SETTLE_ITERATIONS` iterations of the event loop."""
         seen, quiet = -1, 0
-        while quiet < SETTLE_TURNS:
+        while quiet < SETTLE_ITERATIONS:
             quiet = quiet + 1 if seen == self._num_requests else 0
             seen = self._num_requests
             await asyncio.sleep(0)
@@ -297,17 +298,17 @@ class HFEngine:
     async def _run_step(self) -> None:
         """Admit waiting rows, generate one token for each row, and answer the requests whose rows ended."""
         decoder = self._get_decoder()
-        if not self._draining and (self._continuous or not (decoder.rows or self._queue.num_in_wave)):
+        if not self._draining and (self._is_continuous or not (decoder.rows or self._queue.num_in_wave)):
             self._queue.begin_wave()
         joining = self._queue.take(decoder.can_join)
         if joining:
             await self._compute(decoder.admit, joining)
             self._num_steps += 1
-        self._answer(await self._compute(decoder.step))
+        self._resolve_requests(await self._compute(decoder.step))
         self._num_steps += 1
 
     @property
-    def _continuous(self) -> bool:
+    def _is_continuous(self) -> bool:
         return self._spec.options.get("admission", "wave") == "continuous"
 
     async def _compute(self, function: Callable[..., T], *args: Any, ends_engine: bool = True) -> T:
@@ -327,7 +328,7 @@ class HFEngine:
             raise
         except Exception as error:
             if ends_engine and self._decoder is not None:
-                self._end(f"{type(error).__name__}: {error}")
+                self._mark_dead(f"{type(error).__name__}: {error}")
                 raise EngineDiedError(self.engine_id, self._death) from error
             raise
 
@@ -337,15 +338,15 @@ class HFEngine:
         running = [row for row in decoder.rows if row.request.request_id in request_ids]
         if running:
             await self._compute(decoder.remove, running)
-        self._answer([*running, *self._queue.remove(request_ids)], aborted=True)
+        self._resolve_requests([*running, *self._queue.remove(request_ids)], aborted=True)
 
-    def _answer(self, rows: Iterable[Row], aborted: bool = False) -> None:
+    def _resolve_requests(self, rows: Iterable[Row], aborted: bool = False) -> None:
         for row in rows:
             future = self._futures.pop(row.request.request_id)
             if not future.done():
                 future.set_result(row.build_result(self.engine_id, aborted))
 
-    def _end(self, cause: str) -> None:
+    def _mark_dead(self, cause: str) -> None:
         """Mark the engine as dead and fail all waiting requests."""
         self._death = self._death or cause
         futures, self._futures = self._futures, {}
@@ -386,7 +387,7 @@ def _build_decoder(spec: EngineSpec) -> Decoder:
     return Decoder(spec, torch.device(wanted) if wanted else accelerator or torch.device("cpu"))
 
 
-async def _wait_settled(future: asyncio.Future[Generation]) -> None:
+async def _wait_until_done(future: asyncio.Future[Generation]) -> None:
     """Wait for a future without raising its error."""
     await asyncio.wait([future])
 

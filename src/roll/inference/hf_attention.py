@@ -61,8 +61,8 @@ class AttentionPass(Protocol):
         """Compute attention for query [1, H, N, D], key [1, Hkv, N, D], value [1, Hkv, N, W]; return [1, N, H, W]."""
         ...
 
-    def mix(self, name: str, plain: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """Run the recurrent module `name`, with its own forward `plain`, on hidden states [1, N, D] → [1, N, D]."""
+    def run_mixer(self, name: str, forward: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+        """Run the recurrent module `name`, whose own forward is `forward`, on hidden states [1, N, D] → [1, N, D]."""
         ...
 
 
@@ -168,10 +168,10 @@ class CausalPass:
         """See `AttentionPass`."""
         length, heads, kv_heads = key.shape[2], query.shape[1], key.shape[1]
         self._store(layer, key, value)
-        reach = params.span.limit_to(length)
+        span = params.span.limit_to(length)
         # Without a bias, SDPA uses its causal kernel, which needs no [N, N] matrix.
-        is_causal = params.is_plain and reach == AttentionSpan() and self._images is None
-        bias = None if is_causal else self._reach_bias(length, reach, query)
+        is_causal = params.is_plain and span == AttentionSpan() and self._images is None
+        bias = None if is_causal else self._build_bias(length, span, query)
         if params.is_plain:
             output = F.scaled_dot_product_attention(
                 query, key, value, attn_mask=bias, is_causal=bias is None, scale=params.scale,
@@ -181,14 +181,14 @@ class CausalPass:
         assert bias is not None
         grouped = query.unflatten(1, (kv_heads, heads // kv_heads))
         sinks = None if params.sinks is None else params.sinks.view(kv_heads, -1, 1, 1)
-        output = _attend_eagerly(grouped, key[:, :, None], value[:, :, None], bias, params, sinks)
+        output = _compute_eager_attention(grouped, key[:, :, None], value[:, :, None], bias, params, sinks)
         return output.flatten(1, 2).transpose(1, 2)
 
-    def mix(self, name: str, plain: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    def run_mixer(self, name: str, forward: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
         """See `AttentionPass`."""
         # The cache stores pairs of keys and values. A recurrent module only has inputs, so its values have 0 columns.
         self._store(name, hidden[:, None], hidden[:, None, :, :0])
-        return plain(hidden)
+        return forward(hidden)
 
     def _store(self, layer: int | str, key: Tensor, value: Tensor) -> None:
         if self._cache is not None:
@@ -196,14 +196,14 @@ class CausalPass:
             keys, values = self._cache.get_layer(layer, key, value)
             keys[self._row, :, :length], values[self._row, :, :length] = key[0], value[0]
 
-    def _reach_bias(self, length: int, reach: AttentionSpan, like: Tensor) -> Tensor:
-        if reach not in self._bias:
+    def _build_bias(self, length: int, span: AttentionSpan, like: Tensor) -> Tensor:
+        if span not in self._bias:
             position = torch.arange(length)
-            seen = reach.is_visible(position[:, None], position).to(like.device)
+            seen = span.is_visible(position[:, None], position).to(like.device)
             if self._images is not None:
                 seen |= (self._images[:, None] == self._images) & (self._images > 0)
-            self._bias[reach] = like.new_zeros(length, length).masked_fill_(~seen, float("-inf"))
-        return self._bias[reach]
+            self._bias[span] = like.new_zeros(length, length).masked_fill_(~seen, float("-inf"))
+        return self._bias[span]
 
 
 class DecodePass:
@@ -226,24 +226,26 @@ class DecodePass:
         group = heads // kv_heads
         grouped = query[0, :, :rows].transpose(0, 1).reshape(rows, kv_heads, group, -1)
         grouped = F.pad(grouped, (0, 0, 0, -group % HEAD_MULTIPLE))
-        bias = self._mask(params.span, query)
+        bias = self._build_bias(params.span, query)
         if params.is_plain:
             attended = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=bias, scale=params.scale)
         else:
             sinks = (
                 None if params.sinks is None else F.pad(params.sinks.view(kv_heads, -1), (0, -group % HEAD_MULTIPLE))
             )
-            attended = _attend_eagerly(grouped, keys, values, bias, params, None if sinks is None else sinks[..., None])
+            attended = _compute_eager_attention(
+                grouped, keys, values, bias, params, None if sinks is None else sinks[..., None]
+            )
         output = attended.new_zeros(1, query.shape[2], heads, attended.shape[-1])
         output[0, :rows] = attended[:, :, :group].reshape(rows, heads, -1)
         return output
 
-    def mix(self, name: str, plain: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
+    def run_mixer(self, name: str, forward: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
         """See `AttentionPass`."""
         # Modules represent their states differently, so the module runs again on all past inputs: this is correct for
         # any module, but slow for long sequences.
         past, _ = self._store(name, hidden[:, None], hidden[:, None, :, :0])
-        mixed = plain(past[:, 0])[self._rows, self.positions]
+        mixed = forward(past[:, 0])[self._rows, self.positions]
         return F.pad(mixed, (0, 0, 0, hidden.shape[1] - len(mixed)))[None]
 
     def _store(self, layer: int | str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,16 +256,16 @@ class DecodePass:
             held[self._rows, :, self.positions] = new[0, :, :rows].transpose(0, 1)
         return tensors[0][:rows, :, : self._width], tensors[1][:rows, :, : self._width]
 
-    def _mask(self, reach: AttentionSpan, like: Tensor) -> Tensor:
+    def _build_bias(self, span: AttentionSpan, like: Tensor) -> Tensor:
         """Return the bias [B, 1, 1, width]: 0 where the new token of a row may attend to the cache, -inf elsewhere."""
-        if reach not in self._bias:
-            seen = reach.is_visible(self.positions[:, None], torch.arange(self._width, device=like.device))
+        if span not in self._bias:
+            seen = span.is_visible(self.positions[:, None], torch.arange(self._width, device=like.device))
             bias = like.new_zeros(seen.shape).masked_fill_(~seen, float("-inf"))
-            self._bias[reach] = bias[:, None, None, :]
-        return self._bias[reach]
+            self._bias[span] = bias[:, None, None, :]
+        return self._bias[span]
 
 
-def _attend_eagerly(
+def _compute_eager_attention(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, params: AttentionParams, sinks: Tensor | None
 ) -> Tensor:
     """Compute attention with soft caps or sinks, which SDPA does not support; queries [..., n, D], keys [..., m, D]."""
@@ -279,26 +281,26 @@ def _attend_eagerly(
 
 
 def patch_mixers(model: Any, mixers: dict[str, Any]) -> None:
-    """Replace the `forward` of recurrent modules (`mixers`, by name) with calls of `AttentionPass.mix`."""
+    """Replace the `forward` of recurrent modules (`mixers`, by name) with calls of `AttentionPass.run_mixer`."""
     current: list[AttentionPass | None] = [None]
 
     def store_pass(layer: Any, args: Any, kwargs: Any) -> None:
         current[0] = kwargs.get("attention_pass")
 
-    def make_forward(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def make_forward(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             kwargs.pop("attention_pass", None)
             if current[0] is None:
-                return plain(*args, **kwargs)
+                return original(*args, **kwargs)
             hidden = args[0] if args else kwargs.pop("hidden_states")
             other_outputs: list[Any] = []
 
             def run_plain(x: Tensor) -> Tensor:
-                output = plain(x, *args[1:], **kwargs)
+                output = original(x, *args[1:], **kwargs)
                 other_outputs[:] = output[1:] if isinstance(output, tuple) else []
                 return output[0] if isinstance(output, tuple) else output
 
-            mixed = current[0].mix(name, run_plain, hidden)
+            mixed = current[0].run_mixer(name, run_plain, hidden)
             return (mixed, *other_outputs) if other_outputs else mixed
 
         return forward

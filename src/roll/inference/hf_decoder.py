@@ -34,7 +34,7 @@ from roll.inference.hf_requests import Row, build_prefill_key
 from roll.inference.hf_routing import RoutingRecorder, reuse_first_pass
 from roll.inference.hf_sampling import Sampler
 from roll.inference.hf_weights import apply_update
-from roll.inference.spec import EngineSpec, refuse_media
+from roll.inference.spec import EngineSpec, reject_media
 from roll.models import describe_model, find_mixers, get_decoder, load_causal_lm, set_attention
 from roll.models.multimodal import ModelMedia, check_media, has_media_tower
 from roll.openmp import start_spin_control
@@ -112,7 +112,7 @@ class Decoder:
             UnsupportedError: The engine does not read media.
         """
         if self._media is None:
-            refuse_media("hf", request.media)
+            reject_media("hf", request.media)
         else:
             self._media.check(request.token_ids, request.media, f"request {request.request_id}")
 
@@ -148,7 +148,7 @@ class Decoder:
         return rows <= self._max_rows and rows * round_up(widest, WIDTH_MULTIPLE) <= self.capacity_tokens
 
     @property
-    def used_share(self) -> float:
+    def cache_usage(self) -> float:
         """The share of the cache that running rows have reserved, from 0 to 1."""
         return sum(round_up(row.capacity, WIDTH_MULTIPLE) for row in self.rows) / self.capacity_tokens
 
@@ -247,7 +247,8 @@ class Decoder:
         rows, self.rows = self.rows, []
         self._cache.clear()
         self._sampler.release()
-        # Only the storage of parameters is freed, not the parameters, so that weights are still tied after `reclaim`.
+        # Only the storage of parameters is freed, not the parameters, so that weights are still tied after
+        # `allocate_weights`.
         self._shapes = [(parameter, parameter.shape) for parameter in self.model.parameters()]
         for parameter, _ in self._shapes:
             parameter.data = parameter.data.new_empty(0)
@@ -255,7 +256,7 @@ class Decoder:
             torch.get_device_module(self.device).empty_cache()
         return rows
 
-    def reclaim(self) -> None:
+    def allocate_weights(self) -> None:
         """Allocate memory for the weights again; their values are undefined until the next update."""
         for parameter, shape in self._shapes:
             parameter.data = parameter.data.new_zeros(shape)
@@ -272,7 +273,7 @@ class Decoder:
         if not media:
             return self._forward(module, ids, torch.arange(len(ids)), attention(*cache)), 0
         if self._media is None:
-            refuse_media("hf", media)
+            reject_media("hf", media)
         assert self._media is not None
         positions = self._media.compute_positions(token_ids, media)
         rotary = torch.arange(len(ids)) if positions is None else torch.from_numpy(positions)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 
 from roll.errors import ConfigError, UserError
-from roll.inference.spec import EngineSpec, refuse_adapter
+from roll.inference.spec import EngineSpec, reject_adapter
 from roll.registry import did_you_mean
 from roll.types import FinishReason, Generation, GenerationRequest, build_sequence_key
 
@@ -155,7 +155,7 @@ def check_request(request: GenerationRequest, max_context: int, vocab_size: int)
         UnsupportedError: the request names an adapter.
         UserError: the request is empty or too long, or has tokens outside the vocabulary.
     """
-    refuse_adapter("hf", request.adapter)
+    reject_adapter("hf", request.adapter)
     name, prompt, new = request.request_id, len(request.token_ids), request.sampling.max_new_tokens
     if prompt < 1 or new < 1:
         raise UserError(f"request {name} has {prompt} prompt tokens and max_new_tokens={new}; both must be at least 1.")

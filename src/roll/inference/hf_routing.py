@@ -41,7 +41,7 @@ class RoutingRecorder:
         self._dtype = get_expert_dtype(int(routers[0].num_experts))
         self._latest: list[Tensor | None] = [None] * len(routers)
         for i, router in enumerate(routers):
-            router.register_forward_hook(self._remember(i))
+            router.register_forward_hook(self._make_hook(i))
 
     def get_chosen(self) -> np.ndarray:
         """Return the experts [N, layers, k] chosen in the latest forward pass; N includes padding."""
@@ -50,7 +50,7 @@ class RoutingRecorder:
         self._latest = [None] * len(layers)
         return torch.stack(layers, dim=1).cpu().numpy().astype(self._dtype)
 
-    def _remember(self, i: int) -> Any:
+    def _make_hook(self, i: int) -> Any:
         def hook(router: Any, args: Any, output: Any) -> None:
             chosen = read_router_output(router, output)[1]
             self._latest[i] = chosen.reshape(-1, chosen.shape[-1])

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.inference.inversion import BLOCK, compute_running_totals, sample_by_inversion
+from roll.inference.inversion import BLOCK_SIZE, compute_running_totals, sample_by_inversion
 from roll.types import SamplingParams
 
 __all__ = ["SampledTokens", "Sampler"]
@@ -27,7 +27,8 @@ class SampledTokens:
     logprobs: np.ndarray
     """Log-probs under the distribution that was sampled from, float32; at temperature 1 for a greedy row."""
     choices: dict[int, np.ndarray] = field(default_factory=dict)
-    """For rows that are restricted to a few tokens: by row, the log-prob of each of these tokens, float32."""
+    """For each row whose sampling is restricted to a few tokens: the log-probs of these tokens, float32, by row index.
+    """
 
 
 class Sampler:
@@ -63,9 +64,9 @@ class Sampler:
             scaled[:, self._excluded] = float("-inf")
         for row, param in enumerate(params):
             if param.choices:
-                _keep_only(scaled[row], param.choices)
+                _restrict_to(scaled[row], param.choices)
             if param.temperature > 0 and (param.top_k > 0 or param.top_p < 1):
-                _keep_likely(scaled[row, : logits.shape[1]], param.top_k, param.top_p)
+                _apply_top_k_top_p(scaled[row, : logits.shape[1]], param.top_k, param.top_p)
         highest = scaled.amax(-1, keepdim=True)
         # Weights are not normalized: instead of dividing [R, V] numbers, `sample_by_inversion` multiplies the uniform
         # by the total.
@@ -93,7 +94,7 @@ class Sampler:
     def _scale(self, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
         """Return logits divided by temperature, float32 [R, W], where W is V rounded up to blocks, padded with -inf."""
         rows, vocab = logits.shape
-        padded = -(-vocab // BLOCK) * BLOCK
+        padded = -(-vocab // BLOCK_SIZE) * BLOCK_SIZE
         # The buffers are reused, because allocating [R, V] numbers in every step costs more than the arithmetic.
         if self._scaled.shape[0] < rows or self._scaled.shape[1:] != (padded,):
             self._scaled = torch.full((rows, padded), float("-inf"), device=logits.device)
@@ -107,14 +108,14 @@ class Sampler:
         return scaled
 
 
-def _keep_only(scaled: Tensor, choices: Sequence[int]) -> None:
+def _restrict_to(scaled: Tensor, choices: Sequence[int]) -> None:
     """Set all tokens of one row [V] except `choices` to -inf, in place."""
     kept = scaled[list(choices)]
     scaled.fill_(float("-inf"))
     scaled[list(choices)] = kept
 
 
-def _keep_likely(scaled: Tensor, top_k: int, top_p: float) -> None:
+def _apply_top_k_top_p(scaled: Tensor, top_k: int, top_p: float) -> None:
     """Apply top-k and top-p to one row [V], in place: all other tokens are set to -inf.
 
     First the `top_k` most likely tokens are kept, including ties with the last of them. Of these, the smallest set of

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from roll.errors import WeightSyncError
-from roll.inference.spec import refuse_adapter
+from roll.inference.spec import reject_adapter
 from roll.models import has_renamed_weights, to_checkpoint_tensors
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights import compute_checksum, open_update
 from roll.weights.plan import get_dtype
-from roll.weights.quantization import dequantize_stream, without_scales
+from roll.weights.quantization import dequantize_stream, drop_scales
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -36,9 +36,9 @@ def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, i
         WeightSyncError: a tensor is missing, unknown, has the wrong shape, or was not applied; the message names it.
             The model is unchanged only if the manifest itself is wrong.
     """
-    refuse_adapter("hf", update.adapter)
+    reject_adapter("hf", update.adapter)
     live = _list_live_tensors(model)
-    weights = without_scales(update.manifest)
+    weights = drop_scales(update.manifest)
     _check_manifest(weights, live)
     sent_as = {spec.name: get_dtype(spec) for spec in weights}
     applied: dict[str, int] = {}

@@ -13,12 +13,12 @@ import numpy as np
 
 from roll.config.engines import ENGINES, LazyEngine, resolve_engine_kind
 from roll.errors import ConfigError, UnsupportedError
-from roll.inference.own_engine import UserEngine
+from roll.inference.user_engine import UserEngine
 from roll.models.multimodal import MediaInputs, has_media_config, open_media
 from roll.protocols import InferenceEngine
 from roll.types import MediaSpan
 
-__all__ = ["EngineSpec", "build_engine", "get_expert_dtype", "prestart_engine", "refuse_adapter", "refuse_media"]
+__all__ = ["EngineSpec", "build_engine", "get_expert_dtype", "prestart_engine", "reject_adapter", "reject_media"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +66,7 @@ class EngineSpec:
         return open_media(self.model_path, self.media_dir, trust_remote_code=self.trust_remote_code)
 
 
-def refuse_adapter(kind: str, adapter: str | None) -> None:
+def reject_adapter(kind: str, adapter: str | None) -> None:
     """Reject an adapter that a request or a weight update names, for engines without the capability `lora`.
 
     Raises:
@@ -79,7 +79,7 @@ def refuse_adapter(kind: str, adapter: str | None) -> None:
         )
 
 
-def refuse_media(kind: str, *media: Iterable[MediaSpan]) -> None:
+def reject_media(kind: str, *media: Iterable[MediaSpan]) -> None:
     """Reject sequences with media, for engines without the capability `supports_images`.
 
     Raises:

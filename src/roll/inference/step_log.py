@@ -1,7 +1,7 @@
 """A log of an engine's steps and their durations, to which a simulated engine is fitted.
 
 Consecutive steps that only decode, for the same number of requests, are merged into one span; a step that also prefills
-is a separate span. So there are about two spans per request, and their number does not depend on its tokens.
+is a separate span. So there are about two spans per request, whatever the number of generated tokens.
 """
 
 from __future__ import annotations
@@ -25,12 +25,14 @@ class StepLog:
 
     Args:
         clock: A monotonic clock, in seconds.
-        wall: The wall clock, in seconds since 1970.
+        wall_clock: The wall_clock clock, in seconds since 1970.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter, wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self._clock = clock
-        self._epoch = wall() - clock()
+        self._epoch = wall_clock() - clock()
         self._since: float | None = None
         self._num_silent = 0
         self._spans: deque[EngineStepSpan] = deque(maxlen=MAX_SPANS)
@@ -45,8 +47,8 @@ class StepLog:
         since, self._since = self._since, now
         if since is None or self._num_silent or not num_decoding + num_started:
             return
-        # `perf_counter` starts at an arbitrary moment. The epoch converts its values to wall-clock times, which are
-        # comparable between the traces of several processes.
+        # `perf_counter` starts at an arbitrary moment. The epoch converts its values to wall_clock-clock times, which
+        # are comparable between the traces of several processes.
         span = EngineStepSpan(
             began_s=self._epoch + since,
             duration_s=now - since,

@@ -9,7 +9,7 @@ from roll.models.attention_params import (
 )
 from roll.models.catalogue import CATALOGUE, CatalogueEntry
 from roll.models.checkpoint_names import has_renamed_weights, to_checkpoint_tensors
-from roll.models.config_only import count_kv_numbers_per_token, describe_config, find_config
+from roll.models.config_only import count_kv_elements_per_token, describe_config, find_config
 from roll.models.describe import (
     ModelDescription,
     check_experts,
@@ -52,7 +52,7 @@ __all__ = [
     "check_stored_finite",
     "choose_pad_token",
     "compute_position_scale",
-    "count_kv_numbers_per_token",
+    "count_kv_elements_per_token",
     "count_parameters",
     "describe_config",
     "describe_model",

@@ -57,7 +57,12 @@ class AttentionParams(NamedTuple):
 
 
 def read_attention_params(
-    module: Any, width: int, mask: Any, scaling: float | None, sliding_window: int | None, given: dict[str, Any]
+    module: Any,
+    width: int,
+    mask: Any,
+    scaling: float | None,
+    sliding_window: int | None,
+    extra_arguments: dict[str, Any],
 ) -> AttentionParams:
     """Read the attention parameters of a layer.
 
@@ -67,12 +72,12 @@ def read_attention_params(
         mask: The result of `read_mask_span`, or `None`.
         scaling: The scale of the scores; by default 1 / sqrt(d).
         sliding_window: The size of the layer's sliding window, in tokens; `None` without one.
-        given: Further arguments that the model passes to the attention function.
+        extra_arguments: Further arguments that the model passes to the attention function.
 
     Raises:
         ModelError: the layer uses a feature that is not supported here.
     """
-    unknown = [name for name in _UNKNOWN if given.get(name) is not None]
+    unknown = [name for name in _UNKNOWN if extra_arguments.get(name) is not None]
     if unknown:
         raise ModelError(
             f"{type(module).__name__} passes {', '.join(unknown)} to the attention function, which ROLL does not "
@@ -81,8 +86,8 @@ def read_attention_params(
     return AttentionParams(
         scale=width**-0.5 if scaling is None else scaling,
         span=mask if isinstance(mask, AttentionSpan) else AttentionSpan(sliding_window),
-        softcap=given.get("softcap"),
-        sinks=given.get("s_aux"),
+        softcap=extra_arguments.get("softcap"),
+        sinks=extra_arguments.get("s_aux"),
     )
 
 
@@ -105,7 +110,8 @@ def read_mask_span(
 
 
 def compute_position_scale(module: Any, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Return factors [N] that correct queries which the model scaled by index in the row instead of by position.
+    """Return factors [N] that correct queries that the model scaled by their index in the packed row, not by their
+    position.
 
     Llama 4's layers without RoPE scale queries by 1 + a log(1 + floor((t + 1) / f)), where t is the index in the row.
     Return `None` for layers that do not scale queries.

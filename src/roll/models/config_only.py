@@ -11,10 +11,10 @@ from roll.models.describe import DTYPE_NAMES, ModelDescription, WeightCounts, ma
 from roll.models.hub_fetch import FetchError, fetch_config
 from roll.models.quiet import silence_transformers
 from roll.models.resolve import find_model_directory
-from roll.models.sizes import get_text_part, read_config
+from roll.models.sizes import get_text_config, read_config
 from roll.registry import did_you_mean, search_directory_note
 
-__all__ = ["count_kv_numbers_per_token", "describe_config", "find_config"]
+__all__ = ["count_kv_elements_per_token", "describe_config", "find_config"]
 
 
 def find_config(name: str) -> Path:
@@ -58,13 +58,13 @@ def describe_config(directory: Path, name: str) -> ModelDescription:
     return make_description(config, _count_parameters(directory, config, name), name)
 
 
-def count_kv_numbers_per_token(directory: Path, description: ModelDescription) -> int:
-    """Return how many numbers per token the KV cache of an inference engine holds, over all layers.
+def count_kv_elements_per_token(directory: Path, description: ModelDescription) -> int:
+    """Return the number of elements per token in the KV cache of an inference engine, over all layers.
 
     Multi-head latent attention stores one compressed vector and the rotated part of the key (DeepSeek-V2, arXiv
     2405.04434, section 2.1); linear attention layers store nothing per token. Sliding windows count as full attention.
     """
-    text = get_text_part(read_config(directory))
+    text = get_text_config(read_config(directory))
     kinds = text.get("layer_types")
     layers = description.num_layers
     if isinstance(kinds, list) and len(kinds) == layers:
@@ -96,7 +96,7 @@ def _fetch_config_directory(name: str) -> Path:
 
 
 def _link_as_config(file: Path) -> Path:
-    """Return a directory whose config.json is this file, which may have another name."""
+    """Return a temporary directory in which `config.json` is a link to `file`, which may have another name."""
     if file.name == "config.json":
         return file.parent
     import atexit
@@ -126,9 +126,9 @@ def _count_parameters(directory: Path, config: dict[str, Any], name: str) -> Wei
     norms = {n.split(".")[-2]: p.numel() for n, p in parameters.items() if ".layers.0." in n and "norm.weight" in n}
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     return WeightCounts(
-        number=sum(p.numel() for p in parameters.values()),
+        num_elements=sum(p.numel() for p in parameters.values()),
         num_tensors=len(parameters),
-        of_experts=sum(p.numel() for n, p in parameters.items() if ".experts." in n),
+        num_expert_elements=sum(p.numel() for n, p in parameters.items() if ".experts." in n),
         dtype=DTYPE_NAMES.get(str(dtype), str(dtype)),
         norms=norms,
         has_gates=any("gate_proj" in n or "gate_up_proj" in n for n in parameters),

@@ -15,7 +15,7 @@ from roll.models.catalogue import CATALOGUE
 from roll.models.directory import list_weight_files, read_tensor_headers
 from roll.models.omni import SPEECH_PREFIXES
 from roll.models.resolve import find_model, resolve_model
-from roll.models.sizes import get_text_part, read_config
+from roll.models.sizes import get_text_config, read_config
 from roll.models.tied_weights import find_tied_copy
 
 __all__ = [
@@ -68,7 +68,7 @@ class ModelDescription:
     """The number of experts in each layer; 0 for dense models."""
     expert_parameters: int = 0
     """The number of parameters of all experts, in all layers together."""
-    has_own_projection: bool = False
+    has_untied_lm_head: bool = False
     """Whether the projection to the vocabulary is not tied to the embeddings."""
     norm_width: int = 0
     """How many elements per token the norms of one layer process in total, including query and key norms."""
@@ -139,7 +139,7 @@ def check_rope_scaling(directory: Path, length: int, setting: str) -> None:
     Raises:
         ConfigError: `length` is above the limit.
     """
-    limit = read_rope_scaling_length(get_text_part(read_config(directory)))
+    limit = read_rope_scaling_length(get_text_config(read_config(directory)))
     if limit is not None and length > limit:
         raise ConfigError(
             f"sequences may have {length} tokens, but beyond {limit} tokens the RoPE scaling of model '{directory}' "
@@ -156,7 +156,7 @@ def check_experts(directory: Path, ranks: int) -> None:
     """
     if ranks == 1:
         return
-    count = _count_experts(get_text_part(read_config(directory)))
+    count = _count_experts(get_text_config(read_config(directory)))
     if count == 0 or count % ranks:
         has = f"has {count} experts, which is not a multiple of {ranks}" if count else "is not a mixture of experts"
         raise ModelError(
@@ -186,9 +186,11 @@ def check_quantizable(directory: Path) -> None:
 class WeightCounts(NamedTuple):
     """Counts and properties of the weights in a model's files."""
 
-    number: int
+    num_elements: int
+    """The number of elements of all weights; tied weights are counted once."""
     num_tensors: int
-    of_experts: int
+    num_expert_elements: int
+    """The number of elements of the experts' weights, in all layers together."""
     dtype: str
     """The dtype of most weights."""
     norms: Mapping[str, int] = MappingProxyType({})
@@ -207,17 +209,21 @@ def check_files(directory: Path) -> tuple[Mapping[str, Any], WeightCounts]:
     """
     config = read_config(directory)
     weights = _count_weights(config, list_weight_files(directory))
-    text = get_text_part(config)
+    text = get_text_config(config)
     layers, hidden, vocabulary = (text.get(key) for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
     if isinstance(layers, int) and layers > weights.num_tensors:
         raise ModelError(
             f"'{directory / 'config.json'}' has num_hidden_layers: {layers}, but the weight files contain "
             f"{weights.num_tensors} tensors in total: copy the model again."
         )
-    if isinstance(hidden, int) and isinstance(vocabulary, int) and hidden * vocabulary > MAX_PACKING * weights.number:
+    if (
+        isinstance(hidden, int)
+        and isinstance(vocabulary, int)
+        and hidden * vocabulary > MAX_PACKING * weights.num_elements
+    ):
         raise ModelError(
             f"'{directory / 'config.json'}' has vocab_size: {vocabulary} and hidden_size: {hidden}, but the weight "
-            f"files contain {weights.number:,} values in total: copy the model again."
+            f"files contain {weights.num_elements:,} values in total: copy the model again."
         )
     return config, weights
 
@@ -233,7 +239,7 @@ def make_description(config: Mapping[str, Any], weights: WeightCounts, name: str
     Raises:
         ModelError: config.json lacks a size.
     """
-    text = get_text_part(config)
+    text = get_text_config(config)
 
     def read_size(*keys: str) -> int:
         for key in keys:
@@ -257,7 +263,7 @@ def make_description(config: Mapping[str, Any], weights: WeightCounts, name: str
     is_silu = (text.get("hidden_activation") or text.get("hidden_act") or "silu") in ("silu", "swish")
     return ModelDescription(
         architecture=_read_architecture(config),
-        num_parameters=weights.number,
+        num_parameters=weights.num_elements,
         num_layers=read_size("num_hidden_layers", "n_layer"),
         hidden_size=hidden,
         intermediate_size=_read_inner_size(text, hidden),
@@ -269,8 +275,8 @@ def make_description(config: Mapping[str, Any], weights: WeightCounts, name: str
         dtype=weights.dtype,
         experts_per_token=_read_experts_per_token(text),
         num_experts=_count_experts(text),
-        expert_parameters=weights.of_experts,
-        has_own_projection=weights.has_projection,
+        expert_parameters=weights.num_expert_elements,
+        has_untied_lm_head=weights.has_projection,
         norm_width=sum(norms) or 2 * hidden,
         has_fusable_norms=is_silu,
         has_fusable_gates=is_silu and weights.has_gates,
@@ -313,7 +319,7 @@ def _count_weights(config: Mapping[str, Any], files: list[Path]) -> WeightCounts
     """Count the elements of safetensors files from their headers; tied weights are counted once."""
     tensors = read_tensor_headers(files)
     copy = find_tied_copy(config, tensors)
-    by_dtype, num_tensors, of_experts = Counter[str](), 0, 0
+    by_dtype, num_tensors, num_expert_elements = Counter[str](), 0, 0
     norms, has_gates, has_projection = dict[str, int](), False, False
     for name, tensor in tensors.items():
         # Files often store tied weights twice.
@@ -322,11 +328,11 @@ def _count_weights(config: Mapping[str, Any], files: list[Path]) -> WeightCounts
         number = math.prod(tensor.shape)
         by_dtype[tensor.dtype] += number
         num_tensors += 1
-        of_experts += number if ".experts." in name else 0
+        num_expert_elements += number if ".experts." in name else 0
         has_gates |= ".gate_proj." in name
         has_projection |= name.endswith("lm_head.weight")
         if ".layers.0." in name and name.endswith("norm.weight"):
             norms[name.split(".")[-2]] = number
     common = by_dtype.most_common(1)[0][0]
     dtype = DTYPE_NAMES.get(common, common.lower())
-    return WeightCounts(by_dtype.total(), num_tensors, of_experts, dtype, norms, has_gates, has_projection)
+    return WeightCounts(by_dtype.total(), num_tensors, num_expert_elements, dtype, norms, has_gates, has_projection)

@@ -29,7 +29,7 @@ __all__ = [
     "read_tensor_headers",
 ]
 
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+SINGLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
 PROCESSOR_FILES = (
     "preprocessor_config.json",
@@ -43,7 +43,7 @@ TEMPLATE_FILE, ADAPTER_FILE = "chat_template.jinja", "adapter_config.json"
 LFS_POINTER = b"version https://git-lfs.github.com/spec/"
 """The first bytes of a Git LFS pointer."""
 
-METHOD_OF_SUFFIX = {
+QUANTIZATION_BY_SUFFIX = {
     ".qweight": "GPTQ or AWQ",
     ".qzeros": "GPTQ or AWQ",
     ".weight_packed": "compressed-tensors",
@@ -55,7 +55,7 @@ METHOD_OF_SUFFIX = {
     "_proj_blocks": "MXFP4",
 }
 """Name suffixes that only quantized weights have, for checkpoints whose config.json does not name a quantization."""
-UNQUANTIZED = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "U64", "BOOL")
+UNQUANTIZED_DTYPES = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "U64", "BOOL")
 """Dtypes of unquantized weights, which `transformers` converts; packed quantized weights have other dtypes."""
 
 
@@ -105,7 +105,7 @@ def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
     for name in (*TOKENIZER_FILES, *SETTINGS_FILES, TEMPLATE_FILE):
         _reject_lfs_pointer(directory / name)
     chosen = config.get("transformers_weights")
-    if chosen is not None and chosen != (INDEX if (directory / INDEX).is_file() else files[0].name):
+    if chosen is not None and chosen != (INDEX_FILE if (directory / INDEX_FILE).is_file() else files[0].name):
         raise ModelError(
             f"'{directory / 'config.json'}' has transformers_weights: {short(chosen)}, but the weights of "
             f"the directory are in '{files[0].name}': remove the key, or the other files."
@@ -113,10 +113,10 @@ def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
     tensors = read_tensor_headers(files)
     if not allow_quantized:
         for name, tensor in tensors.items():
-            suffix = next((suffix for suffix in METHOD_OF_SUFFIX if name.endswith(suffix)), None)
+            suffix = next((suffix for suffix in QUANTIZATION_BY_SUFFIX if name.endswith(suffix)), None)
             if suffix is not None:
-                _reject_quantized(directory, METHOD_OF_SUFFIX[suffix], name)
-            if name.endswith(".weight") and len(tensor.shape) == 2 and tensor.dtype not in UNQUANTIZED:
+                _reject_quantized(directory, QUANTIZATION_BY_SUFFIX[suffix], name)
+            if name.endswith(".weight") and len(tensor.shape) == 2 and tensor.dtype not in UNQUANTIZED_DTYPES:
                 _reject_quantized(directory, f"integers ({tensor.dtype})", name)
     check_tied_weights(directory, config, tensors)
 
@@ -132,19 +132,20 @@ def list_weight_files(directory: Path) -> list[Path]:
         ModelError: the directory has both model.safetensors and an index, the index is damaged, or a file is a Git LFS
             pointer.
     """
-    index = directory / INDEX
-    files = _read_listed_files(directory) if index.is_file() else [directory / SINGLE]
-    single = (directory / SINGLE).is_file()
+    index = directory / INDEX_FILE
+    files = _read_listed_files(directory) if index.is_file() else [directory / SINGLE_FILE]
+    single = (directory / SINGLE_FILE).is_file()
     if not index.is_file() and not single:
         raise MissingFileError(
-            f"model directory '{directory}' has no weights: the file '{SINGLE}' is missing.{_format_hint(directory)}"
+            f"model directory '{directory}' has no weights: the file '{SINGLE_FILE}' is missing."
+            f"{_build_format_hint(directory)}"
         )
     missing = [file.name for file in files if not os.path.isfile(file)]  # a name may be too long for the file system
-    if single and files != [directory / SINGLE]:
+    if single and files != [directory / SINGLE_FILE]:
         absent = f" ({len(missing)} of them missing)" if missing else ""
         raise ModelError(
-            f"model directory '{directory}' has both '{SINGLE}', which transformers loads, and '{INDEX}', which lists "
-            f"{len(files)} files{absent} and which vLLM uses. Remove the index and its files, or '{SINGLE}'."
+            f"model directory '{directory}' has both '{SINGLE_FILE}', which transformers loads, and '{INDEX_FILE}', which "
+            f"lists {len(files)} files{absent} and which vLLM uses. Remove the index and its files, or '{SINGLE_FILE}'."
         )
     if missing:
         raise MissingFileError(
@@ -204,7 +205,7 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def _read_listed_files(directory: Path) -> list[Path]:
-    index = directory / INDEX
+    index = directory / INDEX_FILE
     listed = read_json(index).get("weight_map")
     if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):
         raise ModelError(f"'{index}' must have a 'weight_map' with the file of each weight: copy it again.")
@@ -214,7 +215,7 @@ def _read_listed_files(directory: Path) -> list[Path]:
     return [directory / name for name in sorted(set(listed.values()))]
 
 
-def _format_hint(directory: Path) -> str:
+def _build_format_hint(directory: Path) -> str:
     if any(directory.glob("*.bin")):
         return (
             " It has weights in an older format (.bin): convert them to safetensors, with `save_pretrained` of "
@@ -224,8 +225,8 @@ def _format_hint(directory: Path) -> str:
     if not other:
         return ""
     return (
-        f" It has '{other[0]}': rename it to '{SINGLE}' if it contains the whole model; otherwise copy '{INDEX}' as "
-        "well."
+        f" It has '{other[0]}': rename it to '{SINGLE_FILE}' if it contains the whole model; otherwise copy "
+        f"'{INDEX_FILE}' as well."
     )
 
 
@@ -255,7 +256,7 @@ def _check_adapter(directory: Path) -> None:
         return
     base = read_json(file).get("base_model_name_or_path")
     merge = "merge it into its base model (`merge_and_unload` of peft, then `save_pretrained`) and give that directory"
-    if any((directory / name).is_file() for name in (SINGLE, INDEX)):
+    if any((directory / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
         raise ModelError(
             f"model directory '{directory}' has a PEFT adapter (adapter_config.json) next to full weights, so it is "
             f"not clear which model is meant. For the full weights, move adapter_config.json and adapter_model.* to "
@@ -283,9 +284,9 @@ def _read_quantization(config: Mapping[str, Any]) -> str | None:
 
 
 def _reject_quantized(directory: Path, method: str, tensor: str | None = None) -> None:
-    where = f"weight {short(tensor)}" if tensor else "config.json"
+    location = f"weight {short(tensor)}" if tensor else "config.json"
     raise ModelError(
-        f"model directory '{directory}' has quantized weights ({short(method)}; see its {where}), which cannot be "
+        f"model directory '{directory}' has quantized weights ({short(method)}; see its {location}), which cannot be "
         "trained. Train the model that was quantized, in bfloat16, float16 or float32; `model.lora.base: nf4` keeps "
         "its frozen weights in 4 bits."
     )

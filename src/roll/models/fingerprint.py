@@ -16,8 +16,8 @@ __all__ = ["compute_model_fingerprint", "compute_tokenizer_fingerprint"]
 _END_BYTES = 1 << 20
 _NUM_BLOCKS, _BLOCK_BYTES = 128, 1 << 12
 """Blocks spread over a file are hashed too, because training may change only some matrices in its middle."""
-_WEIGHTS = (".safetensors", ".bin")
-_PROCESSORS = ("preprocessor_config.json", "processor_config.json")
+_WEIGHT_SUFFIXES = (".safetensors", ".bin")
+_PROCESSOR_FILES = ("preprocessor_config.json", "processor_config.json")
 """Settings that change the inputs of a vision tower."""
 
 
@@ -27,10 +27,10 @@ def compute_model_fingerprint(directory: Path) -> str:
     Of a weight file, the name, the size, both ends and blocks in between are hashed.
     """
     digest = xxhash.xxh3_128((directory / "config.json").read_bytes())
-    for path in (directory / name for name in _PROCESSORS):
+    for path in (directory / name for name in _PROCESSOR_FILES):
         if path.exists():
             digest.update(path.read_bytes())
-    for path in sorted(p for p in directory.iterdir() if p.suffix in _WEIGHTS):
+    for path in sorted(p for p in directory.iterdir() if p.suffix in _WEIGHT_SUFFIXES):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}\n".encode())
         with path.open("rb") as file:

@@ -22,8 +22,8 @@ MAX_STORED_BYTES = 4 << 30
 are checked when they are loaded."""
 CHUNK_BYTES = 1 << 20
 """Number of bytes compared at a time; small enough for the CPU cache."""
-EXPONENTS = {"F64": (np.uint64, 0x7FF0 << 48), "F32": (np.uint32, 0x7F80 << 16), "F16": (np.uint16, 0x7C00)}
-EXPONENTS |= {"BF16": (np.uint16, 0x7F80)}
+EXPONENT_MASKS = {"F64": (np.uint64, 0x7FF0 << 48), "F32": (np.uint32, 0x7F80 << 16), "F16": (np.uint16, 0x7C00)}
+EXPONENT_MASKS |= {"BF16": (np.uint16, 0x7F80)}
 """Integer type and exponent bit mask, by safetensors dtype; only NaN and infinity have all exponent bits set."""
 
 
@@ -53,18 +53,18 @@ def check_tensor_finite(weight: Tensor, name: str, path: str) -> None:
         raise _build_non_finite_error(name, path)
 
 
-def check_stored_finite(directory: Path, most_bytes: int = MAX_STORED_BYTES) -> None:
+def check_stored_finite(directory: Path, max_bytes: int = MAX_STORED_BYTES) -> None:
     """Reject a model whose files contain NaN or infinite values. The check is skipped for models above a size limit.
 
     Args:
         directory: The directory of a model that `check_directory` accepts.
-        most_bytes: The maximum total size of the files; larger models are not checked.
+        max_bytes: The maximum total size of the files; larger models are not checked.
 
     Raises:
         ModelError: a weight is not finite; the message names the first one.
     """
     files = list_weight_files(directory)
-    if sum(file.stat().st_size for file in files) > most_bytes:
+    if sum(file.stat().st_size for file in files) > max_bytes:
         return
     for file in files:
         with file.open("rb") as opened:
@@ -72,10 +72,10 @@ def check_stored_finite(directory: Path, most_bytes: int = MAX_STORED_BYTES) -> 
             header = json.loads(opened.read(length))
         stored = np.memmap(file, np.uint8, "r")[8 + length :]
         for name, tensor in header.items():
-            if name == "__metadata__" or tensor["dtype"] not in EXPONENTS or math.prod(tensor["shape"]) == 0:
+            if name == "__metadata__" or tensor["dtype"] not in EXPONENT_MASKS or math.prod(tensor["shape"]) == 0:
                 continue
             first, end = tensor["data_offsets"]
-            if _has_non_finite(stored[first:end], *EXPONENTS[tensor["dtype"]]):
+            if _has_non_finite(stored[first:end], *EXPONENT_MASKS[tensor["dtype"]]):
                 raise _build_non_finite_error(name, str(directory))
 
 

@@ -10,7 +10,7 @@ from roll.models.sizes import read_config
 
 __all__ = ["check_can_generate"]
 
-_SCORERS = ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "RewardModel")
+_SCORER_CLASSES = ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "RewardModel")
 
 
 def check_can_generate(directory: Path, name: str) -> None:
@@ -27,7 +27,7 @@ def check_can_generate(directory: Path, name: str) -> None:
     """
     architectures = read_config(directory).get("architectures")
     kind = architectures[0] if isinstance(architectures, list) and architectures else None
-    if isinstance(kind, str) and kind.endswith(_SCORERS):
+    if isinstance(kind, str) and kind.endswith(_SCORER_CLASSES):
         reason = f"its config.json names {kind}"
     elif "score.weight" in read_tensor_headers(list_weight_files(directory)):
         reason = "its files contain score.weight"

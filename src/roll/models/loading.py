@@ -16,7 +16,7 @@ from roll.models.finite_check import check_finite
 from roll.models.omni import SPEECH_PREFIXES, has_speech_parts, mark_thinker
 from roll.models.quiet import silence_transformers
 from roll.models.resolve import resolve_model
-from roll.models.sizes import get_thinker_part, read_config
+from roll.models.sizes import get_thinker_config, read_config
 from roll.models.tied_weights import build_tied_weights_error
 from roll.models.weight_reader import WeightReader, leave_weights_in_files
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_loading = threading.Lock()
+_load_lock = threading.Lock()
 """Serializes loading, because `transformers` patches torch modules while it loads: if a trainer's and an engine's
 thread loaded at once, tied or newly initialized weights could be wrong."""
 
@@ -34,7 +34,7 @@ _MAX_TOKEN_ID = 2**31 - 1
 """The largest token ID: token arrays are int32."""
 _MAX_ERROR_CHARS = 600
 """Maximum number of characters quoted from a library's error message, which may itself quote a file."""
-_LINE_BYTES = 64
+_CACHE_LINE_BYTES = 64
 """The size of a cache line; torch aligns its memory to it."""
 
 __all__ = [
@@ -108,7 +108,7 @@ def _get_language_model_class(path: str | Path) -> Any:
     """Return the auto class for a model: the image-text-to-text class if it has a vision tower, else causal LM."""
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
-    config = get_thinker_part(read_config(resolve_model(path)))
+    config = get_thinker_config(read_config(resolve_model(path)))
     return AutoModelForImageTextToText if isinstance(config.get("vision_config"), Mapping) else AutoModelForCausalLM
 
 
@@ -120,7 +120,8 @@ def load_scorer(
     trust_remote_code: bool = False,
     meta_init: Callable[[Any, WeightReader], object] | None = None,
 ) -> PreTrainedModel:
-    """Load a reward model, or a language model with a new score head of zeros. For the arguments see `load_causal_lm`.
+    """Load a reward model, or a language model with a new, zero-initialized score head. For the arguments see
+    `load_causal_lm`.
 
     Raises:
         ModelError: the model cannot be found or loaded, or its type has no linear head for scores.
@@ -128,8 +129,8 @@ def load_scorer(
     from torch import nn
     from transformers import AutoModelForSequenceClassification
 
-    kind = AutoModelForSequenceClassification
-    model, missing = _load(kind, path, dtype, attention, trust_remote_code, meta_init, num_labels=1)
+    auto_class = AutoModelForSequenceClassification
+    model, missing = _load(auto_class, path, dtype, attention, trust_remote_code, meta_init, num_labels=1)
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear) or head.bias is not None:
         raise ModelError(
@@ -145,7 +146,7 @@ def load_scorer(
 
 
 def _load(
-    kind: Any,
+    auto_class: Any,
     path: str | Path,
     dtype: str | torch.dtype,
     attention: str,
@@ -163,8 +164,8 @@ def _load(
         raise ModelError(f"model '{path}': '{dtype}' is not a torch dtype; use 'bfloat16' or 'float32'.")
     try:
         leaving = leave_weights_in_files() if meta_init is not None else nullcontext([])
-        with _loading, silence_transformers(), leaving as files:
-            model, report = kind.from_pretrained(
+        with _load_lock, silence_transformers(), leaving as files:
+            model, report = auto_class.from_pretrained(
                 directory,
                 dtype=wanted,
                 attn_implementation=_choose_attention(directory, attention),
@@ -217,7 +218,7 @@ def _choose_attention(directory: Path, attention: str) -> str | dict[str, str]:
 
     The patches of an image attend to each other in both directions, which packed attention does not support.
     """
-    config = get_thinker_part(read_config(directory))
+    config = get_thinker_config(read_config(directory))
     towers = [name for name, part in config.items() if name.endswith("_config") and isinstance(part, Mapping)]
     towers = [name for name in towers if name not in ("text_config", "quantization_config")]
     return attention if not towers else {"": attention, "text_config": attention, **dict.fromkeys(towers, "sdpa")}
@@ -241,7 +242,7 @@ def _align_weights(model: PreTrainedModel) -> None:
     import torch
 
     for parameter in model.parameters():
-        if parameter.dtype == torch.float32 and parameter.data_ptr() % _LINE_BYTES:
+        if parameter.dtype == torch.float32 and parameter.data_ptr() % _CACHE_LINE_BYTES:
             parameter.data = parameter.data.clone()
 
 

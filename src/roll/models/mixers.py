@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["find_mixers", "get_decoder", "get_hidden_states"]
 
-_known: dict[tuple[str, str], tuple[str, ...]] = {}
+_cached_mixers: dict[tuple[str, str], tuple[str, ...]] = {}
 """Cached results of `find_mixers`, by class and configuration of the model."""
 
 
@@ -35,12 +35,12 @@ def find_mixers(model: Any, run: Callable[[], Any], num_calls: Callable[[], int]
         num_calls: A function that returns how many times the registered attention has been called.
     """
     key = type(model).__name__, model.config.to_json_string(use_diff=False)
-    if key not in _known:
-        _known[key] = _probe(model, run, num_calls)
-    return {name: model.get_submodule(name) for name in _known[key]}
+    if key not in _cached_mixers:
+        _cached_mixers[key] = _find_mixer_names(model, run, num_calls)
+    return {name: model.get_submodule(name) for name in _cached_mixers[key]}
 
 
-def _probe(model: Any, run: Callable[[], Any], num_calls: Callable[[], int]) -> tuple[str, ...]:
+def _find_mixer_names(model: Any, run: Callable[[], Any], num_calls: Callable[[], int]) -> tuple[str, ...]:
     import torch
 
     layers = getattr(get_decoder(model), "layers", None)

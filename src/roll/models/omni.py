@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from roll.models.directory import list_weight_files, read_json, read_tensor_headers
-from roll.models.sizes import get_thinker_part, read_config
+from roll.models.sizes import get_thinker_config, read_config
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,31 +29,31 @@ __all__ = [
 ]
 
 SPEECH_PREFIXES = ("talker.", "token2wav.", "code2wav.")
-"""Beginnings of the names of weights that turn the thinker's answer into speech."""
+"""Name prefixes of the weights that turn the thinker's answer into speech."""
 _THINKER_PREFIX = "thinker."
-_ATTRIBUTE = "roll_weight_prefix"
-_SPEAKERS = "spk_dict.pt"
+_PREFIX_ATTRIBUTE = "roll_weight_prefix"
+_SPEAKERS_FILE = "spk_dict.pt"
 """The voices of Qwen2.5-Omni's talker; it is copied, never read."""
 
 
 def has_speech_parts(directory: Path) -> bool:
     """Return whether a model directory is a complete checkpoint, not only a thinker."""
     config = read_config(directory)
-    return get_thinker_part(config) is not config
+    return get_thinker_config(config) is not config
 
 
 def mark_thinker(model: Any) -> None:
     """Record that a loaded thinker comes from a complete checkpoint, where its weights have the prefix `thinker.`."""
-    vars(model)[_ATTRIBUTE] = _THINKER_PREFIX
+    vars(model)[_PREFIX_ATTRIBUTE] = _THINKER_PREFIX
 
 
 def get_weight_prefix(model: Any) -> str:
-    """Return the prefix of a model's weights in its checkpoint; empty for all but marked thinkers."""
-    return vars(model).get(_ATTRIBUTE, "")
+    """Return the prefix of a model's weights in its checkpoint; empty unless `mark_thinker` marked the model."""
+    return vars(model).get(_PREFIX_ATTRIBUTE, "")
 
 
 def list_speech_weights(directory: Path) -> list[str]:
-    """Return the names of the weights of speech in a checkpoint, in order; empty for all but complete checkpoints."""
+    """Return the names of the weights with a `SPEECH_PREFIXES` prefix, in order; empty if there is only a thinker."""
     if not has_speech_parts(directory):
         return []
     return sorted(
@@ -72,7 +72,7 @@ def read_speech_weights(directory: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def complete_export(source: Path, target: Path) -> None:
-    """Make the export of a thinker that of the complete model: wrap its config.json, and copy the talker's voices.
+    """Turn the export of a thinker into one of the complete model: wrap its config.json, and copy the talker's voices.
 
     Args:
         source: The directory of the complete model.
@@ -82,5 +82,5 @@ def complete_export(source: Path, target: Path) -> None:
     thinker = read_json(file)
     config = {**read_json(source / "config.json"), "thinker_config": thinker}
     file.write_text(json.dumps(config, indent=2) + "\n")
-    if (source / _SPEAKERS).is_file():
-        shutil.copyfile(source / _SPEAKERS, target / _SPEAKERS)
+    if (source / _SPEAKERS_FILE).is_file():
+        shutil.copyfile(source / _SPEAKERS_FILE, target / _SPEAKERS_FILE)

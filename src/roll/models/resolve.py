@@ -119,7 +119,7 @@ def _download(name: str, allow_quantized: bool) -> Path:
     return directory
 
 
-def _raise_not_found(name: str, why: str) -> NoReturn:
+def _raise_not_found(name: str, reason: str) -> NoReturn:
     """Raise the error for a model that does not exist."""
     local = Path(name).expanduser()
     runs = [
@@ -130,7 +130,7 @@ def _raise_not_found(name: str, why: str) -> NoReturn:
         listed = ", ".join(runs[:10]) + (f" and {len(runs) - 10} more" if len(runs) > 10 else "")
         hint += f" Runs in '{local.parent}': {listed}."
     raise ModelError(
-        f"model '{name}' {why}{search_directory_note(name)}.{hint} Use a catalog name "
+        f"model '{name}' {reason}{search_directory_note(name)}.{hint} Use a catalog name "
         f"({', '.join(CATALOGUE)}), a run, a "
         "local Hugging Face directory, or, with network access, a hub id."
     )

@@ -13,10 +13,10 @@ from typing import Any
 from roll.errors import ModelError, short
 from roll.models.directory import read_json
 
-__all__ = ["check_sizes", "get_text_part", "get_thinker_part", "read_config"]
+__all__ = ["check_sizes", "get_text_config", "get_thinker_config", "read_config"]
 
 _MAX_SIZE = 2**31 - 1
-_BOUNDS = {
+_SIZE_BOUNDS = {
     "num_hidden_layers": (1, 10_000),
     "n_layer": (1, 10_000),
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "head_dim"), (1, 2**20)),
@@ -41,37 +41,37 @@ def read_config(directory: Path) -> dict[str, Any]:
     return config
 
 
-def get_thinker_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def get_thinker_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings of an omni model's thinker, which reads media and writes text; else `config` itself."""
     thinker = config.get("thinker_config")
     return thinker if isinstance(thinker, Mapping) and thinker else config
 
 
-def get_text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def get_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the settings of the language model: the `text_config` of a multimodal model, else `config` itself."""
-    config = get_thinker_part(config)
+    config = get_thinker_config(config)
     text = config.get("text_config")
     return text if isinstance(text, Mapping) and text else config
 
 
-def check_sizes(config: Mapping[str, Any], where: str) -> None:
+def check_sizes(config: Mapping[str, Any], label: str) -> None:
     """Reject sizes that are out of range.
 
     Args:
         config: The content of config.json.
-        where: The file, for messages.
+        label: The file, for messages.
 
     Raises:
         ModelError: a size is out of range; the message names the key and its value.
     """
-    text = get_text_part(config)
-    for key, (least, most) in _BOUNDS.items():
+    text = get_text_config(config)
+    for key, (lower, upper) in _SIZE_BOUNDS.items():
         value = text.get(key, config.get(key))
         if value is None or isinstance(value, list | dict):
             continue
-        if type(value) is not int or not least <= value <= most:
+        if type(value) is not int or not lower <= value <= upper:
             raise ModelError(
-                f"{where} has {key}: {short(value)}, but it must be an integer from {least} to {most:,}: "
+                f"{label} has {key}: {short(value)}, but it must be an integer from {lower} to {upper:,}: "
                 "restore the model's original config.json."
             )
     chosen = text.get("num_experts_per_tok")
@@ -79,6 +79,6 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
     experts = next((n for n in counts if isinstance(n, int)), None)
     if isinstance(chosen, int) and experts and experts > 1 and not 1 <= chosen <= experts:
         raise ModelError(
-            f"{where} has num_experts_per_tok: {chosen}, but it must be from 1 to the number of experts, {experts}: "
+            f"{label} has num_experts_per_tok: {chosen}, but it must be from 1 to num_experts, {experts}: "
             "restore the model's original config.json."
         )

@@ -40,7 +40,7 @@ def write_transformers4_settings(directory: Path) -> None:
     older = add_older_config_keys(config)
     if older != config:
         if not config.get("rope_parameters") or _has_same_rope(config, older):
-            _write(directory / "config.json", older)
+            _write_json(directory / "config.json", older)
         else:
             logger.warning(
                 "transformers 4 cannot read the rotary embeddings of '%s' (model type %s); transformers 5 can.",
@@ -52,7 +52,7 @@ def write_transformers4_settings(directory: Path) -> None:
         settings = read_json(file)
         older = add_older_tokenizer_keys(settings, is_fast=(directory / "tokenizer.json").is_file())
         if older != settings:
-            _write(file, older)
+            _write_json(file, older)
 
 
 def add_older_config_keys(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,22 +134,22 @@ def _has_same_rope(config: dict[str, Any], older: dict[str, Any]) -> bool:
     if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
         return False
     try:
-        one, other = (CONFIG_MAPPING[kind].from_dict(_copy(each)).get_text_config() for each in (config, older))
+        one, other = (CONFIG_MAPPING[kind].from_dict(_copy_config(each)).get_text_config() for each in (config, older))
     except (ValueError, TypeError, KeyError, AttributeError):  # configuration classes raise various errors
         return False
-    return _without_type(one.rope_parameters) == _without_type(other.rope_parameters)
+    return _drop_legacy_type(one.rope_parameters) == _drop_legacy_type(other.rope_parameters)
 
 
-def _without_type(rope: Mapping[str, Any]) -> dict[str, Any]:
+def _drop_legacy_type(rope: Mapping[str, Any]) -> dict[str, Any]:
     """Return rotary parameters without `type`, the older name of `rope_type`."""
     return {key: value for key, value in rope.items() if key != "type"}
 
 
-def _copy(config: dict[str, Any]) -> dict[str, Any]:
+def _copy_config(config: dict[str, Any]) -> dict[str, Any]:
     copy: dict[str, Any] = json.loads(json.dumps(config))
     return copy
 
 
-def _write(file: Path, content: Mapping[str, Any]) -> None:
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
     text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     file.write_text(text, encoding="utf-8")

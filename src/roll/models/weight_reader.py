@@ -69,7 +69,7 @@ class WeightReader:
             elif name in expected and pattern is not None:
                 made.setdefault(name, _Conversion(name, by_pattern[pattern])).sources.append((pattern, key))
         for making in made.values():
-            shapes = {key: _Shape(self._tensors[key]) for _, key in making.sources}
+            shapes = {key: _MetaSlice(self._tensors[key]) for _, key in making.sources}
             # The weights that a conversion builds are known only after running it, here without data.
             for name in making.convert(model, lambda key, shapes=shapes: shapes[key].to()):
                 self._conversions[name] = making
@@ -153,13 +153,13 @@ def _read_box(source: Any, box: Box) -> Tensor:
     return source[tuple(slice(first, first + size) for first, size in box)] if box else source[...]
 
 
-class _Shape:
-    """Stands in for a tensor of the files where only the shape is needed, on the meta device."""
+class _MetaSlice:
+    """Replaces a safetensors slice with a tensor on the meta device where only the shape is needed."""
 
     def __init__(self, source: Any) -> None:
         self._shape = list(source.shape) if hasattr(source, "shape") else source.get_shape()
 
-    def __getitem__(self, index: Any) -> _Shape:
+    def __getitem__(self, index: Any) -> _MetaSlice:
         return self
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -182,7 +182,7 @@ def leave_weights_in_files() -> Iterator[list[WeightReader]]:
 
     def load(model: Any, state_dict: Any, load_config: Any, *rest: Any, **more: Any) -> Any:
         found.append(WeightReader(model, state_dict, load_config.weight_mapping or []))
-        shapes = {name: _Shape(tensor) for name, tensor in state_dict.items()}
+        shapes = {name: _MetaSlice(tensor) for name, tensor in state_dict.items()}
         return plain(model, shapes, load_config, *rest, **more)
 
     modeling_utils.convert_and_load_state_dict_in_model = load

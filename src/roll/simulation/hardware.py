@@ -16,7 +16,7 @@ from roll.errors import ConfigError, ModelError
 from roll.models import (
     CATALOGUE,
     ModelDescription,
-    count_kv_numbers_per_token,
+    count_kv_elements_per_token,
     describe_config,
     describe_model,
     find_config,
@@ -111,7 +111,7 @@ class Model(Section):
         "every layer. Fewer with multi-head latent attention or with linear attention.",
         gt=0,
     )
-    has_own_projection: bool = option(
+    has_untied_lm_head: bool = option(
         True, "Whether the vocabulary projection has separate weights (untied embeddings)."
     )
 
@@ -232,7 +232,7 @@ def _read_model(name: str, changed_at: int) -> Model:
     directory = find_config(name)
     has_weights = any(directory.glob("*.safetensors"))
     found = describe_model(directory) if has_weights else describe_config(directory, name)
-    return _build_model(name, found, count_kv_numbers_per_token(directory, found))
+    return _build_model(name, found, count_kv_elements_per_token(directory, found))
 
 
 def _build_model(name: str, found: ModelDescription, width: int | None) -> Model:
@@ -257,7 +257,7 @@ def _build_model(name: str, found: ModelDescription, width: int | None) -> Model
         experts_per_token=found.experts_per_token if found.expert_parameters else 0,
         expert_parameters=found.expert_parameters,
         cache_width=width,
-        has_own_projection=found.has_own_projection,
+        has_untied_lm_head=found.has_untied_lm_head,
     )
 
 

@@ -70,60 +70,60 @@ class StoreServer:
     def close(self) -> None:
         """Stop listening and close all connections; waiting clients get an error."""
         self._closed.set()
-        for line in (self._listener, *list(self._connections)):
+        for connection in (self._listener, *list(self._connections)):
             with contextlib.suppress(OSError):
-                line.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _listen(self) -> None:
         while not self._closed.is_set():
             try:
-                line, _ = self._listener.accept()
-                self._accept(line)
-                threading.Thread(target=self._serve, args=(line,), daemon=True, name="roll-meeting").start()
+                connection, _ = self._listener.accept()
+                self._accept(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True, name="roll-meeting").start()
             except (OSError, RuntimeError):  # too many open files, or threads
                 self._closed.wait(_RETRY_S)
 
-    def _accept(self, line: socket.socket) -> None:
+    def _accept(self, connection: socket.socket) -> None:
         with self._authentication_lock:
             if len(self._unauthenticated) >= _MAX_UNAUTHENTICATED:
                 oldest = next(iter(self._unauthenticated))
                 del self._unauthenticated[oldest]
                 with contextlib.suppress(OSError):
                     oldest.shutdown(socket.SHUT_RDWR)
-            self._unauthenticated[line] = None
+            self._unauthenticated[connection] = None
 
-    def _serve(self, line: socket.socket) -> None:
-        self._connections.add(line)
+    def _serve(self, connection: socket.socket) -> None:
+        self._connections.add(connection)
         try:
-            with line, contextlib.suppress(OSError, ValueError):
+            with connection, contextlib.suppress(OSError, ValueError):
                 try:
-                    known = self._authenticate(line)
+                    known = self._authenticate(connection)
                 finally:
                     with self._authentication_lock:
-                        self._unauthenticated.pop(line, None)
+                        self._unauthenticated.pop(connection, None)
                 while known:
-                    request, *arguments = _receive(line)
+                    request, *arguments = _receive(connection)
                     with self._changed:
                         answer = self._requests[request](*arguments)
                         self._changed.notify_all()
-                    line.sendall(_pack(answer))
+                    connection.sendall(_pack(answer))
         finally:
-            self._connections.discard(line)
+            self._connections.discard(connection)
 
-    def _authenticate(self, line: socket.socket) -> bool:
+    def _authenticate(self, connection: socket.socket) -> bool:
         deadline = time.monotonic() + _AUTHENTICATION_TIMEOUT_S
-        line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         ours = secrets.token_bytes(_NONCE_BYTES)
-        line.settimeout(_AUTHENTICATION_TIMEOUT_S)
-        line.sendall(ours)
-        theirs = _receive_exactly(line, 2 * _NONCE_BYTES, deadline)
+        connection.settimeout(_AUTHENTICATION_TIMEOUT_S)
+        connection.sendall(ours)
+        theirs = _receive_exactly(connection, 2 * _NONCE_BYTES, deadline)
         nonces = ours + theirs[:_NONCE_BYTES]
         # Compared in constant time, so that the duration reveals nothing about the expected proof.
         if not hmac.compare_digest(theirs[_NONCE_BYTES:], _compute_proof(self.secret, b"client", nonces)):
             return False
-        line.sendall(_compute_proof(self.secret, b"server", nonces))
-        line.settimeout(None)
+        connection.sendall(_compute_proof(self.secret, b"server", nonces))
+        connection.settimeout(None)
         return True
 
     def _set(self, key: bytes, value: bytes) -> list[bytes]:
@@ -273,11 +273,11 @@ def _pack(fields: Sequence[bytes]) -> bytes:
     return struct.pack("<I", len(body)) + body
 
 
-def _receive(line: socket.socket) -> list[bytes]:
-    (size,) = struct.unpack("<I", _receive_exactly(line, 4))
+def _receive(connection: socket.socket) -> list[bytes]:
+    (size,) = struct.unpack("<I", _receive_exactly(connection, 4))
     if size > _MAX_REQUEST_BYTES:
         raise ValueError(f"a message of the store must have at most {_MAX_REQUEST_BYTES} bytes, got {size}")
-    body, fields, place = _receive_exactly(line, size), [], 0
+    body, fields, place = _receive_exactly(connection, size), [], 0
     while place < size:
         (length,) = struct.unpack_from("<I", body, place)
         fields.append(body[place + 4 : place + 4 + length])
@@ -285,12 +285,12 @@ def _receive(line: socket.socket) -> list[bytes]:
     return fields
 
 
-def _receive_exactly(line: socket.socket, size: int, deadline: float | None = None) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int, deadline: float | None = None) -> bytes:
     data = b""
     while len(data) < size:
         if deadline is not None:
-            line.settimeout(max(0.001, deadline - time.monotonic()))
-        more = line.recv(size - len(data))
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+        more = connection.recv(size - len(data))
         if not more:
             raise ConnectionResetError("the other end closed the connection")
         data += more

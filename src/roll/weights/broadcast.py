@@ -34,7 +34,7 @@ from roll.weights.rendezvous import (
     get_device_name,
 )
 
-__all__ = ["BroadcastHandle", "address_update", "receive"]
+__all__ = ["BroadcastHandle", "build_engine_update", "receive"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ _groups: dict[tuple[str, int, Member], Group] = {}
 """Cached process groups of this process, by the store's address and the member."""
 
 
-def address_update(update: WeightUpdate, engine_id: str, engine_ids: tuple[str, ...]) -> WeightUpdate:
+def build_engine_update(update: WeightUpdate, engine_id: str, engine_ids: tuple[str, ...]) -> WeightUpdate:
     """Return the update for one engine: for a broadcast, its handle gets `engine_id` and `engine_ids`."""
     if not isinstance(update.handle, BroadcastHandle):
         return update
@@ -67,15 +67,15 @@ def address_update(update: WeightUpdate, engine_id: str, engine_ids: tuple[str, 
 
 
 @contextmanager
-def receive(update: WeightUpdate, place: ReceiverLocation) -> Generator[TensorStream]:
+def receive(update: WeightUpdate, location: ReceiverLocation) -> Generator[TensorStream]:
     """Join the group of the broadcast; yield the stream of received tensors."""
     handle: BroadcastHandle = update.handle
-    member = Member(handle.engine_id, place.worker)
+    member = Member(handle.engine_id, location.worker)
     cache_key = (handle.host, handle.port, member)
     about = f"weight sync of policy version {update.policy_version}, engine '{handle.engine_id}'"
-    group, point = _join_rendezvous(handle, member, place, _groups.pop(cache_key, None), about)
+    group, rendezvous = _join_rendezvous(handle, member, location, _groups.pop(cache_key, None), about)
     try:
-        yield _receive_tensors(update, group, place, point)
+        yield _receive_tensors(update, group, location, rendezvous)
     except BaseException:
         group.abort()
         raise
@@ -83,24 +83,28 @@ def receive(update: WeightUpdate, place: ReceiverLocation) -> Generator[TensorSt
 
 
 def _join_rendezvous(
-    handle: BroadcastHandle, member: Member, place: ReceiverLocation, cached: Group | None, about: str
+    handle: BroadcastHandle, member: Member, location: ReceiverLocation, cached: Group | None, about: str
 ) -> tuple[Group, Rendezvous]:
     try:
-        store = AuthenticatedStore(handle.host, handle.port, handle.secret, timeout=timedelta(seconds=place.timeout_s))
+        store = AuthenticatedStore(
+            handle.host, handle.port, handle.secret, timeout=timedelta(seconds=location.timeout_s)
+        )
     except dist.DistError as error:
         raise WeightSyncError(
             f"{about}: no trainer answers at {handle.host}:{handle.port}: check whether the trainer still runs."
         ) from error
-    members = tuple(Member(engine, worker) for engine in handle.engine_ids for worker in range(place.num_workers))
+    members = tuple(Member(engine, worker) for engine in handle.engine_ids for worker in range(location.num_workers))
     rank = 1 + members.index(member)
-    point = Rendezvous(store, handle.sync, about, place.timeout_s)
-    point.write("members", members)
+    rendezvous = Rendezvous(store, handle.sync, about, location.timeout_s)
+    rendezvous.write("members", members)
     # The sender reuses a group only if every member still has it cached.
-    point.write(f"hello/{rank}", {"group": cached.key if cached else "", "device": get_device_name(place.device)})
-    verdict = point.read("verdict", "the trainer did not begin to send")
-    point.check_verdict(verdict)
+    rendezvous.write(
+        f"hello/{rank}", {"group": cached.key if cached else "", "device": get_device_name(location.device)}
+    )
+    verdict = rendezvous.read("verdict", "the trainer did not begin to send")
+    rendezvous.check_verdict(verdict)
     if cached is not None and cached.key == verdict["group"]:
-        return cached, point
+        return cached, rendezvous
     del cached  # closes its connections before new ones are made
     with convert_group_errors(about):
         group = build_group(
@@ -110,14 +114,16 @@ def _join_rendezvous(
             members=members,
             backend=verdict["backend"],
             address=find_local_address(handle.host, handle.port),
-            timeout_s=place.timeout_s,
+            timeout_s=location.timeout_s,
         )
-    return group, point
+    return group, rendezvous
 
 
-def _receive_tensors(update: WeightUpdate, group: Group, place: ReceiverLocation, point: Rendezvous) -> TensorStream:
-    about = point.about
-    device = place.device if group.backend == "nccl" else torch.device("cpu")
+def _receive_tensors(
+    update: WeightUpdate, group: Group, location: ReceiverLocation, rendezvous: Rendezvous
+) -> TensorStream:
+    about = rendezvous.about
+    device = location.device if group.backend == "nccl" else torch.device("cpu")
 
     def start(index: int, bucket: Bucket) -> torch.Tensor:
         buffer = group.get_buffer(index, bucket.num_bytes, device)
@@ -130,7 +136,7 @@ def _receive_tensors(update: WeightUpdate, group: Group, place: ReceiverLocation
         # The next bucket is received while the engine reads this one.
         if index + 1 < len(buckets):
             started.append(start(index + 1, buckets[index + 1]))
-        group.finish_oldest(about, point.check_aborted)
+        group.finish_oldest(about, rendezvous.check_aborted)
         buffer = started.pop(0)
         for slot in bucket.slots:
             flat = buffer[slot.offset : slot.offset + slot.num_bytes].view(get_dtype(slot.spec))

@@ -53,7 +53,7 @@ class BroadcastSender:
         self._device = torch.device("cpu")
         self._released = threading.Event()
         self._source: WeightSource | None = None
-        self._point: Rendezvous | None = None
+        self._rendezvous: Rendezvous | None = None
         self._keys: list[str] = []
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
@@ -69,7 +69,7 @@ class BroadcastSender:
             self._store = self._connect()
         sync = f"sync/{next(self._numbers)}"
         about = f"weight sync of policy version {policy_version}"
-        self._point = Rendezvous(self._store, sync, about, self._timeout_s)
+        self._rendezvous = Rendezvous(self._store, sync, about, self._timeout_s)
         self._keys = []
         assert self._server is not None
         handle = BroadcastHandle(
@@ -88,17 +88,17 @@ class BroadcastSender:
 
         All ranks iterate even if the sync has been aborted, because other ranks may have started iterating.
         """
-        point = self._point
+        rendezvous = self._rendezvous
         if self._source is None:
             raise WeightSyncError("no weights to send: the weight sync was not staged.")
         with iterate_to_end(self._source) as tensors:
             if self._released.is_set():
                 raise WeightSyncError("the weight sync was aborted before every engine had joined.")
-            if point is None:
+            if rendezvous is None:
                 return {}
-            group, self._group = self._wait_for_engines(point), None
+            group, self._group = self._wait_for_engines(rendezvous), None
             try:
-                checksums = self._stream(group, tensors, point.about)
+                checksums = self._stream(group, tensors, rendezvous.about)
             except BaseException:
                 group.abort()
                 raise
@@ -109,12 +109,12 @@ class BroadcastSender:
         """Abort the sync if it failed; after a success, keep the process group for the next sync."""
         self._released.set()
         if failed:
-            if self._point is not None:
-                self._point.write("verdict", {"abandoned": "another engine failed, or the sender did"})
+            if self._rendezvous is not None:
+                self._rendezvous.write("verdict", {"abandoned": "another engine failed, or the sender did"})
             self._group = None
-        elif self._point is not None:
-            self._point.delete_values(self._keys)
-        self._point = None
+        elif self._rendezvous is not None:
+            self._rendezvous.delete_values(self._keys)
+        self._rendezvous = None
 
     def close(self) -> None:
         """Free the process group, the buffers and the store."""
@@ -138,29 +138,29 @@ class BroadcastSender:
                 self._device = tensor.device
         self._manifest, self._names = tuple(manifest), names
 
-    def _wait_for_engines(self, point: Rendezvous) -> Group:
+    def _wait_for_engines(self, rendezvous: Rendezvous) -> Group:
         def check_active() -> None:
             if self._released.is_set():
-                raise WeightSyncError(f"{point.about}: the sync was aborted before every engine had joined.")
+                raise WeightSyncError(f"{rendezvous.about}: the sync was aborted before every engine had joined.")
 
-        members = tuple(Member(*each) for each in point.read("members", "no engine joined", check_active))
+        members = tuple(Member(*each) for each in rendezvous.read("members", "no engine joined", check_active))
         keys = [f"hello/{rank}" for rank in range(1, 1 + len(members))]
         self._keys = ["members", "verdict", *keys]
         hellos = [
-            point.read(key, f"engine '{member.engine_id}' did not join", check_active)
+            rendezvous.read(key, f"engine '{member.engine_id}' did not join", check_active)
             for key, member in zip(keys, members, strict=True)
         ]
         cached = self._group
         if cached is not None and cached.members == members and all(hello["group"] == cached.key for hello in hellos):
-            point.write("verdict", {"group": cached.key, "backend": cached.backend})
+            rendezvous.write("verdict", {"group": cached.key, "backend": cached.backend})
             return cached
         del cached
         self._group = None
         key = uuid.uuid4().hex
         backend = choose_backend([get_device_name(self._device), *(hello["device"] for hello in hellos)])
-        point.write("verdict", {"group": key, "backend": backend})
+        rendezvous.write("verdict", {"group": key, "backend": backend})
         store = self._connect()  # a separate connection, because joining blocks and `release` must be able to write
-        with convert_group_errors(point.about):
+        with convert_group_errors(rendezvous.about):
             return build_group(
                 store,
                 key=key,
@@ -195,7 +195,7 @@ class BroadcastSender:
             # The next sync must build the manifest again.
             self._names = ()
             raise WeightSyncError(
-                f"{about}: the trainer sent tensor '{surplus[0]}', which it had not announced: sync again."
+                f"{about}: the trainer sent tensor '{surplus[0]}', which is not in the manifest: sync again."
             )
         return checksums
 
@@ -212,6 +212,6 @@ def _pack(
         name, tensor = next(tensors, (None, None))
         if name is None or tensor is None or describe_tensor(name, tensor) != slot.spec:
             sent = "no tensor" if name is None or tensor is None else describe_tensor(name, tensor)
-            raise WeightSyncError(f"{about}: the trainer announced {slot.spec} but sent {sent}.")
+            raise WeightSyncError(f"{about}: the manifest has {slot.spec}, but the trainer sent {sent}.")
         checksums[name] = compute_checksum(tensor)
         buffer[slot.offset : slot.offset + slot.num_bytes].copy_(to_flat_bytes(tensor))

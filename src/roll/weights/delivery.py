@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 from roll.errors import EngineDiedError, WeightSyncError
 from roll.protocols import InferenceEngine
 from roll.types import WeightReceipt, WeightUpdate
-from roll.weights.broadcast import address_update
-from roll.weights.plan import sum_bytes
+from roll.weights.broadcast import build_engine_update
+from roll.weights.plan import compute_total_bytes
 from roll.weights.probe import find_majority_dtype
 from roll.weights.quantization import find_quantized_dtype
 
@@ -43,11 +43,11 @@ class Delivery:
         Raises:
             WeightSyncError: an engine failed during a broadcast, so the others cannot finish it.
         """
-        self.num_bytes = sum_bytes(update.manifest)
+        self.num_bytes = compute_total_bytes(update.manifest)
         self.dtype = find_quantized_dtype(update.manifest) or find_majority_dtype(update.manifest)
         ids = tuple(engine.engine_id for engine in engines)
         for engine in engines:
-            addressed = replace(address_update(update, engine.engine_id, ids), adapter=self.adapter)
+            addressed = replace(build_engine_update(update, engine.engine_id, ids), adapter=self.adapter)
             self.tasks[engine.engine_id] = asyncio.create_task(self._update(engine, addressed))
         together = update.transport == "broadcast"
         waiting = set(self.tasks.values())
@@ -80,11 +80,11 @@ class Delivery:
                 self.dead[engine_id] = EngineDiedError(engine_id, cause)
 
 
-async def call_with_timeout(limit_s: float, engine: InferenceEngine, call: Coroutine[Any, Any, T], action: str) -> T:
+async def call_with_timeout(timeout_s: float, engine: InferenceEngine, call: Coroutine[Any, Any, T], action: str) -> T:
     """Await a call to an engine, with a timeout, and return its result.
 
     Args:
-        limit_s: The timeout, in seconds.
+        timeout_s: The timeout, in seconds.
         engine: The engine.
         call: The call.
         action: What the engine should do, for the message: "it did not … within 60 s".
@@ -95,8 +95,8 @@ async def call_with_timeout(limit_s: float, engine: InferenceEngine, call: Corou
     task = asyncio.ensure_future(call)
     try:
         # Not `asyncio.wait_for`, which waits for the canceled call to end: the call to a hung engine may never end.
-        if not (await asyncio.wait({task}, timeout=limit_s))[0]:
-            raise EngineDiedError(engine.engine_id, f"it did not {action} within {limit_s:g} s")
+        if not (await asyncio.wait({task}, timeout=timeout_s))[0]:
+            raise EngineDiedError(engine.engine_id, f"it did not {action} within {timeout_s:g} s")
     finally:
         if not task.done():
             task.cancel()

@@ -76,7 +76,7 @@ class InProcessSender:
 
 
 @contextmanager
-def receive(update: WeightUpdate, place: ReceiverLocation) -> Generator[TensorStream]:
+def receive(update: WeightUpdate, location: ReceiverLocation) -> Generator[TensorStream]:
     """Yield the stream of the staged tensors.
 
     Raises:

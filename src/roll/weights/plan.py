@@ -13,7 +13,16 @@ import torch
 from roll.errors import WeightSyncError
 from roll.types import TensorSpec
 
-__all__ = ["ALIGNMENT", "Bucket", "Slot", "describe_tensor", "get_dtype", "num_bytes", "plan_buckets", "sum_bytes"]
+__all__ = [
+    "ALIGNMENT",
+    "Bucket",
+    "Slot",
+    "compute_num_bytes",
+    "compute_total_bytes",
+    "describe_tensor",
+    "get_dtype",
+    "plan_buckets",
+]
 
 ALIGNMENT = 64
 """The offset of every tensor is a multiple of this number of bytes: the size of a cache line."""
@@ -57,14 +66,14 @@ def get_dtype(spec: TensorSpec) -> torch.dtype:
     return dtype
 
 
-def num_bytes(spec: TensorSpec) -> int:
+def compute_num_bytes(spec: TensorSpec) -> int:
     """Return the size of a tensor in bytes."""
     return spec.num_elements * get_dtype(spec).itemsize
 
 
-def sum_bytes(manifest: Sequence[TensorSpec]) -> int:
+def compute_total_bytes(manifest: Sequence[TensorSpec]) -> int:
     """Return the total size of a manifest's tensors in bytes, without alignment gaps."""
-    return sum(num_bytes(spec) for spec in manifest)
+    return sum(compute_num_bytes(spec) for spec in manifest)
 
 
 def plan_buckets(manifest: Sequence[TensorSpec], bucket_bytes: int) -> tuple[Bucket, ...]:
@@ -76,7 +85,7 @@ def plan_buckets(manifest: Sequence[TensorSpec], bucket_bytes: int) -> tuple[Buc
     slots: list[Slot] = []
     end = 0
     for spec in manifest:
-        length = num_bytes(spec)
+        length = compute_num_bytes(spec)
         if slots and end + length > bucket_bytes:
             buckets.append(Bucket(slots=tuple(slots), num_bytes=end))
             slots, end = [], 0

@@ -33,9 +33,9 @@ from numpy.typing import NDArray
 
 from roll.types import FloatArray, IntArray, SequenceMedia, TensorSpec, TrainingBatch, TrainingSample
 
-__all__ = ["NOISE", "NoiseBounds", "ProbeChecker", "ProbeResult", "build_probe_batch", "find_majority_dtype"]
+__all__ = ["NOISE_BOUNDS", "NoiseBounds", "ProbeChecker", "ProbeResult", "build_probe_batch", "find_majority_dtype"]
 
-MARGIN = 3.0
+TOLERANCE_FACTOR = 3.0
 """The tolerance is this multiple of the first difference."""
 
 
@@ -51,7 +51,7 @@ class NoiseBounds:
     """Whether a small step changes the noise only a little, so that changes of log-probs can be compared."""
 
 
-NOISE = {
+NOISE_BOUNDS = {
     "float32": NoiseBounds(floor=3e-5, ceiling=1e-2, smooth=True),
     "bfloat16": NoiseBounds(floor=2e-2, ceiling=0.3, smooth=False),
     "float16": NoiseBounds(floor=5e-3, ceiling=0.1, smooth=False),
@@ -79,7 +79,7 @@ class ProbeResult:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _ProbeLogprobs:
     trainer: NDArray[np.float64]
     engine: NDArray[np.float64]
 
@@ -91,13 +91,15 @@ class ProbeChecker:
     noise: NoiseBounds
     """The noise of the dtype that the engines compute in."""
     tolerance: float | None = None
-    """The tolerance of the mean absolute difference; `None`: `MARGIN` times the first difference, within `noise`."""
+    """The tolerance of the mean absolute difference; `None`: `TOLERANCE_FACTOR` times the first difference, within
+    `noise`.
+    """
     _first: float | None = field(init=False, default=None)
     _first_scale: float = field(init=False, default=1.0)
     _first_change: tuple[float, float] | None = field(init=False, default=None)
-    _last: dict[str, _Reading] = field(init=False, default_factory=dict)
+    _last: dict[str, _ProbeLogprobs] = field(init=False, default_factory=dict)
 
-    def discard_reading(self, engine_id: str) -> None:
+    def discard_logprobs(self, engine_id: str) -> None:
         """Drop the last log-probs of an engine that was replaced: the new engine's are not comparable with them."""
         self._last.pop(engine_id, None)
 
@@ -117,7 +119,7 @@ class ProbeChecker:
             trainer: The trainer's log-probs of the same sequences [L].
             weights_changed: Whether most tensors have changed since this engine's last probe.
         """
-        now = _Reading(_flatten(trainer), _flatten(engine))
+        now = _ProbeLogprobs(_flatten(trainer), _flatten(engine))
         before = self._last.get(engine_id)
         result = self._compare(now, before, weights_changed)
         if not result.problem:
@@ -128,7 +130,7 @@ class ProbeChecker:
                 self._first_change = (result.change, result.change_missed)
         return result
 
-    def _compare(self, now: _Reading, before: _Reading | None, weights_changed: bool) -> ProbeResult:
+    def _compare(self, now: _ProbeLogprobs, before: _ProbeLogprobs | None, weights_changed: bool) -> ProbeResult:
         gap = np.abs(now.engine - now.trainer)
         mean_abs, max_abs = float(gap.mean()), float(gap.max())
         tolerance = self._compute_tolerance(now)
@@ -147,7 +149,7 @@ class ProbeChecker:
             problem = "log-probs did not change although the trainer's did: it computes with the old weights"
         elif limit is not None and missed > limit:
             problem = (
-                f"log-probs changed differently from the trainer's (which moved by {change:.2g}): the changes differ "
+                f"log-probs changed differently from the trainer's (which changed by {change:.2g}): the changes differ "
                 f"by {missed:.2g} on average; tolerated: {limit:.2g}"
             )
         return ProbeResult(
@@ -160,21 +162,21 @@ class ProbeChecker:
             problem=problem,
         )
 
-    def _compute_tolerance(self, now: _Reading) -> float:
+    def _compute_tolerance(self, now: _ProbeLogprobs) -> float:
         if self.tolerance is not None:
             return self.tolerance
         if self._first is None:
             return self.noise.ceiling
         # The rounding error of a log-prob grows with its magnitude, which grows as the policy sharpens.
         growth = max(1.0, float(np.abs(now.trainer).mean()) / max(self._first_scale, 1e-6))
-        return min(self.noise.ceiling, max(self.noise.floor, MARGIN * self._first) * growth)
+        return min(self.noise.ceiling, max(self.noise.floor, TOLERANCE_FACTOR * self._first) * growth)
 
     def _compute_change_tolerance(self, change: float) -> float | None:
         """Return the tolerance of `change_missed` when the trainer's log-probs change by `change`; `None`: not checked.
 
-        The tolerance is `MARGIN` times the first `change_missed`, times `change` relative to the first change, and at
-        least the noise floor. Before the first change it is twice the noise floor, if the first difference between
-        engine and trainer was at most the floor; otherwise the change is not checked.
+        The tolerance is `TOLERANCE_FACTOR` times the first `change_missed`, times `change` relative to the first
+        change, and at least the noise floor. Before the first change it is twice the noise floor, if the first
+        difference between engine and trainer was at most the floor; otherwise the change is not checked.
         """
         if not self.noise.smooth:
             return None
@@ -182,7 +184,7 @@ class ProbeChecker:
             # Before the first change, a small first difference is the only sign that the noise is small.
             return None if self._first is None or self._first > self.noise.floor else self.noise.floor * 2
         first_change, first_missed = self._first_change
-        return max(self.noise.floor, MARGIN * first_missed * max(1.0, change / first_change))
+        return max(self.noise.floor, TOLERANCE_FACTOR * first_missed * max(1.0, change / first_change))
 
 
 def _flatten(logprobs: Sequence[FloatArray]) -> NDArray[np.float64]:

@@ -30,9 +30,9 @@ __all__ = [
     "QuantizedWeights",
     "dequantize",
     "dequantize_stream",
+    "drop_scales",
     "find_quantized_dtype",
     "quantize",
-    "without_scales",
 ]
 
 FORMATS = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
@@ -47,17 +47,17 @@ class QuantizedWeights:
     Args:
         source: The source of all weights.
         format: `int8` or `fp8`.
-        linear: The names of the weights to quantize.
+        names_to_quantize: The names of the weights to quantize.
     """
 
-    def __init__(self, source: WeightSource, format: str, linear: Collection[str]) -> None:
+    def __init__(self, source: WeightSource, format: str, names_to_quantize: Collection[str]) -> None:
         self._source = source
         self._format = format
-        self._linear = linear
+        self._names_to_quantize = names_to_quantize
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
         for name, weight in self._source:
-            if name not in self._linear:
+            if name not in self._names_to_quantize:
                 yield name, weight
                 continue
             # ranks other than 0 get no weights: they only iterate over the names
@@ -70,7 +70,7 @@ class QuantizedWeights:
         return [each for name in self._source.names() for each in self._list_tensors(name)]
 
     def _list_tensors(self, name: str) -> tuple[str, ...]:
-        return (name + _SUFFIX, name) if name in self._linear else (name,)
+        return (name + _SUFFIX, name) if name in self._names_to_quantize else (name,)
 
 
 @torch.no_grad()
@@ -99,7 +99,7 @@ def find_quantized_dtype(manifest: Sequence[TensorSpec]) -> str | None:
     return next((spec.dtype for spec in manifest if spec.dtype in _CODE_DTYPES), None)
 
 
-def without_scales(manifest: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+def drop_scales(manifest: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
     """Return the manifest without the scales of quantized weights: only tensors of the HF checkpoint."""
     scales = _list_scales(manifest)
     return tuple(spec for spec in manifest if spec.name not in scales)

@@ -26,7 +26,7 @@ from roll.errors import WeightSyncError
 from roll.registry import Registry
 from roll.types import WeightUpdate
 from roll.weights.checksum import compute_checksum
-from roll.weights.plan import describe_tensor, num_bytes
+from roll.weights.plan import compute_num_bytes, describe_tensor
 
 __all__ = ["RECEIVE_TIMEOUT_S", "TRANSPORTS", "Receiver", "ReceiverLocation", "TensorStream", "open_update"]
 
@@ -95,7 +95,7 @@ class Receiver:
                 if seen != announced:
                     raise WeightSyncError(f"{self._format_location(name)} has {aspect} {seen}, expected {announced}.")
             self.checksums[name] = compute_checksum(tensor)
-            self.num_bytes += num_bytes(expected)
+            self.num_bytes += compute_num_bytes(expected)
             yield name, tensor
         surplus = next(stream, None)
         if surplus is not None:

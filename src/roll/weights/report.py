@@ -11,7 +11,7 @@ from roll.weights.probe import ProbeResult
 
 __all__ = ["SyncReport", "find_checksum_problem", "find_receipt_problem"]
 
-MAX_NAMES = 5
+MAX_LISTED_NAMES = 5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,6 +93,6 @@ def find_checksum_problem(checksums: Mapping[str, int], sent: Mapping[str, int],
 
 
 def _list_names(names: Sequence[str]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:MAX_NAMES])
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    shown = ", ".join(f"'{name}'" for name in names[:MAX_LISTED_NAMES])
+    more = f" and {len(names) - MAX_LISTED_NAMES} more" if len(names) > MAX_LISTED_NAMES else ""
     return f"{'tensor' if len(names) == 1 else f'{len(names)} tensors:'} {shown}{more}"

@@ -138,7 +138,7 @@ def _hash_and_copy(tensor: torch.Tensor, descriptor: int, offset: int) -> int:
 
 
 @contextmanager
-def receive(update: WeightUpdate, place: ReceiverLocation) -> Generator[TensorStream]:
+def receive(update: WeightUpdate, location: ReceiverLocation) -> Generator[TensorStream]:
     """Map the file and yield the stream of tensors, which are copy-on-write views."""
     handle: SegmentHandle = update.handle
     with _open_segment(handle, update.policy_version) as descriptor:

@@ -31,7 +31,7 @@ from roll.protocols import InferenceEngine, SupportsReadback, TrainerGroup
 from roll.rollout.engine_group import EngineGroup
 from roll.types import IntArray, SequenceMedia
 from roll.weights.delivery import Delivery, call_with_timeout
-from roll.weights.probe import NOISE, ProbeChecker, ProbeResult, build_probe_batch
+from roll.weights.probe import NOISE_BOUNDS, ProbeChecker, ProbeResult, build_probe_batch
 from roll.weights.report import SyncReport, find_checksum_problem, find_receipt_problem
 
 __all__ = ["SyncReport", "WeightSync"]
@@ -169,7 +169,7 @@ class WeightSync:
                 )
             self._probed.pop(engine.engine_id, None)
             if self._probe_checker is not None:
-                self._probe_checker.discard_reading(engine.engine_id)
+                self._probe_checker.discard_logprobs(engine.engine_id)
             probed = self._config.probe_every_num_steps > 0
             async with self._weights_on_device():
                 report = await self._sync((engine,), self.versions[self._adapter], probed)
@@ -313,7 +313,9 @@ class WeightSync:
             trainer = await scored
             answers = await request_logprobs()
         if self._probe_checker is None:
-            self._probe_checker = ProbeChecker(NOISE.get(dtype, NOISE["bfloat16"]), self._config.probe_tolerance)
+            self._probe_checker = ProbeChecker(
+                NOISE_BOUNDS.get(dtype, NOISE_BOUNDS["bfloat16"]), self._config.probe_tolerance
+            )
         results: dict[str, ProbeResult] = {}
         for engine_id, logprobs in answers.items():
             before = self._probed.get(engine_id, {})

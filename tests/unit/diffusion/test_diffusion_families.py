@@ -78,7 +78,7 @@ def test_diffusion_every_method_takes_a_step(
     family: str, lora: LoRAConfig | None, pipelines: dict[str, Path], tmp_path: Path
 ) -> None:
     trainer = DiffusionTrainer(make_family_spec(pipelines[family], family, lora=lora))
-    trainer.keep_old()
+    trainer.start_old_policy()
     batch = family_batch(trainer, family)
     before = {name: p.detach().clone() for name, p in trainer.network.named_parameters()}
     for name, loss in LOSSES.items():
@@ -112,7 +112,7 @@ def test_image_to_video_restores_the_first_frame_at_every_step(pipelines: dict[s
     batch = family_batch(trainer, "wan", paths)
     result = trainer.measure(batch, LOSSES["flow_grpo"])
     assert result.metrics["ratio/mean"] == pytest.approx(1.0, abs=1e-4)
-    trainer.keep_old()
+    trainer.start_old_policy()
     for name, loss in LOSSES.items():
         assert trainer.train_step(batch, loss).stepped, name
 

@@ -27,7 +27,7 @@ def read(kind: str) -> dict[str, Any]:
 
 
 def make_terms(latents: Tensor, sigma: Tensor, data: dict[str, Tensor], **others: Tensor) -> Terms:
-    return Terms(latents=latents, sigma=sigma, data=data, others=others)
+    return Terms(latents=latents, sigma=sigma, data=data, other_velocities=others)
 
 
 def test_flow_grpo_step_and_loss_equal_those_of_the_published_code() -> None:
@@ -100,7 +100,7 @@ def test_diffusion_nft_velocity_form_moves_towards_good_samples_and_away_from_ba
     advantages = torch.tensor([5.0, -2.0], dtype=torch.float64)
     data = {"clean": clean, "noise": noise, "advantage": advantages}
     terms = make_terms(noise, torch.ones(2, dtype=torch.float64), data, old=old)
-    each, _ = NFTLoss(beta=0.5, kl_coefficient=0.0, form="velocity").compute(velocity, terms)
+    each, _ = NFTLoss(beta=0.5, kl_coefficient=0.0, distance="velocity").compute(velocity, terms)
     (found,) = torch.autograd.grad(each.sum(), velocity)
     expected = 2 * (old - (noise - clean)) / 4 * advantages.view(-1, 1, 1, 1)
     torch.testing.assert_close(found, expected)

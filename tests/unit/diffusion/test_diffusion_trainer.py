@@ -70,7 +70,7 @@ def test_diffusion_gradient_does_not_depend_on_micro_batches(name: str) -> None:
     found = []
     for size in (2, 4, 64):
         trainer = DiffusionTrainer(make_spec(activation_checkpointing=size == 4))
-        trainer.keep_old()
+        trainer.start_old_policy()
         batch = dataclasses.replace(make_batch(trainer), micro_batch_size=size)
         trainer.train_step(batch, LOSSES["flow_matching"])  # so that current, old and reference differ
         trainer.discard_gradients()
@@ -163,7 +163,7 @@ def test_reward_gradient_names_a_reward_without_a_gradient(tmp_path: Path) -> No
 
 def test_nft_old_policy_is_an_average_and_current_weights_stay_bit_for_bit() -> None:
     trainer = DiffusionTrainer(make_spec())
-    trainer.keep_old()
+    trainer.start_old_policy()
     start, batch = read_weights(trainer), make_batch(trainer)
     before = trainer.sample(make_requests(), SDE)
     for _ in range(2):
@@ -172,7 +172,7 @@ def test_nft_old_policy_is_an_average_and_current_weights_stay_bit_for_bit() -> 
     old = trainer.sample(make_requests(), SDE, weights="old")
     np.testing.assert_array_equal(old[0].latents, before[0].latents)
     assert all(torch.equal(value, read_weights(trainer)[name]) for name, value in now.items())
-    trainer.move_old(0.25)
+    trainer.update_old_policy(0.25)
     with trainer._with_weights("old"):
         for name, value in read_weights(trainer).items():
             torch.testing.assert_close(value, 0.25 * start[name] + 0.75 * now[name])
@@ -182,13 +182,13 @@ def test_nft_old_policy_is_an_average_and_current_weights_stay_bit_for_bit() -> 
 def test_diffusion_checkpoint_resumes_bit_for_bit_with_the_old_policy(lora: LoRAConfig | None, tmp_path: Path) -> None:
     def build() -> DiffusionTrainer:
         trainer = DiffusionTrainer(make_spec(lora=lora))
-        trainer.keep_old()
+        trainer.start_old_policy()
         return trainer
 
     straight = build()
     batch = make_batch(straight)
     straight.train_step(batch, LOSSES["nft"])
-    straight.move_old(0.5)
+    straight.update_old_policy(0.5)
     straight.save(tmp_path / "state")
     resumed = build()
     resumed.load(tmp_path / "state")

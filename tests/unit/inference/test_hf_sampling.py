@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from roll.inference.hf_requests import draw_uniforms
 from roll.inference.hf_sampling import Sampler
-from roll.inference.inversion import BLOCK
+from roll.inference.inversion import BLOCK_SIZE
 from roll.types import SamplingParams
 
 
@@ -122,14 +122,14 @@ def test_hf_sampling_padding_rows_may_hold_anything() -> None:
 
 def test_hf_sampling_a_sampler_forgets_the_step_before() -> None:
     sampler = Sampler()
-    sampler.sample(torch.zeros(4, BLOCK + 9), [params(top_k=1)] * 4, np.full(4, 0.5))
+    sampler.sample(torch.zeros(4, BLOCK_SIZE + 9), [params(top_k=1)] * 4, np.full(4, 0.5))
     assert sampler.sample(torch.tensor([QUARTERS]), [params()], np.array([0.99])).tokens.tolist() == [3]
     flat = sampler.sample(torch.zeros(2, 4), [params()] * 2, np.array([0.99, 0.1]))
     assert flat.tokens.tolist() == [3, 0] and flat.logprobs.tolist() == pytest.approx([-math.log(4)] * 2, abs=1e-6)
 
 
 @given(
-    vocab=st.integers(2, 3 * BLOCK),
+    vocab=st.integers(2, 3 * BLOCK_SIZE),
     seed=st.integers(0, 2**32),
     spread=st.sampled_from([0.1, 3.0, 30.0]),
     top_k=st.sampled_from([0, 1, 5, 10_000]),

@@ -26,10 +26,10 @@ from roll.inference.vllm import VLLMEngine
 from roll.inference.vllm.arguments import build_engine_arguments
 from roll.inference.vllm.child import LogStream
 from roll.inference.vllm.conversion import check_fits, check_tokens, to_generation
-from roll.inference.vllm.direct import DirectLoad, TensorPlacement
+from roll.inference.vllm.direct import DirectLoader, TensorPlacement
 from roll.inference.vllm.environment import prepare_environment
 from roll.inference.vllm.launch import VLLMServer, _build_start_error
-from roll.inference.vllm.stats import Stats
+from roll.inference.vllm.stats import StatsCollector
 from roll.inference.vllm.worker import check_applied, check_manifest, read_checkpoint_shapes
 from roll.types import GenerationRequest, SamplingParams, TensorSpec, WeightUpdate
 
@@ -42,7 +42,7 @@ def request(num_prompt: int, max_new_tokens: int) -> GenerationRequest:
     )
 
 
-LOG = """\
+LOG_VARIABLE = """\
 ValueError: of an earlier start
 INFO 11-22 EngineCore pid=1 waits
 (EngineCore pid=2) ERROR 11-22 [core.py:1] EngineCore encountered a fatal error.
@@ -67,17 +67,17 @@ def test_vllm_what_vllm_refuses_names_the_options_that_the_user_set(
 
 def test_vllm_a_dead_engine_is_explained_by_its_root_cause_and_not_by_the_logs_end(tmp_path: Path) -> None:
     log = tmp_path / "engine-0.log"
-    log.write_text(LOG)
+    log.write_text(LOG_VARIABLE)
     spec = replace(SPEC, log_path=log)
     model = SimpleNamespace(model_config=SimpleNamespace(get_vocab_size=lambda: 8))
-    started = VLLMServer(spec, model, cpu=True, stats=Stats(), log_size=LOG.index("INFO"))
+    started = VLLMServer(spec, model, cpu=True, stats=StatsCollector(), log_size=LOG_VARIABLE.index("INFO"))
     said = started.find_cause_of_death()
     assert "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB" in said
     assert str(log) in said and "EngineDeadError" not in said
-    log.write_text(LOG[: LOG.index("(Engine")])
-    assert VLLMServer(spec, model, cpu=True, stats=Stats(), log_size=LOG.index("INFO")).find_cause_of_death() == (
-        f"vLLM stopped serving (see {log})"
-    )
+    log.write_text(LOG_VARIABLE[: LOG_VARIABLE.index("(Engine")])
+    assert VLLMServer(
+        spec, model, cpu=True, stats=StatsCollector(), log_size=LOG_VARIABLE.index("INFO")
+    ).find_cause_of_death() == (f"vLLM stopped serving (see {log})")
 
 
 def test_vllm_an_engine_spec_survives_pickling() -> None:
@@ -240,7 +240,7 @@ class Layer(torch.nn.Module):
 
 def test_vllm_a_fused_layer_is_packed_once_with_its_parts_in_order() -> None:
     layer, shapes = Layer(0), ((2, 2), (1, 2), (1, 2))
-    load = DirectLoad({name: TensorPlacement(layer, "weight", i, shapes, True) for i, name in enumerate("qkv")})
+    load = DirectLoader({name: TensorPlacement(layer, "weight", i, shapes, True) for i, name in enumerate("qkv")})
     q, k, v = torch.tensor([[1.0, 2], [3, 4]]), torch.tensor([[5.0, 6]]), torch.tensor([[7.0, 8]])
     load.load_tensor("k", k)
     load.load_tensor("q", q)
@@ -254,7 +254,7 @@ def test_vllm_a_fused_layer_is_packed_once_with_its_parts_in_order() -> None:
 def test_vllm_other_parameters_keep_their_place_and_their_padding() -> None:
     embedding, output = Layer(3), Layer(2)
     held = embedding.weight
-    load = DirectLoad({
+    load = DirectLoader({
         "embed": TensorPlacement(embedding, "weight", 0, ((2, 2),), False),
         "head": TensorPlacement(output, "weight", 0, ((2, 2),), False, True),
     })  # fmt: skip

@@ -25,7 +25,7 @@ NOTHING = "import sys; sys.exit(3)  # %d %d"
 
 
 def variables(name: str = "a") -> dict[str, str]:
-    return {child.OWNER: str(os.getpid()), child.LAUNCH: name, child.LOG: os.devnull}
+    return {child.OWNER_VARIABLE: str(os.getpid()), child.LAUNCH_VARIABLE: name, child.LOG_VARIABLE: os.devnull}
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def test_vllm_prestart_it_runs_what_it_is_given_with_the_environment_and_the_log
     waiting = PreforkedProcess({**variables(), "ONLY_THEN": "yes"}, None)
     found, log = tmp_path / "found", tmp_path / "log"
     monkeypatch.setenv("SET_LATER", "yes")
-    monkeypatch.setenv(child.LOG, str(log))
+    monkeypatch.setenv(child.LOG_VARIABLE, str(log))
     process = _Context(waiting).Process(target=exec, args=(SAY.format(found=str(found)),))
     process.start()
     process.join(30)
@@ -241,7 +241,8 @@ prefork._PROGRAM = (
     "from roll.inference.vllm import child; child._IMPORTED_AHEAD = (); child.PARENT_POLL_S = 0.01; "
     "child.wait_for_work(tracker_fd=%d, pipe_handle=%d)"
 )
-waiting = prefork.PreforkedProcess({child.OWNER: str(os.getpid()), child.LAUNCH: "a", child.LOG: os.devnull}, None)
+variables = {child.OWNER_VARIABLE: str(os.getpid()), child.LAUNCH_VARIABLE: "a", child.LOG_VARIABLE: os.devnull}
+waiting = prefork.PreforkedProcess(variables, None)
 if os.fork():
     os.kill(os.getpid(), signal.SIGKILL)
 signal.alarm(20)

@@ -83,7 +83,7 @@ def test_model_directory_model_head_that_differs_is_trained_apart_where_the_conf
     (directory / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
     model = load_causal_lm(directory, "float32")
     assert model.get_parameter("lm_head.weight") is not model.get_parameter("model.embed_tokens.weight")
-    assert describe_model(directory).has_own_projection
+    assert describe_model(directory).has_untied_lm_head
 
 
 def test_model_directory_model_head_is_tied_where_the_default_of_its_class_ties(tiny_model: Path, tmp_path: Path):
@@ -181,7 +181,7 @@ def test_model_directory_model_files_with_numbers_that_are_not_finite_are_found_
     else:
         with pytest.raises(ModelError, match="weight 'a' of model"):
             check_stored_finite(tmp_path)
-        check_stored_finite(tmp_path, most_bytes=100)
+        check_stored_finite(tmp_path, max_bytes=100)
 
 
 def test_model_directory_model_weights_that_overflow_the_dtype_asked_for_are_refused(tiny_model: Path, tmp_path: Path):

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from roll.data.samples import build_samples
 from roll.errors import DataError, ReplayError, UnsupportedError
 from roll.inference.hf_requests import build_prefill_key, create_row
-from roll.inference.spec import refuse_media
+from roll.inference.spec import reject_media
 from roll.pipelines.episodes.state import KeptEpisode
 from roll.pipelines.supervised import output_store
 from roll.rollout.episode_replay import ReplayedPart, build_trajectory, check_replay
@@ -181,11 +181,11 @@ def test_media_prefills_of_the_embedded_engine_are_shared_by_tokens_and_digests(
 
 
 def test_media_engines_without_the_capability_refuse_media() -> None:
-    refuse_media("hf", (), ())
+    reject_media("hf", (), ())
     with pytest.raises(
         UnsupportedError, match="hf engine supports text only, but a sequence has a part of kind 'image'"
     ):
-        refuse_media("hf", (), (span(),))
+        reject_media("hf", (), (span(),))
 
 
 def rollout() -> Rollout:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from roll.errors import WeightSyncError
 from roll.types import TensorSpec
-from roll.weights.plan import ALIGNMENT, describe_tensor, num_bytes, plan_buckets, sum_bytes
+from roll.weights.plan import ALIGNMENT, compute_num_bytes, compute_total_bytes, describe_tensor, plan_buckets
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4, "float64": 8, "bool": 1, "int8": 1}
 specs = st.builds(
@@ -57,7 +57,7 @@ def test_weight_sync_plan_total_bytes_counts_elements_without_gaps():
         TensorSpec(name="b", shape=(), dtype="float32"),
         TensorSpec(name="c", shape=(0, 9), dtype="float64"),
     ]
-    assert sum_bytes(manifest) == 30 + 4 + 0
+    assert compute_total_bytes(manifest) == 30 + 4 + 0
 
 
 def test_weight_sync_plan_a_spec_speaks_torchs_words():
@@ -69,4 +69,4 @@ def test_weight_sync_plan_a_spec_speaks_torchs_words():
 @pytest.mark.parametrize("dtype", ["float33", "nn", "zeros"])
 def test_weight_sync_plan_an_unknown_dtype_is_refused_by_name(dtype: str):
     with pytest.raises(WeightSyncError, match=f"'w' has dtype '{dtype}'"):
-        num_bytes(TensorSpec(name="w", shape=(1,), dtype=dtype))
+        compute_num_bytes(TensorSpec(name="w", shape=(1,), dtype=dtype))

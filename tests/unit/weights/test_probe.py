@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from roll.types import TensorSpec
-from roll.weights.probe import NOISE, ProbeChecker, build_probe_batch, find_majority_dtype
+from roll.weights.probe import NOISE_BOUNDS, ProbeChecker, build_probe_batch, find_majority_dtype
 
 LENGTH = 101
 """Tokens, of which the first is not compared."""
@@ -26,7 +26,7 @@ def plus(logprobs: list[np.ndarray], amount: float, share: float = 1.0) -> list[
 
 
 def test_weight_sync_probe_mean_and_largest_difference_leave_out_first_tokens():
-    result = ProbeChecker(NOISE["float32"]).check("e", plus(trainer_says(), 1e-3, share=0.25), trainer_says())
+    result = ProbeChecker(NOISE_BOUNDS["float32"]).check("e", plus(trainer_says(), 1e-3, share=0.25), trainer_says())
     assert result.mean_abs == pytest.approx(0.25e-3, rel=1e-6)
     assert result.max_abs == pytest.approx(1e-3, rel=1e-6)
     assert not result.problem
@@ -42,7 +42,7 @@ def test_weight_sync_probe_mean_and_largest_difference_leave_out_first_tokens():
 def test_weight_sync_probe_later_differences_may_be_three_times_the_first_within_floor_and_ceiling(
     dtype, first, tolerated
 ):
-    checker = ProbeChecker(NOISE[dtype])
+    checker = ProbeChecker(NOISE_BOUNDS[dtype])
     assert not checker.check("e", plus(trainer_says(), first), trainer_says()).problem
     assert not checker.check("a", plus(trainer_says(), 0.99 * tolerated), trainer_says()).problem
     result = checker.check("b", plus(trainer_says(), 1.01 * tolerated), trainer_says())
@@ -52,18 +52,20 @@ def test_weight_sync_probe_later_differences_may_be_three_times_the_first_within
 
 @pytest.mark.parametrize(("dtype", "ceiling"), [("float32", 1e-2), ("bfloat16", 0.3)])
 def test_weight_sync_probe_the_first_difference_has_a_ceiling(dtype: str, ceiling: float):
-    assert not ProbeChecker(NOISE[dtype]).check("e", plus(trainer_says(), 0.99 * ceiling), trainer_says()).problem
-    assert ProbeChecker(NOISE[dtype]).check("e", plus(trainer_says(), 1.01 * ceiling), trainer_says()).problem
+    assert (
+        not ProbeChecker(NOISE_BOUNDS[dtype]).check("e", plus(trainer_says(), 0.99 * ceiling), trainer_says()).problem
+    )
+    assert ProbeChecker(NOISE_BOUNDS[dtype]).check("e", plus(trainer_says(), 1.01 * ceiling), trainer_says()).problem
 
 
 def test_weight_sync_probe_a_given_tolerance_replaces_all_of_that():
-    checker = ProbeChecker(NOISE["bfloat16"], tolerance=0.5)
+    checker = ProbeChecker(NOISE_BOUNDS["bfloat16"], tolerance=0.5)
     assert not checker.check("e", plus(trainer_says(), 0.49), trainer_says()).problem
     assert checker.check("e", plus(trainer_says(), 0.51), trainer_says()).problem
 
 
 def test_weight_sync_probe_tolerance_grows_with_the_size_of_log_probs_but_not_with_their_shrinking():
-    checker = ProbeChecker(NOISE["bfloat16"])
+    checker = ProbeChecker(NOISE_BOUNDS["bfloat16"])
     checker.check("e", plus(trainer_says(), 0.02), trainer_says())
     twice = checker.check("e", plus(trainer_says(-3.0), 0.1), trainer_says(-3.0))
     half = checker.check("e", plus(trainer_says(1.5), 0.05), trainer_says(1.5))
@@ -73,13 +75,15 @@ def test_weight_sync_probe_tolerance_grows_with_the_size_of_log_probs_but_not_wi
 
 def test_weight_sync_probe_log_probs_that_are_not_finite_are_a_problem():
     for value in (np.nan, -np.inf):
-        result = ProbeChecker(NOISE["bfloat16"]).check("e", plus(trainer_says(), value, share=0.01), trainer_says())
+        result = ProbeChecker(NOISE_BOUNDS["bfloat16"]).check(
+            "e", plus(trainer_says(), value, share=0.01), trainer_says()
+        )
         assert result.problem == "log-probs are not finite"
 
 
-@pytest.mark.parametrize("dtype", sorted(NOISE))
+@pytest.mark.parametrize("dtype", sorted(NOISE_BOUNDS))
 def test_weight_sync_probe_an_engine_that_did_not_move_with_its_trainer_is_seen_at_any_precision(dtype: str):
-    checker = ProbeChecker(NOISE[dtype])
+    checker = ProbeChecker(NOISE_BOUNDS[dtype])
     engine = plus(trainer_says(), 1e-6)
     checker.check("e", engine, trainer_says())
     result = checker.check("e", engine, trainer_says(1e-5))
@@ -88,7 +92,7 @@ def test_weight_sync_probe_an_engine_that_did_not_move_with_its_trainer_is_seen_
 
 
 def test_weight_sync_probe_beneath_a_smooth_difference_the_comparison_of_changes_sees_what_the_tolerance_hides():
-    checker = ProbeChecker(NOISE["float32"])
+    checker = ProbeChecker(NOISE_BOUNDS["float32"])
     offset = 5e-3
     checker.check("e", plus(trainer_says(), offset), trainer_says())
     healthy = checker.check("e", plus(trainer_says(0.01), offset + 1e-6), trainer_says(0.01))
@@ -102,7 +106,7 @@ def test_weight_sync_probe_beneath_a_smooth_difference_the_comparison_of_changes
 
 
 def test_weight_sync_probe_a_larger_step_may_miss_proportionally_more():
-    checker = ProbeChecker(NOISE["float32"])
+    checker = ProbeChecker(NOISE_BOUNDS["float32"])
     checker.check("e", plus(trainer_says(), 5e-3), trainer_says())
     checker.check("e", plus(trainer_says(0.01), 5e-3 + 1e-4), trainer_says(0.01))
     result = checker.check("e", plus(trainer_says(0.11), 5e-3 + 1e-4 + 2.9e-3), trainer_says(0.11))
@@ -111,16 +115,16 @@ def test_weight_sync_probe_a_larger_step_may_miss_proportionally_more():
 
 
 def test_weight_sync_probe_a_problem_does_not_become_the_measure():
-    checker = ProbeChecker(NOISE["float32"])
+    checker = ProbeChecker(NOISE_BOUNDS["float32"])
     assert checker.check("e", plus(trainer_says(), 1.0), trainer_says()).problem
     assert checker.check("e", plus(trainer_says(), 1.0), trainer_says()).problem
 
 
 def test_weight_sync_probe_a_replaced_engine_is_not_compared_with_its_predecessor():
-    checker = ProbeChecker(NOISE["float32"])
+    checker = ProbeChecker(NOISE_BOUNDS["float32"])
     engine = plus(trainer_says(), 1e-6)
     checker.check("e", engine, trainer_says())
-    checker.discard_reading("e")
+    checker.discard_logprobs("e")
     result = checker.check("e", engine, trainer_says(1e-5))
     assert not result.problem
     assert result.change == 0.0

@@ -16,9 +16,9 @@ from roll.weights.quantization import (
     QuantizedWeights,
     dequantize,
     dequantize_stream,
+    drop_scales,
     find_quantized_dtype,
     quantize,
-    without_scales,
 )
 
 E4M3 = np.array(
@@ -83,7 +83,7 @@ def test_weight_quantization_an_engine_reads_back_what_was_sent_bit_for_bit(form
     assert update is not None
     assert [spec.name for spec in update.manifest] == source.names()
     assert source.names() == ["embed", "up_scale", "up", "norm", "down_scale", "down"]
-    assert [spec.name for spec in without_scales(update.manifest)] == ["embed", "up", "norm", "down"]
+    assert [spec.name for spec in drop_scales(update.manifest)] == ["embed", "up", "norm", "down"]
     assert find_quantized_dtype(update.manifest) == ("int8" if format == "int8" else "float8_e4m3fn")
     with open_update(update) as receiver:
         found = {n: t.clone() for n, t in dequantize_stream(receiver, update.manifest, torch.bfloat16)}

@@ -18,7 +18,7 @@ from weight_helpers import TENSORS, DictSource, Peer, same_bytes, send_aside, tr
 from roll.errors import WeightSyncError
 from roll.weights import Sender, broadcast, compute_checksum, in_process, open_update
 from roll.weights.authenticated_store import AuthenticatedStore
-from roll.weights.broadcast import address_update
+from roll.weights.broadcast import build_engine_update
 from roll.weights.plan import plan_buckets
 
 SMALL_BUCKETS = 200
@@ -188,9 +188,9 @@ def test_weight_transport_an_engine_lost_in_a_broadcast_ends_it_for_all_and_the_
     update = sender.stage(DictSource(LONG), 1, "broadcast")
     assert update is not None
     ids = ("engine-0", "engine-1")
-    peers[0].tell("receive", address_update(update, ids[0], ids), {"timeout_s": 20.0}, None)
+    peers[0].tell("receive", build_engine_update(update, ids[0], ids), {"timeout_s": 20.0}, None)
     command = "fail" if how == "fail" else "receive"
-    lone_peer.tell(command, address_update(update, ids[1], ids), {"timeout_s": 20.0}, 3)
+    lone_peer.tell(command, build_engine_update(update, ids[1], ids), {"timeout_s": 20.0}, 3)
     begin = time.monotonic()
     with pytest.raises(WeightSyncError, match="the trainer or an engine aborted the broadcast"):
         sender.send()
@@ -251,7 +251,7 @@ def test_weight_transport_a_sender_names_the_engine_that_does_not_come(peers: li
     update = sender.stage(source, 1, "broadcast")
     assert update is not None
     ids = ("here", "gone")
-    peers[0].tell("receive", address_update(update, "here", ids), {"timeout_s": 20.0}, None)
+    peers[0].tell("receive", build_engine_update(update, "here", ids), {"timeout_s": 20.0}, None)
     handle = update.handle
     store = AuthenticatedStore(handle.host, handle.port, handle.secret, timeout=timedelta(seconds=20))
     dist.PrefixStore(handle.sync, store).wait(["hello/1"], timedelta(seconds=20))

@@ -14,7 +14,7 @@ import torch
 
 from roll.types import WeightUpdate
 from roll.weights import Sender
-from roll.weights.broadcast import address_update
+from roll.weights.broadcast import build_engine_update
 
 TENSORS = {
     "bfloat16 matrix": torch.arange(12, dtype=torch.bfloat16).reshape(3, 4) / 8,
@@ -85,7 +85,7 @@ def transfer(
     update = sender.stage(DictSource(tensors), version, transport)
     assert update is not None
     for engine_id, peer in zip(ids, peers, strict=True):
-        peer.tell("receive", address_update(update, engine_id, ids), {"timeout_s": 20.0}, None)
+        peer.tell("receive", build_engine_update(update, engine_id, ids), {"timeout_s": 20.0}, None)
     failed = True
     try:
         checksums = sender.send()

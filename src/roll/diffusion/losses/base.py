@@ -19,15 +19,17 @@ from torch import Tensor
 
 from roll.diffusion.records import DenoisingSettings, DiffusionSample
 
-__all__ = ["Copy", "DiffusionLoss", "Term", "Terms", "collate", "interpolate"]
+__all__ = ["CopyName", "DiffusionLoss", "Term", "Terms", "collate", "interpolate"]
 
-Copy: TypeAlias = Literal["reference", "old"]
+CopyName: TypeAlias = Literal["reference", "old"]
 """Other weights of the same denoiser: the initial ones, or the average of the policy that generated the samples."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Term:
-    """One input of the denoiser, with what the loss compares its output with. All tensors are in host memory."""
+    """One input of the denoiser, with the tensors that the loss compares the output with. All tensors are in host
+    memory.
+    """
 
     latents: Tensor
     """[*shape]"""
@@ -35,12 +37,12 @@ class Term:
     prompt: str
     data: dict[str, Tensor] = field(default_factory=dict)
     """Tensors that the loss needs, by name; equal shapes in all terms of a batch."""
-    share: float = 0.0
-    """Factor of the term's loss in the loss of the batch; the trainer sets it."""
-    first: NDArray[np.uint8] | None = None
-    """[H, W, C] given first frame of a video, whose latents are not in the loss."""
-    others: dict[str, Tensor] = field(default_factory=dict)
-    """Velocities [*shape] of other weights, by their name; the trainer sets them."""
+    loss_weight: float = 0.0
+    """Weight of the term's loss in the loss of the batch; the trainer sets it."""
+    first_frame: NDArray[np.uint8] | None = None
+    """[H, W, C] first frame that was given for a video; its latents are not in the loss."""
+    other_velocities: dict[str, Tensor] = field(default_factory=dict)
+    """Velocities [*shape] predicted with other weights, by the name of the weights; the trainer sets them."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,8 +55,8 @@ class Terms:
     """[N]"""
     data: Mapping[str, Tensor]
     """[N, …] tensors by name."""
-    others: Mapping[str, Tensor]
-    """[N, *shape] velocities of other weights."""
+    other_velocities: Mapping[str, Tensor]
+    """[N, *shape] velocities predicted with other weights, by the name of the weights."""
     mask: Tensor | None = None
     """A mask that broadcasts to the latents: 0 where they are given; `None`: nothing is given."""
 
@@ -63,7 +65,7 @@ class DiffusionLoss(Protocol):
     """A loss; it must be picklable, since it is sent to the trainer's ranks."""
 
     @property
-    def needs(self) -> frozenset[Copy]:
+    def needs(self) -> frozenset[CopyName]:
         """The other weights whose velocities the loss needs."""
         ...
 
@@ -78,7 +80,7 @@ class DiffusionLoss(Protocol):
         Args:
             sample: The sample.
             clean: [*shape] its latents x_0.
-            settings: How it was generated.
+            settings: The settings with which the sample was generated.
         """
         ...
 
@@ -98,14 +100,17 @@ def collate(terms: Sequence[Term], device: torch.device, mask: Tensor | None = N
         latents=torch.stack([term.latents for term in terms]).to(device),
         sigma=torch.tensor([term.sigma for term in terms], device=device),
         data={name: torch.stack([term.data[name] for term in terms]).to(device) for name in terms[0].data},
-        others={name: torch.stack([term.others[name] for term in terms]).to(device) for name in terms[0].others},
+        other_velocities={
+            name: torch.stack([term.other_velocities[name] for term in terms]).to(device)
+            for name in terms[0].other_velocities
+        },
         mask=mask,
     )
 
 
-def interpolate(clean: Tensor, noise: Tensor, sigma: float, *, keeps_first: bool) -> Tensor:
-    """Return x_sigma = (1 - sigma) x_0 + sigma eps; with `keeps_first`, the first frame [C, 0, H, W] stays x_0."""
+def interpolate(clean: Tensor, noise: Tensor, sigma: float, *, keeps_first_frame: bool) -> Tensor:
+    """Return x_sigma = (1 - sigma) x_0 + sigma eps; `keeps_first_frame` keeps x_0 in frame 0."""
     mixed = (1 - sigma) * clean + sigma * noise
-    if keeps_first:
+    if keeps_first_frame:
         mixed[:, 0] = clean[:, 0]
     return mixed

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.diffusion.losses.base import Copy, Term, Terms, interpolate
+from roll.diffusion.losses.base import CopyName, Term, Terms, interpolate
 from roll.diffusion.records import DenoisingSettings, DiffusionSample
 from roll.diffusion.steps import mean_over_entries
 
@@ -40,7 +40,7 @@ class FlowMatchingLoss:
     prompt_dropout: float = 0.0
     """Probability that a prompt is replaced by the empty one, which guidance needs."""
 
-    needs = frozenset[Copy]()
+    needs = frozenset[CopyName]()
     compares_pairs = False
 
     def build_terms(self, sample: DiffusionSample, clean: Tensor, settings: DenoisingSettings) -> list[Term]:
@@ -53,11 +53,11 @@ class FlowMatchingLoss:
             drops = bool(random.random() < self.prompt_dropout)
             terms.append(
                 Term(
-                    latents=interpolate(clean, noise, sigma, keeps_first=sample.first_frame is not None),
+                    latents=interpolate(clean, noise, sigma, keeps_first_frame=sample.first_frame is not None),
                     sigma=sigma,
                     prompt="" if drops else sample.prompt,
                     data={"target": noise - clean},
-                    first=sample.first_frame,
+                    first_frame=sample.first_frame,
                 )
             )
         return terms

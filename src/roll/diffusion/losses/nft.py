@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.diffusion.losses.base import Copy, Term, Terms, interpolate
+from roll.diffusion.losses.base import CopyName, Term, Terms, interpolate
 from roll.diffusion.records import DenoisingSettings, DiffusionSample
 from roll.diffusion.steps import compute_sigmas, expand, mean_over_entries
 
@@ -40,7 +40,8 @@ class NFTLoss:
     """Advantage m at which a sample counts as good with probability 1."""
     kl_coefficient: float = 1e-4
     """Coefficient of the squared distance of velocities from those of the reference."""
-    form: Literal["x0", "velocity"] = "x0"
+    distance: Literal["x0", "velocity"] = "x0"
+    """Which form of D the loss uses; `x0` is that of the published code."""
     """Distance D."""
     num_draws: int | None = None
     """Number of noise levels per sample, chosen from those of the sampler; `None`: all of them."""
@@ -48,9 +49,9 @@ class NFTLoss:
     compares_pairs = False
 
     @property
-    def needs(self) -> frozenset[Copy]:
+    def needs(self) -> frozenset[CopyName]:
         """The old policy, and the reference if there is a KL penalty."""
-        return frozenset[Copy](("old", "reference") if self.kl_coefficient else ("old",))
+        return frozenset[CopyName](("old", "reference") if self.kl_coefficient else ("old",))
 
     def build_terms(self, sample: DiffusionSample, clean: Tensor, settings: DenoisingSettings) -> list[Term]:
         """Return one term per noise level.
@@ -69,32 +70,32 @@ class NFTLoss:
             noise = torch.from_numpy(random.standard_normal(clean.shape, dtype=np.float32))
             terms.append(
                 Term(
-                    latents=interpolate(clean, noise, sigma, keeps_first=sample.first_frame is not None),
+                    latents=interpolate(clean, noise, sigma, keeps_first_frame=sample.first_frame is not None),
                     sigma=sigma,
                     prompt=sample.prompt,
                     data={"clean": clean, "noise": noise, "advantage": torch.tensor(sample.advantages[0])},
-                    first=sample.first_frame,
+                    first_frame=sample.first_frame,
                 )
             )
         return terms
 
     def compute(self, velocity: Tensor, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of every term, with the distance from the old policy and from the reference."""
-        old, most, beta = terms.others["old"], self.max_advantage, self.beta
+        old, most, beta = terms.other_velocities["old"], self.max_advantage, self.beta
         good = terms.data["advantage"].clamp(-most, most) / (2 * most) + 0.5
         positive = self._compute_distance(beta * velocity + (1 - beta) * old, terms)
         negative = self._compute_distance((1 + beta) * old - beta * velocity, terms)
         loss = most * (good * positive + (1 - good) * negative) / beta
         metrics = {"old_policy/distance": mean_over_entries((velocity.detach() - old) ** 2, terms.mask)}
         if self.kl_coefficient:
-            distance = mean_over_entries((velocity - terms.others["reference"]) ** 2, terms.mask)
+            distance = mean_over_entries((velocity - terms.other_velocities["reference"]) ** 2, terms.mask)
             loss = loss + self.kl_coefficient * distance
             metrics["kl/mean"] = distance.detach()
         return loss, metrics
 
     def _compute_distance(self, velocity: Tensor, terms: Terms) -> Tensor:
         clean, noise = terms.data["clean"], terms.data["noise"]
-        if self.form == "velocity":
+        if self.distance == "velocity":
             return mean_over_entries((velocity - (noise - clean)) ** 2, terms.mask)
         error = terms.latents - expand(terms.sigma, velocity) * velocity - clean
         divisor = mean_over_entries(error.detach().abs().double(), terms.mask).clamp(min=MIN_DIVISOR).to(error)

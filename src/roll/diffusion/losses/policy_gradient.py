@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from roll.diffusion.losses.base import Copy, Term, Terms
+from roll.diffusion.losses.base import CopyName, Term, Terms
 from roll.diffusion.records import DenoisingSettings, DiffusionSample
 from roll.diffusion.steps import compute_logprob, compute_sde_step, mean_over_entries
 
@@ -45,9 +45,9 @@ class PolicyGradientLoss:
     compares_pairs = False
 
     @property
-    def needs(self) -> frozenset[Copy]:
+    def needs(self) -> frozenset[CopyName]:
         """The reference, if there is a KL penalty."""
-        return frozenset[Copy](("reference",) if self.kl_coefficient else ())
+        return frozenset[CopyName](("reference",) if self.kl_coefficient else ())
 
     def build_terms(self, sample: DiffusionSample, clean: Tensor, settings: DenoisingSettings) -> list[Term]:
         """Return one term per SDE step of the sample's path.
@@ -71,7 +71,7 @@ class PolicyGradientLoss:
                     "advantage": torch.tensor(advantages[step]),
                     "old_logprob": torch.tensor(path.logprobs[step]),
                 },
-                first=sample.first_frame,
+                first_frame=sample.first_frame,
             )
             for step in range(settings.stochastic_steps)
         ]
@@ -93,7 +93,9 @@ class PolicyGradientLoss:
                 "ratio/approx_kl": 0.5 * (logprob - data["old_logprob"]) ** 2,
             }
         if self.kl_coefficient:
-            other = compute_sde_step(terms.latents, terms.others["reference"], now, then, second, self.noise_level)
+            other = compute_sde_step(
+                terms.latents, terms.other_velocities["reference"], now, then, second, self.noise_level
+            )
             scale = step.deviation if self.kl_form == "exact" else step.diffusion
             kl = mean_over_entries((step.mean - other.mean) ** 2 / (2 * scale**2), terms.mask)
             loss = loss + self.kl_coefficient * kl

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from roll.diffusion.losses.base import Copy, Term, Terms
+from roll.diffusion.losses.base import CopyName, Term, Terms
 from roll.diffusion.losses.flow_matching import FlowMatchingLoss
 from roll.diffusion.records import DenoisingSettings, DiffusionSample
 from roll.diffusion.steps import mean_over_entries
@@ -34,7 +34,7 @@ class DPOLoss:
     density: Literal["uniform", "logit_normal"] = "uniform"
     """Density of the noise levels."""
 
-    needs = frozenset[Copy](["reference"])
+    needs = frozenset[CopyName](["reference"])
     compares_pairs = True
 
     def build_terms(self, sample: DiffusionSample, clean: Tensor, settings: DenoisingSettings) -> list[Term]:
@@ -45,7 +45,7 @@ class DPOLoss:
         """Return the loss of each pair at its preferred term, and 0 at the other."""
         target = terms.data["target"]
         error = mean_over_entries((velocity - target) ** 2, terms.mask)
-        margin = mean_over_entries((terms.others["reference"] - target) ** 2, terms.mask) - error
+        margin = mean_over_entries((terms.other_velocities["reference"] - target) ** 2, terms.mask) - error
         won = 0.5 * self.beta * (margin[::2] - margin[1::2])
         zero = torch.zeros_like(won)
         loss = torch.stack([-logsigmoid(won), zero], dim=1).flatten()

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.diffusion.losses.base import Copy
+from roll.diffusion.losses.base import CopyName
 from roll.diffusion.steps import expand, mean_over_entries
 from roll.errors import LossError, find_raise_location, one_line_error
 from roll.user_code import load_function
@@ -46,9 +46,9 @@ class RewardGradientLoss:
     compares_pairs = False
 
     @property
-    def needs(self) -> frozenset[Copy]:
+    def needs(self) -> frozenset[CopyName]:
         """The reference, if there is a KL penalty."""
-        return frozenset[Copy](("reference",) if self.kl_coefficient else ())
+        return frozenset[CopyName](("reference",) if self.kl_coefficient else ())
 
     def compute_rewards(self, images: Tensor, prompts: list[str]) -> Tensor:
         """Return the rewards [B] of decoded images, with gradients.

@@ -1,4 +1,4 @@
-"""Denoisers with what surrounds them: text encoders, and the decoder from latents to images."""
+"""Diffusion models: a denoiser, its text encoders, and the decoder from latents to images."""
 
 from roll.diffusion.models.base import Conditions, DiffusionModel
 from roll.diffusion.models.loading import load_diffusion_model

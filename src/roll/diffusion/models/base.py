@@ -92,5 +92,5 @@ def to_float_images(images: NDArray[np.uint8]) -> Tensor:
 
 
 def to_uint8_images(images: Tensor) -> NDArray[np.uint8]:
-    """Return images [B, C, H, W], or videos [B, F, C, H, W], in [0, 1] as bytes with channels last."""
+    """Return images [B, C, H, W], or videos [B, F, C, H, W], in [0, 1] as uint8 with channels last."""
     return (images.detach().float() * 255).round().clamp(0, 255).to(torch.uint8).movedim(-3, -1).cpu().numpy()

@@ -175,16 +175,15 @@ class FluxModel(PipelineModel):
 
 
 class WanModel(PipelineModel):
-    """Wan 2.1 and 2.2, videos of text or of a first frame that every step restores (IPRO, arXiv 2510.14255)."""
+    """Wan 2.1 and 2.2: text-to-video, or video from a first frame that is restored after every step (IPRO)."""
 
     def __init__(self, pipeline: Any, **sizes: Any) -> None:
         config = pipeline.transformer.config
         if config["in_channels"] != config["out_channels"]:
             raise ModelError(
                 f"the denoiser has {config['in_channels']} input channels, but {config['out_channels']} output "
-                "channels: models that get the first frame as further channels are not supported; use a text-to-video "
-                "model, or "
-                "one that restores the first frame"
+                "channels: models that get the first frame as additional channels are not supported; use "
+                "a text-to-video model, or one that restores the first frame"
             )
         super().__init__(pipeline, **sizes)
 

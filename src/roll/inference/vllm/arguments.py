@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from roll.inference.spec import EngineSpec
-from roll.inference.vllm.scheduling import SCHEDULER
+from roll.inference.vllm.scheduling import SCHEDULER_PATH
 
 __all__ = ["CPU_KV_CACHE_BYTES", "build_engine_arguments"]
 
@@ -48,7 +48,7 @@ def build_engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
         "kv_cache_memory_bytes": spec.kv_cache_bytes,
     }
     if spec.reads_media:
-        arguments["scheduler_cls"] = SCHEDULER
+        arguments["scheduler_cls"] = SCHEDULER_PATH
     if cpu:
         arguments |= {
             "distributed_executor_backend": "uni" if spec.tensor_parallel == 1 else "mp",

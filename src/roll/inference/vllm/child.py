@@ -19,18 +19,26 @@ from importlib import import_module
 from multiprocessing import connection, spawn
 from pathlib import Path
 
-__all__ = ["LAUNCH", "LOG", "LOG_STREAM", "OWNER", "LogStream", "set_up_process", "wait_for_work"]
+__all__ = [
+    "LAUNCH_VARIABLE",
+    "LOG_STREAM",
+    "LOG_VARIABLE",
+    "OWNER_VARIABLE",
+    "LogStream",
+    "set_up_process",
+    "wait_for_work",
+]
 
-OWNER = "ROLL_ENGINE_OWNER"
+OWNER_VARIABLE = "ROLL_ENGINE_OWNER"
 """Environment variable with the process id of the engine's owner."""
-LAUNCH = "ROLL_ENGINE_LAUNCH"
+LAUNCH_VARIABLE = "ROLL_ENGINE_LAUNCH"
 """Environment variable that identifies the processes of one launch."""
-LOG = "ROLL_ENGINE_LOG"
+LOG_VARIABLE = "ROLL_ENGINE_LOG"
 """Environment variable with the path of the engine's log file."""
 
 PARENT_POLL_S = 1.0
 _IMPORTED_AHEAD = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "roll.inference.vllm.worker")
-_begun = threading.Event()
+_work_received = threading.Event()
 """Set when a waiting process has received its work."""
 
 
@@ -83,15 +91,15 @@ def _end_with_owner() -> None:
 
     The parent's ID is polled, because imports take seconds and another process may hold the sentinel pipe open.
     """
-    owner = int(os.environ[OWNER])
-    while not _begun.wait(PARENT_POLL_S):
+    owner = int(os.environ[OWNER_VARIABLE])
+    while not _work_received.wait(PARENT_POLL_S):
         if os.getppid() != owner:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _take_over_streams() -> None:
+def _redirect_output() -> None:
     """Redirect the output of this process to the log file, including the output of C libraries."""
-    if LOG in os.environ:
+    if LOG_VARIABLE in os.environ:
         os.dup2(LOG_STREAM.fileno(), 1)
         os.dup2(LOG_STREAM.fileno(), 2)
 
@@ -104,13 +112,13 @@ def wait_for_work(*, tracker_fd: int, pipe_handle: int) -> None:
         pipe_handle: The pipe from which work is read. If it is closed without work, this process ends.
     """
     threading.Thread(target=_end_with_owner, name="end-with-owner", daemon=True).start()
-    _name_this_process("roll::waiting for an engine")  # setproctitle must be called before the environment changes
+    _set_process_title("roll::waiting for an engine")  # setproctitle must be called before the environment changes
     for name in _IMPORTED_AHEAD:
         import_module(name)
     spawn.spawn_main(tracker_fd=tracker_fd, pipe_handle=pipe_handle)
 
 
-def _name_this_process(name: str) -> None:
+def _set_process_title(name: str) -> None:
     with suppress(ImportError):
         from setproctitle import setproctitle
 
@@ -126,18 +134,18 @@ def set_up_process(environment: Mapping[str, str]) -> None:
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
     os.environ.update(environment.items() - os.environ.items())
-    if LOG in os.environ:
-        LOG_STREAM.redirect(os.environ[LOG])
-    _take_over_streams()
+    if LOG_VARIABLE in os.environ:
+        LOG_STREAM.redirect(os.environ[LOG_VARIABLE])
+    _redirect_output()
     _end_with_parent()
-    _begun.set()
+    _work_received.set()
 
 
-LOG_STREAM = LogStream(os.environ.get(LOG, os.devnull))
+LOG_STREAM = LogStream(os.environ.get(LOG_VARIABLE, os.devnull))
 
-if os.environ.get(OWNER, str(os.getpid())) != str(os.getpid()):
+if os.environ.get(OWNER_VARIABLE, str(os.getpid())) != str(os.getpid()):
     _end_with_parent()
     # The child leaves the terminal's process group: on Ctrl-C, the owner saves first and then ends its engines.
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
-    _take_over_streams()
+    _redirect_output()

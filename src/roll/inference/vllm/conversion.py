@@ -28,19 +28,19 @@ INITIAL_VERSION = 0
 """The policy version of the weights that the engine loads at its start."""
 
 
-def check_tokens(what: str, token_ids: IntArray, vocab_size: int) -> None:
+def check_tokens(label: str, token_ids: IntArray, vocab_size: int) -> None:
     """Reject sequences that would crash vLLM's process.
 
     Raises:
         DataError: there are no tokens, or a token is outside the vocabulary.
     """
     if len(token_ids) == 0:
-        raise DataError(f"{what} has no tokens: an engine needs at least one.")
+        raise DataError(f"{label} has no tokens: an engine needs at least one.")
     low, high = int(token_ids.min()), int(token_ids.max())
     if low < 0 or high >= vocab_size:
         wrong = low if low < 0 else high
         raise DataError(
-            f"{what} has token id {wrong}, but the model's ids are 0 … {vocab_size - 1}: use the model's own tokenizer."
+            f"{label} has token id {wrong}, but the model's ids are 0 … {vocab_size - 1}: use the model's tokenizer."
         )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["DirectLoad", "TensorPlacement", "plan_direct_load"]
+__all__ = ["DirectLoader", "TensorPlacement", "plan_direct_load"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +28,13 @@ class TensorPlacement:
     """vLLM's layer."""
     parameter: str
     """`weight` or `bias`."""
-    part: int
+    part_index: int
     """The index of the tensor among the parts of a fused projection; 0 for other layers."""
-    parts: tuple[tuple[int, ...], ...]
+    part_shapes: tuple[tuple[int, ...], ...]
     """The shapes of all parts of the parameter, in order."""
-    packed: bool
+    is_packed: bool
     """Whether the layer is a projection that holds only a packed copy of its weight."""
-    output: bool = False
+    is_output: bool = False
     """Whether the layer is a separate output layer, which holds both its weight and a packed copy."""
 
 
@@ -52,7 +52,7 @@ def plan_direct_load(
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 
     fused: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", None) or {}
-    places: dict[str, TensorPlacement] = {}
+    placements: dict[str, TensorPlacement] = {}
     for path, module in model.named_modules():
         parameters = dict(module.named_parameters(recurse=False))
         if not parameters:
@@ -79,23 +79,23 @@ def plan_direct_load(
             if not fits or any(shape[1:] != rest for shape in shapes):
                 return None
             for index, tensor in enumerate(names):
-                places[tensor] = TensorPlacement(
+                placements[tensor] = TensorPlacement(
                     module, parameter, index, shapes, packed, isinstance(module, ParallelLMHead)
                 )
     # vLLM computes the rotary frequencies itself, and a tied output layer has no tensor of its own.
     derived = {n for n in expected if n.endswith("rotary_emb.inv_freq") or (tied and n.endswith("lm_head.weight"))}
-    return places if set(expected) - derived <= set(places) else None
+    return placements if set(expected) - derived <= set(placements) else None
 
 
 @dataclass(slots=True)
-class DirectLoad:
+class DirectLoader:
     """Copies the tensors of one weight update directly into the model's layers, without vLLM's reload.
 
     Args:
-        places: The placement of each tensor, by name.
+        placements: The placement of each tensor, by name.
     """
 
-    places: Mapping[str, TensorPlacement]
+    placements: Mapping[str, TensorPlacement]
     _waiting: dict[int, dict[int, Tensor]] = field(default_factory=dict)
     """By fused layer, the parts that have arrived, by index."""
 
@@ -107,25 +107,25 @@ class DirectLoad:
             name: The name in the checkpoint.
             tensor: The tensor, which must not change until its layer is complete.
         """
-        place = self.places.get(name)
-        if place is None:  # derived from other tensors
+        placement = self.placements.get(name)
+        if placement is None:  # derived from other tensors
             return
-        if not place.packed:
-            start = sum(shape[0] for shape in place.parts[: place.part])
-            held = getattr(place.module, place.parameter).data
+        if not placement.is_packed:
+            start = sum(shape[0] for shape in placement.part_shapes[: placement.part_index])
+            held = getattr(placement.module, placement.parameter).data
             held[start : start + len(tensor)].copy_(tensor)
-            if place.output:  # vLLM computes with the packed copy, which only this call creates
-                place.module.quant_method.process_weights_after_loading(place.module)
+            if placement.is_output:  # vLLM computes with the packed copy, which only this call creates
+                placement.module.quant_method.process_weights_after_loading(placement.module)
             return
-        parts = self._waiting.setdefault(id(place.module), {})
-        parts[place.part] = tensor
-        if len(parts) == len(place.parts):
-            del self._waiting[id(place.module)]
-            _pack(place.module, [parts[index] for index in range(len(parts))])
+        parts = self._waiting.setdefault(id(placement.module), {})
+        parts[placement.part_index] = tensor
+        if len(parts) == len(placement.part_shapes):
+            del self._waiting[id(placement.module)]
+            _pack(placement.module, [parts[index] for index in range(len(parts))])
 
     def finish(self) -> set[str]:
         """Return the checkpoint names of tensors whose layer lacks a part; empty after a complete update."""
-        return {name for name, place in self.places.items() if id(place.module) in self._waiting}
+        return {name for name, placement in self.placements.items() if id(placement.module) in self._waiting}
 
 
 def _pack(module: Any, parts: list[Tensor]) -> None:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 
 from roll.errors import EngineDiedError, InfraError, ModelError, UnsupportedError, WeightSyncError
-from roll.inference.spec import EngineSpec, refuse_adapter
+from roll.inference.spec import EngineSpec, reject_adapter
 from roll.inference.vllm.conversion import (
     INITIAL_VERSION,
     build_sampling_params,
@@ -125,7 +125,7 @@ class VLLMEngine:
             DataError: the request does not fit the context, or has tokens outside the vocabulary.
             EngineDiedError: the engine has died.
         """
-        refuse_adapter("vllm", request.adapter)
+        reject_adapter("vllm", request.adapter)
         check_tokens(f"request {request.request_id}", request.token_ids, self._started.vocab_size)
         check_fits(request, self._spec.max_context)
         params = build_sampling_params(request, () if self._media is None else self._media.processor.replaced_tokens)
@@ -148,7 +148,7 @@ class VLLMEngine:
         """Abort requests immediately; unknown ids are ignored."""
         known = [request_id for request_id in request_ids if request_id in self._running]
         if known:
-            await self._guard(self._llm.abort(known))
+            await self._convert_errors(self._llm.abort(known))
 
     async def pause(self, mode: PauseMode) -> None:
         """Stop decoding; requests that arrive in the meantime wait. See `PauseMode` for running requests."""
@@ -175,7 +175,7 @@ class VLLMEngine:
         Raises:
             WeightSyncError: a tensor is missing, unknown, has the wrong shape, or was not applied.
         """
-        refuse_adapter("vllm", update.adapter)
+        reject_adapter("vllm", update.adapter)
         if update.transport == "in_process":
             raise WeightSyncError(
                 "transport in_process is not supported by the vllm engine, because its workers run in other "
@@ -311,7 +311,7 @@ class VLLMEngine:
         self, request_id: str, token_ids: IntArray, params: SamplingParams, media: _Media = (), priority: int = 0
     ) -> RequestOutput:
         """Run one request in vLLM, and convert vLLM's errors to ROLL's."""
-        prompt = await build_prompt(self._llm, self._guard, self._media, token_ids, media)
+        prompt = await build_prompt(self._llm, self._convert_errors, self._media, token_ids, media)
         self._check_alive()
         if self._unsynced:
             raise WeightSyncError(f"engine '{self.engine_id}' lost its weights while asleep: run a weight sync first.")
@@ -335,7 +335,7 @@ class VLLMEngine:
             check_expanded(final.prompt_token_ids, token_ids, f"engine '{self.engine_id}', request {request_id}")
         return final
 
-    async def _guard(self, call: Awaitable[T]) -> T:
+    async def _convert_errors(self, call: Awaitable[T]) -> T:
         """Await a call to vLLM, and convert its errors to ROLL's."""
         try:
             return await call
@@ -344,7 +344,7 @@ class VLLMEngine:
 
     async def _call(self, call: Awaitable[T]) -> T:
         """Await a call to EngineCore; raise `EngineDiedError` if its process dies."""
-        task = asyncio.ensure_future(self._guard(call))
+        task = asyncio.ensure_future(self._convert_errors(call))
         try:
             # vLLM never completes a call to a dead process, so the process is polled.
             while not (await asyncio.wait({task}, timeout=DEATH_POLL_S))[0]:

@@ -19,9 +19,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from roll.inference.inversion import BLOCK, compute_running_totals, sample_by_inversion
+from roll.inference.inversion import BLOCK_SIZE, compute_running_totals, sample_by_inversion
 
-__all__ = ["TokenSampler", "register"]
+__all__ = ["TokenSampler", "register_cpu_kernels"]
 
 _registered = False
 
@@ -47,7 +47,7 @@ class TokenSampler:
         rows, vocab = logits.shape
         if len(self._weights) < rows or self._vocab != vocab:
             self._vocab = vocab
-            self._weights = torch.zeros(rows, -(-vocab // BLOCK) * BLOCK)
+            self._weights = torch.zeros(rows, -(-vocab // BLOCK_SIZE) * BLOCK_SIZE)
         weights = self._weights[:rows]
         logits -= logits.amax(-1, keepdim=True)
         torch.exp(logits, out=weights[:, :vocab])
@@ -59,7 +59,7 @@ class TokenSampler:
         return sample_by_inversion(weights, totals, uniforms).clamp_max(vocab - 1), logits
 
 
-def register() -> None:
+def register_cpu_kernels() -> None:
     """Make vLLM models that are built later in this process use ROLL's CPU kernels; do nothing on other platforms."""
     global _registered
     from vllm.platforms import current_platform

@@ -20,7 +20,7 @@ from roll.inference.spec import EngineSpec
 from roll.inference.vllm.arguments import CPU_KV_CACHE_BYTES, build_engine_arguments
 from roll.inference.vllm.environment import is_cpu_build, prepare_environment
 from roll.inference.vllm.prefork import PreforkedProcess, kill_unless_used, open_preforked_process, use_preforked
-from roll.inference.vllm.stats import Stats
+from roll.inference.vllm.stats import StatsCollector
 from roll.models.sizes import read_config
 from roll.process_environment import SPIN_COUNT, override_environment
 
@@ -32,18 +32,18 @@ SHUTDOWN_TIMEOUT_S = 1.0
 """Time that processes have to exit before they are killed; they hold no state that must be saved."""
 LOG_STREAM = "ext://roll.inference.vllm.child.LOG_STREAM"
 _ERROR_LINE = re.compile(r"\b(\w*(?:Error|Exception)): (.+)$")
-_SUMMARY = re.compile(r"Engine core init|EngineDeadError|EngineGenerateError|Worker failed with error")
+_SUMMARY_LINE = re.compile(r"Engine core init|EngineDeadError|EngineGenerateError|Worker failed with error")
 """Log lines that only summarize an error of an earlier line."""
-_starting = threading.Lock()
+_launch_lock = threading.Lock()
 """Held while environment variables are changed for the start of an engine."""
-_ended: set[str] = set()
+_ended_launches: set[str] = set()
 """Names of the launches that `end_launch` has ended."""
 
 
 class VLLMServer:
     """A running vLLM: its client in this process, and its processes."""
 
-    def __init__(self, spec: EngineSpec, llm: Any, *, cpu: bool, stats: Stats, log_size: int = 0) -> None:
+    def __init__(self, spec: EngineSpec, llm: Any, *, cpu: bool, stats: StatsCollector, log_size: int = 0) -> None:
         self.llm = llm
         self.cpu = cpu
         self.stats = stats
@@ -69,7 +69,7 @@ class VLLMServer:
         gone = [str(process_id) for process_id, process in self._processes.items() if not process.is_running()]
         state = f"its process {', '.join(gone)} ended" if gone else "vLLM stopped serving"
         root = _find_last_error(self._spec.log_path, self._log_size)
-        return f"{state}{f': {root}' if root else ''}{_log_hint(self._spec.log_path)}"
+        return f"{state}{f': {root}' if root else ''}{_build_log_hint(self._spec.log_path)}"
 
     def shutdown(self) -> None:
         """End all processes, and kill those that do not exit in time. This call blocks; calling it twice is safe."""
@@ -89,10 +89,12 @@ def end_launch(name: str) -> None:
     """End a launch in progress: kill its processes, and prevent it from starting more. The launch then fails."""
     from roll.inference.vllm import child
 
-    _ended.add(name)  # before the loop, so that a process that starts during it is rejected by `_check_not_ended`
+    _ended_launches.add(
+        name
+    )  # before the loop, so that a process that starts during it is rejected by `_check_not_ended`
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if process.environ().get(child.LAUNCH) == name:
+            if process.environ().get(child.LAUNCH_VARIABLE) == name:
                 process.kill()
 
 
@@ -108,7 +110,7 @@ def launch(spec: EngineSpec, name: str, preforked: PreforkedProcess | None = Non
         ModelError: vLLM rejects the model or the settings.
         EngineDiedError: vLLM's process ended while it loaded.
     """
-    with kill_unless_used(preforked), _starting:
+    with kill_unless_used(preforked), _launch_lock:
         _check_not_ended(spec, name)
         prepare_environment()
         cpu = is_cpu_build()
@@ -123,7 +125,7 @@ def launch(spec: EngineSpec, name: str, preforked: PreforkedProcess | None = Non
 
                 stream.redirect(spec.log_path)
             _check_model_type(spec)
-            stats = Stats()
+            stats = StatsCollector()
             try:
                 arguments = AsyncEngineArgs(**build_engine_arguments(spec, cpu=cpu))
                 llm = AsyncLLM.from_engine_args(arguments, stat_loggers=[stats.build_logger_class()])
@@ -151,7 +153,7 @@ def _check_model_type(spec: EngineSpec) -> None:
 
 
 def _check_not_ended(spec: EngineSpec, name: str) -> None:
-    if name in _ended:
+    if name in _ended_launches:
         raise EngineDiedError(spec.engine_id, "its start was canceled")
 
 
@@ -164,7 +166,7 @@ def prestart_engine(num_threads: int | None) -> Generator[None]:
     """
     with ExitStack() as stack:
         prepare_environment()
-        if is_cpu_build() and _starting.acquire(blocking=False):
+        if is_cpu_build() and _launch_lock.acquire(blocking=False):
             try:
                 variables = _build_environment(uuid.uuid4().hex, num_threads, Path(os.devnull), cpu=True)
                 # The resource tracker is a separate Python process, and reads these variables only when it starts.
@@ -178,7 +180,7 @@ def prestart_engine(num_threads: int | None) -> Generator[None]:
                     error,
                 )
             finally:
-                _starting.release()
+                _launch_lock.release()
         yield
 
 
@@ -189,7 +191,7 @@ def _build_environment(name: str, num_threads: int | None, log_path: Path | None
     # When Python's resource tracker frees the semaphores of a killed engine, it prints a warning to the terminal.
     warnings = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
     # `end_launch` finds processes by their environment, which setproctitle overwrites unless this is set:
-    variables = {child.OWNER: str(os.getpid()), child.LAUNCH: name, "SPT_NOENV": "1"}
+    variables = {child.OWNER_VARIABLE: str(os.getpid()), child.LAUNCH_VARIABLE: name, "SPT_NOENV": "1"}
     # A file in the current directory must not replace a module that a spawned process imports.
     variables["PYTHONSAFEPATH"] = "1"
     variables["PYTHONWARNINGS"] = ",".join(filter(None, warnings))
@@ -204,7 +206,7 @@ def _build_environment(name: str, num_threads: int | None, log_path: Path | None
         variables["OMP_NUM_THREADS"] = str(num_threads)
     if log_path is not None:
         log_path.parent.mkdir(parents=True, exist_ok=True)
-        variables[child.LOG] = str(log_path.absolute())
+        variables[child.LOG_VARIABLE] = str(log_path.absolute())
         if not {"VLLM_LOGGING_STREAM", "VLLM_LOGGING_CONFIG_PATH", "VLLM_CONFIGURE_LOGGING"} & os.environ.keys():
             variables["VLLM_LOGGING_STREAM"] = LOG_STREAM
     return variables
@@ -221,14 +223,14 @@ def _patch_multiprocessing(spec: EngineSpec, launch_name: str) -> Generator[None
     # setting for this; the patch can be removed once it has one.
     original, this_thread = spawn.get_preparation_data, threading.get_ident()
 
-    def without_main(name: str) -> dict[str, Any]:
+    def get_data_without_main(name: str) -> dict[str, Any]:
         data = original(name)
         if threading.get_ident() == this_thread:
             _check_not_ended(spec, launch_name)
             data = {key: value for key, value in data.items() if not key.startswith("init_main_from")}
         return data
 
-    spawn.get_preparation_data = without_main
+    spawn.get_preparation_data = get_data_without_main
     try:
         yield
     finally:
@@ -243,9 +245,9 @@ def _build_start_error(spec: EngineSpec, log_size: int, error: Exception) -> Exc
         advice = f" In ROLL: raise inference.kv_cache_bytes ({cache})." if "cache" in cause else ""
         return ModelError(
             f"vLLM cannot serve {spec.model_path} with these settings: {cause}{_build_option_hint(spec)}{advice}"
-            f"{_log_hint(spec.log_path)}"
+            f"{_build_log_hint(spec.log_path)}"
         )
-    return EngineDiedError(spec.engine_id, f"it did not start: {cause}{_log_hint(spec.log_path)}")
+    return EngineDiedError(spec.engine_id, f"it did not start: {cause}{_build_log_hint(spec.log_path)}")
 
 
 def _find_last_error(log_path: Path | None, start: int) -> str:
@@ -258,7 +260,7 @@ def _find_last_error(log_path: Path | None, start: int) -> str:
     with log_path.open("rb") as file:
         file.seek(start)
         lines = file.read().decode(errors="replace").splitlines()
-    matches = [match for line in lines if (match := _ERROR_LINE.search(line)) and not _SUMMARY.search(line)]
+    matches = [match for line in lines if (match := _ERROR_LINE.search(line)) and not _SUMMARY_LINE.search(line)]
     return f"{matches[-1][1]}: {matches[-1][2]}" if matches else ""
 
 
@@ -267,5 +269,5 @@ def _build_option_hint(spec: EngineSpec) -> str:
     return f" (inference.options sets {', '.join(spec.options)})" if spec.options else ""
 
 
-def _log_hint(log_path: Path | None) -> str:
+def _build_log_hint(log_path: Path | None) -> str:
     return f" (see {log_path})" if log_path else ""

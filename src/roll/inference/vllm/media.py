@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from roll.errors import InfraError, UnsupportedError
-from roll.inference.spec import refuse_media
+from roll.inference.spec import reject_media
 from roll.media import AudioClip, VideoClip
 from roll.models.multimodal import MediaInputs
 from roll.running import run_in_thread
@@ -17,7 +17,7 @@ __all__ = ["build_prompt", "check_expanded"]
 
 async def build_prompt(
     llm: Any,
-    guard: Callable[[Any], Awaitable[Any]],
+    convert_errors: Callable[[Any], Awaitable[Any]],
     inputs: MediaInputs | None,
     token_ids: IntArray,
     media: Sequence[MediaSpan],
@@ -26,7 +26,7 @@ async def build_prompt(
 
     Args:
         llm: The client of vLLM.
-        guard: Awaits a call to vLLM, and converts its errors.
+        convert_errors: A function that awaits a call to vLLM and converts its errors.
         inputs: The media of the run; `None` for a model that reads only text.
         token_ids: Tokens [L] of the sequence, with media expanded.
         media: The spans of media in the tokens.
@@ -41,13 +41,13 @@ async def build_prompt(
     if not media:
         return tokens_input(token_ids.tolist())
     if inputs is None:
-        refuse_media("vllm", media)
+        reject_media("vllm", media)
     assert inputs is not None
     data, settings = await run_in_thread(_load_media, inputs, media)
     # Collapsed to placeholders: vLLM would expand already expanded tokens a second time.
     tokens = inputs.processor.collapse(token_ids, media)
     prompt = {"prompt_token_ids": tokens.tolist(), "multi_modal_data": data, "mm_processor_kwargs": settings}
-    (rendered,) = await guard(llm.renderer.render_cmpl_async([prompt]))
+    (rendered,) = await convert_errors(llm.renderer.render_cmpl_async([prompt]))
     return rendered
 
 
@@ -55,8 +55,8 @@ def _load_media(inputs: MediaInputs, media: Sequence[MediaSpan]) -> tuple[dict[s
     """Return the media of a sequence by kind, and the arguments of vLLM's processor.
 
     Raises:
-        UnsupportedError: Videos have different frame rates, from one of which vLLM would compute their timing; or audio
-            clips have different lengths, and their features depend on it.
+        UnsupportedError: Videos have different frame rates, but vLLM computes all timestamps from one rate; or audio
+            clips have different lengths, and their features depend on the padding.
     """
     data: dict[str, list[Any]] = {}
     rates: dict[float, None] = {}
@@ -87,13 +87,13 @@ def _check_positions(inputs: MediaInputs, span: MediaSpan) -> None:
     """Check that vLLM computes the positions of a video as the trainer does.
 
     Raises:
-        UnsupportedError: The model places frames between integers, which vLLM does not.
+        UnsupportedError: The frames have fractional positions, which vLLM does not support.
     """
     processed = inputs.get_without_inputs(span.digest)
     if inputs.processor.has_fractional_positions(processed):
         raise UnsupportedError(
-            f"video {span.digest[:12]} has {processed.seconds_per_grid:g} s between pairs of frames. The model places "
-            "them between integer positions, but vLLM rounds these: use the engine 'hf', or videos of at least 2 s "
+            f"video {span.digest[:12]} has {processed.seconds_per_grid:g} s between pairs of frames. The model gives "
+            "them fractional positions, which vLLM rounds: use the engine 'hf', or videos of at least 2 s "
             "with at least 2 frames per second."
         )
 

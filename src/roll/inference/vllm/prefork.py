@@ -29,7 +29,18 @@ from roll.inference.vllm import child
 
 __all__ = ["PreforkedProcess", "claim_process", "kill_unless_used", "open_preforked_process", "use_preforked"]
 
-_READ_AT_IMPORT = ("OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "MALLOC_", "GLIBC_", "LD_PRELOAD", "PYTHON")
+_IMPORT_VARIABLE_PREFIXES = (
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "DNNL_",
+    "ONEDNN_",
+    "MALLOC_",
+    "GLIBC_",
+    "LD_PRELOAD",
+    "PYTHON",
+)
 _PROGRAM = "from roll.inference.vllm import child; child.wait_for_work(tracker_fd=%d, pipe_handle=%d)"
 
 
@@ -42,7 +53,7 @@ class PreforkedProcess:
     """
 
     def __init__(self, variables: Mapping[str, str], num_threads: int | None) -> None:
-        self.name = variables[child.LAUNCH]
+        self.name = variables[child.LAUNCH_VARIABLE]
         self.num_threads = num_threads
         self._settings = _read_import_environment()
         tracker_fd = resource_tracker.getfd()
@@ -205,7 +216,7 @@ def use_preforked(preforked: PreforkedProcess | None) -> Generator[None]:
 
 
 _lock = threading.Lock()
-_waiting: list[PreforkedProcess] = []
+_available: list[PreforkedProcess] = []
 
 
 @contextmanager
@@ -221,14 +232,14 @@ def open_preforked_process(variables: Mapping[str, str], num_threads: int | None
     """
     preforked = PreforkedProcess(variables, num_threads)
     with _lock:
-        _waiting.append(preforked)
+        _available.append(preforked)
     try:
         yield
     finally:
         with _lock:
-            left = preforked in _waiting
+            left = preforked in _available
             if left:
-                _waiting.remove(preforked)
+                _available.remove(preforked)
         if left:
             preforked.close()
 
@@ -239,9 +250,9 @@ def claim_process(num_threads: int | None) -> PreforkedProcess | None:
     The caller must use or close it.
     """
     with _lock:
-        process = next((preforked for preforked in _waiting if preforked.is_usable(num_threads)), None)
+        process = next((preforked for preforked in _available if preforked.is_usable(num_threads)), None)
         if process is not None:
-            _waiting.remove(process)
+            _available.remove(process)
     return process
 
 
@@ -255,4 +266,4 @@ def _create_pipe(reads: ExitStack, writes: ExitStack) -> tuple[int, int]:
 
 def _read_import_environment() -> dict[str, str]:
     """Return the environment variables that libraries read when they are imported."""
-    return {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_IMPORT)}
+    return {name: value for name, value in os.environ.items() if name.startswith(_IMPORT_VARIABLE_PREFIXES)}

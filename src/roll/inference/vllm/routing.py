@@ -21,11 +21,11 @@ from roll.inference.spec import get_expert_dtype
 
 __all__ = ["RoutingRecorder", "find_moe_layers"]
 
-SCORING = "logprobs-"
+SCORING_PREFIX = "logprobs-"
 """Prefix of the names of requests that only compute log-probs; their experts are not recorded."""
-NAME_SUFFIX = 9
+NAME_SUFFIX_LENGTH = 9
 """Number of characters that vLLM appends to a request's name."""
-KEPT_PER_ROW = 4
+MAX_FINISHED_PER_ROW = 4
 """For each concurrent request, this number of records of finished requests is kept; the oldest are dropped."""
 
 
@@ -64,7 +64,7 @@ class RoutingRecorder:
                 "MoE kernel"
             )
         self._runner = runner
-        self._max_records = KEPT_PER_ROW * max_rows
+        self._max_records = MAX_FINISHED_PER_ROW * max_rows
         self._latest: list[np.ndarray | None] = [None] * len(layers)
         self._slots = np.zeros((0, 0, 0), np.int8)
         self._records: dict[str, np.ndarray] = {}
@@ -83,7 +83,7 @@ class RoutingRecorder:
 
     def pop_experts(self, name: str) -> np.ndarray | None:
         """Remove and return the experts [n, layers, k] of a request's first n tokens; `None` if the name is unknown."""
-        size = len(name) + NAME_SUFFIX
+        size = len(name) + NAME_SUFFIX_LENGTH
         key = next((x for x in self._records if x == name or (len(x) == size and x.startswith(f"{name}-"))), None)
         return None if key is None else self._records.pop(key)
 
@@ -106,7 +106,7 @@ class RoutingRecorder:
             if count:
                 slots = self._compute_slots(row, starts[name] + count, chosen)
                 self._slots[slots[starts[name] :]] = chosen[first : first + count]
-                if not name.startswith(SCORING):
+                if not name.startswith(SCORING_PREFIX):
                     self._extend(name, slots)
             first += count
         # The record of a request is read after the request has finished, so it is kept for a while.

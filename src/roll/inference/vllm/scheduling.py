@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["SCHEDULER", "build_scheduler"]
+__all__ = ["SCHEDULER_PATH", "build_scheduler"]
 
-SCHEDULER = f"{__name__}.build_scheduler"
+SCHEDULER_PATH = f"{__name__}.build_scheduler"
 """Name of `build_scheduler` for vLLM's argument `scheduler_cls`."""
 
 

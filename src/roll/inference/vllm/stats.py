@@ -6,11 +6,11 @@ from typing import Any
 
 from roll.inference.step_log import StepLog
 
-__all__ = ["Stats"]
+__all__ = ["StatsCollector"]
 
 
-class Stats:
-    """The latest statistics of vLLM's scheduler, which updates them after every step."""
+class StatsCollector:
+    """Collects the latest statistics of vLLM's scheduler, which updates them after every step."""
 
     def __init__(self) -> None:
         self.num_running = 0

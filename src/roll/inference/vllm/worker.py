@@ -23,13 +23,13 @@ import torch
 
 from roll.errors import UnsupportedError, WeightSyncError
 from roll.inference.vllm import kernels, routing
-from roll.inference.vllm.direct import DirectLoad, TensorPlacement, plan_direct_load
+from roll.inference.vllm.direct import DirectLoader, TensorPlacement, plan_direct_load
 from roll.inference.vllm.environment import is_cpu_build
 from roll.models.omni import SPEECH_PREFIXES
 from roll.openmp import start_spin_control
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights import open_update
-from roll.weights.quantization import dequantize_stream, without_scales
+from roll.weights.quantization import dequantize_stream, drop_scales
 
 __all__ = ["WeightReceiver", "check_applied", "check_manifest", "read_checkpoint_shapes"]
 
@@ -40,7 +40,7 @@ PERSISTENT_TRANSPORTS = frozenset({"shared_memory"})
 
 
 if "vllm" in sys.modules:  # a worker imports this module before it builds the model
-    kernels.register()
+    kernels.register_cpu_kernels()
     if is_cpu_build():
         start_spin_control()
 
@@ -48,7 +48,7 @@ if "vllm" in sys.modules:  # a worker imports this module before it builds the m
 def read_checkpoint_shapes(model_path: str | Path) -> dict[str, tuple[int, ...]] | None:
     """Return the shapes of all tensors in a directory's safetensors files, by name; `None` if there are no files.
 
-    Without those of speech in omni models, which vLLM does not load and trainers do not send.
+    The speech weights of omni models are left out, because vLLM does not load them and trainers do not send them.
     """
     from safetensors import safe_open
 
@@ -136,9 +136,9 @@ def _update(worker: Any, update: WeightUpdate, progress: dict[str, bool]) -> dic
     expected = _get_expected_shapes(worker)
     if expected is not None:
         tied = bool(getattr(worker.model_config.hf_text_config, "tie_word_embeddings", False))
-        check_manifest(without_scales(update.manifest), expected, tied=tied, policy_version=update.policy_version)
+        check_manifest(drop_scales(update.manifest), expected, tied=tied, policy_version=update.policy_version)
     model = worker.get_model()
-    plain = _list_plain_parameters(model, sharded=worker.parallel_config.tensor_parallel_size > 1)
+    unmodified = _list_unmodified_parameters(model, sharded=worker.parallel_config.tensor_parallel_size > 1)
     sent: dict[str, torch.Tensor] = {}
     workers = worker.parallel_config.world_size
     with open_update(update, device=worker.device, worker=worker.rank, num_workers=workers) as receiver:
@@ -147,14 +147,14 @@ def _update(worker: Any, update: WeightUpdate, progress: dict[str, bool]) -> dic
             for name, tensor in dequantize_stream(receiver, update.manifest, worker.model_config.dtype):
                 # vLLM keeps a layer's tensors until the layer is complete, longer than the receiver's buffer is valid.
                 kept = tensor.to(worker.device, copy=update.transport not in PERSISTENT_TRANSPORTS)
-                if name in plain:
+                if name in unmodified:
                     sent[name] = kept
                 progress["intact"] = False
                 yield name, kept
 
-        direct = _plan_direct_places(worker, model, expected)
+        direct = _plan_placements(worker, model, expected)
         if direct is not None:
-            load, loaded = DirectLoad(direct), None
+            load, loaded = DirectLoader(direct), None
             for name, tensor in stream():
                 load.load_tensor(name, tensor)
             if lacking := sorted(load.finish()):
@@ -165,7 +165,7 @@ def _update(worker: Any, update: WeightUpdate, progress: dict[str, bool]) -> dic
             with _reload_layers(worker, model):
                 loaded = model.load_weights(stream())
     _repack_tied_outputs(worker, model)
-    check_applied(model, loaded, plain, sent, update.policy_version)
+    check_applied(model, loaded, unmodified, sent, update.policy_version)
     return receiver.checksums
 
 
@@ -175,15 +175,17 @@ def _get_expected_shapes(worker: Any) -> dict[str, tuple[int, ...]] | None:
     return worker._roll_expected_shapes
 
 
-def _plan_direct_places(
+def _plan_placements(
     worker: Any, model: torch.nn.Module, expected: Mapping[str, tuple[int, ...]] | None
 ) -> dict[str, TensorPlacement] | None:
-    """Return the placements of tensors for `DirectLoad`; `None` if vLLM's reload is needed."""
+    """Return the placements of tensors for `DirectLoader`; `None` if vLLM's reload is needed."""
     if not hasattr(worker, "_roll_places"):
         tied = bool(getattr(worker.model_config.hf_text_config, "tie_word_embeddings", False))
         alone = worker.parallel_config.world_size == 1 and worker.device.type == "cpu"
         worker._roll_places = plan_direct_load(model, expected, tied=tied) if alone and expected is not None else None
-        logger.info("weight syncs %s", "fill layers directly" if worker._roll_places else "go through vLLM's reload")
+        logger.info(
+            "weight syncs %s", "load tensors directly into the layers" if worker._roll_places else "use vLLM's reload"
+        )
     return worker._roll_places
 
 
@@ -242,7 +244,7 @@ def _repack_tied_outputs(worker: Any, model: torch.nn.Module) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def _list_plain_parameters(model: torch.nn.Module, *, sharded: bool) -> dict[str, torch.nn.Parameter]:
+def _list_unmodified_parameters(model: torch.nn.Module, *, sharded: bool) -> dict[str, torch.nn.Parameter]:
     """Return the parameters that vLLM stores unchanged: norms, and the input embedding unless it is sharded."""
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -255,7 +257,7 @@ def _list_plain_parameters(model: torch.nn.Module, *, sharded: bool) -> dict[str
 def check_applied(
     model: torch.nn.Module,
     loaded: set[str] | None,
-    plain: Mapping[str, torch.nn.Parameter],
+    unmodified: Mapping[str, torch.nn.Parameter],
     received: Mapping[str, torch.Tensor],
     policy_version: int,
 ) -> None:
@@ -270,7 +272,7 @@ def check_applied(
     if missing:
         raise WeightSyncError(f"{about}: vLLM's '{missing[0]}' was not loaded ({len(missing)} such parameters).")
     for name, sent in received.items():
-        held = plain[name].data
+        held = unmodified[name].data
         if held.dim() == sent.dim() and held.shape[1:] == sent.shape[1:] and held.shape[0] >= sent.shape[0]:
             held = held[: sent.shape[0]]  # vLLM pads the vocabulary
             if not torch.equal(held, sent.to(held.dtype)):

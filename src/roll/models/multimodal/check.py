@@ -29,7 +29,7 @@ __all__ = ["HiddenStates", "check_media"]
 HiddenStates: TypeAlias = "Callable[[IntArray, Sequence[MediaSpan]], Tensor]"
 """A function that takes tokens [L] and their media spans, and returns hidden states [L - 1, H] after the last norm."""
 
-_found: dict[tuple[str, str, str, str], bool] = {}
+_cached_results: dict[tuple[str, str, str, str], bool] = {}
 """Cached results: whether image tokens attend in both directions, by the model's class, configuration, dtype and
 attention."""
 
@@ -51,12 +51,12 @@ def check_media(model: Any, media: ModelMedia, attention: str, run: HiddenStates
     if next(model.parameters()).is_meta:
         return
     key = type(model).__name__, model.config.to_json_string(use_diff=False), str(model.dtype), attention
-    if key not in _found:
+    if key not in _cached_results:
         was_training = model.training
         model.eval()
         try:
             with torch.no_grad():
-                _found[key] = _is_bidirectional(model, media, attention, run)
+                _cached_results[key] = _is_bidirectional(model, media, attention, run)
         except (TypeError, ValueError, AttributeError, RuntimeError, KeyError, IndexError) as error:
             raise ModelError(
                 f"{type(model).__name__} cannot be used with media: a check failed with {type(error).__name__}: {error}"
@@ -64,7 +64,7 @@ def check_media(model: Any, media: ModelMedia, attention: str, run: HiddenStates
         finally:
             set_attention(model, attention)
             model.train(was_training)
-    media.is_bidirectional = _found[key]
+    media.is_bidirectional = _cached_results[key]
 
 
 def _is_bidirectional(model: Any, media: ModelMedia, attention: str, run: HiddenStates) -> bool:
@@ -103,7 +103,7 @@ def _build_example(inputs: MediaInputs) -> tuple[IntArray, tuple[MediaSpan, ...]
         parts += [np.array(before, np.int32), processed.token_ids, np.array(after, np.int32), text]
         spans.append(MediaSpan(kind=kind, digest=BLANK_DIGESTS[kind], start=start, end=end, grid=processed.grid))
         arguments |= processed.inputs
-        names |= {*processed.kind_names}
+        names |= {*processed.token_type_arguments}
         if processed.seconds_per_grid is not None:
             arguments["video_second_per_grid"] = torch.tensor([processed.seconds_per_grid])
     tokens = np.concatenate(parts)

@@ -39,7 +39,8 @@ class MediaEmbedding:
             rows: Indices [m] of the tokens to replace in the layer's output [1, n, H], ascending; may be empty.
             features: The features [m, H]; if `rows` is empty, any number of features, which are not used.
             num_tokens: n, the number of tokens that the decoder computes on this rank.
-            unused: Features of no token, whose gradients are 0 instead of missing.
+            unused: Features that replace no embeddings. They stay in the autograd graph, so that their towers get
+                gradients of 0 instead of none.
         """
         self._active = rows, features, num_tokens, unused
         try:

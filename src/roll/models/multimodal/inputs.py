@@ -31,8 +31,8 @@ BLANK_DIGESTS: Mapping[MediaKind, str] = {"image": "00", "audio": "01", "video":
 """Digests of the results of `MediaInputs.get_blank`; no medium of a store has them."""
 _BLANK_KINDS: Mapping[str, MediaKind] = {digest: kind for kind, digest in BLANK_DIGESTS.items()}
 
-_opened: WeakValueDictionary[tuple[str, Path, bool], MediaInputs] = WeakValueDictionary()
-_opening = threading.Lock()
+_open_inputs: WeakValueDictionary[tuple[str, Path, bool], MediaInputs] = WeakValueDictionary()
+_open_lock = threading.Lock()
 
 
 def open_media(model: str | Path, directory: Path | None, *, trust_remote_code: bool = False) -> MediaInputs | None:
@@ -49,9 +49,9 @@ def open_media(model: str | Path, directory: Path | None, *, trust_remote_code: 
         return _load_inputs(model, None, trust_remote_code)
     # The controller, a trainer and an embedded engine share one object, so that a process decodes each medium once.
     key = str(resolve_model(model, allow_quantized=True)), directory.absolute(), trust_remote_code
-    with _opening:
-        if (found := _opened.get(key)) is None and (found := _load_inputs(model, directory, trust_remote_code)):
-            _opened[key] = found
+    with _open_lock:
+        if (found := _open_inputs.get(key)) is None and (found := _load_inputs(model, directory, trust_remote_code)):
+            _open_inputs[key] = found
     return found
 
 
@@ -123,13 +123,13 @@ class MediaInputs:
         return found
 
     def has_tokens(self, digest: str) -> bool:
-        """Return whether `get_without_inputs` returns a medium's result at once."""
+        """Return whether a medium's tokens are cached, so that `get_without_inputs` need not process the medium."""
         return digest in self._tokens
 
     def get_blank(self, kind: MediaKind) -> ProcessedMedia:
-        """Return a small medium for checking a model, and for ranks that have none but must run its tower.
+        """Return a small blank medium, for checks of a model and for ranks without media that must run a sharded tower.
 
-        In training, its features are multiplied by 0 and replace no embeddings. The store does not have it.
+        In training, its features are multiplied by 0 and replace no embeddings. The medium is not in the store.
         """
         with self._lock:
             if kind not in self._blanks:

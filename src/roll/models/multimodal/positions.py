@@ -105,9 +105,9 @@ def _compute_by_tokens(
     return positions[:, 0, :-1]
 
 
-def _check_gaps(base: Any, media: Sequence[MediaSpan], least: int) -> None:
+def _check_gaps(base: Any, media: Sequence[MediaSpan], min_gap: int) -> None:
     for span, other in pairwise(media):
-        if other.start - span.end < least:
+        if other.start - span.end < min_gap:
             raise DataError(
                 f"{span.kind} {span.digest[:12]} and {other.kind} {other.digest[:12]} follow each other with "
                 f"{other.start - span.end} tokens between them, which {type(base).__name__} cannot tell apart: write "

@@ -22,7 +22,7 @@ from roll.media import AudioClip, MediaContent, VideoClip
 from roll.models.multimodal.video_frames import sample_frames
 from roll.models.quiet import silence_transformers
 from roll.models.resolve import resolve_model
-from roll.models.sizes import get_thinker_part, read_config
+from roll.models.sizes import get_thinker_config, read_config
 from roll.types import MEDIA_KINDS, IntArray, MediaKind, MediaSpan
 
 if TYPE_CHECKING:
@@ -30,15 +30,15 @@ if TYPE_CHECKING:
 
 __all__ = ["MediaProcessor", "ProcessedMedia", "describe_kinds", "has_media_config"]
 
-_KIND_NAMES = ("token_type_ids", "mm_token_type_ids")
-_NOT_FOR_TOWERS = ("input_ids", "attention_mask", "video_second_per_grid", *_KIND_NAMES)
+_TOKEN_TYPE_ARGUMENTS = ("token_type_ids", "mm_token_type_ids")
+_NON_TOWER_KEYS = ("input_ids", "attention_mask", "video_second_per_grid", *_TOKEN_TYPE_ARGUMENTS)
 _FEATURE_KEYS: Mapping[MediaKind, tuple[str, ...]] = {
     "image": ("image_token_id", "image_token_index", "img_context_token_id"),
     "audio": ("audio_token_id", "audio_token_index"),
     "video": ("video_token_id", "video_token_index"),
 }
 """Keys in config.json of the feature token, in different model families."""
-_SPECIAL = (
+_SPECIAL_TOKEN_ATTRIBUTES = (
     *("image_token", "video_token", "audio_token", "boi_token", "eoi_token", "fake_image_token", "global_image_token"),
     *("start_image_token", "end_image_token", "vision_start_token", "vision_end_token"),
     *("vision_bos_token", "vision_eos_token", "audio_bos_token", "audio_eos_token"),
@@ -59,8 +59,8 @@ class ProcessedMedia:
     """Frames, rows and columns of patches, for models whose positions depend on them (Qwen-VL)."""
     seconds_per_grid: float | None = None
     """Seconds between two frames of patches of a video."""
-    kind_names: tuple[str, ...] = ()
-    """Names of further model arguments, which tell image tokens from text."""
+    token_type_arguments: tuple[str, ...] = ()
+    """Names of the further model arguments that distinguish image tokens from text, such as `mm_token_type_ids`."""
     inputs: Mapping[str, Tensor]
     """Arguments of `get_image_features`, `get_audio_features` or `get_video_features`; media are concatenated along the
     first dimension."""
@@ -73,7 +73,7 @@ class ProcessedMedia:
 
 def has_media_config(path: str | Path) -> bool:
     """Return whether the config.json of a model describes a vision tower."""
-    config = get_thinker_part(read_config(resolve_model(path, allow_quantized=True)))
+    config = get_thinker_config(read_config(resolve_model(path, allow_quantized=True)))
     return isinstance(config.get("vision_config"), Mapping)
 
 
@@ -102,7 +102,7 @@ class MediaProcessor:
             ) from error
         except Exception as error:  # damaged files cause various errors
             raise ModelError(f"the processor of model '{path}' cannot be loaded: {_get_first_line(error)}") from error
-        config = get_thinker_part(read_config(directory))
+        config = get_thinker_config(read_config(directory))
         self.feature_ids: dict[MediaKind, int] = {}
         """ID of the feature token of each kind, whose embeddings are replaced by features."""
         self.placeholders: dict[MediaKind, str] = {}
@@ -133,11 +133,11 @@ class MediaProcessor:
 
     @property
     def pads_audio_together(self) -> bool:
-        """Whether the features of an audio clip depend on longer ones that are processed with it."""
+        """Whether the features of an audio clip depend on the padding that longer clips in the same batch cause."""
         return self._model_type.startswith("qwen3_omni")  # Qwen2.5-Omni always pads to the longest possible clip
 
     def has_fractional_positions(self, video: ProcessedMedia) -> bool:
-        """Return whether the model places the frames of a video between integers, because its timing says so."""
+        """Return whether the frames of a video have fractional time positions, computed from the video's frame rate."""
         if video.seconds_per_grid is None or not self._model_type.startswith("qwen3_omni"):
             return False  # Qwen2.5-Omni rounds down
         return not (video.seconds_per_grid * self._positions_per_second).is_integer()
@@ -151,15 +151,16 @@ class MediaProcessor:
     def special_tokens(self) -> tuple[str, ...]:
         """Tokens that mark media; text must not contain them, because engines would insert media there."""
         owners = (self._processor, self._processor.tokenizer)
-        found = [getattr(owner, name, None) for owner in owners for name in _SPECIAL]
+        found = [getattr(owner, name, None) for owner in owners for name in _SPECIAL_TOKEN_ATTRIBUTES]
         features = self._processor.tokenizer.convert_ids_to_tokens(list(self.feature_ids.values()))
         return tuple(dict.fromkeys(token for token in (*found, *features) if isinstance(token, str) and token))
 
     @property
     def replaced_tokens(self) -> tuple[int, ...]:
-        """Tokens that engines replace with media; never sampled, because a later turn would then get a medium.
+        """IDs of the tokens that engines replace with media; they must not be sampled, or a later turn would get a
+        medium.
 
-        With those around media in omni models, which count them to find media.
+        For omni models, the tokens before and after a medium are included, because the models count them to find media.
         """
         found = {*self.placeholder_ids.values(), *self.feature_ids.values()}
         if "audio" in self.kinds:
@@ -227,7 +228,7 @@ class MediaProcessor:
     def _build_media(self, kind: MediaKind, output: Any, what: str) -> ProcessedMedia:
         tokens = output["input_ids"][0].numpy().astype(np.int32)
         grid, seconds = output.get(f"{kind}_grid_thw"), output.get("video_second_per_grid")
-        inputs = {name: tensor for name, tensor in output.items() if name not in _NOT_FOR_TOWERS}
+        inputs = {name: tensor for name, tensor in output.items() if name not in _NON_TOWER_KEYS}
         if kind == "audio":  # without padding, which may be up to the longest audio that the model reads
             length = int(inputs["feature_attention_mask"].sum())
             inputs = {name: tensor[..., :length] for name, tensor in inputs.items()}
@@ -240,7 +241,7 @@ class MediaProcessor:
             num_features=num_features,
             grid=None if grid is None else tuple(grid[0].tolist()),
             seconds_per_grid=None if seconds is None else float(seconds[0]),
-            kind_names=tuple(name for name in _KIND_NAMES if name in output),
+            token_type_arguments=tuple(name for name in _TOKEN_TYPE_ARGUMENTS if name in output),
             inputs=inputs,
         )
 

@@ -18,9 +18,9 @@ DEFAULT_FPS = 2.0
 def sample_frames(video_processor: Any, video: VideoClip) -> tuple[NDArray[np.uint8], float]:
     """Return the frames that a model sees, and their rate.
 
-    The rate is the wanted one if the processor chose so many frames, rounded down. If its limits, or the frames that
-    there are, allow only more or fewer, it is that of the chosen frames: `transformers` alone would compute a wrong
-    timing.
+    The rate is the processor's target rate if the number of chosen frames is the duration times this rate, rounded
+    down. If the processor's limits or the length of the video lead to another number, the rate is computed from the
+    chosen frames: `transformers` would compute wrong timestamps.
 
     Args:
         video_processor: A video processor of `transformers`.

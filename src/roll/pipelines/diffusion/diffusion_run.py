@@ -83,7 +83,7 @@ class DiffusionRun:
             with run.spans.phase("train"):
                 outcome.results.append(await self._update(batch))
         if isinstance(algorithm, NFT):
-            await self.policy.call("move_old", algorithm.compute_old_decay(run.state.step + 1))
+            await self.policy.call("update_old_policy", algorithm.compute_old_decay(run.state.step + 1))
         return self._finish(outcome)
 
     async def _collect(self, draws: Sequence[RowDraw]) -> list[Group]:

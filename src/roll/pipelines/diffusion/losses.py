@@ -49,7 +49,7 @@ def build_loss(config: DiffusionConfig) -> DiffusionLoss | RewardGradientLoss:
                 beta=nft.beta,
                 max_advantage=nft.max_advantage,
                 kl_coefficient=nft.kl_coefficient,
-                form=nft.form,
+                distance=nft.form,
                 num_draws=nft.num_draws,
             )
         case RewardGradient() as gradient:

@@ -76,7 +76,7 @@ async def _start(config: DiffusionConfig, cluster: Cluster, stack: AsyncExitStac
         stack, cluster.start_trainer(build_spec(config), "actor_train"), cluster.start_pool(config.reward_workers)
     )
     if isinstance(config.algorithm, NFT):
-        await policy.call("keep_old")  # before a checkpoint is loaded, which has the old policy
+        await policy.call("start_old_policy")  # before a checkpoint is loaded, which has the old policy
     return policy, pool
 
 

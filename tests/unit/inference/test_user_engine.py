@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from roll.errors import ConfigError, EngineDiedError, EngineError
-from roll.inference.own_engine import UserEngine
+from roll.inference.user_engine import UserEngine
 from roll.protocols import InferenceEngine, SupportsReadback
 from roll.types import Generation, GenerationRequest, SamplingParams
 
@@ -47,7 +47,7 @@ def own(answer: Any) -> UserEngine:
     return UserEngine("mine.py:Echo", "engine-0", lambda: Echo(answer))
 
 
-def test_own_engine_is_an_engine_that_passes_on_what_it_is_told() -> None:
+def test_user_engine_is_an_engine_that_passes_on_what_it_is_told() -> None:
     engine = own(MADE)
     assert isinstance(engine, InferenceEngine) and isinstance(engine, SupportsReadback)
     assert asyncio.run(engine.generate(REQUEST)) is MADE
@@ -59,10 +59,10 @@ def test_own_engine_is_an_engine_that_passes_on_what_it_is_told() -> None:
     [
         (lambda: object(), "lacks start, generate, logprobs, abort, pause, resume, update_weights, sleep, wake, load"),
         (lambda: None, "give it the methods of roll.protocols.InferenceEngine"),
-        (lambda: 1 / 0, r"cannot be built with an EngineSpec \(.*test_own_engine.py:\d+\): ZeroDivisionError"),
+        (lambda: 1 / 0, r"cannot be built with an EngineSpec \(.*test_user_engine.py:\d+\): ZeroDivisionError"),
     ],
 )
-def test_own_engine_that_cannot_be_built_is_refused_by_name(build: Callable[[], Any], words: str) -> None:
+def test_user_engine_that_cannot_be_built_is_refused_by_name(build: Callable[[], Any], words: str) -> None:
     with pytest.raises(ConfigError, match=f"engine 'mine.py:Echo' .*{words}"):
         UserEngine("mine.py:Echo", "engine-0", build)
 
@@ -78,22 +78,22 @@ def test_own_engine_that_cannot_be_built_is_refused_by_name(build: Callable[[], 
         ),
         ([0.0], lambda engine: engine.logprobs([PROMPT]), r"a list of arrays with the sequences' lengths \[2\]"),
         (None, lambda engine: engine.update_weights(None), "update_weights returned NoneType, not WeightReceipt"),
-        (KeyError("x"), lambda engine: engine.start(), r"start failed at .*test_own_engine.py:\d+: KeyError: 'x'"),
+        (KeyError("x"), lambda engine: engine.start(), r"start failed at .*test_user_engine.py:\d+: KeyError: 'x'"),
     ],
 )
-def test_own_engine_that_fails_is_named_with_the_method(
+def test_user_engine_that_fails_is_named_with_the_method(
     answer: Any, call: Callable[[UserEngine], Coroutine[Any, Any, Any]], words: str
 ) -> None:
     with pytest.raises(EngineError, match=f"engine 'mine.py:Echo': .*{words}"):
         asyncio.run(call(own(answer)))
 
 
-def test_own_engine_without_async_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_user_engine_without_async_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Echo, "wake", lambda self: None)
     with pytest.raises(EngineError, match="wake is not a coroutine function: write `async def wake`"):
         asyncio.run(own(None).wake())
 
 
-def test_own_engine_may_say_that_it_died() -> None:
+def test_user_engine_may_say_that_it_died() -> None:
     with pytest.raises(EngineDiedError):
         asyncio.run(own(EngineDiedError("engine-0", "its device is gone")).generate(REQUEST))
