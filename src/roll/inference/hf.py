@@ -123,8 +123,7 @@ class HFEngine:
     async def close(self) -> None:
         """Stop the engine; waiting requests raise `EngineDiedError`.
 
-        A thread cannot be killed, so a step that does not end within `CLOSE_TIMEOUT_S` is abandoned and keeps its
-        memory.
+        A thread cannot be killed, so a step that exceeds `CLOSE_TIMEOUT_S` is abandoned and keeps its memory.
         """
         if not self._death:
             self._mark_dead("it was closed")

@@ -144,8 +144,8 @@ def list_weight_files(directory: Path) -> list[Path]:
     if single and files != [directory / SINGLE_FILE]:
         absent = f" ({len(missing)} of them missing)" if missing else ""
         raise ModelError(
-            f"model directory '{directory}' has both '{SINGLE_FILE}', which transformers loads, and '{INDEX_FILE}', which "
-            f"lists {len(files)} files{absent} and which vLLM uses. Remove the index and its files, or '{SINGLE_FILE}'."
+            f"model directory '{directory}' has both '{SINGLE_FILE}', which transformers loads, and '{INDEX_FILE}' "
+            f"with {len(files)} files{absent}, which vLLM uses. Remove the index and its files, or '{SINGLE_FILE}'."
         )
     if missing:
         raise MissingFileError(
