@@ -25,8 +25,9 @@ _HEAD = """\
 
 *Generated from `benchmarks/results/gallery/` by `tools/gallery_page.py`.*
 
-This page shows the results of the configurations in `examples/`. Each was run once, with seed 0 and without changes. To
-run one of them yourself:
+This page shows what you can expect from the example configurations in `examples/`: how much a small model learns, and
+how long this takes on two CPU cores. Each configuration was run once, with seed 0 and without changes. The model is
+SmolLM2-135M-Instruct. To run one of the examples yourself:
 
 ```bash
 make gallery ARGS="--only quickstart"
@@ -46,7 +47,9 @@ is the memory of all processes of the run; memory that several processes share c
 
 ## Measured with several seeds
 
-| examples | results | command |
+The results of the following examples are on other pages:
+
+| examples | page with the results | command that repeats the measurement |
 |---|---|---|"""
 _ELSEWHERE = (
     (
@@ -76,7 +79,7 @@ _ELSEWHERE = (
     ),
 )
 _END = """
-`gsm8k` was not run: 200 steps of 128 answers with up to 256 tokens take a day on two cores.
+The example `gsm8k` was not run, because its 200 steps of 128 answers with up to 256 tokens take a day on two cores.
 """
 
 
@@ -129,24 +132,28 @@ def _page(name: str, record: Mapping[str, Any]) -> str:
     first = f"roll train {figures['needs']}\n" if figures["needs"] else ""
     measure = figures["measure"].removeprefix("eval/")
     lines = [
-        f"# {name}",
+        f"# Example result: {name}",
         "",
         f"*Generated from `benchmarks/results/gallery/{name}.json` by `tools/gallery_page.py`.*",
         "",
         f"The model learns {figures['learns']}.",
         "",
+        f"This page shows the results of one run of `{figures['example']}`: what the model learned, how long the run took,",
+        "and some answers before and after training. To repeat the run:",
+        "",
         f"```bash\n{first}roll train {figures['example']}\n```",
         "",
-        "| | |",
+        "| property of the run | value |",
         "|---|---|",
         f"| pipeline | `{figures['pipeline']}` |",
-        f"| held-out {measure}, before | {_number(figures['before'])} |",
-        f"| held-out {measure}, after {figures['num_steps']} steps | **{_number(figures['after'])}** |",
-        f"| time | {_minutes(figures)} minutes: {_parts(figures)} |",
-        f"| peak memory | {_gib(figures)} |",
+        f"| {measure} on held-out prompts before training | {_number(figures['before'])} |",
+        f"| {measure} on held-out prompts after {figures['num_steps']} steps | **{_number(figures['after'])}** |",
+        f"| duration of the run | {_minutes(figures)} minutes: {_parts(figures)} |",
+        f"| peak memory of all processes | {_gib(figures)} |",
         f"| machine | {machine['cpu']}, {machine['num_cores']} cores, {machine['memory_bytes'] / 2**30:.0f} GiB; "
         f"{_others(figures, machine)} |",
-        f"| measured | {record['time'][:10]}, at `{record['commit'].rstrip('+')}`, {_versions(record['versions'])} |",
+        f"| date | {record['time'][:10]} |",
+        f"| versions | commit `{record['commit'].rstrip('+')}`, {_versions(record['versions'])} |",
         "",
         f"![held-out and training curves of {name}]({name}.svg)",
         "",
@@ -155,12 +162,12 @@ def _page(name: str, record: Mapping[str, Any]) -> str:
         lines += [
             "## Answers before and after",
             "",
-            "The first answers to some held-out prompts, before and after training:",
+            "For some held-out prompts, the model's first answer before training, and its first answer after training:",
             "",
         ]
         for sample in figures["samples"]:
             lines += _sample(name, sample)
-    lines += ["## Configuration", "", f"`{figures['example']}`:", ""]
+    lines += ["## Configuration", "", f"The file `{figures['example']}`:", ""]
     return "\n".join([*lines, f"```yaml\n{(ROOT / figures['example']).read_text().rstrip()}\n```", ""])
 
 
@@ -174,7 +181,7 @@ def _sample(name: str, sample: Mapping[str, Any]) -> list[str]:
         reward = "none" if answer["reward"] is None else f"{answer['reward']:.3g}"
         text = answer["text"].strip() or "(nothing)"
         fence = "`" * max(3, 1 + max(map(len, _ticks(text)), default=0))
-        lines += [f"{when.capitalize()}, reward {reward}:", "", f"{fence}text"]
+        lines += [f"{when.capitalize()} training (reward: {reward}):", "", f"{fence}text"]
         lines += [text + (" …" if answer["cut"] else ""), fence, ""]
     return lines
 
@@ -214,7 +221,7 @@ def _others(figures: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
     if others <= FULL_LOAD:
         return "other programs used less than a tenth of a core"
     cores = machine["num_cores"]
-    return f"**shared**: other programs kept {others:.1f} of {cores} cores busy, so the run took longer"
+    return f"other programs kept {others:.1f} of {cores} cores busy during the run, so it took longer"
 
 
 def _versions(versions: Mapping[str, str]) -> str:

@@ -55,7 +55,7 @@ def test_docs_gallery_what_a_model_wrote_cannot_leave_its_block():
     lines = gallery_page._sample("x", sample | {"before": answer, "after": answer | {"cut": True, "reward": None}})
     assert lines[0] == "**a\\|b \\<i\\>** (reference: 1)"
     assert lines.count("````text") == 2 and lines.count("````") == 2
-    assert "After, reward none:" in lines
+    assert "After training (reward: none):" in lines
 
 
 def test_docs_gallery_images_of_prompts_are_files_next_to_the_page():
