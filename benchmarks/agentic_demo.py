@@ -100,7 +100,10 @@ def figures(demo: Demo, paths: Sequence[Path], firsts: Sequence[Path]) -> dict[s
 
 def rows(gallery: dict[str, dict[str, Any]]) -> Iterator[str]:
     """The table."""
-    yield "| run | held-out, before | after, by seed | gain | turns, first and last ten steps | seconds, by seed |"
+    yield (
+        "| run | held-out result before training (mean) | held-out results after training, by seed | mean gain | "
+        "mean turns of an episode in the first and in the last ten steps | seconds of training, by seed |"
+    )
     yield "|---|---|---|---|---|---|"
     for name, found in gallery.items():
         turns = [statistics.mean(found[key]) for key in ("turns_first", "turns_last")]

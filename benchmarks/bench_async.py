@@ -77,11 +77,14 @@ def page(found: dict[str, dict[str, Any]], num_steps: int) -> str:
     lines = [
         "# Asynchronous against synchronous training",
         "",
-        f"SmolLM2-135M learns to add (`examples/quickstart.yaml`, seed 0, {num_steps} steps, at most 16 tokens) on two",
-        f"CPU cores; every reward waits for {REWARD_S:g} s without using a CPU. Each row is one training run, so the",
-        "differences between rows include the variation between runs.",
+        "This page answers how much time asynchronous training saves if rewards are slow. SmolLM2-135M learns to add",
+        f"two numbers with `examples/quickstart.yaml` and seed 0, in {num_steps} steps with answers of at most 16",
+        f"tokens, on two CPU cores. Every reward waits for {REWARD_S:g} s without using a CPU. The async ratio is",
+        "`rollout.scheduling.async_ratio`; 0 is synchronous training, the baseline of the speed-ups. Each row is one",
+        "training run, so the differences between rows include the variation between runs.",
         "",
-        "| async ratio | algorithm | s per step (median) | speed-up | staleness, mean | max | held-out after |",
+        "| async ratio | algorithm | median time of a step, s | speed-up | mean staleness | largest staleness | "
+        "accuracy on held-out prompts after training |",
         "|---|---|---|---|---|---|---|",
     ]
     for ratio, figures in found.items():
@@ -90,7 +93,8 @@ def page(found: dict[str, dict[str, Any]], num_steps: int) -> str:
             f"| {ratio} | `{figures['algorithm']}` | {figures['step_s']:.2f} | {speed_up:.2f} | "
             f"{figures['staleness_mean']:.2f} | {figures['staleness_max']:.0f} | {figures['accuracy_after']:.3f} |"
         )
-    return "\n".join([*lines, "", "![Reward by step](asynchronous.png)", "", "Made by `make bench NAME=async`.", ""])
+    repeat = "`make bench NAME=async` repeats the measurement."
+    return "\n".join([*lines, "", "![Reward by step](asynchronous.png)", "", repeat, ""])
 
 
 def plot(found: dict[str, dict[str, Any]]) -> None:
@@ -129,7 +133,7 @@ def main() -> None:
         found = {name: record(name) for name in CASES if (RUNS / f"ratio-{name}" / "summary.json").is_file()}
         PAGE.write_text(page(found, arguments.steps))
         plot(found)
-        print(PAGE.read_text().split("|---", 1)[0].splitlines()[-1], *PAGE.read_text().splitlines()[8:-4], sep="\n")
+        print(PAGE.read_text().split("|---", 1)[0].splitlines()[-1], *PAGE.read_text().splitlines()[10:-4], sep="\n")
     from _report import report
 
     report("async", {name: {k: v for k, v in f.items() if k != "rewards"} for name, f in found.items()})

@@ -50,13 +50,16 @@ OTHERS = (
 )
 HEAD = """# Predicted and measured generation
 
-`make bench NAME=calibration` tests how well the simulator predicts the time of generation. Its engine is fitted to one
-run of vLLM on two CPU cores, as in `roll simulate --calibrate`, and then predicts the time of other runs.
+This page answers how accurately ROLL's [simulator](../simulation.md) predicts the time of generation. In
+`make bench NAME=calibration`, the simulated engine is fitted to one run of vLLM on two CPU cores, as in
+`roll simulate --calibrate`. The simulator then predicts the time of other runs, which differ in the length of answers,
+the temperature, the number of concurrent requests, or the [scheduling policy](policies.md).
 
-All runs use SmolLM2-135M in bfloat16, one engine with the quickstart's settings, and the production scheduler without a
+
+All runs use SmolLM2-135M in bfloat16, one engine with the quickstart's settings, and the scheduler of real runs, but no
 trainer. A simulation gets the prompts, settings and answer lengths of the run that it predicts, but none of its times.
-(An answer that a policy stopped has no known length; it gets the maximum length.) The compared times are the times that
-the steps waited for their batches. All runs were measured one after the other, in one process.
+(An answer that a policy stopped has no known length; it gets the maximum length.) The table compares the times for
+which the steps waited for their batches. All runs were measured one after the other, in one process.
 """
 
 
@@ -118,10 +121,11 @@ def page(found: list[Row], fit: EngineFit) -> str:
         HEAD,
         f"Over {len(errors)} predicted runs, the median error is {statistics.median(errors):.1%} (goal: "
         f"{MEDIAN_GOAL:.0%}), and the largest error {max(errors):.1%} (goal: {WORST_GOAL:.0%}). The last five rows are "
-        f"policies with the same workload: of their {total} pairs whose times differ by more than {ALIKE:.0%}, the "
-        f"simulator ranks {right} correctly. Measured at commit {commit()}.",
+        f"scheduling policies with the same workload. They form {total} pairs whose times differ by more than "
+        f"{ALIKE:.0%}; the simulator ranks {right} of these pairs correctly. Measured at commit {commit()}.",
         "",
-        "| run | measured, s | simulated, s | error | answers | ended before the limit | mean tokens |",
+        "| run | measured time, s | simulated time, s | error | answers | answers that ended before the length limit "
+        "| mean tokens of an answer |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in found:
@@ -132,14 +136,14 @@ def page(found: list[Row], fit: EngineFit) -> str:
         )
     lines += [
         "",
-        f"The engine is fitted to {fit.num_steps} steps. The duration of a step depends on the number of requests (see "
-        f"the table); each prefilled token adds {fit.prefill_token_s * 1e3:.2f} ms, and each token of context "
+        f"The engine is fitted to {fit.num_steps} of its steps. The duration of a step depends on the number of "
+        f"requests (see the table); each prefilled token adds {fit.prefill_token_s * 1e3:.2f} ms, and each token of context "
         f"{fit.context_token_s * 1e6:.2f} us. For a sequence of steps, the fitted duration differs by "
         f"{fit.step_error:.1%} from the measured one.",
         "",
-        f"| requests in a step | {' | '.join(f'{requests:.0f}' for requests, _ in fit.curve)} |",
+        f"| number of requests in a step | {' | '.join(f'{requests:.0f}' for requests, _ in fit.curve)} |",
         "|" + "---|" * (len(fit.curve) + 1),
-        f"| duration, ms | {' | '.join(f'{seconds * 1e3:.1f}' for _, seconds in fit.curve)} |",
+        f"| duration of the step, ms | {' | '.join(f'{seconds * 1e3:.1f}' for _, seconds in fit.curve)} |",
         "",
         "A calibration needs a run on an idle machine with steps of few and of many requests. An earlier calibration "
         "used a run in which no step had fewer than 8 requests, on a machine where other programs ran too. Its median "

@@ -82,13 +82,16 @@ ROWS: tuple[tuple[Case, Case, str], ...] = (
 """Each policy, what it is compared with, and what it does."""
 HEAD = f"""# Scheduling policies on real engines
 
-`make bench NAME=policies` measures the [scheduling policies](../scheduling.md) on real vLLM engines, and compares their
-speed-ups with simulated ones. A speed-up is the baseline's time for all steps divided by the policy's time.
+This page answers how much time each [scheduling policy](../scheduling.md) saves on real engines, and how accurately the
+[simulator](../simulation.md) predicts this. `make bench NAME=policies` measures the policies on real vLLM engines and
+compares their speed-ups with simulated ones. A speed-up is the baseline's time for all steps divided by the policy's
+time.
 
 - **Measurement.** Two vLLM engines (SmolLM2-135M in bfloat16, one CPU core each, at most 24 requests at once) generate
-  for five steps (four in runs with filters) of 8 prompts x 8 rollouts. Answers end by themselves, or at 192 tokens. A
-  reward takes one second (median of a lognormal distribution) and uses no CPU. In `batch, trained` and `asynchronous`,
-  a step waits for {TRAIN_S:g} s instead of training, as if other devices trained, and then syncs real weights.
+  for five steps (four in runs with filters) of 8 prompts x 8 rollouts. The model ends its answers itself, or they are
+  truncated at 192 tokens. A reward takes one second (median of a lognormal distribution) and uses no CPU. In
+  `batch, trained` and `asynchronous`, a step waits for {TRAIN_S:g} s instead of training, as if other devices trained, and then
+  syncs real weights.
 - **Simulation.** The same scheduler runs in virtual time, with the prompts, lengths and verdicts of the measured run.
   The simulated engine is fitted to the baseline's run.
 
@@ -155,8 +158,9 @@ def page(found: list[Row], fit: EngineFit, sync_s: float) -> str:
         f"{statistics.median(errors):.1%}. In every run, at least {natural} rollouts ended before the length limit. "
         f"Measured at commit {commit()}.",
         "",
-        "| policy | baseline | all steps, s | simulated, s | speed-up | simulated speed-up | error "
-        "| ended before the limit | not trained | trained length |",
+        "| policy | baseline | measured time of all steps, s | simulated time, s | measured speed-up "
+        "| simulated speed-up | error of the simulated speed-up | answers that ended before the limit "
+        "| not trained | trained length |",
         "|" + "---|" * 10,
     ]
     for row in found:
@@ -171,9 +175,9 @@ def page(found: list[Row], fit: EngineFit, sync_s: float) -> str:
     slower = [f"{row.name} ({row.speed_up:.2f})" for row in found if row.speed_up < 0.995]
     lines += [
         "",
-        f"Slower than their baseline: {', '.join(slower) or 'no policy'}. *Not trained* is the share of complete "
-        "answers that were not trained. *Trained length* is the mean number of tokens of the trained answers; if it is "
-        "smaller than the baseline's, the policy prefers short answers.",
+        f"Policies that are slower than their baseline: {', '.join(slower) or 'none'}. *Not trained* is the share of "
+        "complete answers that were not trained. *Trained length* is the mean number of tokens of the trained answers; "
+        "if it is smaller than the baseline's, the policy prefers short answers.",
         "",
         f"The duration of a sequence of engine steps in the simulation differs by {fit.step_error:.1%} from the "
         f"measured one. A simulated weight sync takes {sync_s:.2f} s, the median of the baseline's run.",

@@ -102,8 +102,8 @@ def figures(recipe: Shown, paths: list[Path], needed: list[Path]) -> dict[str, A
 def rows(gallery: dict[str, dict[str, Any]]) -> Iterator[str]:
     """The table."""
     yield (
-        "| recipe | held-out, before | after, by seed | goal | seconds of training, by seed "
-        "| relative to GRPO (quickstart), by seed |"
+        "| example | held-out result before | held-out results after, by seed | goal | seconds of training, by seed  "
+        "| time relative to GRPO (quickstart), by seed |"
     )
     yield "|---|---|---|---|---|---|"
     for name, found in gallery.items():

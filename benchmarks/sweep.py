@@ -74,11 +74,14 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# How the algorithms learn",
         "",
-        "SmolLM2-135M learns to add (`examples/quickstart.yaml`, seed 0), with every preset at its defaults and",
-        f"`{' '.join(COMMON[:2])}`. Held-out accuracy is sampled at temperature 1.0; unfinished answers are wrong.",
-        "With one seed of one easy task, the table shows that each method learns, but not which one is best.",
+        "This page answers whether every [algorithm preset](../algorithms.md) learns. SmolLM2-135M learns to add two",
+        f"numbers with `examples/quickstart.yaml` and seed 0, in one run of {NUM_STEPS} steps for each preset. The",
+        "presets have their default settings; answers have at most 16 tokens, and the learning rate is 1e-5.",
+        "Accuracy is measured on held-out prompts at temperature 1.0, and truncated answers count as wrong. With one",
+        "seed of one easy task, the table shows that each method learns, but not which one is best.",
         "",
-        "| preset | held-out before | held-out after | reward, last 5 steps | steps to reward 0.8 | peak GiB |",
+        "| preset | accuracy before training | accuracy after training | mean reward of the last 5 steps | "
+        "steps until the mean reward of 3 steps is 0.8 | peak memory, GiB |",
         "|---|---|---|---|---|---|",
     ]
     for preset, figures in found.items():
@@ -87,7 +90,8 @@ def page(found: dict[str, dict[str, Any]]) -> str:
             f"| `{preset}` | {figures['accuracy_before']:.3f} | {figures['accuracy_after']:.3f} | "
             f"{figures['reward_last5']:.3f} | {reached} | {figures['peak_gib']:.1f} |"
         )
-    return "\n".join([*lines, "", "![Reward by step](algorithms.png)", "", "Made by `make bench NAME=sweep`.", ""])
+    repeat = "`make bench NAME=sweep` repeats the measurement."
+    return "\n".join([*lines, "", "![Reward by step](algorithms.png)", "", repeat, ""])
 
 
 def plot(found: dict[str, dict[str, Any]], path: Path, goal: float) -> None:

@@ -33,17 +33,19 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# Multi-turn methods",
         "",
-        f"SmolLM2-135M plays a game of two turns (`{EXAMPLE}`, seed 0): guess a number from 1 to 3, read `higher` or",
-        "`lower`, and guess again. Presets have their defaults, except for the settings of the example: a truncated",
-        "answer costs 0.2, and groups with equal rewards are kept. Held-out accuracy covers 96 games at",
-        "temperature 1.0.",
+        "This page answers whether the [algorithm presets](../algorithms.md) for several turns learn. SmolLM2-135M",
+        f"plays a game of two turns (`{EXAMPLE}`, seed 0): it guesses a number from 1 to 3, reads `higher` or",
+        "`lower`, and guesses again. The presets have their default settings, except for the settings of the",
+        "example: a truncated answer costs 0.2, and groups with equal rewards are kept. The accuracy is the share of",
+        "won games, in 96 held-out games at temperature 1.0.",
         "",
-        "At first, most answers are truncated prose. The model learns the format first, then the hints. A first guess",
-        "of 1 or 3 wins at most two games of three; a first guess of 2 can win all of them.",
-        "`ipa-demonstrations` adds an expert's game to each group (`demonstrations: true`).",
+        "Before training, most answers are truncated prose. The model learns the format of a guess first, and then",
+        "to use the hints. With a first guess of 1 or 3, it can win at most two of three games; with a first guess",
+        "of 2, it can win all games. In the run `ipa-demonstrations`, each group also contains a game of an expert,",
+        "which the policy imitates (`demonstrations: true`).",
         "",
-        "| run | held-out before | held-out after | reward, last 5 steps | "
-        f"steps to reward {GOAL} | seconds per step |",
+        "| run | accuracy before training | accuracy after training | mean reward of the last 5 steps | "
+        f"steps until the mean reward of 3 steps is {GOAL} | seconds per step |",
         "|---|---|---|---|---|---|",
     ]
     for preset, figures in found.items():
@@ -57,7 +59,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         "With one seed of one easy game, the table shows that each method learns over turns, but not which is best.",
     ]
     return "\n".join(
-        [*lines, "", "![Reward by step](multi_turn.png)", "", "Made by `make bench NAME=sweep-multi-turn`.", ""]
+        [*lines, "", "![Reward by step](multi_turn.png)", "", "`make bench NAME=sweep-multi-turn` repeats it.", ""]
     )
 
 
