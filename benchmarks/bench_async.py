@@ -77,7 +77,7 @@ def page(found: dict[str, dict[str, Any]], num_steps: int) -> str:
     lines = [
         "# Asynchronous against synchronous training",
         "",
-        "This page answers how much time asynchronous training saves if rewards are slow. SmolLM2-135M learns to add",
+        "This page reports how much time asynchronous training saves if rewards are slow. SmolLM2-135M learns to add",
         f"two numbers with `examples/quickstart.yaml` and seed 0, in {num_steps} steps with answers of at most 16",
         f"tokens, on two CPU cores. Every reward waits for {REWARD_S:g} s without using a CPU. The async ratio is",
         "`rollout.scheduling.async_ratio`; 0 is synchronous training, the baseline of the speed-ups. Each row is one",

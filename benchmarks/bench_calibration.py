@@ -50,7 +50,7 @@ OTHERS = (
 )
 HEAD = """# Predicted and measured generation
 
-This page answers how accurately ROLL's [simulator](../simulation.md) predicts the time of generation. In
+This page reports how accurately ROLL's [simulator](../simulation.md) predicts the time of generation. In
 `make bench NAME=calibration`, the simulated engine is fitted to one run of vLLM on two CPU cores, as in
 `roll simulate --calibrate`. The simulator then predicts the time of other runs, which differ in the length of answers,
 the temperature, the number of concurrent requests, or the [scheduling policy](policies.md).
@@ -137,8 +137,8 @@ def page(found: list[Row], fit: EngineFit) -> str:
     lines += [
         "",
         f"The engine is fitted to {fit.num_steps} of its steps. The duration of a step depends on the number of "
-        f"requests (see the table); each prefilled token adds {fit.prefill_token_s * 1e3:.2f} ms, and each token of context "
-        f"{fit.context_token_s * 1e6:.2f} us. For a sequence of steps, the fitted duration differs by "
+        f"requests (see the table); each prefilled token adds {fit.prefill_token_s * 1e3:.2f} ms, and each token of "
+        f"context {fit.context_token_s * 1e6:.2f} us. For a sequence of steps, the fitted duration differs by "
         f"{fit.step_error:.1%} from the measured one.",
         "",
         f"| number of requests in a step | {' | '.join(f'{requests:.0f}' for requests, _ in fit.curve)} |",

@@ -82,7 +82,7 @@ ROWS: tuple[tuple[Case, Case, str], ...] = (
 """Each policy, what it is compared with, and what it does."""
 HEAD = f"""# Scheduling policies on real engines
 
-This page answers how much time each [scheduling policy](../scheduling.md) saves on real engines, and how accurately the
+This page reports how much time each [scheduling policy](../scheduling.md) saves on real engines, and how accurately the
 [simulator](../simulation.md) predicts this. `make bench NAME=policies` measures the policies on real vLLM engines and
 compares their speed-ups with simulated ones. A speed-up is the baseline's time for all steps divided by the policy's
 time.
@@ -90,8 +90,8 @@ time.
 - **Measurement.** Two vLLM engines (SmolLM2-135M in bfloat16, one CPU core each, at most 24 requests at once) generate
   for five steps (four in runs with filters) of 8 prompts x 8 rollouts. The model ends its answers itself, or they are
   truncated at 192 tokens. A reward takes one second (median of a lognormal distribution) and uses no CPU. In
-  `batch, trained` and `asynchronous`, a step waits for {TRAIN_S:g} s instead of training, as if other devices trained, and then
-  syncs real weights.
+  `batch, trained` and `asynchronous`, a step waits for {TRAIN_S:g} s instead of training, as if other devices trained,
+  and then syncs real weights.
 - **Simulation.** The same scheduler runs in virtual time, with the prompts, lengths and verdicts of the measured run.
   The simulated engine is fitted to the baseline's run.
 

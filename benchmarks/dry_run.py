@@ -166,7 +166,7 @@ def page(results: Mapping[str, Any]) -> Iterator[str]:
     yield "# Dry runs of large models"
     yield ""
     yield (
-        "This page answers how much memory a trainer rank needs for Qwen2.5-72B (72b) and Qwen3-235B-A22B (235b-a22b) "
+        "This page reports how much memory a trainer rank needs for Qwen2.5-72B (72b) and Qwen3-235B-A22B (235b-a22b) "
         "with\ndifferent [parallel layouts](../layouts.md), and which collectives it executes.\n"
         "`make bench NAME=dry-run` executes one training step for one rank of every pipeline stage, with the real "
         "training code on tensors\nwithout data (meta tensors), so it needs no device. A step has four micro-batches "

@@ -74,7 +74,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# How the algorithms learn",
         "",
-        "This page answers whether every [algorithm preset](../algorithms.md) learns. SmolLM2-135M learns to add two",
+        "This page reports whether every [algorithm preset](../algorithms.md) learns. SmolLM2-135M learns to add two",
         f"numbers with `examples/quickstart.yaml` and seed 0, in one run of {NUM_STEPS} steps for each preset. The",
         "presets have their default settings; answers have at most 16 tokens, and the learning rate is 1e-5.",
         "Accuracy is measured on held-out prompts at temperature 1.0, and truncated answers count as wrong. With one",

@@ -33,7 +33,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# Multi-turn methods",
         "",
-        "This page answers whether the [algorithm presets](../algorithms.md) for several turns learn. SmolLM2-135M",
+        "This page reports whether the [algorithm presets](../algorithms.md) for several turns learn. SmolLM2-135M",
         f"plays a game of two turns (`{EXAMPLE}`, seed 0): it guesses a number from 1 to 3, reads `higher` or",
         "`lower`, and guesses again. The presets have their default settings, except for the settings of the",
         "example: a truncated answer costs 0.2, and groups with equal rewards are kept. The accuracy is the share of",
