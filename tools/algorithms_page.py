@@ -15,8 +15,9 @@ _HEAD = """\
 
 *Generated from the presets in `src/roll/config/presets/`: change them there.*
 
-An algorithm in ROLL is a combination of independent parts. `algorithm.type` names a preset, which sets some of their
-keys. A preset is only a starting point: every key in your file overrides the preset's.
+This page describes the RL algorithms of the pipelines `rlvr` and `agentic`: how to choose one, what each computes, and
+how to add your own. An algorithm in ROLL is a combination of independent parts. `algorithm.type` names a preset, which
+sets some of their keys. A preset is only a starting point: every key in your file overrides the preset's.
 
 ```yaml
 algorithm: {type: dapo, gate: {high: 0.3}, kl: {coefficient: 0.001}}
@@ -40,26 +41,32 @@ algorithm: {type: dapo, gate: {high: 0.3}, kl: {coefficient: 0.001}}
 `roll config explain algorithm` and [Configuration](configuration.md) list every key, and the values that each preset
 sets.
 
-The following conventions hold in every formula below:
+The formulas below use these symbols: pi is the current policy, r its probability ratio to the policy before the update,
+A the advantage, and e the clip range. o_i is the i-th answer, |o_i| its number of tokens, and G the number of answers
+in a group; n and N are the number of answers in an update. mean_g and std_g are taken over a group. sg stops the
+gradient, log pi(o_i) is summed over an answer's tokens, and KL_k1 to KL_k3 are estimators of the KL divergence. The
+following conventions hold in every formula:
 
 - R is the reward after shaping by `algorithm.reward`. Filters use the same reward, unless `filters.metric` is
   `accuracy`.
 - With `kl.place: reward`, R is the penalized reward, R - beta sum_t KL_t over an answer's tokens. The penalty is
   subtracted before baseline and deviation, and filters do not use it. If turns or tokens have their own returns
   (`rebn`; `reinforce_pp`, `remax`, `ppo`, `asy_ppo`), the KL of each turn or token is subtracted from its own reward.
-  In baselines, a rollout that is not trained counts with the mean penalty per token of the trained rollouts.
+  If a rollout is not trained, its penalty in baselines is the mean penalty per token of the trained rollouts.
 - The length limit of an answer is `rollout.max_new_tokens` times the number of turns of its prompt.
 - Log-ratios are clamped to ± 20 before they are exponentiated.
 - Sums cover only the tokens that the policy generated.
 - Counts cover all samples of one update, so the gradient does not depend on micro-batches, packing, order, or ranks.
-  Filtered rollouts count in baselines, but not here. Rollouts with an infrastructure error count nowhere.
+  Filtered rollouts are part of baselines, but not of these counts. Rollouts with an infrastructure error are part of
+  neither.
 - `old` is the trainer's policy before the update; `mu` (in keys: `rollout`) is the engine's policy, which sampled the
   tokens.
 - The correction for the difference between `old` and `mu` is on by default (`correction`: per token, truncated at 2),
   unless the ratio itself is relative to the engine. The difference is always logged, as `training/mismatch/…` and
   `agreement/…`. It consists of mismatch and staleness; see [below](#mismatch-and-staleness).
 - With `rollout.top_p` or `top_k`, an engine's probabilities are normalized over the tokens that it kept, so old / mu is
-  below 1 at every token. ROLL therefore refuses products over an answer, and `roll check` reports other consequences.
+  below 1 at every token. ROLL therefore refuses ratios that are products over an answer, and `roll check` reports other
+  consequences.
 
 See also the benchmarks of [all algorithms](benchmarks/algorithms.md) on the quickstart task, and of
 [algorithms for turns](benchmarks/multi_turn.md) on tasks of two turns.
@@ -98,7 +105,7 @@ Mismatch is the numerical difference between engine and trainer with the same we
 the token was sampled. The ratio old / rollout corrects both at once, so a single threshold bounds two different things
 (arXiv 2605.12070, "missing old logits"). Each setting corrects one part or both:
 
-| setting | corrects | needs snapshots |
+| setting of `algorithm` | what it corrects | needs snapshots of older weights (described below) |
 |---|---|---|
 | `correction.corrects: both` (default), with any `level`, `upper`, mask and `veto` | both | no |
 | `correction.corrects: mismatch` | mismatch | yes |
@@ -107,7 +114,7 @@ the token was sampled. The ratio old / rollout corrects both at once, so a singl
 | `ratio.against: behavior` | staleness, inside the clip | yes |
 | `ratio.against: rollout` | both, inside the clip or the gate's bounds | no |
 
-The presets use the following ratios and corrections:
+The presets use the following ratios and corrections. In parentheses: the level of the correction and its bound.
 
 {presets}
 
@@ -141,10 +148,10 @@ critic costs one forward pass for the values before each update, and hardly any 
 roll train examples/quickstart.yaml algorithm.type=ppo algorithm.critic.shared=true
 ```
 
-Results on the quickstart task (40 steps, at most 16 tokens, seed 0). The error is the root mean square of value minus
-return over the last 10 steps:
+The table compares critics on the quickstart task (40 steps, answers of at most 16 tokens, seed 0). The error is the
+root mean square of value minus return over the last 10 steps, and the final accuracy is measured on held-out prompts:
 
-| critic | `coefficient` | learning rate | steps to reward 0.8 | held-out after | gradient norm | error |
+| critic | `coefficient` | critic's learning rate | steps to reward 0.8 | final accuracy | gradient norm | error |
 |---|---|---|---|---|---|---|
 | shared | 0.01 | 1e-4 | 21 | 0.969 | 3.1 | 0.23 |
 | shared, default | 0.1 | 1e-4 | 22 | 0.958 | 3.0 | 0.21 |
@@ -176,8 +183,9 @@ on how the batch is split. If it needs more than log-probs from the trainer, dec
 `loss.needs = Needs(entropy=True)`, with `Needs` from `roll.types`.
 
 `algorithm.gate: {type: python, gate: "my_gate.py:Cubic", options: {strength: 0.5}}` names a class whose instances
-replace the gate, `(log_ratio, logprobs, advantages) -> objective`, each [N]; ratio, KL, entropy, correction and
-aggregation stay as configured. `Gate` in `roll.algorithms.gates` describes its optional members.
+replace the gate. An instance is called with `(log_ratio, logprobs, advantages)`, each of shape [N], and returns the
+objective of each token. Ratio, KL, entropy, correction and aggregation stay as configured. `Gate` in
+`roll.algorithms.gates` describes the optional members of the class.
 
 An installed package can register a loss or a gate by name, with entry points of the groups `roll.losses` and
 `roll.gates`.
@@ -192,7 +200,7 @@ roll train examples/own_algorithm.yaml
 
 def page() -> str:
     """Return the whole page."""
-    lines = [_HEAD, "| preset | when | cost | stability |", "|---|---|---|---|"]
+    lines = [_HEAD, "| preset | when to use it | trained models, or additional work | stability |", "|---|---|---|---|"]
     for name in PRESET_NAMES:
         note = load_preset_note(name)
         lines.append(f"| [`{name}`](#{name}) | {note.when} | {note.cost} | {note.stability} |")
@@ -201,10 +209,10 @@ def page() -> str:
         body = text.strip().replace("\n", " ")
         keys = (
             ", ".join(f"`{text}`" for text in format_settings(load_preset(name)))
-            or "no keys, because it is the default"
+            or "no keys, because it has the default values"
         )
         formula = "\n".join(line.removeprefix("    ") for line in formula.splitlines())
-        lines += ["", f"## {name}", "", title, "", "```", formula, "```", "", body, "", f"Sets: {keys}."]
+        lines += ["", f"## {name}", "", title, "", "```", formula, "```", "", body, "", f"The preset sets {keys}."]
     return "\n".join([*lines, "", _OWN.replace("{presets}", _corrections())])
 
 
@@ -215,7 +223,7 @@ def _corrections() -> str:
         algorithm = AlgorithmConfig.model_validate({"type": name})
         rows.setdefault((_ratio_holds(algorithm), _corrected(algorithm)), []).append(f"`{name}`")
     table = [f"| {', '.join(names)} | {ratio} | {corrected} |" for (ratio, corrected), names in rows.items()]
-    return "\n".join(["| preset | the ratio contains | the correction |", "|---|---|---|", *table])
+    return "\n".join(["| preset | what the ratio contains | what the correction corrects |", "|---|---|---|", *table])
 
 
 def _ratio_holds(algorithm: AlgorithmConfig) -> str:

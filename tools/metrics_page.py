@@ -14,8 +14,9 @@ _HEAD = """\
 
 *Generated from `src/roll/tracking/metrics.yaml`: change it there.*
 
-A run writes one JSON object per line to `metrics.jsonl`: `step`, `kind` (`train` or `evaluation`), and the metrics
-by name. TensorBoard and the other trackers receive the same names and values. In Python:
+This page lists the metrics that a run records, with the values that indicate a problem. A run writes one JSON object
+per line to `metrics.jsonl`: `step`, `kind` (`train` or `evaluation`), and the metrics by name. TensorBoard and the
+other trackers receive the same names and values. In Python:
 
 ```python
 import json
@@ -39,7 +40,7 @@ def page() -> str:
     lines = [_HEAD]
     for section in list_metric_sections():
         lines += [f"## {section.title}", "", section.about, ""]
-        lines += ["| metric | unit | meaning | bad values |", "|---|---|---|---|"]
+        lines += ["| metric | unit | meaning | values that indicate a problem |", "|---|---|---|---|"]
         for metric in section.metrics:
             names = ", ".join(f"`{name}`" for name in metric.names)
             lines.append(f"| {names} | {metric.unit or '-'} | {metric.means} | {metric.bad} |")

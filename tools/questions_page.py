@@ -164,6 +164,8 @@ _HEAD = """\
 
 *Generated from `tools/questions_page.py`.*
 
+To find out what happened in a run, open the dashboard:
+
 ```bash
 roll dashboard runs
 ```
