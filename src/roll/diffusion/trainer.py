@@ -115,7 +115,7 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
             return []
         self.network.eval()
         found: list[DenoisingPath] = []
-        with self._with_weights(weights), self._randomness.activate():
+        with self._with_weights(weights), self._random_states.activate():
             for group in _split_by_start(requests):
                 own = self._passes.select_share(group)
                 paths: list[DenoisingPath] = []

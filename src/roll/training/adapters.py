@@ -15,7 +15,7 @@ from torch import Tensor
 from roll.training.optimizer import Optimizer, WeightState
 from roll.training.precision import MasterWeights
 
-__all__ = ["AdapterState", "AdapterStates", "Progress"]
+__all__ = ["AdapterState", "AdapterStore", "Progress"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class AdapterState:
     progress: Progress = field(default_factory=Progress)
 
 
-class AdapterStates:
+class AdapterStore:
     """Stores the adapters of one trainer rank, and swaps them in and out of the network.
 
     Args:
@@ -58,7 +58,7 @@ class AdapterStates:
         self._initial = {name: weight for name, weight in initial.items() if ".lora_B." not in name}
         self._others: dict[str, AdapterState] = {}
 
-    def use(self, name: str, progress: Progress) -> Progress:
+    def activate(self, name: str, progress: Progress) -> Progress:
         """Put an adapter into the network; a new adapter starts with the initial weights.
 
         Args:

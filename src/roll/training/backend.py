@@ -16,12 +16,12 @@ from torch import Tensor
 
 from roll.config.training import should_trim_heap
 from roll.protocols import LossFn, WeightSource
-from roll.training.adapters import AdapterStates, Progress
+from roll.training.adapters import AdapterStore, Progress
 from roll.training.distributed import shard
 from roll.training.language_rank import LanguageModelRank
 from roll.training.memory.activation_checkpointing import tile_mlps
 from roll.training.memory.deferred_weights import DeferredWeights
-from roll.training.memory.malloc_trim import Heap, trim_heap_after
+from roll.training.memory.malloc_trim import Heap, trim_heap_after_layers
 from roll.training.memory.snapshots import Snapshots
 from roll.training.network.fp8 import check_fp8_support
 from roll.training.network.loading import build_network
@@ -77,13 +77,13 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
         factors |= compute_learning_rate_factors(self.model, spec.model.vision, trainable)
         self._prepare_updates(trainable | heads, factors, copies)
         self._adapters = (
-            AdapterStates(self.masters, self.optimizer, DEFAULT_ADAPTER) if spec.model.lora is not None else None
+            AdapterStore(self.masters, self.optimizer, DEFAULT_ADAPTER) if spec.model.lora is not None else None
         )
         self._heap: Heap | None = None
         if self.device.type == "cpu" and should_trim_heap(spec.model, spec.training, self.ranks.size):
             decoder = self.network.decoder
-            self._heap = trim_heap_after(getattr(decoder, "layers", ()), decoder.get_input_embeddings())
-        self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness)
+            self._heap = trim_heap_after_layers(getattr(decoder, "layers", ()), decoder.get_input_embeddings())
+        self._passes = Passes(spec, self.network, self.ranks, self.device, self._random_states)
 
     def _build(self) -> PolicyNetwork | ValueNetwork:
         """Build the network. With several ranks, each reads only its own part of the weights."""
@@ -91,11 +91,11 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
         if ranks.size == 1:
             return build_network(spec, dtype).to(self.device)
         in_4_bits = spec.model.lora is not None and spec.model.lora.base == "nf4"  # weights to quantize are read whole
-        unread = DeferredWeights()
-        network = build_network(spec, dtype, None if in_4_bits else unread)
+        deferred = DeferredWeights()
+        network = build_network(spec, dtype, None if in_4_bits else deferred)
         if ranks.stage is not None:
             # The check runs the network, so it precedes the split, after which no rank has all layers.
-            with unread.materialize_weights():
+            with deferred.materialize_weights():
                 check_split(network, ranks.stage)
             split_into_stages(network, ranks.stage, ranks.share, dtype)
         # Tensors that no file contains, such as adapters and value heads, have data already; `fill` reads the others.
@@ -104,7 +104,7 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
                 tensor.data = tensor.data.to(self.device)
         if ranks.mesh is not None:
             shard(network, ranks, self.precision)
-        unread.read_shards(network, self.device)
+        deferred.read_shards(network, self.device)
         return network
 
     def weights(self) -> WeightSource:
@@ -116,7 +116,7 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
         reshard_after_forward(self.network)
         self._snapshots.keep(version, versions)
 
-    def _with_snapshot(self, version: int) -> AbstractContextManager[None]:
+    def _use_snapshot(self, version: int) -> AbstractContextManager[None]:
         reshard_after_forward(self.network)
         return self._snapshots.activate(version)
 
@@ -141,7 +141,7 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
             has_gradients=self._has_gradients,
             summed_loss=self._summed_loss,
         )
-        then = self._adapters.use(name, now)
+        then = self._adapters.activate(name, now)
         self.num_steps, self.num_nonfinite = then.num_steps, then.num_nonfinite
         self._has_gradients, self._summed_loss = then.has_gradients, then.summed_loss
 
@@ -179,4 +179,4 @@ class TorchBackend(TorchRank[TrainingBatch, LossFn], LanguageModelRank):
             assert self.network.routing is not None
             self.network.routing.update_biases(self.spec.training.router_bias_rate)
         if self._heap is not None:
-            self._heap.trim_if_fragmented(beyond_now=True)  # generation or gathering of whole weights follows
+            self._heap.trim_if_fragmented(ignore_peak=True)  # generation or gathering of whole weights follows

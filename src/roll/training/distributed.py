@@ -31,7 +31,7 @@ from roll.training.parallel.experts import apply_expert_parallel
 from roll.training.parallel.fsdp import fully_shard_module, shard_embeddings
 from roll.training.parallel.pipeline import Stage
 from roll.training.parallel.tensor import apply_tensor_parallel, replicate
-from roll.training.parallel.tokens import WHOLE, TokenShare
+from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
 
@@ -138,7 +138,7 @@ class Ranks:
         """This rank's pipeline stage, if there are several."""
         self.experts_mesh: DeviceMesh | None = None
         """The mesh of the dimensions `EXPERT_DIMS`, if experts are sharded over `ep`."""
-        self.share: TokenShare = WHOLE
+        self.share: TokenShare = WHOLE_ROW
         """This rank's share of the tokens of a row."""
         if self.size == 1:
             return
@@ -190,7 +190,7 @@ class Ranks:
             up,
             down,
             self.device,
-            with_first=own == 0,
+            includes_rank_0=own == 0,
             around=(around[0], around[1]) if around else None,
             num_chunks=num_chunks,
         )

@@ -98,7 +98,7 @@ def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: Needs) -> Dry
 
     Args:
         spec: The spec of the rank. The model needs `config.json` and no weights.
-        batch: The samples of all ranks, with arbitrary tokens of the vocabulary. `None`: run no step.
+        batch: The samples of all ranks, with arbitrary tokens of the vocabulary; `None` to run no step.
         needs: The outputs that the loss needs.
 
     Raises:
@@ -206,12 +206,12 @@ class _MetaWeights:
         _allocate(network, device)
 
 
-def _build_meta_network(spec: TrainerSpec, dtype: torch.dtype, unread: _MetaWeights | None = None) -> Any:
+def _build_meta_network(spec: TrainerSpec, dtype: torch.dtype, deferred: _MetaWeights | None = None) -> Any:
     """Build the network of a role on the meta device."""
     bare = mock.patch("roll.training.network.loading.load_causal_lm", _load_on_meta)
     with unset_fake_temporarily(), torch.device("meta"), bare:
         network = build_network(spec, dtype).to("meta")  # adapters are initialized with numbers
-    if unread is None:
+    if deferred is None:
         _allocate(network, torch.device("cpu"))
         vars(network)["to"] = lambda device: network  # a fake tensor cannot replace itself
     return network
@@ -358,16 +358,16 @@ class _MemoryTracker(TorchDispatchMode):
         self.counts.clear()
         self.bytes.clear()
 
-    def _record_collective(self, name: str, everything: Any) -> None:
-        leaves = tree_leaves(everything)
+    def _record_collective(self, name: str, arguments: Any) -> None:
+        leaves = tree_leaves(arguments)
         group = next(found for leaf in leaves if (found := _find_group(leaf)) is not None)
         sizes = [tensor.numel() * tensor.element_size() for tensor in leaves if isinstance(tensor, Tensor)]
-        kind = Collective(_NAMES.get(name, name.strip("_")), _get_group_name(group), group.size())
+        kind = Collective(_COLLECTIVE_NAMES.get(name, name.strip("_")), _get_group_name(group), group.size())
         self.counts[kind] += 1
         self.bytes[kind] += max(sizes, default=0)
 
 
-_NAMES = {
+_COLLECTIVE_NAMES = {
     "_allgather_base_": "all_gather",
     "all_gather_into_tensor": "all_gather",
     "_reduce_scatter_base_": "reduce_scatter",

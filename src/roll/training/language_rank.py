@@ -50,7 +50,7 @@ class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
     ) -> dict[Output, list[Any]]:
         """Return the outputs for a batch under the current weights, or under a snapshot; see `Passes.forward`."""
         options = options or ForwardOptions()
-        using = contextlib.nullcontext() if options.version is None else self._with_snapshot(options.version)
+        using = contextlib.nullcontext() if options.version is None else self._use_snapshot(options.version)
         with self._get_library_context(), using:
             results = self._passes.forward(batch, outputs, options)
             reshard_after_forward(self.network)
@@ -68,7 +68,7 @@ class LanguageModelRank(TrainerRank[TrainingBatch, LossFn]):
             f"training.backend {self.spec.training.backend} does not support snapshots: set training.backend to 'torch'"
         )
 
-    def _with_snapshot(self, version: int) -> contextlib.AbstractContextManager[None]:
+    def _use_snapshot(self, version: int) -> contextlib.AbstractContextManager[None]:
         """Return a context in which the network has the weights of a snapshot."""
         raise UnsupportedError(
             f"training.backend {self.spec.training.backend} does not support snapshots: set training.backend to 'torch'"

@@ -22,7 +22,7 @@ from roll.types import OptimParams
 
 __all__ = ["Optimizer", "WeightState"]
 
-AS_CONFIGURED = OptimParams()
+DEFAULT_PARAMS = OptimParams()
 
 _STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 """PyTorch's names of the moments, by their names in checkpoints."""
@@ -110,7 +110,7 @@ class Optimizer:
         return math.sqrt(self._ranks.sum(*squares))
 
     @torch.no_grad()
-    def step(self, learning_rate: float, grad_norm: float, params: OptimParams = AS_CONFIGURED) -> None:
+    def step(self, learning_rate: float, grad_norm: float, params: OptimParams = DEFAULT_PARAMS) -> None:
         """Clip the gradients to `max_grad_norm`, update the weights, and copy them into the network.
 
         Args:

@@ -48,7 +48,7 @@ from roll.training.packing.layout import Int64Array, PackedLayout, build_idle_la
 from roll.training.packing.micro_batches import MicroBatch, pack, pack_by_teacher, select_micro_batches
 from roll.training.parallel.fsdp import reshard_after_forward
 from roll.training.parallel.pipeline_schedule import Action, build_schedule
-from roll.training.randomness import Randomness
+from roll.training.random_states import RandomStates
 from roll.training.spec import TrainerSpec
 from roll.types import (
     AttentionRange,
@@ -65,7 +65,7 @@ from roll.types import (
 
 __all__ = ["Backward", "Passes"]
 
-_GIVEN_BY: dict[Output, str] = {
+_ROLES_WITH_OUTPUT: dict[Output, str] = {
     "logprobs": "policy or reference",
     "values": "critic or a policy with a value head",
     "attention": "policy",
@@ -102,7 +102,7 @@ class Passes:
         network: The network.
         ranks: The ranks that share the work.
         device: The device of the network.
-        randomness: The random generators of the rank.
+        random_states: The random generators of the rank.
         call: A function to call instead of the network, where a library has wrapped it.
     """
 
@@ -112,7 +112,7 @@ class Passes:
         network: PolicyNetwork | ValueNetwork,
         ranks: Ranks,
         device: torch.device,
-        randomness: Randomness,
+        random_states: RandomStates,
         *,
         call: Callable[..., Predictions] | None = None,
     ) -> None:
@@ -120,7 +120,7 @@ class Passes:
         self._network = network
         self._ranks = ranks
         self._device = device
-        self._randomness = randomness
+        self._random_states = random_states
         self._call = call or network
         self._saved = ActivationOffloader(network, device) if spec.training.offload_activations else None
 
@@ -159,11 +159,11 @@ class Passes:
             routing.clear()
             if backward is not None and routing.aux_coefficient:
                 self._prepare_load_balancing_loss(routing, share, batch.temperature)
-        found, waiting = _Results(), dict[tuple[int, int], Any]()
+        results, waiting = _Results(), dict[tuple[int, int], Any]()
         for action in self._list_actions(len(share), backward=backward is not None):
             place = action.chunk, action.micro_batch
             if action.is_forward:
-                waiting[place] = self._compute_loss(share[action.micro_batch], batch, loss, counts, found)
+                waiting[place] = self._compute_loss(share[action.micro_batch], batch, loss, counts, results)
                 continue
             assert backward is not None
             # The chunks of a rank run backward in descending order, so its first chunk ends the step.
@@ -173,7 +173,7 @@ class Passes:
                 stage.backward(own, go_back)
             else:
                 go_back(own)
-        return self._build_result(batch, found)
+        return self._build_result(batch, results)
 
     def _compute_loss(
         self,
@@ -181,9 +181,9 @@ class Passes:
         batch: TrainingBatch,
         loss: LossFn,
         counts: BatchCounts,
-        found: _Results,
+        results: _Results,
     ) -> Tensor | None:
-        """Compute the loss of a micro-batch and add its results to `found`; return `None` where the active chunk
+        """Compute the loss of a micro-batch and add its results to `results`; return `None` where the active chunk
         has no loss.
         """
         needs = loss.needs
@@ -199,18 +199,18 @@ class Passes:
             return _build_zero_loss(predicted)
         attention = observer.compute_statistics() if observer is not None else None
         outputs = loss(build_loss_inputs(layout, batch, predicted, counts, attention))
-        merge_metrics(found.sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
-        merge_metrics(found.maxima, outputs.maxima, torch.maximum)
+        merge_metrics(results.sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
+        merge_metrics(results.maxima, outputs.maxima, torch.maximum)
         if predicted.logprobs is not None:
-            collect_token_outputs(found.logprobs, layout, batch, predicted.logprobs)
-        found.num_tokens += layout.num_tokens
+            collect_token_outputs(results.logprobs, layout, batch, predicted.logprobs)
+        results.num_tokens += layout.num_tokens
         return outputs.loss
 
-    def _build_result(self, batch: TrainingBatch, found: _Results) -> ForwardBackwardResult:
-        """Return the result of a batch on every rank, combined from what the last stage's ranks have in `found`."""
+    def _build_result(self, batch: TrainingBatch, results: _Results) -> ForwardBackwardResult:
+        """Return the result of a batch on every rank, combined from what the last stage's ranks have in `results`."""
         ranks, routing = self._ranks, self._routing
-        metrics, maxima = ranks.reduce(found.sums, operator.add), ranks.reduce(found.maxima, max)
-        logprobs, num_tokens = merge_outputs(ranks.gather(found.logprobs)), sum(ranks.gather(found.num_tokens))
+        metrics, maxima = ranks.reduce(results.sums, operator.add), ranks.reduce(results.maxima, max)
+        logprobs, num_tokens = merge_outputs(ranks.gather(results.logprobs)), sum(ranks.gather(results.num_tokens))
         metrics, maxima, logprobs, num_tokens = ranks.gather_stages((metrics, maxima, logprobs, num_tokens))[-1]
         if routing is not None:
             metrics |= routing.compute_metrics(self._gather_loads(routing))
@@ -238,7 +238,7 @@ class Passes:
         top = num_top if "top_logprobs" in outputs else None
         needs = Needs(values="values" in outputs)
         every_token = "logprobs" in outputs
-        found: dict[Output, dict[int, Any]] = {name: {} for name in outputs}
+        results: dict[Output, dict[int, Any]] = {name: {} for name in outputs}
         routing = self._routing
         batch = self._prepare(batch)
         self._network.eval()
@@ -248,24 +248,24 @@ class Passes:
             for action in self._list_actions(len(share), backward=False):
                 blocks = share[action.micro_batch].blocks
                 layout = self._build_layout(share[action.micro_batch], every_token=every_token)
-                observer = self._build_observer(blocks, attention if "attention" in found else None)
+                observer = self._build_observer(blocks, attention if "attention" in results else None)
                 predicted = self._predict(layout, batch, needs, observer, top)
                 for name, tensor in (("logprobs", predicted.logprobs), ("values", predicted.values)):
-                    if name in found and tensor is not None:
-                        collect_token_outputs(found[name], layout, batch, tensor)
+                    if name in results and tensor is not None:
+                        collect_token_outputs(results[name], layout, batch, tensor)
                 if predicted.top_ids is not None:
-                    collect_topk(found["top_logprobs"], layout, batch, predicted)
-                if routing is not None and "experts" in found:
-                    routing.collect_choices(found["experts"], blocks, batch, self._ranks.share)
+                    collect_topk(results["top_logprobs"], layout, batch, predicted)
+                if routing is not None and "experts" in results:
+                    routing.collect_choices(results["experts"], blocks, batch, self._ranks.share)
                 if observer is not None:
-                    found["attention"] |= observer.compute_statistics()
-        parts = self._ranks.gather(found)
-        stages = self._ranks.gather_stages({name: merge_outputs([part[name] for part in parts]) for name in found})
-        if "experts" in found:  # each stage has the choices of its own layers
+                    results["attention"] |= observer.compute_statistics()
+        parts = self._ranks.gather(results)
+        stages = self._ranks.gather_stages({name: merge_outputs([part[name] for part in parts]) for name in results})
+        if "experts" in results:  # each stage has the choices of its own layers
             stages[-1]["experts"] = {
                 i: np.maximum.reduce([s["experts"][i] for s in stages]) for i in stages[-1]["experts"]
             }
-        ordered: dict[Output, list[Any]] = {name: order_outputs(stages[-1][name], batch) for name in found}
+        ordered: dict[Output, list[Any]] = {name: order_outputs(stages[-1][name], batch) for name in results}
         fill_missing_outputs(ordered, batch, every_token=every_token, num_top=top)
         return ordered
 
@@ -278,19 +278,19 @@ class Passes:
         was_training = self._network.training
         self._network.eval()
         for action in self._list_actions(len(share), backward=False):
-            with self._randomness.activate():
+            with self._random_states.activate():
                 self._call(self._build_layout(share[action.micro_batch]), temperature, Needs(), None, None)
         routing.set_load_balancing_loss(self._gather_loads(routing))
         routing.clear()
         reshard_after_forward(self._network)
         self._network.train(was_training)
 
-    def _list_actions(self, num: int, *, backward: bool) -> Iterable[Action]:
-        """Return this rank's actions for `num` micro-batches, in order."""
+    def _list_actions(self, num_micro_batches: int, *, backward: bool) -> Iterable[Action]:
+        """Return this rank's actions for `num_micro_batches` micro-batches, in order."""
         stage = self._ranks.stage
         if stage is None:
-            return build_schedule(num, 0, 1, 1, backward=backward)
-        return stage.iter_actions(num, backward=backward)
+            return build_schedule(num_micro_batches, 0, 1, 1, backward=backward)
+        return stage.iter_actions(num_micro_batches, backward=backward)
 
     def _gather_loads(self, routing: Routing) -> list[Any]:
         """Return the expert loads of all data ranks and pipeline stages; those of a stage cover only its own layers."""
@@ -327,7 +327,7 @@ class Passes:
         for name in outputs:
             if name not in self._network.outputs:
                 raise UnsupportedError(
-                    f"a trainer with role '{self._spec.role}' does not compute {name}: use a {_GIVEN_BY[name]}"
+                    f"a trainer with role '{self._spec.role}' does not compute {name}: use a {_ROLES_WITH_OUTPUT[name]}"
                 )
         if "attention" in outputs and options.attention is None:
             raise ValueError("attention statistics need a range of token distances: set `attention` in the options")
@@ -353,14 +353,14 @@ class Passes:
     ) -> Predictions:
         """Run the network on a micro-batch."""
         with (
-            self._randomness.activate(),
+            self._random_states.activate(),
             contextlib.nullcontext() if self._saved is None else self._saved.offload_saved_tensors(),
         ):
             return self._call(layout, batch.temperature, needs, observer, top)
 
-    def _build_observer(self, blocks: Sequence[Block], of: AttentionRange | None) -> AttentionMapObserver | None:
+    def _build_observer(self, blocks: Sequence[Block], span: AttentionRange | None) -> AttentionMapObserver | None:
         """Return an observer of a micro-batch's attention, or `None` if no range is given."""
-        if of is None or not isinstance(self._network, PolicyNetwork):
+        if span is None or not isinstance(self._network, PolicyNetwork):
             return None
         if self._ranks.stage is not None:
             raise UnsupportedError(
@@ -368,7 +368,7 @@ class Passes:
                 "algorithm.credit.type other than local, global or coupled"
             )
         return AttentionMapObserver(
-            blocks, select_observed_layers(self._network.num_layers), of, self._device, self._ranks.share
+            blocks, select_observed_layers(self._network.num_layers), span, self._device, self._ranks.share
         )
 
     def _build_micro_batches(

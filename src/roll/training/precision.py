@@ -84,7 +84,7 @@ class MasterWeights:
             if self._memory is None:
                 add(parameter.grad)
             else:
-                self._memory.to_host_then(_get_local(parameter.grad), add)
+                self._memory.to_host_with_callback(_get_local(parameter.grad), add)
             parameter.grad = None
 
         def add(grad: Tensor) -> None:

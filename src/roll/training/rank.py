@@ -33,7 +33,7 @@ from roll.openmp import start_spin_control
 from roll.protocols import StateKind
 from roll.training.distributed import Ranks, choose_num_threads, pick_device
 from roll.training.parallel.fsdp import reshard_after_forward
-from roll.training.randomness import Randomness
+from roll.training.random_states import RandomStates
 from roll.training.schedule import Schedule
 from roll.training.spec import TrainerSpec
 from roll.types import BatchCounts, ForwardBackwardResult, OptimParams, OptimResult, StepResult
@@ -69,7 +69,7 @@ class TrainerRank(ABC, Generic[B, L]):
         start_spin_control()
         self.device = pick_device(spec)
         self.ranks = Ranks(spec, self.device)
-        self._randomness = Randomness((spec.seed + self.ranks.stream) % 2**64, self.device)
+        self._random_states = RandomStates((spec.seed + self.ranks.stream) % 2**64, self.device)
         self.num_steps = 0
         """The number of optimizer steps that moved the weights."""
         self.num_nonfinite = 0
@@ -120,7 +120,7 @@ class TrainerRank(ABC, Generic[B, L]):
             self._clear_grads()
         self.network.train()
         try:
-            with self._get_library_context(), self._randomness.restore_on_error():
+            with self._get_library_context(), self._random_states.restore_on_error():
                 result = self._passes.compute_losses(batch, loss, self._backward, counts=counts, last=last)
         except BaseException:
             # Some micro-batches have added their gradients, others not. The next call drops all of them.

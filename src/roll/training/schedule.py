@@ -19,6 +19,7 @@ class Schedule:
     """
 
     peak: float
+    """The peak learning rate."""
     num_updates: int
     """The number of optimizer steps of the whole run; the decay would reach 0 at this step."""
     num_warmup: int = 0

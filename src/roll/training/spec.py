@@ -11,7 +11,7 @@ from roll.config.model import ModelConfig
 from roll.config.training import TrainingConfig
 from roll.training.schedule import Schedule
 
-__all__ = ["Role", "TrainerSpec", "without_fp8"]
+__all__ = ["Role", "TrainerSpec", "disable_fp8"]
 
 Role: TypeAlias = Literal["policy", "critic", "reference", "reward_model"]
 """The role of a trainer.
@@ -33,7 +33,7 @@ class TrainerSpec:
     training: TrainingConfig
     role: Role = "policy"
     holds_reference: bool = False
-    """Whether (policy only) losses may need the divergence from the initial policy, over the whole vocabulary. Without
+    """(Policy only) Whether losses may need the divergence from the initial policy, over the whole vocabulary. Without
     an adapter to switch off, the trainer then holds a frozen copy of the model, in the compute dtype."""
     teachers: tuple[str, ...] = ()
     """(Policy only) Hugging Face model directories of teachers, frozen and in the compute dtype, for divergences over
@@ -70,7 +70,7 @@ class TrainerSpec:
         cls, model_path: str | Path, model: ModelConfig, training: TrainingConfig, seed: int
     ) -> TrainerSpec:
         """Return the spec of a frozen teacher: as `for_frozen_model`, but without FP8, which only the student uses."""
-        return cls.for_frozen_model(model_path, model, without_fp8(training), seed)
+        return cls.for_frozen_model(model_path, model, disable_fp8(training), seed)
 
     @property
     def node_ranks(self) -> int:
@@ -78,6 +78,6 @@ class TrainerSpec:
         return self.ranks_per_node or self.world_size
 
 
-def without_fp8(training: TrainingConfig) -> TrainingConfig:
+def disable_fp8(training: TrainingConfig) -> TrainingConfig:
     """Return the configuration without FP8."""
     return training if training.fp8 == "none" else training.model_copy(update={"fp8": "none"})

@@ -57,7 +57,7 @@ class TorchRank(TrainerRank[B, L]):
         # The previous background write must end first: its threads use the same process group.
         self._writer.finish()
         state = collect_state(
-            self.masters, self.optimizer, self._get_counters(), self.ranks, self._randomness, self._saved_buffers
+            self.masters, self.optimizer, self._get_counters(), self.ranks, self._random_states, self._saved_buffers
         )
         if background:
             self._writer.begin(path, state)
@@ -88,7 +88,7 @@ class TorchRank(TrainerRank[B, L]):
         return []
 
     def _load(self, path: Path) -> dict[str, int]:
-        parts = self.masters, self.optimizer, self._get_counters(), self.ranks, self._randomness
+        parts = self.masters, self.optimizer, self._get_counters(), self.ranks, self._random_states
         return load_state(path, *parts, self.spec.seed, self._saved_buffers)
 
     def _clear_grads(self) -> None:

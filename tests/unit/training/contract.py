@@ -125,7 +125,7 @@ def little_work(build: Build, place: Place) -> dict[str, Any]:
 
 
 def branching(build: Build, place: Place) -> dict[str, Any]:
-    with mock.patch.object(blocks, "MIN_SHARED", 2):
+    with mock.patch.object(blocks, "MIN_SHARED_TOKENS", 2):
         backend = build(**PLAIN)
         result = backend.train_step(branching_batch(), PolicyLoss(ratio_level="sequence"))
     return {"result": result, "weights": weights_of(backend)}

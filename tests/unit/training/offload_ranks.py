@@ -49,8 +49,8 @@ def apart() -> Iterator[list[int]]:
     with (
         mock.patch.object(HostMemory, "to_host", away),
         mock.patch.object(HostMemory, "to_device", lambda _, tensor: tensor.clone()),
-        mock.patch.object(activation_offload, "MIN_BYTES", 1),
-        mock.patch.object(blocks, "MIN_SHARED", 2),
+        mock.patch.object(activation_offload, "MIN_OFFLOAD_BYTES", 1),
+        mock.patch.object(blocks, "MIN_SHARED_TOKENS", 2),
     ):
         yield left
 

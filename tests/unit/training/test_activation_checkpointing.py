@@ -32,7 +32,7 @@ WAYS: dict[str, dict[str, Any]] = {
 
 def test_activation_checkpointing_gradients_are_those_of_a_pass_that_keeps_everything(tiny_model: Path) -> None:
     batch, loss = branching_batch(), PolicyLoss()
-    with mock.patch.object(blocks, "MIN_SHARED", 2):
+    with mock.patch.object(blocks, "MIN_SHARED_TOKENS", 2):
         plain = TorchBackend(make_spec(tiny_model), precision=DOUBLE)
         expected = plain.train_step(batch, loss)
         for way in ("slices", "layers and slices"):

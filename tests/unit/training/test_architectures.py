@@ -112,7 +112,7 @@ def test_trainer_architecture_packed_texts_get_the_log_probs_and_gradient_that_e
         (-sum((own * w)[mask].sum() for own, w, mask in zip(alone, weights, masks, strict=True))).backward()
         grads = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
         backend = TorchBackend(make_spec(path), precision=FLOAT64)
-        with mock.patch.object(blocks, "MIN_SHARED", 3):
+        with mock.patch.object(blocks, "MIN_SHARED_TOKENS", 3):
             backend.train_step(batch, loss)
     expected = torch.cat([own.detach()[mask] for own, mask in zip(alone, masks, strict=True)])
     found = torch.cat(loss.seen)

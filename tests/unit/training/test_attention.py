@@ -32,7 +32,7 @@ def make_layout(seed: int = 0, *, share: bool = True) -> PackedLayout:
     """Blocks of one to five samples of all lengths, some of a single token; and of forks upon forks."""
     samples = [*make_batch(seed, groups=5, group_size=5, prompt=(1, 30), response=(1, 25)).samples[:-4]]
     samples += [replace(s, unit=s.unit + 5) for s in branching_batch(seed, grown=(1, 20)).samples]
-    with mock.patch.object(blocks, "MIN_SHARED", 4):
+    with mock.patch.object(blocks, "MIN_SHARED_TOKENS", 4):
         ((micro,),) = pack(samples, max_tokens=10_000, share_prefix=share)
     layout = build_layout(micro)
     assert max(s.parent for tree in layout.blocks for s in tree.segments) >= (2 if share else -1)
@@ -127,9 +127,9 @@ def test_attention_products_and_sdpa_equal_attention_written_out(
     groups: int,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(attention, "is_blocked_attention_faster", lambda device: blocked)
-    monkeypatch.setattr(attention, "SMALL_TOKENS", small_tokens)
-    monkeypatch.setattr(attention, "DENSE_TOKENS", dense_tokens)
-    monkeypatch.setattr(attention, "DENSE_PAIRS", dense_pairs)
+    monkeypatch.setattr(attention, "MAX_TREE_TOKENS", small_tokens)
+    monkeypatch.setattr(attention, "MAX_DENSE_TOKENS", dense_tokens)
+    monkeypatch.setattr(attention, "MAX_DENSE_PAIRS", dense_pairs)
     compare(make_layout(share=share), dtype=torch.float64, limit=1e-10, groups=groups)
 
 
@@ -137,10 +137,10 @@ def test_attention_products_and_sdpa_equal_attention_written_out(
 def test_attention_blocked_products_in_tiles_of_any_size_equal_attention_written_out(
     monkeypatch: pytest.MonkeyPatch, rows: int, weights: int
 ) -> None:
-    for name in ("SMALL_TOKENS", "DENSE_TOKENS", "DENSE_PAIRS"):
+    for name in ("MAX_TREE_TOKENS", "MAX_DENSE_TOKENS", "MAX_DENSE_PAIRS"):
         monkeypatch.setattr(attention, name, 0)
-    monkeypatch.setattr(matmul_attention, "TILE_ROWS", rows)
-    monkeypatch.setattr(matmul_attention, "TILE_WEIGHTS", weights)
+    monkeypatch.setattr(matmul_attention, "MAX_TILE_ROWS", rows)
+    monkeypatch.setattr(matmul_attention, "MAX_TILE_WEIGHTS", weights)
     compare(make_layout(), dtype=torch.float64, limit=1e-10)
 
 
@@ -171,7 +171,7 @@ def laid_out(*sequences: list[int], unit: int | None = None) -> PackedLayout:
                        prefix_length=1, loss_mask=np.arange(len(ids)) > 0, advantages=np.zeros(len(ids), np.float32),
                        rollout_logprobs=np.zeros(len(ids), np.float32))
                for i, ids in enumerate(sequences)]  # fmt: skip
-    with mock.patch.object(blocks, "MIN_SHARED", 4):
+    with mock.patch.object(blocks, "MIN_SHARED_TOKENS", 4):
         ((micro,),) = pack(samples, max_tokens=10_000)
     return build_layout(sorted(micro, key=lambda block: block.num_tokens))
 
@@ -206,10 +206,10 @@ def test_attention_a_window_as_long_as_the_longest_sequence_hides_nothing_and_a_
 def test_attention_soft_caps_sinks_and_narrower_values_equal_attention_written_out(
     monkeypatch: pytest.MonkeyPatch, how: str, softcap: float | None, with_sinks: bool
 ) -> None:
-    for name in ("SMALL_TOKENS", "DENSE_TOKENS", "DENSE_PAIRS"):
+    for name in ("MAX_TREE_TOKENS", "MAX_DENSE_TOKENS", "MAX_DENSE_PAIRS"):
         monkeypatch.setattr(attention, name, 0 if how == "blocked" else 10_000)
     monkeypatch.setattr(attention, "is_blocked_attention_faster", lambda device: how != "all together")
-    monkeypatch.setattr(matmul_attention, "TILE_ROWS", 5)
+    monkeypatch.setattr(matmul_attention, "MAX_TILE_ROWS", 5)
     layout = make_layout()
     q, k, v, grad = tensors(layout, torch.float64)
     v, grad = v.detach()[..., :5].clone().requires_grad_(), grad[..., :5]
@@ -241,7 +241,7 @@ def test_attention_gradients_of_what_many_queries_share_are_added_up_in_float32(
     k = torch.zeros_like(v)
     q[..., 0], k[0, 0, 0, 0] = 8, 64  # all look at the first key alone
     v.requires_grad_()
-    with mock.patch.object(matmul_attention, "TILE_ROWS", 1):
+    with mock.patch.object(matmul_attention, "MAX_TILE_ROWS", 1):
         matmul_attention.blocked_attention(q, k, v, None, AttentionParams(1.0)).sum().backward()
     assert v.grad is not None and v.grad[0, 0].tolist() == [[300.0] * 8]
 
@@ -348,6 +348,6 @@ def test_attention_heads_of_any_size_on_cuda(monkeypatch: pytest.MonkeyPatch, wi
 @pytest.mark.gpu
 @needs_cuda
 def test_attention_sdpa_on_cuda_in_float32_equals_attention_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SMALL_TOKENS", "DENSE_TOKENS", "DENSE_PAIRS"):
+    for name in ("MAX_TREE_TOKENS", "MAX_DENSE_TOKENS", "MAX_DENSE_PAIRS"):
         monkeypatch.setattr(attention, name, 0)
     compare(make_layout(), dtype=torch.float32, limit=1e-4, device="cuda")

@@ -70,7 +70,7 @@ def test_cuda_offloaded_states_and_activations_leave_the_device_and_change_nothi
         gc.collect()
         before = torch.cuda.memory_allocated()
         backend = on_cuda(model, dtype="bfloat16", max_tokens_per_micro_batch=60, **settings)
-        with mock.patch.object(activation_offload, "MIN_BYTES", 1):
+        with mock.patch.object(activation_offload, "MIN_OFFLOAD_BYTES", 1):
             results = [backend.train_step(make_batch(seed), PolicyLoss()) for seed in range(3)]
         weights = sum(p.numel() for p in backend.masters.parameters.values())
         found.append((results[-1].loss, torch.cuda.memory_allocated() - before, weights))

@@ -40,7 +40,7 @@ def test_output_distribution_values_and_gradients_equal_the_definitions(
     monkeypatch: pytest.MonkeyPatch, chunk_elements, keep_bytes, temperature, dtype, limit
 ) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk_elements)
-    monkeypatch.setattr(logprobs, "KEEP_BYTES", keep_bytes)
+    monkeypatch.setattr(logprobs, "MAX_KEPT_BYTES", keep_bytes)
     monkeypatch.setattr(logprobs, "CPU_BLOCK_ELEMENTS", 30)
     h, w, targets, _ = inputs(9, 13, 6, dtype)
     reference = reference_of(9, 13, 6, dtype)
@@ -89,7 +89,7 @@ def test_output_distribution_known_distributions() -> None:
 
 def test_output_distribution_the_gradient_passes_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 20)
-    monkeypatch.setattr(logprobs, "KEEP_BYTES", 0)  # kept logits serve one backward pass, gradcheck runs several
+    monkeypatch.setattr(logprobs, "MAX_KEPT_BYTES", 0)  # kept logits serve one backward pass, gradcheck runs several
     h, w, targets, _ = inputs(4, 7, 3, torch.float64)
     reference = reference_of(4, 7, 3, torch.float64)
 
@@ -152,7 +152,7 @@ def test_output_distribution_huge_logits_stay_finite() -> None:
 
 def test_output_distribution_memory_does_not_grow_with_vocabulary_times_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 2**18)  # 1 MiB
-    monkeypatch.setattr(logprobs, "KEEP_BYTES", 2**18)
+    monkeypatch.setattr(logprobs, "MAX_KEPT_BYTES", 2**18)
     monkeypatch.setattr(logprobs, "CPU_BLOCK_ELEMENTS", 2**17)
     monkeypatch.setattr(distributions, "BLOCK_ELEMENTS", 2**17)
 

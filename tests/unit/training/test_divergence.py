@@ -28,7 +28,7 @@ DTYPES = pytest.mark.parametrize(("dtype", "limit"), [(torch.float64, 1e-12), (t
 @pytest.fixture(name="small_chunks")
 def _small_chunks(monkeypatch: pytest.MonkeyPatch, chunk_elements: int, keep_bytes: int) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk_elements)
-    monkeypatch.setattr(logprobs, "KEEP_BYTES", keep_bytes)
+    monkeypatch.setattr(logprobs, "MAX_KEPT_BYTES", keep_bytes)
     monkeypatch.setattr(logprobs, "CPU_BLOCK_ELEMENTS", 30)
 
 
@@ -103,7 +103,7 @@ def test_divergence_several_tokens_log_probs_and_gradients_equal_those_of_log_so
 @pytest.mark.parametrize("form", KINDS, ids=lambda f: f"{f.kind}-{f.beta}")
 def test_divergence_gradients_pass_gradcheck(monkeypatch: pytest.MonkeyPatch, form: Divergence) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 20)
-    monkeypatch.setattr(logprobs, "KEEP_BYTES", 0)  # kept logits serve one backward pass, gradcheck runs several
+    monkeypatch.setattr(logprobs, "MAX_KEPT_BYTES", 0)  # kept logits serve one backward pass, gradcheck runs several
     h, w, targets, _ = inputs(4, 7, 3, torch.float64)
     teacher, ids = teacher_of(4, 7, 3, torch.float64), torch.tensor([[0, 1], [2, 3], [4, 5], [6, 0]])
 
@@ -156,7 +156,7 @@ def test_divergence_huge_logits_stay_finite(form: Divergence) -> None:
 
 def test_divergence_memory_does_not_grow_with_vocabulary_times_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", 2**18)  # 1 MiB
-    monkeypatch.setattr(logprobs, "KEEP_BYTES", 2**18)
+    monkeypatch.setattr(logprobs, "MAX_KEPT_BYTES", 2**18)
     monkeypatch.setattr(logprobs, "CPU_BLOCK_ELEMENTS", 2**17)
     monkeypatch.setattr(distributions, "BLOCK_ELEMENTS", 2**17)
 

@@ -114,7 +114,7 @@ def test_fused_logprobs_the_softmax_is_as_near_the_truth_as_that_of_torch(
     monkeypatch: pytest.MonkeyPatch, temperature: float, chunk_elements: int, keep_bytes: int
 ) -> None:
     monkeypatch.setattr(logprobs, "CHUNK_ELEMENTS", chunk_elements)
-    monkeypatch.setattr(logprobs, "KEEP_BYTES", keep_bytes)
+    monkeypatch.setattr(logprobs, "MAX_KEPT_BYTES", keep_bytes)
     generator = torch.Generator().manual_seed(0)
     h, w = (torch.randn(n, 16, generator=generator).to(torch.bfloat16).requires_grad_() for n in (25, 200))
     targets, grad = torch.randint(200, (25,), generator=generator), torch.randn(25, generator=generator)

@@ -27,7 +27,7 @@ def test_logprobs_values_and_gradients_equal_those_of_log_softmax(
     monkeypatch: pytest.MonkeyPatch, chunk_elements, keep_bytes, temperature, dtype, limit
 ) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk_elements)
-    monkeypatch.setattr(module, "KEEP_BYTES", keep_bytes)
+    monkeypatch.setattr(module, "MAX_KEPT_BYTES", keep_bytes)
     monkeypatch.setattr(module, "CPU_BLOCK_ELEMENTS", 30)
     h, w, targets, weights = inputs(9, 13, 6, dtype)
     found = compute_token_logprobs(h, w, targets, temperature=temperature)
@@ -42,7 +42,7 @@ def test_logprobs_values_and_gradients_equal_those_of_log_softmax(
 
 def test_logprobs_the_gradient_passes_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 20)
-    monkeypatch.setattr(module, "KEEP_BYTES", 0)  # kept logits serve one backward pass, gradcheck runs several
+    monkeypatch.setattr(module, "MAX_KEPT_BYTES", 0)  # kept logits serve one backward pass, gradcheck runs several
     h, w, targets, _ = inputs(4, 7, 3, torch.float64)
     assert torch.autograd.gradcheck(lambda h, w: compute_token_logprobs(h, w, targets, temperature=1.3), (h, w))
 
@@ -90,7 +90,7 @@ def peak_bytes_of(run: Callable[[], None]) -> int:
 
 def test_logprobs_memory_does_not_grow_with_vocabulary_times_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", 2**18)  # 1 MiB
-    monkeypatch.setattr(module, "KEEP_BYTES", 2**18)
+    monkeypatch.setattr(module, "MAX_KEPT_BYTES", 2**18)
     monkeypatch.setattr(module, "CPU_BLOCK_ELEMENTS", 2**17)
     logits = 4 * 4096 * 8192  # 128 MiB
     assert peak_bytes(4096, 8192, backward=True) < 8 * 2**20 < logits

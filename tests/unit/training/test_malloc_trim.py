@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from roll.training.memory import malloc_trim
-from roll.training.memory.malloc_trim import Heap, trim_heap_after
+from roll.training.memory.malloc_trim import Heap, trim_heap_after_layers
 
 BESIDES = 50
 
@@ -69,7 +69,7 @@ def test_malloc_trim_what_was_mapped_by_itself_leaves_no_room_for_holes(library:
 
 def test_malloc_trim_layers_whose_gradient_is_wanted_are_looked_after(library: Library) -> None:
     layer = nn.Linear(2, 2)
-    trim_heap_after([layer])
+    trim_heap_after_layers([layer])
     library.free = 1000
     with torch.no_grad():
         layer(torch.ones(2))
@@ -81,7 +81,7 @@ def test_malloc_trim_layers_whose_gradient_is_wanted_are_looked_after(library: L
 def test_malloc_trim_nothing_lies_free_where_large_logits_follow(library: Library) -> None:
     first, last = nn.Linear(2, 2), nn.Linear(2, 2)
     library.alive = 1600
-    trim_heap_after([first, last])
+    trim_heap_after_layers([first, last])
     first(torch.ones(2))
     library.alive, library.free = 800, 201
     first(torch.ones(2))
@@ -93,14 +93,14 @@ def test_malloc_trim_nothing_lies_free_where_large_logits_follow(library: Librar
 def test_malloc_trim_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(malloc_trim, "_load_glibc", lambda: None)
     layer = nn.Linear(2, 2)
-    assert trim_heap_after([layer]) is None
+    assert trim_heap_after_layers([layer]) is None
     assert not layer._forward_hooks
 
 
 def test_malloc_trim_nothing_lies_free_where_the_gradient_of_embeddings_follows(library: Library) -> None:
     embeddings, layer = nn.Embedding(4, 2), nn.Linear(2, 2)
     library.alive = 1600
-    trim_heap_after([layer, nn.Linear(2, 2)], embeddings)
+    trim_heap_after_layers([layer, nn.Linear(2, 2)], embeddings)
     output = layer(embeddings(torch.tensor([1])))
     library.alive, library.free = 800, 201
     assert library.num_trims == 1

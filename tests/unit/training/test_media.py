@@ -22,7 +22,7 @@ from roll.config.model import LoRAConfig, VisionConfig
 from roll.errors import ModelError, UnsupportedError
 from roll.training import TorchBackend
 from roll.training.network.loading import build_network
-from roll.training.network.media import get_model_media, with_positions
+from roll.training.network.media import add_sample_positions, get_model_media
 from roll.training.network.vision_parts import build_part_finder
 from roll.training.packing.layout import build_layout
 from roll.training.packing.micro_batches import pack
@@ -57,7 +57,7 @@ def network_of(world: VisionWorld) -> Any:
 def predictions(network: Any, batch: TrainingBatch, *, share: bool = True) -> tuple[torch.Tensor, list[Any]]:
     """Log-probs of all tokens but the first, and the spans of the samples in them."""
     media = get_model_media(network.decoder)
-    samples = [with_positions(media, sample) for sample in batch.samples]
+    samples = [add_sample_positions(media, sample) for sample in batch.samples]
     ((blocks,),) = pack(samples, max_tokens=10_000, share_prefix=share, every_token=True)
     layout = build_layout(blocks, every_token=True)
     return network(layout, 1.0, Needs()).logprobs, list(layout.spans)

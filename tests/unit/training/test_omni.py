@@ -15,7 +15,7 @@ from worlds.omni_models import OMNI_MODELS, OmniWorld, write_omni_model
 from worlds.ranks import run_ranks
 
 from roll.training.network.loading import build_network
-from roll.training.network.media import get_model_media, with_positions
+from roll.training.network.media import add_sample_positions, get_model_media
 from roll.training.network.vision_parts import build_part_finder
 from roll.training.packing.layout import build_layout
 from roll.training.packing.micro_batches import pack
@@ -43,7 +43,7 @@ def network_of(world: OmniWorld) -> Any:
 def predict(network: Any, batch: TrainingBatch) -> tuple[torch.Tensor, list[Any]]:
     """Log-probs of all tokens but the first, and the spans of the samples in them."""
     media = get_model_media(network.decoder)
-    samples = [with_positions(media, sample) for sample in batch.samples]
+    samples = [add_sample_positions(media, sample) for sample in batch.samples]
     ((blocks,),) = pack(samples, max_tokens=100_000, share_prefix=True, every_token=True)
     layout = build_layout(blocks, every_token=True)
     return network(layout, 1.0, Needs()).logprobs, list(layout.spans)

@@ -39,7 +39,7 @@ def test_trainer_on_device_what_goes_to_main_memory_and_back_is_the_same(device:
     memory, taken = HostMemory(torch.device(device)), []
     large = random(1024, 1024).to(device)
     for number in range(8):  # whose memory is given out anew while copies are under way
-        memory.to_host_then(large * number, lambda copy: taken.append(copy.clone()))
+        memory.to_host_with_callback(large * number, lambda copy: taken.append(copy.clone()))
     away = [memory.to_host(large + number) for number in range(4)]
     back = [memory.to_device(copy) for copy in away]
     memory.finish()

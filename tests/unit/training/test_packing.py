@@ -167,7 +167,7 @@ def seen_by_entry(layout: PackedLayout) -> list[list[int]]:
 def test_packing_each_prediction_sees_the_tokens_before_it_and_nothing_else(
     monkeypatch: pytest.MonkeyPatch, batch, budget: int, min_shared: int
 ) -> None:
-    monkeypatch.setattr(blocks, "MIN_SHARED", min_shared)
+    monkeypatch.setattr(blocks, "MIN_SHARED_TOKENS", min_shared)
     (micro_batches,) = pack(batch.samples, max_tokens=budget)
     for micro in micro_batches:
         layout = build_layout(micro)
@@ -186,7 +186,7 @@ def test_packing_each_prediction_sees_the_tokens_before_it_and_nothing_else(
 def test_packing_with_no_least_length_every_common_prefix_is_computed_once(
     monkeypatch: pytest.MonkeyPatch, batch
 ) -> None:
-    monkeypatch.setattr(blocks, "MIN_SHARED", 1)
+    monkeypatch.setattr(blocks, "MIN_SHARED_TOKENS", 1)
     ((micro,),) = pack(batch.samples, max_tokens=100_000)
     different = {
         (s.unit, s.token_ids[: i + 1].tobytes()) for s in batch.samples for i in range(np.flatnonzero(s.loss_mask)[-1])

@@ -27,7 +27,7 @@ from roll.training.network.pipeline_split import _split_layers, split_into_stage
 from roll.training.network.policy import PolicyNetwork
 from roll.training.parallel.pipeline import MAX_UNRECEIVED, Stage
 from roll.training.parallel.pipeline_schedule import Action, build_schedule, compute_bubble_fraction, simulate_schedules
-from roll.training.parallel.tokens import WHOLE
+from roll.training.parallel.tokens import WHOLE_ROW
 
 
 def _words(num: int, stage: int, num_stages: int, num_chunks: int = 1) -> str:
@@ -190,7 +190,7 @@ class _Group:
 
 def _stage(number: int) -> Any:
     up, down = _Group(number), _Group(number)
-    return Stage(up, down, torch.device("cpu"), with_first=True)  # type: ignore[arg-type]
+    return Stage(up, down, torch.device("cpu"), includes_rank_0=True)  # type: ignore[arg-type]
 
 
 def test_pipeline_parallel_a_batch_that_broke_off_amid_its_messages_is_the_last(
@@ -238,7 +238,7 @@ def test_pipeline_parallel_a_message_is_let_go_when_its_micro_batch_has_come_bac
     flight, with the gradients of so many works as may wait."""
     sent, waits = _fake_messages(monkeypatch)
     groups: list[Any] = [_Group(0) for _ in range(4)]
-    stage = Stage(*groups[:2], torch.device("cpu"), with_first=True, around=(groups[2], groups[3]), num_chunks=2)
+    stage = Stage(*groups[:2], torch.device("cpu"), includes_rank_0=True, around=(groups[2], groups[3]), num_chunks=2)
     in_flight = most = 0
     came_back = False
     for work in stage.iter_actions(
@@ -366,4 +366,4 @@ def test_pipeline_parallel_a_model_of_fewer_layers_than_parts_is_refused(
     assert len(model.model.layers) == 2
     stage: Any = SimpleNamespace(count=stages, num_chunks=chunks, number=0)
     with pytest.raises(ModelError, match=f"training.parallel.{says} LlamaModel has 2: lower pp or vpp"):
-        split_into_stages(PolicyNetwork(model), stage, WHOLE, torch.float32)
+        split_into_stages(PolicyNetwork(model), stage, WHOLE_ROW, torch.float32)

@@ -47,7 +47,7 @@ def replaying(batch: TrainingBatch, experts: list[np.ndarray]) -> TrainingBatch:
 
 @pytest.fixture
 def deep_sharing() -> Iterator[None]:
-    with mock.patch.object(blocks, "MIN_SHARED", 3):
+    with mock.patch.object(blocks, "MIN_SHARED_TOKENS", 3):
         yield
 
 

@@ -29,7 +29,7 @@ def steps(model: Path, settings: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("run", ["plain", "bfloat16", "layers again", "8 bits", "adapters"])
 def test_offload_stream_steps_with_all_that_can_be_offloaded_have_no_race(tiny_model: Path, run: str) -> None:
     with (
-        mock.patch.object(activation_offload, "MIN_BYTES", 1),
+        mock.patch.object(activation_offload, "MIN_OFFLOAD_BYTES", 1),
         mock.patch("roll.training.memory.adamw_8bit.load_native_library", lambda: None),
     ):
         expected = steps(tiny_model, RUNS[run])
@@ -45,7 +45,7 @@ def use(memory: HostMemory, weight: Tensor) -> None:
     taken: list[Tensor] = []
     memory.to_device(memory.to_host(weight * 2)).mul_(2)  # nothing but the copy needs the product's memory
     for number in range(6):
-        memory.to_host_then(weight * number, lambda copy: taken.append(copy + 1))
+        memory.to_host_with_callback(weight * number, lambda copy: taken.append(copy + 1))
     memory.finish()
     source = torch.zeros_like(taken[0])
     memory.write(weight, source)

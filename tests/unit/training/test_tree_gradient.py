@@ -60,7 +60,7 @@ def _exact_and_with_short_prefixes(monkeypatch: pytest.MonkeyPatch) -> None:
         return module.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + module.variance_epsilon)
 
     monkeypatch.setattr(LlamaRMSNorm, "forward", norm)
-    monkeypatch.setattr(blocks, "MIN_SHARED", 2)
+    monkeypatch.setattr(blocks, "MIN_SHARED_TOKENS", 2)
 
 
 @pytest.fixture(scope="module", name="other_model")

@@ -45,7 +45,7 @@ def run_rank(rank: int, directory: Path, model: Path, batch: TrainingBatch) -> N
             second = backend.train_step(make_batch(2), PolicyLoss())
             found["lora second"] = {"result": second, "weights": list(backend.weights())}
 
-    with mock.patch.object(blocks, "MIN_SHARED", 2):
+    with mock.patch.object(blocks, "MIN_SHARED_TOKENS", 2):
         backend = build(double, **SMALL)
         result = backend.train_step(branching_batch(), PolicyLoss(ratio_level="sequence"))
         found["branching"] = {"result": result, "grads": grads_of(backend)}

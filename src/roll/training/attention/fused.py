@@ -44,7 +44,7 @@ def build_fused_attention(module: Any) -> Callable[..., Any] | None:
 
 
 def _build_forward(module: Any) -> Callable[..., Any]:
-    plain = module.forward
+    original_forward = module.forward
 
     def forward(
         hidden_states: Tensor,
@@ -62,7 +62,9 @@ def _build_forward(module: Any) -> Callable[..., Any]:
             or position_embeddings is None
             or position_embeddings[0].dtype != torch.bfloat16
         ):
-            return plain(hidden_states, position_embeddings, attention_mask, past_key_values=past_key_values, **kwargs)
+            return original_forward(
+                hidden_states, position_embeddings, attention_mask, past_key_values=past_key_values, **kwargs
+            )
         shape = (hidden_states.shape[1], -1, module.head_dim)
         q, k, v = (project(hidden_states).view(shape) for project in (module.q_proj, module.k_proj, module.v_proj))
         if getattr(module, "q_norm", None) is not None:

@@ -25,7 +25,7 @@ from roll.algorithms.credit import compute_distance_weights, group_heads
 from roll.errors import UnsupportedError
 from roll.training.packing.blocks import Block
 from roll.training.packing.layout import iter_entries
-from roll.training.parallel.tokens import WHOLE, TokenShare
+from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
 from roll.types import AttentionRange, AttentionStatistics
 
 __all__ = ["AttentionMapObserver", "select_observed_layers"]
@@ -38,10 +38,11 @@ MAX_KEPT_PAIRS = 2**14
 """Largest number of token pairs whose distance weights are cached between layers. For a short sequence, computing the
 weights takes as long as computing the maps."""
 
-NUM_LAYERS = 5
+NUM_OBSERVED_LAYERS = 5
+"""Default number of layers whose attention is observed."""
 
 
-def select_observed_layers(num_layers: int, count: int = NUM_LAYERS) -> tuple[int, ...]:
+def select_observed_layers(num_layers: int, count: int = NUM_OBSERVED_LAYERS) -> tuple[int, ...]:
     """Return `count` evenly spaced layers of the model's middle third, including its first and last layer.
 
     If the middle third has fewer than `count` layers, return all of its layers.
@@ -90,7 +91,7 @@ class AttentionMapObserver:
         layers: Sequence[int],
         attention_range: AttentionRange,
         device: torch.device,
-        share: TokenShare = WHOLE,
+        share: TokenShare = WHOLE_ROW,
     ) -> None:
         self._share = share
         self._layers = frozenset(layers)

@@ -20,10 +20,10 @@ from roll.models import AttentionParams
 
 __all__ = ["blocked_attention", "dense_attention"]
 
-TILE_ROWS = 128
-"""Largest number of queries of a sequence in a tile."""
-TILE_WEIGHTS = 2**19
-"""Largest number of weights of a tile, unless one head needs more: 2 MiB of float32."""
+MAX_TILE_ROWS = 128
+"""Maximum number of queries of a sequence in a tile."""
+MAX_TILE_WEIGHTS = 2**19
+"""Maximum number of attention weights of a tile, unless one head needs more: 2 MiB of float32."""
 
 
 def dense_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, params: AttentionParams) -> Tensor:
@@ -42,15 +42,15 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, params: Atten
     return result.permute(0, 3, 1, 2, 4).reshape(size, n, heads, -1)
 
 
-def blocked_attention(q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, params: AttentionParams) -> Tensor:
+def blocked_attention(q: Tensor, k: Tensor, v: Tensor, prefix_mask: Tensor | None, params: AttentionParams) -> Tensor:
     """Compute causal attention of n queries to the last n of m keys, after the m - n keys of a prefix.
 
     Args:
         q: The queries [B, n, H, d].
         k: The keys [B, m, K, d], with H a multiple of K.
         v: The values [B, m, K, w].
-        before: The prefix mask [B, m - n], 0 where a sequence's queries see a prefix key, else -inf; float32 or better.
-            `None`: the queries see all prefix keys.
+        prefix_mask: The mask [B, m - n] of the prefix keys: 0 where a sequence's queries see a key, else -inf; float32
+            or better. `None`: the queries see all prefix keys.
         params: The scale, soft cap and sinks of the scores. `params.span` is ignored: the caller must apply it.
 
     Returns:
@@ -60,10 +60,10 @@ def blocked_attention(q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, pa
     groups = k.shape[2]
     queries = q.view(size, n, groups, -1, width).permute(0, 2, 3, 1, 4).reshape(size * groups, -1, n, width)
     keys, values = (x.transpose(1, 2).reshape(size * groups, -1, x.shape[-1]) for x in (k, v))
-    if before is not None:
-        before = before.repeat_interleave(groups, dim=0)[:, None, None]
+    if prefix_mask is not None:
+        prefix_mask = prefix_mask.repeat_interleave(groups, dim=0)[:, None, None]
     sinks = None if params.sinks is None else params.sinks.view(1, groups, -1).expand(size, groups, -1).flatten(0, 1)
-    result = _BlockedAttention.apply(queries, keys, values, before, params.scale, params.softcap, sinks)
+    result = _BlockedAttention.apply(queries, keys, values, prefix_mask, params.scale, params.softcap, sinks)
     return result.view(size, groups, -1, n, v.shape[-1]).permute(0, 3, 1, 2, 4).reshape(size, n, heads, -1)
 
 
@@ -144,8 +144,8 @@ class _Tile(NamedTuple):
 class _BlockedAttention(torch.autograd.Function):
     """Computes `blocked_attention`, with sequences and their groups of heads as one dimension S.
 
-    Queries are [S, g, n, d], keys [S, m, d], values [S, m, w], before [S, 1, 1, m - n], sinks [S, g]. Saves only its
-    inputs; gradients of keys and values are summed over tiles in float32 or better.
+    Queries are [S, g, n, d], keys [S, m, d], values [S, m, w], the prefix mask [S, 1, 1, m - n], sinks [S, g]. Saves
+    only its inputs; gradients of keys and values are summed over tiles in float32 or better.
     """
 
     @staticmethod
@@ -154,17 +154,17 @@ class _BlockedAttention(torch.autograd.Function):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        before: Tensor | None,
+        prefix_mask: Tensor | None,
         scale: float,
         softcap: float | None,
         sinks: Tensor | None,
     ) -> Tensor:
-        ctx.save_for_backward(q, k, v, before, sinks)
+        ctx.save_for_backward(q, k, v, prefix_mask, sinks)
         ctx.scale, ctx.softcap = scale, softcap
         result = q.new_empty(*q.shape[:3], v.shape[-1])
         for tile in _iter_tiles(q, k):
             scores = _compute_scores(tile, q, k, scale, softcap)
-            weights, _ = _softmax(_mask_hidden_keys(tile, scores, before), _select_tile_sinks(tile, sinks))
+            weights, _ = _softmax(_mask_hidden_keys(tile, scores, prefix_mask), _select_tile_sinks(tile, sinks))
             own = weights.to(v.dtype).flatten(1, 2) @ v[tile.sequences, : tile.num_keys]
             result[tile.sequences, :, tile.rows] = own.unflatten(1, (q.shape[1], -1))
         return result
@@ -172,7 +172,7 @@ class _BlockedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        q, k, v, before, sinks = ctx.saved_tensors
+        q, k, v, prefix_mask, sinks = ctx.saved_tensors
         high = torch.promote_types(q.dtype, torch.float32)
         grad_q = torch.empty_like(q)
         grad_k, grad_v = (torch.zeros(x.shape, dtype=high) for x in (k, v))
@@ -183,7 +183,7 @@ class _BlockedAttention(torch.autograd.Function):
             raw = _compute_scores(tile, q, k, ctx.scale, ctx.softcap)
             # Before the mask, which changes `raw` in place.
             slope = None if ctx.softcap is None else (raw / ctx.softcap).square_().neg_().add_(1.0)
-            weights, unused = _softmax(_mask_hidden_keys(tile, raw, before), _select_tile_sinks(tile, sinks))
+            weights, unused = _softmax(_mask_hidden_keys(tile, raw, prefix_mask), _select_tile_sinks(tile, sinks))
             grad_v[keys] += weights.to(v.dtype).flatten(1, 2).transpose(1, 2) @ own_grad
             scores = (own_grad @ v[keys].transpose(1, 2)).to(high).unflatten(1, heads)
             if grad_sinks is not None and unused is not None:
@@ -198,12 +198,12 @@ class _BlockedAttention(torch.autograd.Function):
 
 
 def _iter_tiles(q: Tensor, k: Tensor) -> Iterator[_Tile]:
-    """Yield tiles of queries [S, g, n, d], as large as `TILE_ROWS` and `TILE_WEIGHTS` allow for keys [S, m, d]."""
+    """Yield tiles of queries [S, g, n, d], as large as the limits above allow for keys [S, m, d]."""
     sequences, heads, n = q.shape[:3]
-    for start in range(0, n, TILE_ROWS):
-        stop = min(start + TILE_ROWS, n)
+    for start in range(0, n, MAX_TILE_ROWS):
+        stop = min(start + MAX_TILE_ROWS, n)
         num_keys = k.shape[1] - n + stop
-        step = max(TILE_WEIGHTS // (heads * (stop - start) * num_keys), 1)
+        step = max(MAX_TILE_WEIGHTS // (heads * (stop - start) * num_keys), 1)
         for first in range(0, sequences, step):
             yield _Tile(slice(first, first + step), slice(start, stop), num_keys)
 
@@ -216,10 +216,10 @@ def _compute_scores(tile: _Tile, q: Tensor, k: Tensor, scale: float, softcap: fl
     return scores.mul_(scale) if softcap is None else scores.mul_(scale / softcap).tanh_().mul_(softcap)
 
 
-def _mask_hidden_keys(tile: _Tile, scores: Tensor, before: Tensor | None) -> Tensor:
-    """Set scores to -inf, in place, for later keys and for prefix keys that the mask `before` hides."""
-    if before is not None:
-        scores[..., : before.shape[-1]] += before[tile.sequences]
+def _mask_hidden_keys(tile: _Tile, scores: Tensor, prefix_mask: Tensor | None) -> Tensor:
+    """Set scores to -inf, in place, for later keys and for prefix keys that the mask `prefix_mask` hides."""
+    if prefix_mask is not None:
+        scores[..., : prefix_mask.shape[-1]] += prefix_mask[tile.sequences]
     rows = scores.shape[2]
     later = torch.full((rows, rows), float("-inf"), dtype=scores.dtype).triu_(1)
     scores[..., -rows:] += later

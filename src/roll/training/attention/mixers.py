@@ -69,6 +69,8 @@ def _iter_paths(tree: Tree) -> Iterable[np.ndarray]:
 
 
 class _Plan(Protocol):
+    """The part of an `AttentionPlan` that recurrent layers need."""
+
     share: TokenShare
 
     @property
@@ -91,20 +93,20 @@ def run_mixers_by_path(model: Any, mixers: Iterable[nn.Module]) -> None:
         mixer.forward = _wrap_forward(mixer.forward, current)
 
 
-def _wrap_forward(plain: Callable[..., Any], current: list[_Plan | None]) -> Callable[..., Any]:
+def _wrap_forward(original_forward: Callable[..., Any], current: list[_Plan | None]) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         # Some layers pass the plan on to their modules, which do not accept it.
         kwargs.pop("roll_plan", None)
         plan, hidden = current[0], get_hidden_states(args, kwargs)
         if plan is None:
-            return plain(*args, **kwargs)
+            return original_forward(*args, **kwargs)
         if plan.share.cp is not None:
             raise ModelError(
                 "this model's recurrent layers must process a whole sequence on one rank: set training.parallel.cp to 1"
             )
         paths = plan.paths
         assert hidden.shape[:2] == (1, len(paths.source))
-        output = plain(*map(paths.split, args), **{name: paths.split(x) for name, x in kwargs.items()})
+        output = original_forward(*map(paths.split, args), **{name: paths.split(x) for name, x in kwargs.items()})
         if isinstance(output, tuple):
             return paths.merge(output[0]), *output[1:]
         return paths.merge(output)

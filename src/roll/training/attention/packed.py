@@ -30,7 +30,7 @@ from roll.training.attention.mixers import Paths
 from roll.training.attention.native import Rotation, attend, build_tree_ranges, is_native_attention_supported, rotate
 from roll.training.attention.varlen import MAX_HEAD_DIM, VarlenPlan, is_varlen_supported, varlen_attention
 from roll.training.packing.layout import Int64Array, PackedLayout, Tree
-from roll.training.parallel.tokens import WHOLE, TokenShare
+from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
 
 __all__ = [
     "ATTENTION",
@@ -43,18 +43,18 @@ __all__ = [
 
 ATTENTION = "roll_packed"
 
-SMALL_TOKENS = 96
-"""Largest tree, in tokens, that is not split into segments."""
+MAX_TREE_TOKENS = 96
+"""Maximum number of tokens of a tree that is not split into segments."""
 
-DENSE_TOKENS = 224
-"""Longest sequence for dense products. Measured on two AVX-512 cores with 9 heads of 64, forward and backward: at 110
-tokens 0.9 ms, SDPA 2.8 ms; at 300 tokens 6.9 ms, SDPA 5.1 ms."""
+MAX_DENSE_TOKENS = 224
+"""Maximum length of a sequence for dense products, in tokens. Measured on two AVX-512 cores with 9 heads of 64, forward
+and backward: at 110 tokens 0.9 ms, SDPA 2.8 ms; at 300 tokens 6.9 ms, SDPA 5.1 ms."""
 
-DENSE_PAIRS = 2**14
-"""Largest number of query-key pairs of one segment for dense products."""
+MAX_DENSE_PAIRS = 2**14
+"""Maximum number of query-key pairs of one segment for dense products."""
 
-LENGTH_RATIO = 0.75
-"""Smallest length of a sequence in a batch, relative to the longest one."""
+MIN_LENGTH_RATIO = 0.75
+"""Minimum length of a sequence in a batch of sequences, relative to the longest one."""
 
 
 class AttentionObserver(Protocol):
@@ -101,7 +101,7 @@ class AttentionPlan:
         device: torch.device,
         dtype: torch.dtype,
         observer: AttentionObserver | None = None,
-        share: TokenShare = WHOLE,
+        share: TokenShare = WHOLE_ROW,
         images: Int64Array | None = None,
     ) -> None:
         self.share = share
@@ -144,12 +144,12 @@ class AttentionPlan:
         return self._calls[reach, dense]
 
     def find_fused_rotary_params(
-        self, module: Any, mask: Any, window: int | None, given: dict[str, Any]
+        self, module: Any, mask: Any, window: int | None, kwargs: dict[str, Any]
     ) -> AttentionParams | None:
         """Return a module's attention parameters, or `None` if `attend_with_rope` does not support the module."""
         if self.share.cp is not None or getattr(module, "attn_temperature_tuning", False):
             return None
-        params = read_attention_params(module, module.head_dim, mask, getattr(module, "scaling", None), window, given)
+        params = read_attention_params(module, module.head_dim, mask, getattr(module, "scaling", None), window, kwargs)
         return params if self.is_native_supported(params) else None
 
     def is_native_supported(self, params: AttentionParams) -> bool:
@@ -176,10 +176,10 @@ class AttentionPlan:
         branches: list[_Branch] = []
         for tree in self._layout.blocks:
             root = tree.segments[0]
-            if tree.num_tokens <= SMALL_TOKENS:
+            if tree.num_tokens <= MAX_TREE_TOKENS:
                 whole.append(tree)
                 continue
-            if root.length <= DENSE_TOKENS:
+            if root.length <= MAX_DENSE_TOKENS:
                 whole.append(Tree(segments=(root,)))
             else:
                 plain.append(root.start + np.arange(root.length))
@@ -208,7 +208,7 @@ class AttentionPlan:
         lengths = np.array([len(branch.context) for branch in branches])
         sees_context = np.arange(before.size[1]) < lengths[:, None]
         (size, n), p = rows.size, before.size[1]
-        dense = n * (p + n) <= DENSE_PAIRS
+        dense = n * (p + n) <= MAX_DENSE_PAIRS
         if self._blocked and not dense:
             bias = self._build_bias(sees_context)
         else:
@@ -280,7 +280,7 @@ def _batch_by_length(items: Sequence[Any], lengths: Sequence[int]) -> list[list[
     batches: list[list[Any]] = []
     longest = 0
     for i in sorted(range(len(items)), key=lambda i: (-lengths[i], i)):
-        if not batches or lengths[i] < LENGTH_RATIO * longest:
+        if not batches or lengths[i] < MIN_LENGTH_RATIO * longest:
             batches.append([])
             longest = lengths[i]
         batches[-1].append(items[i])

@@ -19,9 +19,9 @@ from roll.training.packing.layout import PackedLayout
 __all__ = ["MAX_HEAD_DIM", "VarlenPlan", "build_varlen_indices", "is_varlen_supported", "varlen_attention"]
 
 MAX_HEAD_DIM = 256
-"""Largest head that FlashAttention's kernels support."""
+"""Maximum head dimension that FlashAttention's kernels support."""
 
-HEAD_MULTIPLE = 8
+HEAD_DIM_MULTIPLE = 8
 """FlashAttention's kernels reject head sizes that are not multiples of this; SDPA would pad them."""
 
 
@@ -87,7 +87,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: VarlenPlan, scale: f
     if plan.key_index is not None:
         # `varlen_attn` takes the keys of a sequence as adjacent rows, so those of a shared prefix are repeated.
         k, v = _RepeatRows.apply(k, plan.key_index), _RepeatRows.apply(v, plan.key_index)
-    width, size = v.shape[-1], -(-q.shape[-1] // HEAD_MULTIPLE) * HEAD_MULTIPLE
+    width, size = v.shape[-1], -(-q.shape[-1] // HEAD_DIM_MULTIPLE) * HEAD_DIM_MULTIPLE
     q, k, v = (_pad_heads(x, size) for x in (q, k, v))  # its kernels support one head size, and zeros add nothing
     more: dict[str, Any] = {"enable_gqa": True} if k.shape[1] != q.shape[1] and _needs_enable_gqa() else {}
     result = varlen_attn(

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _PREFIX = "base_model.model."
-"""Prefix of the names of a model's modules in a file of adapters of peft."""
+"""Prefix of the module names in peft's adapter files."""
 
 
 def export_trained(
@@ -113,7 +113,7 @@ def write_weights(
     Args:
         directory: The target directory.
         weights: The trained weights.
-        complete: The omni model whose weights of speech are copied; `None` for other models.
+        complete: The omni model whose speech weights are copied; `None` for other models.
         is_first: Whether this rank writes.
         stem: The beginning of the files' names.
     """
@@ -185,14 +185,14 @@ def collect_adapter_tensors(
         is_reward_model: Whether the model is a reward model, whose head is trained in full and saved with the adapters.
     """
     tensors = {
-        f"{_PREFIX}{name.removesuffix('weight')}lora_{part}.weight": _with_own_storage(
+        f"{_PREFIX}{name.removesuffix('weight')}lora_{part}.weight": _copy_to_own_storage(
             gather_weight(read(parameter)).to(dtype).cpu()
         )
         for name, adapter in adapters.items()
         for part, parameter in (("A", adapter.a), ("B", adapter.b))
     }
     if is_reward_model:
-        tensors[f"{_PREFIX}score.weight"] = _with_own_storage(gather_weight(read("score.weight")).to(dtype).cpu())
+        tensors[f"{_PREFIX}score.weight"] = _copy_to_own_storage(gather_weight(read("score.weight")).to(dtype).cpu())
     return tensors
 
 
@@ -249,8 +249,8 @@ def write_adapter(
     move_to_final_name(partial, path)
 
 
-def _with_own_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor with its own storage: a tensor gathered from uneven shards is a view of a padded one."""
+def _copy_to_own_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, copied if it is a view of a larger storage, as tensors gathered from uneven shards are."""
     whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
 

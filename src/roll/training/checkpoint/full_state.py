@@ -30,7 +30,7 @@ from roll.training.checkpoint.state import (
     write_entries,
 )
 from roll.training.distributed import Ranks
-from roll.training.randomness import Randomness
+from roll.training.random_states import RandomStates
 
 __all__ = ["FullWeights", "load_full_state", "save_full_state"]
 
@@ -65,7 +65,7 @@ class FullWeights(Protocol):
 
 
 def save_full_state(
-    path: Path, weights: FullWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness
+    path: Path, weights: FullWeights, counters: Mapping[str, int], ranks: Ranks, random_states: RandomStates
 ) -> None:
     """Write a trainer's state below `path`, an empty or missing directory, and fsync. Collective.
 
@@ -80,11 +80,11 @@ def save_full_state(
                 state[f"{part}/{name}"] = whole.cpu()
     state["updates"] = torch.full((len(weights.names),), weights.num_updates, dtype=torch.int64)
     state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
-    write_entries(path, state | collect_random_states(ranks, randomness), ranks)
+    write_entries(path, state | collect_random_states(ranks, random_states), ranks)
 
 
 def load_full_state(
-    path: Path, weights: FullWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness, seed: int
+    path: Path, weights: FullWeights, counters: Mapping[str, int], ranks: Ranks, random_states: RandomStates, seed: int
 ) -> dict[str, int]:
     """Load a state that any back-end saved, in place; return the counters. Collective.
 
@@ -97,7 +97,7 @@ def load_full_state(
         names = sorted(weights.names)
         shapes = {f"{part}/{name}": weights.get_shape(name) for part in _PARTS for name in names}
         check_entries(path, saved, shapes)
-        random = {name: torch.empty_like(value) for name, value in collect_random_states(ranks, randomness).items()}
+        random = {name: torch.empty_like(value) for name, value in collect_random_states(ranks, random_states).items()}
         few: dict[str, Tensor] = {
             "updates": torch.zeros(len(names), dtype=torch.int64),
             "counters": torch.zeros(len(counters), dtype=torch.int64),
@@ -120,7 +120,7 @@ def load_full_state(
     weights.refresh()
     weights.num_updates = max(read_counts(path, names, few["updates"]).values(), default=0)
     result = read_counts(path, sorted(counters), few["counters"])
-    restore_random_states(randomness, random if known else {}, ranks, seed, result["num_steps"])
+    restore_random_states(random_states, random if known else {}, ranks, seed, result["num_steps"])
     return result
 
 

@@ -5,9 +5,9 @@ run any command. Entries that are not tensors are pickles as well.
 
     .metadata ──► an unpickler whose only classes are stand-ins of this module ──► checked ──► DCP's own records
 
-Invariants: no class or function that a file names is ever looked up. The dozen names that DCP writes have a stand-in
-each, created anew for each file, and any other name is an error. An index may name only whole tensors, in files of its
-own directory.
+Invariants: no class or function that a file names is ever looked up. Each of the dozen names that DCP writes has a
+stand-in, which is created for each file; any other name is an error. An index may name only whole tensors, in files of
+its own directory.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _check_coverage(size: torch.Size, chunks: Sequence[ChunkStorageMetadata]) ->
             raise pickle.UnpicklingError(f"the index has overlapping chunks, or gaps, for a tensor of size {[*size]}")
     is_whole = sum(math.prod(chunk.sizes) for chunk in filled) == math.prod(size)
     if not is_whole or len({chunk.offsets for chunk in filled}) < len(filled):
-        raise pickle.UnpicklingError(f"the index lacks chunks of a tensor of size {[*size]}, or has some twice")
+        raise pickle.UnpicklingError(f"the index has missing or duplicate chunks of a tensor of size {[*size]}")
 
 
 def _read_index(record: Any) -> MetadataIndex:

@@ -19,7 +19,7 @@ from torch import Tensor
 __all__ = ["ShardWriter"]
 
 SHARD_BYTES = 5 * 10**9
-"""Largest file, unless a single tensor is larger."""
+"""Maximum size of a file in bytes, unless a single tensor is larger."""
 
 _DTYPES = {
     torch.float64: "F64",
@@ -36,7 +36,7 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 _ENTRY_BYTES = 200
-"""Largest size of a tensor's header entry without its name."""
+"""Maximum size of a tensor's header entry without its name, in bytes."""
 
 
 class ShardWriter:
@@ -97,6 +97,8 @@ class ShardWriter:
 
 
 class _Shard:
+    """One safetensors file that is being written."""
+
     def __init__(self, path: Path, header_bytes: int) -> None:
         self.path = path
         self.entries: dict[str, Any] = {}

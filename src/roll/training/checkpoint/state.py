@@ -38,7 +38,7 @@ from roll.training.checkpoint.reader import SafeReader
 from roll.training.distributed import Ranks
 from roll.training.optimizer import Optimizer
 from roll.training.precision import MasterWeights
-from roll.training.randomness import Randomness
+from roll.training.random_states import RandomStates
 
 __all__ = [
     "check_entries",
@@ -63,7 +63,7 @@ def collect_state(
     optimizer: Optimizer,
     counters: Mapping[str, int],
     ranks: Ranks,
-    randomness: Randomness,
+    random_states: RandomStates,
     buffers: Sequence[Tensor] = (),
 ) -> dict[str, Tensor]:
     """Return a trainer's state as tensors by name, sharing the trainer's memory. Collective."""
@@ -72,7 +72,7 @@ def collect_state(
     updates = ranks.merge_stages(optimizer.get_steps())
     state["updates"] = torch.tensor([updates[name] for name in sorted(updates)], dtype=torch.int64)
     state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
-    return state | collect_random_states(ranks, randomness) | _name_buffers(buffers)
+    return state | collect_random_states(ranks, random_states) | _name_buffers(buffers)
 
 
 def write_entries(path: Path, state: Mapping[str, Any], ranks: Ranks, group: dist.ProcessGroup | None = None) -> None:
@@ -104,7 +104,7 @@ def load_state(
     optimizer: Optimizer,
     counters: Mapping[str, int],
     ranks: Ranks,
-    randomness: Randomness,
+    random_states: RandomStates,
     seed: int,
     buffers: Sequence[Tensor] = (),
 ) -> dict[str, int]:
@@ -123,7 +123,7 @@ def load_state(
         state["updates"] = torch.zeros(len(names), dtype=torch.int64)
         state["counters"] = torch.zeros(len(counters), dtype=torch.int64)
         state.update({name: buffer for name, buffer in _name_buffers(buffers).items() if name in saved})
-        random = {name: torch.empty_like(value) for name, value in collect_random_states(ranks, randomness).items()}
+        random = {name: torch.empty_like(value) for name, value in collect_random_states(ranks, random_states).items()}
         known = all(name in saved for name in random)
         if known:
             state.update(random)
@@ -139,7 +139,7 @@ def load_state(
     optimizer.set_steps(read_counts(path, names, state["updates"]))
     result = read_counts(path, sorted(counters), state["counters"])
     restore_random_states(
-        randomness, {name: state[name] for name in random} if known else {}, ranks, seed, result["num_steps"]
+        random_states, {name: state[name] for name in random} if known else {}, ranks, seed, result["num_steps"]
     )
     return result
 
@@ -185,7 +185,7 @@ def read_counts(path: Path, names: Sequence[str], values: Tensor) -> dict[str, i
 
 
 def restore_random_states(
-    randomness: Randomness, saved: Mapping[str, Tensor], ranks: Ranks, seed: int, num_steps: int
+    random_states: RandomStates, saved: Mapping[str, Tensor], ranks: Ranks, seed: int, num_steps: int
 ) -> None:
     """Restore the states that `collect_random_states` returned; a rank without saved states gets new ones.
 
@@ -194,14 +194,14 @@ def restore_random_states(
     """
     if saved:
         try:
-            randomness.restore({name.rpartition("/")[2]: state for name, state in saved.items()})
+            random_states.restore({name.rpartition("/")[2]: state for name, state in saved.items()})
         except RuntimeError as error:
             raise CheckpointError(
                 f"the trainer's checkpoint is damaged: the random states {sorted(saved)} are not valid: {error}"
             ) from error
     else:
         # Hashes of integers are the same in every process, unlike those of strings.
-        randomness.restart(hash((seed, ranks.stream, num_steps)) % 2**63)
+        random_states.restart(hash((seed, ranks.stream, num_steps)) % 2**63)
 
 
 def format_first_cause(error: BaseException) -> str:
@@ -261,6 +261,6 @@ class _Writer(dcp.FileSystemWriter):
             raise
 
 
-def collect_random_states(ranks: Ranks, randomness: Randomness) -> dict[str, Tensor]:
+def collect_random_states(ranks: Ranks, random_states: RandomStates) -> dict[str, Tensor]:
     """Return this rank's random states, by their names in a checkpoint."""
-    return {f"rng/{ranks.stream}/{name}": state for name, state in randomness.states.items()}
+    return {f"rng/{ranks.stream}/{name}": state for name, state in random_states.states.items()}

@@ -80,7 +80,7 @@ class DeepSpeedBackend(LanguageModelRank):
             self._engine = initialize_frozen(spec, self.network, device=self.device)
         # The engine must be called instead of the network: its hooks gather partitioned weights.
         call = None if self._engine is None else self._predict
-        self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness, call=call)
+        self._passes = Passes(spec, self.network, self.ranks, self.device, self._random_states, call=call)
         self._inside_step = False
         """Whether gradients have been added since the last update; if a micro-batch fails, they are left over."""
 
@@ -94,7 +94,7 @@ class DeepSpeedBackend(LanguageModelRank):
     def save(self, path: Path, *, background: bool = False) -> None:
         """Save the state in the foreground even with `background`, because it must be gathered from all ranks."""
         with self._get_library_context():
-            save_full_state(path, self._get_trained_weights(), self._get_counters(), self.ranks, self._randomness)
+            save_full_state(path, self._get_trained_weights(), self._get_counters(), self.ranks, self._random_states)
 
     def offload(self, states: Collection[StateKind]) -> None:
         """Offload states to host memory; not supported at stage 0, or where DeepSpeed offloads the weights itself."""
@@ -140,7 +140,7 @@ class DeepSpeedBackend(LanguageModelRank):
             return gather_parameter(tensor) if isinstance(tensor, nn.Parameter) else tensor
 
     def _load(self, path: Path) -> dict[str, int]:
-        parts = self._get_trained_weights(), self._get_counters(), self.ranks, self._randomness
+        parts = self._get_trained_weights(), self._get_counters(), self.ranks, self._random_states
         return load_full_state(path, *parts, self.spec.seed)
 
     def _clear_grads(self) -> None:

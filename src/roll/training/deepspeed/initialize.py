@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 PERSISTENT_NUMEL = 10_000
-"""Stage 3: largest weight that stays whole on every rank, which is cheaper than gathering it."""
+"""Stage 3: maximum number of elements of a weight that is replicated on every rank, which is cheaper than gathering."""
 
 
 def import_deepspeed(device: torch.device) -> Any:
@@ -152,7 +152,7 @@ def _initialize(spec: TrainerSpec, network: nn.Module, device: torch.device, **m
         dist.init_process_group("gloo" if device.type == "cpu" else None, store=dist.HashStore(), rank=0, world_size=1)
     config = build_deepspeed_config(spec.training, getattr(torch, spec.model.dtype))
     with set_launcher_environment(get_local_rank(spec, device)):
-        root = _Root(network)
+        root = _TupleOutput(network)
         engine = deepspeed.initialize(model=root, config=config, dist_init_required=False, **more)[0]
         if spec.training.deepspeed.zero_stage == 3:
             # Log-probs are computed from the weight of the projection, without calling the module.
@@ -161,7 +161,7 @@ def _initialize(spec: TrainerSpec, network: nn.Module, device: torch.device, **m
         return engine
 
 
-class _Root(nn.Module):
+class _TupleOutput(nn.Module):
     """Wraps a network so that it returns a plain tuple, the only output in which DeepSpeed's stage 3 finds tensors."""
 
     def __init__(self, network: nn.Module) -> None:
@@ -189,12 +189,12 @@ def get_local_rank(spec: TrainerSpec, device: torch.device) -> int:
 
 
 @contextlib.contextmanager
-def set_launcher_environment(number: int) -> Iterator[None]:
+def set_launcher_environment(local_rank: int) -> Iterator[None]:
     """Run the body with the environment that DeepSpeed needs for every call, and restore it afterwards.
 
-    `LOCAL_RANK` is set to `number`, and warnings about deprecated names of collectives, which DeepSpeed uses, are
+    `LOCAL_RANK` is set to `local_rank`, and warnings about deprecated names of collectives, which DeepSpeed uses, are
     ignored.
     """
-    with override_environment({"LOCAL_RANK": str(number)}), warnings.catch_warnings():
+    with override_environment({"LOCAL_RANK": str(local_rank)}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         yield

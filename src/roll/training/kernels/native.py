@@ -30,8 +30,18 @@ __all__ = ["NativeLibrary", "load_native_library"]
 logger = logging.getLogger(__name__)
 
 SOURCES = tuple(Path(__file__).with_name(name) for name in ("numbers.h", "fused.c", "attention.c"))
-WIDE = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
-FLAGS = (*WIDE, "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-fopenmp", "-shared", "-fPIC")
+# Compiler flags and timeout of the build of the kernels.
+VECTOR_FLAGS = ("-mprefer-vector-width=512",) if platform.machine() in ("x86_64", "AMD64") else ()
+COMPILER_FLAGS = (
+    *VECTOR_FLAGS,
+    "-O3",
+    "-march=native",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fopenmp",
+    "-shared",
+    "-fPIC",
+)
 COMPILE_TIMEOUT_S = 60.0
 
 
@@ -87,7 +97,7 @@ def _build(compiler: str) -> Path:
     """Build the library if needed and return its path. The write is atomic, so processes may build it concurrently."""
     root = os.environ.get("ROLL_CACHE")
     directory = (Path(root) if root else Path.home() / ".cache" / "roll") / "native"
-    build = repr((FLAGS, compiler, _read_processor_features())).encode()
+    build = repr((COMPILER_FLAGS, compiler, _read_processor_features())).encode()
     key = hashlib.sha256(b"\0".join([*(source.read_bytes() for source in SOURCES), build]))
     path = directory / f"fused-{key.hexdigest()[:16]}.so"
     if path.exists():
@@ -96,7 +106,7 @@ def _build(compiler: str) -> Path:
     with tempfile.TemporaryDirectory(dir=directory) as place:
         output = Path(place) / path.name
         sources = [str(source) for source in SOURCES if source.suffix == ".c"]
-        command = [compiler, *FLAGS, *sources, "-o", str(output), "-lm"]
+        command = [compiler, *COMPILER_FLAGS, *sources, "-o", str(output), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
         output.replace(path)
     return path

@@ -68,7 +68,7 @@ class MegatronBackend(LanguageModelRank):
             self._ddp = wrap_data_parallel(self.network, config)
             self._optimizer = build_optimizer(self._ddp, parameters, factors, spec.training)
         self.full_weights = MegatronWeights(parameters, placement, self._ddp, self._optimizer)
-        self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness, call=self._ddp)
+        self._passes = Passes(spec, self.network, self.ranks, self.device, self._random_states, call=self._ddp)
 
     def weights(self) -> WeightSource:
         return MegatronWeightSource(self.full_weights, self._model_names, is_first=self.ranks.is_first)
@@ -76,7 +76,7 @@ class MegatronBackend(LanguageModelRank):
     def save(self, path: Path, *, background: bool = False) -> None:
         """Save the state in the foreground even with `background`, because it must be gathered from all ranks."""
         self._check_trained("has no state to save")
-        save_full_state(path, self.full_weights, self._get_counters(), self.ranks, self._randomness)
+        save_full_state(path, self.full_weights, self._get_counters(), self.ranks, self._random_states)
 
     def offload(self, states: Collection[StateKind]) -> None:
         """Reject offloading on a GPU; on a CPU all states are in host memory already."""
@@ -106,7 +106,7 @@ class MegatronBackend(LanguageModelRank):
     def _load(self, path: Path) -> dict[str, int]:
         self._check_trained("has no state to load")
         return load_full_state(
-            path, self.full_weights, self._get_counters(), self.ranks, self._randomness, self.spec.seed
+            path, self.full_weights, self._get_counters(), self.ranks, self._random_states, self.spec.seed
         )
 
     def _clear_grads(self) -> None:

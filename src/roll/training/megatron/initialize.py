@@ -120,7 +120,7 @@ def wrap_data_parallel(network: nn.Module, config: Any) -> Any:
 def reduce_tied_gradients(split: PipelineSplit, parameters: Mapping[str, Any]) -> None:
     """Sum the gradients of tied weights over the two stages that hold them. Collective."""
     for name in split.tied:
-        parameters[name].main_grad.add_(split.stage.exchange_with_other_end(parameters[name].main_grad))
+        parameters[name].main_grad.add_(split.stage.exchange_between_ends(parameters[name].main_grad))
 
 
 def all_reduce_gradients(ddp: Any) -> None:

@@ -25,13 +25,13 @@ __all__ = ["FAMILIES", "Heads", "WeightLocation", "gather_weight", "locate_weigh
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Supported values of `model_type`; all are dense models with rotary positions and gated MLPs."""
 
-_OUTSIDE = {
+_MODEL_WEIGHTS = {
     "model.embed_tokens.weight": ("model.embedding.weight", 0),
     "model.norm.weight": ("model.norm.weight", None),
     "lm_head.weight": ("lm_head.weight", 0),
     **{f"{head}.{part}": (f"{head}.{part}", None) for head in ("score", "value_head") for part in ("weight", "bias")},
 }
-_IN_LAYERS = {
+_LAYER_WEIGHTS = {
     "input_layernorm.weight": ("input_layernorm.weight", None),
     "self_attn.q_norm.weight": ("self_attention.q_layernorm.weight", None),
     "self_attn.k_norm.weight": ("self_attention.k_layernorm.weight", None),
@@ -39,7 +39,7 @@ _IN_LAYERS = {
     "post_attention_layernorm.weight": ("pre_mlp_layernorm.weight", None),
     "mlp.down_proj.weight": ("mlp.linear_fc2.weight", 1),
 }
-_FUSED = {
+_FUSED_WEIGHTS = {
     "q_proj": ("self_attention.linear_qkv", "q"),
     "k_proj": ("self_attention.linear_qkv", "k"),
     "v_proj": ("self_attention.linear_qkv", "v"),
@@ -128,21 +128,21 @@ def locate_weights(names: list[str], config: Any) -> dict[str, WeightLocation]:
 
 
 def _locate(name: str, heads: Heads) -> WeightLocation | None:
-    if name in _OUTSIDE:
-        parameter, dim = _OUTSIDE[name]
+    if name in _MODEL_WEIGHTS:
+        parameter, dim = _MODEL_WEIGHTS[name]
         return WeightLocation(parameter=parameter, dim=dim, part=None, heads=heads)
     match = re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)
     if match is None:
         return None
     number, inside = match.groups()
     before = f"model.layers.{number}.inside."
-    if inside in _IN_LAYERS:
-        parameter, dim = _IN_LAYERS[inside]
+    if inside in _LAYER_WEIGHTS:
+        parameter, dim = _LAYER_WEIGHTS[inside]
         return WeightLocation(parameter=before + parameter, dim=dim, part=None, heads=heads)
     fused = re.fullmatch(r"(?:self_attn|mlp)\.(\w+)\.(weight|bias)", inside)
-    if fused is None or fused[1] not in _FUSED:
+    if fused is None or fused[1] not in _FUSED_WEIGHTS:
         return None
-    parameter, part = _FUSED[fused[1]]
+    parameter, part = _FUSED_WEIGHTS[fused[1]]
     if fused[2] == "bias" and part in ("gate", "up"):
         return None
     return WeightLocation(parameter=f"{before}{parameter}.{fused[2]}", dim=0, part=part, heads=heads)  # type: ignore[arg-type]

@@ -62,12 +62,16 @@ def _is_gated_mlp(module: nn.Module) -> bool:
     return (all(parts[:2]) or parts[2]) and isinstance(getattr(module, "down_proj", None), nn.Module)
 
 
-def _build_tiled_forward(plain: Callable[[Tensor], Tensor], num_tokens: int) -> Callable[[Tensor], Tensor]:
+def _build_tiled_forward(original_forward: Callable[[Tensor], Tensor], num_tokens: int) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         if not torch.is_grad_enabled():
             parts = x.split(num_tokens, dim=-2)
-            return plain(x) if len(parts) == 1 else torch.cat([plain(part) for part in parts], dim=-2)
-        parts = [checkpoint(plain, part, use_reentrant=False) for part in x.split(num_tokens, dim=-2)]
+            return (
+                original_forward(x)
+                if len(parts) == 1
+                else torch.cat([original_forward(part) for part in parts], dim=-2)
+            )
+        parts = [checkpoint(original_forward, part, use_reentrant=False) for part in x.split(num_tokens, dim=-2)]
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-2)
 
     return forward

@@ -25,8 +25,8 @@ from roll.training.memory.host_memory import HostMemory
 
 __all__ = ["ActivationOffloader"]
 
-MIN_BYTES = 2**20
-"""Smallest storage that is moved."""
+MIN_OFFLOAD_BYTES = 2**20
+"""Minimum size of a storage that is offloaded, in bytes."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -94,7 +94,7 @@ class ActivationOffloader:
         if is_traceable_wrapper_subclass(tensor) or tensor.device != self._memory.device:
             return tensor
         storage = tensor.untyped_storage()
-        if storage.nbytes() < MIN_BYTES or storage._cdata in self._weights:
+        if storage.nbytes() < MIN_OFFLOAD_BYTES or storage._cdata in self._weights:
             return tensor
         versions = self._moved.setdefault(storage, {})
         # In-place operations change a storage after it was saved; each version is copied once for all of its views.

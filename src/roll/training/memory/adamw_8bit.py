@@ -34,8 +34,8 @@ __all__ = [
 
 BLOCK_SIZE = 256
 MIN_ELEMENTS = 4096
-"""Smallest weight with 8-bit moments; its rows must have at least a quarter of a block."""
-_DECADES = 7
+"""Minimum number of elements of a weight with 8-bit moments; its rows must have at least a quarter of a block."""
+_NUM_DECADES = 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,9 +129,9 @@ def _build_quantization_values(*, signed: bool) -> Tensor:
     They are 0, 1, and in every decade (0.1 to 1, 0.01 to 0.1, …) the centers of equal intervals.
     """
     values = [0.0, 1.0]
-    for decade in range(_DECADES):
+    for decade in range(_NUM_DECADES):
         edges = torch.linspace(0.1, 1.0, 2 ** (decade + (not signed)) + 1, dtype=torch.float64)
-        middles = (edges[1:] + edges[:-1]) / 2 * 10.0 ** (decade + 1 - _DECADES)
+        middles = (edges[1:] + edges[:-1]) / 2 * 10.0 ** (decade + 1 - _NUM_DECADES)
         values += [*middles.tolist(), *(-middles if signed else middles[:0]).tolist()]
     return torch.tensor(sorted(values), dtype=torch.float32)
 

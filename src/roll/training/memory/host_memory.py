@@ -17,7 +17,7 @@ from torch import Tensor
 __all__ = ["HostMemory"]
 
 _MAX_IN_FLIGHT = 4
-"""Largest number of copies in flight before the host waits for the first of them."""
+"""Maximum number of copies in flight; before another copy starts, the host waits for the first of them."""
 
 
 class HostMemory:
@@ -55,7 +55,7 @@ class HostMemory:
         torch.accelerator.current_stream(self.device).wait_stream(self._stream)
         return tensor.to(self.device, non_blocking=True)
 
-    def to_host_then(self, tensor: Tensor, callback: Callable[[Tensor], None]) -> None:
+    def to_host_with_callback(self, tensor: Tensor, callback: Callable[[Tensor], None]) -> None:
         """Copy a tensor from the device to host memory and call `callback` with the copy, at the latest in `finish`.
 
         Callbacks are called in the order of the copies.

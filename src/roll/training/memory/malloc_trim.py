@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["MAX_FREE_SHARE", "Heap", "trim_heap_after"]
+__all__ = ["MAX_FREE_SHARE", "Heap", "trim_heap_after_layers"]
 
 MAX_FREE_SHARE = 1 / 8
-"""Largest share of free memory, relative to the memory in use."""
+"""Maximum amount of free heap memory, as a share of the memory in use."""
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Heap:
@@ -45,17 +45,17 @@ class Heap:
         """Largest number of bytes in use in the heaps, not counting memory that is mapped for a single large tensor."""
         self._trim()
 
-    def trim_if_fragmented(self, *, beyond_now: bool = False) -> bool:
+    def trim_if_fragmented(self, *, ignore_peak: bool = False) -> bool:
         """Trim the heaps if too much of their memory is free; return whether they were trimmed.
 
         Args:
-            beyond_now: Whether to count all memory that is not in use now as free, instead of only memory beyond the
+            ignore_peak: Whether to count all memory that is not in use now as free, instead of only memory beyond the
                 largest use so far. Use it before an allocation that is too large for any free piece of a heap.
         """
         in_pieces, mapped = self._measure_bytes_in_use()
         self._max_in_heaps = max(self._max_in_heaps, in_pieces)
         self._max_in_use = max(self._max_in_use, in_pieces + mapped)
-        expected = in_pieces if beyond_now else self._max_in_heaps
+        expected = in_pieces if ignore_peak else self._max_in_heaps
         too_many = (
             _read_anonymous_bytes() - mapped > self._non_heap_bytes + expected + MAX_FREE_SHARE * self._max_in_use
         )
@@ -73,7 +73,7 @@ class Heap:
         return usage.uordblks, usage.hblkhd
 
 
-def trim_heap_after(layers: Iterable[nn.Module], embeddings: nn.Module | None = None) -> Heap | None:
+def trim_heap_after_layers(layers: Iterable[nn.Module], embeddings: nn.Module | None = None) -> Heap | None:
     """Register hooks that trim the heap after each layer's forward pass with gradients, if too much of it is free.
 
     Two allocations are too large for any free piece of a heap: the logits, after the last layer, and the gradient of
@@ -90,10 +90,10 @@ def trim_heap_after(layers: Iterable[nn.Module], embeddings: nn.Module | None = 
 
     def trim_after_layer(layer: nn.Module, *call: Any) -> None:
         if torch.is_grad_enabled():
-            heap.trim_if_fragmented(beyond_now=layer is all_layers[-1])
+            heap.trim_if_fragmented(ignore_peak=layer is all_layers[-1])
 
     def trim_before_gradient(gradient: torch.Tensor) -> None:
-        heap.trim_if_fragmented(beyond_now=True)
+        heap.trim_if_fragmented(ignore_peak=True)
 
     def register_gradient_hook(module: nn.Module, call: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor) and output.requires_grad:
@@ -132,4 +132,4 @@ def _load_glibc() -> Any:
 def _read_anonymous_bytes() -> int:
     """Return the bytes of resident pages that do not belong to a file."""
     resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
-    return (int(resident) - int(shared)) * _PAGE
+    return (int(resident) - int(shared)) * _PAGE_BYTES

@@ -26,7 +26,7 @@ __all__ = ["Nf4Linear", "find_nf4_layers", "quantize_base"]
 BLOCK_SIZE = 64
 """Number of weights in a block of 32 bytes: the first half is in the low 4 bits, the second in the high 4 bits."""
 
-_VALUES = (
+_NF4_VALUES = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
     *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
     *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
@@ -128,7 +128,7 @@ def find_nf4_layers(model: nn.Module) -> dict[str, Nf4Linear]:
 
 @cache
 def _build_values() -> Tensor:
-    return torch.tensor(_VALUES, dtype=torch.float32)
+    return torch.tensor(_NF4_VALUES, dtype=torch.float32)
 
 
 @cache

@@ -5,8 +5,8 @@
     entropy_m = -sum_v p log p              full_kl_m = sum_v p (log p - log q)
 
 As in `logprobs`, predictions are computed in chunks, with the softmax in float32 (float64 for a float64 model), and
-logits are kept for the backward pass only if all of them fit in `KEEP_BYTES`. The log-probs are bitwise equal to those
-of `logprobs`.
+logits are kept for the backward pass only if all of them fit in `MAX_KEPT_BYTES`. The log-probs are bitwise equal to
+those of `logprobs`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from roll.training.network import logprobs as plain
+from roll.training.network import logprobs as token_logprobs
 from roll.training.network.logprobs import (
     ProjectionGradient,
     compute_scaled_logits,
@@ -129,9 +129,9 @@ class _Distributions(torch.autograd.Function):
         vocab_shard: VocabShard | None,
         *reference: Tensor,
     ) -> tuple[Tensor, ...]:
-        chunk = max(plain.CHUNK_ELEMENTS // weight.shape[0], 1)
+        chunk = max(token_logprobs.CHUNK_ELEMENTS // weight.shape[0], 1)
         size = len(hidden) * weight.shape[0] * weight.element_size() * (2 if reference else 1)
-        keep = size <= plain.KEEP_BYTES and any(ctx.needs_input_grad)
+        keep = size <= token_logprobs.MAX_KEPT_BYTES and any(ctx.needs_input_grad)
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, entropy, kl = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(3))
         sums = [torch.empty_like(logprobs) for _ in range(4)]

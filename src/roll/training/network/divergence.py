@@ -6,8 +6,8 @@
     jsd       beta KL(q || r) + (1 - beta) KL(p || r)        arXiv 2306.13649 eq. 1
 
 As in `logprobs`, predictions are computed in chunks, with the softmax in float32 (float64 for a float64 model), and
-logits are kept for the backward pass only if all of them fit in `KEEP_BYTES`. The log-probs of the targets come from
-the same logits.
+logits are kept for the backward pass only if all of them fit in `MAX_KEPT_BYTES`. The log-probs of the targets come
+from the same logits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.training.network import logprobs as plain
+from roll.training.network import logprobs as token_logprobs
 from roll.training.network.distributions import (
     BLOCK_ELEMENTS,
     Projection,
@@ -62,9 +62,9 @@ class _TeacherDivergence(torch.autograd.Function):
         caps: Softcaps,
         *teacher: Tensor,
     ) -> tuple[Tensor, Tensor]:
-        chunk = max(plain.CHUNK_ELEMENTS // weight.shape[0], 1)
+        chunk = max(token_logprobs.CHUNK_ELEMENTS // weight.shape[0], 1)
         size = 2 * len(hidden) * weight.shape[0] * weight.element_size()
-        keep = size <= plain.KEEP_BYTES and any(ctx.needs_input_grad)
+        keep = size <= token_logprobs.MAX_KEPT_BYTES and any(ctx.needs_input_grad)
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         logprobs, values, inner, *norms = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(7))
         kept: list[Tensor] = []

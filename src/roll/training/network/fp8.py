@@ -40,12 +40,12 @@ __all__ = ["check_fp8_support", "use_fp8"]
 
 logger = logging.getLogger(__name__)
 
-MULTIPLE = 16
-"""Both sizes of a matrix must be multiples of this; a product over tokens is padded to one."""
+SIZE_MULTIPLE = 16
+"""Both sizes of a matrix must be multiples of this number; products over tokens are padded to a multiple of it."""
 
-_SMALLEST = 1e-12
-"""Lower bound of the largest magnitude from which a scale is computed, so that zeros do not divide by 0."""
-_EXPONENT = 0x7F800000
+_MIN_MAGNITUDE = 1e-12
+"""Lower bound of the magnitude from which a scale is computed, to avoid a division by 0."""
+_EXPONENT_MASK = 0x7F800000
 """Mask of a positive float32 that leaves the largest power of two below it."""
 _ROUTERS = ("gate", "router")
 """Names of layers that choose experts, which are not quantized."""
@@ -88,18 +88,18 @@ def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
         ModelError: no layer can use FP8.
     """
     layers: list[Any] = list(_iter_linear_layers(model))
-    fitting = [layer for layer in layers if all(size % (MULTIPLE * tp) == 0 for size in layer.weight.shape)]
+    fitting = [layer for layer in layers if all(size % (SIZE_MULTIPLE * tp) == 0 for size in layer.weight.shape)]
     several = f" x training.parallel.tp {tp}" if tp > 1 else ""
     if not fitting:
         raise ModelError(
             f"training.fp8 is '{recipe}', but none of the {len(layers)} linear layers in {type(model).__name__}'s "
-            f"decoder has sizes that are multiples of {MULTIPLE}{several}: set training.fp8 to none"
+            f"decoder has sizes that are multiples of {SIZE_MULTIPLE}{several}: set training.fp8 to none"
         )
     if len(fitting) < len(layers):
         logger.warning(
             "training.fp8: %d of %d linear layers of the decoder are computed in 8 bits; the others stay in bfloat16, "
             "because their sizes are not multiples of %d%s",
-            *(len(fitting), len(layers), MULTIPLE, several),
+            *(len(fitting), len(layers), SIZE_MULTIPLE, several),
         )
     for layer in fitting:
         layer.forward = _build_fp8_forward(layer, recipe)
@@ -137,12 +137,12 @@ def _iter_linear_layers(model: Any) -> Iterator[nn.Linear]:
 
 
 def _build_fp8_forward(layer: nn.Linear, recipe: Fp8Recipe) -> Callable[[Tensor], Tensor]:
-    plain = layer.forward
+    original_forward = layer.forward
 
     def forward(x: Tensor) -> Tensor:
         weight = layer.weight  # looked up at each call, because sharding replaces it
         if x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16 or not x.numel():
-            return plain(x)
+            return original_forward(x)
         result = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, recipe).view(*x.shape[:-1], -1)
         return result if layer.bias is None else result + layer.bias
 
@@ -184,11 +184,11 @@ def _quantize(x: Tensor, dtype: torch.dtype, *, by_row: bool = True) -> _Quantiz
     """
     infinite = float("inf")  # the norm is the largest magnitude, in one pass over memory
     largest = torch.linalg.vector_norm(x, infinite, dim=1 if by_row else None, keepdim=True)
-    most = torch.finfo(dtype).max / largest.float().clamp(min=_SMALLEST)
+    most = torch.finfo(dtype).max / largest.float().clamp(min=_MIN_MAGNITUDE)
     most = most.nan_to_num_(nan=0.0)  # as for infinity: all numbers then become 0 x infinity
-    scale = (most.view(torch.int32) & _EXPONENT).view(torch.float32)
+    scale = (most.view(torch.int32) & _EXPONENT_MASK).view(torch.float32)
     rows, columns = x.shape
-    padded = columns + -columns % MULTIPLE
+    padded = columns + -columns % SIZE_MULTIPLE
     make = torch.empty if padded == columns else torch.zeros
     values = make(rows, padded, dtype=dtype, device=x.device)
     torch.mul(x, scale.to(x.dtype), out=values[:, :columns])
@@ -225,7 +225,7 @@ def _detect_support(kind: str) -> _Fp8Support:
         ModelError: the device supports no FP8 format.
     """
     reason = ""
-    one = torch.ones(MULTIPLE, MULTIPLE, dtype=torch.bfloat16, device=kind)
+    one = torch.ones(SIZE_MULTIPLE, SIZE_MULTIPLE, dtype=torch.bfloat16, device=kind)
     for e4m3 in _FORMATS:
         try:
             both = (_quantize(one, e4m3), _quantize(one, e4m3))

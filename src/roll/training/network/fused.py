@@ -54,11 +54,11 @@ def _build_fused_norm(module: Any, library: NativeLibrary) -> Callable[[Tensor],
     weight = getattr(module, "weight", None)
     if not type(module).__name__.endswith("RMSNorm") or epsilon is None or weight is None or weight.ndim != 1:
         return None
-    plain = module.forward
+    original_forward = module.forward
 
     def forward(x: Tensor) -> Tensor:
         if not _are_fused_kernels_supported(x, module.weight) or x.shape[-1] != len(module.weight):
-            return plain(x)
+            return original_forward(x)
         return _RMSNorm.apply(x, module.weight, float(epsilon), library)
 
     return forward

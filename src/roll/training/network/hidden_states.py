@@ -13,7 +13,7 @@ from roll.models import read_rope_scaling_length
 from roll.training.attention.packed import AttentionObserver, AttentionPlan
 from roll.training.network.media import embed_row, get_model_media
 from roll.training.packing.layout import Int64Array, PackedLayout
-from roll.training.parallel.tokens import WHOLE, TokenShare
+from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
 
 __all__ = ["compute_hidden_states", "run_decoder"]
 
@@ -24,7 +24,7 @@ def compute_hidden_states(
     device: torch.device,
     dtype: torch.dtype,
     observer: AttentionObserver | None = None,
-    share: TokenShare = WHOLE,
+    share: TokenShare = WHOLE_ROW,
 ) -> Tensor:
     """Return hidden states [M, H] after the last norm, at the rows of the layout's predictions that this rank computes.
 
@@ -51,7 +51,7 @@ def run_decoder(
     device: torch.device,
     dtype: torch.dtype,
     observer: AttentionObserver | None = None,
-    share: TokenShare = WHOLE,
+    share: TokenShare = WHOLE_ROW,
 ) -> Tensor:
     """Return hidden states [1, n, H] of this rank's tokens after the decoder, or after this rank's layers.
 

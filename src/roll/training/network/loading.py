@@ -25,34 +25,34 @@ from roll.training.network.packing_check import make_packable
 from roll.training.network.policy import PolicyNetwork, check_images
 from roll.training.network.value import ValueNetwork
 from roll.training.network.vision_parts import freeze_parts
-from roll.training.spec import TrainerSpec, without_fp8
+from roll.training.spec import TrainerSpec, disable_fp8
 
 __all__ = ["build_network"]
 
 
 def build_network(
-    spec: TrainerSpec, dtype: torch.dtype, unread: DeferredWeights | None = None
+    spec: TrainerSpec, dtype: torch.dtype, deferred: DeferredWeights | None = None
 ) -> PolicyNetwork | ValueNetwork:
     """Build the network of a role in `dtype`, on the host.
 
     Args:
         spec: The spec of the rank.
         dtype: The dtype that the network computes in.
-        unread: If given, the weights are not read but registered here, and the network is on the meta device.
+        deferred: If given, the weights are not read but registered here, and the network is on the meta device.
 
     Raises:
         ModelError: the model cannot be loaded, or cannot be used in this role.
     """
-    model = _load_model(spec, dtype, unread)
+    model = _load_model(spec, dtype, deferred)
     if spec.role in ("critic", "reward_model"):
         if spec.role == "critic":
-            with nullcontext() if unread is None else unread.materialize_weights():
+            with nullcontext() if deferred is None else deferred.materialize_weights():
                 check_images(model)
         return ValueNetwork(model)
     copies = spec.holds_reference and spec.model.lora is None
-    reference = _load_model(replace(spec, role="reference"), dtype, unread) if copies else None
-    teachers = [_load_teacher(spec, path, dtype, unread) for path in spec.teachers]
-    with nullcontext() if unread is None else unread.materialize_weights():  # the network runs once for a check
+    reference = _load_model(replace(spec, role="reference"), dtype, deferred) if copies else None
+    teachers = [_load_teacher(spec, path, dtype, deferred) for path in spec.teachers]
+    with nullcontext() if deferred is None else deferred.materialize_weights():  # the network runs once for a check
         network = PolicyNetwork(model, reference, teachers, value_head=spec.value_head_learning_rate is not None)
     if spec.role == "policy" and spec.training.router_replay != "none" and network.routing is None:
         raise ModelError(
@@ -63,7 +63,7 @@ def build_network(
     if spec.role == "policy":
         _set_up_load_balancing(spec, network, model.config)
         if spec.training.router_replay != "none" and network.routing is not None:
-            with nullcontext() if unread is None else unread.materialize_weights(find_routers(model)):
+            with nullcontext() if deferred is None else deferred.materialize_weights(find_routers(model)):
                 network.routing.check_replay()
     return network
 
@@ -91,7 +91,7 @@ def _set_up_load_balancing(spec: TrainerSpec, network: PolicyNetwork, config: An
         )
 
 
-def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, unread: DeferredWeights | None) -> Any:
+def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, deferred: DeferredWeights | None) -> Any:
     """Load the frozen teacher at `path`, after checking that the model of `spec` has the same vocabulary.
 
     Raises:
@@ -106,18 +106,18 @@ def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, unread: Defe
             f"{len(student)}; {different} tokens of the model are missing in the teacher or have a different ID. Use a "
             "teacher with the same tokenizer"
         )
-    own_format = without_fp8(spec.training)
-    return _load_model(replace(spec, role="reference", model_path=path, training=own_format), dtype, unread)
+    own_format = disable_fp8(spec.training)
+    return _load_model(replace(spec, role="reference", model_path=path, training=own_format), dtype, deferred)
 
 
-def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: DeferredWeights | None) -> Any:
+def _load_model(spec: TrainerSpec, dtype: torch.dtype, deferred: DeferredWeights | None) -> Any:
     """Load the HF causal language model of a role; for a reward model, the sequence classifier.
 
     The model's own dropout is off: log-probs must be those of the policy that sampled. An adapter's dropout stays as
     configured.
     """
     load = load_scorer if spec.role == "reward_model" else load_causal_lm
-    trust, meta_init = spec.model.trust_remote_code, None if unread is None else unread.add
+    trust, meta_init = spec.model.trust_remote_code, None if deferred is None else deferred.add
     options: Any = {"attention": register_attention(), "trust_remote_code": trust, "meta_init": meta_init}
     model: Any = load(spec.model_path, dtype, **options)
     use_grouped_gemm(model)
@@ -125,12 +125,12 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: DeferredWeights |
         inputs = open_media(spec.model_path, spec.media_dir, trust_remote_code=trust)
         if inputs is not None:
             attach_media(model, inputs)
-    with nullcontext() if unread is None else unread.materialize_weights():
+    with nullcontext() if deferred is None else deferred.materialize_weights():
         make_packable(model)
         use_fused_kernels(model)
-    if unread is not None:
+    if deferred is not None:
         # Replacements are compared with their modules, so each layer is processed while it has its weights.
-        unread.apply_by_layer(model, use_fused_kernels)
+        deferred.apply_by_layer(model, use_fused_kernels)
     # Before adapters, which wrap the linear layers.
     if spec.training.fp8 != "none" and dtype == torch.bfloat16:
         use_fp8(model, spec.training.fp8, spec.training.parallel.tp)

@@ -3,9 +3,9 @@
     logprob_m = z_m[target_m] - logsumexp(z_m),    z_m = W h_m / temperature
 
 The vocabulary projection runs in chunks of vocabulary entries, so that the gradient of an entry's weights is one
-product and is never summed over chunks. Logits are kept for the backward pass only if all of them fit in `KEEP_BYTES`.
-Otherwise they are recomputed, so memory does not grow with vocabulary x predictions. The softmax is taken in float32
-(float64 for a float64 model).
+product and is never summed over chunks. Logits are kept for the backward pass only if all of them fit in
+`MAX_KEPT_BYTES`. Otherwise they are recomputed, so memory does not grow with vocabulary x predictions. The softmax is
+taken in float32 (float64 for a float64 model).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from roll.training.parallel.vocab_parallel import VocabShard
 
 __all__ = [
     "CHUNK_ELEMENTS",
-    "KEEP_BYTES",
+    "MAX_KEPT_BYTES",
     "ProjectionGradient",
     "compute_scaled_logits",
     "compute_softcap_slope",
@@ -34,9 +34,9 @@ __all__ = [
 CHUNK_ELEMENTS = 2**25
 """Number of logits that exist at once, in the model's dtype: 64 MiB in bfloat16."""
 
-KEEP_BYTES = 512 * 2**20
-"""Largest size of a micro-batch's logits that are kept. Recomputing more takes about two fifths of the time of a small
-model's layers."""
+MAX_KEPT_BYTES = 512 * 2**20
+"""Maximum size in bytes of a micro-batch's logits that are kept. Recomputing larger ones takes about two fifths of the
+time of a small model's layers."""
 
 CPU_BLOCK_ELEMENTS = 2**19
 """Number of logits in a block of the softmax on a CPU, chosen to fit in its cache."""
@@ -60,7 +60,7 @@ class _TokenLogprobs(torch.autograd.Function):
         softcap: float | None,
         vocab_shard: VocabShard | None,
     ) -> Tensor:
-        keep = len(hidden) * weight.shape[0] * weight.element_size() <= KEEP_BYTES and any(ctx.needs_input_grad)
+        keep = len(hidden) * weight.shape[0] * weight.element_size() <= MAX_KEPT_BYTES and any(ctx.needs_input_grad)
         high = torch.promote_types(hidden.dtype, torch.float32)
         result = hidden.new_zeros(len(hidden), dtype=high)
         if vocab_shard is not None:
@@ -97,7 +97,7 @@ class _TokenLogprobs(torch.autograd.Function):
         for i, part in enumerate(parts):
             logits = kept[i] if kept else softcap_(hidden @ weight[part].t(), ctx.softcap)
             slope = compute_softcap_slope(logits, ctx.softcap)
-            _logits_to_gradient(logits, ctx.temperature, largest, factor, scale, targets - part.start)
+            _replace_logits_by_gradient(logits, ctx.temperature, largest, factor, scale, targets - part.start)
             if slope is not None:
                 logits.mul_(slope)
             if grad_weight is not None:
@@ -144,7 +144,7 @@ def _update_logsumexp(logits: Tensor, temperature: float, largest: Tensor, total
         largest[rows] = top
 
 
-def _logits_to_gradient(
+def _replace_logits_by_gradient(
     logits: Tensor, temperature: float, largest: Tensor, factor: Tensor, scale: Tensor, local: Tensor
 ) -> None:
     """Replace logits [M, n] of n vocabulary entries by their gradient, in place.

@@ -132,7 +132,7 @@ def _gather_teacher_top(batch: TrainingBatch, layout: PackedLayout, like: Tensor
 
 
 def _gather_by_sequence(
-    given: Sequence[float | None],
+    values: Sequence[float | None],
     name: str,
     samples: Sequence[TrainingSample],
     device: torch.device,
@@ -140,14 +140,14 @@ def _gather_by_sequence(
 ) -> Tensor | None:
     """Return the field `name` of `samples`, one per sequence, as a tensor [S].
 
-    Return `None` if all values in `given`, the values of that field in the batch, are `None`.
+    Return `None` if all `values`, the values of this field in the batch, are `None`.
 
     Raises:
         ValueError: some samples of the batch have the number and others do not.
     """
-    if all(value is None for value in given):
+    if all(value is None for value in values):
         return None
-    if any(value is None for value in given):
+    if any(value is None for value in values):
         raise ValueError(f"some samples of the batch have {name} and others do not: set it in all samples or in none")
     return torch.tensor([getattr(s, name) for s in samples], device=device, dtype=dtype)
 

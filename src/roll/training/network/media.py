@@ -21,7 +21,14 @@ from roll.training.packing.layout import PackedLayout
 from roll.training.parallel.tokens import TokenShare
 from roll.types import IntArray, MediaSpan, TrainingSample
 
-__all__ = ["add_positions", "attach_media", "build_media_sample", "embed_row", "get_model_media", "with_positions"]
+__all__ = [
+    "add_positions",
+    "add_sample_positions",
+    "attach_media",
+    "build_media_sample",
+    "embed_row",
+    "get_model_media",
+]
 
 _ATTRIBUTE = "roll_media"
 
@@ -56,10 +63,10 @@ def add_positions(decoder: Any, samples: Sequence[TrainingSample], model: str) -
                     f"sample {short(sample.sample_id)} has media of kind '{span.kind}', on which '{model}' cannot be "
                     "trained: leave the sample out"
                 )
-    return tuple(samples) if media is None else tuple(with_positions(media, sample) for sample in samples)
+    return tuple(samples) if media is None else tuple(add_sample_positions(media, sample) for sample in samples)
 
 
-def with_positions(media: ModelMedia, sample: TrainingSample) -> TrainingSample:
+def add_sample_positions(media: ModelMedia, sample: TrainingSample) -> TrainingSample:
     """Return a sample with the RoPE positions that the model gives to media; unchanged if it gives none."""
     if not sample.media or sample.positions is not None:
         return sample
@@ -81,4 +88,4 @@ def build_media_sample(media: ModelMedia, token_ids: IntArray, spans: Sequence[M
     sample = TrainingSample(
         sample_id="check", unit=0, prefix_length=1, token_ids=token_ids, loss_mask=mask, media=tuple(spans)
     )
-    return with_positions(media, sample)
+    return add_sample_positions(media, sample)

@@ -128,7 +128,7 @@ def _build_storing_forward(boundary: _BoundaryStates) -> Callable[..., Tensor]:
 
 
 def _build_chunk_forward(
-    plain: Callable[..., Any],
+    original_forward: Callable[..., Any],
     stage: Stage,
     views: Sequence[_Replacements],
     boundary: _BoundaryStates,
@@ -146,8 +146,8 @@ def _build_chunk_forward(
             rows = input_ids.shape[1] // (share.tp.size() if share.tp else 1)
             boundary.received = stage.recv_states((1, rows, width), dtype)
         try:
-            with _with_modules(views[stage.active_index]):
-                output = plain(input_ids=input_ids, **kwargs)
+            with _swap_modules(views[stage.active_index]):
+                output = original_forward(input_ids=input_ids, **kwargs)
             received, passed = boundary.received, boundary.passed
         finally:
             boundary.received = boundary.passed = None
@@ -162,7 +162,7 @@ def _build_chunk_forward(
 
 
 @contextlib.contextmanager
-def _with_modules(view: _Replacements) -> Iterator[None]:
+def _swap_modules(view: _Replacements) -> Iterator[None]:
     before = {(parent, name): parent._modules[name] for parent, name in view}
     try:
         _set_modules(view)

@@ -123,15 +123,16 @@ def check_stages(decoder: Any, starts: Iterable[int]) -> None:
     plan = AttentionPlan(layout, parameter.device, parameter.dtype)
     positions = torch.from_numpy(layout.position_ids).to(parameter.device)[None]
 
-    def run(seed: int, start: int, given: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Run the decoder on the sequence of `seed`, with `given` (if any) as the input of layer `start`; return the
-        original input of that layer, and the hidden states after the decoder.
+    def run(seed: int, start: int, layer_input: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Run the decoder on the sequence of `seed`, with `layer_input` (if given) as the input of layer `start`.
+
+        Return the original input of that layer, and the hidden states after the decoder.
         """
         seen: list[Tensor] = []
 
         def before(layer: Any, args: Any) -> Any:
             seen.append(args[0])
-            return None if given is None else (given, *args[1:])
+            return None if layer_input is None else (layer_input, *args[1:])
 
         def after(layer: Any, args: Any, output: Any) -> None:
             if not isinstance(output, Tensor):

@@ -71,7 +71,7 @@ class PipelineSplit:
         The results on other ranks must not be used.
         """
         stage, owner = self.stage, self.stages_of[name][0]
-        if owner and stage.with_first:
+        if owner and stage.includes_rank_0:
             if stage.number == owner:
                 stage.send_to_first(tensor)
             elif stage.is_first:
@@ -145,7 +145,7 @@ def reduce_tied_gradients(split: PipelineSplit, weights: MasterWeights) -> None:
         if name in weights.parameters:
             grad = weights.get_grad(name)
             assert grad is not None, f"the loss did not reach {name} in stage {split.stage.number}"
-            grad.add_(split.stage.exchange_with_other_end(grad))
+            grad.add_(split.stage.exchange_between_ends(grad))
 
 
 def _split_layers(decoder: Any, projection: Any, stage: Stage) -> list[range]:

@@ -33,7 +33,7 @@ from roll.training.packing.layout import Int64Array, PackedLayout, build_layout
 from roll.training.packing.micro_batches import pack
 from roll.training.parallel.fsdp import gather_projection, get_projection_dtype, regather_on_backward
 from roll.training.parallel.tensor import get_local_part
-from roll.training.parallel.tokens import WHOLE, TokenShare
+from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
 from roll.training.parallel.vocab_parallel import VocabShard
 from roll.types import IntArray, MediaSpan, Needs, Output
 
@@ -71,7 +71,7 @@ class PolicyNetwork(nn.Module):
         for teacher in teachers:
             _check_head(teacher, "be a teacher")
         self.value_head = create_value_head(model.get_output_embeddings().weight) if value_head else None
-        self.share: TokenShare = WHOLE
+        self.share: TokenShare = WHOLE_ROW
         """This rank's share of every row's tokens."""
         self.pipeline_split: PipelineSplit | None = None
         """The split of the model into pipeline stages, if there are several."""
@@ -161,8 +161,8 @@ class PolicyNetwork(nn.Module):
         the policy's hidden states.
         """
 
-        def states(model: Any, of: PackedLayout) -> Tensor:
-            return run_decoder(get_decoder(model), of, split.stage.device, split.dtype, share=self.share)
+        def states(model: Any, packed: PackedLayout) -> Tensor:
+            return run_decoder(get_decoder(model), packed, split.stage.device, split.dtype, share=self.share)
 
         # Each model sends hidden states to the next stage, which receives them in the order of its own calls.
         hidden = states(self.model, layout)
@@ -297,7 +297,7 @@ def _check_tokens(ids: Int64Array, num_tokens: int) -> None:
 
 
 def _build_projection(
-    model: Any, layout: PackedLayout, observer: AttentionObserver | None = None, share: TokenShare = WHOLE
+    model: Any, layout: PackedLayout, observer: AttentionObserver | None = None, share: TokenShare = WHOLE_ROW
 ) -> Projection:
     """Return the hidden states at this rank's predictions, and the projection to the vocabulary."""
     head, config = model.get_output_embeddings(), model.config.get_text_config()

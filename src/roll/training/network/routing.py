@@ -28,7 +28,7 @@ from roll.models import find_routers, get_decoder, read_router_output
 from roll.training.memory.activation_checkpointing import is_recomputing
 from roll.training.packing.blocks import Block
 from roll.training.packing.layout import Int64Array, iter_entries
-from roll.training.parallel.tokens import WHOLE, TokenShare
+from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
 from roll.types import TrainingBatch, TrainingSample
 
 __all__ = ["Routing", "compute_load_metrics", "find_routing"]
@@ -54,7 +54,7 @@ class Routing:
         self._biased = list(routers) if all(_BIAS in router._buffers for router in routers) else []
         self._slopes: Tensor | None = None
         self._totals: np.ndarray | None = None
-        self._plain = [(router, router.forward) for router in routers]
+        self._original_forwards = [(router, router.forward) for router in routers]
         self._current: Any = None
         self._counts_choices = True
         self.clear()
@@ -79,9 +79,9 @@ class Routing:
         Raises:
             ModelError: a router does not choose the top-k of its scores.
         """
-        for router, plain in self._plain:
+        for router, original_forward in self._original_forwards:
             best = torch.arange(self.num_chosen, device=router.weight.device)[None]
-            self._replay_choices(best, plain, router.weight.new_zeros(1, router.weight.shape[1]))
+            self._replay_choices(best, original_forward, router.weight.new_zeros(1, router.weight.shape[1]))
 
     def check_choices(self, samples: Iterable[TrainingSample]) -> None:
         """Check that the experts recorded in samples are valid choices for this model.
@@ -170,7 +170,7 @@ class Routing:
         for bias, counts in zip(self.biases, self._totals, strict=True):
             bias += rate * torch.from_numpy(np.sign(counts.mean() - counts)).to(bias)
 
-    def gather_load(self, share: TokenShare = WHOLE) -> tuple[Int64Array, np.ndarray]:
+    def gather_load(self, share: TokenShare = WHOLE_ROW) -> tuple[Int64Array, np.ndarray]:
         """Return the number of tokens per expert since `clear` [layers, E], and the sums of the experts' router
         probabilities.
 
@@ -185,7 +185,7 @@ class Routing:
         return counts.astype(np.int64), shares
 
     def collect_choices(
-        self, found: dict[int, Any], blocks: Iterable[Block], batch: TrainingBatch, share: TokenShare = WHOLE
+        self, found: dict[int, Any], blocks: Iterable[Block], batch: TrainingBatch, share: TokenShare = WHOLE_ROW
     ) -> None:
         """Add the experts that a micro-batch's tokens chose in the last forward pass to `found`: [L, layers, k] int16.
 
@@ -209,24 +209,24 @@ class Routing:
             self._chosen = [None] * self.num_layers
         self._current = plan
 
-    def _build_router_forward(self, i: int, router: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _build_router_forward(self, i: int, router: Any, original_forward: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
             experts = getattr(self._current, "experts", None)
             output = (
-                plain(*args, **kwargs)
+                original_forward(*args, **kwargs)
                 if experts is None
-                else self._replay_choices(experts[:, i], plain, *args, **kwargs)
+                else self._replay_choices(experts[:, i], original_forward, *args, **kwargs)
             )
             self._record_routing(i, *read_router_output(router, output))
             return self._add_load_balancing_loss(i, router, output)
 
         return forward
 
-    def _replay_choices(self, chosen: Tensor, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _replay_choices(self, chosen: Tensor, original_forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run a router with its top-k replaced by the experts `chosen` [N, k], and return its output."""
         # The router's own code runs, so each family's normalization of weights applies to the replayed experts.
         with _ReplayMode(chosen, self.num_experts) as replay:
-            output = plain(*args, **kwargs)
+            output = original_forward(*args, **kwargs)
         if not replay.used:
             raise ModelError(
                 "this model's router does not select experts by the top-k of its scores, so router replay is not "

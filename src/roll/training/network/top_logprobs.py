@@ -1,7 +1,7 @@
 """Top-k log-probs: log-probs of the k most likely tokens, or of given tokens (with a gradient), at every prediction.
 
 As in `logprobs`, predictions are computed in chunks, with the softmax in float32 (float64 for a float64 model), and
-logits are kept for the backward pass only if all of them fit in `KEEP_BYTES`.
+logits are kept for the backward pass only if all of them fit in `MAX_KEPT_BYTES`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from roll.training.network import logprobs as plain
+from roll.training.network import logprobs as token_logprobs
 from roll.training.network.distributions import BLOCK_ELEMENTS, Projection, iter_logit_chunks
 from roll.training.network.divergence import log_softmax, recompute_log_softmax
 from roll.training.network.logprobs import ProjectionGradient, compute_softcap_slope, split_into_blocks
@@ -33,9 +33,9 @@ class _SelectedLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float, softcap: float | None
     ) -> Tensor:
-        chunk = max(plain.CHUNK_ELEMENTS // weight.shape[0], 1)
+        chunk = max(token_logprobs.CHUNK_ELEMENTS // weight.shape[0], 1)
         size = len(hidden) * weight.shape[0] * weight.element_size()
-        keep = size <= plain.KEEP_BYTES and any(ctx.needs_input_grad)
+        keep = size <= token_logprobs.MAX_KEPT_BYTES and any(ctx.needs_input_grad)
         dtype = torch.promote_types(hidden.dtype, torch.float32)
         result = hidden.new_empty(ids.shape, dtype=dtype)
         norms = largest, total = [hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2)]
@@ -78,23 +78,23 @@ def compute_logprobs(policy: Projection, ids: Tensor, *, temperature: float = 1.
 
 
 @torch.no_grad()
-def compute_topk_logprobs(policy: Projection, num: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """Return the top-k token IDs [M, num] (int64) of every prediction and their log-probs, descending, without a
+def compute_topk_logprobs(policy: Projection, k: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """Return the top-k token IDs [M, k] (int64) of every prediction and their log-probs, descending, without a
     gradient.
 
     Raises:
-        ValueError: the vocabulary has fewer than `num` tokens.
+        ValueError: the vocabulary has fewer than `k` tokens.
     """
     hidden, weight, softcap = policy[:3]
-    if num > len(weight):
-        raise ValueError(f"the number of top-k tokens must be at most the vocabulary size {len(weight)}, got {num}")
+    if k > len(weight):
+        raise ValueError(f"the number of top-k tokens must be at most the vocabulary size {len(weight)}, got {k}")
     dtype = torch.promote_types(hidden.dtype, torch.float32)
-    ids = torch.empty(len(hidden), num, dtype=torch.int64, device=hidden.device)
+    ids = torch.empty(len(hidden), k, dtype=torch.int64, device=hidden.device)
     logprobs = hidden.new_empty(ids.shape, dtype=dtype)
     for part, (logits,) in iter_logit_chunks(
-        hidden, weight, (), max(plain.CHUNK_ELEMENTS // weight.shape[0], 1), (softcap, None)
+        hidden, weight, (), max(token_logprobs.CHUNK_ELEMENTS // weight.shape[0], 1), (softcap, None)
     ):
         for rows, block in split_into_blocks(logits, part.start, BLOCK_ELEMENTS):
             norms = torch.empty(2, len(block), dtype=dtype, device=block.device)
-            logprobs[rows], ids[rows] = log_softmax(block, temperature, *norms).topk(num, dim=1)
+            logprobs[rows], ids[rows] = log_softmax(block, temperature, *norms).topk(k, dim=1)
     return ids, logprobs

@@ -17,7 +17,7 @@ from roll.training.network.pipeline_split import PipelineSplit
 from roll.training.packing.layout import PackedLayout
 from roll.training.parallel.collectives import divide_gradient
 from roll.training.parallel.tensor import get_local_part
-from roll.training.parallel.tokens import WHOLE, TokenShare
+from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
 from roll.types import Output
 
 __all__ = ["ValueNetwork", "compute_values", "create_value_head"]
@@ -60,7 +60,7 @@ class ValueNetwork(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.share: TokenShare = WHOLE
+        self.share: TokenShare = WHOLE_ROW
         """This rank's share of every row's tokens."""
         self.pipeline_split: PipelineSplit | None = None
         """The split of the model into pipeline stages, if there are several."""

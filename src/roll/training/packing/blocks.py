@@ -19,7 +19,7 @@ import numpy as np
 from roll.types import TrainingSample, build_sequence_key
 
 __all__ = [
-    "MIN_SHARED",
+    "MIN_SHARED_TOKENS",
     "Block",
     "Member",
     "build_single_sample_block",
@@ -28,10 +28,11 @@ __all__ = [
     "split_to_budget",
 ]
 
-MIN_SHARED = 32
-"""Smallest number of tokens worth sharing. A common prefix is computed once if it is a context (`prefix_length`), or if
-it is at least this much longer than the prefix that is shared already: a shorter segment costs more in attention than
-it saves. A common prefix that is longer than a context by less than this is cut back to the context."""
+MIN_SHARED_TOKENS = 32
+"""Minimum number of tokens that are worth sharing. A common prefix is computed once if it is a context
+(`prefix_length`), or if it is at least this much longer than the prefix that is shared already: a shorter segment costs
+more in attention than it saves. A common prefix that is longer than a context by less than this is cut back to the
+context."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,10 +174,10 @@ class _Prefixes:
         common = int(self._common[start + 1 : stop].min())
         contexts = self._contexts[start:stop]
         context = int(contexts.max(initial=0, where=contexts <= common))
-        if depth < context and common - context < MIN_SHARED:
+        if depth < context and common - context < MIN_SHARED_TOKENS:
             common = context
         is_prompt = depth == 0 and common == context
-        return common if is_prompt or common - depth >= MIN_SHARED else depth
+        return common if is_prompt or common - depth >= MIN_SHARED_TOKENS else depth
 
 
 def _encode_inputs(members: Sequence[Member]) -> list[np.ndarray]:

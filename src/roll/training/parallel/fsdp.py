@@ -90,7 +90,7 @@ def shard_embeddings(decoder: Any, projection: Any, mesh: DeviceMesh, policy: Mi
     if head_weights:
         vars(projection)[_DTYPE] = policy.param_dtype
         # FSDP gathers weights when a module is called, but log-probs use the weight without calling the projection.
-        projection.forward = _add_gradient_gate
+        projection.forward = _clone_hidden_states
         # The weights are used after this `forward`, which only returns its input.
         fully_shard_module(projection, mesh, policy).set_reshard_after_forward(False, recurse=False)
 
@@ -158,7 +158,7 @@ def _is_bucket(module: Any) -> bool:
     return isinstance(module, FSDPModule)
 
 
-def _add_gradient_gate(hidden: Tensor) -> Tensor:
+def _clone_hidden_states(hidden: Tensor) -> Tensor:
     return hidden.clone()  # FSDP cannot distinguish a view of its input from the input
 
 

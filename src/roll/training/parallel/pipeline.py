@@ -31,8 +31,8 @@ from roll.training.parallel.pipeline_schedule import Action, build_schedule
 __all__ = ["MAX_UNRECEIVED", "ModelChunk", "PassThrough", "Stage"]
 
 MAX_UNRECEIVED = 2
-"""Number of earlier actions whose messages may not have been received yet. More would use memory without being faster;
-with fewer, two stages could wait for each other."""
+"""Maximum number of earlier actions whose messages have not been received yet. More would use memory without being
+faster; with fewer, two stages could wait for each other."""
 
 
 class _InFlightMessage(NamedTuple):
@@ -70,7 +70,7 @@ class Stage:
         up: The group of the ranks of all stages, first stage first, for hidden states.
         down: A group of the same ranks, for gradients.
         device: The device of the network.
-        with_first: Whether rank 0 of the trainer is among the ranks.
+        includes_rank_0: Whether rank 0 of the trainer is among the ranks.
         around: Two more groups of the same ranks, for hidden states and gradients between the last and the first stage;
             needed if each stage has several chunks.
         num_chunks: The number of chunks of each stage.
@@ -82,13 +82,13 @@ class Stage:
         down: ProcessGroup,
         device: torch.device,
         *,
-        with_first: bool,
+        includes_rank_0: bool,
         around: tuple[ProcessGroup, ProcessGroup] | None = None,
         num_chunks: int = 1,
     ) -> None:
         self.number, self.count, self.num_chunks = up.rank(), up.size(), num_chunks
         self.device = device
-        self.with_first = with_first
+        self.includes_rank_0 = includes_rank_0
         self.chunks = tuple(
             ModelChunk(c * self.count + self.number, self.count * num_chunks) for c in range(num_chunks)
         )
@@ -125,8 +125,8 @@ class Stage:
         """Whether this rank has the last chunk."""
         return self.chunks[-1].is_last
 
-    def iter_actions(self, num: int, *, backward: bool) -> Iterator[Action]:
-        """Yield this rank's actions for `num` micro-batches, in order, and activate the chunk of each.
+    def iter_actions(self, num_micro_batches: int, *, backward: bool) -> Iterator[Action]:
+        """Yield this rank's actions for `num_micro_batches` micro-batches, in order, and activate the chunk of each.
 
         After the last action, wait until all sent messages have arrived.
 
@@ -141,7 +141,7 @@ class Stage:
         for in_flight in self._in_flight:
             in_flight.clear()  # a failed batch may have left some
         self._has_backward = backward
-        for action in build_schedule(num, self.number, self.count, self.num_chunks, backward=backward):
+        for action in build_schedule(num_micro_batches, self.number, self.count, self.num_chunks, backward=backward):
             self.active_index = action.chunk
             self._num_actions += 1
             yield action
@@ -205,7 +205,7 @@ class Stage:
         dist.all_reduce(value, group=self._up)
         return value
 
-    def exchange_with_other_end(self, own: Tensor) -> Tensor:
+    def exchange_between_ends(self, own: Tensor) -> Tensor:
         """Exchange tensors of the same shape between the first and the last stage; return the other stage's tensor."""
         other = torch.empty_like(own, memory_format=torch.contiguous_format)
         peer, there, back = (self.count - 1, self._up, self._down) if self.is_first else (0, self._down, self._up)

@@ -37,17 +37,19 @@ class Action(NamedTuple):
     micro_batch: int
 
 
-def build_schedule(num: int, stage: int, num_stages: int, num_chunks: int, *, backward: bool) -> list[Action]:
+def build_schedule(
+    num_micro_batches: int, stage: int, num_stages: int, num_chunks: int, *, backward: bool
+) -> list[Action]:
     """Return the actions of a stage in their order of execution.
 
     Args:
-        num: The number of micro-batches.
+        num_micro_batches: The number of micro-batches.
         stage: The number of the stage, from 0 on.
         num_stages: The number of stages, at least 1.
         num_chunks: The number of chunks per stage; more than 1 only with several stages.
         backward: Whether backward passes follow.
     """
-    rounds = _split_into_rounds(num, num_stages if num_chunks > 1 else num)
+    rounds = _split_into_rounds(num_micro_batches, num_stages if num_chunks > 1 else num_micro_batches)
     forwards = [Action(True, chunk, i) for each in rounds for chunk in range(num_chunks) for i in each]
     if not backward:
         return forwards
@@ -63,14 +65,16 @@ def build_schedule(num: int, stage: int, num_stages: int, num_chunks: int, *, ba
     return actions
 
 
-def compute_bubble_fraction(num: int, num_stages: int, num_chunks: int) -> float:
-    """Return the share of time that stages wait for each other in a step of `num` micro-batches.
+def compute_bubble_fraction(num_micro_batches: int, num_stages: int, num_chunks: int) -> float:
+    """Return the share of time that stages wait for each other in a step of `num_micro_batches` micro-batches.
 
     All chunks are assumed to take equally long, and backward passes twice as long as forward passes.
     """
-    orders = [build_schedule(num, stage, num_stages, num_chunks, backward=True) for stage in range(num_stages)]
+    orders = [
+        build_schedule(num_micro_batches, stage, num_stages, num_chunks, backward=True) for stage in range(num_stages)
+    ]
     times = simulate_schedules(orders, num_stages * num_chunks)
-    return 1 - 3 * num * num_chunks / max(times)  # a forward pass takes 1, a backward pass 2
+    return 1 - 3 * num_micro_batches * num_chunks / max(times)  # a forward pass takes 1, a backward pass 2
 
 
 def simulate_schedules(
@@ -87,16 +91,16 @@ def simulate_schedules(
     Raises:
         ValueError: the stages would deadlock.
     """
-    num = len(schedules)
+    num_stages = len(schedules)
     ready: dict[tuple[bool, int, int], float] = {}
-    free, left = [0.0] * num, [iter(each) for each in schedules]
+    free, left = [0.0] * num_stages, [iter(each) for each in schedules]
     waiting: list[Action | None] = [next(each, None) for each in left]
     moved = True
     while moved:
         moved = False
-        for stage in range(num):
+        for stage in range(num_stages):
             while (action := waiting[stage]) is not None:
-                chunk = action.chunk * num + stage
+                chunk = action.chunk * num_stages + stage
                 needed = [(True, chunk, action.micro_batch)] * (not action.is_forward)
                 before = chunk - 1 if action.is_forward else chunk + 1
                 if 0 <= before < num_model_chunks:
@@ -112,8 +116,8 @@ def simulate_schedules(
     return free
 
 
-def _split_into_rounds(num: int, size: int) -> list[range]:
-    """Split `num` micro-batches into rounds of at least `size` each; if there are fewer than `size`, into one round."""
-    count = max(1, num // max(size, 1))
-    sizes = [num // count + (i < num % count) for i in range(count)]
+def _split_into_rounds(num_micro_batches: int, size: int) -> list[range]:
+    """Split micro-batches into rounds of at least `size` each; if there are fewer than `size`, into one round."""
+    count = max(1, num_micro_batches // max(size, 1))
+    sizes = [num_micro_batches // count + (i < num_micro_batches % count) for i in range(count)]
     return [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(count)]

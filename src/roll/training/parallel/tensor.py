@@ -39,10 +39,10 @@ _ATTENTION_AND_MLP = {
     "layers.*.self_attn.o_proj": "rowwise",
     "layers.*.mlp.down_proj": "rowwise",
 }
-_PLANS = {"qwen3_vl_text": _ATTENTION_AND_MLP}
+_EXTRA_PLANS = {"qwen3_vl_text": _ATTENTION_AND_MLP}
 
-_OUTPUTS = ("colwise", "colwise_gather_output")
-_INPUTS = ("rowwise", "rowwise_split_input")
+_COLUMN_STYLES = ("colwise", "colwise_gather_output")
+_ROW_STYLES = ("rowwise", "rowwise_split_input")
 _POINTWISE = ("mlp", "feed_forward", "block_sparse_moe")
 """Parts of a layer that process each token separately."""
 
@@ -93,11 +93,11 @@ def apply_tensor_parallel(root: nn.Module, decoder: Any, projection: nn.Module |
         if module is embeddings and not isinstance(module, PassThrough):
             module.forward = _build_embedding_forward(module, group)
         elif module._parameters and not any(module is inner for tower in towers for inner in tower.modules()):
-            module.forward = _with_local_parameters(
-                [module], module.forward, 1 / mesh.size() if style in _INPUTS else 1.0
+            module.forward = _build_local_parameter_forward(
+                [module], module.forward, 1 / mesh.size() if style in _ROW_STYLES else 1.0
             )
     for tower in towers:  # a module of a tower may use parameters of another (`nn.MultiheadAttention` does)
-        tower.forward = _with_local_parameters([m for m in tower.modules() if m._parameters], tower.forward)
+        tower.forward = _build_local_parameter_forward([m for m in tower.modules() if m._parameters], tower.forward)
     _insert_collectives(decoder, styles, group)
 
 
@@ -129,14 +129,14 @@ def _choose_styles(decoder: Any) -> dict[str, str]:
     would need.
     """
     config = decoder.config.get_text_config()
-    plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or _PLANS.get(config.model_type, {})
+    plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or _EXTRA_PLANS.get(config.model_type, {})
     names = [name for name, _ in decoder.named_modules()]
     styles: dict[str, str] = {}
     for pattern, style in plan.items():
         # Routed experts are sharded over ep, not over tp.
-        if style in (*_OUTPUTS, *_INPUTS) and "experts." not in pattern.replace("shared_experts.", ""):
+        if style in (*_COLUMN_STYLES, *_ROW_STYLES) and "experts." not in pattern.replace("shared_experts.", ""):
             styles |= {name: style for name in names if fnmatchcase(name, pattern)}
-    summing = {name.rpartition(".")[0] for name, style in styles.items() if style in _INPUTS}
+    summing = {name.rpartition(".")[0] for name, style in styles.items() if style in _ROW_STYLES}
     styles = {name: style for name, style in styles.items() if name.rpartition(".")[0] in summing}
     if not styles:
         raise ModelError(
@@ -170,9 +170,9 @@ def _format_divisors(number: int) -> str:
 
 
 def _choose_placement(style: str | None, name: str, parameter: Tensor) -> Placement:
-    if style in _OUTPUTS and ".lora_A." not in name:
+    if style in _COLUMN_STYLES and ".lora_A." not in name:
         return Shard(0)
-    if style in _INPUTS and ".lora_B." not in name and parameter.ndim > 1:
+    if style in _ROW_STYLES and ".lora_B." not in name and parameter.ndim > 1:
         return Shard(1)
     return Replicate()
 
@@ -187,14 +187,14 @@ def _shard_parameter(parameter: nn.Parameter, placement: Placement, mesh: Device
     )
 
 
-def _with_local_parameters(
-    modules: Sequence[nn.Module], plain: Callable[..., Any], bias_share: float = 1.0
+def _build_local_parameter_forward(
+    modules: Sequence[nn.Module], original_forward: Callable[..., Any], bias_share: float = 1.0
 ) -> Callable[..., Any]:
-    """Return a `forward` that calls `plain` while `modules` have this rank's parts as parameters, not DTensors.
+    """Return a `forward` that calls the original one while `modules` have this rank's parts as parameters.
 
     Args:
-        modules: The modules whose parameters `plain` uses.
-        plain: The original `forward`.
+        modules: The modules whose parameters `original_forward` uses.
+        original_forward: The original `forward`.
         bias_share: The factor on this rank's bias, where outputs are summed over the ranks.
     """
 
@@ -206,7 +206,7 @@ def _with_local_parameters(
                 parts["bias"] = parts["bias"] * bias_share
             module.__dict__.update(parts)  # attribute lookup finds these before the parameters
         try:
-            return plain(*args, **kwargs)
+            return original_forward(*args, **kwargs)
         finally:
             for module, own_before in zip(modules, before, strict=True):
                 for name in module._parameters:
@@ -223,7 +223,7 @@ def _build_embedding_forward(embeddings: Any, group: ProcessGroup) -> Callable[[
 
     Each rank looks up its part of the vocabulary.
     """
-    looked_up = _with_local_parameters([embeddings], embeddings.forward)
+    looked_up = _build_local_parameter_forward([embeddings], embeddings.forward)
     count = embeddings.weight.shape[0] // group.size()
     first = group.rank() * count
     padding = embeddings.padding_idx
@@ -244,20 +244,20 @@ def _insert_collectives(decoder: Any, styles: dict[str, str], group: ProcessGrou
     parents: set[str] = set()
     for name, style in styles.items():
         module = decoder.get_submodule(name)
-        if style in _INPUTS:
-            module.forward = _with_reduce_scatter(module.forward, group, splits=style == "rowwise_split_input")
+        if style in _ROW_STYLES:
+            module.forward = _build_reduce_scatter_forward(module.forward, group, splits=style == "rowwise_split_input")
         else:
             parents.add(name.rpartition(".")[0])
             if style == "colwise_gather_output":
-                module.forward = _with_output_gather(module.forward, group)
+                module.forward = _build_output_gather_forward(module.forward, group)
     for name in parents:
         module = decoder.get_submodule(name)
-        module.forward = _with_all_tokens(module.forward, group)
+        module.forward = _build_all_tokens_forward(module.forward, group)
     for module in _iter_replicated_mixers(decoder, parents):
         if any(isinstance(p, DTensor) for p in module.parameters()):
             inner = [m for m in module.modules() if m._parameters]  # modules that may use parameters directly
-            whole = _with_local_parameters(inner, _with_all_tokens(module.forward, group))
-            module.forward = _with_local_tokens(whole, group)
+            whole = _build_local_parameter_forward(inner, _build_all_tokens_forward(module.forward, group))
+            module.forward = _build_local_tokens_forward(whole, group)
 
 
 def _iter_replicated_mixers(decoder: Any, sharded: set[str]) -> Iterator[nn.Module]:
@@ -269,31 +269,33 @@ def _iter_replicated_mixers(decoder: Any, sharded: set[str]) -> Iterator[nn.Modu
                 yield module
 
 
-def _with_reduce_scatter(
-    plain: Callable[..., Tensor], group: ProcessGroup, *, splits: bool
+def _build_reduce_scatter_forward(
+    original_forward: Callable[..., Tensor], group: ProcessGroup, *, splits: bool
 ) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
         if splits:
             x = x.chunk(group.size(), -1)[group.rank()]
-        return _apply_to_row(reduce_scatter, plain(x), group)
+        return _apply_to_row(reduce_scatter, original_forward(x), group)
 
     return forward
 
 
-def _with_output_gather(plain: Callable[..., Tensor], group: ProcessGroup) -> Callable[[Tensor], Tensor]:
+def _build_output_gather_forward(
+    original_forward: Callable[..., Tensor], group: ProcessGroup
+) -> Callable[[Tensor], Tensor]:
     def forward(x: Tensor) -> Tensor:
-        return all_gather(plain(x).movedim(-1, 0), group).movedim(0, -1)
+        return all_gather(original_forward(x).movedim(-1, 0), group).movedim(0, -1)
 
     return forward
 
 
-def _with_all_tokens(plain: Callable[..., Any], group: ProcessGroup) -> Callable[..., Any]:
+def _build_all_tokens_forward(original_forward: Callable[..., Any], group: ProcessGroup) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         if args:
             args = (_apply_to_row(all_gather, args[0], group), *args[1:])
         else:
             kwargs["hidden_states"] = _apply_to_row(all_gather, kwargs["hidden_states"], group)
-        return plain(*args, **kwargs)
+        return original_forward(*args, **kwargs)
 
     return forward
 
@@ -303,15 +305,15 @@ def _apply_to_row(collective: Callable[[Tensor, ProcessGroup], Tensor], states: 
     return collective(states, group) if states.ndim == 2 else collective(states[0], group)[None]
 
 
-def _with_local_tokens(plain: Callable[..., Any], group: ProcessGroup) -> Callable[..., Any]:
-    """Return a `forward` that computes all tokens with `plain` but returns only this rank's tokens.
+def _build_local_tokens_forward(original_forward: Callable[..., Any], group: ProcessGroup) -> Callable[..., Any]:
+    """Return a `forward` that computes all tokens with `original_forward` but returns only this rank's tokens.
 
     The gradient of each token then comes from one rank only, so gradients of replicated weights may be summed over
     ranks.
     """
 
     def forward(*args: Any, **kwargs: Any) -> Any:
-        result = plain(*args, **kwargs)
+        result = original_forward(*args, **kwargs)
         states = result[0] if isinstance(result, tuple) else result
         # The gradient of every token comes from one rank only, so the sum over ranks is right.
         part = states.chunk(group.size(), 1)[group.rank()]

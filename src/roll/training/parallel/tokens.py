@@ -18,7 +18,7 @@ from torch.distributed import ProcessGroup
 from roll.training.packing.layout import Int64Array, PackedLayout
 from roll.training.parallel.collectives import all_gather, all_gather_rows, all_reduce_, all_to_all
 
-__all__ = ["WHOLE", "TokenShare"]
+__all__ = ["WHOLE_ROW", "TokenShare"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,11 +43,11 @@ class TokenShare:
         start = size * (self.cp.rank() if self.cp else 0)
         return slice(start, start + size)
 
-    def select_local_tokens(self, layout: PackedLayout, of_row: NDArray[Any]) -> Tensor:
+    def select_local_tokens(self, layout: PackedLayout, row_array: NDArray[Any]) -> Tensor:
         """Return the part of a row's array [N, ...] for the tokens whose norms, experts and residuals this rank
         computes.
         """
-        tokens = torch.from_numpy(of_row[self.slice_entries(layout)])
+        tokens = torch.from_numpy(row_array[self.slice_entries(layout)])
         return tokens.chunk(self.tp.size())[self.tp.rank()] if self.tp else tokens
 
     def gather_tokens(self, own: Tensor) -> Tensor:
@@ -98,11 +98,11 @@ class TokenShare:
         parts = states.view(length, size, heads // size, width).transpose(0, 1)
         return all_to_all(parts, self.cp).reshape(size * length, heads // size, width)
 
-    def gather_heads(self, of_heads: Tensor) -> Tensor:
+    def gather_heads(self, local_heads: Tensor) -> Tensor:
         """Return a tensor of all heads [H, ...], gathered from each rank's own heads."""
         for group in (self.cp, self.tp):
-            of_heads = of_heads if group is None else all_gather(of_heads, group)
-        return of_heads
+            local_heads = local_heads if group is None else all_gather(local_heads, group)
+        return local_heads
 
     def all_to_all_tokens(self, states: Tensor) -> Tensor:
         """Reverse `all_to_all_heads`: return all heads of this rank's tokens [n, H, d] from [n * size, H / size, d]."""
@@ -112,5 +112,5 @@ class TokenShare:
         return parts.transpose(0, 1).reshape(length // size, size * heads, width)
 
 
-WHOLE = TokenShare()
+WHOLE_ROW = TokenShare()
 """The share of a rank that computes whole rows."""

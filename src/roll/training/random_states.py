@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-__all__ = ["Randomness"]
+__all__ = ["RandomStates"]
 
 
-class Randomness:
+class RandomStates:
     """This rank's generator states, which replace torch's global states while the rank computes.
 
     `states` has the keys `cpu` and, on an accelerator, `device`. Trainers in one process compute one at a time, so they

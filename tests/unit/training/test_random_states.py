@@ -16,18 +16,18 @@ from roll.config.model import LoRAConfig
 from roll.training import TorchBackend
 from roll.training.distributed import Ranks
 from roll.training.packing.layout import build_layout
-from roll.training.randomness import Randomness
+from roll.training.random_states import RandomStates
 from roll.types import Needs
 
 DROPOUT = LoRAConfig(rank=2, dropout=0.3)
 
 
-def test_trainer_randomness_a_block_draws_from_its_own_generator_and_leaves_the_processs_alone() -> None:
+def test_trainer_random_states_a_block_draws_from_its_own_generator_and_leaves_the_processs_alone() -> None:
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(5)
     first, second = torch.rand(2), torch.rand(2)
-    own = Randomness(5, torch.device("cpu"))
+    own = RandomStates(5, torch.device("cpu"))
     torch.manual_seed(7)
     with own.activate():
         assert torch.equal(torch.rand(2), first)
@@ -39,7 +39,7 @@ def test_trainer_randomness_a_block_draws_from_its_own_generator_and_leaves_the_
         assert torch.equal(torch.rand(2), first)
 
 
-def test_trainer_randomness_trainers_of_one_process_do_not_move_each_others_dropout(tiny_model: Path) -> None:
+def test_trainer_random_states_trainers_of_one_process_do_not_move_each_others_dropout(tiny_model: Path) -> None:
     spec, batch = make_spec(tiny_model, lora=DROPOUT), make_batch()
     alone = TorchBackend(spec)
     expected = [alone.train_step(batch, PolicyLoss()) for _ in range(3)]
@@ -51,7 +51,7 @@ def test_trainer_randomness_trainers_of_one_process_do_not_move_each_others_drop
         other.train_step(batch, PolicyLoss())
 
 
-def test_trainer_randomness_a_step_that_failed_drew_nothing(tiny_model: Path) -> None:
+def test_trainer_random_states_a_step_that_failed_drew_nothing(tiny_model: Path) -> None:
     """A run that it ends is saved as it was before, so the resumed run makes the step as if it had not failed."""
 
     class FailsOnce(PolicyLoss):
@@ -70,7 +70,7 @@ def test_trainer_randomness_a_step_that_failed_drew_nothing(tiny_model: Path) ->
     assert losses[0] == losses[1]
 
 
-def test_trainer_randomness_dropout_differs_from_step_to_step(tiny_model: Path) -> None:
+def test_trainer_random_states_dropout_differs_from_step_to_step(tiny_model: Path) -> None:
     backend = TorchBackend(make_spec(tiny_model, lora=DROPOUT, learning_rate=0.01))
     for _ in range(2):  # B begins at 0
         backend.train_step(make_batch(), PolicyLoss())
@@ -84,7 +84,9 @@ def test_trainer_randomness_dropout_differs_from_step_to_step(tiny_model: Path) 
     assert not torch.equal(first, second)
 
 
-def test_trainer_randomness_adapters_begin_from_the_seed_alone_also_when_built_side_by_side(tiny_model: Path) -> None:
+def test_trainer_random_states_adapters_begin_from_the_seed_alone_also_when_built_side_by_side(
+    tiny_model: Path,
+) -> None:
     def adapters(seed: int) -> dict[str, torch.Tensor]:
         return dict(TorchBackend(make_spec(tiny_model, lora=LoRAConfig(rank=2), seed=seed)).model.named_parameters())
 
@@ -103,7 +105,7 @@ def test_trainer_randomness_adapters_begin_from_the_seed_alone_also_when_built_s
 NAME = "model.layers.0.self_attn.q_proj.lora_A.default.weight"
 
 
-def test_trainer_randomness_ranks_of_another_share_or_stage_draw_other_numbers_and_those_of_one_the_same() -> None:
+def test_trainer_random_states_ranks_of_another_share_or_stage_draw_other_numbers_and_those_of_one_the_same() -> None:
     def stream(data_rank: int, stage: int | None) -> int:
         ranks = object.__new__(Ranks)
         ranks.data_rank, ranks.data_size = data_rank, 2
