@@ -192,7 +192,7 @@ BUGS = (
     Bug(
         "an accuracy of few without its interval",
         "tracking/intervals.py",
-        "    if 0 < num < FEW:",
+        "    if 0 < num_trials < MIN_NUM_TRIALS:",
         "    if False:",
         "tracking/test_intervals.py pipelines/test_preference.py",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from roll.tracking.visible import escape_controls
+from roll.tracking.escape import escape_controls
 
 __all__ = ["Notes"]
 

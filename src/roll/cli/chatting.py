@@ -20,7 +20,7 @@ import click
 
 from roll.errors import UserError
 from roll.registry import did_you_mean
-from roll.tracking.visible import escape_controls
+from roll.tracking.escape import escape_controls
 from roll.types import Message
 
 if TYPE_CHECKING:

@@ -164,9 +164,9 @@ def check(session: Session, file: str, overrides: tuple[str, ...], dry_run: bool
     report = CHECKS.get(config.pipeline)(config)
     if dry_run:
         from roll.preflight.inspection import run_checks
-        from roll.preflight.layout import try_step
+        from roll.preflight.layout import dry_run_step
 
-        run_checks(report, config, partial(try_step, say=partial(click.echo, err=True)))
+        run_checks(report, config, partial(dry_run_step, report_progress=partial(click.echo, err=True)))
     click.echo(str(report))
     if report.problems:
         raise UserError("\n".join(["the run cannot start:", *(f"  {problem}" for problem in report.problems)]))

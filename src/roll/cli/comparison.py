@@ -26,10 +26,10 @@ from roll.config.document import read
 from roll.config.renamed import rename_config, rename_metric
 from roll.errors import RunDirectoryError, UserError
 from roll.tracking import RunDirectory, Summary, read_untrusted_metrics
+from roll.tracking.escape import shorten
 from roll.tracking.reading.files import SafeDirectory, parse_json
 from roll.tracking.sinks.base import flatten
 from roll.tracking.summary import summarize
-from roll.tracking.visible import shorten
 
 __all__ = ["compare_runs"]
 

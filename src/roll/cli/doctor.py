@@ -37,7 +37,7 @@ def doctor(peers: tuple[str, ...], listen: int | None, seconds: float, runs: str
     from roll.preflight.doctor.network import answer_peers
 
     if listen is not None:
-        answer_peers(listen, seconds=seconds, say=click.echo)
+        answer_peers(listen, seconds=seconds, report_progress=click.echo)
         return 0
     from roll.preflight.doctor import examine, find_worst_verdict, render
 

@@ -89,7 +89,7 @@ def play(
     """
     from roll.cli.playing import build_human_policy, play_one_episode
     from roll.running import run_to_end
-    from roll.tracking.visible import escape_controls
+    from roll.tracking.escape import escape_controls
     from roll.types import describe_content
 
     played = run_to_end(play_one_episode(id, _parse_settings(options), seed, 10_000, build_human_policy))

@@ -28,7 +28,7 @@ import click
 
 from roll.cli.commands import Session, roll
 from roll.errors import AlarmError, RollError, UserError, leaves, short
-from roll.tracking.visible import escape_controls
+from roll.tracking.escape import escape_controls
 
 __all__ = ["exit_process", "run", "run_guarded"]
 

@@ -19,7 +19,7 @@ from roll.envs.tools import with_tools
 from roll.envs.transcripts import Policy, Transcript, make_random_policy, play_episode
 from roll.errors import InfraError, UserError, find_raise_location
 from roll.proxies import make_client_session
-from roll.tracking.visible import escape_controls
+from roll.tracking.escape import escape_controls
 from roll.types import Message, describe_content
 
 __all__ = ["PlayerSettings", "build_human_policy", "build_messages", "play_episodes", "play_one_episode"]

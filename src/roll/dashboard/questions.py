@@ -13,7 +13,7 @@ from roll.dashboard.file_columns import LABELS
 from roll.dashboard.rollouts import KINDS, Rollouts, decode_row
 from roll.errors import RunDirectoryError
 from roll.tracking.reading.files import SafeDirectory
-from roll.tracking.reading.rollout_files import MOST_ROWS, contains_text, open_rollout_file
+from roll.tracking.reading.rollout_files import MAX_FILE_ROWS, contains_text, open_rollout_file
 
 __all__ = [
     "Filters",
@@ -153,13 +153,13 @@ def search_texts(
     ended, hits, num_hits = time.monotonic() + seconds, [], 0
     at = 0
     while at < len(todo) and (at == 0 or time.monotonic() < ended) and num_hits < _MOST_HITS:
-        file = int(todo[at]) // MOST_ROWS
-        end = int(np.searchsorted(todo, (file + 1) * MOST_ROWS))
+        file = int(todo[at]) // MAX_FILE_ROWS
+        end = int(np.searchsorted(todo, (file + 1) * MAX_FILE_ROWS))
         try:
-            places = _find_texts(inside, decode_row(file * MOST_ROWS)[0], wanted)
+            places = _find_texts(inside, decode_row(file * MAX_FILE_ROWS)[0], wanted)
         except RunDirectoryError:  # the file was replaced: the index will report it
             places = np.empty(0, np.int64)
-        found = np.intersect1d(todo[at:end], file * MOST_ROWS + places)[: _MOST_HITS - num_hits]
+        found = np.intersect1d(todo[at:end], file * MAX_FILE_ROWS + places)[: _MOST_HITS - num_hits]
         num_hits += len(found)
         hits.append(found)
         at = end if num_hits < _MOST_HITS else int(np.searchsorted(todo, found[-1] + 1))

@@ -21,7 +21,7 @@ from roll.dashboard.columns import Columns
 from roll.dashboard.file_columns import LABELS, MOST_LABELS, NUMBERS, read_columns
 from roll.errors import RunDirectoryError
 from roll.tracking.reading.files import SafeDirectory, Stamp
-from roll.tracking.reading.rollout_files import MOST_ROWS, parse_file_name
+from roll.tracking.reading.rollout_files import MAX_FILE_ROWS, parse_file_name
 
 __all__ = ["KINDS", "Rollouts", "decode_row", "decode_step", "encode_row"]
 
@@ -32,19 +32,19 @@ _BLOCK = 64
 
 def encode_row(step: int, kind: str, place: int) -> int:
     """Encode step, kind and position in the file as one number, below 2⁵³ so that JavaScript represents it exactly."""
-    return (step * len(KINDS) + KINDS.index(kind)) * MOST_ROWS + place
+    return (step * len(KINDS) + KINDS.index(kind)) * MAX_FILE_ROWS + place
 
 
 def decode_row(row: int) -> tuple[str, int]:
     """Return the name of the file that contains the rollout `row`, and the position in this file."""
-    rest, place = divmod(row, MOST_ROWS)
+    rest, place = divmod(row, MAX_FILE_ROWS)
     step, kind = divmod(rest, len(KINDS))
     return f"{'eval-' if kind else ''}step-{step:06d}.parquet", place
 
 
 def decode_step(row: int) -> int:
     """Return the step of the rollout `row`."""
-    return row // MOST_ROWS // len(KINDS)
+    return row // MAX_FILE_ROWS // len(KINDS)
 
 
 @dataclass(slots=True)
@@ -163,8 +163,8 @@ class Rollouts:
     def _remove_files(self, names: Sequence[str]) -> None:
         for name in names:
             del self._files[name]
-        gone = np.array([encode_row(*_parse_place(name), 0) // MOST_ROWS for name in names])
-        self._columns.filter_rows(~np.isin(self.get_column("row") // MOST_ROWS, gone))
+        gone = np.array([encode_row(*_parse_place(name), 0) // MAX_FILE_ROWS for name in names])
+        self._columns.filter_rows(~np.isin(self.get_column("row") // MAX_FILE_ROWS, gone))
 
 
 class _PreviewSpool:

@@ -13,7 +13,7 @@ from roll.envs.base import await_if_needed, format_observation
 from roll.envs.protocol import check_reset_result, check_step_result
 from roll.errors import DataError
 from roll.media import decode_image, encode_thumbnail
-from roll.tracking.visible import escape_controls
+from roll.tracking.escape import escape_controls
 from roll.types import Content, ImageData, TextPart, describe_content
 
 __all__ = [

@@ -28,7 +28,7 @@ class RunFacts:
 
     method: str
     """Name of the method."""
-    where: str
+    setup: str
     """Short description of engines, trainer and machine."""
     num_steps: int
     rollouts_per_step: int | None = None

@@ -1,7 +1,7 @@
 """Computes the sizes of a model from its config.json, without its weights.
 
-Computed in a separate process: the network is built on the meta device, which needs torch, and `roll check` does not
-load it.
+The sizes are computed in a separate process: the network is built on the meta device, which needs torch, and
+`roll check` does not load torch.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from roll.models import ModelDescription, describe_config, find_config
 
 __all__ = ["find_cached_config", "read_model_sizes"]
 
-BUILD_LIMIT_S = 90.0
-"""Timeout for building the network, nearly all of it for importing torch."""
+BUILD_TIMEOUT_S = 90.0
+"""Timeout for building the network, in seconds; nearly all of the time is spent on importing torch."""
 
 
 def read_model_sizes(name: str) -> ModelDescription:
@@ -32,10 +32,10 @@ def read_model_sizes(name: str) -> ModelDescription:
     # -P: a file of the working directory, such as types.py, must not replace a module of the standard library.
     command = [sys.executable, "-P", "-m", __name__, name]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         raise ModelError(
-            f"the sizes of '{name}' could not be computed from its config.json within {BUILD_LIMIT_S:g} s"
+            f"the sizes of '{name}' could not be computed from its config.json within {BUILD_TIMEOUT_S:g} s"
         ) from None
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:

@@ -48,7 +48,7 @@ def check_backend_and_placement(report: Report, config: RunConfig) -> None:
 
 
 def inspect_model(
-    report: Report, path: str, whose: str, *, allow_quantized: bool = False, needs_sizes: bool = True
+    report: Report, path: str, label: str, *, allow_quantized: bool = False, needs_sizes: bool = True
 ) -> ModelDescription | None:
     """Check a model on this machine, and return its sizes; add a note if the run has to download it first.
 
@@ -58,7 +58,7 @@ def inspect_model(
     Args:
         report: report of the check.
         path: path of the model, as the user gave it.
-        whose: name of the model in messages.
+        label: name of the model in messages.
         allow_quantized: whether to accept quantized weights; for models that are only served.
         needs_sizes: whether to download config.json if that is needed to know the sizes.
 
@@ -71,7 +71,7 @@ def inspect_model(
     if here is not None:
         check_stored_finite(here)
         return describe_model(path)
-    note = f"{whose} '{path}' is not on this machine yet:"
+    note = f"{label} '{path}' is not on this machine yet:"
     if path in CATALOGUE:
         report.notes.append(f"{note} the run will first prepare the model (about 20 s).")
         return describe_model(path)
@@ -115,7 +115,7 @@ def _sum_bytes_by_device(report: Report) -> dict[int, int]:
         turn = training if sits.kind == "trainer" else answering if role.role == "actor_infer" else always
         for device in sits.devices:  # the bytes of a role are those of all its devices together
             turn[device] += role.bytes_total // len(sits.devices)
-    if report.hands_over:
+    if report.is_colocated:
         return always + (training | answering)  # `|` of counters is the maximum of each device
     return always + training + answering
 

@@ -1,6 +1,7 @@
-"""Checks on meta tensors whether the model can be sharded over the trainer's ranks, and what each holds and sends.
+"""Checks whether the model can be sharded over the trainer's ranks, and estimates each rank's memory and communication.
 
-Runs in a separate process, whose process group responds immediately without communication: see `roll.training.dry_run`.
+The check uses meta tensors, in a separate process whose process group does not communicate: see
+`roll.training.dry_run`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from roll.version import build_install_command
 if TYPE_CHECKING:
     from roll.training import TrainerSpec
 
-__all__ = ["check_layout", "try_step"]
+__all__ = ["check_layout", "dry_run_step"]
 
 GIB = 2**30
 PROGRESS_INTERVAL_S = 10.0
@@ -53,25 +54,25 @@ def check_layout(report: Report, config: RunConfig) -> None:
     is_adapted_in_part = lora is not None and lora.target_modules != "all-linear"
     can_fail = config.roles["actor_train"].count > 1 or is_adapted_in_part or training.fp8 != "none"
     is_rejected = report.model is None  # or the model is not downloaded yet
-    if can_fail and not is_rejected and _is_downloaded(config) and _is_trial_possible(config):
+    if can_fail and not is_rejected and _is_downloaded(config) and _is_dry_run_supported(config):
         from roll.models import check_experts, resolve_model
 
         check_experts(resolve_model(config.model.path), training.parallel.ep)
         _run_check(_build_request(config, 0, with_step=False))
 
 
-def try_step(report: Report, config: RunConfig, say: Callable[[str], None] = lambda line: None) -> None:
+def dry_run_step(report: Report, config: RunConfig, report_progress: Callable[[str], None] = lambda line: None) -> None:
     """Dry-run a training step, and add memory and traffic of one rank of each pipeline stage to the report.
 
     Args:
         report: report of the check.
         config: the run.
-        say: called with a progress message every ten seconds.
+        report_progress: called with a progress message every ten seconds.
 
     Raises:
         ModelError: the model's config.json is not on this machine, or the model cannot be sharded this way.
     """
-    if not _is_trial_possible(config):
+    if not _is_dry_run_supported(config):
         raise ModelError("--dry-run supports only training.backend=torch without 4-bit weights (model.lora.base)")
     if not (_find_directory(config, or_config=True) / "config.json").is_file():
         raise ModelError(
@@ -84,14 +85,15 @@ def try_step(report: Report, config: RunConfig, say: Callable[[str], None] = lam
         rank = stage * count // stages  # the first rank of the stage; the others of the stage hold as much
         which = f"rank {rank} of {count}" + (f", stage {stage + 1} of {stages}" if stages > 1 else "")
         found = _run_check(
-            _build_request(config, rank, with_step=True), lambda s, of=which: say(f"dry run of {of}: {s:.0f} s")
+            _build_request(config, rank, with_step=True),
+            lambda s, of=which: report_progress(f"dry run of {of}: {s:.0f} s"),
         )
         report.layout += _format_layout(found, stage if stages > 1 else None)
     if stages > 1:
         report.layout.append(_format_bubble(parallel))
 
 
-def _is_trial_possible(config: RunConfig) -> bool:
+def _is_dry_run_supported(config: RunConfig) -> bool:
     """Return whether a dry run supports the configuration: the backend `torch`, without 4-bit weights."""
     lora = config.model.lora
     return config.get_section("training", TrainingConfig).backend == "torch" and (lora is None or lora.base == "as_is")

@@ -16,13 +16,13 @@ from roll.errors import RunDirectoryError
 
 __all__ = ["Machine", "find_nearest_directory", "inspect_machine", "measure_free_disk"]
 
-_ASK_TORCH = """
+_TORCH_QUERY = """
 import json, torch
 count = torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 free = [torch.get_device_module().mem_get_info(i)[0] for i in range(count)]
 print(json.dumps(free))
 """
-ASK_TIMEOUT_S = 60.0
+QUERY_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def _query_accelerators() -> tuple[int, ...]:
     try:
         # In a separate process: initializing CUDA here would prevent forks, and keep memory on every device.
         answer = subprocess.run(
-            [sys.executable, "-c", _ASK_TORCH], capture_output=True, timeout=ASK_TIMEOUT_S, check=True, text=True
+            [sys.executable, "-c", _TORCH_QUERY], capture_output=True, timeout=QUERY_TIMEOUT_S, check=True, text=True
         )
         return tuple(json.loads(answer.stdout.strip().splitlines()[-1]))
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):

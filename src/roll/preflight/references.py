@@ -19,8 +19,8 @@ __all__ = ["ReferenceCheck", "check_references", "find_bad_references"]
 
 logger = logging.getLogger(__name__)
 
-MAX_SHOWN = 5
-MAX_BAD = 0.1
+MAX_LISTED = 5
+MAX_BAD_SHARE = 0.1
 """Share of wrong references in a source above which the run is rejected: the column probably has another format."""
 
 
@@ -39,11 +39,11 @@ class ReferenceCheck:
     @property
     def is_rejected(self) -> bool:
         """Whether the share of bad references is so high that the run is rejected."""
-        return len(self.bad) > MAX_BAD * self.num_checked
+        return len(self.bad) > MAX_BAD_SHARE * self.num_checked
 
     def __str__(self) -> str:
-        examples = "; ".join(f"'{each.uid}': {each.problem}" for each in self.bad[:MAX_SHOWN])
-        more = f"; and {len(self.bad) - MAX_SHOWN} more" if len(self.bad) > MAX_SHOWN else ""
+        examples = "; ".join(f"'{each.uid}': {each.problem}" for each in self.bad[:MAX_LISTED])
+        more = f"; and {len(self.bad) - MAX_LISTED} more" if len(self.bad) > MAX_LISTED else ""
         return (
             f"the reference answers of {len(self.bad)} of {self.num_checked} prompts of '{self.domain}' are wrong when "
             f"they are scored as answers, so every answer to these prompts is wrong: {examples}{more}. Correct or "

@@ -49,7 +49,7 @@ class Report:
     machine: Machine
     engine_kind: str | None = None
     placement: Placement | None = None
-    hands_over: bool = False
+    is_colocated: bool = False
     """Whether engines and trainers take turns in using the memory of shared devices."""
     model: ModelDescription | None = None
     critic: ModelDescription | None = None
@@ -129,7 +129,7 @@ def _format_roles(report: Report) -> Iterator[str]:
         yield from align_rows(rows)
         total = _format_size(sum(role.bytes_total for role in report.memory))
         yield f"together up to {total} {_format_available(report)}"
-    if report.hands_over:
+    if report.is_colocated:
         yield "engines and trainers share devices: engines sleep during training, and trainers are offloaded otherwise"
 
 

@@ -29,7 +29,7 @@ from roll.types import Prompt
 
 __all__ = ["check_rewards", "describe_bad_tests", "try_rewards"]
 
-MAX_TRIAL_S = 20.0
+TRIAL_TIMEOUT_S = 20.0
 """Timeout of a trial; a slower reward is not checked before the run."""
 
 
@@ -72,7 +72,7 @@ async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig
 async def check_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig, Prompt]]) -> None:
     """Check that rewards with external parts work: the user's own functions, sandboxes, and external judges.
 
-    The check ends without an error after `MAX_TRIAL_S`.
+    The check ends without an error after `TRIAL_TIMEOUT_S`.
 
     Args:
         sandbox: settings of the sandboxes in which programs run.
@@ -86,7 +86,7 @@ async def check_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConf
     if not tried:
         return
     with contextlib.suppress(TimeoutError):
-        async with AsyncExitStack() as stack, asyncio.timeout(MAX_TRIAL_S):
+        async with AsyncExitStack() as stack, asyncio.timeout(TRIAL_TIMEOUT_S):
             pool = LocalWorkerPool(1)
             stack.push_async_callback(pool.close)
             lists = {prompt.domain: parts for _, prompt, parts in tried}

@@ -1,6 +1,6 @@
 """Estimates the duration of a training step on this machine, by timing models of the same shape with few layers.
 
-steps on 1 layer and on 8 in turn, of random weights ──► seconds per layer, and for the rest ──► seconds for all layers
+steps of models with 1 and with 8 layers, random weights ──► seconds per layer, and for the rest ──► the whole model
 
 The models take turns, so that other load of the machine affects both equally. Runs in a separate process, not in a
 worker pool, since a worker would run the user's script again.
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["StepTime", "is_timeable", "measure_step_time"]
 
-FEW, MORE = 1, 8
+NUM_FEW_LAYERS, NUM_MORE_LAYERS = 1, 8
 """Numbers of layers of the two models whose steps are timed."""
-MIN_COUNT = 4
-"""Models with at most this many layers get no estimate, since timing the model itself takes no longer."""
-REPEATS = 4
+MAX_UNTIMED_LAYERS = 4
+"""Maximum number of layers of a model that gets no estimate, since timing the model itself takes no longer."""
+NUM_REPEATS = 4
 """Number of timed steps of each model, after a warm-up step; the fastest counts."""
-MAX_BYTES = 4 * 2**30
+MAX_MEMORY_BYTES = 4 * 2**30
 """Maximum memory of both models, including training state: 16 bytes for a weight."""
 
 
@@ -58,7 +58,10 @@ def is_timeable(sizes: ModelDescription) -> bool:
     """Return whether `measure_step_time` can time a model: it has enough layers, and smaller copies fit into memory."""
     outside = 2 * sizes.vocab_size * sizes.hidden_size
     layer = max(sizes.num_parameters - outside, 0) // sizes.num_layers
-    return sizes.num_layers > MIN_COUNT and 16 * (2 * outside + (FEW + MORE) * layer) <= MAX_BYTES
+    return (
+        sizes.num_layers > MAX_UNTIMED_LAYERS
+        and 16 * (2 * outside + (NUM_FEW_LAYERS + NUM_MORE_LAYERS) * layer) <= MAX_MEMORY_BYTES
+    )
 
 
 def measure_step_time(spec: TrainerSpec, num_layers: int, batch: TrainingBatch, loss: str) -> StepTime:
@@ -84,17 +87,17 @@ def measure_step_time(spec: TrainerSpec, num_layers: int, batch: TrainingBatch, 
             last = done.stderr.strip().rpartition("\n")[2]
             raise ChildProcessError(f"the timed step failed with exit code {done.returncode}{last and ': '}{last}")
         few, more = (StepTime(*times) for times in json.loads(result_file.read_text()))
-    # Time is linear in the number of layers: the difference of the two models is that of MORE - FEW layers.
-    return few.extrapolate(more, (num_layers - FEW) / (MORE - FEW))
+    # Time is linear in the number of layers, so the difference of the two models is the time of the additional layers.
+    return few.extrapolate(more, (num_layers - NUM_FEW_LAYERS) / (NUM_MORE_LAYERS - NUM_FEW_LAYERS))
 
 
 def _time_few_and_more_layers(spec: TrainerSpec, batch: TrainingBatch, path: str) -> list[StepTime]:
     """Return the measured step times of a model with few layers and of one with more, in this order."""
     loss: Any = import_object(path)
-    backends = [_build_shallow(spec, number) for number in (FEW, MORE)]
+    backends = [_build_shallow(spec, number) for number in (NUM_FEW_LAYERS, NUM_MORE_LAYERS)]
     # The models take turns, so that other load of the machine affects both equally.
     found: list[list[StepTime]] = [[], []]
-    for _ in range(1 + REPEATS):
+    for _ in range(1 + NUM_REPEATS):
         for backend, times in zip(backends, found, strict=True):
             step = backend.train_step(batch, loss)
             began = time.perf_counter()

@@ -39,7 +39,7 @@ def make_temporary_path(path: Path) -> Path:
 
 
 def remove_leftovers(directory: Path) -> int:
-    """Delete what interrupted writes have left directly inside `directory`, and return the number of entries."""
+    """Delete the temporary files of interrupted writes directly inside `directory`, and return their number."""
     leftovers = [p for p in directory.glob(".*.tmp") if directory.is_dir()]
     for path in leftovers:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)

@@ -42,7 +42,7 @@ class PlainConsole(Console):
         self._num_steps = header.num_steps
         resumed = "" if header.resumed_at is None else f" (resumed after step {header.resumed_at})"
         self._print_line(f"ROLL {header.name}{resumed}: {header.model}, {header.algorithm}, {header.num_steps} steps")
-        self._print_line(f"  runs on    {header.where}")
+        self._print_line(f"  runs on    {header.setup}")
         self._print_line(f"  directory  {header.directory}")
 
     def show_note(self, text: str) -> None:

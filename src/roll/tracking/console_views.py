@@ -31,7 +31,7 @@ class RunHeader:
     name: str
     model: str
     algorithm: str
-    where: str
+    setup: str
     """Short description of engine, trainer and machine."""
     directory: str
     num_steps: int

@@ -11,48 +11,51 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["FEW", "compute_accuracy_figures", "compute_wilson_interval", "format_accuracy"]
+__all__ = ["MIN_NUM_TRIALS", "compute_accuracy_figures", "compute_wilson_interval", "format_accuracy"]
 
-FEW = 100
-"""An accuracy of fewer trials is shown with its confidence interval."""
+MIN_NUM_TRIALS = 100
+"""Minimum number of trials of an accuracy that is shown without its confidence interval."""
 _Z = 1.959963984540054
-"""97.5 % quantile of the normal distribution."""
+"""97.5 % quantile of the standard normal distribution."""
 
 
-def compute_wilson_interval(share: float, num: float) -> tuple[float, float]:
+def compute_wilson_interval(share: float, num_trials: float) -> tuple[float, float]:
     """Return the lower and upper bound, 0 … 1, of the 95 % confidence interval of a share.
 
     Args:
         share: share of successes; a tie counts as half a success.
-        num: number of trials, above 0.
+        num_trials: number of trials, above 0.
     """
-    middle, spread = share + _Z**2 / (2 * num), _Z * math.sqrt(share * (1 - share) / num + _Z**2 / (4 * num**2))
-    low, high = ((middle + side * spread) / (1 + _Z**2 / num) for side in (-1, 1))
+    middle, spread = (
+        share + _Z**2 / (2 * num_trials),
+        _Z * math.sqrt(share * (1 - share) / num_trials + _Z**2 / (4 * num_trials**2)),
+    )
+    low, high = ((middle + side * spread) / (1 + _Z**2 / num_trials) for side in (-1, 1))
     return max(low, 0.0), min(high, 1.0)
 
 
-def compute_accuracy_figures(prefix: str, share: float, num: float) -> dict[str, float]:
+def compute_accuracy_figures(prefix: str, share: float, num_trials: float) -> dict[str, float]:
     """Return an accuracy as metrics: `accuracy` and the number of trials, `accuracy_n`.
 
-    With fewer than `FEW` trials, `accuracy_low` and `accuracy_high` bound the 95 % confidence interval. All names begin
-    with `prefix`.
+    With fewer than `MIN_NUM_TRIALS` trials, `accuracy_low` and `accuracy_high` bound the 95 % confidence interval. All
+    names begin with `prefix`.
     """
-    figures = {f"{prefix}accuracy": share, f"{prefix}accuracy_n": float(num)}
-    if 0 < num < FEW:
-        figures[f"{prefix}accuracy_low"], figures[f"{prefix}accuracy_high"] = compute_wilson_interval(share, num)
+    figures = {f"{prefix}accuracy": share, f"{prefix}accuracy_n": float(num_trials)}
+    if 0 < num_trials < MIN_NUM_TRIALS:
+        figures[f"{prefix}accuracy_low"], figures[f"{prefix}accuracy_high"] = compute_wilson_interval(share, num_trials)
     return figures
 
 
-def format_accuracy(share: float, num: float | None, format_spec: str = ".3f") -> str:
+def format_accuracy(share: float, num_trials: float | None, format_spec: str = ".3f") -> str:
     """Format an accuracy with the number of trials and, if they are few, the confidence interval.
 
-    The results are such as `0.620 of 50 (95 %: 0.482 to 0.741)`, `0.620 of 500`, and `0.620` if `num` is not known.
+    The results are such as `0.620 of 50 (95 %: 0.482 to 0.741)`, `0.620 of 500`, and `0.620` without `num_trials`.
     """
     text = format(share, format_spec)
-    if not num:
+    if not num_trials:
         return text
-    text += f" of {num:,.0f}"
-    if num >= FEW:
+    text += f" of {num_trials:,.0f}"
+    if num_trials >= MIN_NUM_TRIALS:
         return text
-    low, high = (format(bound, format_spec) for bound in compute_wilson_interval(share, num))
+    low, high = (format(bound, format_spec) for bound in compute_wilson_interval(share, num_trials))
     return f"{text} (95 %: {low} to {high})"

@@ -167,5 +167,5 @@ def _format_title(header: RunHeader) -> Text:
     title = Text.assemble(("ROLL ", "bold green"), (header.name, "bold"))
     if header.resumed_at is not None:
         title.append(f"  resumed after step {header.resumed_at}", "yellow")
-    title.append(f"\n{header.model}  ·  {header.algorithm}  ·  {header.where}\n", "dim")
+    title.append(f"\n{header.model}  ·  {header.algorithm}  ·  {header.setup}\n", "dim")
     return title.append(f"{header.directory}\n", "dim")

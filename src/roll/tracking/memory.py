@@ -35,10 +35,10 @@ def list_process_tree(root: int | None = None) -> list[int]:
 
 def measure_proportional_bytes(process_ids: list[int]) -> int:
     """Return the summed PSS of processes, with RSS where PSS is not readable; a process that ended counts as 0."""
-    return sum(_read_proportional(pid) for pid in process_ids)
+    return sum(_read_pss_bytes(pid) for pid in process_ids)
 
 
-def _read_proportional(pid: int) -> int:
+def _read_pss_bytes(pid: int) -> int:
     try:
         for line in (_PROC / str(pid) / "smaps_rollup").read_bytes().splitlines():
             if line.startswith(b"Pss:"):
@@ -46,11 +46,11 @@ def _read_proportional(pid: int) -> int:
     except (FileNotFoundError, ProcessLookupError):
         return 0
     except OSError:
-        return _read_resident(pid)
+        return _read_rss_bytes(pid)
     return 0
 
 
-def _read_resident(pid: int) -> int:
+def _read_rss_bytes(pid: int) -> int:
     try:
         return int((_PROC / str(pid) / "statm").read_bytes().split()[1]) * _PAGE_BYTES
     except (OSError, IndexError):
@@ -83,7 +83,7 @@ class PeakMemory:
     def sample(self, *, force: bool = False) -> None:
         """Take a sample; PSS is read only if it may exceed the peak."""
         process_ids = list_process_tree()
-        resident = sum(_read_resident(pid) for pid in process_ids)
+        resident = sum(_read_rss_bytes(pid) for pid in process_ids)
         now = time.monotonic()
         if force or resident > self._resident_at_peak * 1.002 or now - self._read_at >= _REFRESH_S:
             self._read_at = now

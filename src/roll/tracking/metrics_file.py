@@ -35,8 +35,8 @@ logger = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal["train", "evaluation"]
 _OWN_KEYS = ("step", "kind")
-_MAX_SIZE = 256 * 2**20
-_MAX_LINE_LENGTH = 4 * 2**20
+_MAX_FILE_BYTES = 256 * 2**20
+_MAX_LINE_BYTES = 4 * 2**20
 _MAX_LINES = 2**20
 _MAX_VALUES = 2**23
 
@@ -57,9 +57,9 @@ def read_untrusted_metrics(path: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     num_lines = num_values = 0
     with SafeDirectory(path.parent).open(path.name) as file:
-        if os.fstat(file.fileno()).st_size > _MAX_SIZE:
+        if os.fstat(file.fileno()).st_size > _MAX_FILE_BYTES:
             raise RunDirectoryError(
-                f"'{path.name}' is larger than {_MAX_SIZE // 2**20} MiB: open it with `roll dashboard`."
+                f"'{path.name}' is larger than {_MAX_FILE_BYTES // 2**20} MiB: open it with `roll dashboard`."
             )
         for line in _read_lines(file):
             num_lines += 1
@@ -76,13 +76,13 @@ def read_untrusted_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file, without those of more than `_MAX_LINE_LENGTH` bytes."""
-    while line := file.readline(_MAX_LINE_LENGTH):
-        if len(line) < _MAX_LINE_LENGTH or line.endswith(b"\n"):
+    """Yield the lines of a file, without those of more than `_MAX_LINE_BYTES` bytes."""
+    while line := file.readline(_MAX_LINE_BYTES):
+        if len(line) < _MAX_LINE_BYTES or line.endswith(b"\n"):
             yield line
             continue
         while line and not line.endswith(b"\n"):
-            line = file.readline(_MAX_LINE_LENGTH)
+            line = file.readline(_MAX_LINE_BYTES)
 
 
 class MetricsFile:

@@ -29,11 +29,11 @@ logger = logging.getLogger(__name__)
 
 _LOCK_NAME = ".lock"
 _DIRECTORIES = ("rollouts", "tensorboard", "checkpoints", "logs")
-_OF_STEPS = (
+_STEP_FILES = (
     *("trace.json", "summary.json", "reward.png", "loss.png", "rollouts", "tensorboard", "recording"),
     "metrics.jsonl",
 )
-"""Files that the steps of a session write. The last one is moved last: while it exists, files remain to be moved."""
+"""Files that training steps write. The last one is moved last: while it exists, files remain to be moved."""
 
 
 class RunDirectory:
@@ -183,12 +183,12 @@ class RunDirectory:
         if not self.metrics_path.exists():
             return None
         number = 1
-        while (target := self.path / f"before-restart-{number}" / _OF_STEPS[-1]).exists():
+        while (target := self.path / f"before-restart-{number}" / _STEP_FILES[-1]).exists():
             number += 1
         target = target.parent
         with convert_write_errors(target):
             target.mkdir(exist_ok=True)
-            for name in _OF_STEPS:
+            for name in _STEP_FILES:
                 # a directory that was moved before an interruption has been replaced by an empty one
                 if (self.path / name).exists() and not (target / name).exists():
                     (self.path / name).rename(target / name)

@@ -35,7 +35,7 @@ _PHASE_COLORS = {
 }
 _OTHER_PHASE = "white"
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_])")
-_MAX_SHOWN = 4_000
+_MAX_CHARACTERS = 4_000
 """Maximum number of characters of a prompt or answer to process for a line, which is drawn several times a second."""
 _LABEL_WIDTH = 10
 _MAX_WIDTH = 110
@@ -258,8 +258,8 @@ def estimate_time_left(screen: Screen, now: float) -> float | None:
 def fit_to_line(text: str, width: int) -> str:
     """Return `text` as one line of at most `width` cells, without escape sequences, which a model may generate."""
     # Sequences are removed as a whole first: without the escape character, `[31m` would stay as text.
-    visible = _ESCAPES.sub("", text[:_MAX_SHOWN])
+    visible = _ESCAPES.sub("", text[:_MAX_CHARACTERS])
     collapsed = " ".join("".join(c if c.isprintable() else " " for c in visible).split())
-    if cell_len(collapsed) <= width and len(text) <= _MAX_SHOWN:
+    if cell_len(collapsed) <= width and len(text) <= _MAX_CHARACTERS:
         return collapsed
     return set_cell_size(collapsed, max(0, width - 1)).rstrip() + "…"

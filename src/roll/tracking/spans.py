@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True, eq=False)
 class _Span:
+    """A step, a phase, or a part of a phase, that has begun."""
+
     name: str
     start: float
     parent: _Span | None

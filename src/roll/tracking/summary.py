@@ -31,7 +31,7 @@ __all__ = [
 EndingKind: TypeAlias = Literal["finished", "alarm", "interrupted", "error"]
 _MAX_MESSAGE_LENGTH = 4000
 _RECENT_STEPS = 5
-_CHOICE = ("reward_counted", "reward_launched", "length_counted", "length_launched", "stopped_share")
+_SELECTION_FIGURES = ("reward_counted", "reward_launched", "length_counted", "length_launched", "stopped_share")
 
 
 def count_compared_steps(num_steps: int) -> int:
@@ -217,7 +217,7 @@ def summarize(
         infra_error_share=_compute_mean(_select_values(steps, "rollout/infra_error_share")),
         timeouts=round(math.fsum(_select_values(steps, "reward/timeouts"))),
         timeout_share=_compute_mean(_select_values(steps, "reward/timeout_share")),
-        **{name: _compute_mean(_select_values(steps, f"selection/{name}")) for name in _CHOICE},  # type: ignore[arg-type]
+        **{name: _compute_mean(_select_values(steps, f"selection/{name}")) for name in _SELECTION_FIGURES},  # type: ignore[arg-type]
         tracker_failures=tracker_failures,
         steps_asked=steps_asked,
         ending=ending,
@@ -282,7 +282,7 @@ def _compute_rate(rows: Sequence[Mapping[str, Any]], amount: str, seconds: str) 
     return math.fsum(a for a, _ in both) / math.fsum(s for _, s in both) if both else None
 
 
-def _format_choices(summary: Summary) -> list[tuple[str, str]]:
+def _format_selection(summary: Summary) -> list[tuple[str, str]]:
     """Return lines that compare trained with launched rollouts; empty for a schedule that trains all rollouts."""
     if summary.reward_counted is None or summary.reward_launched is None:
         return []
@@ -315,7 +315,7 @@ def _format_lines(summary: Summary) -> list[tuple[str, str]]:
         (f"{name} before", score(summary.score_before)),
         (f"{name} after", score(summary.score_after)),
         *rewards,
-        *_format_choices(summary),
+        *_format_selection(summary),
         ("setup until first update", number(summary.setup_s, ".1f", " s")),
         ("training", number(summary.train_s, ".1f", " s")),
         ("evaluation", number(summary.evaluate_s, ".1f", " s")),

@@ -65,7 +65,7 @@ class Tracker:
         config: configuration of the run.
         num_steps: number of steps of the whole run.
         method: name of the training method in the header; by default the pipeline's.
-        where: description of engines, trainer and machine in the header.
+        setup: description of engines, trainer and machine in the header.
         rollouts_per_step: number of rollouts that a step waits for; `None` for a run without rollouts.
         resumed_at: step of the checkpoint from which this session continues; later records are dropped. With `None` the
             run starts from the beginning, and all records are dropped (those of a run killed before its first
@@ -85,7 +85,7 @@ class Tracker:
         *,
         num_steps: int,
         method: str = "",
-        where: str = "",
+        setup: str = "",
         rollouts_per_step: int | None = None,
         resumed_at: int | None = None,
         started_at: float | None = None,
@@ -103,7 +103,7 @@ class Tracker:
             name=run.name,
             model=config.model.path,
             algorithm=method or config.pipeline,
-            where=where,
+            setup=setup,
             directory=str(run.path),
             num_steps=num_steps,
             resumed_at=resumed_at,

@@ -71,7 +71,7 @@ async def test_check_fast_a_reward_that_works_for_an_answer_is_not_refused(own: 
 async def test_check_fast_a_reward_that_takes_long_is_left_for_the_run(
     own: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(preflight, "MAX_TRIAL_S", 0.5)
+    monkeypatch.setattr(preflight, "TRIAL_TIMEOUT_S", 0.5)
     await check_rewards(SandboxConfig(), [(source(type="python", function=f"{own}:never_answers"), PROMPT)])
 
 

@@ -98,7 +98,7 @@ def test_preflight_model_size_dry_run_of_a_hub_model_needs_its_config_alone(
     found = {"between": 1, "gradients": 1, "peak": 2, "traffic": [], "layers": []}
     monkeypatch.setattr(layout, "_run_check", lambda request, waited: asked.append(request) or found)
     report = checked(NAME)
-    layout.try_step(report, report.config)
+    layout.dry_run_step(report, report.config)
     ((spec, with_step),) = asked
     assert (Path(spec.model_path), with_step) == (hub, True)
 

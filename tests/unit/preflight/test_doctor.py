@@ -52,7 +52,7 @@ def test_doctor_the_command_says_every_finding_and_the_same_as_json(no_sandboxes
 
 def test_doctor_a_problem_gives_exit_code_2_and_a_warning_0(no_sandboxes, monkeypatch, tmp_path):
     only = {"Machine": lambda runs: [Finding(name="x", verdict="warning", found="y", advice="z")]}
-    monkeypatch.setattr("roll.preflight.doctor.examining.SECTIONS", only)
+    monkeypatch.setattr("roll.preflight.doctor.checks.SECTIONS", only)
     assert run(["doctor"]) == 0
     only["Limits"] = lambda runs: [Finding(name="x", verdict="problem", found="y", advice="z")]
     assert run(["doctor"]) == 2
@@ -64,7 +64,7 @@ def test_doctor_a_look_that_fails_is_a_finding_and_the_others_go_on(monkeypatch,
         raise KeyError("MemAvailable")
 
     sections = {"Machine": broken, "Disk": lambda runs: [Finding(name="last", verdict="ok", found=str(runs))]}
-    monkeypatch.setattr("roll.preflight.doctor.examining.SECTIONS", sections)
+    monkeypatch.setattr("roll.preflight.doctor.checks.SECTIONS", sections)
     found = list(examine(tmp_path))
     assert [(each.section, each.name, each.verdict) for each in found] == [
         ("Machine", "first", "ok"),
@@ -131,10 +131,16 @@ def test_doctor_a_processor_without_bfloat16_products_is_a_warning(monkeypatch, 
 @pytest.mark.parametrize(
     ("driver", "torch", "free", "verdict", "says"),
     [
-        ("", {"names": [], "built_for": "", "said": []}, (), "ok", "none"),
-        ("570.1", {"names": ["H100"], "built_for": "12.8", "said": []}, (2**36,), "ok", "H100 (64.0 GiB free); driver"),
-        ("570.1", {"names": [], "built_for": "", "said": []}, (), "warning", "built for the CPU"),
-        ("470.1", {"names": [], "built_for": "12.8", "said": ["driver is too old"]}, (), "problem", "too old"),
+        ("", {"names": [], "built_for": "", "warnings": []}, (), "ok", "none"),
+        (
+            "570.1",
+            {"names": ["H100"], "built_for": "12.8", "warnings": []},
+            (2**36,),
+            "ok",
+            "H100 (64.0 GiB free); driver",
+        ),
+        ("570.1", {"names": [], "built_for": "", "warnings": []}, (), "warning", "built for the CPU"),
+        ("470.1", {"names": [], "built_for": "12.8", "warnings": ["driver is too old"]}, (), "problem", "too old"),
         ("", None, (), "problem", "cannot be imported"),
     ],
 )

@@ -18,7 +18,7 @@ from roll.tracking.console_views import AnswerView, Console, EvaluationView, Run
 from roll.tracking.logs import Terminal
 from roll.tracking.screen import Screen, estimate_time_left, fit_to_line, render, render_sparkline, render_stacked_bar
 
-HEADER = RunHeader(name="demo", model="smollm2", algorithm="grpo", where="local", directory="runs/demo", num_steps=40)
+HEADER = RunHeader(name="demo", model="smollm2", algorithm="grpo", setup="local", directory="runs/demo", num_steps=40)
 
 
 def view(step: int, **changes: object) -> StepView:

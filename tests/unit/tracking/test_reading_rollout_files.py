@@ -103,7 +103,7 @@ def test_tracking_rollout_reader_a_row_group_of_gigabytes_is_refused_by_its_meta
     zeros = pa.ListArray.from_arrays(pa.array([0, 2**21, 2**22], pa.int32()), pa.array(np.zeros(2**22, np.int32)))
     write(run, {"token_ids": zeros, "reward": [0.0, 1.0]})
     assert (run / "rollouts" / NAME).stat().st_size < 2**16
-    monkeypatch.setattr("roll.tracking.reading.rollout_files._MAX_GROUP", 2**24)
+    monkeypatch.setattr("roll.tracking.reading.rollout_files._MAX_GROUP_BYTES", 2**24)
     with (
         pytest.raises(RunDirectoryError, match=r"0\.0 GiB in one row group, more than a run writes"),
         open_rollout_file(SafeDirectory(run), NAME) as file,
@@ -117,7 +117,7 @@ def test_tracking_rollout_reader_portions_are_as_long_as_their_values_allow(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(run, {"token_ids": [[0] * 100] * 1000, "reward": np.arange(1000.0)}, row_group_size=500)
-    monkeypatch.setattr("roll.tracking.reading.rollout_files._PORTION", 100 * 8 * 70)
+    monkeypatch.setattr("roll.tracking.reading.rollout_files._PORTION_BYTES", 100 * 8 * 70)
     with open_rollout_file(SafeDirectory(run), NAME) as file:
         sizes = [portion.num_rows for portion in file.iter_batches(("token_ids",))]
         assert sum(sizes) == 1000 and max(sizes) == 70

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from roll.cli.viewing.index import Row
 from roll.errors import UserError
-from roll.tracking.visible import escape_controls
+from roll.tracking.escape import escape_controls
 
 __all__ = ["LISTED", "SHOWN", "format_cell", "format_cells"]
 

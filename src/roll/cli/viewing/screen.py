@@ -27,8 +27,8 @@ from roll.cli.viewing.tokens import TokenScreen
 from roll.errors import UserError
 from roll.media.stored import describe_images
 from roll.tracking import RunDirectory
+from roll.tracking.escape import escape_controls, shorten
 from roll.tracking.reading.files import SafeDirectory
-from roll.tracking.visible import escape_controls, shorten
 
 __all__ = ["RolloutApp"]
 

@@ -17,7 +17,7 @@ from textual.widgets import DataTable, Footer, Static
 from roll.cli.viewing.index import Row
 from roll.errors import RollError
 from roll.tracking import RunDirectory
-from roll.tracking.visible import escape_controls
+from roll.tracking.escape import escape_controls
 
 __all__ = ["TokenScreen"]
 

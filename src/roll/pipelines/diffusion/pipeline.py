@@ -138,8 +138,8 @@ async def _open(config: DiffusionConfig, session: Session) -> AsyncIterator[Call
 
 def _build_facts(config: DiffusionConfig, at: RunState) -> RunFacts:
     ranks, cores = config.roles["actor_train"].count, os.cpu_count() or 1
-    where = f"{config.cluster.type}: {ranks} trainer rank{'s' * (ranks != 1)}, {cores} core{'s' * (cores != 1)}"
-    return RunFacts(method=config.algorithm.type, where=where, num_steps=config.training.num_steps)
+    setup = f"{config.cluster.type}: {ranks} trainer rank{'s' * (ranks != 1)}, {cores} core{'s' * (cores != 1)}"
+    return RunFacts(method=config.algorithm.type, setup=setup, num_steps=config.training.num_steps)
 
 
 async def _evaluate(config: DiffusionConfig) -> dict[str, float]:

@@ -244,7 +244,7 @@ def build_facts(
     ranks = ranks or _format_count(config.num_ranks, "trainer rank")
     return RunFacts(
         method=method,
-        where=f"{config.cluster.type}: {engines}, {ranks}, {_format_count(os.cpu_count() or 1, 'core')}",
+        setup=f"{config.cluster.type}: {engines}, {ranks}, {_format_count(os.cpu_count() or 1, 'core')}",
         num_steps=config.training.num_steps,
         rollouts_per_step=config.rollouts_per_step,
     )

@@ -84,5 +84,5 @@ async def open_supervised(
 def build_facts(config: SupervisedConfig, at: RunState, kind: ExampleKind, method: str) -> RunFacts:
     """Return the facts that are shown about a run in a given state."""
     ranks, cores = config.roles["actor_train"].count, os.cpu_count() or 1
-    where = f"{config.cluster.type}: {ranks} trainer rank{'s' * (ranks != 1)}, {cores} core{'s' * (cores != 1)}"
-    return RunFacts(method=method, where=where, num_steps=count_planned_steps(config, kind, at))
+    setup = f"{config.cluster.type}: {ranks} trainer rank{'s' * (ranks != 1)}, {cores} core{'s' * (cores != 1)}"
+    return RunFacts(method=method, setup=setup, num_steps=count_planned_steps(config, kind, at))

@@ -1,6 +1,6 @@
 """`roll doctor`: checks whether this machine, its software and its network are fit for a run, and gives advice."""
 
-from roll.preflight.doctor.examining import SECTIONS, examine
+from roll.preflight.doctor.checks import SECTIONS, examine
 from roll.preflight.doctor.finding import Finding, Verdict, find_worst_verdict, render
 
 __all__ = ["SECTIONS", "Finding", "Verdict", "examine", "find_worst_verdict", "render"]

@@ -13,23 +13,23 @@ from pathlib import Path
 from typing import Any
 
 from roll.preflight.doctor.finding import Finding, format_gib, report_ok, report_problem, report_warning
-from roll.preflight.machine import ASK_TIMEOUT_S, Machine, inspect_machine
+from roll.preflight.machine import QUERY_TIMEOUT_S, Machine, inspect_machine
 
 __all__ = ["count_available_cores", "examine"]
 
-MIN_MEMORY = 8 * 2**30
-FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
+MIN_MEMORY_BYTES = 8 * 2**30
+CPU_FLAGS = ("avx2", "avx512f", "avx512_bf16", "amx_bf16")
 _CPU_MAX = Path("/sys/fs/cgroup/cpu.max")
-_ASK = """
+_TORCH_QUERY = """
 import json, torch, warnings
-with warnings.catch_warnings(record=True) as said:
+with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    there = torch.accelerator.is_available()
-devices = torch.get_device_module() if there else None
+    available = torch.accelerator.is_available()
+devices = torch.get_device_module() if available else None
 print(json.dumps({
-    "names": [devices.get_device_name(i) for i in range(torch.accelerator.device_count())] if there else [],
+    "names": [devices.get_device_name(i) for i in range(torch.accelerator.device_count())] if available else [],
     "built_for": torch.version.cuda or torch.version.hip or "",
-    "said": [str(each.message) for each in said],
+    "warnings": [str(each.message) for each in caught],
 }))
 """
 
@@ -66,7 +66,7 @@ def _check_system() -> Finding:
 
 def _check_processor(machine: Machine) -> Finding:
     cores = count_available_cores()
-    has = [flag for flag in FLAGS if flag in _read_cpu_flags()]
+    has = [flag for flag in CPU_FLAGS if flag in _read_cpu_flags()]
     found = f"{cores:g} of {machine.num_cores} cores, {', '.join(has) or 'no AVX2'}"
     if cores < machine.num_cores:
         threads = max(1, int(cores))
@@ -102,11 +102,11 @@ def _read_cpu_flags() -> set[str]:
 
 def _check_memory(machine: Machine) -> Finding:
     found = f"{format_gib(machine.memory_bytes)} free"
-    if machine.memory_bytes < MIN_MEMORY:
+    if machine.memory_bytes < MIN_MEMORY_BYTES:
         return report_warning(
             "memory",
             found,
-            f"the quickstart needs {format_gib(MIN_MEMORY)}: end other programs, or see docs/memory.md.",
+            f"the quickstart needs {format_gib(MIN_MEMORY_BYTES)}: end other programs, or see docs/memory.md.",
         )
     return report_ok("memory", found)
 
@@ -137,10 +137,10 @@ def _check_accelerators(machine: Machine) -> Finding:
             f"unset {hidden} to use the accelerators.",
         )
     if driver:
-        said = torch["said"][0].splitlines()[0] if torch["said"] else "PyTorch finds no accelerator"
+        reason = torch["warnings"][0].splitlines()[0] if torch["warnings"] else "PyTorch finds no accelerator"
         return report_problem(
             "accelerators",
-            f"a driver ({driver}), but {said}",
+            f"a driver ({driver}), but {reason}",
             f"PyTorch is built for CUDA {torch['built_for']}: update the driver, or install a build for an older CUDA.",
         )
     return report_ok("accelerators", "none: runs use the CPU")
@@ -162,7 +162,9 @@ def _read_driver_version() -> str:
 
 def _query_torch() -> dict[str, Any] | None:
     try:
-        completed = subprocess.run([sys.executable, "-c", _ASK], capture_output=True, text=True, timeout=ASK_TIMEOUT_S)
+        completed = subprocess.run(
+            [sys.executable, "-c", _TORCH_QUERY], capture_output=True, text=True, timeout=QUERY_TIMEOUT_S
+        )
         return json.loads(completed.stdout.strip().splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return None

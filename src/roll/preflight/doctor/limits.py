@@ -56,16 +56,16 @@ def _format_limit(limit: int) -> str:
     return "unlimited" if limit == resource.RLIM_INFINITY else f"{limit:,}"
 
 
-def _is_enough(limit: int, enough: int) -> bool:
-    return limit == resource.RLIM_INFINITY or limit >= enough
+def _is_sufficient(limit: int, minimum: int) -> bool:
+    return limit == resource.RLIM_INFINITY or limit >= minimum
 
 
 def _check_open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     found = f"{_format_limit(soft)} (up to {_format_limit(hard)})"
-    if _is_enough(soft, MIN_FILES):
+    if _is_sufficient(soft, MIN_FILES):
         return report_ok("open files", found)
-    if _is_enough(hard, MIN_FILES):
+    if _is_sufficient(hard, MIN_FILES):
         number = min(hard, 65536) if hard > 0 else 65536  # RLIM_INFINITY is -1
         advice = f"many engines or Ray actors need more open files: ulimit -n {number}."
     else:
@@ -86,7 +86,7 @@ def _check_processes() -> Finding:
         return report_warning(
             "processes", found, "threads count as processes: give a container `--pids-limit=-1`, or raise TasksMax."
         )
-    if not _is_enough(soft, MIN_PROCESSES):
+    if not _is_sufficient(soft, MIN_PROCESSES):
         return report_warning(
             "processes", found, "threads count as processes: ulimit -u 65536, or raise `nproc` in limits.conf."
         )

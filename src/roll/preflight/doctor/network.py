@@ -21,11 +21,11 @@ from roll.preflight.doctor.software import read_versions
 
 __all__ = ["answer_peers", "check_peer", "examine"]
 
-CONNECT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
 PAYLOAD_BYTES = 16 * 2**20
-SLOW_BYTES_PER_S = 100e6
-"""Bandwidth below which weight syncs are slow: on a gigabit link, a sync of 7B parameters takes minutes."""
-CLOCKS_APART_S = 5.0
+MIN_BYTES_PER_S = 100e6
+"""Minimum bandwidth for fast weight syncs: on a gigabit link, a sync of 7B parameters takes minutes."""
+MAX_CLOCK_SKEW_S = 5.0
 RAY_PORT = 6379
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
@@ -119,7 +119,7 @@ def _check_ray_token() -> Finding:
 
 def _find_connection_error(host: str, port: int) -> str | None:
     try:
-        socket.create_connection((host, port), timeout=CONNECT_S).close()
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
     except OSError as error:
         return error.strerror or str(error)
     return None
@@ -137,7 +137,7 @@ def check_peer(peer: str) -> Iterator[Finding]:
         raise ConfigError(f"peer '{peer}' must be of the form HOST:PORT, such as node2:29500.")
     began = time.perf_counter()
     try:
-        connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+        connection = socket.create_connection((host, int(port)), timeout=CONNECT_TIMEOUT_S)
     except ConnectionRefusedError:
         yield report_warning(
             peer,
@@ -151,7 +151,7 @@ def check_peer(peer: str) -> Iterator[Finding]:
     except OSError as error:
         yield report_problem(
             peer,
-            f"no connection within {CONNECT_S:g} s ({error.strerror or error})",
+            f"no connection within {CONNECT_TIMEOUT_S:g} s ({error.strerror or error})",
             f"allow TCP to port {port} in the firewall, security group or network policy (docs/operations).",
         )
         return
@@ -162,18 +162,18 @@ def check_peer(peer: str) -> Iterator[Finding]:
 
 
 def _check_reply(peer: str, connection: socket.socket) -> Iterator[Finding]:
-    connection.settimeout(CONNECT_S)
+    connection.settimeout(CONNECT_TIMEOUT_S)
     with connection.makefile("rb") as stream:
         try:
-            theirs: dict[str, Any] = json.loads(stream.readline(4096))
-            theirs_versions, clock = dict(theirs["versions"]), float(theirs["time"])
+            peer_versions: dict[str, Any] = json.loads(stream.readline(4096))
+            theirs_versions, clock = dict(peer_versions["versions"]), float(peer_versions["time"])
         except (OSError, ValueError, KeyError, TypeError):
             yield report_ok(f"{peer} versions", "unknown: `roll doctor --listen` does not run there")
             return
         yield _compare_versions(f"{peer} versions", theirs_versions)
         apart = abs(time.time() - clock)
         name = f"{peer} clock"
-        if apart > CLOCKS_APART_S:
+        if apart > MAX_CLOCK_SKEW_S:
             yield report_warning(
                 name,
                 f"{apart:.0f} s difference",
@@ -193,17 +193,17 @@ def _check_reply(peer: str, connection: socket.socket) -> Iterator[Finding]:
         yield report_problem(
             f"{peer} bandwidth", found, "the connection was interrupted: check for a proxy, or for different MTUs."
         )
-    elif rate < SLOW_BYTES_PER_S:
+    elif rate < MIN_BYTES_PER_S:
         yield report_warning(f"{peer} bandwidth", found, "weight syncs will be slow: choose a faster interface.")
     else:
         yield report_ok(f"{peer} bandwidth", found)
 
 
-def _compare_versions(name: str, theirs: dict[str, str]) -> Finding:
+def _compare_versions(name: str, peer_versions: dict[str, str]) -> Finding:
     differ = [
-        f"{package} {theirs.get(package) or 'missing'} (here {here or 'missing'})"
+        f"{package} {peer_versions.get(package) or 'missing'} (here {here or 'missing'})"
         for package, here in read_versions().items()
-        if theirs.get(package, "") != here
+        if peer_versions.get(package, "") != here
     ]
     if differ:
         return report_problem(
@@ -213,7 +213,7 @@ def _compare_versions(name: str, theirs: dict[str, str]) -> Finding:
 
 
 def answer_peers(
-    port: int, *, seconds: float, max_peers: int | None = None, say: Callable[[str], object] = print
+    port: int, *, seconds: float, max_peers: int | None = None, report_progress: Callable[[str], object] = print
 ) -> int:
     """Listen on all interfaces, and answer nodes that run `check_peer`, one after another.
 
@@ -223,7 +223,7 @@ def answer_peers(
         port: port to listen on; 0 chooses a free one.
         seconds: maximum time to wait for peers.
         max_peers: maximum number of peers to answer; `None` for no limit.
-        say: called with a line for the port, and with one for each peer.
+        report_progress: called with a message when listening begins, and for each peer.
 
     Returns:
         The number of answered peers.
@@ -237,7 +237,7 @@ def answer_peers(
     except OSError as error:
         raise ConfigError(f"cannot listen on port {port}: {error.strerror}. Choose another port.") from None
     with server:
-        say(f"listening on port {server.getsockname()[1]} for {seconds:g} s")
+        report_progress(f"listening on port {server.getsockname()[1]} for {seconds:g} s")
         while (left := end - time.monotonic()) > 0 and count != max_peers:
             server.settimeout(left)
             try:
@@ -245,14 +245,14 @@ def answer_peers(
             except TimeoutError:
                 break
             count += 1
-            say(f"peer {address[0]}")
+            report_progress(f"peer {address[0]}")
             with connection:
                 _send_reply(connection)
     return count
 
 
 def _send_reply(connection: socket.socket) -> None:
-    connection.settimeout(CONNECT_S)
+    connection.settimeout(CONNECT_TIMEOUT_S)
     hello = json.dumps({"versions": read_versions(), "time": time.time()}) + "\n"
     try:
         connection.sendall(hello.encode())

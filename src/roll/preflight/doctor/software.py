@@ -20,7 +20,7 @@ from roll_sandbox import RollSandboxError, Runtime
 
 __all__ = ["examine", "read_versions"]
 
-TRY_S = 30.0
+START_TIMEOUT_S = 30.0
 """Timeout for a sandbox to start, or for Docker to respond."""
 _OPTIONAL = (
     ("ray", "ray", "`cluster.type: ray` (several ranks or machines)"),
@@ -128,12 +128,12 @@ def _check_sandboxes() -> Iterator[Finding]:
 async def _try_runtime(runtime: Runtime) -> str:
     """Start and close a sandbox runtime; return the reason why it does not start, or "" if it does."""
     try:
-        async with asyncio.timeout(TRY_S):
+        async with asyncio.timeout(START_TIMEOUT_S):
             await runtime.start()
     except RollSandboxError as error:
         return str(error)
     except TimeoutError:
-        return f"the sandbox did not start within {TRY_S:g} s."
+        return f"the sandbox did not start within {START_TIMEOUT_S:g} s."
     finally:
         await runtime.close()
     return ""

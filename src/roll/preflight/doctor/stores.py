@@ -30,18 +30,19 @@ def examine(runs: Path) -> Iterator[Finding]:
     yield from _check_models()
 
 
-def _check_space(name: str, place: Path, enough: int, otherwise: str) -> Finding:
+def _check_space(name: str, directory: Path, min_bytes: int, alternative: str) -> Finding:
+    """Check that the disk of a directory has at least `min_bytes` free; `alternative` is part of the advice."""
     try:
-        free = measure_free_disk(place)
+        free = measure_free_disk(directory)
     except RunDirectoryError as error:
-        return report_problem(name, str(error).rstrip("."), f"{otherwise}.")
-    if free < enough:
+        return report_problem(name, str(error).rstrip("."), f"{alternative}.")
+    if free < min_bytes:
         return report_warning(
             name,
-            f"{place}: {format_gib(free)} free",
-            f"free disk space (up to {format_gib(enough)} are needed), or {otherwise}.",
+            f"{directory}: {format_gib(free)} free",
+            f"free disk space (up to {format_gib(min_bytes)} are needed), or {alternative}.",
         )
-    return report_ok(name, f"{place}: {format_gib(free)} free")
+    return report_ok(name, f"{directory}: {format_gib(free)} free")
 
 
 def _check_models() -> Iterator[Finding]:

@@ -14,12 +14,13 @@ from roll.errors import RunDirectoryError
 
 __all__ = ["SafeDirectory", "Stamp", "Tail", "parse_json"]
 
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # O_NONBLOCK: opening a FIFO without a writer would block, before `fstat` shows that it is not a regular file.
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_MAX_LINE_LENGTH = 16 * 2**20
-_CHUNK = 4 * 2**20
-_REMEMBERED = 64
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_MAX_LINE_BYTES = 16 * 2**20
+_CHUNK_BYTES = 4 * 2**20
+_NUM_CHECKED_BYTES = 64
+"""Number of bytes before the offset that are compared to detect a rewritten file."""
 _MAX_DEPTH = 100
 """Maximum nesting of JSON: encoders of responses allow 255, and a run writes about 5."""
 
@@ -82,7 +83,7 @@ class SafeDirectory:
             RunDirectoryError: the file is missing, unreadable, not a regular file, or behind a link.
         """
         with self._open_directory(parts[:-1]) as directory, _convert_errors(parts):
-            descriptor = os.open(_check_part(parts[-1]), _FILE, dir_fd=directory)
+            descriptor = os.open(_check_part(parts[-1]), _FILE_FLAGS, dir_fd=directory)
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
             raise RunDirectoryError(f"'{_format_path(parts)}' is not a regular file.")
@@ -128,13 +129,13 @@ class SafeDirectory:
     @contextlib.contextmanager
     def _open_directory(self, parts: tuple[str, ...]) -> Iterator[int]:
         with _convert_errors(parts):
-            descriptor = os.open(self.root, _DIRECTORY & ~os.O_NOFOLLOW)
+            descriptor = os.open(self.root, _DIRECTORY_FLAGS & ~os.O_NOFOLLOW)
         try:
             # Directories are opened one level at a time, relative to the parent's descriptor: O_NOFOLLOW applies only
             # to the last part of a path, and a directory that is replaced by a link meanwhile cannot lead outside.
             for part in parts:
                 with _convert_errors(parts):
-                    below = os.open(_check_part(part), _DIRECTORY, dir_fd=descriptor)
+                    below = os.open(_check_part(part), _DIRECTORY_FLAGS, dir_fd=descriptor)
                 os.close(descriptor)
                 descriptor = below
             yield descriptor
@@ -173,13 +174,13 @@ class Tail:
     A file that was truncated, replaced, or rewritten before the current position is read again from its start.
 
     Args:
-        inside: the directory.
+        directory: the directory.
         parts: path of the file in the directory.
         end: line separator.
     """
 
-    def __init__(self, inside: SafeDirectory, *parts: str, end: bytes = b"\n") -> None:
-        self._inside = inside
+    def __init__(self, directory: SafeDirectory, *parts: str, end: bytes = b"\n") -> None:
+        self._directory = directory
         self._end = end
         self._parts = parts
         self._stamp: Stamp | None = None
@@ -193,7 +194,7 @@ class Tail:
 
     def has_changed(self) -> bool:
         """Return whether the file changed since the last `read_chunks`; always true for a file that was rejected."""
-        return bool(self._refused) or self._inside.get_stamp(*self._parts) != self._stamp
+        return bool(self._refused) or self._directory.get_stamp(*self._parts) != self._stamp
 
     def read_chunks(self) -> Iterator[tuple[bool, bytes]]:
         """Yield new complete lines in pieces of a few MiB, each with a flag.
@@ -205,7 +206,7 @@ class Tail:
         Raises:
             RunDirectoryError: the file cannot be read, or has a line of more than 16 MiB.
         """
-        stamp = self._inside.get_stamp(*self._parts)
+        stamp = self._directory.get_stamp(*self._parts)
         if stamp == self._stamp:
             if self._refused:
                 raise RunDirectoryError(self._refused)
@@ -217,20 +218,20 @@ class Tail:
             if restarted:
                 yield True, b""
             return
-        with self._inside.open(*self._parts) as file:
+        with self._directory.open(*self._parts) as file:
             restarted = self._has_restarted(file, stamp)
             if restarted:
                 self.offset, self._before = 0, b""
                 yield True, b""
             file.seek(self.offset)
             rest = b""
-            while piece := file.read(_CHUNK):
+            while piece := file.read(_CHUNK_BYTES):
                 if not self._is_unchanged(file):
                     return
                 rest += piece
                 at = rest.rfind(self._end) + len(self._end)
                 if at < len(self._end):
-                    if len(rest) > _MAX_LINE_LENGTH:
+                    if len(rest) > _MAX_LINE_BYTES:
                         # Remembered with the stamp, so that an unchanged file is not read again on every refresh.
                         self._stamp, self._refused = (
                             stamp,
@@ -240,7 +241,7 @@ class Tail:
                     continue
                 lines, rest = rest[:at], rest[at:]
                 self.offset += len(lines)
-                self._before = (self._before + lines[-_REMEMBERED:])[-_REMEMBERED:]
+                self._before = (self._before + lines[-_NUM_CHECKED_BYTES:])[-_NUM_CHECKED_BYTES:]
                 yield False, lines
             self.rest = rest
         self._stamp = stamp

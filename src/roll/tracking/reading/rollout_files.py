@@ -3,7 +3,7 @@
     rollouts/*.parquet ─ metadata ─► rejected, or portions of tens of MiB ─► columns, rows in full, search results
 
 Invariants:
-    - at most `_PORTION` bytes (according to the metadata) or one row are decoded at once;
+    - at most `_PORTION_BYTES` bytes (according to the metadata) or one row are decoded at once;
     - strings stay dictionary-encoded, so that a string shared by a million rows is stored once;
     - a row is converted to Python values only when its size is known.
 """
@@ -18,16 +18,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from roll.errors import RunDirectoryError
+from roll.tracking.escape import shorten
 from roll.tracking.reading.files import SafeDirectory
 from roll.tracking.rollout_table import build_rollout_schema
-from roll.tracking.visible import shorten
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
 __all__ = [
-    "MOST_ROWS",
+    "MAX_FILE_ROWS",
     "RolloutReader",
     "cast_to_schema",
     "contains_text",
@@ -37,17 +37,19 @@ __all__ = [
     "parse_file_name",
 ]
 
-MOST_ROWS = 2**20
+MAX_FILE_ROWS = 2**20
 """Maximum number of rows of one file."""
-_MAX_AT_ONCE = 2**16
-_PORTION = 64 * 2**20
-_MAX_GROUP = 2**30
+_MAX_BATCH_ROWS = 2**16
+_PORTION_BYTES = 64 * 2**20
+_MAX_GROUP_BYTES = 2**30
 """Maximum bytes of the columns read from one row group."""
-_MAX_ROWS = 64 * 2**20
+_MAX_RESULT_BYTES = 64 * 2**20
 """Maximum bytes of rows that are returned together."""
 _BYTES_PER_VALUE = 8
-_WHOLE = frozenset(("token_ids", "policy_versions", "turns", "branches", "prompt_media", "media", "branch_media"))
-"""Lists in which a run has no missing entries."""
+_COMPLETE_LISTS = frozenset(
+    ("token_ids", "policy_versions", "turns", "branches", "prompt_media", "media", "branch_media")
+)
+"""Columns of lists that must not have missing entries."""
 _NAME = re.compile(r"(eval-)?step-(\d{6}|[1-9]\d{6,8})\.parquet")
 
 
@@ -67,7 +69,7 @@ def parse_file_name(name: str) -> tuple[int, str] | None:
 
 
 @contextlib.contextmanager
-def open_rollout_file(inside: SafeDirectory, name: str) -> Iterator[RolloutReader]:
+def open_rollout_file(directory: SafeDirectory, name: str) -> Iterator[RolloutReader]:
     """Run the body with the file `name` of a run's `rollouts/` open for reading.
 
     Raises:
@@ -75,11 +77,11 @@ def open_rollout_file(inside: SafeDirectory, name: str) -> Iterator[RolloutReade
     """
     import pyarrow.parquet as pq
 
-    with inside.open("rollouts", name) as file:
+    with directory.open("rollouts", name) as file:
         try:
             metadata = pq.read_metadata(file)
-            if metadata.num_rows > MOST_ROWS:
-                raise RunDirectoryError(f"'{name}' has more than {MOST_ROWS:,} rows, more than a run writes.")
+            if metadata.num_rows > MAX_FILE_ROWS:
+                raise RunDirectoryError(f"'{name}' has more than {MAX_FILE_ROWS:,} rows, more than a run writes.")
             # Dictionary-encoded strings are decoded once: a prompt occurs in every row of a group.
             leaves = [metadata.schema.column(index) for index in range(metadata.num_columns)]
             texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
@@ -109,51 +111,53 @@ class RolloutReader:
         """
         yield from self._read(range(self._file.metadata.num_row_groups), sorted(self.names.intersection(columns)))
 
-    def read_rows(self, places: Sequence[int], columns: Collection[str] | None = None) -> list[dict[str, Any]]:
-        """Return the rows at the positions `places`, in this order, with all or the given columns.
+    def read_rows(self, positions: Sequence[int], columns: Collection[str] | None = None) -> list[dict[str, Any]]:
+        """Return the rows at `positions`, in this order, with all or the given columns.
 
         Raises:
             RunDirectoryError: a row does not exist or has the wrong type, or the rows are too large together.
         """
         names = sorted(self.names.intersection(build_rollout_schema().names if columns is None else columns))
         found: dict[int, dict[str, Any]] = {}
-        left = _MAX_ROWS
-        for inner, taken in self._select_rows(places, names):
+        left = _MAX_RESULT_BYTES
+        for inner, taken in self._select_rows(positions, names):
             left -= sum(_measure_size(column) for column in taken.columns)
             if left < 0:
                 raise RunDirectoryError(
-                    f"the requested rollouts of '{self._name}' are larger than {_MAX_ROWS // 2**20} MiB."
+                    f"the requested rollouts of '{self._name}' are larger than {_MAX_RESULT_BYTES // 2**20} MiB."
                 )
             found |= zip(inner, cast_to_schema(taken).to_pylist(), strict=True)
-        return [found[place] for place in places]
+        return [found[place] for place in positions]
 
-    def read_beginnings(self, places: Sequence[int], column: str, longest: int) -> list[str]:
-        """Return the first `longest` characters of a string column, for the rows at `places`; empty for null values.
+    def read_beginnings(self, positions: Sequence[int], column: str, num_characters: int) -> list[str]:
+        """Return the first characters of a string column, for the rows at `positions`; empty for null values.
 
         Raises:
             RunDirectoryError: a row does not exist, or the column does not contain strings.
         """
         found: dict[int, str] = {}
         if column not in self.names:
-            return [""] * len(places)
-        for inner, taken in self._select_rows(places, [column]):
+            return [""] * len(positions)
+        for inner, taken in self._select_rows(positions, [column]):
             codes, texts = factorize_texts(taken.column(column))
-            cut = [text or "" for text in get_arrow_compute().utf8_slice_codeunits(texts, 0, longest).to_pylist()]
+            cut = [
+                text or "" for text in get_arrow_compute().utf8_slice_codeunits(texts, 0, num_characters).to_pylist()
+            ]
             found |= zip(inner, (cut[code] if code >= 0 else "" for code in codes.tolist()), strict=True)
-        return [found[place] for place in places]
+        return [found[place] for place in positions]
 
-    def _select_rows(self, places: Sequence[int], names: list[str]) -> Iterator[tuple[list[int], pa.RecordBatch]]:
-        """Yield the rows at the positions `places` in portions, in file order, each with the positions of its rows."""
+    def _select_rows(self, positions: Sequence[int], names: list[str]) -> Iterator[tuple[list[int], pa.RecordBatch]]:
+        """Yield the rows at `positions` in portions, in file order, each with the positions of its rows."""
         metadata = self._file.metadata
         sizes = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
-        if any(not 0 <= place < starts[-1] for place in places):
+        if any(not 0 <= place < starts[-1] for place in positions):
             raise RunDirectoryError(f"'{self._name}' has fewer rollouts than before: read the files again.")
-        for group in sorted({int(np.searchsorted(starts, place, side="right")) - 1 for place in places}):
-            start, last = starts[group], max(place for place in places if place < starts[group + 1])
+        for group in sorted({int(np.searchsorted(starts, place, side="right")) - 1 for place in positions}):
+            start, last = starts[group], max(place for place in positions if place < starts[group + 1])
             for portion in self._read([group], names):
                 end = start + portion.num_rows
-                inner = sorted({place for place in places if start <= place < end})
+                inner = sorted({place for place in positions if start <= place < end})
                 if inner:
                     yield inner, portion.take(np.array(inner) - start)
                 start = end
@@ -168,22 +172,22 @@ class RolloutReader:
     def _count_rows_at_once(self, groups: Sequence[int], names: frozenset[str]) -> int:
         metadata = self._file.metadata
         leaves = [i for i in range(metadata.num_columns) if metadata.schema.column(i).path.split(".")[0] in names]
-        rows = _MAX_AT_ONCE
+        rows = _MAX_BATCH_ROWS
         for index in groups:
             group = metadata.row_group(index)
             chunks = (group.column(leaf) for leaf in leaves)
             # Run-length encoding stores a million equal values in a few bytes, which decode to `_BYTES_PER_VALUE` each.
             size = sum(max(chunk.total_uncompressed_size, chunk.num_values * _BYTES_PER_VALUE) for chunk in chunks)
-            if size > _MAX_GROUP:
+            if size > _MAX_GROUP_BYTES:
                 raise RunDirectoryError(
                     f"'{self._name}' has {size / 2**30:.1f} GiB in one row group, more than a run writes."
                 )
-            rows = min(rows, _PORTION * group.num_rows // max(size, 1))
+            rows = min(rows, _PORTION_BYTES * group.num_rows // max(size, 1))
         return max(1, rows)
 
 
 def factorize_texts(column: pa.Array) -> tuple[np.ndarray, pa.Array]:
-    """Return for each row an index into an array of strings (shape [R], -1 for null), and the array.
+    """Return the index of each row's string in an array of strings (shape [R], -1 for null), and that array.
 
     If the column is dictionary-encoded, the array has no duplicates.
 
@@ -194,23 +198,23 @@ def factorize_texts(column: pa.Array) -> tuple[np.ndarray, pa.Array]:
 
     pc = get_arrow_compute()
     if not pa.types.is_dictionary(column.type):
-        places = np.arange(len(column))
-        return np.where(column.is_null().to_numpy(zero_copy_only=False), -1, places), pc.cast(column, pa.string())
+        positions = np.arange(len(column))
+        return np.where(column.is_null().to_numpy(zero_copy_only=False), -1, positions), pc.cast(column, pa.string())
     indices = pc.fill_null(pc.cast(column.indices, pa.int64()), -1).to_numpy(zero_copy_only=False)
     used, codes = np.unique(indices, return_inverse=True)
     missing = int(len(used) > 0 and used[0] < 0)
     return codes - missing, pc.cast(column.dictionary.take(used[missing:]), pa.string())
 
 
-def contains_text(column: pa.Array, wanted: str) -> np.ndarray:
-    """Return for each string whether it contains `wanted`, ignoring case, shape [R].
+def contains_text(column: pa.Array, query: str) -> np.ndarray:
+    """Return a mask of the strings that contain `query`, ignoring case, shape [R], bool.
 
     Raises:
         pa.ArrowException: the column does not contain strings.
     """
     pc = get_arrow_compute()
     codes, texts = factorize_texts(column)
-    hits = pc.fill_null(pc.match_substring(texts, wanted, ignore_case=True), False).to_numpy(zero_copy_only=False)
+    hits = pc.fill_null(pc.match_substring(texts, query, ignore_case=True), False).to_numpy(zero_copy_only=False)
     return np.append(hits, False)[codes]
 
 
@@ -227,7 +231,7 @@ def cast_to_schema(rows: pa.RecordBatch) -> pa.Table:
     names = [name for name in rows.schema.names if name in schema.names]
     kept = pa.Table.from_batches([rows.select(names)])
     cast = kept.cast(pa.schema([schema.field(name) for name in names]), safe=False)
-    for name in _WHOLE.intersection(names):
+    for name in _COMPLETE_LISTS.intersection(names):
         if cast.column(name).combine_chunks().flatten().null_count:
             raise RunDirectoryError(f"the column '{name}' has lists with missing entries, which a run does not write.")
     return cast

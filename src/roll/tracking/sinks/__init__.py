@@ -10,7 +10,7 @@ Invariants:
 
 from roll.tracking.sinks.base import RolloutTable, Sink, SinkArguments
 from roll.tracking.sinks.guarded import GuardedSink, has_detached_threads
-from roll.tracking.sinks.opening import SINKS, check_packages, open_sinks
+from roll.tracking.sinks.registry import SINKS, check_packages, open_sinks
 from roll.tracking.sinks.tables import build_rollout_table
 
 __all__ = [

@@ -29,11 +29,11 @@ __all__ = ["GuardedSink", "has_detached_threads"]
 
 logger = logging.getLogger(__name__)
 
-MAX_WAITING = 1000
+MAX_QUEUED_CALLS = 1000
 """Maximum number of calls that wait for a slow tracker."""
-OPEN_LIMIT_S = 120.0
+OPEN_TIMEOUT_S = 120.0
 """Timeout for a tracker at the start of a run."""
-CLOSE_LIMIT_S = 60.0
+CLOSE_TIMEOUT_S = 60.0
 """Timeout for a tracker at the end of a run."""
 
 _MAX_REASON_LENGTH = 300
@@ -59,9 +59,9 @@ class GuardedSink:
         name: str,
         make: Callable[[], Sink],
         *,
-        max_waiting: int = MAX_WAITING,
-        open_limit_s: float = OPEN_LIMIT_S,
-        close_limit_s: float = CLOSE_LIMIT_S,
+        max_waiting: int = MAX_QUEUED_CALLS,
+        open_limit_s: float = OPEN_TIMEOUT_S,
+        close_limit_s: float = CLOSE_TIMEOUT_S,
     ) -> None:
         self.name = name
         self.num_failures = 0
@@ -138,11 +138,11 @@ class GuardedSink:
             except BaseException as error:  # some clients call `sys.exit`
                 self._record_failure(_format_one_line(error), error)
 
-    def _record_failure(self, why: str, error: BaseException | None = None) -> None:
+    def _record_failure(self, reason: str, error: BaseException | None = None) -> None:
         with self._counting:
             self.num_failures += 1
             level = logging.WARNING if self.num_failures == 1 else logging.INFO
-        logger.log(level, "tracking.%s failed, and training continues: %s", self.name, why, exc_info=error)
+        logger.log(level, "tracking.%s failed, and training continues: %s", self.name, reason, exc_info=error)
 
 
 def has_detached_threads() -> bool:

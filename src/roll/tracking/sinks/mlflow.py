@@ -24,24 +24,24 @@ class MlflowSink:
     always the newest. If a step has two values, the later one counts.
     """
 
-    def __init__(self, opening: SinkArguments) -> None:
+    def __init__(self, arguments: SinkArguments) -> None:
         load_client("mlflow")
         from mlflow import MlflowClient, entities
 
         self._entities: Any = entities
         self._client: Any = MlflowClient()
-        experiment = self._client.get_experiment_by_name(opening.project)
-        place = experiment.experiment_id if experiment else self._client.create_experiment(opening.project)
-        name = get_run_id(opening.run)
+        experiment = self._client.get_experiment_by_name(arguments.project)
+        place = experiment.experiment_id if experiment else self._client.create_experiment(arguments.project)
+        name = get_run_id(arguments.run)
         found = self._client.search_runs([place], f"tags.`roll.run` = '{name}'", max_results=1)
         if found:
             self._id: str = found[0].info.run_id
             self._client.set_terminated(self._id, "RUNNING")
         else:
             tags = {"roll.run": name, "roll.version": __version__}
-            self._id = self._client.create_run(place, run_name=opening.run.name, tags=tags).info.run_id
-            self._log_parameters(flatten(opening.settings))
-        self._client.log_dict(self._id, dict(opening.settings), "config.yaml")
+            self._id = self._client.create_run(place, run_name=arguments.run.name, tags=tags).info.run_id
+            self._log_parameters(flatten(arguments.settings))
+        self._client.log_dict(self._id, dict(arguments.settings), "config.yaml")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         now_ms = int(time.time() * 1000)

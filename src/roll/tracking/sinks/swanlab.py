@@ -13,16 +13,16 @@ __all__ = ["SwanLabSink"]
 class SwanLabSink:
     """One experiment of a project; a resumed run continues it."""
 
-    def __init__(self, opening: SinkArguments) -> None:
+    def __init__(self, arguments: SinkArguments) -> None:
         self._client = load_client("swanlab")
         quiet = self._client.Settings(interactive=False, terminal={"proxy_type": "none"})  # never prompt for an API key
         self._run = self._client.init(
-            project=opening.project,
-            name=opening.run.name,
-            log_dir=str(opening.run.path / "swanlog"),
-            id=get_run_id(opening.run),
+            project=arguments.project,
+            name=arguments.run.name,
+            log_dir=str(arguments.run.path / "swanlog"),
+            id=get_run_id(arguments.run),
             resume="allow",
-            config=dict(opening.settings),
+            config=dict(arguments.settings),
             settings=quiet,
         )
         self._kept = PathWatcher(Path(self._run.dir))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from roll.tracking.escape import shorten
 from roll.tracking.sinks.base import RolloutTable
-from roll.tracking.visible import shorten
 from roll.types import describe_content
 
 if TYPE_CHECKING:

@@ -23,14 +23,14 @@ __all__ = ["TensorBoardSink", "truncate_events"]
 class TensorBoardSink:
     """Writes scalars (as float32) and text to the run's `tensorboard/`."""
 
-    def __init__(self, opening: SinkArguments) -> None:
+    def __init__(self, arguments: SinkArguments) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         from roll.config.document import dump
 
-        first_step = opening.resumed_at + 1
+        first_step = arguments.resumed_at + 1
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        path = opening.run.tensorboard_dir / name
+        path = arguments.run.tensorboard_dir / name
         self._writer = RecordWriter(path.open("ab"))
         self._kept = PathWatcher(path)
         self._protos = _load_protos()
@@ -38,7 +38,7 @@ class TensorBoardSink:
         if first_step > 0:  # tells a running TensorBoard to drop the events from that step on
             log = self._protos.SessionLog
             self._write(step=first_step, session_log=log(status=log.START))
-        self._add_text(max(0, opening.resumed_at), "configuration", _indent(dump(opening.settings)))
+        self._add_text(max(0, arguments.resumed_at), "configuration", _indent(dump(arguments.settings)))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write one event with all values."""

@@ -13,18 +13,18 @@ __all__ = ["TrackioSink"]
 class TrackioSink:
     """One run of a project. Trackio identifies runs only by name, so the name ends with a part of the run's id."""
 
-    def __init__(self, opening: SinkArguments) -> None:
+    def __init__(self, arguments: SinkArguments) -> None:
         self._client = load_client("trackio")
         self._run = self._client.init(
-            project=opening.project,
-            name=f"{opening.run.name}-{get_run_id(opening.run)[:6]}",
-            config=dict(opening.settings),
+            project=arguments.project,
+            name=f"{arguments.run.name}-{get_run_id(arguments.run)[:6]}",
+            config=dict(arguments.settings),
             resume="allow",
             embed=False,
             auto_log_gpu=False,  # GPU metrics would be logged at separate steps
             auto_log_cpu=False,
         )
-        self._kept = PathWatcher(self._client.sqlite_storage.SQLiteStorage.get_project_db_path(opening.project))
+        self._kept = PathWatcher(self._client.sqlite_storage.SQLiteStorage.get_project_db_path(arguments.project))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._kept.check()

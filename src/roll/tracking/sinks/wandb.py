@@ -18,7 +18,7 @@ class WandbSink:
     metric, against which all others are plotted. If a step has two values, the later one counts.
     """
 
-    def __init__(self, opening: SinkArguments) -> None:
+    def __init__(self, arguments: SinkArguments) -> None:
         self._client = load_client("wandb")
         if self._client.setup().settings.mode == "online" and not self._client.login(prompt=False):
             raise ConfigError(  # otherwise W&B would prompt for a key in the middle of the display
@@ -26,12 +26,12 @@ class WandbSink:
                 "files with WANDB_MODE=offline, or disable the tracker: `tracking.wandb=null`."
             )
         self._run = self._client.init(
-            project=opening.project,
-            name=opening.run.name,
-            dir=str(opening.run.path),
-            id=get_run_id(opening.run),
+            project=arguments.project,
+            name=arguments.run.name,
+            dir=str(arguments.run.path),
+            id=get_run_id(arguments.run),
             resume="allow",
-            config=dict(opening.settings),
+            config=dict(arguments.settings),
             settings=self._client.Settings(console="off"),  # ROLL's logs hold the output
         )
         self._kept = PathWatcher(Path(self._run.settings.sync_dir))

@@ -86,7 +86,7 @@ def _check_roles(report: Report, config: GeneratingConfig) -> None:
 
     report.engine_kind = resolve_engine_kind(config.inference.engine)
     check_engines(config)
-    report.hands_over = should_offload_colocated(config, accelerated=report.machine.has_accelerators)
+    report.is_colocated = should_offload_colocated(config, accelerated=report.machine.has_accelerators)
 
 
 def _check_model(report: Report, config: GeneratingConfig) -> None:

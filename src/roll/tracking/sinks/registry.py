@@ -56,8 +56,8 @@ def open_sinks(
     sinks: list[GuardedSink] = []
     try:
         for name, project in _list_enabled_trackers(config).items():
-            opening = SinkArguments(run=run, project=project, settings=settings, resumed_at=resumed_at)
-            sinks.append(GuardedSink(name, partial(_open, name, opening)))
+            arguments = SinkArguments(run=run, project=project, settings=settings, resumed_at=resumed_at)
+            sinks.append(GuardedSink(name, partial(_open, name, arguments)))
     except BaseException:
         for sink in sinks:
             sink.close()
@@ -65,8 +65,8 @@ def open_sinks(
     return sinks
 
 
-def _open(name: str, opening: SinkArguments) -> Sink:
-    return SINKS.get(name)(opening)
+def _open(name: str, arguments: SinkArguments) -> Sink:
+    return SINKS.get(name)(arguments)
 
 
 def _list_enabled_trackers(config: TrackingConfig) -> dict[str, str]:
