@@ -42,16 +42,16 @@ _NAMES = {
     "types": ("Chunk Command ExecutionResult Limit Limits Mount Outcome Program PythonCode SandboxSpec Snapshot"),
     "version": "__version__",
 }
-"""The public names of each module."""
-_HOMES = {name: f"roll_sandbox.{module}" for module, names in _NAMES.items() for name in names.split()}
-__all__ = sorted(_HOMES)
+"""Public names by module."""
+_MODULE_BY_NAME = {name: f"roll_sandbox.{module}" for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_MODULE_BY_NAME)
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(_MODULE_BY_NAME[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOMES})
+    return sorted({*globals(), *_MODULE_BY_NAME})

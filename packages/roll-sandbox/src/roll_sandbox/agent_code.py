@@ -54,7 +54,7 @@ def run():
     from roll_sandbox.agent import programs, serve
     try:
         serve.main()
-    except programs.RunAtTop as next_step:
+    except programs.UnwindAndRun as next_step:
         return next_step.function, next_step.arguments
 step = run()
 while True:

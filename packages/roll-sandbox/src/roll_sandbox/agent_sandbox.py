@@ -50,7 +50,7 @@ class Sandbox:
 
     agent_grace_s: float | None = AGENT_GRACE_S
     """Seconds after a program's time limit at which this host ends the sandbox if the agent has not reported the
-    program's end; `None`: this host never does.
+    program's end; `None` if this host never ends it.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ __all__ = ["BubblewrapRuntime"]
 
 _log = logging.getLogger(__name__)
 
-_NAMESPACES = [
+_NAMESPACE_ARGUMENTS = [
     "--unshare-user",
     "--unshare-pid",
     "--unshare-net",
@@ -58,17 +58,17 @@ _NAMESPACES = [
     "--cap-add",
     "CAP_NET_ADMIN",
 ]
-_USER = ["--uid", "1000", "--gid", "1000"]
+_USER_ARGUMENTS = ["--uid", "1000", "--gid", "1000"]
 # setns(2) into the first mount namespace needs CAP_SYS_CHROOT; overlayfs creates files with the capabilities of the
 # process that mounted it, and must override the modes of the image's directories.
-_FOR_IMAGES = ["--cap-add", "CAP_SYS_CHROOT", "--cap-add", "CAP_DAC_OVERRIDE"]
-_AGENT = ["-SsPB", "-c", AGENT_READER]
-_PYTHON = [str(find_interpreter()), *_AGENT]
-_CLOSED = "the bubblewrap runtime was not started, or is closed"
-_NO_ZYGOTE = "sandboxes cannot be forked from a zygote, so bwrap starts every sandbox, which takes longer: %s"
+_IMAGE_CAPABILITIES = ["--cap-add", "CAP_SYS_CHROOT", "--cap-add", "CAP_DAC_OVERRIDE"]
+_AGENT_ARGUMENTS = ["-SsPB", "-c", AGENT_READER]
+_PYTHON = [str(find_interpreter()), *_AGENT_ARGUMENTS]
+_CLOSED_MESSAGE = "the bubblewrap runtime was not started, or is closed"
+_NO_ZYGOTE_WARNING = "sandboxes cannot be forked from a zygote, so bwrap starts every sandbox, which takes longer: %s"
 _CLOSE_DELAY_S = 1.0
 """Seconds to wait for the last output of a sandbox that has ended."""
-INSTALL = "Install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
+INSTALL_HINT = "Install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
 
 
 class BubblewrapRuntime:
@@ -110,7 +110,7 @@ class BubblewrapRuntime:
         self._bwrap = shutil.which("bwrap") or ""
         if not self._bwrap:
             raise SandboxUnavailableError(
-                f"the bubblewrap runtime needs the program 'bwrap', which is not in PATH. {INSTALL}"
+                f"the bubblewrap runtime needs the program 'bwrap', which is not in PATH. {INSTALL_HINT}"
             )
         if os.uname().machine not in SUPPORTED:
             raise SandboxUnavailableError(
@@ -166,7 +166,7 @@ class BubblewrapRuntime:
                     if spawner.is_lost:
                         raise
                     if last:
-                        _log.warning(_NO_ZYGOTE, error)
+                        _log.warning(_NO_ZYGOTE_WARNING, error)
                         self._zygote = False
         finally:
             os.close(code)
@@ -180,7 +180,7 @@ class BubblewrapRuntime:
         except SandboxError as error:
             if not self._zygote:
                 raise
-            _log.warning(_NO_ZYGOTE, error)
+            _log.warning(_NO_ZYGOTE_WARNING, error)
             self._zygote = False
             await self._run_test_sandbox()
 
@@ -199,7 +199,7 @@ class BubblewrapRuntime:
     async def _launch(self, spec: SandboxSpec, image: Image | None) -> Sandbox:
         spawner = self._spawner
         if spawner is None:
-            raise SandboxError(_CLOSED)
+            raise SandboxError(_CLOSED_MESSAGE)
         if spawner.is_lost:
             spawner = await self._restart_spawner(spawner)
         merged = self._supports_overlays is False
@@ -266,9 +266,11 @@ class BubblewrapRuntime:
         tree = root.tree if self._zygote and root.tree and image is None else None
         arguments: list[str] = []
         if tree is None:
-            user = ["--uid", str(image.uid), "--gid", str(image.gid), *_FOR_IMAGES] if image else _USER
-            python = [*find_python_command(), *_AGENT] if image else _PYTHON
-            arguments = [self._bwrap, *_NAMESPACES, *user, *root.arguments, "--", *python]
+            user = (
+                ["--uid", str(image.uid), "--gid", str(image.gid), *_IMAGE_CAPABILITIES] if image else _USER_ARGUMENTS
+            )
+            python = [*find_python_command(), *_AGENT_ARGUMENTS] if image else _PYTHON
+            arguments = [self._bwrap, *_NAMESPACE_ARGUMENTS, *user, *root.arguments, "--", *python]
         limits = {"max_processes": spec.limits.max_processes, "memory_bytes": spec.limits.memory_bytes}
         return await spawner.spawn(tree, arguments, root.layers, limits, self._get_stderr_fd(), self._code_fd)
 
@@ -299,7 +301,7 @@ class BubblewrapRuntime:
                 else:  # the runtime was closed meanwhile
                     await spawner.close()
         if self._spawner is None:
-            raise SandboxError(_CLOSED)
+            raise SandboxError(_CLOSED_MESSAGE)
         return self._spawner
 
     def _get_stderr_fd(self) -> int:
@@ -309,7 +311,7 @@ class BubblewrapRuntime:
             SandboxError: the runtime was closed.
         """
         if self._stderr_file is None:
-            raise SandboxError(_CLOSED)
+            raise SandboxError(_CLOSED_MESSAGE)
         return self._stderr_file.fileno()
 
     def _describe_loss(self) -> str:

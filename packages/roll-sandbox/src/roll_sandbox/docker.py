@@ -92,7 +92,7 @@ class DockerRuntime:
         since = int(time.time())
         starting = asyncio.ensure_future(asyncio.to_thread(self._start_container, self._client, spec))
         try:
-            container, line = await asyncio.shield(starting)
+            container, agent_socket = await asyncio.shield(starting)
         except asyncio.CancelledError:
             starting.add_done_callback(_close_abandoned_connection)
             raise
@@ -125,7 +125,7 @@ class DockerRuntime:
             watch_memory=True,
         )
         connection = _DockerConnection(lambda: "the container ended unexpectedly")
-        await loop.create_connection(lambda: connection, sock=line)
+        await loop.create_connection(lambda: connection, sock=agent_socket)
         sandbox = Sandbox(
             spec, settings, connection, destroy=destroy, ended=ended, counters=Counters(), on_agent_lost=on_agent_lost
         )
@@ -146,8 +146,8 @@ class DockerRuntime:
                 labels={LABEL: self._label},
             )
             # Attach before the start, so that no output of the agent is missed.
-            line = container.attach_socket(params={"stdin": 1, "stdout": 1, "stderr": 0, "stream": 1})
-            connection = _detach_socket(line)
+            attached = container.attach_socket(params={"stdin": 1, "stdout": 1, "stderr": 0, "stream": 1})
+            connection = _detach_socket(attached)
             container.start()
         except BaseException as error:
             if container is not None:
@@ -210,22 +210,22 @@ def _make_container_settings(spec: SandboxSpec) -> dict[str, Any]:
     }
 
 
-def _detach_socket(line: Any) -> socket.socket:
-    """Return a plain socket for `line`, the Docker SDK's connection to an agent, and close `line`.
+def _detach_socket(attached: Any) -> socket.socket:
+    """Return a plain socket for `attached`, the Docker SDK's connection to an agent, and close `attached`.
 
     Raises:
         SandboxUnavailableError: the connection uses TLS or SSH.
     """
-    raw: Any = getattr(line, "_sock", line)
+    raw: Any = getattr(attached, "_sock", attached)
     if not isinstance(raw, socket.socket) or isinstance(raw, ssl.SSLSocket):
-        line.close()
+        attached.close()
         raise SandboxUnavailableError(
             "the docker runtime needs a plain socket to the engine, but the engine's address uses TLS or SSH: "
             "forward it to a local socket (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and set "
             "DOCKER_HOST=unix:///tmp/docker.sock."
         )
     duplicate = raw.dup()
-    line.close()
+    attached.close()
     return duplicate
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 __all__ = ["LOAD", "READ", "SAVE", "WRITE"]
 
-_FRAME = """
+_TEMPLATE = """
 import errno, os, stat, sys
 def work():
 {body}
@@ -21,7 +21,7 @@ os._exit(0)
 
 
 def _make_program(body: str) -> str:
-    return _FRAME.format(body="\n".join("    " + line for line in body.strip().splitlines()))
+    return _TEMPLATE.format(body="\n".join("    " + line for line in body.strip().splitlines()))
 
 
 READ = _make_program("""

@@ -25,19 +25,22 @@ __all__ = [
 ]
 
 QUANTILE = 0.99
+"""Quantile of the Poisson distribution up to which requests find an idle sandbox."""
 RATE_HALF_LIFE_S = 10.0
+"""Half-life of the average `rate_per_s`."""
 BURST_HALF_LIFE_S = 60.0
 """Half-life with which `burst` falls to the size of recent shortages. Only the time of windows with arrivals counts."""
 FADE_HALF_LIFE_S = 20.0
 """Half-life of `burst` once a gap between arrivals is longer than usual."""
 HOLD_S = 60.0
 MAX_HOLD_S = 1800.0
+"""Minimum and maximum time without requests for which `burst` is kept (`compute_burst_timeout_s`)."""
 IDLE_BYTES = 2_300_000
 """Memory that an idle sandbox adds to the memory in use, as measured (`make bench NAME=sandbox-service`)."""
 MEMORY_SHARE = 0.25
 """Maximum share of the free memory that idle sandboxes may use."""
-STARTED_WITHIN_S = 10.0
-"""Time within which the cores must be able to start all idle sandboxes, which bounds their number."""
+MAX_START_TIME_S = 10.0
+"""Maximum seconds that the cores may need to start all idle sandboxes, which bounds their number."""
 _K = TypeVar("_K")
 
 
@@ -95,28 +98,30 @@ def update_shortage(shortage: float, elapsed_s: float, per_s: float) -> float:
     return max(0.0, shortage - elapsed_s * per_s) + 1
 
 
-def compute_poisson_quantile(mean: float, probability: float, most: int) -> int:
-    """Return the smallest k, at most `most`, with P(X <= k) >= `probability` for a Poisson variable X of this mean."""
+def compute_poisson_quantile(mean: float, probability: float, maximum: int) -> int:
+    """Return the smallest k, at most `maximum`, with P(X <= k) >= `probability` for a Poisson variable X."""
     below, k = math.exp(-mean), 0
-    while below < probability and k < most:
+    while below < probability and k < maximum:
         k += 1
         # Computed with logarithms, since powers and factorials of large numbers overflow.
         below += math.exp(k * math.log(mean) - mean - math.lgamma(k + 1))
     return k
 
 
-def compute_target(demand: Demand, lead_s: float, most: int) -> int:
+def compute_target(demand: Demand, lead_s: float, maximum: int) -> int:
     """Return how many idle sandboxes of a kind to keep.
 
     Args:
         demand: recent arrivals of the kind.
         lead_s: seconds from the decision to start another idle sandbox until it is ready.
-        most: upper bound of the result.
+        maximum: upper bound of the result.
     """
-    return max(compute_poisson_quantile(demand.rate_per_s * lead_s, QUANTILE, most), min(most, round(demand.burst)))
+    return max(
+        compute_poisson_quantile(demand.rate_per_s * lead_s, QUANTILE, maximum), min(maximum, round(demand.burst))
+    )
 
 
-def compute_max_idle(*, free_bytes: int | None, idle: int, cores: int, start_s: float, most: int) -> int:
+def compute_max_idle(*, free_bytes: int | None, idle: int, cores: int, start_s: float, maximum: int) -> int:
     """Return how many idle sandboxes of all kinds together may be kept.
 
     Args:
@@ -124,22 +129,23 @@ def compute_max_idle(*, free_bytes: int | None, idle: int, cores: int, start_s: 
         idle: number of sandboxes that are idle now.
         cores: number of cores of this machine.
         start_s: seconds to start one sandbox on one core.
-        most: upper bound of the result.
+        maximum: upper bound of the result.
     """
     if free_bytes is not None:
-        most = min(most, int(MEMORY_SHARE * (free_bytes / IDLE_BYTES + idle)))
-    return min(most, int(cores * STARTED_WITHIN_S / start_s))
+        maximum = min(maximum, int(MEMORY_SHARE * (free_bytes / IDLE_BYTES + idle)))
+    return min(maximum, int(cores * MAX_START_TIME_S / start_s))
 
 
-def scale_to_total(wanted: Mapping[_K, int], most: int) -> dict[_K, int]:
-    """Return the numbers, scaled down in proportion if their total exceeds `most`. They are rounded down, and what is
-    then missing in the total is added to the numbers with the largest remainders.
+def scale_to_total(targets: Mapping[_K, int], maximum: int) -> dict[_K, int]:
+    """Return the targets, scaled down in proportion if their total exceeds `maximum`.
+
+    Scaled targets are rounded down, and the rest of the total is added to those with the largest remainders.
     """
-    total = sum(wanted.values())
-    if total <= most:
-        return dict(wanted)
-    scaled = {kind: number * most // total for kind, number in wanted.items()}
-    by_remainder = sorted(wanted, key=lambda kind: -(wanted[kind] * most % total))
-    for kind in by_remainder[: most - sum(scaled.values())]:
+    total = sum(targets.values())
+    if total <= maximum:
+        return dict(targets)
+    scaled = {kind: number * maximum // total for kind, number in targets.items()}
+    by_remainder = sorted(targets, key=lambda kind: -(targets[kind] * maximum % total))
+    for kind in by_remainder[: maximum - sum(scaled.values())]:
         scaled[kind] += 1
     return scaled

@@ -7,7 +7,7 @@
 Invariants:
     - at most `max_sandboxes` are in use at once; further calls wait;
     - no program sees data of another program;
-    - a sandbox that broke, ran out of memory or ran `RUNS_PER_SANDBOX` programs is not used again;
+    - a sandbox that broke, ran out of memory or ran `MAX_RUNS_PER_SANDBOX` programs is not used again;
     - `close` leaves no process, mount, control group or file.
 """
 
@@ -25,19 +25,19 @@ from roll_sandbox.agent_sandbox import Job, Sandbox
 from roll_sandbox.errors import RollSandboxError, SandboxError
 from roll_sandbox.forecast import compute_max_idle, compute_target, scale_to_total
 from roll_sandbox.machine import count_cores, read_free_memory_bytes
-from roll_sandbox.pools import REFILL_AFTER_S, Pool, PoolReport, make_pool_key
+from roll_sandbox.pools import REFILL_DELAY_S, Pool, PoolReport, make_pool_key
 from roll_sandbox.runtime import Runtime
 from roll_sandbox.runtimes import make_runtime
 from roll_sandbox.types import ExecutionResult, Outcome, Program, SandboxSpec, Snapshot
 
-__all__ = ["RUNS_PER_SANDBOX", "SandboxManager"]
+__all__ = ["MAX_RUNS_PER_SANDBOX", "SandboxManager"]
 
-RUNS_PER_SANDBOX = 1000
+MAX_RUNS_PER_SANDBOX = 1000
 LAUNCH_ATTEMPTS = 2
 WINDOW_S = 1.0
 """Seconds between two resizes of the pools."""
 MAX_POOLS = 256
-"""If there are more pools than this, empty ones are dropped."""
+"""Maximum number of pools; beyond it, empty pools are dropped."""
 
 
 class SandboxManager:
@@ -133,7 +133,7 @@ class SandboxManager:
                         job.kill()
                 result = await job.wait()
                 self._counts["programs"] += 1
-                keep = reusable and result.outcome is not Outcome.MEMORY and runs + 1 < RUNS_PER_SANDBOX
+                keep = reusable and result.outcome is not Outcome.MEMORY and runs + 1 < MAX_RUNS_PER_SANDBOX
             except SandboxError:
                 self._counts["broken"] += 1
                 raise
@@ -221,7 +221,7 @@ class SandboxManager:
 
     async def _refill_after_delay(self, pool: Pool) -> None:
         try:
-            await asyncio.sleep(REFILL_AFTER_S)
+            await asyncio.sleep(REFILL_DELAY_S)
             async with self._refilling:
                 if len(pool.idle) < pool.target:
                     await self._start_idle_sandbox(pool)
@@ -273,16 +273,16 @@ class SandboxManager:
         pools = self._pools
         for pool in pools.values():
             pool.end_window(window_s)
-        most = compute_max_idle(
+        max_idle = compute_max_idle(
             free_bytes=read_free_memory_bytes(),
             idle=sum(len(pool.idle) for pool in pools.values()),
             cores=self._cores,
             start_s=max((pool.start_s for pool in pools.values()), default=1.0),
-            most=self._max_idle,
+            maximum=self._max_idle,
         )
-        wanted = {key: compute_target(pool.demand, pool.lead_s, most) for key, pool in pools.items()}
+        targets = {key: compute_target(pool.demand, pool.lead_s, max_idle) for key, pool in pools.items()}
         gone: list[Sandbox] = []
-        for key, number in scale_to_total(wanted, most).items():
+        for key, number in scale_to_total(targets, max_idle).items():
             pools[key].target = number
             gone += pools[key].remove_surplus()
             self._schedule_refill(pools[key])

@@ -12,12 +12,10 @@ from roll_sandbox.forecast import Demand, update_shortage
 from roll_sandbox.sanitize import escape_control_chars
 from roll_sandbox.types import SandboxSpec
 
-__all__ = ["REFILL_AFTER_S", "Pool", "PoolReport", "make_pool_key"]
+__all__ = ["REFILL_DELAY_S", "Pool", "PoolReport", "make_pool_key"]
 
-REFILL_AFTER_S = 0.01
-"""Seconds to wait before a refill, so that starting a sandbox does not compete for cores with the program that was just
-started.
-"""
+REFILL_DELAY_S = 0.01
+"""Seconds to wait before a refill, so that a start does not compete with the program that has just started."""
 _FIRST_START_S = 0.05
 """Assumed seconds of a start until one was measured."""
 
@@ -71,7 +69,7 @@ class Pool:
     @property
     def lead_s(self) -> float:
         """Seconds from a request until another idle sandbox is ready."""
-        return REFILL_AFTER_S + self.start_s
+        return REFILL_DELAY_S + self.start_s
 
     def _record_request(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -9,7 +9,15 @@ from roll_sandbox.types import ExecutionResult, Limit, Outcome
 
 __all__ = ["is_valid_end_report", "parse_result"]
 
-_SEVERITY = (Limit.MEMORY, Limit.CPU_TIME, Limit.WALL_TIME, Limit.OUTPUT, Limit.FILE_SIZE, Limit.DISK, Limit.PROCESSES)
+_LIMITS_BY_SEVERITY = (
+    Limit.MEMORY,
+    Limit.CPU_TIME,
+    Limit.WALL_TIME,
+    Limit.OUTPUT,
+    Limit.FILE_SIZE,
+    Limit.DISK,
+    Limit.PROCESSES,
+)
 _NAMES = [limit.value for limit in Limit]
 
 
@@ -49,7 +57,7 @@ def parse_result(
     ended_by_limit = bool(end.get("limits")) or not end or (code != 0 and bool(limits))
     outcome = Outcome.SIGNALLED if end.get("signal") else Outcome.EXITED
     if ended_by_limit:
-        outcome = next((Outcome(limit.value) for limit in _SEVERITY if limit in limits), outcome)
+        outcome = next((Outcome(limit.value) for limit in _LIMITS_BY_SEVERITY if limit in limits), outcome)
     # The agent reports a full disk and refused processes also for programs that went on.
     if outcome in (Outcome.DISK, Outcome.PROCESSES) and code == 0:
         outcome = Outcome.EXITED

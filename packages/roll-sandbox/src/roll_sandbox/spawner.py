@@ -18,9 +18,9 @@ from roll_sandbox.system_plan import Plan
 
 __all__ = ["SandboxProcess", "SpawnerClient"]
 
-START_S = 60.0
+START_TIMEOUT_S = 60.0
 """Timeout for the start of a spawner, which takes 0.1 s on an idle machine."""
-END_S = 10.0
+END_TIMEOUT_S = 10.0
 _MESSAGE_BYTES = 1 << 17
 _NOT_RUNNING = "the spawner is not running"
 _START_FAILED = "the spawner does not start"
@@ -88,11 +88,11 @@ class SpawnerClient:
             ours.close()
             raise SandboxUnavailableError(f"{_START_FAILED}: {error}") from error
         try:
-            await asyncio.wait_for(client._ready, START_S)
+            await asyncio.wait_for(client._ready, START_TIMEOUT_S)
         except BaseException as error:
             await client.close()
             if isinstance(error, TimeoutError):
-                reason = f"it did not answer within {START_S:g} s; the machine may be overloaded"
+                reason = f"it did not answer within {START_TIMEOUT_S:g} s; the machine may be overloaded"
             elif isinstance(error, SandboxError):
                 reason = f"it exited {_describe_exit(client._process.returncode)}; see its messages on standard error"
             else:
@@ -240,7 +240,7 @@ class SpawnerClient:
             self._loop.remove_reader(self._control.fileno())
         self._control.close()
         try:
-            await asyncio.to_thread(self._process.wait, END_S)
+            await asyncio.to_thread(self._process.wait, END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)

@@ -8,11 +8,11 @@ rules for fifteen calls that are allowed only with some arguments, and for three
 
 from __future__ import annotations
 
-__all__ = ["CHECKED", "get_call_number", "list_allowed_calls"]
+__all__ = ["CHECKED_CALLS", "get_call_number", "list_allowed_calls"]
 
 _ARCHITECTURES = ("x86_64", "aarch64")
 
-CHECKED = {
+CHECKED_CALLS = {
     "clone": (56, 220),
     "clone3": (435, 435),
     "socket": (41, 198),
@@ -104,5 +104,5 @@ def list_allowed_calls(architecture: str) -> list[int]:
 
 
 def get_call_number(name: str, architecture: str) -> int:
-    """Return the number that the system call `name`, one of `CHECKED`, has on an architecture."""
-    return CHECKED[name][_ARCHITECTURES.index(architecture)]
+    """Return the number that the system call `name`, one of `CHECKED_CALLS`, has on an architecture."""
+    return CHECKED_CALLS[name][_ARCHITECTURES.index(architecture)]

@@ -75,21 +75,21 @@ def make_system_plan(mounts: tuple[Mount, ...]) -> Plan:
     return tuple(steps)
 
 
-def plan_host(below: str, *, python: str) -> list[tuple[Any, ...]]:
+def plan_host(root: str, *, python: str) -> list[tuple[Any, ...]]:
     """Return the steps that bind this machine's programs and libraries below a directory.
 
     Args:
-        below: the directory; empty for the root directory.
+        root: the directory; empty for the root directory.
         python: target for the interpreter's prefix, if the prefix is not below /usr.
     """
-    steps: list[tuple[Any, ...]] = [("bind", "/usr", f"{below}/usr")]
+    steps: list[tuple[Any, ...]] = [("bind", "/usr", f"{root}/usr")]
     for name in _TOP_LEVEL:
         path = f"/{name}"
         if os.path.islink(path):
-            steps.append(("link", os.readlink(path), below + path))
+            steps.append(("link", os.readlink(path), root + path))
         elif os.path.isdir(path):
-            steps.append(("bind", path, below + path))
-    steps += [("copy", f"/etc/{name}", f"{below}/etc/{name}") for name in _ETC if os.path.exists(f"/etc/{name}")]
+            steps.append(("bind", path, root + path))
+    steps += [("copy", f"/etc/{name}", f"{root}/etc/{name}") for name in _ETC if os.path.exists(f"/etc/{name}")]
     prefix = Path(sys.base_prefix).resolve()
     if not prefix.is_relative_to("/usr"):
         steps.append(("bind", str(prefix), python))
@@ -121,7 +121,7 @@ def resolve_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
             )
         if not mount.target.startswith("/") or mount.target == "/" or not plain:
             raise SandboxUnavailableError(
-                f"sandbox mount of '{mount.source}' at '{mount.target}': the target must be an absolute path below '/' "
+                f"sandbox mount of '{mount.source}' at '{mount.target}': the target must be an absolute path root '/' "
                 "without '..'."
             )
     return tuple(Mount(source=os.path.realpath(mount.source), target=mount.target) for mount in mounts)

@@ -123,6 +123,8 @@ class SandboxSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
+    """Settings that all kinds of programs have."""
+
     stdin: bytes = b""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Content by path, written before the program starts; relative paths are below home."""

@@ -22,7 +22,7 @@ from sandbox.test_workers import ANN, Wire, greeting, opened, running, until
 from roll_sandbox.remote.connection import ServiceConnection
 from roll_sandbox.service.dispatcher import ClientConnection
 from roll_sandbox.service.service import Service
-from roll_sandbox.service.workers import LOCAL
+from roll_sandbox.service.workers import LOCAL_NAME
 from roll_sandbox.wire import Message, spec_to_json
 from roll_sandbox.worker import Worker
 from roll_sandbox.worker import executions as worker_executions
@@ -119,7 +119,7 @@ async def test_sandbox_service_router_sandboxes_of_the_servers_own_machine_are_l
 ) -> None:
     server: Service = await service()
     written: list[Any] = []
-    for name, worker in (("sandbox-1", LOCAL), ("sandbox-2", "worker-a")):
+    for name, worker in (("sandbox-1", LOCAL_NAME), ("sandbox-2", "worker-a")):
         server.dispatcher.records.record_sandbox("ann", name, worker, SPEC, time.time() + 600, written.append)
         server.dispatcher.records.record_running("ann", name)
     server.dispatcher.records.record_program("ann", "sandbox-2", "program-1", written.append)

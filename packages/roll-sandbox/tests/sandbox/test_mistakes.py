@@ -198,7 +198,7 @@ def test_sandbox_user_error_sizes_have_units_and_a_number_alone_counts_as_before
     assert ByteSize().convert("1GiB", None, None) == 2**30 and ByteSize().convert("7", None, None) == 7
     assert ByteSize(unit=2**20).convert("512", None, None) == 2**29
     with pytest.raises(click.BadParameter, match="size of at least 16MiB such as 8GiB"):
-        ByteSize(unit=2**20, least=2**24).convert("1", None, None)
+        ByteSize(unit=2**20, min_size=2**24).convert("1", None, None)
     with pytest.raises(click.BadParameter, match="must be a size such as 8GiB"):
         ByteSize().convert("64GB", None, None)
 

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NAME, NOBODYS = "the-world-of-ann", "the-world-of-0mm"
 SESSION, PROGRAM = "5e551011", "the-program"
-ROCK = "/apis/envs/sandbox/v1/"
+ROCK_PREFIX = "/apis/envs/sandbox/v1/"
 BODIES: dict[str, dict[str, Any]] = {
     "run": {"argv": ["true"]},
     "sessions": {},
@@ -44,7 +44,7 @@ WITHOUT_BODY = {"GET", "DELETE"}
 RAW = {"file", "archive", "restore", "snapshot"}
 NO_NAME = {
     *("/health/ready", "/metrics", "/v1/sandboxes", "/v1/workers"),
-    *(ROCK + each for each in ("start", "start_async", "sandboxes", "get_token", "commit", "restart")),
+    *(ROCK_PREFIX + each for each in ("start", "start_async", "sandboxes", "get_token", "commit", "restart")),
 }
 
 
@@ -74,7 +74,7 @@ async def asked(caller: Caller, method: str, path: str, name: str) -> tuple[int,
     if last in ("{name}", "{session}", "{program}", "directory", "is_alive", "get_status"):
         assert method in WITHOUT_BODY
     settings: dict[str, Any] = {"params": {"path": "kept"} if last in ("file", "directory", "archive") else {}}
-    if path.startswith(ROCK):
+    if path.startswith(ROCK_PREFIX):
         if method == "GET":
             settings["params"] = {"sandbox_id": name}
         elif kind == "upload":
@@ -106,10 +106,10 @@ async def test_sandbox_owner_every_route_answers_another_owner_as_if_there_were_
     for method, path in of_a_sandbox:
         status, said = await asked(ben, method, path, NAME)
         assert (status, said) == await asked(ben, method, path, NOBODYS), (method, path)
-        assert status == (200 if path.startswith(ROCK) else 404), (method, path, said)
+        assert status == (200 if path.startswith(ROCK_PREFIX) else 404), (method, path, said)
         assert "secret" not in said and "ann" not in said
     assert (await ben.ask("GET", "/v1/sandboxes"))[1] == []
-    _, listed = await ben.ask("GET", ROCK + "sandboxes")
+    _, listed = await ben.ask("GET", ROCK_PREFIX + "sandboxes")
     assert NAME not in json.dumps(listed)
     _, after = await ann.ask("GET", place)
     assert after | {"expires": 0} == before | {"expires": 0} and abs(after["expires"] - before["expires"]) < 1

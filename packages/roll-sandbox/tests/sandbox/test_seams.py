@@ -167,7 +167,7 @@ async def test_sandbox_agent_a_clock_that_is_set_anew_ends_no_lifetime_and_keeps
 async def test_sandbox_agent_housekeeping_goes_on_after_it_has_failed(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll_sandbox.service.housekeeper._EVERY_S", 0.0)
+    monkeypatch.setattr("roll_sandbox.service.housekeeper._INTERVAL_S", 0.0)
     calls: list[None] = []
 
     def flush() -> None:

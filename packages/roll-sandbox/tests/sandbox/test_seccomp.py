@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from roll_sandbox.seccomp import make_seccomp_filter
-from roll_sandbox.syscalls import CHECKED, get_call_number, list_allowed_calls
+from roll_sandbox.syscalls import CHECKED_CALLS, get_call_number, list_allowed_calls
 
 ALLOW, KILL, FAIL = 0x7FFF0000, 0x80000000, 0x00050000
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -37,7 +37,7 @@ def verdict(architecture: str, call: int, *arguments: int, arch: int | None = No
 
 @architectures
 def test_sandbox_seccomp_exactly_the_listed_calls_are_allowed(architecture: str) -> None:
-    checked = {get_call_number(name, architecture) for name in CHECKED}
+    checked = {get_call_number(name, architecture) for name in CHECKED_CALLS}
     permitted = {call for call in range(600) if call not in checked and verdict(architecture, call) == ALLOW}
     assert permitted == set(list_allowed_calls(architecture))
 
@@ -47,7 +47,7 @@ def test_sandbox_seccomp_refused_calls_fail_and_newer_ones_do_not_exist(architec
     refused = (
         set(range(463))
         - set(list_allowed_calls(architecture))
-        - {get_call_number(name, architecture) for name in CHECKED}
+        - {get_call_number(name, architecture) for name in CHECKED_CALLS}
     )
     assert {verdict(architecture, call) for call in refused} == {FAIL | errno.EPERM}
     assert verdict(architecture, 463) == FAIL | errno.ENOSYS

@@ -16,7 +16,7 @@ pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 from fastapi import FastAPI
 from sqlalchemy import update
 
-from roll_sandbox.service.access import ROCK
+from roll_sandbox.service.access import ROCK_PREFIX
 from roll_sandbox.service.app import make_app
 from roll_sandbox.service.service import Service
 from roll_sandbox.service.settings import Settings
@@ -97,7 +97,9 @@ async def app(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[App]:
 async def test_sandbox_service_auth_every_route_refuses(app: App, token: str) -> None:
     routes = app.routes()
     assert len(routes) >= 40
-    assert sum(kind == "WS" for kind, _ in routes) >= 3 and sum(path.startswith(ROCK) for _, path in routes) >= 15
+    assert (
+        sum(kind == "WS" for kind, _ in routes) >= 3 and sum(path.startswith(ROCK_PREFIX) for _, path in routes) >= 15
+    )
     said = {"none": "", "nonsense": "x" * 5000}.get(token) if token in ("none", "nonsense") else app.tokens[token]
     headers = {"Authorization": f"Bearer {said}"} if said else {}
     answers = {

@@ -29,7 +29,7 @@ from roll_sandbox.__main__ import run
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-AWAY_S = 9.0
+AWAY_TIMEOUT_S = 9.0
 ONCE = """
 open('runs', 'a').write('x')
 print('began', flush=True)
@@ -133,7 +133,7 @@ class Machines:
 async def machines(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Machines]:
     if reason := missing("service"):
         pytest.skip(reason)
-    arguments = ("--runtime", "none", "--away", str(AWAY_S))
+    arguments = ("--runtime", "none", "--away", str(AWAY_TIMEOUT_S))
     with served(tmp_path_factory.mktemp("service"), *arguments) as (url, token):
         network = Network(url)
         headers = {"Authorization": f"Bearer {token}"}

@@ -47,7 +47,7 @@ __all__ = ["Found", "weather"]
 
 HANGS_S = 300.0
 SETTLES_S = 300.0
-AWAY_S = 30.0
+AWAY_TIMEOUT_S = 30.0
 STORM_S = 60.0
 ANN = Identity(token="1", owner="ann", scopes=frozenset({"admin"}))
 
@@ -318,7 +318,7 @@ class World:
 
     async def start_service(self) -> None:
         quota = Quota(sandboxes=8, cpu_s=60.0, programs=64)
-        settings = Settings(database=f"sqlite:///{self.database}", runtime=None, quota=quota, away_s=AWAY_S)
+        settings = Settings(database=f"sqlite:///{self.database}", runtime=None, quota=quota, away_s=AWAY_TIMEOUT_S)
         service = Service(settings)
         sqlalchemy.event.listen(service.store.engine, "before_cursor_execute", self._execute)
         sqlalchemy.event.listen(service.store.engine, "commit", self._commit)

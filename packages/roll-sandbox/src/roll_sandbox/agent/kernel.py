@@ -197,15 +197,15 @@ def bring_up_loopback():
     _check_call("ioctl(SIOCSIFFLAGS)", result)
 
 
-def hide_memory(hidden):
+def hide_memory(enabled):
     """Set whether processes of the same UID are denied access to the memory and file descriptors of this process."""
-    _check_call("prctl(PR_SET_DUMPABLE)", _call("prctl", _PR_SET_DUMPABLE, 0 if hidden else 1, 0, 0, 0))
+    _check_call("prctl(PR_SET_DUMPABLE)", _call("prctl", _PR_SET_DUMPABLE, 0 if enabled else 1, 0, 0, 0))
 
 
-def overwrite_freed_memory(wanted):
+def overwrite_freed_memory(enabled):
     """Set whether the C library overwrites freed memory (mallopt M_PERTURB; no effect in other C libraries)."""
     try:
-        _call("mallopt", -6, 0x55 if wanted else 0)
+        _call("mallopt", -6, 0x55 if enabled else 0)
     except (AttributeError, KeyError):
         return
 

@@ -26,20 +26,21 @@ import resource
 
 from roll_sandbox.agent import interpreter, kernel, layers, terminal
 
-FAILED_TO_START = 125
-_REPORT = 4
+START_FAILED_CODE = 125
+"""Exit code of a child that fails before its program starts."""
+_REPORT_FD = 4
 """File descriptor on which the shell of a session reports the exit codes of its commands."""
-LINE = 5
+SPARE_FD = 5
 """File descriptor on which a spare child receives its program."""
-_STATUS = 6
+_STATUS_FD = 6
 """File descriptor on which an init reports the end of its program."""
 _NO_PROCESS = b"processes"
 """Reported by an init that could not fork its program because too many processes run in the sandbox."""
 _MAX_DESCRIPTORS = 1 << 16
 
 
-class RunAtTop(BaseException):
-    """Raised in a forked child to unwind the agent's stack; holds the function to call when that is done."""
+class UnwindAndRun(BaseException):
+    """Unwinds the agent's stack in a forked child, and holds the function to call at the top of the stack."""
 
     def __init__(self, function, *arguments):
         self.function = function
@@ -72,7 +73,7 @@ class StartedProgram:
         report = os.read(self.status, 64)
         os.close(self.status)
         if report == _NO_PROCESS:
-            return FAILED_TO_START << 8, False, True
+            return START_FAILED_CODE << 8, False, True
         if not report:
             return None, False, False
         code, full = report.split()
@@ -95,12 +96,12 @@ def fork(function, request, settings, namespace):
 
     Args:
         function: the function that the child calls.
-        request: the request, of which `fresh`, `result`, `stdin`, `pair` (of a terminal), `report` and `line` are used.
+        request: the request; only `fresh`, `result`, `stdin`, `terminal_fds`, `exit_code_fd` and `spare_fd` are used.
         settings: as for `start`.
         namespace: as for `start`.
     """
     own_namespace = settings.mount_space
-    pair = request.pair
+    pair = request.terminal_fds
     outputs = [pair] if pair else [os.pipe() for _ in range(3 if request.result else 2)]
     status = os.pipe() if own_namespace else ()
     pid = -1
@@ -129,14 +130,14 @@ def fork(function, request, settings, namespace):
 
 
 def _run_or_exit(function, *arguments):
-    """Run `function` in a child, and exit if it returns or fails. Only `RunAtTop` gets back to the agent's loop."""
+    """Run `function` in a child, and exit if it returns or fails; only `UnwindAndRun` propagates to the caller."""
     try:
         function(*arguments)
-    except RunAtTop:
+    except UnwindAndRun:
         raise
     except BaseException as error:
         os.write(2, ("sandbox: the program cannot be started: %s\n" % (error,)).encode())  # noqa: UP031
-    os._exit(FAILED_TO_START)
+    os._exit(START_FAILED_CODE)
 
 
 def _run_child(function, request, settings, outputs, status):
@@ -153,14 +154,14 @@ def _run_child(function, request, settings, outputs, status):
             pid = os.fork()
         except BlockingIOError:
             if not request.fresh:  # a fresh program is alone, so no other program can have used up the processes
-                os.write(_STATUS, _NO_PROCESS)
+                os.write(_STATUS_FD, _NO_PROCESS)
             raise
         if pid:
             _serve_as_init(pid, settings)
-        os.close(_STATUS)
+        os.close(_STATUS_FD)
     # Without a PID namespace, orphans of the program are found by this session.
     os.setsid()
-    if request.pair:
+    if request.terminal_fds:
         terminal.set_controlling_terminal(0)
     _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)  # the filter prevents changing it
     _restrict(settings)
@@ -171,18 +172,18 @@ def _place_descriptors(request, outputs, status):
     """Move the descriptors of a program and its init to their reserved numbers, and close all others."""
     wanted = dict(enumerate((request.stdin, *outputs)))
     for number, descriptor in (
-        (_REPORT, request.report),
-        (LINE, request.line),
-        (_STATUS, status[1] if status else None),
+        (_REPORT_FD, request.exit_code_fd),
+        (SPARE_FD, request.spare_fd),
+        (_STATUS_FD, status[1] if status else None),
     ):
         if descriptor is not None:
             wanted[number] = descriptor
     # First move all above the reserved numbers, so that no dup2 overwrites a descriptor that is still needed.
     high = [(number, _duplicate_above_reserved(descriptor)) for number, descriptor in wanted.items()]
-    os.closerange(0, _STATUS + 1)
+    os.closerange(0, _STATUS_FD + 1)
     for number, descriptor in high:
         os.dup2(descriptor, number)
-    os.closerange(_STATUS + 1, _MAX_DESCRIPTORS)
+    os.closerange(_STATUS_FD + 1, _MAX_DESCRIPTORS)
 
 
 def _make_namespaces(request, settings):
@@ -203,7 +204,7 @@ def _make_namespaces(request, settings):
 
 def _duplicate_above_reserved(descriptor):
     """Duplicate a descriptor to a number above the reserved numbers of a program."""
-    while descriptor <= _STATUS:
+    while descriptor <= _STATUS_FD:
         descriptor = os.dup(descriptor)
     return descriptor
 
@@ -211,12 +212,12 @@ def _duplicate_above_reserved(descriptor):
 def _serve_as_init(program, settings):
     """Reap children until the program (a pid) ends, report its status and whether the disk is full, and exit."""
     # The agent sees the end of an output only when no process has it open.
-    os.closerange(0, _STATUS)
+    os.closerange(0, _STATUS_FD)
     while True:
         pid, code = os.waitpid(-1, 0)
         if pid == program:
             break
-    os.write(_STATUS, b"%d %d" % (code, is_disk_full(settings)))
+    os.write(_STATUS_FD, b"%d %d" % (code, is_disk_full(settings)))
     os._exit(0)
 
 
@@ -236,7 +237,7 @@ def is_disk_full(settings):
 
 
 def _run_program(request, settings):
-    """Set up files, directory and environment of the program, and execute it; for Python source, raise `RunAtTop`."""
+    """Set up files, directory and environment of the program, and execute it; raise `UnwindAndRun` for Python code."""
     if request.cpu_s is not None:
         _set_resource_limits({resource.RLIMIT_CPU: int(request.cpu_s) + 2})  # in case the agent's check fails
     os.umask(0o022)
@@ -257,12 +258,12 @@ def _run_program(request, settings):
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         os.environ.clear()
         os.environ.update(environment)
-        raise RunAtTop(interpreter.run_python, request.source, request.argv)
+        raise UnwindAndRun(interpreter.run_python, request.source, request.argv)
     try:
         try:
             os.execvpe(request.argv[0], request.argv, environment)
         except FileNotFoundError:
-            if not (settings.image and request.report is not None):
+            if not (settings.image and request.exit_code_fd is not None):
                 raise
             bash = settings.image.bash  # this machine's bash, for a session in an image without bash
             os.execve(bash[0], bash + request.argv[1:], environment)
@@ -324,7 +325,7 @@ def exec_program(request, settings):
     """
     try:
         _run_or_exit(_run_program, request, settings)
-    except RunAtTop as next_step:
+    except UnwindAndRun as next_step:
         return next_step.function, next_step.arguments
 
 

@@ -6,6 +6,8 @@ __all__ = ["Request", "Settings"]
 
 
 class _Fields:
+    """Base class whose instances have the received fields as attributes."""
+
     def __init__(self, fields):
         self.__dict__.update(fields)
 
@@ -50,8 +52,8 @@ class Settings(_Fields):
     env: dict[str, str]
     python_path: list[str]
     preload: list[str]
-    beginning = -1
-    """File descriptor of the mount namespace in which the agent started, in a sandbox with an image."""
+    first_mount_namespace = -1
+    """File descriptor of the mount namespace in which the agent started; only in a sandbox with an image."""
 
     def __init__(self, fields):
         super().__init__(fields)
@@ -77,5 +79,5 @@ class Request(_Fields):
     command: str
     interactive: bool
     terminal: object
-    pair = report = line = None
+    terminal_fds = exit_code_fd = spare_fd = None
     """File descriptors: both ends of a terminal, the pipe for a session's exit codes, the socket of a spare child."""

@@ -11,6 +11,7 @@ from roll_sandbox.agent import programs, terminal, usage
 
 _READ_BYTES = 1 << 16
 _CHECK_S = 0.01
+"""Minimum seconds between two checks of the limits."""
 _CHECK_LATER_S = 0.2
 _MAX_UNSHOWN_BYTES = 1 << 20
 """Maximum bytes of a terminal's output that the host has not shown yet; with more, the program waits."""
@@ -50,7 +51,7 @@ class RunningProgram:
         """Bytes of the terminal's output that the host has not shown yet; None without a terminal."""
         if request.terminal:
             pair = terminal.open_terminal(agent.settings.mount_space, request.terminal)
-            request.pair, request.stdin, self.input = pair, os.dup(pair[1]), os.dup(pair[0])
+            request.terminal_fds, request.stdin, self.input = pair, os.dup(pair[1]), os.dup(pair[0])
             self.unshown_bytes = 0
         elif request.interactive:
             request.stdin, self.input = os.pipe()
@@ -61,8 +62,8 @@ class RunningProgram:
             self._close_input()
             raise
         finally:
-            # Not in the forked child, which leaves by RunAtTop, and in which these numbers are other descriptors.
-            if self.input >= 0 and not isinstance(sys.exc_info()[1], programs.RunAtTop):
+            # Not in the forked child, which raises UnwindAndRun, and in which these numbers are other descriptors.
+            if self.input >= 0 and not isinstance(sys.exc_info()[1], programs.UnwindAndRun):
                 os.close(request.stdin)  # the program has its own copy
         self.open = set(self.started.streams)
         self.next_check = self.began + self._compute_check_delay(0.0)

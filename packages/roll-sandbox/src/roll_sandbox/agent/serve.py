@@ -36,7 +36,7 @@ from roll_sandbox.agent import kernel, layers, locks, programs, spare, usage
 from roll_sandbox.agent.requests import Request, Settings
 from roll_sandbox.agent.run import RunningProgram, read_clock
 from roll_sandbox.agent.shell import Shell
-from roll_sandbox.agent.termination import END_S, NEVER, Terminator
+from roll_sandbox.agent.termination import END_TIMEOUT_S, NEVER, Terminator
 
 _READ_BYTES = 1 << 16
 
@@ -74,7 +74,7 @@ class Agent:
         """Prepare the sandbox with its settings, the first message of the host."""
         self.settings = settings = Settings(settings)
         self.can_use_spares = spare.can_have_spares(settings)
-        self.counter = usage.COUNTER if settings.counts_cpu else -1
+        self.counter = usage.CPU_COUNTER_FD if settings.counts_cpu else -1
         if settings.has_own_cgroup:
             self.counter = usage.open_cpu_counter()
         if settings.mount_space:
@@ -225,7 +225,7 @@ class Agent:
         try:
             run = RunningProgram(self, channel, request)
         except BlockingIOError:  # what else runs here has taken all processes
-            self.send_end(channel, programs.FAILED_TO_START, 0, ["processes"], 0.0, 0.0, 0)
+            self.send_end(channel, programs.START_FAILED_CODE, 0, ["processes"], 0.0, 0.0, 0)
         except OSError as error:
             self.send_error(channel, error)
         else:
@@ -240,7 +240,7 @@ class Agent:
         try:
             self.shells[channel] = shell = Shell(self, channel, Request(request))
         except BlockingIOError:  # what else runs here has taken all processes
-            self.send_end(channel, programs.FAILED_TO_START, 0, ["processes"], 0.0, 0.0, 0, closed=True)
+            self.send_end(channel, programs.START_FAILED_CODE, 0, ["processes"], 0.0, 0.0, 0, closed=True)
         except OSError as error:
             self.send_error(channel, error)
         else:
@@ -378,6 +378,6 @@ def main():
     try:
         agent.serve()
     finally:
-        if os.getpid() != 1 and not isinstance(__import__("sys").exc_info()[1], programs.RunAtTop):
-            usage.kill_all(lambda: usage.list_descendant_pids(os.getpid()), END_S)
+        if os.getpid() != 1 and not isinstance(__import__("sys").exc_info()[1], programs.UnwindAndRun):
+            usage.kill_all(lambda: usage.list_descendant_pids(os.getpid()), END_TIMEOUT_S)
     os._exit(0)

@@ -22,7 +22,7 @@ from roll_sandbox.agent import programs, usage
 from roll_sandbox.agent.requests import Request
 
 # History expansion would change commands that contain "!". The empty prompts must not be exported to child shells.
-_PREPARE = (
+_BASH_SETUP = (
     "set +o history +H; set -m; export -n PS1 PS2; "
     '__roll_end() { local s=$?; builtin printf "%d\\n" "$s" >&4; return "$s"; }'
 )
@@ -52,7 +52,7 @@ class Shell:
             "cpu_s": None,
             "source": None,
             "argv": ["bash", "--norc", "--noprofile", "--noediting", "-i"],
-            "report": status_write,
+            "exit_code_fd": status_write,
         }
         try:
             self.started = programs.start(Request(program), agent.settings, agent.namespace)
@@ -69,7 +69,7 @@ class Shell:
         self.limits = []
         self.began = 0.0
         self._begin_command(Request({"wall_s": 10.0, "output_bytes": 0}))
-        self._write((_PREPARE + "\n__roll_end\n").encode())
+        self._write((_BASH_SETUP + "\n__roll_end\n").encode())
 
     def get_deadline(self):
         """Return the time at which the loop must next call `enforce_limits`."""

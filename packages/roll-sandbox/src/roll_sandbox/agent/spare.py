@@ -42,13 +42,13 @@ class Spare:
         self.fresh = fresh
         # A message to the socket must fit into the send buffer (EMSGSIZE); a file in memory has no such limit.
         self.request = os.memfd_create("request")
-        self.line, theirs = [end.detach() for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)]
+        self.socket_fd, theirs = [end.detach() for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)]
         stdin = os.open("/dev/null", os.O_RDONLY)
-        request = Request({"fresh": fresh, "result": True, "stdin": stdin, "line": theirs})
+        request = Request({"fresh": fresh, "result": True, "stdin": stdin, "spare_fd": theirs})
         try:
             self.started = programs.fork(_unwind_stack, request, settings, namespace)
         except OSError:
-            for descriptor in (self.request, self.line, theirs, stdin):
+            for descriptor in (self.request, self.socket_fd, theirs, stdin):
                 os.close(descriptor)
             raise
         os.close(theirs)  # not in `finally`, which would also run in the child, with other descriptors
@@ -69,13 +69,13 @@ class Spare:
         """
         os.pwrite(self.request, marshal.dumps(vars(request)), 0)
         passed = array.array("i", [request.stdin, self.request])
-        line = _socket.socket(fileno=self.line)
+        connection = _socket.socket(fileno=self.socket_fd)
         try:
             # An empty message would look like the end of the connection.
-            line.sendmsg([b"go"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, passed)])
+            connection.sendmsg([b"go"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, passed)])
         finally:
-            line.detach()
-        os.close(self.line)
+            connection.detach()
+        os.close(self.socket_fd)
         os.close(self.request)
         if not request.result:
             self._close_streams("r")
@@ -88,7 +88,7 @@ class Spare:
 
     def discard(self, *, reaped=False):
         """Close the descriptors, and kill the child, unless `reaped`: the agent has already reaped the child."""
-        os.close(self.line)
+        os.close(self.socket_fd)
         os.close(self.request)
         for kind in "oer":
             self._close_streams(kind)
@@ -100,7 +100,7 @@ class Spare:
 
 def _unwind_stack(_, settings):
     """Unwind the child's stack before it waits: the agent's frames refer to data that no program may see."""
-    raise programs.RunAtTop(_wait_for_program, settings)
+    raise programs.UnwindAndRun(_wait_for_program, settings)
 
 
 def _wait_for_program(settings):
@@ -111,14 +111,14 @@ def _wait_for_program(settings):
         return programs.exec_program(_receive_request(), settings)
     except OSError as error:
         os.write(2, ("sandbox: " + str(error) + "\n").encode())
-        os._exit(programs.FAILED_TO_START)
+        os._exit(programs.START_FAILED_CODE)
 
 
 def _receive_request():
     """Receive and return the request, with its standard input as descriptor 0; close the other descriptors."""
-    line = _socket.socket(fileno=programs.LINE)
+    connection = _socket.socket(fileno=programs.SPARE_FD)
     size = array.array("i").itemsize
-    data, ancillary, _, _ = line.recvmsg(16, _socket.CMSG_SPACE(2 * size))
+    data, ancillary, _, _ = connection.recvmsg(16, _socket.CMSG_SPACE(2 * size))
     if not data:
         os._exit(0)
     descriptors = array.array("i")
@@ -126,7 +126,7 @@ def _receive_request():
         descriptors.frombytes(content)
     stdin, body = descriptors
     request = Request(marshal.loads(os.pread(body, os.fstat(body).st_size, 0)))
-    line.close()
+    connection.close()
     os.close(body)
     os.dup2(stdin, 0)
     os.close(stdin)

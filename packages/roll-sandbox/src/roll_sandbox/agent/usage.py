@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import time
 
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-COUNTER = 4
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+CPU_COUNTER_FD = 4
 """File descriptor of the CPU counter of the sandbox's control group in an agent, if the host has such a counter."""
-_OWN_COUNTERS = ("cpu.stat", "cpuacct/cpuacct.usage", "cpu,cpuacct/cpuacct.usage")
+_COUNTER_PATHS = ("cpu.stat", "cpuacct/cpuacct.usage", "cpu,cpuacct/cpuacct.usage")
 """Paths of CPU counters below /sys/fs/cgroup, at which an agent sees its own group."""
 
 
@@ -31,9 +31,9 @@ def list_processes():
             continue  # it ended meanwhile
         # The name of the command, in parentheses, may itself contain spaces and parentheses (proc(5)).
         fields = text[text.rindex(b")") + 2 :].split()
-        cpu = sum(map(int, fields[11:15])) / _TICKS
-        own_cpu = sum(map(int, fields[11:13])) / _TICKS
-        memory, threads = int(fields[21]) * _PAGE, int(fields[17])
+        cpu = sum(map(int, fields[11:15])) / _TICKS_PER_S
+        own_cpu = sum(map(int, fields[11:13])) / _TICKS_PER_S
+        memory, threads = int(fields[21]) * _PAGE_BYTES, int(fields[17])
         ended = fields[0] in (b"Z", b"X") and threads < 2  # with more threads, only the first one has ended
         processes[int(name)] = (int(fields[1]), cpu, memory, threads, own_cpu, fields[19], int(fields[3]), ended)
     return processes
@@ -56,7 +56,7 @@ def list_tree_pids(root, processes=None):
 
 def open_cpu_counter():
     """Return the file descriptor of the CPU counter of this process's control group; -1 if there is no counter."""
-    for name in _OWN_COUNTERS:
+    for name in _COUNTER_PATHS:
         try:
             return os.open("/sys/fs/cgroup/" + name, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -148,8 +148,8 @@ def send_signal(signal, pids):
             continue
 
 
-def kill_all(find, most_s):
-    """Send SIGKILL to the processes that `find` lists, again and again until it lists none.
+def kill_all(find, timeout_s):
+    """Send SIGKILL to the processes that `find` lists, repeatedly until it lists none.
 
     All listed processes are stopped (SIGSTOP) before any is killed, so that none can start another process meanwhile.
     The maximum number of live processes bounds the number of rounds. A process that forks and ends before it is listed
@@ -157,21 +157,21 @@ def kill_all(find, most_s):
 
     Args:
         find: returns the pids to end, without zombies.
-        most_s: maximum seconds to keep trying.
+        timeout_s: maximum seconds to keep trying.
 
     Returns:
         whether all processes have ended.
     """
-    give_up = time.monotonic() + most_s
+    deadline = time.monotonic() + timeout_s
     while True:
         stopped = set()
-        while (further := find() - stopped) and time.monotonic() < give_up:
+        while (further := find() - stopped) and time.monotonic() < deadline:
             send_signal(19, further)
             stopped |= further
         if not stopped:
             return not further
         send_signal(9, stopped)
-        if time.monotonic() >= give_up:
+        if time.monotonic() >= deadline:
             return False
 
 

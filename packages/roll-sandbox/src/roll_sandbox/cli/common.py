@@ -34,7 +34,7 @@ __all__ = [
     "to_single_line",
 ]
 
-_PAGE = 1000
+_PAGE_SIZE = 1000
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB)?")
 _UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 DEFAULT_URL = "http://127.0.0.1:8741"
@@ -45,19 +45,19 @@ database_option = click.option(
 
 
 class ByteSize(click.ParamType):
-    """Parameter type for sizes such as 8GiB, at least `least` bytes. Numbers without unit are multiplied by `unit`."""
+    """Parameter type for sizes of at least `min_size` bytes, such as 8GiB; numbers without a unit are times `unit`."""
 
     name = "size"
 
-    def __init__(self, *, unit: int = 1, least: int = 1) -> None:
-        self._unit, self._least = unit, least
+    def __init__(self, *, unit: int = 1, min_size: int = 1) -> None:
+        self._unit, self._min_size = unit, min_size
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         match = _SIZE.fullmatch(value)
         bytes_ = int(float(match[1]) * _UNITS.get(match[2], self._unit)) if match else 0
-        if bytes_ < self._least:
-            least = f" of at least {self._least >> 20}MiB" if self._least > 1 else ""
-            self.fail(f"must be a size{least} such as 8GiB, got '{value[:40]}'.", param, ctx)
+        if bytes_ < self._min_size:
+            min_size = f" of at least {self._min_size >> 20}MiB" if self._min_size > 1 else ""
+            self.fail(f"must be a size{min_size} such as 8GiB, got '{value[:40]}'.", param, ctx)
         return bytes_
 
 
@@ -113,9 +113,9 @@ class ServiceAddress:
         rows: list[SandboxRow] = []
         after, full = "", True
         while full:
-            page = await self.call("GET", f"/v1/sandboxes?limit={_PAGE}{after}")
+            page = await self.call("GET", f"/v1/sandboxes?limit={_PAGE_SIZE}{after}")
             rows += map(SandboxRow.model_validate, page)
-            full = len(page) == _PAGE
+            full = len(page) == _PAGE_SIZE
             after = f"&after={rows[-1].sandbox}" if rows else ""
         return sorted(rows, key=lambda each: (each.created, each.sandbox))
 
@@ -184,6 +184,7 @@ def format_size(num_bytes: float) -> str:
 
 
 def make_missing_packages_error(error: ImportError) -> ConfigError:
+    """Build the error for packages that are not installed; its message says what to do."""
     return ConfigError(f"packages that `roll-sandbox` needs are not installed ({error}): pip install {DISTRIBUTION}")
 
 

@@ -53,14 +53,14 @@ def ls(service: ServiceAddress, as_json: bool) -> None:
 @service_options
 @click.argument("name")
 @click.option(
-    "--bytes", "most", type=click.IntRange(1, 2**22), default=2**14, show_default=True, help="Bytes per program."
+    "--bytes", "max_bytes", type=click.IntRange(1, 2**22), default=2**14, show_default=True, help="Bytes per program."
 )
-def logs(service: ServiceAddress, name: str, most: int) -> None:
+def logs(service: ServiceAddress, name: str, max_bytes: int) -> None:
     """Show the output of the latest programs in the sandbox whose name is or begins with NAME."""
 
     async def inspect() -> dict[str, Any]:
         async with service.open_runtime() as runtime:
-            return await runtime.inspect(await service.resolve_name(name), output_bytes=most)
+            return await runtime.inspect(await service.resolve_name(name), output_bytes=max_bytes)
 
     for program in asyncio.run(inspect())["programs"]:
         began = time.strftime("%H:%M:%S", time.localtime(program["began"]))
@@ -72,14 +72,14 @@ def logs(service: ServiceAddress, name: str, most: int) -> None:
 @click.command()
 @service_options
 @click.argument("names", nargs=-1)
-@click.option("--all", "everything", is_flag=True, help="Stop all of your sandboxes.")
-def stop(service: ServiceAddress, names: tuple[str, ...], everything: bool) -> None:
+@click.option("--all", "stop_all_sandboxes", is_flag=True, help="Stop all of your sandboxes.")
+def stop(service: ServiceAddress, names: tuple[str, ...], stop_all_sandboxes: bool) -> None:
     """End sandboxes, given by their names or by the beginnings of their names."""
-    if bool(names) == everything:
+    if bool(names) == stop_all_sandboxes:
         raise ConfigError("no sandbox is given: name the sandboxes to stop, or set --all.")
 
     async def stop_all() -> list[str]:
-        selected = [each.sandbox for each in await service.list_sandboxes()] if everything else []
+        selected = [each.sandbox for each in await service.list_sandboxes()] if stop_all_sandboxes else []
         selected += [await service.resolve_name(name) for name in names]
         slots = asyncio.Semaphore(_MAX_CONCURRENT)
 
@@ -118,7 +118,7 @@ def top(service: ServiceAddress, once: bool, every_s: float) -> None:
 
 async def _load_top_table(service: ServiceAddress) -> str:
     async with service.open_runtime() as runtime:
-        return _format_top(await _load_usage(service, runtime), {}, 0.0, most=None)
+        return _format_top(await _load_usage(service, runtime), {}, 0.0, max_rows=None)
 
 
 async def _show_repeatedly(service: ServiceAddress, every_s: float) -> None:
@@ -137,7 +137,7 @@ async def _show_repeatedly(service: ServiceAddress, every_s: float) -> None:
                 rows, columns = get_terminal_size()
                 # rich prefers LINES and COLUMNS, which do not change when the terminal is resized.
                 live.console.size = ConsoleDimensions(columns, rows)
-                table = _format_top(sandboxes, before, now - then, most=max(_MIN_ROWS, rows - 3))
+                table = _format_top(sandboxes, before, now - then, max_rows=max(_MIN_ROWS, rows - 3))
                 live.update(Text(table, no_wrap=True), refresh=True)
                 before, then = {each.row.sandbox: each.cpu_s for each in sandboxes}, now
                 await asyncio.sleep(every_s)
@@ -172,14 +172,16 @@ async def _load_usage(service: ServiceAddress, runtime: RemoteRuntime) -> list[_
     return await asyncio.gather(*(load_one(row) for row in await service.list_sandboxes()))
 
 
-def _format_top(sandboxes: Sequence[_SandboxUsage], before: dict[str, float], passed_s: float, most: int | None) -> str:
+def _format_top(
+    sandboxes: Sequence[_SandboxUsage], before: dict[str, float], passed_s: float, max_rows: int | None
+) -> str:
     """Return the table of `top`, busiest sandboxes first.
 
     Args:
         sandboxes: all sandboxes.
         before: CPU seconds of each sandbox in the last table; the CPU column shows the percentage of a core since then.
         passed_s: seconds since the last table.
-        most: maximum number of rows; `None`: no bound.
+        max_rows: maximum number of rows; `None`: no bound.
     """
 
     def compute_share(each: _SandboxUsage) -> float:
@@ -197,7 +199,7 @@ def _format_top(sandboxes: Sequence[_SandboxUsage], before: dict[str, float], pa
             format_age(each.row.created),
             each.running[-1][:60] if each.running else "",
         )
-        for each in order[:most]
+        for each in order[:max_rows]
     ]
     all_memory = format_size(sum(each.memory_bytes for each in sandboxes))
     title = (

@@ -64,7 +64,7 @@ def _sandbox_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--memory",
             "memory_bytes",
-            type=ByteSize(unit=2**20, least=2**24),
+            type=ByteSize(unit=2**20, min_size=2**24),
             default="512MiB",
             show_default=True,
             help="Memory limit, including files; a number without a unit is in MiB.",

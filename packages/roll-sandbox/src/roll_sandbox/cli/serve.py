@@ -11,8 +11,8 @@ from roll_sandbox.errors import ConfigError
 
 __all__ = ["serve", "worker"]
 
-_WARM = "Idle sandboxes to keep of each kind; by default as many as recent requests suggest."
-_AWAY = "Seconds after which the sandboxes of an unreachable worker are lost."
+_WARM_HELP = "Idle sandboxes to keep of each kind; by default as many as recent requests suggest."
+_AWAY_HELP = "Seconds after which the sandboxes of an unreachable worker are lost."
 
 
 @click.command()
@@ -35,7 +35,7 @@ _AWAY = "Seconds after which the sandboxes of an unreachable worker are lost."
     show_default=True,
     help="Isolation runtime of this machine; none: only workers that join run sandboxes.",
 )
-@click.option("--warm", type=click.IntRange(min=0), default=None, help=_WARM)
+@click.option("--warm", type=click.IntRange(min=0), default=None, help=_WARM_HELP)
 @click.option("--max-sandboxes", type=click.IntRange(min=1), default=2048, show_default=True)
 @click.option(
     "--mounts",
@@ -51,7 +51,7 @@ _AWAY = "Seconds after which the sandboxes of an unreachable worker are lost."
     show_default=True,
     help="Default lifetime of a sandbox, in seconds.",
 )
-@click.option("--away", "away_s", type=click.FloatRange(min=1.0), default=60.0, show_default=True, help=_AWAY)
+@click.option("--away", "away_s", type=click.FloatRange(min=1.0), default=60.0, show_default=True, help=_AWAY_HELP)
 @click.option(
     "--owner-sandboxes",
     type=click.IntRange(min=1),
@@ -118,7 +118,7 @@ def serve(
     "--name", default=None, help="Name of the worker; use the same name after a restart. By default a random name."
 )
 @click.option("--runtime", default="bubblewrap", show_default=True, help="Isolation runtime.")
-@click.option("--warm", type=click.IntRange(min=0), default=None, help=_WARM)
+@click.option("--warm", type=click.IntRange(min=0), default=None, help=_WARM_HELP)
 @click.option("--max-sandboxes", type=click.IntRange(min=1), default=512, show_default=True)
 @click.option(
     "--mounts",

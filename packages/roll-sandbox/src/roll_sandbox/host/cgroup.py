@@ -11,13 +11,13 @@ import os
 import time
 
 _CONTROLLERS = ("pids", "memory")
-_CPU = "cpuacct"
+_CPU_CONTROLLER = "cpuacct"
 """The controller that counts CPU time in version 1, if it is mounted; in version 2 every group counts it."""
 _PREFIX = "roll-sandbox-"
-_REMOVE_S = 5.0
+_REMOVE_TIMEOUT_S = 5.0
 _SWEEP_S = 0.5
 """Maximum seconds by which removing the groups of killed spawners may delay the start of a spawner."""
-_NETWORK_SHARE = 8
+_NETWORK_DIVISOR = 8
 """With version 1, which counts network buffers separately, their limit is 1/8 of the memory limit."""
 
 
@@ -57,7 +57,7 @@ def _find_base_directories():
     bases = {}
     for mount, root, kind, options in _list_mounts():
         if kind == "cgroup":
-            for name in (*_CONTROLLERS, _CPU):
+            for name in (*_CONTROLLERS, _CPU_CONTROLLER):
                 if name in options and name in paths:
                     bases[name] = _find_own_directory(mount, root, paths[name])
         elif "unified" in paths:
@@ -99,7 +99,7 @@ class CgroupPool:
                     if not os.path.exists(os.path.join(root, "cgroup.clone_children")):
                         _write_file(os.path.join(root, "cgroup.subtree_control"), "+pids +memory")
                 except OSError:
-                    if name == _CPU:
+                    if name == _CPU_CONTROLLER:
                         continue
                     self.close()
                     self.by_controller = {}
@@ -115,7 +115,7 @@ class CgroupPool:
     @property
     def counts_cpu(self):
         """Whether the groups count CPU time."""
-        return _CPU in self.by_controller or bool(self.roots and os.path.exists(self.roots[0] + "/cpu.stat"))
+        return _CPU_CONTROLLER in self.by_controller or bool(self.roots and os.path.exists(self.roots[0] + "/cpu.stat"))
 
     def make_group(self, slot):
         """Create and return the group of the slot with this number."""
@@ -160,7 +160,7 @@ class Cgroup:
             _write_file(memory + "/memory.limit_in_bytes", memory_bytes)
             _try_write(memory + "/memory.memsw.limit_in_bytes", memory_bytes)
             # Data in loopback sockets does not count against the limit above, but against the host's socket memory.
-            _try_write(memory + "/memory.kmem.tcp.limit_in_bytes", memory_bytes // _NETWORK_SHARE)
+            _try_write(memory + "/memory.kmem.tcp.limit_in_bytes", memory_bytes // _NETWORK_DIVISOR)
         self.bounds = (max_processes, memory_bytes)
 
     def enter(self):
@@ -188,7 +188,7 @@ class Cgroup:
         """Return the path of the counter of the CPU time of all processes ever in the group; empty if there is none."""
         if self.version == 2:
             return self.directories["memory"] + "/cpu.stat"
-        return self.directories[_CPU] + "/cpuacct.usage" if _CPU in self.directories else ""
+        return self.directories[_CPU_CONTROLLER] + "/cpuacct.usage" if _CPU_CONTROLLER in self.directories else ""
 
     def list_counters(self):
         """Return the files that count OOM kills and refused forks, each with the word that precedes the count."""
@@ -206,9 +206,9 @@ def _try_write(path, value):
         return  # no swap accounting here
 
 
-def _remove_group(directory, give_up=None):
-    """Remove a group; retry until the time `give_up`, since the kernel releases processes a moment after their end."""
-    give_up = time.monotonic() + _REMOVE_S if give_up is None else give_up
+def _remove_group(directory, deadline=None):
+    """Remove a group; retry until the time `deadline`, since the kernel releases processes a moment after their end."""
+    deadline = time.monotonic() + _REMOVE_TIMEOUT_S if deadline is None else deadline
     while True:
         try:
             os.rmdir(directory)
@@ -216,27 +216,27 @@ def _remove_group(directory, give_up=None):
         except FileNotFoundError:
             return
         except OSError as error:
-            if error.errno != errno.EBUSY or time.monotonic() > give_up:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
                 return
             time.sleep(0.005)
 
 
 def _remove_leftovers(bases):
     """Remove the groups of killed spawners. Groups that still have processes are left for the next spawner."""
-    give_up = time.monotonic() + _SWEEP_S
+    deadline = time.monotonic() + _SWEEP_S
     for base in set(bases):
         for name in os.listdir(base):
             number = name[len(_PREFIX) :]
             # If another process has the spawner's pid by now, the group stays until that has ended.
             if name.startswith(_PREFIX) and number.isdigit() and not os.path.exists("/proc/" + number):
-                _remove_tree(os.path.join(base, name), give_up)
+                _remove_tree(os.path.join(base, name), deadline)
 
 
-def _remove_tree(directory, give_up):
+def _remove_tree(directory, deadline):
     try:
         for entry in os.listdir(directory):
             if os.path.isdir(os.path.join(directory, entry)):
-                _remove_group(os.path.join(directory, entry), give_up)
+                _remove_group(os.path.join(directory, entry), deadline)
     except FileNotFoundError:
         return  # another spawner was faster
-    _remove_group(directory, give_up)
+    _remove_group(directory, deadline)

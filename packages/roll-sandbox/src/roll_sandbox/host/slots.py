@@ -26,7 +26,7 @@ ENVIRONMENT = {
 }
 """Environment of agents, not of programs. With the last two, the C library can overwrite freed memory
 (`Agent.configure`)."""
-_START_S = 20.0
+_START_TIMEOUT_S = 20.0
 
 
 def exec_program(descriptors, arguments):
@@ -62,29 +62,29 @@ class Zygote:
     """The spawner's end of the zygote, which forks the processes of slots. `pid` is 0 once the zygote was reaped."""
 
     def __init__(self, arguments, stderr_fd, code):
-        self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self.pid = fork(exec_program, (theirs.fileno(), theirs.fileno(), stderr_fd, code), arguments)
-        self.line.settimeout(_START_S)
+        self.connection.settimeout(_START_TIMEOUT_S)
         try:
-            ready = self.line.recv(16) == b"ready"
+            ready = self.connection.recv(16) == b"ready"
         except OSError:
             ready = False
         if not ready:
             self.close()
             raise OSError("the zygote does not start")
-        self.line.settimeout(None)
+        self.connection.settimeout(None)
 
     def fork_slot(self, groups, user):
         """Let the zygote fork the process of a new slot, and return a socket to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            socket.send_fds(self.line, [marshal.dumps((groups, user))], [theirs.fileno()])
+            socket.send_fds(self.connection, [marshal.dumps((groups, user))], [theirs.fileno()])
         return ours
 
     def close(self):
         """End the zygote, and with it every slot's process."""
-        self.line.close()
+        self.connection.close()
         if self.pid:
             os.kill(self.pid, 9)
             os.waitpid(self.pid, 0)
@@ -93,26 +93,27 @@ class Zygote:
 class Slot:
     """A control group and a UID, in which one sandbox at a time runs.
 
-    `line` is the socket to the slot's process, if it has one; `pid` is the pid of bwrap, if bwrap started the sandbox.
+    `connection` is the socket to the slot's process, if it has one; `pid` is the pid of bwrap, if bwrap started the
+    sandbox.
     """
 
     def __init__(self, number, group, user):
         self.number, self.group, self.user = number, group, user
-        self.line: socket.socket = None  # pyrefly: ignore[bad-assignment]  (set before it is used)
+        self.connection: socket.socket = None  # pyrefly: ignore[bad-assignment]  (set before it is used)
         self.pid = 0
         self.identity = None
         self.end = (0, "", True)
         """The end of the last sandbox: its status, its error, and whether the slot can be used again."""
         self.own_pid = 0
         """Pid of the slot's process, which is also in the control group; 0 until the process has reported it."""
-        self.give_up = 0.0
+        self.end_deadline = 0.0
         """Time by which a sandbox that is being ended must have ended, with an empty control group."""
 
     def start_process(self, zygote):
         """Start a process for the slot, and return the socket to it."""
         groups = [directory + "/cgroup.procs" for directory in self.list_directories()]
-        self.line, self.own_pid = zygote.fork_slot(groups, self.user), 0
-        return self.line
+        self.connection, self.own_pid = zygote.fork_slot(groups, self.user), 0
+        return self.connection
 
     def list_directories(self):
         """Return the directories of the slot's control group."""
@@ -122,26 +123,30 @@ class Slot:
         """Return a list with the file descriptor of the slot's CPU counter; empty if there is no counter."""
         return [self.group.cpu] if self.group is not None and self.group.cpu >= 0 else []
 
-    def start_sandbox(self, tree, line, stderr_fd):
+    def start_sandbox(self, tree, agent_socket, stderr_fd):
         """Start a sandbox in the slot's process.
 
         Raises:
             OSError: the slot's process has ended.
         """
-        socket.send_fds(self.line, [marshal.dumps(("start", tree))], [line, stderr_fd, *self.list_counters()])
+        socket.send_fds(
+            self.connection, [marshal.dumps(("start", tree))], [agent_socket, stderr_fd, *self.list_counters()]
+        )
 
-    def start_bwrap(self, arguments, layers, line, stderr_fd, code):
+    def start_bwrap(self, arguments, layers, agent_socket, stderr_fd, code):
         """Start a sandbox with bwrap. The agent gets its socket as descriptors 0 and 1, stderr as 2, its code as 3, and
         the CPU counter as 4.
 
         Args:
             arguments: bwrap's command line.
             layers: source and target of each layer of an image.
-            line: descriptor of the agent's socket.
+            agent_socket: descriptor of the agent's socket.
             stderr_fd: descriptor for error messages.
             code: descriptor of the agent's code.
         """
-        self.pid = fork(self._exec_bwrap, arguments, layers, (line, line, stderr_fd, code, *self.list_counters()))
+        self.pid = fork(
+            self._exec_bwrap, arguments, layers, (agent_socket, agent_socket, stderr_fd, code, *self.list_counters())
+        )
 
     def _exec_bwrap(self, arguments, layers, descriptors):
         os.setsid()
@@ -161,9 +166,9 @@ class Slot:
     def kill_leftovers(self):
         """Kill the processes left in the control group after its sandbox has ended, and return their pids."""
         # The slot's process is also in the group; until it has reported its pid, it looks like a leftover.
-        if self.group is None or (self.line is not None and not self.own_pid):
+        if self.group is None or (self.connection is not None and not self.own_pid):
             return []
-        left = [pid for pid in self.group.list_pids() if self.line is None or pid != self.own_pid]
+        left = [pid for pid in self.group.list_pids() if self.connection is None or pid != self.own_pid]
         for pid in left:
             try:
                 os.kill(pid, 9)
@@ -174,11 +179,11 @@ class Slot:
     def kill(self):
         """End the sandbox by killing its first process, the agent."""
         # With a zygote, the group also contains the slot's process, which must survive.
-        if self.pid and self.line is None and self.group is not None and self.group.kill():
+        if self.pid and self.connection is None and self.group is not None and self.group.kill():
             return
         if not self.pid:
             try:
-                self.line.send(marshal.dumps(("kill",)))
+                self.connection.send(marshal.dumps(("kill",)))
             except OSError:
                 return  # the slot's process has ended, and its sandbox with it
             return

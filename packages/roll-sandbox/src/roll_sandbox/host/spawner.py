@@ -39,22 +39,22 @@ _OVERHEAD_PROCESSES = 8
 """Processes in addition to the sandbox's limit: the slot or bwrap, the agent, and the inits of the first programs or a
 spare child with its init."""
 _MESSAGE_BYTES = 1 << 17
-_SLOT_USERS = 1 << 16
-_STANDING_SLOTS = 4
+_NUM_SLOT_USERS = 1 << 16
+_NUM_INITIAL_SLOTS = 4
 """Number of slots created when the zygote starts, so that the first sandboxes do not wait for control groups."""
-_FREE_SLOTS = 64
+_MAX_FREE_SLOTS = 64
 """Maximum number of free slots that keep their processes; the processes of further slots end with their sandboxes."""
-_END_S = 5.0
-_EMPTY_S = 10.0
+_END_TIMEOUT_S = 5.0
+_EMPTY_TIMEOUT_S = 10.0
 """Seconds that a sandbox has to end with an empty control group; otherwise its slot is not reused."""
-_LOOK_MS = 5
+_POLL_MS = 5
 
 
 def _find_first_user():
     """Return the first UID of slots: a high number, without an account, that exists in this user namespace."""
     with open("/proc/self/uid_map") as file:
         num_users = sum(int(line.split()[2]) for line in file)
-    return 0x6F000000 if num_users > 0x70000000 else max(num_users - _SLOT_USERS // 2, num_users // 2)
+    return 0x6F000000 if num_users > 0x70000000 else max(num_users - _NUM_SLOT_USERS // 2, num_users // 2)
 
 
 class Spawner:
@@ -68,7 +68,7 @@ class Spawner:
         self.first_user = _find_first_user() if self.is_root else None
         self.zygote = None
         self.num_slots, self.free = 0, []
-        self.lines, self.running = {}, {}
+        self.connections, self.running = {}, {}
         """Slots, by the file descriptor of their socket, and by the id of their sandbox."""
         self.emptying, self.killed = [], []
         """Slots whose sandbox has ended, but whose group may not be empty yet; slots whose sandbox is being ended."""
@@ -88,12 +88,12 @@ class Spawner:
         self.send("ready", {"groups": self.groups.is_available, "cpu": self.groups.counts_cpu, "root": self.is_root})
         while True:
             # No event reports that the last process of a control group has ended, so such groups are polled.
-            for descriptor, _ in self.poll.poll(_LOOK_MS if self.emptying else 1000 if self.killed else None):
+            for descriptor, _ in self.poll.poll(_POLL_MS if self.emptying else 1000 if self.killed else None):
                 if descriptor == self.wake[0]:
                     os.read(descriptor, 4096)
-                elif descriptor in self.lines:
+                elif descriptor in self.connections:
                     self.read_incoming(descriptor)
-                elif self.zygote is not None and descriptor == self.zygote.line.fileno():
+                elif self.zygote is not None and descriptor == self.zygote.connection.fileno():
                     return  # the zygote has ended, since it sends nothing after "ready"
                 elif descriptor == self.control.fileno() and not self.handle_message():
                     return
@@ -141,8 +141,8 @@ class Spawner:
         """Start the zygote and the first slots, and tell the manager whether this succeeded."""
         try:
             self.zygote = Zygote(arguments, *descriptors)
-            self.poll.register(self.zygote.line, select.POLLIN)
-            self.free += [self.add_slot() for _ in range(_STANDING_SLOTS)]
+            self.poll.register(self.zygote.connection, select.POLLIN)
+            self.free += [self.add_slot() for _ in range(_NUM_INITIAL_SLOTS)]
             self.send("zygote", "")
         except OSError as error:
             self.send("zygote", str(error))
@@ -151,17 +151,17 @@ class Spawner:
         """Create another slot, and return it."""
         number = self.num_slots
         group = self.groups.make_group(number) if self.groups.is_available else None
-        slot = Slot(number, group, None if self.first_user is None else self.first_user + number % _SLOT_USERS)
+        slot = Slot(number, group, None if self.first_user is None else self.first_user + number % _NUM_SLOT_USERS)
         self.num_slots += 1
         self.start_slot_process(slot)
         return slot
 
     def start_slot_process(self, slot):
         """Start a process for the slot, if there is a zygote."""
-        if self.zygote is not None and slot.line is None:
-            line = slot.start_process(self.zygote)
-            self.lines[line.fileno()] = slot
-            self.poll.register(line, select.POLLIN)
+        if self.zygote is not None and slot.connection is None:
+            connection = slot.start_process(self.zygote)
+            self.connections[connection.fileno()] = slot
+            self.poll.register(connection, select.POLLIN)
 
     def on_start(self, descriptors, identity, tree, arguments, layers, limits):
         """Start a sandbox in a free slot or a new one, and tell the manager whether this succeeded."""
@@ -195,14 +195,14 @@ class Spawner:
         if slot is not None:
             slot.kill()
             if slot not in self.killed:
-                slot.give_up = time.monotonic() + _EMPTY_S
+                slot.end_deadline = time.monotonic() + _EMPTY_TIMEOUT_S
                 self.killed.append(slot)
 
     def read_incoming(self, descriptor):
         """Read from a slot's process that it is ready or its sandbox has ended; close the slot if the process ended."""
-        slot = self.lines[descriptor]
+        slot = self.connections[descriptor]
         try:
-            data = slot.line.recv(64)
+            data = slot.connection.recv(64)
         except OSError:
             data = b""
         if data:
@@ -220,7 +220,7 @@ class Spawner:
         """Record the end of a sandbox, and kill its leftover processes. `usable`: whether to use the slot again."""
         del self.running[slot.identity]
         slot.pid, slot.end = 0, (status, error, usable)
-        slot.give_up = time.monotonic() + _EMPTY_S
+        slot.end_deadline = time.monotonic() + _EMPTY_TIMEOUT_S
         self.emptying.append(slot)
         self.free_ended_slots()
 
@@ -230,13 +230,13 @@ class Spawner:
         If the processes of a sandbox do not end in time, report this, and do not reuse the slot.
         """
         now = time.monotonic()
-        for slot in [slot for slot in self.killed if slot.identity not in self.running or now > slot.give_up]:
+        for slot in [slot for slot in self.killed if slot.identity not in self.running or now > slot.end_deadline]:
             self.killed.remove(slot)
             if slot.identity in self.running:
                 self.record_end(slot, -9, error="the processes of the sandbox did not end", usable=False)
         for slot in list(self.emptying):
             left = slot.kill_leftovers()
-            if left and now < slot.give_up:
+            if left and now < slot.end_deadline:
                 continue
             self.emptying.remove(slot)
             status, error, usable = slot.end
@@ -250,8 +250,8 @@ class Spawner:
                 self.close_slot(slot)
 
     def release_slot(self, slot):
-        """Add a slot to the free slots; end its process if there are already `_FREE_SLOTS`."""
-        if len(self.free) >= _FREE_SLOTS:
+        """Add a slot to the free slots; end its process if there are already `_MAX_FREE_SLOTS`."""
+        if len(self.free) >= _MAX_FREE_SLOTS:
             self.close_slot(slot)
             self.free.insert(0, slot)  # `on_start` takes slots from the end: slots with a process come first
         else:
@@ -259,11 +259,11 @@ class Spawner:
 
     def close_slot(self, slot):
         """End the slot's process."""
-        if slot.line is not None:
-            del self.lines[slot.line.fileno()]
-            self.poll.unregister(slot.line)
-            slot.line.close()
-            slot.line = None
+        if slot.connection is not None:
+            del self.connections[slot.connection.fileno()]
+            self.poll.unregister(slot.connection)
+            slot.connection.close()
+            slot.connection = None
 
     def reap(self):
         """Reap bwrap processes that have ended."""
@@ -284,14 +284,14 @@ class Spawner:
         for slot in list(self.running.values()):
             slot.kill()
         # Poll only the slots from now on: a closed socket is always readable, and would keep the loop busy.
-        for descriptor in (self.control, self.wake[0], *([self.zygote.line] if self.zygote is not None else ())):
+        for descriptor in (self.control, self.wake[0], *([self.zygote.connection] if self.zygote is not None else ())):
             self.poll.unregister(descriptor)
-        give_up = time.monotonic() + _END_S
-        while (self.running or self.emptying) and time.monotonic() < give_up:
+        end_deadline = time.monotonic() + _END_TIMEOUT_S
+        while (self.running or self.emptying) and time.monotonic() < end_deadline:
             self.reap()
             self.free_ended_slots()
             for descriptor, _ in self.poll.poll(1):
-                if descriptor in self.lines:
+                if descriptor in self.connections:
                     self.read_incoming(descriptor)
         if self.zygote is not None:
             self.zygote.close()

@@ -39,23 +39,23 @@ _NAMESPACES = (
     | kernel.CLONE_NEWCGROUP
 )
 _MESSAGE_BYTES = 1 << 14
-_INSIDE = 1000
+_SANDBOX_USER = 1000
 """UID and GID of a sandbox, as seen from inside."""
-_FAILED = 125
-_DESCRIPTORS = 3
+_FAILED_CODE = 125
+_MAX_DESCRIPTORS = 3
 
 
 def main():
     """Run the zygote; the spawner's socket is file descriptor 0. Return only in an agent."""
-    line, user = _fork_slots(_socket.socket(fileno=0))
-    tree = _start_sandboxes(line)
+    connection, user = _fork_slots(_socket.socket(fileno=0))
+    tree = _start_sandboxes(connection)
     _run_or_exit(_enter_sandbox, tree, user)
 
 
-def receive_message(line):
+def receive_message(connection):
     """Receive a message and its file descriptors; the message is None if the socket was closed."""
     size = array.array("i").itemsize
-    data, ancillary, _, _ = line.recvmsg(_MESSAGE_BYTES, _socket.CMSG_SPACE(_DESCRIPTORS * size))
+    data, ancillary, _, _ = connection.recvmsg(_MESSAGE_BYTES, _socket.CMSG_SPACE(_MAX_DESCRIPTORS * size))
     descriptors = array.array("i")
     for _, _, content in ancillary:
         descriptors.frombytes(content[: len(content) // size * size])
@@ -68,7 +68,7 @@ def _run_or_exit(function, *arguments):
         return function(*arguments)
     except BaseException as error:
         os.write(2, ("roll-sandbox: " + str(error) + "\n").encode())
-    os._exit(_FAILED)
+    os._exit(_FAILED_CODE)
 
 
 def _fork_slots(control):
@@ -106,23 +106,23 @@ def _set_up_slot(zygote, groups, user):
     kernel.hide_memory(False)  # reset as well; no other process has this UID, and sandboxes write to /proc/self
 
 
-def _start_sandboxes(line):
+def _start_sandboxes(connection):
     """Start sandboxes until the spawner closes the socket; return only in the first process of a sandbox, with the
     directory of its file system.
     """
     poll = select.poll()
-    poll.register(line, select.POLLIN)
-    line.send(marshal.dumps((None, os.getpid())))
+    poll.register(connection, select.POLLIN)
+    connection.send(marshal.dumps((None, os.getpid())))
     pid, watch = 0, -1
     while True:
         for descriptor, _ in poll.poll():
             if descriptor == watch:
                 poll.unregister(watch)
                 os.close(watch)
-                line.send(marshal.dumps((os.waitpid(pid, 0)[1], os.getpid())))
+                connection.send(marshal.dumps((os.waitpid(pid, 0)[1], os.getpid())))
                 pid, watch = 0, -1
                 continue
-            message, descriptors = receive_message(line)
+            message, descriptors = receive_message(connection)
             if message is not None and message[0] == "start":
                 try:
                     # The kernel creates the user namespace first, and its capabilities permit creating the others
@@ -130,16 +130,16 @@ def _start_sandboxes(line):
                     pid = kernel.clone(_NAMESPACES)
                 except OSError as error:
                     os.write(descriptors[1], ("roll-sandbox: " + str(error) + "\n").encode())
-                    line.send(marshal.dumps((_FAILED << 8, os.getpid())))
+                    connection.send(marshal.dumps((_FAILED_CODE << 8, os.getpid())))
                 else:
                     if pid == 0:
-                        line.detach()
+                        connection.detach()
                         for new, old in enumerate((descriptors[0], *descriptors[:2])):
                             os.dup2(old, new)
                         for old in descriptors[2:]:
-                            os.dup2(old, usage.COUNTER)
-                        os.closerange(3, usage.COUNTER)
-                        os.closerange(usage.COUNTER + len(descriptors[2:]), 1 << 16)
+                            os.dup2(old, usage.CPU_COUNTER_FD)
+                        os.closerange(3, usage.CPU_COUNTER_FD)
+                        os.closerange(usage.CPU_COUNTER_FD + len(descriptors[2:]), 1 << 16)
                         return message[1]
                     # A pidfd becomes readable when its process has ended, so one poll() waits for that and for
                     # messages.
@@ -157,7 +157,7 @@ def _start_sandboxes(line):
 
 def _enter_sandbox(tree, user):
     """Set up a sandbox in new namespaces as bwrap does, and keep only the agent's capabilities (docs/security.md)."""
-    mapping = b"%d %d 1" % (_INSIDE, user)
+    mapping = b"%d %d 1" % (_SANDBOX_USER, user)
 
     for name, text in (("setgroups", b"deny"), ("uid_map", mapping), ("gid_map", mapping)):
         kernel.write_proc_file("/proc/self/" + name, text)

@@ -13,7 +13,7 @@ DEFAULT_ACCOUNT = (1000, 1000)
 """UID and GID of programs in sandboxes without an image."""
 _MAX_BYTES = 2**20
 _MAX_NUMBER = 2**31
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def resolve_account(user: str, layers: Sequence[str]) -> tuple[int, int]:
@@ -77,7 +77,7 @@ def _read_account_file(layers: Sequence[str], file: str) -> bytes:
     """Read a file of /etc from the highest layer that has the file, without following links; empty if there is none."""
     for layer in reversed(layers):
         try:
-            directory = os.open(os.path.join(layer, "etc"), _DIRECTORY)
+            directory = os.open(os.path.join(layer, "etc"), _DIRECTORY_FLAGS)
         except OSError:
             continue
         try:

@@ -36,7 +36,7 @@ from roll_sandbox.images.unpack import UnpackBudget, decompress, unpack
 __all__ = ["CachedImage", "ImageCache", "ImageLock", "Source", "get_cache_root", "get_default_budget_bytes"]
 
 _BUDGET_BYTES = 20 * 2**30
-_UNFINISHED = ".new-"
+_UNFINISHED_PREFIX = ".new-"
 _STALE_AFTER_S = 86400.0
 
 
@@ -231,7 +231,7 @@ class ImageCache:
         if target.exists():
             return str(target)
         try:
-            directory = tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent)
+            directory = tempfile.mkdtemp(prefix=_UNFINISHED_PREFIX, dir=target.parent)
             try:
                 os.chmod(directory, 0o755)
                 fill(directory)
@@ -267,7 +267,7 @@ class ImageCache:
         """Remove the temporary files and unfinished roots of processes that were killed."""
         for path in (self.root / "tmp").iterdir():
             _remove_tree(path)
-        for path in (self.root / "roots").glob(_UNFINISHED + "*"):
+        for path in (self.root / "roots").glob(_UNFINISHED_PREFIX + "*"):
             if path.stat().st_mtime < time.time() - _STALE_AFTER_S:
                 _remove_tree(path)
 

@@ -38,7 +38,7 @@ from roll_sandbox.proxies import find_proxy
 
 __all__ = ["RegistrySource"]
 
-_MANIFESTS = (
+_MANIFEST_TYPES = (
     "application/vnd.oci.image.manifest.v1+json",
     "application/vnd.docker.distribution.manifest.v2+json",
     "application/vnd.oci.image.index.v1+json",
@@ -112,31 +112,33 @@ class RegistrySource:
                 f"the image refers to a manifest by {version[:80]!r}: only SHA-256 digests are supported."
             )
         with tempfile.TemporaryFile() as file:
-            self._fetch(f"manifests/{version}", file, MAX_JSON_BYTES, ", ".join(_MANIFESTS))
+            self._fetch(f"manifests/{version}", file, MAX_JSON_BYTES, ", ".join(_MANIFEST_TYPES))
             if DIGEST.fullmatch(version):
                 check_blob(file, version)
             return parse_json(file.read(), "the manifest")
 
     @contextlib.contextmanager
-    def _fetch_blob(self, descriptor: Mapping[str, Any], most: int) -> Iterator[IO[bytes]]:
+    def _fetch_blob(self, descriptor: Mapping[str, Any], max_bytes: int) -> Iterator[IO[bytes]]:
         digest, size = descriptor.get("digest"), descriptor.get("size")
         if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
             raise BadImageError(
                 f"the image refers to a blob by {str(digest)[:80]!r}: only SHA-256 digests are supported."
             )
-        if type(size) is not int or not 0 <= size <= most:
-            raise BadImageError(f"blob {digest} of the image must have at most {most:,} bytes, got {str(size)[:40]}.")
+        if type(size) is not int or not 0 <= size <= max_bytes:
+            raise BadImageError(
+                f"blob {digest} of the image must have at most {max_bytes:,} bytes, got {str(size)[:40]}."
+            )
         with tempfile.TemporaryFile() as file:
             self._fetch(f"blobs/{digest}", file, size)
             check_blob(file, digest)
             yield file
 
-    def _fetch(self, path: str, file: IO[bytes], most: int, accept: str = "*/*") -> None:
+    def _fetch(self, path: str, file: IO[bytes], max_bytes: int, accept: str = "*/*") -> None:
         """Fetch content into a file, retrying after temporary errors, and rewind the file."""
         url = f"{'http' if self._allow_http else 'https'}://{self._host}/v2/{self._reference.repository}/{path}"
         for pause_s in (*self._backoff_s, None):
             try:
-                self._fetch_once(url, file, most, accept)
+                self._fetch_once(url, file, max_bytes, accept)
                 return
             except (OSError, http.client.HTTPException) as error:
                 status = error.code if isinstance(error, urllib.error.HTTPError) else None
@@ -144,7 +146,7 @@ class RegistrySource:
                     raise self._explain_error(error, status) from None
                 time.sleep(pause_s)
 
-    def _fetch_once(self, url: str, file: IO[bytes], most: int, accept: str) -> None:
+    def _fetch_once(self, url: str, file: IO[bytes], max_bytes: int, accept: str) -> None:
         try:
             response = self._open_url(url, accept)
         except urllib.error.HTTPError as error:
@@ -159,8 +161,8 @@ class RegistrySource:
             file.truncate()
             while piece := response.read(_PIECE_BYTES):
                 file.write(piece)
-                if file.tell() > most:
-                    raise BadImageError(f"{self._host} sent more than the expected {most:,} bytes of '{url}'.")
+                if file.tell() > max_bytes:
+                    raise BadImageError(f"{self._host} sent more than the expected {max_bytes:,} bytes of '{url}'.")
             # `HTTPResponse.read(n)` raises no error if the connection ends before the announced length.
             expected = response.headers.get("Content-Length")
             if expected is not None and expected.isdigit() and file.tell() != int(expected):

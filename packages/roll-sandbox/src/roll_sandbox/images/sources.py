@@ -33,8 +33,8 @@ __all__ = [
 ]
 
 MAX_JSON_BYTES = 4 * 2**20
-_INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
-_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_INDEX_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 _MAX_DEPTH = 4
 
 
@@ -81,7 +81,7 @@ def choose_platform(index: object) -> Mapping[str, Any]:
     """
     entries = index.get("manifests") if isinstance(index, dict) else None
     images = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
-    machine = _MACHINES.get(platform.machine(), platform.machine())
+    machine = _ARCHITECTURES.get(platform.machine(), platform.machine())
     places = [each.get("platform") if isinstance(each.get("platform"), dict) else {} for each in images]
     fits = [
         each
@@ -121,7 +121,7 @@ class LayoutSource:
         try:
             digest = self._find_manifest_digest(tag)
         except FileNotFoundError:
-            self.image, self._blobs = self._find_saved(tag)
+            self.image, self._blobs = self._find_docker_image(tag)
             return
         manifest = self._read_json(digest)
         config = manifest.get("config") if isinstance(manifest, dict) else None
@@ -136,7 +136,7 @@ class LayoutSource:
         """Return the digest of the manifest of the image with this tag, for this machine's platform."""
         entry = self._choose_manifest(self._read_file("index.json"), tag)
         for _ in range(_MAX_DEPTH):
-            if entry.get("mediaType") not in _INDEXES:
+            if entry.get("mediaType") not in _INDEX_TYPES:
                 return entry.get("digest")
             entry = choose_platform(self._read_json(entry.get("digest")))
         raise BadImageError("the image's indexes are nested too deeply.")
@@ -153,7 +153,7 @@ class LayoutSource:
                 raise BadImageError(f"no image is tagged '{tag}'; known tags are: {known_tags or 'none'}.")
         return choose_platform({"manifests": named})
 
-    def _find_saved(self, tag: str | None) -> tuple[Image, list[tuple[str, object]]]:
+    def _find_docker_image(self, tag: str | None) -> tuple[Image, list[tuple[str, object]]]:
         """Return the image, and its layers as file names without digests, from the `manifest.json` of `docker save`."""
         entries = parse_json(self._read_file("manifest.json"), "the manifest")
         for entry in entries if isinstance(entries, list) else ():

@@ -31,10 +31,10 @@ MAX_HEADER_BYTES = 2**20
 _MAX_LINKS = 40
 _MAX_DEPTH = 256
 """Maximum depth of nested directories, since merging and removing layers are recursive."""
-_IMPOSSIBLE = (errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP)
+_NAME_ERRORS = (errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP)
 """Errors whose cause is the name of an entry, not this machine."""
 _PIECE_BYTES = 2**20
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WHITEOUT, _OPAQUE_WHITEOUT, _PRIVATE_WHITEOUT = ".wh.", ".wh..wh..opq", ".wh..wh."
 
 
@@ -197,7 +197,7 @@ class _Layer:
     """Writes the entries of a layer's archive into a directory."""
 
     def __init__(self, path: str, bounds: UnpackBudget) -> None:
-        self._root = os.open(path, _DIRECTORY)
+        self._root = os.open(path, _DIRECTORY_FLAGS)
         self._bounds = bounds
 
     def close(self) -> None:
@@ -211,7 +211,7 @@ class _Layer:
         try:
             self._add_entry(member, archive)
         except OSError as error:
-            if error.errno in _IMPOSSIBLE:
+            if error.errno in _NAME_ERRORS:
                 raise BadImageError(
                     f"a layer has the entry {member.name[:80]!r}, which cannot be created ({error.strerror})."
                 ) from None
@@ -289,7 +289,7 @@ class _Layer:
                         os.close(opened.pop())
                     continue
                 try:
-                    opened.append(os.open(part, _DIRECTORY, dir_fd=opened[-1]))
+                    opened.append(os.open(part, _DIRECTORY_FLAGS, dir_fd=opened[-1]))
                 except FileNotFoundError:
                     if not make:
                         raise
@@ -356,7 +356,7 @@ def _make_directory(parent: int, name: str, mode: int) -> None:
         if not stat.S_ISDIR(status.st_mode):
             os.unlink(name, dir_fd=parent)
             os.mkdir(name, 0o700, dir_fd=parent)
-    directory = os.open(name, _DIRECTORY, dir_fd=parent)
+    directory = os.open(name, _DIRECTORY_FLAGS, dir_fd=parent)
     os.fchmod(directory, mode)
     os.close(directory)
 

@@ -38,7 +38,7 @@ __all__ = ["RemoteSandbox", "RemoteSandboxConnection", "ServiceConnection", "gen
 _ANSWER_TIMEOUT_S = 10.0
 _MAX_KEPT_CLOSES = 256
 """Maximum number of `close` messages of sessions to keep, to resend them over a new connection."""
-_FIELDS = {"input": ("data",), "bound": ("wall_s", "cpu_s"), "tty": ("rows", "columns", "shown")}
+_MESSAGE_FIELDS = {"input": ("data",), "bound": ("wall_s", "cpu_s"), "tty": ("rows", "columns", "shown")}
 
 
 def generate_name() -> str:
@@ -152,7 +152,7 @@ class RemoteSandboxConnection:
         op, name, *rest = message
         if self.is_lost:
             return
-        values = dict(zip(_FIELDS.get(op, ()), rest, strict=True))
+        values = dict(zip(_MESSAGE_FIELDS.get(op, ()), rest, strict=True))
         number = self._num_sent[name] = self._num_sent.get(name, 0) + 1
         outgoing = {"op": op, "sandbox": self.name, "id": name, "n": number, **values}
         if name in self._resend_buffers:

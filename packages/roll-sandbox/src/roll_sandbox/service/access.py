@@ -20,9 +20,9 @@ from roll_sandbox.service.quotas import Quotas
 from roll_sandbox.service.rate_limits import RateLimiter
 from roll_sandbox.service.tokens import Identity, Tokens
 
-__all__ = ["ROCK", "AccessMiddleware", "get_required_scope"]
+__all__ = ["ROCK_PREFIX", "AccessMiddleware", "get_required_scope"]
 
-ROCK = "/apis/envs/sandbox/v1"
+ROCK_PREFIX = "/apis/envs/sandbox/v1"
 _PUBLIC_PATH = "/health/live"
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -42,7 +42,7 @@ def get_required_scope(method: str, path: str) -> str:
         return "admin"
     if path == "/v1/line" or (path.startswith("/v1/sandboxes/") and path.endswith("/stream")):
         return "run"
-    if path != "/v1/sandboxes" and not path.startswith(("/v1/sandboxes/", ROCK + "/")):
+    if path != "/v1/sandboxes" and not path.startswith(("/v1/sandboxes/", ROCK_PREFIX + "/")):
         return "admin"
     return "read" if method in ("GET", "HEAD") else "run"
 
@@ -160,7 +160,7 @@ def _extract_token(headers: Headers, path: str) -> str:
     On ROCK's routes, the token may also be in ROCK's header, or be the password in the URL, as ROCK's SDK sends it.
     """
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    if path.startswith(ROCK + "/"):
+    if path.startswith(ROCK_PREFIX + "/"):
         if scheme.lower() == "basic":
             with contextlib.suppress(ValueError):
                 return base64.b64decode(token.strip()).decode("ascii").partition(":")[2]

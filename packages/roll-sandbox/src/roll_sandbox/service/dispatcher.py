@@ -30,10 +30,10 @@ from roll_sandbox.wire import Message, error_to_json, spec_from_json, spec_to_js
 
 __all__ = ["ClientConnection", "Dispatcher", "SandboxEntry"]
 
-ORPHAN_S = 60.0
-"""Seconds that a client has to reconnect before its sandboxes are stopped."""
-AWAY_S = 60.0
-"""Seconds that a worker may be disconnected before its sandboxes are lost."""
+ORPHAN_TIMEOUT_S = 60.0
+"""Seconds after which the sandboxes of a disconnected client are stopped."""
+AWAY_TIMEOUT_S = 60.0
+"""Seconds after which the sandboxes of a disconnected worker are lost."""
 
 
 class Dispatcher:
@@ -62,7 +62,7 @@ class Dispatcher:
                 return
             if entry is None:
                 if op == "stop":
-                    connection.deliver({"op": "gone", "sandbox": name, **_UNKNOWN})
+                    connection.deliver({"op": "gone", "sandbox": name, **_UNKNOWN_SANDBOX})
                     return
                 raise UnknownSandboxError(f"the owner '{connection.identity.owner}' has no sandbox '{name}'.")
             if op == "look":
@@ -337,7 +337,7 @@ class Dispatcher:
         return entry
 
 
-_UNKNOWN = error_to_json(UnknownSandboxError("the sandbox has ended"))
+_UNKNOWN_SANDBOX = error_to_json(UnknownSandboxError("the sandbox has ended"))
 
 
 def _copy_names(message: Message) -> dict[str, Any]:

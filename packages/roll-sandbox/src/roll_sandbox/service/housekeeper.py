@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import Row
 
 from roll_sandbox.errors import SandboxDatabaseError, SandboxLostError, SandboxRequestError
-from roll_sandbox.service.dispatcher import AWAY_S, ORPHAN_S, Dispatcher
+from roll_sandbox.service.dispatcher import AWAY_TIMEOUT_S, ORPHAN_TIMEOUT_S, Dispatcher
 from roll_sandbox.service.entries import ProgramEntry, SandboxEntry
 from roll_sandbox.service.records import parse_row_json
 from roll_sandbox.service.worker_link import WorkerLink
@@ -20,9 +20,9 @@ from roll_sandbox.wire import compute_heartbeat_s, error_to_json, spec_from_json
 
 __all__ = ["Housekeeper", "restore_sandbox"]
 
-_EVERY_S = 0.5
-_REPORT_EVERY = _QUOTAS_EVERY = 4
-_FORGET_EVERY = 120
+_INTERVAL_S = 0.5
+_ROUNDS_PER_REPORT = _ROUNDS_PER_QUOTA_LOAD = 4
+_ROUNDS_PER_DELETION = 120
 _MAX_MISSED_HEARTBEATS = 5
 _log = logging.getLogger(__name__)
 
@@ -32,8 +32,8 @@ class Housekeeper:
 
     Args:
         dispatcher: the service's dispatcher.
-        orphan_s: see `dispatcher.ORPHAN_S`.
-        away_s: see `dispatcher.AWAY_S`.
+        orphan_s: see `dispatcher.ORPHAN_TIMEOUT_S`.
+        away_s: see `dispatcher.AWAY_TIMEOUT_S`.
         report: updates the report of the worker in this process, if there is one.
     """
 
@@ -41,8 +41,8 @@ class Housekeeper:
         self,
         dispatcher: Dispatcher,
         *,
-        orphan_s: float = ORPHAN_S,
-        away_s: float = AWAY_S,
+        orphan_s: float = ORPHAN_TIMEOUT_S,
+        away_s: float = AWAY_TIMEOUT_S,
         report: Callable[[], None] = lambda: None,
     ) -> None:
         self._dispatcher = dispatcher
@@ -71,7 +71,7 @@ class Housekeeper:
         """Run the housekeeping until canceled."""
         turns = 0
         while True:
-            await asyncio.sleep(_EVERY_S)
+            await asyncio.sleep(_INTERVAL_S)
             turns += 1
             self.run_round(time.monotonic())
             try:
@@ -83,18 +83,18 @@ class Housekeeper:
 
     async def _run_periodic_tasks(self, turns: int) -> None:
         await asyncio.to_thread(self._dispatcher.audit.flush)
-        if turns % _REPORT_EVERY == 1:
+        if turns % _ROUNDS_PER_REPORT == 1:
             self._report()
-        if turns % _QUOTAS_EVERY == 0:
+        if turns % _ROUNDS_PER_QUOTA_LOAD == 0:
             self._dispatcher.quotas.set_named(await asyncio.to_thread(self._dispatcher.records.load_quotas))
-        if turns % _FORGET_EVERY == 0:
+        if turns % _ROUNDS_PER_DELETION == 0:
             await asyncio.to_thread(self._dispatcher.records.delete_old_records)
 
     def run_round(self, monotonic: float) -> None:
         """Stop expired and orphaned sandboxes, and disconnect or remove silent workers, as of the time `monotonic`."""
         dispatcher = self._dispatcher
         # After a stall of this process, there may be heartbeats that have arrived but have not been read.
-        stalled, self._last_round = monotonic - self._last_round > 4 * _EVERY_S, monotonic
+        stalled, self._last_round = monotonic - self._last_round > 4 * _INTERVAL_S, monotonic
         for entry in list(dispatcher.entries.values()):
             if entry.is_stopping:
                 continue

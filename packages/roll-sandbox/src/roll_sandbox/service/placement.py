@@ -12,8 +12,8 @@ from roll_sandbox.types import SandboxSpec
 __all__ = ["choose_worker", "compute_load"]
 
 MIN_FREE_BYTES = 2**28
-"""Minimum free memory of a machine that gets a new sandbox. The memory limits of the machine's sandboxes do not matter:
-they are seldom reached, and never all at once.
+"""Minimum free memory of a machine that gets a new sandbox. The memory limits of its sandboxes are ignored, because
+sandboxes seldom reach them, and never all at once.
 """
 IDLE_BYTES = 2_300_000
 PLACED_PER_CORE = 16

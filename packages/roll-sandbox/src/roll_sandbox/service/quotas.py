@@ -50,6 +50,8 @@ def _is_valid_value(name: str, value: object) -> bool:
 
 @dataclass
 class _Usage:
+    """The resources in use of one owner."""
+
     sandboxes: int = 0
     memory_bytes: int = 0
     disk_bytes: int = 0

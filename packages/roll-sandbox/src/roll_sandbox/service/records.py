@@ -15,9 +15,9 @@ from roll_sandbox.service.store import Store
 from roll_sandbox.service.store.tables import executions, owners, sandboxes, workers
 from roll_sandbox.wire import Message
 
-__all__ = ["ALIVE", "ProgramRecord", "Records", "WorkerRecord", "parse_row_json"]
+__all__ = ["LIVE_STATES", "ProgramRecord", "Records", "WorkerRecord", "parse_row_json"]
 
-ALIVE = ("starting", "running")
+LIVE_STATES = ("starting", "running")
 _Callback: TypeAlias = Callable[[Exception | None], None]
 _KEEP_ENDED_S = 3600.0
 """Seconds for which records of ended sandboxes are kept."""
@@ -128,14 +128,14 @@ class Records:
 
     def load_live_sandboxes(self) -> Sequence[Row[Any]]:
         """Return the rows of all sandboxes that have not ended."""
-        return self._store.read(select(sandboxes).where(sandboxes.c.state.in_(ALIVE)))
+        return self._store.read(select(sandboxes).where(sandboxes.c.state.in_(LIVE_STATES)))
 
     def load_live_programs(self) -> dict[tuple[str, str], dict[str, str]]:
         """Return the states of all programs in live sandboxes: `{(owner, sandbox): {program: state}}`."""
         states: dict[tuple[str, str], dict[str, str]] = {}
         same_sandbox = (sandboxes.c.owner == executions.c.owner) & (sandboxes.c.name == executions.c.sandbox)
         rows = select(executions.c.owner, executions.c.sandbox, executions.c.name, executions.c.state)
-        for row in self._store.read(rows.join(sandboxes, same_sandbox).where(sandboxes.c.state.in_(ALIVE))):
+        for row in self._store.read(rows.join(sandboxes, same_sandbox).where(sandboxes.c.state.in_(LIVE_STATES))):
             states.setdefault((row.owner, row.sandbox), {})[row.name] = row.state
         return states
 

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, Response
 from roll_sandbox.agent_sandbox import Session
 from roll_sandbox.errors import RollSandboxError, SandboxError, SandboxRequestError, UnknownSandboxError
 from roll_sandbox.remote.connection import RemoteSandbox
-from roll_sandbox.service.access import ROCK
+from roll_sandbox.service.access import ROCK_PREFIX
 from roll_sandbox.service.bodies import CheckedRoute, Named, describe_validation_error
 from roll_sandbox.service.local_clients import LocalClients, OwnerSandboxes
 from roll_sandbox.service.rock_bodies import (
@@ -44,7 +44,7 @@ __all__ = ["add_rock_routes"]
 _MAX_WALL_S = 86400.0
 _ESCAPES = re.compile(r"\x1b[@-_][0-?]*[ -/]*[@-~]")
 """Matches the escape sequences that ROCK removes from a shell's output (`rock/rocklet/linux.py`)."""
-_FORM = {
+_UPLOAD_SCHEMA = {
     "multipart/form-data": {
         "schema": {
             "type": "object",
@@ -250,7 +250,7 @@ def add_rock_routes(app: FastAPI, *, use_images: bool) -> None:
             worker reports to have the image.
     """
     app.state.rock = {}
-    router = APIRouter(prefix=ROCK, route_class=_RockRoute, responses=_REFUSALS)
+    router = APIRouter(prefix=ROCK_PREFIX, route_class=_RockRoute, responses=_REFUSALS)
 
     @router.post("/start")
     @router.post("/start_async")
@@ -334,7 +334,7 @@ def _add_files(router: APIRouter) -> None:
         await (await rock.use_sandbox(request.sandbox_id)).write_file(request.path, request.content.encode())
         return RockAnswer(result={"success": True, "message": ""})
 
-    @router.post("/upload", openapi_extra={"requestBody": {"content": _FORM, "required": True}})
+    @router.post("/upload", openapi_extra={"requestBody": {"content": _UPLOAD_SCHEMA, "required": True}})
     async def upload_file(request: Request, rock: OwnerRock) -> RockAnswer:
         kind = request.headers.get("content-type", "")
         parts = await asyncio.to_thread(_parse_form, kind, await request.body())

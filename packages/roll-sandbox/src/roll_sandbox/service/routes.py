@@ -61,7 +61,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": "refused", "content": {"application/json": {"schema": _ERROR}}}
     for status in (400, 401, 403, 404, 409, 410, 413, 422, 429, 502, 503)
 }
-_LIST = """
+_LIST_PROGRAM = """
 import json, os
 entries = sorted(os.scandir({path!r}), key=lambda entry: entry.name)
 print(json.dumps([[e.name, e.is_dir(follow_symlinks=False), e.stat(follow_symlinks=False).st_size] for e in entries]))
@@ -237,7 +237,7 @@ def _add_files(router: APIRouter) -> None:
     @router.get("/sandboxes/{name}/directory")
     async def list_directory(name: Name, path: FilePath, owned: Sandboxes) -> list[EntryBody]:
         sandbox = await owned.get_sandbox(name)
-        result = await sandbox.execute(PythonCode(source=_LIST.format(path=path), wall_s=20.0))
+        result = await sandbox.execute(PythonCode(source=_LIST_PROGRAM.format(path=path), wall_s=20.0))
         if not result.ok:
             last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise SandboxRequestError(f"the directory '{path[:200]}' cannot be read: {''.join(last)[:300]}")

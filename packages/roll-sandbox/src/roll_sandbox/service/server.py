@@ -19,7 +19,7 @@ from roll_sandbox.service.settings import Settings
 
 __all__ = ["serve"]
 
-_SILENT_MS = 60_000
+_TCP_TIMEOUT_MS = 60_000
 
 
 def serve(
@@ -143,7 +143,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # disconnects peers that read nothing for this time
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _TCP_TIMEOUT_MS)
     try:
         listening.bind((host, port))
     except (OSError, OverflowError) as error:

@@ -23,7 +23,7 @@ from roll_sandbox.service.sockets import Channel
 from roll_sandbox.service.store import Store
 from roll_sandbox.service.tokens import Identity, Tokens
 from roll_sandbox.service.worker_link import WorkerLink
-from roll_sandbox.service.workers import LOCAL, Workers
+from roll_sandbox.service.workers import LOCAL_NAME, Workers
 from roll_sandbox.wire import Message, validate_client_message
 from roll_sandbox.worker import Worker
 
@@ -66,7 +66,7 @@ class Service:
         """
         self.store.open()
         await asyncio.to_thread(self.workers.recover)
-        await self.housekeeper.recover(LOCAL)
+        await self.housekeeper.recover(LOCAL_NAME)
         settings = self.settings
         if settings.runtime is not None:
             self.manager = SandboxManager(
@@ -79,14 +79,14 @@ class Service:
                 images=ImageCache().list_requestable_names,
                 send=self.dispatcher.on_worker_message,
             )
-            self.workers.add(WorkerLink(LOCAL, self._worker.receive, capacity=settings.max_sandboxes))
+            self.workers.add(WorkerLink(LOCAL_NAME, self._worker.receive, capacity=settings.max_sandboxes))
             self._update_report()
         self._housekeeping = asyncio.create_task(self.housekeeper.run())
         self.is_ready = True
 
     def _update_report(self) -> None:
-        if self._worker is not None and LOCAL in self.dispatcher.workers:
-            self.dispatcher.workers[LOCAL].update_report(self._worker.make_report())
+        if self._worker is not None and LOCAL_NAME in self.dispatcher.workers:
+            self.dispatcher.workers[LOCAL_NAME].update_report(self._worker.make_report())
 
     async def close(self) -> None:
         """End the sandboxes of the worker in this process, and record their ends."""

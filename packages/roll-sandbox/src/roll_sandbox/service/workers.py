@@ -19,9 +19,9 @@ from roll_sandbox.service.tokens import Identity
 from roll_sandbox.service.worker_link import WorkerLink
 from roll_sandbox.wire import Message, report_from_json, validate_worker_message
 
-__all__ = ["LOCAL", "Workers"]
+__all__ = ["LOCAL_NAME", "Workers"]
 
-LOCAL = "local"
+LOCAL_NAME = "local"
 """Name of the worker in the server's process."""
 
 
@@ -65,7 +65,7 @@ class Workers:
             message["process"],
             report_from_json(message["report"]),
         )
-        if name == LOCAL:
+        if name == LOCAL_NAME:
             raise SandboxRequestError(
                 "the worker's name must not be 'local', which is the server's own worker: choose another (`--name`)."
             )
@@ -139,7 +139,7 @@ class Workers:
         if link is None:
             raise UnknownSandboxError(f"unknown worker '{name}': `roll-sandbox workers` lists the workers.")
         link.is_drained = draining
-        self._record_worker(name, self._known[name].owner if name in self._known else LOCAL)
+        self._record_worker(name, self._known[name].owner if name in self._known else LOCAL_NAME)
         return link
 
     def _record_worker(self, name: str, owner: str) -> None:

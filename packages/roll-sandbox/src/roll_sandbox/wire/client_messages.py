@@ -30,7 +30,7 @@ _REQUIREMENTS = {
     "bytes": "bytes",
     "object": "an object",
 }
-_SHAPES: dict[str, dict[str, str]] = {
+_MESSAGE_FIELDS: dict[str, dict[str, str]] = {
     "create": {"sandbox": "name", "spec": "object", "lifetime_s": "seconds", "near": "name"},
     "upload": {"sandbox": "name", "files": "object"},
     "attach": {"sandbox": "name"},
@@ -66,9 +66,9 @@ def validate_client_message(message: Message) -> Message:
         SandboxRequestError: the message is invalid; the error says why.
     """
     op = message.get("op")
-    shape = _SHAPES.get(op) if isinstance(op, str) else None
+    shape = _MESSAGE_FIELDS.get(op) if isinstance(op, str) else None
     if shape is None:
-        raise SandboxRequestError(f"unknown message {str(op)[:40]!r}: known are {', '.join(_SHAPES)}.")
+        raise SandboxRequestError(f"unknown message {str(op)[:40]!r}: known are {', '.join(_MESSAGE_FIELDS)}.")
     for name in message:
         if name != "op" and name not in shape:
             raise SandboxRequestError(f"unknown field {name[:40]!r} of the message '{op}'.")

@@ -76,36 +76,38 @@ def _get_field_types(kind: type[Any]) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def parse_dataclass(kind: type[_T], values: object, place: str) -> _T:
-    """Check received fields, and build a dataclass from them; `place` names the fields in error messages.
+def parse_dataclass(kind: type[_T], values: object, location: str) -> _T:
+    """Check received fields, and build a dataclass from them; `location` names the fields in error messages.
 
     Raises:
         SandboxRequestError: a field is unknown or has the wrong type.
     """
     if not isinstance(values, dict):
-        raise SandboxRequestError(f"'{place}' must be an object, got {str(values)[:80]!r}.")
+        raise SandboxRequestError(f"'{location}' must be an object, got {str(values)[:80]!r}.")
     kinds = _get_field_types(kind)
     for name in values:
         if name not in kinds or name == "stdin":
-            raise SandboxRequestError(f"unknown field {str(name)[:40]!r} of '{place}': known are {', '.join(kinds)}.")
+            raise SandboxRequestError(
+                f"unknown field {str(name)[:40]!r} of '{location}': known are {', '.join(kinds)}."
+            )
     try:
-        return kind(**{name: _parse_value(kinds[name], value, f"{place}.{name}") for name, value in values.items()})
+        return kind(**{name: _parse_value(kinds[name], value, f"{location}.{name}") for name, value in values.items()})
     except (TypeError, ValueError) as error:
         if isinstance(error, SandboxRequestError):
             raise
-        raise SandboxRequestError(f"'{place}': {error}") from None
+        raise SandboxRequestError(f"'{location}': {error}") from None
 
 
-def _parse_value(kind: Any, value: Any, place: str) -> Any:
+def _parse_value(kind: Any, value: Any, location: str) -> Any:
     """Check that a value has the type `kind`, and convert it."""
     origin, parts = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
-        return parse_dataclass(cast(type[Any], kind), value, place)
+        return parse_dataclass(cast(type[Any], kind), value, location)
     if origin is Literal:
         good = value in parts
     elif origin is tuple:
         if isinstance(value, list | tuple):
-            return tuple(_parse_value(parts[0], each, place) for each in value)
+            return tuple(_parse_value(parts[0], each, location) for each in value)
         good = False
     elif origin is Mapping:
         good = isinstance(value, dict) and all(
@@ -115,14 +117,14 @@ def _parse_value(kind: Any, value: Any, place: str) -> Any:
         return (
             None
             if value is None
-            else _parse_value(next(part for part in parts if part is not type(None)), value, place)
+            else _parse_value(next(part for part in parts if part is not type(None)), value, location)
         )
     elif kind is float:
         good = type(value) in (int, float) and -_MAX_NUMBER <= value <= _MAX_NUMBER
     else:
         good = type(value) is kind and (kind is not int or -_MAX_NUMBER <= value <= _MAX_NUMBER)
     if not good:
-        raise SandboxRequestError(f"'{place}' must be of type {_format_type_name(kind)}, got {str(value)[:80]!r}.")
+        raise SandboxRequestError(f"'{location}' must be of type {_format_type_name(kind)}, got {str(value)[:80]!r}.")
     return value
 
 

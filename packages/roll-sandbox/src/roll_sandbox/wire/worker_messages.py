@@ -85,15 +85,15 @@ def _allow_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or fits(value)
 
 
-_Shape = dict[str, Callable[[Any], bool]]
-_ERROR_FIELDS: _Shape = {
+_Fields = dict[str, Callable[[Any], bool]]
+_ERROR_FIELDS: _Fields = {
     "error": _is_text,
     "message": _allow_none(_is_text),
     "errno": _allow_none(_is_count),
     "path": _allow_none(_is_text),
 }
-_PROGRAM_FIELDS: _Shape = {"sandbox": _is_text, "id": _is_name}
-_SHAPES: dict[str, _Shape] = {
+_PROGRAM_FIELDS: _Fields = {"sandbox": _is_text, "id": _is_name}
+_MESSAGE_FIELDS: dict[str, _Fields] = {
     "created": {"sandbox": _is_text, "traits": _is_properties},
     "failed": {"sandbox": _is_text, **_ERROR_FIELDS},
     "gone": {"sandbox": _is_text, **_ERROR_FIELDS},
@@ -128,9 +128,11 @@ def validate_worker_message(message: Message) -> Message:
         SandboxRequestError: the message is invalid; the error says why.
     """
     op = message.get("op")
-    shape = _SHAPES.get(op) if isinstance(op, str) else None
+    shape = _MESSAGE_FIELDS.get(op) if isinstance(op, str) else None
     if shape is None:
-        raise SandboxRequestError(f"unknown message {str(op)[:40]!r} of a worker: known are {', '.join(_SHAPES)}.")
+        raise SandboxRequestError(
+            f"unknown message {str(op)[:40]!r} of a worker: known are {', '.join(_MESSAGE_FIELDS)}."
+        )
     for name, fits in shape.items():
         if not fits(message.get(name)):
             raise SandboxRequestError(

@@ -35,6 +35,8 @@ _PIECE_OVERHEAD_BYTES, _EMPTIED_OVERHEAD_BYTES = 200, 8
 
 
 class _Execution:
+    """A program or a session's command, running or ended, with its messages and output."""
+
     def __init__(self, message: Message) -> None:
         self.job: Job | None = None
         self.chunks: list[Chunk] = []
@@ -313,15 +315,15 @@ def _get_first_line(request: dict[str, Any]) -> str:
     return str(text).strip().partition("\n")[0][:200]
 
 
-def _get_last_output(chunks: list[Chunk], most: int) -> bytes:
-    """Return the last bytes that a program printed, at most `most`."""
+def _get_last_output(chunks: list[Chunk], max_bytes: int) -> bytes:
+    """Return the last bytes that a program printed, at most `max_bytes`."""
     pieces: list[bytes] = []
     for chunk in reversed(chunks):
-        if most <= 0:
+        if max_bytes <= 0:
             break
         if chunk.stream != "result":
-            pieces.append(chunk.data[-most:])
-            most -= len(pieces[-1])
+            pieces.append(chunk.data[-max_bytes:])
+            max_bytes -= len(pieces[-1])
     return b"".join(reversed(pieces))
 
 

@@ -40,6 +40,8 @@ _log = logging.getLogger(__name__)
 
 
 class _RunningSandbox:
+    """A sandbox that has started, and the programs in it."""
+
     def __init__(self, sandbox: Sandbox, executions: Executions) -> None:
         self.sandbox = sandbox
         self.executions = executions
@@ -85,12 +87,12 @@ class Worker:
     def receive(self, message: Message) -> None:
         """Handle a message from the server, which has checked that it has the format of `wire.client_messages`."""
         op, qualified_name = message["op"], message["sandbox"]
-        held = self._held.get(qualified_name)
+        running = self._held.get(qualified_name)
         if op == "create":
             self._create_sandbox(qualified_name, message)
         elif op == "stop":
-            self._stop_sandbox(qualified_name, held, message.get("expired", False))
-        elif held is None:
+            self._stop_sandbox(qualified_name, running, message.get("expired", False))
+        elif running is None:
             if qualified_name not in self._starting:
                 error = error_to_json(UnknownSandboxError("the sandbox has ended"))
                 named = (
@@ -98,14 +100,14 @@ class Worker:
                 )
                 self.send({**error, "op": "error" if "id" in message else "gone", **named})
         elif op == "attach":
-            self._send_created(qualified_name, held)
+            self._send_created(qualified_name, running)
         else:
-            held.executions.receive(message)
+            running.executions.receive(message)
 
     def _create_sandbox(self, qualified_name: str, message: Message) -> None:
-        held = self._held.get(qualified_name)
-        if held is not None:
-            self._send_created(qualified_name, held)
+        running = self._held.get(qualified_name)
+        if running is not None:
+            self._send_created(qualified_name, running)
         elif qualified_name not in self._starting:
             task = self._starting[qualified_name] = asyncio.create_task(self._launch_sandbox(qualified_name, message))
             task.add_done_callback(lambda task: self._on_launched(qualified_name, task))
@@ -134,11 +136,11 @@ class Worker:
         except (RollSandboxError, ValueError) as error:
             self.send({"op": "failed", "sandbox": qualified_name, **error_to_json(error)})
             return
-        held = self._held[qualified_name] = _RunningSandbox(
+        running = self._held[qualified_name] = _RunningSandbox(
             sandbox, Executions(qualified_name, sandbox, self.send, self._outputs)
         )
-        sandbox.on_close(lambda: self._on_sandbox_ended(qualified_name, held))
-        self._send_created(qualified_name, held)
+        sandbox.on_close(lambda: self._on_sandbox_ended(qualified_name, running))
+        self._send_created(qualified_name, running)
 
     def _check_mounts(self, spec: SandboxSpec) -> SandboxSpec:
         """Check the mounts of a spec, and return the spec with the mounts resolved on this machine.
@@ -160,19 +162,19 @@ class Worker:
             mounts.append(Mount(source=source, target=mount.target))
         return dataclasses.replace(spec, pool="", mounts=tuple(mounts))
 
-    def _send_created(self, qualified_name: str, held: _RunningSandbox) -> None:
-        self.send({"op": "created", "sandbox": qualified_name, "traits": held.sandbox.properties})
+    def _send_created(self, qualified_name: str, running: _RunningSandbox) -> None:
+        self.send({"op": "created", "sandbox": qualified_name, "traits": running.sandbox.properties})
 
-    def _stop_sandbox(self, qualified_name: str, held: _RunningSandbox | None, expired: bool) -> None:
-        if held is not None:
-            held.executions.end_reason = held.executions.end_reason or (
+    def _stop_sandbox(self, qualified_name: str, running: _RunningSandbox | None, expired: bool) -> None:
+        if running is not None:
+            running.executions.end_reason = running.executions.end_reason or (
                 SandboxExpiredError(
                     "the sandbox reached the end of its lifetime: extend it, or request a longer lifetime"
                 )
                 if expired
                 else UnknownSandboxError("the sandbox was stopped")
             )
-            held.sandbox.destroy()
+            running.sandbox.destroy()
         elif qualified_name in self._starting:
             self._starting[qualified_name].cancel()
         else:
@@ -180,22 +182,22 @@ class Worker:
                 {"op": "gone", "sandbox": qualified_name, **error_to_json(UnknownSandboxError("the sandbox has ended"))}
             )
 
-    def _on_sandbox_ended(self, qualified_name: str, held: _RunningSandbox) -> None:
+    def _on_sandbox_ended(self, qualified_name: str, running: _RunningSandbox) -> None:
         self._held.pop(qualified_name, None)
-        held.executions.release_outputs()
-        error = held.executions.end_reason or SandboxLostError("the sandbox ended unexpectedly")
+        running.executions.release_outputs()
+        error = running.executions.end_reason or SandboxLostError("the sandbox ended unexpectedly")
         self.send({"op": "gone", "sandbox": qualified_name, **error_to_json(error)})
 
     def list_sandboxes(self) -> dict[str, Message]:
         """Return, by name, the traits of each sandbox of this worker, and the names of its known programs."""
         return {
-            qualified_name: {"traits": held.sandbox.properties, "programs": held.executions.list_names()}
-            for qualified_name, held in self._held.items()
+            qualified_name: {"traits": running.sandbox.properties, "programs": running.executions.list_names()}
+            for qualified_name, running in self._held.items()
         }
 
     def list_unacked_ends(self) -> list[Message]:
         """Return the end messages of programs that a server may not have received."""
-        return [message for held in self._held.values() for message in held.executions.list_unacked_ends()]
+        return [message for running in self._held.values() for message in running.executions.list_unacked_ends()]
 
     @property
     def is_empty(self) -> bool:
@@ -220,7 +222,7 @@ class Worker:
         for task in list(self._starting.values()):
             task.cancel()
         await asyncio.gather(*self._starting.values(), return_exceptions=True)
-        for held in list(self._held.values()):
+        for running in list(self._held.values()):
             with contextlib.suppress(RollSandboxError):
-                await held.sandbox.close()
+                await running.sandbox.close()
         self._uploads.close()

@@ -33,7 +33,7 @@ from roll_sandbox.service.store.engines import DatabaseLock, DatabaseLockedError
 __all__ = ["UNAVAILABLE_ERRORS", "Write", "Writer", "describe_error"]
 
 UNAVAILABLE_ERRORS = (OperationalError, InterfaceError, InternalError, PoolTimeoutError, OSError, DatabaseLockedError)
-"""The errors if the database does not answer, is locked, is full, or is read-only."""
+"""Errors that mean that the database does not answer, is locked, is full, or is read-only."""
 _MAX_WRITES = 500
 """Maximum number of writes in one transaction."""
 _BACKOFF_S = (0.05, 0.2, 0.5)
