@@ -1,4 +1,4 @@
-"""Agent programs: an endpoint for vendors' clients, with the policy behind it; their requests become rollouts.
+"""Agent programs: an OpenAI- and Anthropic-compatible endpoint of the policy turns their requests into rollouts.
 
     agent program ──HTTP──► AgentServer ──► Session ──► LLMProxy ──► engines
                                                └──► Rollout, once the program has ended

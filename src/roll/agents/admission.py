@@ -1,4 +1,4 @@
-"""A limit on the open requests of a session: each may take 100 MB of memory while it is read and answered."""
+"""A limit on the concurrent requests of a session: each may take 100 MB of memory while it is read and answered."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 from roll.agents.refusals import Refusal
 
-__all__ = ["Admission"]
+__all__ = ["RequestLimit"]
 
 
-class Admission:
-    """Counts the open requests of a session.
+class RequestLimit:
+    """Limits the concurrent requests of a session.
 
     Args:
         limit: Maximum number of requests at once.
@@ -23,7 +23,7 @@ class Admission:
 
     @contextmanager
     def admit(self) -> Iterator[None]:
-        """Count a request as open during the body.
+        """Count a request as open within the `with` block.
 
         Raises:
             Refusal: Too many requests are open.
@@ -36,10 +36,14 @@ class Admission:
             self._num_open -= 1
 
     def check(self, running: int, more: int) -> None:
-        """Check that `more` requests may run while others are `running`.
+        """Check that `more` requests can start without exceeding the limit.
+
+        Args:
+            running: Number of requests that are running.
+            more: Number of requests to start.
 
         Raises:
-            Refusal: They may not.
+            Refusal: The limit would be exceeded.
         """
         if running + more > self._limit:
             message = f"{running} requests of this session are running, and the limit is {self._limit}."

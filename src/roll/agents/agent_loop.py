@@ -1,10 +1,10 @@
-"""Rollouts of an agent program: it gets an address and a key, runs unchanged, and its requests are trained on.
+"""Rollouts of an agent program, which runs unchanged against an OpenAI- or Anthropic-compatible endpoint of the policy.
 
     prompt ─► session opened ─► agent runs ··· requests ··· ─► agent ends ─► session closed ─► rollout of its calls
 
 Invariants:
     - however the agent ends, its session is closed and its program ended before the rollout is returned;
-    - a program that crashes or hangs is an infrastructure failure and is retried; its reward is never set to 0. The
+    - a program that crashes or hangs is an infrastructure error and is retried; its reward is never set to 0. The
       rollout is scored instead if its session's budget was used up, if its last answer was cut off, or if
       `on_failure` is `score`.
 """
@@ -41,16 +41,16 @@ __all__ = ["AgentLoop", "open_agents"]
 logger = logging.getLogger(__name__)
 
 CLEANUP_TIMEOUT_S = 5.0
-"""Seconds that a canceled agent has for its clean-up; then it is abandoned."""
+"""Seconds that a canceled agent has for its clean-up; after that, ROLL does not wait for it any longer."""
 
 
 class AgentLoop:
     """A `RolloutLoop` whose rollouts are runs of an agent program.
 
     Args:
-        server: The server for the agent's requests.
+        server: The server that answers the agent's requests.
         program: The agent program.
-        config: The agent's limits, and the handling of its failures.
+        config: The agent's limits, and what to do if it fails.
         max_context: Longest context of the engines, in tokens.
         images: Stores the images of requests; `None` if the policy reads only text.
     """
@@ -101,8 +101,8 @@ class AgentLoop:
         if session.failed.done():
             await session.failed  # raises the failure
         calls = self._select_calls(session.calls)
-        # A failure after the budget or the context was used up is the policy's: it is scored, not retried.
-        cut_off = bool(calls) and session.calls[-1].finish_reason == "length"  # some frameworks raise at that
+        # If the budget or the context was used up, the failure is the policy's: the rollout is scored, not retried.
+        cut_off = bool(calls) and session.calls[-1].finish_reason == "length"  # some frameworks raise an error
         scored = bool(session.exhausted) or cut_off or config.on_failure == "score"
         if problem is not None and not scored:
             if isinstance(problem, RollError):
@@ -119,7 +119,10 @@ class AgentLoop:
         return replace(found, final_text=renderer.decode_final_text(last.token_ids, last.context))
 
     def _select_calls(self, calls: Sequence[Call]) -> Sequence[Call]:
-        """Return the calls to train on: all, or (`train: main_chain`) the longest chain; add a note about the rest."""
+        """Return the calls to train on: all of them, or with `train: main_chain` only those of the longest chain.
+
+        A warning reports the calls that are left out.
+        """
         if self._config.train == "all" or not calls:
             return calls
         chain = [calls[place] for place in find_main_chain(calls)]
@@ -141,7 +144,11 @@ class AgentLoop:
         return chain
 
     async def _run(self, session: Session, task: AgentTask) -> tuple[str | None, Exception | None]:
-        """Run the agent, then end its session. Return (answer, `None`), or (`None`, the agent's error or a timeout)."""
+        """Run the agent, then end its session.
+
+        Returns:
+            The agent's answer and `None`, or `None` and the agent's error or timeout.
+        """
         self._server.sessions.add(session)
         work = asyncio.ensure_future(self._program(task, self._server.base_url, session.key))
         work.add_done_callback(lambda work: work.cancelled() or work.exception())  # marks the exception as retrieved
@@ -166,7 +173,9 @@ async def _cancel(work: asyncio.Future[str | None]) -> None:
     work.cancel()
     done, _ = await asyncio.wait({work}, timeout=CLEANUP_TIMEOUT_S)
     if not done:
-        logger.warning("an agent is still running although it was canceled: its session is closed, and it is abandoned")
+        logger.warning(
+            "an agent is still running although it was canceled: its session is closed, and it is left running"
+        )
 
 
 @asynccontextmanager
@@ -184,7 +193,7 @@ async def open_agents(
     Raises:
         UserError: The agent cannot be run on this machine.
     """
-    from roll.agents.server import AgentServer  # imports the HTTP library, only if there is an agent
+    from roll.agents.server import AgentServer  # imports the HTTP library, which is needed only for agents
 
     async with AsyncExitStack() as stack:
         socket = None

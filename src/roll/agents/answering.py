@@ -1,9 +1,9 @@
-"""Code that all API formats of the endpoint share: turns a conversation into answers, complete or as a stream.
+"""Generation of answers for all API formats of the endpoint, as complete responses or as streams.
 
-    body ─ dialect ─► Conversation ─ `converse` ─► answers ─┬─ dialect ─► object
+    body ─ dialect ─► Conversation ─ `answer_conversation` ─► answers ─┬─ dialect ─► object
                                                             └─ `stream_answer`: events ─ dialect ─► server-sent events
 
-A dialect module only defines a vendor's format of requests and answers.
+A module such as `openai_chat` (a "dialect" above) only defines a vendor's format of requests and responses.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = [
     "AnswerEvent",
     "Reply",
     "StreamChunk",
+    "answer_conversation",
     "build_assistant_message",
-    "converse",
     "count_usage",
     "list_blocks",
     "stream_answer",
@@ -71,10 +71,17 @@ class AnswerEvent:
     """See `StreamChunk.num_characters`."""
 
 
-async def converse(
+async def answer_conversation(
     session: Session, conversation: Conversation, *, n: int = 1, max_tokens: int | None = None, stop: Sequence[str] = ()
 ) -> list[Answer]:
     """Generate answers to a conversation, and record them, so that a continued conversation reuses their tokens.
+
+    Args:
+        session: The session.
+        conversation: The conversation.
+        n: Number of answers.
+        max_tokens: Maximum number of tokens in each answer; the session's limits apply too.
+        stop: Strings that end an answer.
 
     Raises:
         Refusal: The request is rejected.
@@ -111,12 +118,12 @@ def build_assistant_message(answer: Answer) -> Message:
 
 
 def list_blocks(answer: Answer) -> list[ToolCall | str]:
-    """Return a list of the answer's text and its tool calls, without the text if it is empty and there are calls."""
+    """Return the answer's text followed by its tool calls; an empty text is left out if there are tool calls."""
     return [*([answer.text] if answer.text or not answer.tool_calls else []), *answer.tool_calls]
 
 
 def count_usage(answers: Sequence[Answer]) -> tuple[int, int]:
-    """Return the number of tokens in the answers' common context, and the total number in all answers."""
+    """Return the number of prompt tokens, which all answers share, and the total number of generated tokens."""
     return len(answers[0].call.context), sum(len(answer.call.token_ids) for answer in answers)
 
 
@@ -124,7 +131,7 @@ def count_usage(answers: Sequence[Answer]) -> tuple[int, int]:
 
 
 def stream_answer(answer: Answer, write: Callable[[AnswerEvent], Iterable[bytes]]) -> Iterator[StreamChunk]:
-    """Split an answer into events, and yield the bytes that `write` returns for each."""
+    """Split an answer into events, and yield a chunk for each byte string that `write` returns for an event."""
     return (StreamChunk(data, answer, event.sent) for event in _split_into_events(answer) for data in write(event))
 
 

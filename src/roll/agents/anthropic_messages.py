@@ -11,10 +11,10 @@ from pydantic import Discriminator, Field, Tag
 from pydantic_core import to_json
 
 from roll.agents import wire
-from roll.agents.answering import AnswerEvent, Reply, converse, count_usage, list_blocks, stream_answer
+from roll.agents.answering import AnswerEvent, Reply, answer_conversation, count_usage, list_blocks, stream_answer
 from roll.agents.contexts import Conversation
+from roll.agents.message_parts import Content, TextPart, UnknownObject, get_type, read_content, read_text
 from roll.agents.notes import Notes
-from roll.agents.parts import Content, TextPart, UnknownObject, get_type, read_content, read_text
 from roll.agents.refusals import Refusal
 from roll.agents.session import Answer, Session
 from roll.agents.tool_calls import ToolCall
@@ -22,9 +22,9 @@ from roll.agents.tool_specs import ToolSpec, note_unsupported_tools
 from roll.types import Content as MessageContent
 from roll.types import Message
 
-__all__ = ["CountRequest", "MessagesRequest", "answer_messages", "count_tokens"]
+__all__ = ["CountRequest", "MessagesRequest", "count_tokens", "create_message"]
 
-_BILLING = "x-anthropic-billing-header:"
+_BILLING_HEADER = "x-anthropic-billing-header:"
 
 
 class ToolUse(wire.Body):
@@ -108,19 +108,19 @@ class MessagesRequest(CountRequest):
     """A request to continue a conversation, with the run's sampling settings: `temperature` has no effect."""
 
     max_tokens: wire.Count
-    stop_sequences: wire.Stops | None = None
+    stop_sequences: wire.StopStrings | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
 
 
-async def answer_messages(session: Session, raw: bytes) -> Reply:
+async def create_message(session: Session, raw: bytes) -> Reply:
     """Generate an answer to a request with the body `raw`, and return it in Anthropic's format."""
     request = wire.parse_body(MessagesRequest, raw, session.notes)
     if request.messages[-1].role == "assistant":
         message = "an answer cannot be continued: the last message must be a user message, not an assistant message."
         raise Refusal(400, "invalid_value", message, field="messages")
     conversation = _build_conversation(request, session.notes)
-    [answer] = answers = await converse(
+    [answer] = answers = await answer_conversation(
         session, conversation, max_tokens=request.max_tokens, stop=request.stop_sequences or ()
     )
     given, written = count_usage(answers)
@@ -142,7 +142,7 @@ async def answer_messages(session: Session, raw: bytes) -> Reply:
 
 
 async def count_tokens(session: Session, raw: bytes) -> Reply:
-    """Answer a request with the number of tokens of the model's input, without generating."""
+    """Return the number of input tokens of a request, without generating an answer."""
     conversation = await session.store_images(_build_conversation(wire.parse_body(CountRequest, raw), session.notes))
     return Reply({"input_tokens": session.contexts.count_tokens(conversation)})
 
@@ -168,7 +168,7 @@ def _build_conversation(request: CountRequest, notes: Notes) -> Conversation:
 
 
 def _read_tools(tools: Sequence[ClientTool | UnknownObject], notes: Notes) -> list[ToolSpec]:
-    """Return the tools. The model sees a deferred tool only after a result of the agent's tool search refers to it."""
+    """Convert the tools of a request; a deferred tool is shown to the model once a tool search has returned it."""
     left_out = [_get_unknown_tool_name(tool) for tool in tools if isinstance(tool, UnknownObject)]
     vendor_searches = any(name.startswith("tool_search_tool") for name in left_out)
     specs = [
@@ -190,15 +190,15 @@ def _get_unknown_tool_name(tool: UnknownObject) -> str:
 
 
 def _remove_billing(system: Content) -> Content:
-    """Return the system text without Claude Code's billing line."""
-    # The line may change with each request; then no context would extend an earlier one.
+    """Return the system prompt without the billing header that Claude Code adds."""
+    # The header may change with each request; then no context would extend an earlier one.
     if system is None or isinstance(system, str):
         return system
-    return [part for part in system if not (isinstance(part, TextPart) and part.text.startswith(_BILLING))]
+    return [part for part in system if not (isinstance(part, TextPart) and part.text.startswith(_BILLING_HEADER))]
 
 
 def _convert_message(message: AnthropicMessage, notes: Notes, tools: Mapping[str, str]) -> list[Message]:
-    """Convert a message to messages for chat templates: one for each tool result, then one with the rest, if any."""
+    """Convert a message to chat template messages: one for each tool result, then one for the remaining content."""
     if isinstance(message.content, str):
         return [wire.build_chat_message(message.role, message.content)]
     text = _read_blocks(message, notes, tools)
@@ -218,7 +218,7 @@ def _convert_message(message: AnthropicMessage, notes: Notes, tools: Mapping[str
 
 
 def _read_blocks(message: AnthropicMessage, notes: Notes, tools: Mapping[str, str]) -> MessageContent:
-    """Return the text and the images of a message; an assistant's message has only text."""
+    """Return the text and the images of a message; an assistant message has only text."""
     blocks = [block for block in message.content if isinstance(block, TextPart | UnknownObject)]
     return read_text(blocks, notes, tools) if message.role == "assistant" else read_content(blocks, notes, tools)
 
@@ -242,7 +242,7 @@ def _build_events(body: dict[str, Any], reasoned: bool, event: AnswerEvent) -> l
 
     Args:
         body: The complete response.
-        reasoned: Whether the answer has reasoning, which is not sent.
+        reasoned: Whether the answer has reasoning; the reasoning itself is not sent.
         event: The event.
     """
     index = event.block - reasoned

@@ -1,4 +1,4 @@
-"""Compute the engine's context for a request; earlier answers in it keep the tokens that the model generated.
+"""Token IDs of an agent's conversation, in which earlier answers keep the tokens that the model generated.
 
     messages ── the longest prefix that ends with an earlier answer? ──► its context + its tokens + the text after it
          └────── none ────────────────────────────────────────────────► a fresh rendering
@@ -21,16 +21,16 @@ import numpy as np
 import xxhash
 from pydantic_core import to_json
 
-from roll.agents.fitting import render_text
 from roll.agents.refusals import Refusal
+from roll.agents.template_adaptation import render_text
 from roll.agents.tool_calls import ToolFormat, write_tools_as_text
 from roll.data import ChatRenderer
 from roll.errors import DataError
 from roll.types import EncodedText, IntArray, Message, get_content_key, join_content, join_encoded, map_text
 
-__all__ = ["Contexts", "Conversation"]
+__all__ = ["ContextBuilder", "Conversation"]
 
-_MARK = "\ue000answer\ue001"
+_ANSWER_PLACEHOLDER = "\ue000answer\ue001"
 """A placeholder for an answer if only the text after it is needed; its private-use characters occur in no real text."""
 BYTES_PER_TOKEN = 16
 """A request with more bytes than this per token of the engine's context is rejected without tokenizing it: tokenizing
@@ -48,7 +48,7 @@ class _PastAnswer:
 
     @property
     def encoded(self) -> EncodedText:
-        """The tokens of the context and of the answer, with the images in the context."""
+        """The token IDs of the context and of the answer, and the spans of the context's images."""
         ids = np.concatenate([self.context.token_ids, self.token_ids]).astype(np.int32, copy=False)
         return EncodedText(ids, self.context.media)
 
@@ -68,7 +68,7 @@ class Conversation:
     this answer only, so they are not part of the history."""
 
     @cached_property
-    def _hashed(self) -> tuple[dict[int, tuple[bytes, bytes]], xxhash.xxh3_128]:
+    def _digests(self) -> tuple[dict[int, tuple[bytes, bytes]], xxhash.xxh3_128]:
         state = xxhash.xxh3_128(to_json(self.tools) if self.tools else b"")
         answers: dict[int, tuple[bytes, bytes]] = {}
         for place, message in enumerate(self.messages):
@@ -80,38 +80,39 @@ class Conversation:
 
     @property
     def answers(self) -> dict[int, tuple[bytes, bytes]]:
-        """Two digests for each assistant message, by its index: one of the tools and all messages before it, and one
-        that also includes the message itself.
+        """Two digests for each assistant message, by its index.
+
+        The first covers the tools and all messages before it, the second also the message itself.
         """
-        return self._hashed[0]
+        return self._digests[0]
 
     @property
     def digest(self) -> bytes:
         """The digest of the tools and all messages."""
-        return self._hashed[1].digest()
+        return self._digests[1].digest()
 
     def compute_digest_with(self, answer: Message) -> bytes:
         """Return the digest of the tools, all messages and `answer`."""
-        state = self._hashed[1].copy()
+        state = self._digests[1].copy()
         state.update(_encode_message(answer))
         return state.digest()
 
 
-class Contexts:
-    """Computes the contexts of one session, and remembers its answers.
+class ContextBuilder:
+    """Builds the contexts of one session from its conversations and from the tokens of its earlier answers.
 
     Args:
         renderer: Renderer of the policy's tokenizer.
-        ends: Tokens that end an answer.
+        end_token_ids: Token IDs that end an answer.
         tool_format: The model's format of tool calls.
         max_context: Longest context of the engine, in tokens.
     """
 
     def __init__(
-        self, renderer: ChatRenderer, *, ends: Sequence[int], tool_format: ToolFormat, max_context: int
+        self, renderer: ChatRenderer, *, end_token_ids: Sequence[int], tool_format: ToolFormat, max_context: int
     ) -> None:
         self._renderer = renderer
-        self._ends = tuple(ends)
+        self._ends = tuple(end_token_ids)
         self._end_texts = [renderer.decode_raw(np.array([end])) for end in self._ends]
         self._plain = tool_format in ("plain", "none")
         self._max_bytes = BYTES_PER_TOKEN * max_context
@@ -164,7 +165,7 @@ class Contexts:
         return len(self.build_context(conversation).token_ids)
 
     def build_text_context(self, text: str) -> IntArray:
-        """Return the token IDs of a prompt of `/v1/completions`, shape [C].
+        """Return the token IDs of a text prompt for `/v1/completions`, shape [C].
 
         Raises:
             Refusal: The text is empty or far too long.
@@ -197,7 +198,7 @@ class Contexts:
             self._calls[call["id"]] = call
 
     def _find_answer(self, message: Message, before: bytes, digest: bytes) -> tuple[_PastAnswer | None, str]:
-        """Return the earlier answer that `message` repeats (`None` if there is none), and text that the agent appended.
+        """Find the earlier answer that `message` repeats, `None` if there is none, and the text the agent appended.
 
         Args:
             message: An assistant message of the request.
@@ -229,10 +230,10 @@ class Contexts:
         known = self._calls.get(call["id"])
         if known is None:
             return call
-        mine, theirs = (each["function"]["arguments"] for each in (known, call))
-        if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
+        written, sent = (each["function"]["arguments"] for each in (known, call))
+        if not isinstance(written, Mapping) or not isinstance(sent, Mapping):
             return call
-        same = all(name in theirs and theirs[name] == value for name, value in mine.items())
+        same = all(name in sent and sent[name] == value for name, value in written.items())
         return known if same else call
 
     def record_text(self, text: str, context: IntArray, token_ids: IntArray) -> None:
@@ -246,7 +247,7 @@ class Contexts:
     def _render_following(
         self, answer: Message, following: Sequence[Message], ended: bool, tools: Sequence[Any], added: str = ""
     ) -> EncodedText:
-        """Return the token IDs that follow an answer's own tokens, up to the start of the next answer.
+        """Return the token IDs between the end of an answer's own tokens and the start of the next answer.
 
         Args:
             answer: The assistant's message.
@@ -261,15 +262,15 @@ class Contexts:
         renderer = self._renderer
         if not renderer.has_template:
             return renderer.encode_fragment("\n\n".join([added, *(message.text for message in following), ""]))
-        # Any question: the text after the mark does not depend on the messages before it.
+        # Any user message will do: the text after the placeholder does not depend on the messages before it.
         question = Message(role="user", content="a")
         text = render_text(renderer, [question, _mark_end(answer, added), *following], tools)
-        begin = text.rfind(_MARK)
+        begin = text.rfind(_ANSWER_PLACEHOLDER)
         places = [(place, end) for end in self._end_texts if (place := text.find(end, begin)) >= 0]
         if begin < 0 or not places:
             raise DataError("the model's chat template writes no end token after an answer within a conversation.")
         place, end = min(places)
-        return renderer.encode_fragment(text[begin + len(_MARK) if added else place + len(end) * ended :])
+        return renderer.encode_fragment(text[begin + len(_ANSWER_PLACEHOLDER) if added else place + len(end) * ended :])
 
     def _is_end(self, last: IntArray) -> bool:
         return bool(len(last)) and int(last[0]) in self._ends
@@ -289,7 +290,7 @@ class Contexts:
             )
 
     def _escape_special_tokens(self, message: Message) -> Message:
-        """Escape special tokens, except in an assistant message, so that text of a tool cannot begin a new message."""
+        """Escape special tokens, so that the text of a tool cannot begin a new message; keep assistant messages."""
         if message.role == "assistant":
             return message
         return replace(message, content=map_text(message.content, self._renderer.escape_special_tokens))
@@ -310,23 +311,23 @@ def _mark_end(answer: Message, added: str) -> Message:
 
     The name of the last tool call is replaced too, since some templates drop the text of an answer with calls.
     """
-    marked = replace(answer, content=_MARK + added)
+    marked = replace(answer, content=_ANSWER_PLACEHOLDER + added)
     if answer.tool_calls:
         *before, last = answer.tool_calls
-        named = {**last, "function": {**last["function"], "name": _MARK}}
+        named = {**last, "function": {**last["function"], "name": _ANSWER_PLACEHOLDER}}
         marked = replace(marked, tool_calls=(*before, named))
     return marked
 
 
 def _append_format_constraints(conversation: Conversation) -> Sequence[Message]:
-    """Return the conversation's messages; any instructions for the answer's format are appended to the last message."""
+    """Append the instructions for the answer's format, if any, to the last message, and return all messages."""
     *before, last = conversation.messages
     told = join_content([last.content, *(words for _, words in conversation.format_constraints)])
     return [*before, replace(last, content=told)] if conversation.format_constraints else conversation.messages
 
 
 def _encode_message(message: Message) -> bytes:
-    """Return bytes that identify a message. The lengths of its parts are included, so that no two messages collide."""
+    """Encode a message for hashing; the lengths of its parts are included, so that different messages differ."""
     role, content = message.role, get_content_key(message.content)
     said = content.strip() if role == "assistant" else content
     calls = ""

@@ -11,20 +11,22 @@ MAX_LENGTH = 1200
 MAX_END_LENGTH = 300
 """Number of characters shown from the end of the output: the last line of a traceback has the cause."""
 MAX_REFUSAL_LENGTH = 400
+"""Maximum number of characters of one rejected request in a message."""
 MAX_REFUSALS = 3
+"""Maximum number of rejected requests in a message."""
 
 
-def describe_failure(how: int | str, stdout: bytes, stderr: bytes) -> str:
+def describe_failure(reason: int | str, stdout: bytes, stderr: bytes) -> str:
     """Describe the failure of a program, with its output.
 
     Args:
-        how: The exit code, or the reason the program was ended.
+        reason: The exit code, or why the program was stopped.
         stdout: Standard output, for programs that print errors there.
         stderr: Standard error.
     """
-    said = stderr.decode(errors="replace").strip() or stdout.decode(errors="replace").strip()
-    head = f"exit code {how}" if isinstance(how, int) else how
-    return f"{head}: {shorten_output(said)}" if said else head
+    output = stderr.decode(errors="replace").strip() or stdout.decode(errors="replace").strip()
+    head = f"exit code {reason}" if isinstance(reason, int) else reason
+    return f"{head}: {shorten_output(output)}" if output else head
 
 
 def shorten_output(text: str) -> str:
@@ -38,7 +40,12 @@ def shorten_output(text: str) -> str:
 
 
 def add_refusals(problem: str, refused: Sequence[str]) -> str:
-    """Return the problem, preceded by the requests that the endpoint rejected, which are usually the cause."""
+    """Prepend the rejected requests, usually the cause of an agent's failure, to the failure's message.
+
+    Args:
+        problem: The failure's message.
+        refused: The errors of the requests that the endpoint rejected.
+    """
     if not refused:
         return problem
     listed = "; ".join(_to_one_line(each) for each in refused[:MAX_REFUSALS])

@@ -11,14 +11,14 @@ __all__ = ["Notes"]
 logger = logging.getLogger(__name__)
 
 MAX_NOTES = 64
-"""Maximum number of kinds that are logged: a hostile agent could invent any number of kinds."""
+"""Maximum number of different warnings: a hostile agent could cause any number of them."""
 
 
 class Notes:
     """Logs each kind of warning once.
 
     Args:
-        reads_images: Whether the policy reads images, so that they are no unsupported feature.
+        reads_images: Whether the policy reads images; if it does, images cause no warning.
     """
 
     def __init__(self, *, reads_images: bool = False) -> None:

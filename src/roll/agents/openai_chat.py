@@ -11,17 +11,17 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from roll.agents import wire
-from roll.agents.answering import AnswerEvent, Reply, StreamChunk, converse, count_usage, stream_answer
+from roll.agents.answering import AnswerEvent, Reply, StreamChunk, answer_conversation, count_usage, stream_answer
 from roll.agents.contexts import Conversation
+from roll.agents.message_parts import Content, UnknownObject, get_type, read_content, read_text
 from roll.agents.notes import Notes
-from roll.agents.parts import Content, UnknownObject, get_type, read_content, read_text
 from roll.agents.refusals import Refusal
 from roll.agents.session import Answer, Session
 from roll.agents.tool_calls import ToolCall
-from roll.agents.tool_specs import INPUT, ToolSpec, build_text_tool, note_unsupported_tools, read_text_argument
+from roll.agents.tool_specs import TEXT_PARAMETER, ToolSpec, build_text_tool, note_unsupported_tools, read_text_argument
 from roll.types import Message
 
-__all__ = ["ChatRequest", "answer_chat", "build_reply"]
+__all__ = ["ChatRequest", "build_reply", "create_chat_completion"]
 
 
 class CustomToolBody(wire.Body):
@@ -88,7 +88,7 @@ class CustomCall(wire.Body):
     custom: CustomCallBody
 
 
-Called = Annotated[
+AnyToolCall = Annotated[
     Annotated[FunctionCall, Tag("Function")]
     | Annotated[CustomCall, Tag("Custom")]
     | Annotated[UnknownObject, Tag("Unknown")],
@@ -101,7 +101,7 @@ class ChatMessage(wire.Body):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
-    tool_calls: Annotated[list[Called], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[AnyToolCall], Field(max_length=128)] | None = None
     tool_call_id: str | None = None
     name: Any = None
 
@@ -119,11 +119,11 @@ class ChatRequest(wire.ChoicesRequest):
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
-async def answer_chat(session: Session, raw: bytes) -> Reply:
+async def create_chat_completion(session: Session, raw: bytes) -> Reply:
     """Generate answers to a request with the body `raw`, and return them in OpenAI's chat format."""
     request = wire.parse_body(ChatRequest, raw, session.notes)
     specs = _read_tools(request, session.notes)
-    answers = await converse(
+    answers = await answer_conversation(
         session,
         _build_conversation(request, specs, session.notes),
         n=request.n or 1,
@@ -165,7 +165,7 @@ def build_reply(
 
     Args:
         request: The request; its `stream` selects a stream.
-        head: Fields of the object and of every chunk.
+        head: Fields that the object and every chunk have in common, such as `id`.
         answers: The answers to the request.
         build_choice: Returns the fields of a choice, for a complete answer.
         build_chunks: Returns the fields of each chunk for one event of an answer; the last chunk has the fields that
@@ -195,7 +195,7 @@ def build_reply(
 
 def _read_tools(request: ChatRequest, notes: Notes) -> list[ToolSpec]:
     if request.functions:
-        message = "functions, the older form of tools, is not supported: configure the agent to send tools."
+        message = "functions, the predecessor of tools, is not supported: configure the agent to send tools."
         raise Refusal(400, "unsupported_parameter", message, field="functions")
     specs: list[ToolSpec] = []
     left_out: list[str] = []
@@ -237,7 +237,7 @@ def _convert_message(message: ChatMessage, notes: Notes) -> Message:
         if isinstance(call, FunctionCall):
             calls.append(wire.build_function_call(call.id, call.function.name, call.function.arguments))
         elif isinstance(call, CustomCall):
-            calls.append(wire.build_function_call(call.id, call.custom.name, {INPUT: call.custom.input}))
+            calls.append(wire.build_function_call(call.id, call.custom.name, {TEXT_PARAMETER: call.custom.input}))
         else:
             notes.add(f"call {call.type[:64]}", f"agents send calls of the type '{call.type[:64]}', which are ignored.")
     return wire.build_chat_message(

@@ -1,4 +1,4 @@
-"""`POST /v1/completions` of OpenAI's API: continues a prompt, given as a string or as token IDs."""
+"""`POST /v1/completions` of OpenAI's API, which completes a prompt that is a string or a list of token IDs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roll.agents.openai_chat import build_reply
 from roll.agents.refusals import Refusal
 from roll.agents.session import Answer, Session
 
-__all__ = ["CompletionRequest", "complete"]
+__all__ = ["CompletionRequest", "create_completion"]
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0, le=2**31 - 1)]], Field(min_length=1)]
 
@@ -29,7 +29,7 @@ class CompletionRequest(wire.ChoicesRequest):
     suffix: str | None = None
 
 
-async def complete(session: Session, raw: bytes) -> Reply:
+async def create_completion(session: Session, raw: bytes) -> Reply:
     """Generate completions for a request with the body `raw`, and return them in OpenAI's format."""
     request = wire.parse_body(CompletionRequest, raw, session.notes)
     for name in ("echo", "suffix"):
@@ -44,13 +44,13 @@ async def complete(session: Session, raw: bytes) -> Reply:
         context = np.asarray(prompt, np.int32)
         media = session.renderer.media
         if media is not None and np.isin(context, media.inputs.processor.replaced_tokens).any():
-            message = "the prompt has tokens of images, which /v1/completions does not support: send a chat request."
+            message = "the prompt has image tokens, which /v1/completions does not support: use /v1/chat/completions."
             raise Refusal(400, "invalid_value", message, field="prompt")
         if int(context.max()) >= session.renderer.vocabulary_size:
             raise Refusal(
                 400,
                 "invalid_value",
-                f"token {int(context.max())} is outside the vocabulary of {session.renderer.vocabulary_size}.",
+                f"token ID {int(context.max())} is not in the vocabulary of {session.renderer.vocabulary_size} tokens.",
                 field="prompt",
             )
     answers = await session.generate_answers(

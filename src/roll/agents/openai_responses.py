@@ -15,8 +15,8 @@ from roll.agents.answering import (
     AnswerEvent,
     Reply,
     StreamChunk,
+    answer_conversation,
     build_assistant_message,
-    converse,
     count_usage,
     list_blocks,
     stream_answer,
@@ -30,13 +30,13 @@ from roll.agents.tool_calls import ToolCall
 from roll.agents.tool_specs import ToolSpec, read_text_argument
 from roll.types import Message
 
-__all__ = ["ResponsesRequest", "count_input", "respond"]
+__all__ = ["ResponsesRequest", "count_input_tokens", "create_response"]
 
-_CALLS = {
+_CALL_EVENTS = {
     "function_call": ("arguments", "response.function_call_arguments"),
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
-"""For each type of tool call: the field with its arguments or input, and the event type that streams this field."""
+"""Maps each type of tool call to the field with its arguments, and to the event type that streams the field."""
 
 
 class ResponsesRequest(wire.RequestFields):
@@ -53,12 +53,12 @@ class ResponsesRequest(wire.RequestFields):
     prompt: Any = None
 
 
-async def respond(session: Session, raw: bytes) -> Reply:
+async def create_response(session: Session, raw: bytes) -> Reply:
     """Generate an answer to a request with the body `raw`, and return it in the format of OpenAI's Responses API."""
     request = wire.parse_body(ResponsesRequest, raw, session.notes)
     said, specs = _read_request(session, request)
     conversation = _build_conversation(request, said, specs, session.notes)
-    [answer] = answers = await converse(session, conversation, max_tokens=request.max_output_tokens)
+    [answer] = answers = await answer_conversation(session, conversation, max_tokens=request.max_output_tokens)
     response_id = f"resp_{secrets.token_hex(12)}"
     session.answers[response_id] = (*said, build_assistant_message(answer))
     body = _build_response(response_id, request, answer, {spec.name: spec for spec in specs})
@@ -69,8 +69,8 @@ async def respond(session: Session, raw: bytes) -> Reply:
     )
 
 
-async def count_input(session: Session, raw: bytes) -> Reply:
-    """Answer a request with the number of tokens of the model's input, without generating."""
+async def count_input_tokens(session: Session, raw: bytes) -> Reply:
+    """Return the number of input tokens of a request, without generating an answer."""
     request = wire.parse_body(ResponsesRequest, raw, session.notes)
     conversation = _build_conversation(request, *_read_request(session, request), session.notes)
     num_tokens = session.contexts.count_tokens(await session.store_images(conversation))
@@ -223,7 +223,7 @@ def _build_events(body: dict[str, Any], event: AnswerEvent) -> list[tuple[str, d
                 ended,
             ]
         case "call":
-            field, event_name = _CALLS[item["type"]]
+            field, event_name = _CALL_EVENTS[item["type"]]
             value = item[field]
             done = {"name": item["name"], field: value} if field == "arguments" else {field: value}
             return [

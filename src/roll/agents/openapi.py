@@ -15,7 +15,7 @@ from roll.agents.openai_responses import ResponsesRequest
 
 __all__ = ["build_description"]
 
-_BODIES: dict[str, type[BaseModel]] = {
+_REQUEST_MODELS: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
@@ -23,7 +23,7 @@ _BODIES: dict[str, type[BaseModel]] = {
     "/v1/messages": MessagesRequest,
     "/v1/messages/count_tokens": CountRequest,
 }
-_REFUSED = {
+_ERROR_DESCRIPTIONS = {
     "400": "The body is not valid; the message names the field.",
     "401": "The key is missing or not valid, or the session has ended.",
     "403": "The session's budget is used up.",
@@ -37,14 +37,14 @@ _REFUSED = {
 @functools.cache
 def build_description() -> dict[str, Any]:
     """Return the OpenAPI description of all routes."""
-    models = sorted(set(_BODIES.values()), key=lambda model: model.__name__)
+    models = sorted(set(_REQUEST_MODELS.values()), key=lambda model: model.__name__)
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"
     )
-    refused = {status: {"description": meaning} for status, meaning in _REFUSED.items()}
+    refused = {status: {"description": meaning} for status, meaning in _ERROR_DESCRIPTIONS.items()}
     answered = {"description": "The answer; server-sent events if `stream` is true."}
     paths: dict[str, Any] = {}
-    for path, model in _BODIES.items():
+    for path, model in _REQUEST_MODELS.items():
         body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{model.__name__}"}}}
         operation = {
             "operationId": path.strip("/").replace("/", "_"),

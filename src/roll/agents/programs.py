@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from roll.config.sandbox import SandboxConfig
     from roll_sandbox import SandboxManager, SandboxSpec
 
-__all__ = ["AgentFailed", "AgentTask", "Program", "check_agent", "open_program"]
+__all__ = ["AgentError", "AgentTask", "Program", "check_agent", "open_program"]
 
 MAX_OUTPUT = 2**20
 """Maximum number of bytes of a program's output that are kept; the rest is discarded."""
@@ -42,10 +42,11 @@ LAST_OUTPUT_S = 1.0
 _SOCKET = "/run/roll/endpoint"
 """Path of the endpoint's socket in a sandbox. The socket itself is mounted: mounting its directory would copy it, and
 a copied socket has no server."""
-_PLACE = "http://127.0.0.1:{}"
+_ADDRESS_TEMPLATE = "http://127.0.0.1:{}"
+"""Address of the endpoint within a sandbox; the launcher replaces `{}` by the port."""
 
 
-class AgentFailed(Exception):
+class AgentError(Exception):
     """The agent program failed with an error in its own code."""
 
 
@@ -74,7 +75,7 @@ class Program(Protocol):
         """Run the agent, and return its answer, or `None` if it gives none.
 
         Raises:
-            AgentFailed: The agent failed with an error in its own code.
+            AgentError: The agent failed with an error in its own code.
             InfraError: The agent could not be run.
         """
         ...
@@ -108,8 +109,8 @@ def check_agent(config: AgentConfig | None) -> None:
     """Check an agent's settings before anything is started.
 
     Raises:
-        ConfigError: The agent's function cannot be imported or is not a coroutine; its program or its directory is
-            missing.
+        ConfigError: The agent's function cannot be imported or is not a coroutine function, or the agent's program or
+            directory is missing.
     """
     if config is None:
         return
@@ -132,7 +133,7 @@ def _build_coroutine_program(path: str, answer_pattern: str | None) -> Program:
         except InfraError:
             raise
         except Exception as error:
-            raise AgentFailed(f"{type(error).__name__}: {error} ({find_raise_location(error)})") from error
+            raise AgentError(f"{type(error).__name__}: {error} ({find_raise_location(error)})") from error
         return extract_answer(answer, answer_pattern) if isinstance(answer, str) else None
 
     return run
@@ -142,12 +143,13 @@ def _read_content(name: str, path: str) -> bytes:
     try:
         return Path(path).expanduser().read_bytes()
     except OSError as error:
-        raise ConfigError(f"agent.files.{name}: '{path}' cannot be read: {error.strerror}.") from error
+        raise ConfigError(f"agent.files.{name}: '{path}' cannot be read: {error.strerror}. Check the path.") from error
 
 
 def _build_variables(task: AgentTask, address: str, api_key: str) -> dict[str, str]:
-    """Return the environment variables that point an agent's clients to the endpoint. Anthropic's clients append `/v1`
-    to the address themselves.
+    """Return the environment variables from which an agent's API clients read the endpoint's address and key.
+
+    `ANTHROPIC_BASE_URL` has no `/v1`, because Anthropic's clients append it.
     """
     return {
         "OPENAI_BASE_URL": f"{address}/v1",
@@ -172,28 +174,28 @@ class _ProcessProgram:
         config = self._config
         variables = {**_build_variables(task, base_url.removesuffix("/v1"), api_key), **config.environment}
         async with open_directory(config.directory, task.metadata) as directory:
-            code, said, complained = await self._run(task.text.encode(errors="replace"), variables, directory)
+            code, stdout, stderr = await self._run(task.text.encode(errors="replace"), variables, directory)
             if code:
-                raise AgentFailed(describe_failure(code, said, complained))
-            answer = said.decode(errors="replace")
+                raise AgentError(describe_failure(code, stdout, stderr))
+            answer = stdout.decode(errors="replace")
             if config.answer_file is not None:
                 answer = read_answer((directory or Path()) / config.answer_file, MAX_OUTPUT)
         return extract_answer(answer, config.answer_pattern)
 
     async def _run(self, task: bytes, variables: Mapping[str, str], directory: Path | None) -> tuple[int, bytes, bytes]:
         """Run the command; return its exit code, and the start of standard output and error."""
-        said, complained = _OutputReader(), _OutputReader()
+        output, errors = _OutputReader(), _OutputReader()
         # The input is a file instead of a pipe: a program that does not read it cannot block the writer.
-        with tempfile.TemporaryFile() as given:
-            given.write(task)
-            given.seek(0)
-            async with said.open() as stdout, complained.open() as stderr:
+        with tempfile.TemporaryFile() as stdin:
+            stdin.write(task)
+            stdin.seek(0)
+            async with output.open() as stdout, errors.open() as stderr:
                 try:
                     process = await asyncio.create_subprocess_exec(
                         *self._command,
                         env=exempt_this_machine({**os.environ, **variables}),
                         cwd=directory,
-                        stdin=given,
+                        stdin=stdin,
                         stdout=stdout,
                         stderr=stderr,
                         start_new_session=True,
@@ -207,7 +209,7 @@ class _ProcessProgram:
                     with suppress(ProcessLookupError):  # the group includes processes that the program left running
                         os.killpg(process.pid, signal.SIGKILL)
                     await process.wait()
-        return code, said.kept, complained.kept
+        return code, output.kept, errors.kept
 
 
 class _OutputReader(asyncio.Protocol):
@@ -284,15 +286,15 @@ class _SandboxProgram:
         self._config, self._command, self._files = config, config.command or [], files
         self._manager, self._spec = manager, spec
         self._socket = spec.mounts[0].target if spec.mounts else socket
-        self._launcher = (Path(__file__).parent / "inside" / "launch.py").read_text(encoding="utf-8")
+        self._launcher = (Path(__file__).parent / "sandbox_launcher" / "launch.py").read_text(encoding="utf-8")
 
     async def __call__(self, task: AgentTask, base_url: str, api_key: str) -> str | None:
         from roll_sandbox import Command, SandboxError
 
         config = self._config
         variables = {
-            f"ROLL_PLACE_{name}" if _PLACE in value else name: value
-            for name, value in _build_variables(task, _PLACE, api_key).items()
+            f"ROLL_PORT_VARIABLE_{name}" if _ADDRESS_TEMPLATE in value else name: value
+            for name, value in _build_variables(task, _ADDRESS_TEMPLATE, api_key).items()
         }
         answer_file = config.answer_file or ""
         files = await asyncio.to_thread(read_files, config.directory, task.metadata)
@@ -310,7 +312,7 @@ class _SandboxProgram:
         except SandboxError as error:
             raise InfraError(f"the agent's sandbox failed: {error}") from error
         if not result.ok:
-            how = str(result.outcome) if result.exit_code is None else result.exit_code
-            raise AgentFailed(describe_failure(how, result.stdout, result.stderr))
+            reason = str(result.outcome) if result.exit_code is None else result.exit_code
+            raise AgentError(describe_failure(reason, result.stdout, result.stderr))
         answer = result.result[:MAX_OUTPUT] if answer_file else result.stdout
         return extract_answer(answer.decode(errors="replace"), config.answer_pattern)

@@ -1,4 +1,4 @@
-"""The error of a rejected request, independent of a vendor's format."""
+"""The error of a request that the endpoint rejects, independent of a vendor's format."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ __all__ = ["Refusal"]
 
 
 class Refusal(Exception):
-    """A rejected request.
+    """The endpoint rejects a request.
 
     Args:
         status: HTTP status.
-        code: An identifier for programs, such as `context_length_exceeded`.
+        code: A machine-readable error code, such as `context_length_exceeded`.
         message: What is wrong, the value, and the remedy.
         field: The invalid field of the request, such as `messages[2].content`; empty if the error is not in a field.
         retry_after_s: Seconds after which the request may be retried; `None` if a retry does not help.

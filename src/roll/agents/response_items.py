@@ -9,10 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from roll.agents import wire
+from roll.agents.message_parts import Content, UnknownObject, get_type, read_content, read_text
 from roll.agents.notes import Notes
-from roll.agents.parts import Content, UnknownObject, get_type, read_content, read_text
 from roll.agents.refusals import Refusal
-from roll.agents.tool_specs import INPUT, ToolSpec, build_text_tool, note_unsupported_tools
+from roll.agents.tool_specs import TEXT_PARAMETER, ToolSpec, build_text_tool, note_unsupported_tools
 from roll.types import Message
 
 __all__ = ["Item", "Tools", "convert_items", "read_tools"]
@@ -96,14 +96,14 @@ class OutputItem(wire.Body):
 
 
 class ToolsItem(wire.Body):
-    """Further tools that the model may call from here on."""
+    """Additional tools that the model may call after this item."""
 
     type: Literal["additional_tools"]
     role: Any = None
     tools: Tools = Field(default_factory=list)
 
 
-_KINDS = {
+_ITEM_TAGS = {
     "message": "Message",
     "function_call": "Call",
     "custom_tool_call": "Call",
@@ -114,7 +114,7 @@ _KINDS = {
 
 
 def _get_item_kind(value: Any) -> str:
-    return _KINDS.get(get_type(value, "message"), "Unknown")
+    return _ITEM_TAGS.get(get_type(value, "message"), "Unknown")
 
 
 Item = Annotated[
@@ -128,7 +128,7 @@ Item = Annotated[
 
 
 def convert_items(given: str | Sequence[Any], notes: Notes) -> list[Message]:
-    """Convert items to messages; consecutive items of one answer become one message."""
+    """Convert the items of a conversation to messages; consecutive items of one answer become one message."""
     if isinstance(given, str):
         return [wire.build_chat_message("user", given)]
     said: list[Message] = []
@@ -141,7 +141,7 @@ def convert_items(given: str | Sequence[Any], notes: Notes) -> list[Message]:
         elif isinstance(item, CallItem):
             arguments: str | Mapping[str, Any] = item.arguments
             if item.type == "custom_tool_call":
-                arguments = {INPUT: item.input}
+                arguments = {TEXT_PARAMETER: item.input}
             call = wire.build_function_call(item.call_id, item.name, arguments)
             last = said.pop() if said and said[-1].role == "assistant" else Message(role="assistant", content="")
             said.append(replace(last, tool_calls=(*last.tool_calls, call)))
@@ -149,14 +149,14 @@ def convert_items(given: str | Sequence[Any], notes: Notes) -> list[Message]:
             if item.type == "item_reference":
                 message = "an item_reference in input is not supported: configure the agent to send the items again."
                 raise Refusal(400, "unsupported_parameter", message, field="input")
-            if item.type != "reasoning":  # the context already has it, in the model's own tokens
+            if item.type != "reasoning":  # the context already has the reasoning, in the model's own tokens
                 kind = item.type[:64]
                 notes.add(f"item {kind}", f"agents send items of the type '{kind}', which are ignored.")
     return said
 
 
 def read_tools(tools: Sequence[Any], given: str | Sequence[Any], notes: Notes) -> list[ToolSpec]:
-    """Return the tools in the request's `tools` field and in its items.
+    """Return the tools of a request, from its field `tools` and from its items.
 
     Raises:
         Refusal: No tool is supported.

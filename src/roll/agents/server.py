@@ -1,4 +1,4 @@
-"""The HTTP server for a run's sessions: checks keys and limits, formats errors for each vendor, and sends streams.
+"""The HTTP server for agents: authenticates requests, enforces limits, and formats errors and streams for each vendor.
 
     request ─► key ─► session ─► route: validate the body, answer ─► object, or server-sent events
        └── missing or invalid key, ended session: 401              └── disconnected: the unsent part is not recorded
@@ -22,18 +22,18 @@ from aiohttp import web
 from pydantic_core import to_json
 
 from roll.agents.answering import Reply
-from roll.agents.anthropic_messages import answer_messages, count_tokens
+from roll.agents.anthropic_messages import count_tokens, create_message
 from roll.agents.notes import Notes
-from roll.agents.openai_chat import answer_chat
-from roll.agents.openai_completions import complete
-from roll.agents.openai_responses import count_input, respond
+from roll.agents.openai_chat import create_chat_completion
+from roll.agents.openai_completions import create_completion
+from roll.agents.openai_responses import count_input_tokens, create_response
 from roll.agents.openapi import build_description
 from roll.agents.refusals import Refusal
 from roll.agents.session import Answer, Session, Sessions
 
-__all__ = ["MODEL", "AgentServer"]
+__all__ = ["MODEL_NAME", "AgentServer"]
 
-MODEL = "policy"
+MODEL_NAME = "policy"
 """The name of the model in responses; requests may use any name."""
 MAX_BYTES = 8 * 2**20
 """Maximum size of a request's body in bytes, if the policy reads only text."""
@@ -41,12 +41,12 @@ MAX_BYTES_WITH_IMAGES = 48 * 2**20
 """Maximum size of a request's body in bytes, if the policy reads images: agents send all of them with each request."""
 
 Route: TypeAlias = Callable[[Session, bytes], Awaitable[Reply]]
-POSTS: dict[str, Route] = {
-    "/v1/chat/completions": answer_chat,
-    "/v1/completions": complete,
-    "/v1/responses": respond,
-    "/v1/responses/input_tokens": count_input,
-    "/v1/messages": answer_messages,
+POST_ROUTES: dict[str, Route] = {
+    "/v1/chat/completions": create_chat_completion,
+    "/v1/completions": create_completion,
+    "/v1/responses": create_response,
+    "/v1/responses/input_tokens": count_input_tokens,
+    "/v1/messages": create_message,
     "/v1/messages/count_tokens": count_tokens,
 }
 
@@ -66,7 +66,7 @@ class AgentServer:
     ) -> None:
         self.sessions = Sessions()
         self.notes = Notes(reads_images=reads_images)
-        self._most_bytes = MAX_BYTES_WITH_IMAGES if reads_images else MAX_BYTES
+        self._max_bytes = MAX_BYTES_WITH_IMAGES if reads_images else MAX_BYTES
         self._host, self._port, self._socket = host, port, socket
         self._runner: web.ServerRunner | None = None
 
@@ -88,7 +88,7 @@ class AgentServer:
         loop = asyncio.get_running_loop()
 
         def make_request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=self._most_bytes)
+            return web.BaseRequest(message, payload, protocol, writer, task, loop, client_max_size=self._max_bytes)
 
         # The plain server instead of `web.Application`, whose routing and middleware would take a quarter of a
         # request's time. `handler_cancellation` aborts the engine's requests when an agent disconnects.
@@ -124,16 +124,16 @@ class AgentServer:
             message = "the body does not match the headers: it ends early, or its encoding is not valid."
             return _build_error_response(request, Refusal(400, "invalid_value", message))
         except web.HTTPRequestEntityTooLarge:
-            message = f"the body must not be larger than {self._most_bytes} bytes."
+            message = f"the body must not be larger than {self._max_bytes} bytes."
             return _build_error_response(request, Refusal(413, "request_too_large", message))
 
     async def _dispatch(self, request: web.BaseRequest) -> web.StreamResponse:
         session = self.sessions.find(_read_key(request))
         # Anthropic's clients append /v1 to the address, which already has it
         path = request.path.removeprefix("/v1") if request.path.startswith("/v1/v1/") else request.path
-        route, page = POSTS.get(path), _build_page(path, session)
+        route, page = POST_ROUTES.get(path), _build_page(path, session)
         if route is None and page is None:
-            raise Refusal(404, "not_found", f"the path {request.path[:200]} does not exist.")
+            raise Refusal(404, "not_found", f"the path {request.path[:200]} is not supported: see /openapi.json.")
         if request.method not in (("POST",) if route else ("GET", "HEAD")):
             raise Refusal(405, "method_not_allowed", f"{request.path} does not support {request.method}.")
         if route is None:
@@ -150,7 +150,7 @@ class AgentServer:
 
 
 def _build_page(path: str, session: Session) -> dict[str, Any] | None:
-    """Build the response to a `GET` of the OpenAPI description or the models; `None` for another path.
+    """Build the response to a `GET` request for the OpenAPI description or the models; `None` for any other path.
 
     A model is described with the fields of both vendors.
     """
@@ -159,18 +159,20 @@ def _build_page(path: str, session: Session) -> dict[str, Any] | None:
     before, models, name = f"{path}/".partition("/v1/models/")
     if before or not models:
         return None
-    model_id = name[:-1] or MODEL
+    model_id = name[:-1] or MODEL_NAME
     longest = session.max_context
     model = {"id": model_id, "object": "model", "created": 0, "owned_by": "roll", "max_model_len": longest}
     model |= {"type": "model", "display_name": model_id, "created_at": "1970-01-01T00:00:00Z"}
     model |= {"max_input_tokens": longest}
     return (
-        model if name else {"object": "list", "data": [model], "has_more": False, "first_id": MODEL, "last_id": MODEL}
+        model
+        if name
+        else {"object": "list", "data": [model], "has_more": False, "first_id": MODEL_NAME, "last_id": MODEL_NAME}
     )
 
 
 def _read_key(request: web.BaseRequest) -> str:
-    """Return the API key, a bearer token of OpenAI's clients or the `x-api-key` of Anthropic's; empty if missing."""
+    """Read the API key from the bearer token (OpenAI) or the `x-api-key` header (Anthropic); empty if missing."""
     bearer = request.headers.get("Authorization", "")
     return bearer[7:].strip() if bearer[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
 
@@ -204,16 +206,23 @@ async def _stream_reply(request: web.BaseRequest, session: Session, reply: Reply
 # ---- errors
 
 
-_OPENAI = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-_ANTHROPIC = {**_OPENAI, 413: "request_too_large", 503: "overloaded_error"}
+_OPENAI_ERROR_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    429: "rate_limit_error",
+}
+_ANTHROPIC_ERROR_TYPES = {**_OPENAI_ERROR_TYPES, 413: "request_too_large", 503: "overloaded_error"}
 
 
 def _build_error_response(request: web.BaseRequest, refusal: Refusal) -> web.Response:
     if request.path.endswith(("/messages", "/messages/count_tokens")):
-        kind = _ANTHROPIC.get(refusal.status, "invalid_request_error")
+        kind = _ANTHROPIC_ERROR_TYPES.get(refusal.status, "invalid_request_error")
         body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": refusal.message}}
     else:
-        kind = _OPENAI.get(refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error")
+        kind = _OPENAI_ERROR_TYPES.get(
+            refusal.status, "server_error" if refusal.status >= 500 else "invalid_request_error"
+        )
         error = {"message": refusal.message, "type": kind, "param": refusal.field or None, "code": refusal.code}
         body = {"error": error}
     headers = {} if refusal.retry_after_s is None else {"Retry-After": str(refusal.retry_after_s)}

@@ -18,8 +18,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from roll.agents.admission import Admission
-from roll.agents.contexts import Contexts, Conversation
+from roll.agents.admission import RequestLimit
+from roll.agents.contexts import ContextBuilder, Conversation
 from roll.agents.notes import Notes
 from roll.agents.refusals import Refusal
 from roll.agents.session_images import SessionImages
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Answer", "Session", "Sessions"]
 
-NUM_ENDED = 10_000
+MAX_ENDED_SESSIONS = 10_000
 """Number of ended sessions whose keys are remembered, so that their agents get a clear error."""
-MAX_REFUSED = 8
+MAX_RECORDED_REFUSALS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +65,7 @@ class Session:
         renderer: Renderer of the policy's tokenizer.
         limits: The session's budget.
         max_context: Longest context of the engines, in tokens.
-        tool_format: The model's format of tool calls; `None`: the format in its chat template.
+        tool_format: The model's format of tool calls; with `None`, it is detected from the chat template.
         constraints_as_text: Whether constraints on an answer's format are passed to the model as text. Otherwise
             requests with constraints are rejected.
         notes: The run's notes on unsupported features; its `reads_images` must agree with `images`.
@@ -94,18 +94,21 @@ class Session:
         self.refused: list[str] = []
         """The distinct errors of rejected requests, in order."""
         self.tool_format = tool_format or detect_format(renderer.template)
-        self.contexts = Contexts(
-            renderer, ends=first.sampling.stop_token_ids, tool_format=self.tool_format, max_context=max_context
+        self.contexts = ContextBuilder(
+            renderer,
+            end_token_ids=first.sampling.stop_token_ids,
+            tool_format=self.tool_format,
+            max_context=max_context,
         )
         self.calls: list[Call] = []
         """Calls, in the order in which they ended."""
         self.exhausted = ""
-        """The exhausted part of the budget, as reported to the agent; empty until a request was rejected for it."""
+        """The limit of the budget that is used up, such as `50 answers`; empty until a request was rejected for it."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Has the infrastructure's failure as its exception, if any."""
+        """A future whose exception is the infrastructure error, if there was one."""
         self.answers: dict[str, Sequence[Message]] = {}
-        """The messages up to each answer of the Responses API, by the answer's ID, to continue from."""
-        self.admission = Admission(limits.parallel)
+        """The messages up to and including each answer of the Responses API, by the ID of the response."""
+        self.admission = RequestLimit(limits.parallel)
         self.renderer = renderer
         self._first, self._generate, self._limits, self._max_context = first, generate, limits, max_context
         self._num_asked = 0
@@ -117,10 +120,10 @@ class Session:
     # ---- images
 
     async def store_images(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with its images in the run's media store.
+        """Move the images of a conversation to the run's media store, and return the conversation with references.
 
         Raises:
-            Refusal: The session is over, there are too many images, or one cannot be decoded.
+            Refusal: The session is over, there are too many images, or an image cannot be decoded.
         """
         if self._images is None or not any(message.media for message in conversation.messages):
             return conversation
@@ -151,7 +154,7 @@ class Session:
             max_tokens: Maximum number of tokens in each answer; the session's limits apply too.
             stop: Strings that end an answer.
             tools: Tools whose calls are parsed from the answers.
-            raw: Whether to return the text as it is, without separating reasoning from it.
+            raw: Whether to return the text unchanged, without separating the reasoning.
 
         Raises:
             Refusal: The session is over, its budget is used up, the context is too long, or the infrastructure failed.
@@ -268,7 +271,7 @@ class Session:
     def record_refusal(self, path: str, refusal: Refusal) -> None:
         """Record a rejected request, for the error message if the agent fails."""
         said = f"{path}: {refusal.status} {refusal.message}"
-        if said not in self.refused and len(self.refused) < MAX_REFUSED:
+        if said not in self.refused and len(self.refused) < MAX_RECORDED_REFUSALS:
             self.refused.append(said)
 
     def truncate_to_sent(self, call: Call, num_characters: int) -> None:
@@ -289,7 +292,7 @@ class Session:
                 finish_reason="abort",
             )
 
-    # ---- bounds
+    # ---- limits
 
     @property
     def max_context(self) -> int:
@@ -330,10 +333,10 @@ class Session:
     def _build_session_over_error(self) -> Refusal:
         return Refusal(401, "session_over", "this session is over, because the agent ended or was stopped.")
 
-    # ---- its end
+    # ---- end of the session
 
     def fail(self, error: Exception) -> None:
-        """Record a failure of the infrastructure: the session fails."""
+        """Fail the session because of an infrastructure error."""
         if not self.failed.done():
             self.failed.set_exception(error)
             self.failed.exception()  # marks the exception as retrieved, as there may be no waiter
@@ -350,7 +353,7 @@ class Sessions:
 
     def __init__(self) -> None:
         self._open: dict[str, Session] = {}
-        self._ended: deque[str] = deque(maxlen=NUM_ENDED)
+        self._ended: deque[str] = deque(maxlen=MAX_ENDED_SESSIONS)
 
     def add(self, session: Session) -> None:
         """Add a session; its requests are answered from now on."""

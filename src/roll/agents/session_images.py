@@ -1,4 +1,4 @@
-"""Images in the requests of one session: stored and counted, within limits that hold for programs of a model."""
+"""Stores the images in the requests of one session, within limits, because a model may have written the program."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_DISTINCT = 4_096
 """Maximum number of different images that one session sends."""
 MAX_STORED_BYTES = 512 * 2**20
 """Maximum total size of the different images that one session sends: they stay in the run's media store."""
-_WHAT = "an image of the messages"
+_IMAGE_LABEL = "an image of the messages"
 
 
 class SessionImages:
@@ -35,10 +35,10 @@ class SessionImages:
         self._num_bytes = 0
 
     async def store(self, messages: Sequence[Message]) -> list[Message]:
-        """Return the messages with their images in the run's media store.
+        """Move the images of messages to the run's media store, and return the messages with references.
 
         Raises:
-            Refusal: There are too many images, or one cannot be decoded.
+            Refusal: There are too many images, or an image cannot be decoded.
         """
         count = sum(len(list_media(message.content)) for message in messages)
         if count > MAX_IMAGES:
@@ -53,7 +53,12 @@ class SessionImages:
         return stored
 
     async def _store_content(self, content: Content, num_tokens: int) -> tuple[Content, int]:
-        """Return the content with its images stored, and the number of their tokens; `num_tokens` precede them."""
+        """Store the images of a message's content; return the new content and the number of tokens of its images.
+
+        Args:
+            content: The content.
+            num_tokens: Number of tokens of the images in earlier messages of the request.
+        """
         if isinstance(content, str):
             return content, 0
         parts: list[Part] = []
@@ -81,9 +86,9 @@ class SessionImages:
             self._sent.add(part.digest)
             self._num_bytes += len(part.data)
         try:
-            return await self._storage.store_part(part, _WHAT)
+            return await self._storage.store_part(part, _IMAGE_LABEL)
         except DataError as error:
             raise Refusal(400, "invalid_image", str(error), field="messages") from error
         except WorkerDiedError as error:
-            message = f"{_WHAT} cannot be decoded: {error}"
+            message = f"{_IMAGE_LABEL} cannot be decoded: {error}"
             raise Refusal(400, "invalid_image", message, field="messages") from error

@@ -22,9 +22,9 @@ from roll.types import Message, join_content
 __all__ = ["ToolCall", "ToolFormat", "detect_format", "read_calls", "write_tools_as_text"]
 
 ToolFormat: TypeAlias = Literal["hermes", "llama3", "mistral", "harmony", "glm", "gemma4", "plain", "none"]
-_FORM_NAMES = {"plain": "hermes", "llama3": "llama"}
-"""Tool formats that `roll.envs.tools` knows under another name, and that name."""
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
+_TOOL_FORMAT_NAMES = {"plain": "hermes", "llama3": "llama"}
+"""Maps tool formats to their names in `roll.envs.tools`, where these differ."""
+_CALL_START, _CALL_END = "<tool_call>", "</tool_call>"
 _MISTRAL = "[TOOL_CALLS]"
 _PYTHON_TAG = "<|python_tag|>"
 _ID_CHARACTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
@@ -47,7 +47,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class _ToolDescription:
-    """An agent's tool in the form of a `Tool`, only for parsing calls to it. The agent runs its tools itself."""
+    """An agent's tool as a `Tool`, used only to parse calls; the agent runs its tools itself."""
 
     name: str
     description: str
@@ -59,7 +59,7 @@ class _ToolDescription:
 
 
 def detect_format(template: str) -> ToolFormat:
-    """Return the format of tool calls in a chat template; `plain` if the template takes no tools."""
+    """Detect the format of tool calls in a chat template; `plain` if the template does not support tools."""
     if "tools" not in template:
         return "plain"
     if _MISTRAL in template:
@@ -68,9 +68,9 @@ def detect_format(template: str) -> ToolFormat:
         return "harmony"
     if GEMMA_CALL in template:
         return "gemma4"
-    if _OPEN in template and ARGUMENT in template:
+    if _CALL_START in template and ARGUMENT in template:
         return "glm"
-    if _OPEN in template:
+    if _CALL_START in template:
         return "hermes"
     return "llama3" if '"parameters"' in template else "hermes"
 
@@ -78,16 +78,18 @@ def detect_format(template: str) -> ToolFormat:
 def read_calls(
     text: str, tool_format: ToolFormat, tools: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[str, tuple[ToolCall, ...]]:
-    """Return the text outside of calls, and the calls; if any call is malformed, return all of the text and no calls.
+    """Split a model's text into the text outside of tool calls and the calls; a malformed call stays part of the text.
+
+    If any call is malformed, all of the text and no calls are returned.
 
     Args:
         text: The model's text, with special tokens, without the end token.
         tool_format: See `detect_format`.
-        tools: The offered tools, in the form of chat templates.
+        tools: The offered tools, in the format of chat templates.
     """
     if tool_format == "none":
         return text, ()
-    found = TOOL_CALL_FORMATS[_FORM_NAMES.get(tool_format, tool_format)].parse(
+    found = TOOL_CALL_FORMATS[_TOOL_FORMAT_NAMES.get(tool_format, tool_format)].parse(
         text, {tool.name: tool for tool in map(_parse_tool, tools)}
     )
     if found.problems or not found.calls or not all(_is_json(call.arguments) for call in found.calls):
@@ -112,8 +114,8 @@ def _extract_text_outside_calls(text: str, tool_format: ToolFormat) -> str:
     if tool_format == "gemma4":
         head, *parts = text.split(GEMMA_CALL)
         return "".join([head, *(part.partition(GEMMA_END)[2] for part in parts)])
-    head, *parts = text.split(_OPEN)
-    return "".join([head, *(part.partition(_CLOSE)[2] for part in parts)])
+    head, *parts = text.split(_CALL_START)
+    return "".join([head, *(part.partition(_CALL_END)[2] for part in parts)])
 
 
 def _is_json(arguments: Mapping[str, Any]) -> bool:
@@ -126,7 +128,7 @@ def _is_json(arguments: Mapping[str, Any]) -> bool:
 
 
 def write_tools_as_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Write tools, tool calls and results into the messages as text, for a chat template without tools."""
+    """Write tools, tool calls and tool results into the messages as text, for a chat template that lacks tools."""
     said: list[Message] = []
     answers = False  # whether the last message has results of tools
     for message in messages:
@@ -138,7 +140,8 @@ def write_tools_as_text(messages: Sequence[Message], tools: Sequence[Mapping[str
                 continue
         elif message.tool_calls:
             written = (
-                f"{_OPEN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{_CLOSE}" for call in message.tool_calls
+                f"{_CALL_START}\n{json.dumps(call['function'], ensure_ascii=False)}\n{_CALL_END}"
+                for call in message.tool_calls
             )
             content = "\n".join([*([message.text] if content else []), *written])
         answers = message.role == "tool"
@@ -154,5 +157,5 @@ def _describe_tools(tools: Sequence[Mapping[str, Any]]) -> str:
     listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return (
         f"You may call these functions, described by JSON schemas:\n<tools>\n{listed}\n</tools>\nTo call one, write "
-        f'{_OPEN}{{"name": its name, "arguments": {{its arguments}}}}{_CLOSE}, several times for several calls.'
+        f'{_CALL_START}{{"name": its name, "arguments": {{its arguments}}}}{_CALL_END}, once for each call.'
     )

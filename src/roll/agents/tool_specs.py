@@ -1,4 +1,4 @@
-"""The tools in a request: functions, custom tools (which take one string), groups of them, and a vendor's own tools.
+"""The tools of a request: functions, custom tools (with one string as input), tool groups, and vendors' own tools.
 
 The model only sees functions. A custom tool of OpenAI becomes a function with one string parameter, and each function
 of a group (`namespace`) becomes a separate function. `ToolSpec` has what is needed to convert a call back.
@@ -16,9 +16,9 @@ from roll.agents import wire
 from roll.agents.notes import Notes
 from roll.agents.refusals import Refusal
 
-__all__ = ["INPUT", "ToolSpec", "build_text_tool", "note_unsupported_tools", "read_text_argument"]
+__all__ = ["TEXT_PARAMETER", "ToolSpec", "build_text_tool", "note_unsupported_tools", "read_text_argument"]
 
-INPUT = "input"
+TEXT_PARAMETER = "input"
 """Name of the parameter of a custom tool."""
 
 
@@ -39,12 +39,12 @@ class ToolSpec:
 
     @property
     def function(self) -> dict[str, Any]:
-        """The tool in the form of chat templates."""
+        """The tool's definition in the format of chat templates."""
         return wire.build_function_tool(self.name, self.description, self.parameters)
 
     @property
     def name_for_agent(self) -> str:
-        """The name by which the agent knows the tool, without its namespace."""
+        """The agent's name for the tool, without its namespace."""
         return self.own_name or self.name
 
 
@@ -64,18 +64,18 @@ def build_text_tool(name: str, description: str | None, input_format: Mapping[st
     if isinstance(definition, str):
         words.append(f"The text follows this grammar:\n{definition.strip()}")
     parameter = {"type": "string", "description": "The whole text."}
-    schema = {"type": "object", "properties": {INPUT: parameter}, "required": [INPUT]}
+    schema = {"type": "object", "properties": {TEXT_PARAMETER: parameter}, "required": [TEXT_PARAMETER]}
     return ToolSpec(name=name, description="\n\n".join(filter(None, words)), parameters=schema, takes_text=True)
 
 
 def read_text_argument(arguments: Mapping[str, Any]) -> str:
-    """Return the string argument of a call to a custom tool; all arguments as JSON if the model passed other ones."""
-    value = arguments.get(INPUT)
+    """Return the string argument of a call to a custom tool, or all arguments as JSON if the model passed others."""
+    value = arguments.get(TEXT_PARAMETER)
     return value if isinstance(value, str) else json.dumps(dict(arguments), ensure_ascii=False)
 
 
 def _make_names_distinct(tools: Sequence[ToolSpec]) -> list[ToolSpec]:
-    """Return the tools with distinct names: tools of the same name get their group's name as a prefix."""
+    """Rename tools that share a name, with the name of their group as a prefix, and return all tools."""
     times = Counter(spec.name for spec in tools)
     return [
         replace(spec, name=f"{spec.namespace}__{spec.name}", own_name=spec.name)

@@ -121,7 +121,7 @@ def _find_longest(
 ) -> int | None:
     """Return the index of the longest earlier call (context and answer) that is a prefix of `context`.
 
-    Return `None` if there is none, or if another call already continues the longest one.
+    The result is `None` if no call is a prefix, or if another call already continues the longest one.
 
     Args:
         context: Keys of the tokens and images of the new call's input, shape [C].
@@ -148,7 +148,7 @@ def build_rollout(draw: PromptDraw, index: int, calls: Sequence[Call], *, text: 
         index: The rollout's index within its group.
         calls: The calls, in the order in which they ended, at least one.
         text: The final text, for verifiers.
-        cut_off: Whether the agent was stopped before it ended by itself.
+        cut_off: Whether the agent was stopped before it finished.
     """
     tokens: list[IntArray] = []
     logprobs: list[FloatArray] = []

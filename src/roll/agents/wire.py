@@ -1,4 +1,4 @@
-"""Code that all API formats share: validates bodies, builds messages and tools for chat templates, encodes events."""
+"""Code that all API formats share: request validation, messages and tools for chat templates, server-sent events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from roll.types import Content, Message, Speaker
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Stops = Annotated[list[Name], Field(max_length=16)]
+StopStrings = Annotated[list[Name], Field(max_length=16)]
 Choice = Literal["auto", "none", "required"] | dict[str, Any]
 """A request's `tool_choice`."""
 
@@ -61,12 +61,15 @@ def add_field_note(name: str, notes: Notes) -> None:
 
 
 def _has_effect(name: str, value: Any) -> bool:
-    """Return whether a field's value asks for something: not null, false or empty; for `parallel_tool_calls`, false."""
+    """Return whether a field's value requests a feature: it is not null, false or empty.
+
+    The value of `parallel_tool_calls`, which is true by default, requests a feature if it is false.
+    """
     return value is False if name == "parallel_tool_calls" else value not in (None, False, "", [], {})
 
 
 class Body(BaseModel):
-    """An object of a vendor's API. A null field counts as missing; an unknown field is ignored with a note."""
+    """An object of a vendor's API; a null field counts as missing, and an unknown field is ignored with a note."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
@@ -103,7 +106,7 @@ class ChoicesRequest(RequestFields):
 
     n: Count | None = None
     max_tokens: Count | None = None
-    stop: Name | Stops | None = None
+    stop: Name | StopStrings | None = None
     stream_options: StreamOptions | None = None
 
     @property
@@ -145,7 +148,7 @@ def parse_body(model: type[B], raw: bytes, notes: Notes | None = None) -> B:
     except ValidationError as error:
         if error.errors()[0]["type"] == "json_invalid" and (repaired := _replace_surrogates(raw)) != raw:
             return parse_body(model, repaired, notes)
-        # A union reports errors for each of its types; the deepest error belongs to the type that fits best.
+        # pydantic reports errors for each type of a union; the deepest error belongs to the type that matches best.
         found = max(error.errors(include_url=False, include_context=False), key=lambda entry: len(entry["loc"]))
         place = _format_location(found["loc"])
         message = f"{place}: {found['msg']}" if place else found["msg"]
@@ -154,7 +157,7 @@ def parse_body(model: type[B], raw: bytes, notes: Notes | None = None) -> B:
         raise Refusal(400, "invalid_value", "the body is nested too deeply.") from error
 
 
-_HALF_CHARACTER = re.compile(
+_UNPAIRED_SURROGATE = re.compile(
     rb"""(\\\\ | \\u[dD][89abAB][0-9a-fA-F]{2} \\u[dD][c-fC-F][0-9a-fA-F]{2}) | \\u[dD][89a-fA-F][0-9a-fA-F]{2}""",
     re.VERBOSE,
 )
@@ -163,7 +166,7 @@ _HALF_CHARACTER = re.compile(
 
 def _replace_surrogates(raw: bytes) -> bytes:
     """Replace unpaired surrogates, which agents produce by truncating a tool's output."""
-    return _HALF_CHARACTER.sub(lambda found: found[1] or rb"\ufffd", raw)
+    return _UNPAIRED_SURROGATE.sub(lambda found: found[1] or rb"\ufffd", raw)
 
 
 def _format_location(loc: Sequence[int | str]) -> str:
@@ -213,7 +216,7 @@ def build_function_tool(name: str, description: str | None, parameters: Mapping[
 
 
 def get_choice_kind(choice: str | Mapping[str, Any] | None) -> str:
-    """Return the kind of a tool choice of any vendor: `auto`, `none`, `required` or the type that it names."""
+    """Return the kind of a vendor's tool choice: `auto`, `none`, `required`, or the type of the required tool."""
     if not isinstance(choice, Mapping):
         return choice or "auto"
     kind = choice.get("type")
@@ -224,7 +227,15 @@ def get_choice_kind(choice: str | Mapping[str, Any] | None) -> str:
 
 
 def build_call_constraint(choice: str | Mapping[str, Any] | None, notes: Notes) -> list[tuple[str, str]]:
-    """Return [(`tool_choice`, instruction to call a function)]; empty if no call is required."""
+    """Return the constraint of a tool choice that requires a call, as (`tool_choice`, instruction for the model).
+
+    Args:
+        choice: The request's tool choice.
+        notes: Receives a note if the choice requires a vendor's own tool.
+
+    Returns:
+        A list with one constraint, or an empty list.
+    """
     kind = get_choice_kind(choice)
     if kind in ("auto", "none"):
         return []
@@ -241,7 +252,15 @@ def build_call_constraint(choice: str | Mapping[str, Any] | None, notes: Notes) 
 
 
 def build_format_constraint(field: str, answer_format: AnswerFormat | None) -> list[tuple[str, str]]:
-    """Return [(`field`, instruction to answer in `answer_format`)], such as a JSON schema; empty for plain text."""
+    """Return the constraint of an answer format such as a JSON schema, as (`field`, instruction for the model).
+
+    Args:
+        field: The request's field with the format.
+        answer_format: The format.
+
+    Returns:
+        A list with one constraint, or an empty list for plain text.
+    """
     given = answer_format.format if answer_format is not None and answer_format.format is not None else {}
     kind = given.get("type") or "text"
     if kind == "text":

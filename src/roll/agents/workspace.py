@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from roll.config.agents import AgentConfig
 
 __all__ = [
-    "FRESH",
+    "FRESH_DIRECTORY",
     "check_workspace",
     "extract_answer",
     "open_directory",
@@ -28,8 +28,8 @@ __all__ = [
     "resolve_command",
 ]
 
-FRESH = "fresh"
-_COLUMN = re.compile(r"\{(\w+)\}")
+FRESH_DIRECTORY = "fresh"
+_COLUMN_PATTERN = re.compile(r"\{(\w+)\}")
 MAX_BYTES_IN_SANDBOX = 64 * 2**20
 
 
@@ -41,7 +41,7 @@ def check_workspace(config: AgentConfig) -> None:
     """
     if config.command is None:
         return
-    if config.directory not in (None, FRESH) and not _COLUMN.search(config.directory):
+    if config.directory not in (None, FRESH_DIRECTORY) and not _COLUMN_PATTERN.search(config.directory):
         _find_directory(config.directory)
     program = config.command[0]
     if not config.sandbox and "/" not in program and shutil.which(program, path=config.environment.get("PATH")) is None:
@@ -57,7 +57,7 @@ def _find_directory(path: str) -> Path:
 
 
 def _resolve_source(directory: str, metadata: Mapping[str, Any]) -> Path:
-    """Return the directory to copy for a rollout: `directory`, with `{column}` replaced by the prompt's metadata.
+    """Return the directory to copy for a rollout: `directory` with each `{column}` replaced from the prompt's metadata.
 
     Raises:
         ConfigError: The metadata lacks a column, or the directory does not exist.
@@ -70,7 +70,7 @@ def _resolve_source(directory: str, metadata: Mapping[str, Any]) -> Path:
             raise ConfigError(f"agent.directory: a prompt has no column '{name}'. Columns: {known}.")
         return str(metadata[name])
 
-    return _find_directory(_COLUMN.sub(replace_field, directory))
+    return _find_directory(_COLUMN_PATTERN.sub(replace_field, directory))
 
 
 @asynccontextmanager
@@ -88,7 +88,7 @@ async def open_directory(directory: str | None, metadata: Mapping[str, Any]) -> 
     if directory is None:
         yield None
         return
-    source = None if directory == FRESH else _resolve_source(directory, metadata)
+    source = None if directory == FRESH_DIRECTORY else _resolve_source(directory, metadata)
     try:
         top = Path(tempfile.mkdtemp(prefix="roll-agent-"))
     except OSError as error:
@@ -108,7 +108,10 @@ async def open_directory(directory: str | None, metadata: Mapping[str, Any]) -> 
 
 
 def resolve_command(command: Sequence[str], directory: str | None) -> list[str]:
-    """Return the command; if it runs in `directory`, make words that are files of the current directory absolute."""
+    """Return a command that can run in `directory`: arguments that are files of the current directory become absolute.
+
+    Without a directory, the command is returned unchanged.
+    """
     if directory is None:
         return list(command)
     return [os.path.abspath(word) if Path(word).is_file() else word for word in command]
@@ -120,7 +123,7 @@ def read_files(directory: str | None, metadata: Mapping[str, Any]) -> dict[str, 
     Raises:
         ConfigError: The directory is missing or too large.
     """
-    if directory is None or directory == FRESH:
+    if directory is None or directory == FRESH_DIRECTORY:
         return {}
     source = _resolve_source(directory, metadata)
     found: dict[str, bytes] = {}
@@ -138,19 +141,19 @@ def read_files(directory: str | None, metadata: Mapping[str, Any]) -> dict[str, 
     return found
 
 
-def read_answer(path: Path, most_bytes: int) -> str:
-    """Return the first `most_bytes` bytes of a file as text, or an empty string if it cannot be read."""
+def read_answer(path: Path, max_bytes: int) -> str:
+    """Return the first `max_bytes` bytes of a file as text, or an empty string if it cannot be read."""
     try:
         with path.open("rb") as file:
-            return file.read(most_bytes).decode(errors="replace")
+            return file.read(max_bytes).decode(errors="replace")
     except OSError:
         return ""
 
 
 def extract_answer(text: str, pattern: str | None) -> str:
-    """Return the last match of `pattern` in the text: its first group, or the whole match; empty without a match.
+    """Return the first group of the last match of `pattern` in the text, or the whole match if it has no group.
 
-    Without a pattern, return the text.
+    Without a match, the result is empty; without a pattern, it is the text.
     """
     if pattern is None:
         return text

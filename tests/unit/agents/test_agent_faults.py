@@ -11,7 +11,7 @@ import aiohttp
 from worlds.agents import Speaker, draw_of
 
 from roll.agents.agent_loop import AgentLoop
-from roll.agents.programs import AgentFailed, AgentTask
+from roll.agents.programs import AgentError, AgentTask
 from roll.agents.server import AgentServer
 from roll.config.agents import AgentConfig
 from roll.data import ChatRenderer
@@ -55,7 +55,7 @@ class Faulty:
         for _ in range(3):
             fault = self.faults.pop() if self.faults and self.chance.random() < 0.3 else "none"
             if fault == "crash":
-                raise AgentFailed("it crashed")
+                raise AgentError("it crashed")
             if fault == "hang":
                 await asyncio.Event().wait()
             body = {"model": "m", "messages": messages, "stream": fault == "leave"}
@@ -65,7 +65,7 @@ class Faulty:
                     response.close()
                     continue
                 if response.status != 200:
-                    raise AgentFailed(f"status {response.status}")
+                    raise AgentError(f"status {response.status}")
                 answer = (await response.json())["choices"][0]["message"]
             messages += [answer, {"role": "user", "content": "on"}]
         return "done"

@@ -62,7 +62,7 @@ async def test_hostile_images_with_too_many_pixels_are_refused_by_their_header(w
 async def test_hostile_images_with_too_much_base64_are_refused_before_decoding(
     world: ImageWorld, decoded: list[str], monkeypatch: pytest.MonkeyPatch, path: str
 ) -> None:
-    monkeypatch.setattr("roll.agents.parts._MAX_BASE64", 1000)
+    monkeypatch.setattr("roll.agents.message_parts._MAX_BASE64", 1000)
     async with world.session() as (post, _):
         status, reply = await post(path, BODIES[path](lambda image: [image(picture(4, 30, 30))]))
         assert status == 400 and "characters of base64, but at most 1,000 are allowed" in str(reply)

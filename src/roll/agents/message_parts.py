@@ -1,6 +1,6 @@
-"""Converts message parts of any vendor to text and images.
+"""Converts the message parts of all vendors to text and images.
 
-If the policy reads only text, a placeholder replaces each image, as it replaces other media.
+If the policy reads only text, each image is replaced by a placeholder, as audio, video and files always are.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from roll.types import Content as MessageContent
 
 __all__ = ["Content", "Part", "TextPart", "UnknownObject", "get_type", "read_content", "read_text"]
 
-_SILENT = ("thinking", "redacted_thinking", "reasoning")
-"""Types of parts that repeat an answer's reasoning. They are ignored: the context already has the model's tokens."""
+_REASONING_TYPES = ("thinking", "redacted_thinking", "reasoning")
+"""Types of parts that repeat an answer's reasoning; ignored, because the context already has the model's tokens."""
 _MAX_BASE64 = LIMITS.num_bytes * 4 // 3 + 4
-"""Maximum number of characters of an image: decoding base64 keeps other agents waiting."""
-_MEDIA = {
+"""Maximum number of base64 characters of an image: decoding blocks the event loop, and so the other agents."""
+_MEDIA_NAMES = {
     "image": "image",
     "image_url": "image",
     "input_image": "image",
@@ -44,7 +44,7 @@ _MEDIA = {
 
 
 def get_type(value: Any, default: str = "") -> str:
-    """Return the `type` of an object: `default` if it has none, an empty string if its type is not a string."""
+    """Return the field `type` of an object, `default` if it is missing, or an empty string if it is not a string."""
     found = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
     return default if found is None else found if isinstance(found, str) else ""
 
@@ -70,11 +70,11 @@ class TextPart(Body):
     refusal: str = ""
 
 
-_TEXTS = ("text", "input_text", "output_text", "summary_text", "refusal")
+_TEXT_TYPES = ("text", "input_text", "output_text", "summary_text", "refusal")
 
 
 def _get_part_kind(value: Any) -> str:
-    return "Text" if get_type(value, "text") in _TEXTS else "Unknown"
+    return "Text" if get_type(value, "text") in _TEXT_TYPES else "Unknown"
 
 
 Part = Annotated[
@@ -89,7 +89,7 @@ def read_text(
     """Return the text of a message or of a tool result; its parts are joined with newlines.
 
     Args:
-        content: The content, in any vendor's form.
+        content: The content, in any vendor's format.
         notes: Receives a note for each kind of part that is not supported.
         tools: Definitions of tools by name, for parts that refer to a tool.
     """
@@ -105,12 +105,12 @@ def read_content(
     """Return the content of a message or of a tool result: its text, or texts and images in their order.
 
     Args:
-        content: The content, in any vendor's form.
+        content: The content, in any vendor's format.
         notes: As for `read_text`; its `reads_images` decides whether images are read.
         tools: As for `read_text`.
 
     Raises:
-        Refusal: An image is not base64, or is a URL.
+        Refusal: An image is not valid base64, or is a URL, which is not downloaded.
     """
     images = content is not None and not isinstance(content, str) and notes.reads_images
     if not images or not any(_is_image(part) for part in content or ()):
@@ -127,12 +127,14 @@ def read_content(
 
 
 def _is_image(part: Any) -> bool:
-    return isinstance(part, UnknownObject) and _MEDIA.get(part.type) == "image"
+    return isinstance(part, UnknownObject) and _MEDIA_NAMES.get(part.type) == "image"
 
 
 def _read_image(part: UnknownObject) -> types.ImagePart:
-    """Return an image of any vendor's form: OpenAI's `image_url`, Anthropic's `source`, or the digest of a prompt's
-    image, as in `AgentTask.messages`.
+    """Read the image of a message part.
+
+    The part has OpenAI's `image_url`, Anthropic's `source`, or the digest of a prompt's image as in
+    `AgentTask.messages`.
     """
     if part.type == "image" and isinstance(part.fields.get("digest"), str):
         try:
@@ -166,7 +168,7 @@ def _read_part(part: TextPart | UnknownObject, notes: Notes, tools: Mapping[str,
     if isinstance(part, TextPart):
         return part.text or part.refusal
     fields, kind = part.fields, part.type[:64]
-    if kind in _SILENT:
+    if kind in _REASONING_TYPES:
         return None
     source = fields.get("source")
     if kind == "document" and isinstance(source, Mapping) and source.get("type") == "text":
@@ -178,11 +180,11 @@ def _read_part(part: TextPart | UnknownObject, notes: Notes, tools: Mapping[str,
         found = [each.get("text") for each in fields["content"] if isinstance(each, Mapping)]
         head = [fields.get("title"), source]
         return "\n".join(text for text in (*head, *found) if isinstance(text, str) and text)
-    word = _MEDIA.get(kind)
+    word = _MEDIA_NAMES.get(kind)
     if word is None:
         notes.add(f"part {kind}", f"agents send message parts of the type '{kind}', which are ignored.")
         return None
-    told = f"[{word}: not shown, only text can be read here]"
+    told = f"[{word} not shown: this model reads only text]"
     notes.add(
         f"media {word}",
         f"agents send message parts of the type '{kind}', which the policy does not support: it gets the text "

@@ -1,4 +1,4 @@
-"""Converts agents' conversations to a form that the model's chat template accepts.
+"""Adapts agents' conversations to the model's chat template.
 
 Agents send system messages in the middle of a conversation, and several user messages in a row. Some
 templates render them all, some reject them, and some silently drop later system messages.
@@ -25,7 +25,7 @@ def render_text(renderer: ChatRenderer, messages: Sequence[Message], tools: Sequ
     user message after them; as a last resort, the first system message is moved to the start of the user message.
 
     Raises:
-        DataError: The template rejects the conversation in each of these forms.
+        DataError: The template rejects the conversation in every form.
     """
     if any(message.role == "system" for message in messages[1:]) and not renderer.supports_late_system:
         messages = [*messages[:1], *(_to_user_message(message) for message in messages[1:])]
@@ -53,7 +53,7 @@ def _convert_system_messages(messages: Sequence[Message]) -> list[Message]:
 
 
 def _move_tool_images(messages: Sequence[Message]) -> list[Message]:
-    """Move the images of tool results to a user message after them, for templates that ignore images there."""
+    """Move the images of tool results to a following user message, for templates that ignore images in results."""
     said: list[Message] = []
     images: list[Part] = []
     for message in messages:

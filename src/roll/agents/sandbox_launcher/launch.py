@@ -3,23 +3,23 @@
     agent ──TCP, the sandbox's own loopback──► this module ──Unix socket of the host──► endpoint
 
 Arguments: the socket, the file with the program's answer (empty: none), then the program with its arguments. The answer
-is written to file descriptor 3. `{}` in a variable `ROLL_PLACE_*` is replaced by the port, and the variable's name
-loses this prefix.
+is written to file descriptor 3. An environment variable `ROLL_PORT_VARIABLE_NAME` is passed to the program as `NAME`,
+with `{}` in its value replaced by the port.
 """
 
 import asyncio
 import os
 import sys
 
-PLACED = "ROLL_PLACE_"
-PIECE = 65536
-MAX_ANSWER = 2**20
+PORT_VARIABLE_PREFIX = "ROLL_PORT_VARIABLE_"
+CHUNK_BYTES = 65536
+MAX_ANSWER_BYTES = 2**20
 
 
 async def forward(reader, writer):
-    """Copy data from `reader` to `writer` until the end of the data, which is passed on."""
+    """Copy data from `reader` to `writer` until the end of the stream, then send the end of the stream to `writer`."""
     try:
-        while data := await reader.read(PIECE):
+        while data := await reader.read(CHUNK_BYTES):
             writer.write(data)
             await writer.drain()
         if writer.can_write_eof():
@@ -43,13 +43,13 @@ async def main(socket, answer_file, *command):
 
     server = await asyncio.start_server(forward_connection, "127.0.0.1", 0)
     port = str(server.sockets[0].getsockname()[1])
-    placed = {
-        name.removeprefix(PLACED): os.environ.pop(name).replace("{}", port)
+    variables = {
+        name.removeprefix(PORT_VARIABLE_PREFIX): os.environ.pop(name).replace("{}", port)
         for name in list(os.environ)
-        if name.startswith(PLACED)
+        if name.startswith(PORT_VARIABLE_PREFIX)
     }
     try:
-        program = await asyncio.create_subprocess_exec(*command, env={**os.environ, **placed})
+        program = await asyncio.create_subprocess_exec(*command, env={**os.environ, **variables})
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return 127
@@ -63,7 +63,7 @@ def write_answer(path):
     """Copy the file with the answer to file descriptor 3, if the file exists."""
     try:
         with open(path, "rb") as file, os.fdopen(3, "wb") as result:
-            result.write(file.read(MAX_ANSWER))
+            result.write(file.read(MAX_ANSWER_BYTES))
     except OSError:
         pass
 
