@@ -22,7 +22,7 @@ import torch
 from _report import report
 from _trainer_parts import quickstart_config, random_batch
 
-from roll.algorithms.selection import Selection, select
+from roll.algorithms.selection import Selection, select_training_rollouts
 from roll.algorithms.token_weights import add_advantages
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.presets import PRESET_NAMES
@@ -125,7 +125,7 @@ def layer_seconds(preset: str, groups: list[Group]) -> dict[str, float]:
     limits = {"max_new_tokens": ANSWER[1]}
 
     def choose() -> Selection:
-        return select(groups, algorithm, **limits, greedy=groups)
+        return select_training_rollouts(groups, algorithm, **limits, greedy=groups)
 
     selection = choose()
     plain = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=ANSWER[1])

@@ -122,7 +122,7 @@ BUGS = (
     Bug(
         "rounding is a deviation",
         "algorithms/normalization.py",
-        "spread + epsilon if spread > ROUNDING * size else 1.0",
+        "spread + epsilon if spread > ROUNDING_TOLERANCE * size else 1.0",
         "spread + epsilon if spread else 1.0",
         "algorithms/test_advantages.py",
     ),

@@ -192,7 +192,7 @@ BUGS = (
         "        pass",
     ),
     Bug(
-        "a rollout that ended as it was stopped has no fate",
+        "a rollout that ended as it was stopped has no outcome",
         "group_run.py",
         "            self._runner.discard(task.result())\n",
         "",

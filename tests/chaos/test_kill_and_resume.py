@@ -40,9 +40,9 @@ def test_resume_after_kill_the_reference_run_trains_and_settles_every_draw(unint
     steps = [row for row in run.metrics() if row["kind"] == "train"]
     assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6]
     assert sum(row.get("training/stepped") or 0 for row in steps) >= 4
-    fates = Counter(entry["fate"] for entry in run.ledger())
-    assert fates["trained"] + fates["filtered"] == 18
-    assert fates["in_flight"] == 0
+    outcomes = Counter(entry["outcome"] for entry in run.ledger())
+    assert outcomes["trained"] + outcomes["filtered"] == 18
+    assert outcomes["in_flight"] == 0
 
 
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
@@ -77,6 +77,6 @@ def test_resume_after_kill_with_vllm_every_draw_is_trained_exactly_once(tmp_path
     entries = run.ledger()
     assert [e["draw_id"] for e in entries] == list(range(18))
     assert [e["uid"] for e in entries] == [e["uid"] for e in reference.ledger()]
-    assert {e["fate"] for e in entries} <= {"trained", "filtered"}
+    assert {e["outcome"] for e in entries} <= {"trained", "filtered"}
     trained = [name for name in run.rollouts() if name.startswith("step-")]
     assert trained == [f"step-{step:06d}.parquet" for step in range(1, 7)]

@@ -51,11 +51,11 @@ def kill_and_check(
     run.finish()
     entries = run.ledger()
     assert [entry["draw_id"] for entry in entries] == list(range(len(entries)))
-    used = [entry for entry in entries if entry["fate"] in ("trained", "filtered")]
+    used = [entry for entry in entries if entry["outcome"] in ("trained", "filtered")]
     assert len(used) == 3 * NUM_STEPS
     assert Counter(entry["step"] for entry in used) == dict.fromkeys(range(1, NUM_STEPS + 1), 3)
     assert drawn_for_training(run) == {entry["draw_id"]: 1 for entry in used}
-    waiting = [entry["draw_id"] for entry in entries if entry["fate"] == "in_flight"]
+    waiting = [entry["draw_id"] for entry in entries if entry["outcome"] == "in_flight"]
     assert [draw[0] for draw in read_checkpoint(run.checkpoint(), LearningState).state.pending] == waiting
     return kills
 

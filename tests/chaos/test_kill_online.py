@@ -41,4 +41,4 @@ def test_resume_after_kill_online_a_killed_and_resumed_run_equals_an_uninterrupt
     ours, theirs = (r.checkpoint() / "model" / "model.safetensors" for r in (run, reference))
     assert ours.read_bytes() == theirs.read_bytes()
     assert [entry["draw_id"] for entry in run.ledger()] == list(range(18))
-    assert {entry["fate"] for entry in run.ledger()} <= {"trained", "filtered"}
+    assert {entry["outcome"] for entry in run.ledger()} <= {"trained", "filtered"}

@@ -136,10 +136,10 @@ def end_and_compare(
 
 
 def check_draws(run: Run) -> None:
-    """Every draw has exactly one fate, and of examples each comes once in an epoch."""
+    """Every draw has exactly one outcome, and of examples each comes once in an epoch."""
     entries = run.ledger()
     assert [entry["draw_id"] for entry in entries] == list(range(len(entries)))
-    assert {entry["fate"] for entry in entries} <= {"trained", "filtered"}
+    assert {entry["outcome"] for entry in entries} <= {"trained", "filtered"}
     if (run.path / "rollouts").exists() and any((run.path / "rollouts").glob("step-*")):
         return
     size = len({entry["uid"] for entry in entries})

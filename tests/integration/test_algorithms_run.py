@@ -91,7 +91,7 @@ def test_algorithm_run_a_kl_penalty_in_the_reward_reaches_the_target_coefficient
     assert found == pytest.approx([0.1, 0.08, 0.096])
 
 
-def test_algorithm_run_refills_are_bounded_and_every_draw_has_a_fate(tmp_path: Path, tiny_model: Path) -> None:
+def test_algorithm_run_refills_are_bounded_and_every_draw_has_an_outcome(tmp_path: Path, tiny_model: Path) -> None:
     never = [{"source": "arithmetic", "reward": [{"type": "regex", "pattern": "(?!)", "require_finished": False}]}]
     algorithm = {"type": "dapo", "filters": {"max_refills": 2}}
     roll.train(config(tmp_path, tiny_model, algorithm, data=never))

@@ -95,7 +95,7 @@ def test_async_run_generation_runs_ahead_within_the_bound(
     assert [row["step"] for row in found] == [1, 2, 3, 4, 5]
     assert max(row["rollout/staleness_max"] for row in found) == -(-ratio // 1)  # some batch was as old as it may be
     entries = ledger(tmp_path)
-    assert Counter(entry["fate"] for entry in entries)["in_flight"] == 0
+    assert Counter(entry["outcome"] for entry in entries)["in_flight"] == 0
     assert len(entries) == 5 * tiny_config(tiny_model, num_steps=1)["rollout"]["prompts_per_step"]
     assert all(row["data/groups_expired"] == 0 for row in found)
 
@@ -112,7 +112,7 @@ def test_async_run_every_online_pipeline_generates_ahead_within_the_bound(
     assert 0 < max(row["rollout/staleness_max"] for row in found) <= 2
     entries = ledger(tmp_path)
     assert [entry["draw_id"] for entry in entries] == list(range(15))
-    assert {entry["fate"] for entry in entries} <= {"trained", "filtered"}
+    assert {entry["outcome"] for entry in entries} <= {"trained", "filtered"}
 
 
 @pytest.mark.vllm
@@ -125,7 +125,7 @@ def test_async_run_with_vllm_too(tmp_path: Path, servable_model: Path) -> None:
     assert [row["step"] for row in found] == [1, 2, 3]
     assert max(row["rollout/staleness_max"] for row in found) == 1
     assert [entry["draw_id"] for entry in ledger(tmp_path)] == list(range(9))
-    assert {entry["fate"] for entry in ledger(tmp_path)} <= {"trained", "filtered"}
+    assert {entry["outcome"] for entry in ledger(tmp_path)} <= {"trained", "filtered"}
 
 
 def test_async_run_what_was_given_up_for_its_age_is_recorded(
@@ -143,7 +143,7 @@ def test_async_run_what_was_given_up_for_its_age_is_recorded(
     scheduling = {"async_ratio": 1.0, "stale_policy": "drop"}
     quiet = {"before_training": False, "every_num_steps": 0, "num_prompts": 1}
     roll.train(config(tmp_path, tiny_model, scheduling=scheduling, num_steps=8, evaluation=quiet))
-    expired = [entry for entry in ledger(tmp_path) if entry["fate"] == "expired"]
+    expired = [entry for entry in ledger(tmp_path) if entry["outcome"] == "expired"]
     assert seen[0] in [entry["uid"] for entry in expired]
     assert all(entry["why"] == "too old" for entry in expired)
     assert sum(row["data/groups_expired"] for row in rows(tmp_path)) == len(expired)

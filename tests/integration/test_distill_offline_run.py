@@ -64,7 +64,7 @@ def test_distill_offline_run_the_student_comes_near_its_teacher_and_uses_every_e
     assert last["eval/loss"] < (0.95 if model["lora"] else 0.8) * first["eval/loss"]
     ledger = Run.at(tmp_path / "run").ledger()
     assert set(Counter(entry["uid"] for entry in ledger).values()) == {3}
-    assert {entry["fate"] for entry in ledger} == {"trained"}
+    assert {entry["outcome"] for entry in ledger} == {"trained"}
     measured = roll.evaluate(config, model=str(tmp_path / "run"))
     assert measured["eval/loss"] == pytest.approx(last["eval/loss"], rel=1e-4)
 

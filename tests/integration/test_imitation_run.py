@@ -65,7 +65,7 @@ def test_imitation_run_a_column_of_answers_is_imitated_with_a_critic_and_a_penal
     algorithm = {
         "type": "asy_ppo",
         "imitation": {"weight": 0.5, "when": when},
-        "kl": {"coefficient": 0.01, "place": "reward"},
+        "kl": {"coefficient": 0.01, "apply_to": "reward"},
     }
     roll.train(config(tmp_path, tiny_model, data, algorithm))
     train = rows(tmp_path, "train")
@@ -81,7 +81,7 @@ def test_imitation_run_a_step_of_demonstrations_alone_trains_with_kl_in_the_rewa
     path = tmp_path / "sums.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"{i}+{i}?", "answer": f"{2 * i}"}) + "\n" for i in range(1, 9)))
     data = {"source": "file", "path": str(path), "reward": "math", "expert_key": "answer"}
-    algorithm = {"type": "grpo", "kl": {"coefficient": 0.1, "place": "reward", "target": 0.5, "horizon": 4}}
+    algorithm = {"type": "grpo", "kl": {"coefficient": 0.1, "apply_to": "reward", "target": 0.5, "horizon": 4}}
     settings = config(tmp_path, tiny_model, data, algorithm)
     settings["training"]["num_steps"] = 1
     settings["checkpoint"] = {"at_end": True}

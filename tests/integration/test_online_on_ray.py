@@ -47,4 +47,4 @@ def test_online_ray_a_run_on_ray_learns_what_one_process_learns(tmp_path: Path, 
     assert found[0][metric] == pytest.approx(other[0][metric], abs=1e-4)
     stepped = sum(bool(row.get("training/stepped")) for row in found)  # a step without a pair changes nothing
     assert 1 <= stepped == sum(bool(row.get("training/stepped")) for row in other) == other[1]["policy_version"]
-    assert {entry["fate"] for entry in together.ledger()} <= {"trained", "filtered"}
+    assert {entry["outcome"] for entry in together.ledger()} <= {"trained", "filtered"}

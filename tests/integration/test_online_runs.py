@@ -134,9 +134,9 @@ def test_online_run_every_draw_has_one_fate_and_a_reason_where_it_was_not_traine
     roll.train(config(tmp_path, tiny_model, pipeline=pipeline))
     entries = ledger(tmp_path)
     assert [entry["draw_id"] for entry in entries] == list(range(9))
-    assert {entry["fate"] for entry in entries} <= {"trained", "filtered"}
+    assert {entry["outcome"] for entry in entries} <= {"trained", "filtered"}
     why = {"rejection_sampling": "is below 1", "preference_online": "zero variance"}[pipeline]
-    assert all((entry["fate"] == "trained") != (why in entry["why"]) for entry in entries)
+    assert all((entry["outcome"] == "trained") != (why in entry["why"]) for entry in entries)
 
 
 def test_online_run_a_step_without_a_pair_changes_nothing(tmp_path: Path, tiny_model: Path) -> None:

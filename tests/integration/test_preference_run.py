@@ -75,7 +75,7 @@ def test_preference_run_held_out_preferences_are_learnt_and_every_example_is_use
     ledger = Run.at(tmp_path / "run").ledger()
     uses = Counter(entry["uid"] for entry in ledger)
     assert set(uses.values()) == {2}
-    assert {entry["fate"] for entry in ledger} == {"trained"}
+    assert {entry["outcome"] for entry in ledger} == {"trained"}
     measured = roll.evaluate(settings, model=str(tmp_path / "run"))  # beside the model that training began with
     assert measured["eval/margin"] == pytest.approx(last["eval/margin"], abs=1e-3)
 

@@ -98,7 +98,7 @@ def test_ray_run_a_killed_engine_is_replaced_and_sigterm_saves_and_leaves_no_pro
     assert rows[-1]["engines/replaced"] == 1
     assert rows[-1]["rollout/infra_errors"] == 0
     assert run.checkpoint().name == f"step-{len(rows):06d}"
-    assert {entry["fate"] for entry in run.ledger()} <= {"trained", "filtered"}
+    assert {entry["outcome"] for entry in run.ledger()} <= {"trained", "filtered"}
     wait_until(lambda: not list(marked(mark)), "the end of every process")
 
 

@@ -67,7 +67,7 @@ def test_sft_run_every_example_is_trained_once_in_every_epoch_and_the_loss_falls
     uids = [entry["uid"] for entry in run.ledger()]
     for epoch in range(3):
         assert Counter(uids[10 * epoch : 10 * epoch + 10]) == Counter(f"file/{n}" for n in range(1, 11))
-    assert {entry["fate"] for entry in run.ledger()} == {"trained"}
+    assert {entry["outcome"] for entry in run.ledger()} == {"trained"}
     assert summary.measure == "loss"
     assert summary.score_after is not None and summary.score_before is not None
     assert summary.score_after < 0.5 * summary.score_before

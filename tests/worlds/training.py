@@ -22,7 +22,7 @@ from roll.rollout.lifecycle import RolloutState, Transition
 from roll.rollout.loops import generate_single_answer
 from roll.simulation.clock import run
 from roll.types import (
-    Fate,
+    DrawOutcome,
     GenerationRequest,
     Group,
     IntArray,
@@ -389,15 +389,15 @@ class World:
         for group in batch.groups:
             draw_id = group.draw.draw_id
             if draw_id in batch.left_out or not group.scored:
-                self.ledger.record_outcome(draw_id, Fate.FILTERED, step)
+                self.ledger.record_outcome(draw_id, DrawOutcome.FILTERED, step)
             else:
-                self.ledger.record_outcome(draw_id, Fate.TRAINED, step)
+                self.ledger.record_outcome(draw_id, DrawOutcome.TRAINED, step)
                 used |= {rollout.rollout_id for rollout in group.scored}
         for draw_id in batch.expired:
-            self.ledger.record_outcome(draw_id, Fate.EXPIRED, step)
+            self.ledger.record_outcome(draw_id, DrawOutcome.EXPIRED, step)
         await self.controller.complete_step(self.version, used)
         in_flight = [draw.draw_id for draw in self.controller.list_in_flight()]
-        assert in_flight == self.ledger.list_in_flight(), "draws in flight are not those that have no fate"
+        assert in_flight == self.ledger.list_in_flight(), "draws in flight are not those that have no outcome"
 
     async def _moves(self) -> None:
         """Engines that join, leave, or are away for a while; at least one stays."""

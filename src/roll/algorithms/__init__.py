@@ -1,1 +1,1 @@
-"""Advantages, losses and filters: pure functions of arrays and tensors."""
+"""Advantages, losses and filters, implemented as pure functions of arrays and tensors."""

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from roll.algorithms.episodes import MAX_SIZE, Episode, Float64Array, concatenate
+from roll.algorithms.episodes import MAX_ABS_VALUE, Episode, Float64Array, concatenate
 from roll.algorithms.normalization import Scope, whiten_values
 from roll.algorithms.returns import (
     compute_chunk_returns,
@@ -58,7 +58,7 @@ def estimate_advantages(
     """Compute the advantages of all episodes of a batch; see `roll.config.algorithm_parts.AdvantageConfig`.
 
     Args:
-        episodes: All episodes over which advantages are whitened and repeated states are searched.
+        episodes: All episodes of the batch; whitening and the search for repeated states cover all of them.
         outcomes: Normalized rewards of the episodes (`normalize_rewards`), shape [n]. For `outcome`, `chunk` and
             `anchor_state` the total reward; for the other estimators the reward of the whole rollout, to which rewards
             per turn and per token are added unchanged.
@@ -104,7 +104,7 @@ def estimate_advantages(
 
 
 def _with_token_rewards(episodes: Sequence[Episode], tokens: list[Float64Array]) -> list[Float64Array]:
-    """Add to each token's value the sum of the per-token rewards (a KL penalty) from this token on."""
+    """Add to each token's value the sum of the rewards (a KL penalty) of this token and all later ones."""
     return [
         t
         if e.token_rewards is None
@@ -136,7 +136,7 @@ def _compute_turn_advantages(
 def _get_critic_values(episode: Episode) -> Float64Array:
     if episode.values is None:
         raise ValueError("gae needs a critic's values, but an episode has none")
-    return np.clip(episode.values[episode.mask].astype(np.float64), -MAX_SIZE, MAX_SIZE)
+    return np.clip(episode.values[episode.mask].astype(np.float64), -MAX_ABS_VALUE, MAX_ABS_VALUE)
 
 
 def _scatter_tokens(episode: Episode, tokens: Float64Array) -> FloatArray:

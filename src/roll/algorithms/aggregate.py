@@ -1,6 +1,7 @@
-"""Aggregation of per-token losses: a rule assigns a weight to each token, and the loss is the weighted sum.
+"""Loss aggregation: each token gets a weight, and the loss is the weighted sum of the per-token losses.
 
-Counts are over the global batch, so the shares of all micro-batches and ranks add up to the loss of the global batch.
+The weights count tokens and sequences of the global batch, so the losses of all micro-batches and ranks add up to the
+loss of the global batch.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ Aggregation: TypeAlias = Literal["sequence_mean", "token_mean", "constant_length
 
 
 def compute_aggregation_weights(inputs: LossInputs, aggregation: Aggregation) -> Tensor:
-    """Return the weight of every token in the loss of the global batch, shape [N].
+    """Compute the weight of every token in the loss of the global batch, shape [N].
 
     `sequence_mean`: 1 / (tokens of its sequence x sequences), GRPO, arXiv 2402.03300.
     `token_mean`: 1 / tokens, DAPO, arXiv 2503.14476.

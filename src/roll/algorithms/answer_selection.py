@@ -1,4 +1,4 @@
-"""Selection of a step's training rollouts in pipelines without an RL algorithm: all, the best, or pairs. NumPy only."""
+"""Selection of training rollouts in pipelines without an RL algorithm: all, the best, or pairs. NumPy only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from roll.algorithms.filters import find_filter_reason
-from roll.types import Fate, Group, Rollout
+from roll.types import DrawOutcome, Group, Rollout
 
 __all__ = [
     "AnswerSelection",
@@ -33,7 +33,7 @@ class AnswerSelection:
 
     answers: tuple[Answers, ...]
     """The chosen rollouts, in the order of their groups."""
-    fates: dict[int, tuple[Fate, str]]
+    draw_outcomes: dict[int, tuple[DrawOutcome, str]]
     """The outcome of each group by draw id, with the reason if it is not trained on."""
 
     @property
@@ -56,27 +56,33 @@ def choose_rollouts(
             none.
     """
     answers: list[Answers] = []
-    fates: dict[int, tuple[Fate, str]] = {}
+    draw_outcomes: dict[int, tuple[DrawOutcome, str]] = {}
     for group in groups:
         written = [r for r in group.scored if any(turn.end > turn.start for turn in r.spans)]
         found = choose(written) if written else []
         if isinstance(found, str):
-            fates[group.draw.draw_id] = (Fate.FILTERED, found)
+            draw_outcomes[group.draw.draw_id] = (DrawOutcome.FILTERED, found)
             continue
         answers += found
-        fates[group.draw.draw_id] = (Fate.TRAINED, "") if written else (Fate.FAILED, find_failure_reason(group))
-    return AnswerSelection(answers=tuple(answers), fates=fates)
+        draw_outcomes[group.draw.draw_id] = (
+            (DrawOutcome.TRAINED, "") if written else (DrawOutcome.FAILED, find_failure_reason(group))
+        )
+    return AnswerSelection(answers=tuple(answers), draw_outcomes=draw_outcomes)
 
 
 def find_failure_reason(group: Group) -> str:
-    """Return why a group has no scored rollout with a token: the infrastructure errors of its rollouts."""
+    """Return why a group has no rollout to train on: the infrastructure errors of its rollouts, or empty answers."""
     return "; ".join(sorted({r.cause for r in group.rollouts if r.cause})) or "no rollout has a token"
 
 
 def select_answers_in_vocabulary(rollouts: Sequence[Rollout], *, num_tokens: int) -> list[Answers] | str:
-    """Return every rollout whose token ids are all below `num_tokens`, or the reason why there are none.
+    """Select the rollouts whose token IDs are all in the teacher's vocabulary, or return why there are none.
 
-    A policy with a padded vocabulary may sample ids outside the teacher's vocabulary.
+    A policy with a padded vocabulary may sample IDs outside the teacher's vocabulary.
+
+    Args:
+        rollouts: The rollouts of one group.
+        num_tokens: Size of the teacher's vocabulary.
     """
     return [(rollout,) for rollout in rollouts if int(rollout.token_ids.max()) < num_tokens] or (
         f"every answer has a token with an id of {num_tokens:,} or more, which is not in its teacher's vocabulary"
@@ -84,8 +90,12 @@ def select_answers_in_vocabulary(rollouts: Sequence[Rollout], *, num_tokens: int
 
 
 def select_best_answers(rollouts: Sequence[Rollout], *, keep: int, min_reward: float) -> list[Answers] | str:
-    """Return the `keep` best rollouts whose reward is at least `min_reward` (RAFT, arXiv 2304.06767), or the reason why
-    there are none; ties go to the first.
+    """Select the `keep` rollouts with the highest rewards (RAFT, arXiv 2304.06767), or return why there are none.
+
+    Args:
+        rollouts: The rollouts of one group; ties go to the earlier rollout.
+        keep: Maximum number of rollouts.
+        min_reward: Minimum reward of a selected rollout.
     """
     rewards = _collect_rewards(rollouts)
     best = [int(i) for i in np.argsort(-rewards, kind="stable")[:keep] if rewards[i] >= min_reward]
@@ -95,7 +105,7 @@ def select_best_answers(rollouts: Sequence[Rollout], *, keep: int, min_reward: f
 
 
 def select_pairs(rollouts: Sequence[Rollout], *, pairing: Pairing, min_difference: float = 0.0) -> list[Answers] | str:
-    """Return pairs of a better and a worse answer, or the reason why a group has none.
+    """Select preference pairs of a better and a worse answer, or return why a group has none.
 
     Args:
         rollouts: The rollouts of one group.

@@ -1,4 +1,4 @@
-"""Importance sampling corrections for tokens of an older policy version, or of an engine that differs numerically.
+"""Importance sampling corrections for stale tokens and for the numerical mismatch of engine and trainer.
 
 Three policies assign a log-prob to a sampled token:
 
@@ -35,22 +35,24 @@ from torch import Tensor
 from roll.algorithms.ratio import clamp_log_ratio, compute_segment_means, compute_segment_sums, get_segment_ids
 from roll.types import LossInputs
 
-__all__ = ["Correction", "CorrectionLevel", "Corrects", "compute_correction_log_ratio"]
+__all__ = ["CorrectedRatio", "Correction", "CorrectionLevel", "compute_correction_log_ratio"]
 
 CorrectionLevel: TypeAlias = Literal["token", "chunk", "sequence", "geometric"]
-Corrects: TypeAlias = Literal["both", "mismatch", "staleness"]
+CorrectedRatio: TypeAlias = Literal["both", "mismatch", "staleness"]
 
-_RATIOS: dict[Corrects, tuple[str, str]] = {
+_RATIOS: dict[CorrectedRatio, tuple[str, str]] = {
     "both": ("old", "rollout"),
     "mismatch": ("behavior", "rollout"),
     "staleness": ("old", "behavior"),
 }
 
 
-def compute_correction_log_ratio(inputs: LossInputs, corrects: Corrects = "both") -> Tensor:
-    """Return the clamped log-ratio of every token, shape [N], that `corrects` names.
+def compute_correction_log_ratio(inputs: LossInputs, corrects: CorrectedRatio = "both") -> Tensor:
+    """Compute the clamped log-ratio of every token that a correction uses, shape [N].
 
-    `both` is old / rollout, `mismatch` behavior / rollout, `staleness` old / behavior.
+    Args:
+        inputs: The loss inputs.
+        corrects: Which ratio: `both` is old / rollout, `mismatch` behavior / rollout, `staleness` old / behavior.
 
     Raises:
         ValueError: The batch lacks the log-probs.
@@ -68,7 +70,7 @@ class Correction:
     geometric means over the tokens of a chunk or sequence, `sequence` is the product.
     """
 
-    corrects: Corrects = "both"
+    corrects: CorrectedRatio = "both"
     level: CorrectionLevel = "token"
     upper: float | None = 2.0
     mask_low: float | None = None
@@ -91,15 +93,15 @@ class Correction:
         return clamp_log_ratio(pool(difference, ids))[ids].exp()
 
     def mask_truncated(self, inputs: LossInputs) -> Tensor:
-        """Return a mask [N] of the tokens whose importance factor exceeds `upper`; all false if `upper` is `None`."""
+        """Return a mask [N] of the tokens whose importance factor is truncated; all false if `upper` is `None`."""
         if self.upper is None:
             return torch.zeros_like(inputs.sequence_ids, dtype=torch.bool)
         return self.compute_factor(inputs) > self.upper
 
     def compute_weights(self, inputs: LossInputs) -> Tensor:
-        """Return the weight of every token's objective, shape [N]; 0 where the token is masked out."""
+        """Compute the weight of every token's objective, shape [N]; 0 for masked tokens."""
         factor = self.compute_factor(inputs)
-        # Truncated importance sampling: min(w, upper). The masks then compare the factor before it is cut.
+        # Truncated importance sampling: min(w, upper). The masks compare the factor before the truncation.
         weight = torch.ones_like(factor) if self.upper is None else factor.clamp(max=self.upper)
         if self.mask_low is not None:
             weight = weight.masked_fill(factor < self.mask_low, 0.0)

@@ -1,8 +1,8 @@
-"""Advantages weighted by how the policy's own attention uses a token (arXiv 2510.13554).
+"""Attention credit: advantages are weighted by how the policy's attention uses each token (arXiv 2510.13554).
 
     d_h    = mean_t sum_s A_h[t, s] (t - s)                       lowest / highest 30 % of heads: local / global
     WAAD_t = sum_s A_local[t, s] min(t - s, W)                    high: the token looks beyond its phrase
-    FAI_s  = mean over t in [s + 10, s + 100] of A_global[t, s]   high: later tokens come back to it, an anchor
+    FAI_s  = mean over t in [s + 10, s + 100] of A_global[t, s]   high: later tokens attend to it, an anchor
 
     local    amplify the tokens with the largest jumps |WAAD_t - WAAD_t+1|: a phrase begins
     global   amplify the anchors: the tokens with the largest FAI
@@ -14,17 +14,17 @@ statistics into factors.
 
 Choices where the paper leaves details open:
 
-* Heads are sorted per sample, over all observed layers together: a factor then depends only on its sample, not on the
-  rest of the batch. Means over t are taken over the answer's tokens, the only ones that are weighted, so the prompt's
-  rows of the maps are not needed.
-* A sample's last token (the last that the loss counts) predicts no token and does not go through the network: it has no
-  row in the map, and gets the WAAD of the token before it, so that neither has a jump.
-* The last token of any turn has no jump: the environment's tokens follow it.
-* FAI is cut at the end of the sample, and is 0 for tokens without a later token in its range.
-* Only tokens that the loss counts are chosen or share amplification, and a share of them is rounded up. A token whose
-  score is 0 is never chosen: in an answer shorter than FAI's range no token is an anchor, and nothing is amplified.
-* `coupled` needs two thresholds and a share that the paper does not give; they are quantiles over the sample's own
-  tokens, so they fit any model. See `compute_credit_factors`.
+* Heads are sorted per sample, over all observed layers together. So a factor depends only on its sample, not on the
+  rest of the batch. Means over t cover only the answer's tokens, because only these are weighted; the maps' rows for
+  the prompt are not needed.
+* The last loss token of a sample predicts no token and does not pass through the network, so it has no row in the map.
+  It gets the WAAD of the token before it, so that neither of the two has a jump.
+* The last token of a turn has no jump, because the environment's tokens follow it.
+* The range of FAI ends at the end of the sample; FAI is 0 for tokens without a later token in the range.
+* Only loss tokens are chosen or share amplification; their number is rounded up. A token whose score is 0 is never
+  chosen: an answer shorter than the range of FAI has no anchor, so nothing is amplified.
+* `coupled` needs two thresholds and a share that the paper does not give; they are quantiles over the tokens of the
+  sample, so they fit any model. See `compute_credit_factors`.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ CreditPattern: TypeAlias = Literal["local", "global", "coupled"]
 Int64Array: TypeAlias = NDArray[np.int64]
 
 HEAD_SHARE = 0.3
-"""Share of all heads that are local, and share that are global."""
+"""Share of the heads that are local, and share of the heads that are global."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,7 @@ class DistanceWeights:
 
 
 def compute_distance_weights(num_tokens: int, *, window: int, horizon: tuple[int, int]) -> DistanceWeights:
-    """Return the distance weights of a sample of N tokens.
+    """Compute the distance weights of a sample of N tokens.
 
     Args:
         num_tokens: Number of tokens of the sample, N.
@@ -90,9 +90,13 @@ def compute_distance_weights(num_tokens: int, *, window: int, horizon: tuple[int
 
 
 def group_heads(distances: NDArray[np.floating], share: float = HEAD_SHARE) -> tuple[Int64Array, Int64Array]:
-    """Return the indices of the local and the global heads: the heads with the smallest and the largest mean distance.
+    """Return the indices of the local and the global heads, those with the smallest and the largest mean distances.
 
-    Each group has at least one head. `distances` has shape [K].
+    Each group has at least one head.
+
+    Args:
+        distances: Mean attention distance of each head, shape [K].
+        share: Share of the heads in each group.
     """
     count = max(round(share * len(distances)), 1)
     order = np.argsort(distances, kind="stable")
@@ -100,7 +104,7 @@ def group_heads(distances: NDArray[np.floating], share: float = HEAD_SHARE) -> t
 
 
 def compute_jumps(waad: FloatArray, mask: BoolArray) -> FloatArray:
-    """Return |WAAD_t - WAAD_t+1| between tokens of `mask`, shape [L]; 0 for the last token of a turn."""
+    """Compute |WAAD_t - WAAD_t+1| between adjacent tokens of `mask`, shape [L]; 0 for the last token of a turn."""
     together = mask & np.append(mask[1:], False)[: len(mask)]
     return np.where(together, np.abs(np.diff(waad, append=waad[-1:])), np.float32(0.0))
 
@@ -126,32 +130,34 @@ def compute_credit_factors(
     pattern: CreditPattern,
     amplification: float = 1.5,
     share: float = 0.4,
-    introduction: int = 3,
-    back_share: float = 0.5,
-    calm_quantile: float = 0.5,
+    introduction_window: int = 3,
+    introduction_share: float = 0.5,
+    waad_quantile: float = 0.5,
     jump_quantile: float = 0.6,
 ) -> FloatArray:
-    """Compute the factors on the advantages of a sample's tokens, shape [L], between 1 and `amplification`; 1 outside
-    `mask`.
+    """Compute the factors by which the advantages of a sample's tokens are multiplied, shape [L].
 
-    In the coupled pattern, an anchor t is *dominated* if it does not itself look far back and one of the tokens just
-    before it opened a phrase: WAAD_t is at most the `calm_quantile` of the sample, and the largest jump among the
-    `introduction` tokens before it is at least the `jump_quantile` of the sample. A dominated anchor keeps (1 -
-    back_share) of its amplification; the remaining back_share goes to its introduction, the token of that jump (the
-    nearest in a tie). A token that gets amplification twice gets the sum, capped at `amplification`.
+    Factors are between 1 and `amplification`, and 1 outside `mask`.
+
+    In the coupled pattern, an anchor t is *dominated* if it does not look far back itself and one of the tokens just
+    before it begins a phrase: WAAD_t is at most the `waad_quantile` of the sample, and the largest jump among the
+    `introduction_window` tokens before it is at least the `jump_quantile` of the sample. The token with this jump (the
+    nearest one in a tie) is the anchor's introduction. A dominated anchor keeps (1 - introduction_share) of its
+    amplification; the rest goes to the introduction. A token that is amplified twice gets the sum, capped at
+    `amplification`.
 
     Args:
         statistics: Attention statistics of the sample, [L] each.
         mask: Tokens that the loss counts, shape [L].
-        pattern: Which tokens are chosen: those of the local, the global or the coupled pattern of the module docstring.
+        pattern: Which tokens are chosen: see the patterns `local`, `global` and `coupled` in the module docstring.
         amplification: Factor on chosen tokens.
         share: Share of the sample's tokens that is chosen.
-        introduction: How many tokens back to look for an introduction; the paper tries 1 to 3.
-        back_share: Share that moves to the introduction; with the default of one half, the anchor and its introduction
-            get the same amplification.
-        calm_quantile: Quantile of WAAD up to which a token counts as calm; by default the median.
-        jump_quantile: Quantile of jumps from which a token counts as an introduction; with the default of 1 - 0.4,
-            introductions are the tokens that the local pattern amplifies.
+        introduction_window: How many tokens back to look for an introduction; the paper tries 1 to 3.
+        introduction_share: Share of the amplification that moves to the introduction; with the default of one half, the
+            anchor and its introduction get the same amplification.
+        waad_quantile: Maximum WAAD of a dominated anchor, as a quantile of the sample's WAAD; by default the median.
+        jump_quantile: Minimum jump of an introduction, as a quantile of the sample's jumps; with the default of
+            1 - 0.4, introductions are the tokens that the local pattern amplifies.
     """
     gain = amplification - 1.0
     jump = compute_jumps(statistics.waad, mask)
@@ -161,12 +167,12 @@ def compute_credit_factors(
     gains = gain * anchors
     if pattern == "global" or not anchors.any():
         return _amplify(gains, amplification)
-    calm = statistics.waad <= np.quantile(statistics.waad[mask], calm_quantile)
-    largest, source = _find_largest_before(np.where(mask, jump, -np.inf), introduction)
+    calm = statistics.waad <= np.quantile(statistics.waad[mask], waad_quantile)
+    largest, source = _find_largest_before(np.where(mask, jump, -np.inf), introduction_window)
     opened = (largest >= np.quantile(jump[mask], jump_quantile)) & (largest > 0)
     dominated = anchors & calm & opened
-    gains[dominated] -= back_share * gain
-    gains[np.unique(source[dominated])] += back_share * gain
+    gains[dominated] -= introduction_share * gain
+    gains[np.unique(source[dominated])] += introduction_share * gain
     return _amplify(gains, amplification)
 
 

@@ -1,4 +1,4 @@
-"""The numbers of a rollout from which advantages are estimated. NumPy only."""
+"""Rewards, turns and values of a rollout, from which advantages are estimated. NumPy only."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from numpy.typing import NDArray
 
 from roll.types import BoolArray, FloatArray
 
-__all__ = ["MAX_SIZE", "Episode", "Float64Array", "clamp_value", "compute_turn_rewards", "concatenate"]
+__all__ = ["MAX_ABS_VALUE", "Episode", "Float64Array", "clamp_value", "compute_turn_rewards", "concatenate"]
 
 Float64Array = NDArray[np.float64]
 
-MAX_SIZE = 1e9
+MAX_ABS_VALUE = 1e9
 """Rewards and values are clamped to ± this, so that their squares and sums do not overflow."""
 
 
 def clamp_value(value: float) -> float:
-    """Clamp a value to ± `MAX_SIZE`."""
-    return min(max(value, -MAX_SIZE), MAX_SIZE)
+    """Clamp a value to ± `MAX_ABS_VALUE`."""
+    return min(max(value, -MAX_ABS_VALUE), MAX_ABS_VALUE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Episode:
-    """A scored rollout as numbers; T is the number of tokens after the prompt, K the number of turns."""
+    """A scored rollout for advantage estimation; T is the number of tokens after the prompt, K the number of turns."""
 
     group: int
     """Group id; rollouts of one prompt share it."""
     reward: float
     """Reward of the whole rollout, after shaping; it falls on the last turn."""
     num_tokens: int
-    """T."""
+    """Number of tokens after the prompt, T."""
     turns: tuple[tuple[int, int], ...] = ()
     """[K] start and end of the policy's tokens in each turn; empty: all T tokens are one turn."""
     turn_rewards: tuple[float, ...] = ()
     """[K] rewards of the environment by turn; empty: all 0."""
     states: tuple[str, ...] = ()
-    """[K] state in which each turn began; an empty string equals no other state."""
+    """[K] state in which each turn began; an empty string is different from every state."""
     domain: str = ""
     token_rewards: FloatArray | None = None
     """[T] additional rewards per token, such as a KL penalty; 0 outside turns."""
@@ -91,7 +91,7 @@ class Episode:
 
 
 def compute_turn_rewards(episode: Episode, outcome: float) -> Float64Array:
-    """Return the rewards by turn, shape [K], with `outcome` added to the last one."""
+    """Return the reward of each turn, shape [K], with `outcome` added to the reward of the last turn."""
     rewards = np.zeros(len(episode.spans))
     rewards[: len(episode.turn_rewards)] = episode.turn_rewards
     rewards[-1] += outcome
@@ -99,5 +99,5 @@ def compute_turn_rewards(episode: Episode, outcome: float) -> Float64Array:
 
 
 def concatenate(arrays: Sequence[Float64Array]) -> Float64Array:
-    """Concatenate arrays; an empty sequence gives an empty array."""
+    """Concatenate arrays; return an empty array for an empty sequence."""
     return np.concatenate(arrays) if len(arrays) else np.zeros(0)

@@ -1,4 +1,4 @@
-"""Filters of groups and rollouts, and early stopping: groups that can no longer pass the filters. NumPy only."""
+"""Filters of groups and rollouts, and the early stopping of groups that can no longer pass the filters. NumPy only."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from roll.algorithms.episodes import Float64Array
 from roll.algorithms.normalization import has_zero_variance
 
-__all__ = ["Keep", "cannot_pass_filter", "find_filter_reason", "select_rollouts", "select_top_variance"]
+__all__ = ["KeepRule", "cannot_pass_filter", "find_filter_reason", "select_rollouts", "select_top_variance"]
 
-Keep: TypeAlias = Literal["all", "positive", "best", "worst", "extremes"]
-TOLERANCE = 1e-9
-"""Tolerance of the filters' bounds when a group is judged before it is complete."""
+KeepRule: TypeAlias = Literal["all", "positive", "best", "worst", "extremes"]
+BOUND_TOLERANCE = 1e-9
+"""Tolerance of the filters' bounds for a group with missing rewards."""
 
 
 def find_filter_reason(
@@ -25,7 +25,7 @@ def find_filter_reason(
     max_mean: float | None = None,
     min_std: float | None = None,
 ) -> str:
-    """Return which filter rejects a group with rewards [G], and why; an empty string if all filters accept the group.
+    """Return why a filter rejects a group with the rewards [G]; an empty string if all filters accept the group.
 
     The mean and the standard deviation must lie strictly within their bounds.
     """
@@ -52,7 +52,7 @@ def cannot_pass_filter(
     max_mean: float | None = None,
     min_std: float | None = None,
 ) -> bool:
-    """Return whether a group will fail the filters for every value of its missing rewards within the range.
+    """Return whether the filters will reject a group whatever its missing rewards are within the range.
 
     The mean is largest (smallest) where all missing rewards are highest (lowest). The deviation is a convex function of
     the missing rewards, so it is largest at a corner of the cube, and by symmetry only the number of highest ones
@@ -72,19 +72,22 @@ def cannot_pass_filter(
     # The tolerance below keeps rounding from dropping a group here that the filters would keep once it is complete.
     corners = [np.array([*rewards, *[high] * k, *[low] * (missing - k)], dtype=np.float64) for k in range(missing + 1)]
     kept = {"skip_zero_variance": False}
-    if min_mean is not None and find_filter_reason(corners[-1], min_mean=min_mean - TOLERANCE, **kept):
+    if min_mean is not None and find_filter_reason(corners[-1], min_mean=min_mean - BOUND_TOLERANCE, **kept):
         return True
-    if max_mean is not None and find_filter_reason(corners[0], max_mean=max_mean + TOLERANCE, **kept):
+    if max_mean is not None and find_filter_reason(corners[0], max_mean=max_mean + BOUND_TOLERANCE, **kept):
         return True
-    bound = None if min_std is None else min_std - TOLERANCE
+    bound = None if min_std is None else min_std - BOUND_TOLERANCE
     return bound is not None and all(find_filter_reason(corner, min_std=bound, **kept) for corner in corners)
 
 
-def select_rollouts(rewards: Float64Array, keep: Keep, num: int) -> list[int]:
-    """Return the indices of the rollouts of a group that are trained, ascending; ties go to the earlier rollout.
+def select_rollouts(rewards: Float64Array, keep: KeepRule, num: int) -> list[int]:
+    """Return the indices of the rollouts of a group to train on, ascending; ties go to the earlier rollout.
 
-    `positive` is RAFT's rejection sampling (arXiv 2504.11343): reward above 0. `best` and `worst`: the `num` best or
-    worst. `extremes`: the `num` best and the `num` worst. `rewards` has shape [G].
+    Args:
+        rewards: The rewards of the group, shape [G].
+        keep: Which rollouts are kept: `all`; `positive`, those with a reward above 0 (rejection sampling as in RAFT,
+            arXiv 2504.11343); `best` or `worst`, the `num` best or worst; `extremes`, the `num` best and `num` worst.
+        num: Number of rollouts for `best`, `worst` and `extremes`.
     """
     if keep == "all":
         return list(range(len(rewards)))
@@ -96,7 +99,7 @@ def select_rollouts(rewards: Float64Array, keep: Keep, num: int) -> list[int]:
 
 
 def select_top_variance(stds: Sequence[float], share: float) -> list[int]:
-    """Return the indices of the groups with the largest deviations, ascending (StarPO-S).
+    """Return the indices of the groups with the largest standard deviations, ascending (StarPO-S).
 
     The number of groups is ceil(share x n); ties go to the earlier group.
     """

@@ -42,8 +42,8 @@ class Gate(Protocol):
         """Return the objective of every token, shape [N]."""
         ...
 
-    def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        """Return a mask [N], for metrics, of the tokens whose objective a bound changes."""
+    def compute_clip_mask(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        """Return a mask [N] of the tokens whose objective a bound changes, for the metric `clip_fraction`."""
         ...
 
 
@@ -62,7 +62,7 @@ class _Unbounded(_Exponential):
 
     __slots__ = ()
 
-    def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+    def compute_clip_mask(self, ratio: Tensor, advantages: Tensor) -> Tensor:
         return torch.zeros_like(ratio, dtype=torch.bool)
 
 
@@ -78,7 +78,7 @@ class MinClip(_Exponential):
         # PPO, arXiv 1707.06347 eq. 7: the minimum is a lower bound of the unclipped objective.
         return torch.minimum(ratio * advantages, ratio.clamp(1.0 - self.low, 1.0 + self.high) * advantages)
 
-    def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+    def compute_clip_mask(self, ratio: Tensor, advantages: Tensor) -> Tensor:
         return ((ratio > 1.0 + self.high) & (advantages > 0)) | ((ratio < 1.0 - self.low) & (advantages < 0))
 
 
@@ -93,8 +93,8 @@ class DualClip(MinClip):
         # arXiv 1912.09729 eq. 5: PPO's minimum does not bound the objective for A < 0, where the ratio can grow freely.
         return torch.where(advantages < 0, torch.maximum(inner, self.bound * advantages), inner)
 
-    def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        return MinClip.clipped(self, ratio, advantages) | ((ratio > self.bound) & (advantages < 0))
+    def compute_clip_mask(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        return MinClip.compute_clip_mask(self, ratio, advantages) | ((ratio > self.bound) & (advantages < 0))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,7 +118,7 @@ class StopGradient(_Exponential):
             weight = weight.masked_fill(gone, 0.0)
         return weight * advantages * logprobs
 
-    def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+    def compute_clip_mask(self, ratio: Tensor, advantages: Tensor) -> Tensor:
         return (ratio > self.upper) | (ratio < self.lower)
 
 
@@ -142,7 +142,7 @@ class SignSplit(_Exponential):
         weight = torch.where(advantages > 0, torch.full_like(tapered, self.positive_weight), tapered)
         return weight * advantages * logprobs
 
-    def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+    def compute_clip_mask(self, ratio: Tensor, advantages: Tensor) -> Tensor:
         return ((ratio > self.upper) | (ratio < self.lower)) & (advantages < 0)
 
 
@@ -156,7 +156,7 @@ class NoGate(_Unbounded):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LogProb(_Unbounded):
-    """The objective A log pi of REINFORCE (Williams 1992): advantage times log-prob, independent of the ratio."""
+    """REINFORCE's objective A log pi (Williams 1992): advantage times log-prob, without a ratio."""
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         return advantages * logprobs
@@ -200,7 +200,7 @@ class SoftGate(_Unbounded):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserGate:
-    """A user-defined gate; it is built in the process that runs it, so it need not be picklable."""
+    """A user-defined gate. It is built in the process that uses it, so it does not have to be picklable."""
 
     path: str
     """`package.module:Class`, or `path/to/file.py:Class`."""
@@ -214,10 +214,11 @@ class UserGate:
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         return self._build()(log_ratio, logprobs, advantages)
 
-    def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        """Return what the user's gate returns from `clipped`; a mask that is all false if it has no such method."""
-        own = getattr(self._build(), "clipped", None)
-        return torch.zeros_like(ratio, dtype=torch.bool) if own is None else own(ratio, advantages)
+    def compute_clip_mask(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        """Return the clip mask of the user's gate; all false if the gate has no method `compute_clip_mask`."""
+        gate = self._build()
+        method = getattr(gate, "compute_clip_mask", None) or getattr(gate, "clipped", None)  # a former name
+        return torch.zeros_like(ratio, dtype=torch.bool) if method is None else method(ratio, advantages)
 
     def check(self) -> None:
         """Build the gate and check that it is callable.

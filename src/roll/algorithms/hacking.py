@@ -21,16 +21,17 @@ BASELINE_STEPS = 5
 """Number of first steps of a run whose mean answer length is the baseline of later steps."""
 MIN_WORDS = 12
 """Minimum number of words of a compared answer: shorter ones may legitimately be equal (`The answer is 7.`)."""
-WORD_NGRAM, TOKEN_NGRAM = 8, 4
+WORD_NGRAM_SIZE, TOKEN_NGRAM_SIZE = 8, 4
+"""Number of words or tokens of an n-gram."""
 MAX_WORDS, MAX_CHARACTERS = 500, 8_000
 """Number of words and characters of each answer that are examined, from its beginning."""
 MAX_TOKENS = 4_096
 """Number of tokens of each answer that are examined, from its end, where an endless repetition is found."""
-_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+_HASH_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def compute_hacking_metrics(groups: Sequence[Group], first_lengths: Sequence[float]) -> dict[str, float]:
-    """Compute the reward-hacking metrics of a step's answers; an answer of any length takes about 0.4 ms.
+    """Compute the reward-hacking metrics of a step's answers, in about 0.4 ms per answer of any length.
 
     Args:
         groups: All generated groups.
@@ -67,7 +68,7 @@ def _compute_mean(values: Iterable[float]) -> float:
 
 
 def compute_repeated_text_share(answers: Sequence[tuple[str, list[str]]]) -> float:
-    """Return the share of answers whose exact sequence of words also answers another prompt.
+    """Return the share of answers that are repeated, word for word, as an answer to another prompt.
 
     Answers of fewer than `MIN_WORDS` words are left out; the share is 0 if no answer is left.
 
@@ -82,13 +83,13 @@ def compute_repeated_text_share(answers: Sequence[tuple[str, list[str]]]) -> flo
 
 
 def compute_shared_ngram_share(answers: Sequence[tuple[str, list[str]]]) -> float:
-    """Return the share of word n-grams that occur in answers to at least half of the prompts, and to at least two.
+    """Return the share of word n-grams that occur in the answers to at least half of the prompts (at least two).
 
     Args:
         answers: UID of the prompt and words of each answer.
     """
     prompts = {uid: number for number, uid in enumerate(dict.fromkeys(uid for uid, _ in answers))}
-    grams = [_hash_ngrams(np.array([hash(word) for word in words], np.int64), WORD_NGRAM) for _, words in answers]
+    grams = [_hash_ngrams(np.array([hash(word) for word in words], np.int64), WORD_NGRAM_SIZE) for _, words in answers]
     if not sum(map(len, grams)):
         return 0.0
     owners = np.repeat([prompts[uid] for uid, _ in answers], [len(own) for own in grams])
@@ -108,13 +109,13 @@ def _hash_ngrams(items: np.ndarray, size: int) -> np.ndarray:
     count = max(0, len(items) - size + 1)
     found = np.zeros(count, np.uint64)
     for place in range(size):
-        found = found * _MULTIPLIER + items[place : place + count].astype(np.uint64)
+        found = found * _HASH_MULTIPLIER + items[place : place + count].astype(np.uint64)
         found ^= found >> np.uint64(29)
     return found
 
 
 def _repeats_itself(rollout: Rollout) -> bool:
-    grams = _hash_ngrams(rollout.token_ids[-MAX_TOKENS:], TOKEN_NGRAM)
+    grams = _hash_ngrams(rollout.token_ids[-MAX_TOKENS:], TOKEN_NGRAM_SIZE)
     return len(grams) > 0 and len(np.unique(grams)) < len(grams) / 2
 
 

@@ -1,4 +1,4 @@
-"""Inputs and outputs of losses, re-exported from `roll.types` under the module name that user losses import."""
+"""Inputs and outputs of losses, re-exported from `roll.types` because user-defined losses import them from here."""
 
 from roll.types import LossInputs, LossOutputs, SequenceAttention
 

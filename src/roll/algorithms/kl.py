@@ -1,7 +1,7 @@
 """KL penalty: estimators of KL(policy || reference) per sampled token (Schulman 2020, joschu.net/blog/kl-approx).
 
-The estimators accept tensors, with a gradient, for a loss, and NumPy arrays, without torch, for a penalty in the
-reward.
+The estimators accept tensors (for a loss; the result has a gradient) and NumPy arrays (for a penalty in the reward;
+torch is not imported).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ LOG_RATIO_LIMIT = 20.0
 
 
 def estimate_kl(logprobs: Array, ref_logprobs: Array, estimator: KLEstimator = "k3") -> Array:
-    """Return the KL estimate of every token, shape [N]; differentiable in `logprobs`.
+    """Estimate the KL divergence at every token, shape [N]; differentiable in `logprobs`.
 
     `k1`: log p/q, unbiased, high variance. As a loss its gradient is 0 in expectation: use it to measure.
     `k2`: (log p/q)^2 / 2, biased, low variance; its gradient is that of the true KL.
     `k3`: q/p - 1 - log q/p, unbiased, never negative (GRPO's choice).
     `absolute`: |log p/q|.
-    `full` is not an estimate from sampled tokens: the inputs already hold it (`LossInputs.full_kl`).
+    `full` is not supported here, because the exact divergence is already in `LossInputs.full_kl`.
 
     Raises:
         ValueError: The estimator is unknown.
@@ -50,7 +50,7 @@ def estimate_kl(logprobs: Array, ref_logprobs: Array, estimator: KLEstimator = "
 
 
 def adapt_coefficient(coefficient: float, kl: float, *, target: float, num_rollouts: int, horizon: int) -> float:
-    """Return the adaptive KL coefficient of the next step (Ziegler et al. 2019, arXiv 1909.08593, section 2.2).
+    """Compute the adaptive KL coefficient of the next step (Ziegler et al. 2019, arXiv 1909.08593, section 2.2).
 
     The result is coefficient x (1 + clip(kl / target - 1, -0.2, 0.2) x min(num_rollouts / horizon, 1)). Ziegler's last
     factor is num_rollouts / horizon; it is capped at 1 because a horizon shorter than a step could make the coefficient

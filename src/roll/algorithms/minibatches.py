@@ -1,4 +1,4 @@
-"""Splits of a batch into mini-batches for several optimizer steps, and into shares of several critics."""
+"""Splits a batch into mini-batches for several optimizer steps, or among several critics."""
 
 from __future__ import annotations
 
@@ -16,8 +16,13 @@ __all__ = ["select_critic_share", "split_into_minibatches"]
 def split_into_minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]) -> Iterator[TrainingBatch]:
     """Split a batch into `num` mini-batches of whole groups, with nearly equal numbers of samples.
 
-    A group stays together, so that its prompt is computed once; the order of groups is drawn from `seed`. A batch with
-    fewer groups than `num` gives fewer mini-batches. A mini-batch without a loss token is left out.
+    A group stays together, so that its prompt is computed once. A batch with fewer groups than `num` is split into
+    fewer mini-batches. A mini-batch without a loss token is left out.
+
+    Args:
+        batch: The batch of one step.
+        num: Number of mini-batches.
+        seed: Seed of the order of the groups.
     """
     if num == 1:
         if batch.num_loss_tokens:
@@ -37,10 +42,10 @@ def split_into_minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]
 
 
 def select_critic_share(batch: TrainingBatch, critic: int, num_critics: int, first: int = 0) -> TrainingBatch:
-    """Return the samples that one of several critics learns from: each group's rollouts are dealt out in turn (AsyPPO).
+    """Return the samples for one of several critics: rollouts are assigned to the critics round-robin (AsyPPO).
 
-    Dealing continues across groups, so that no critic gets the odd rollout of every group: the critics' numbers of
-    rollouts differ by at most one, per group and per batch.
+    The round-robin assignment continues across groups, so the critics' numbers of rollouts differ by at most one, in
+    each group and in the batch.
 
     Args:
         batch: The batch of one step.

@@ -1,4 +1,4 @@
-"""Reward normalization and advantage whitening: mean and deviation over a group, the batch, or the run. NumPy only.
+"""Reward normalization and advantage whitening, over a group, the batch, or the run. NumPy only.
 
 The GRPO paper does not specify which standard deviation it uses. The scopes `group` and `batch` use the unbiased one
 (n - 1), as the published implementations do, so that their learning rates carry over; whitening uses the population
@@ -35,8 +35,8 @@ Baseline: TypeAlias = Literal["none", "group", "batch", "running", "leave_one_ou
 EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
 
-ROUNDING = 1e-12
-"""A deviation below this share of the magnitude of the rewards is a rounding error, and counts as 0."""
+ROUNDING_TOLERANCE = 1e-12
+"""A standard deviation below this share of the rewards' magnitude is treated as a rounding error, and so as 0."""
 
 WHITENING_EPSILON = 1e-8
 """Added to a variance, as the published implementations of PPO and REINFORCE++ do."""
@@ -49,14 +49,14 @@ def has_zero_variance(rewards: Sequence[float] | Float64Array) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Count, mean and sum of squared deviations of all values seen (Welford 1962, merged as in Chan 1979)."""
+    """Count, mean and sum of squared deviations of a stream of values (Welford 1962, merged as in Chan 1979)."""
 
     count: int = 0
     mean: float = 0.0
     squares: float = 0.0
 
-    def with_values(self, values: Float64Array) -> Moments:
-        """Return the moments with more values included."""
+    def add_values(self, values: Float64Array) -> Moments:
+        """Return the moments of the earlier and the new values together."""
         if not len(values):
             return self
         count = self.count + len(values)
@@ -83,7 +83,7 @@ class Moments:
 
 
 def _compute_center(values: Float64Array) -> float:
-    """Return the mean; if all values are equal, exactly this value, without a rounding error."""
+    """Return the mean, without a rounding error if all values are equal."""
     return float(values[0]) if np.ptp(values) == 0 else float(np.mean(values))
 
 
@@ -104,12 +104,11 @@ def normalize_rewards(
 ) -> tuple[Float64Array, dict[str, Moments]]:
     """Compute (reward - mean) / (std + epsilon) of every episode, shape [n].
 
-    Where all values in scope are equal up to rounding, the difference is not divided by the deviation (a group minus
-    its own mean is then 0). Equality is up to rounding because subtracting turn rewards from a total rarely leaves
-    bitwise equal numbers.
+    If all values in the scope of `std` are equal up to rounding, the difference is not divided. Rewards from which turn
+    rewards were subtracted are rarely equal bit by bit, so the comparison allows for rounding.
 
     Args:
-        episodes: All scored episodes, before any filter: batch scopes count every one.
+        episodes: All scored episodes, including those that filters will remove.
         rewards: Reward of each episode, shape [n].
         mean: The baseline. `leave_one_out`: mean of the group's other rollouts (RLOO, arXiv 2402.14740 eq. 8); in a
             group of one, the reward itself. `length_weighted`: sum of length x reward over sum of lengths in the group
@@ -117,7 +116,7 @@ def normalize_rewards(
         std: The scope of the standard deviation to divide by.
         per_domain: Whether batch and running scopes are kept per domain.
         running: Moments of earlier batches, by domain; this batch is included before they are used.
-        epsilon: Added to the standard deviation, so that a tiny one does not blow up the result.
+        epsilon: Added to the standard deviation, so that the result stays bounded.
 
     Returns:
         Normalized rewards, and the moments including this batch.
@@ -133,7 +132,7 @@ def normalize_rewards(
     sizes = np.array([_compute_magnitude(e, r) for e, r in zip(episodes, rewards, strict=True)], dtype=np.float64)
     # This batch is added before the moments are used: in the first step there is nothing else to normalize with.
     for domain, index in by_domain.items():
-        moments[domain] = moments.get(domain, Moments()).with_values(rewards[index])
+        moments[domain] = moments.get(domain, Moments()).add_values(rewards[index])
     result = rewards.astype(np.float64, copy=True)
     for group, index in by_group.items():
         own, domain = rewards[index], domains[index[0]]
@@ -150,18 +149,19 @@ def normalize_rewards(
             # Rewards that differ only by rounding must not be divided by the rounding error: it would become a signal
             # of size 1.
             size = sizes[index if std == "group" else by_domain[domain]].max()
-            result[index] /= spread + epsilon if spread > ROUNDING * size else 1.0
+            result[index] /= spread + epsilon if spread > ROUNDING_TOLERANCE * size else 1.0
     return result, moments
 
 
 def _compute_magnitude(episode: Episode, reward: float) -> float:
-    """Return the sum of the absolute values of a reward and of its turn rewards, which bounds rounding errors."""
+    """Return the sum of the absolute values of a reward and its turn rewards, from which rounding errors follow."""
     return abs(float(reward)) + sum(abs(turn) for turn in episode.turn_rewards)
 
 
 def standardize_by_group(rewards: Float64Array, groups: Sequence[Any]) -> Float64Array:
-    """Compute (reward - mean) / (std + epsilon) within each group (GRPO), shape [n]; 0 if a group's rewards are all
-    equal.
+    """Compute (reward - mean) / (std + epsilon) within each group (GRPO), shape [n].
+
+    The result is 0 for a group in which all rewards are equal.
     """
     result = rewards.copy()
     for index in group_indices_by_key(groups).values():
@@ -171,7 +171,7 @@ def standardize_by_group(rewards: Float64Array, groups: Sequence[Any]) -> Float6
 
 
 def group_indices_by_key(keys: Sequence[Any]) -> dict[Any, list[int]]:
-    """Return the indices of each key, with keys in the order of their first occurrence."""
+    """Group indices by the keys at these indices; the keys keep the order of their first occurrence."""
     found: dict[Any, list[int]] = defaultdict(list)
     for index, key in enumerate(keys):
         found[key].append(index)
@@ -201,8 +201,8 @@ def _compute_group_baseline(
 def whiten_values(values: Sequence[Float64Array], epsilon: float = WHITENING_EPSILON) -> list[Float64Array]:
     """Compute (x - mean) / sqrt(variance + epsilon) over all entries of all arrays; a single entry stays unchanged.
 
-    The result has mean 0 and population deviation 1, unless the entries differ by less than about 1e-4: such
-    differences are noise, and stay small.
+    The result has mean 0 and population standard deviation 1, except if the entries differ by less than about 1e-4:
+    such differences are noise, and epsilon keeps them small.
     """
     together = concatenate(values)
     if len(together) < 2:

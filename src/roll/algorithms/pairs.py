@@ -20,7 +20,7 @@ class Pairs(NamedTuple):
 
 
 def find_pairs(inputs: LossInputs) -> Pairs:
-    """Return the pairs of a micro-batch: two sequences of one unit, one of them preferred.
+    """Find the pairs of a micro-batch: two sequences of one unit, of which one is preferred.
 
     Raises:
         ValueError: The batch has no `preferred` column, or a unit is not a pair.
@@ -41,12 +41,12 @@ def find_pairs(inputs: LossInputs) -> Pairs:
 
 
 def compute_comparison_accuracy(difference: Tensor) -> Tensor:
-    """Return the accuracy of each comparison: 1 above 0, 0 below, and 0.5 for a tie, the expectation of a coin toss."""
+    """Compute the accuracy of each comparison: 1 if the difference is positive, 0 if negative, and 0.5 for a tie."""
     return 0.5 * (difference.sign() + 1.0)
 
 
 def get_pair_margins(inputs: LossInputs, pairs: Pairs, constant: float = 0.0) -> Tensor | None:
-    """Return the margin of each pair, shape [P]: the pair's own target plus a constant; `None` if no margin applies."""
+    """Return the margin of each pair, its `target` plus a constant, shape [P]; `None` if there are no margins."""
     if inputs.targets is not None:
         return inputs.targets[pairs.chosen] + constant
     return inputs.sequence_lengths.new_full(pairs.chosen.shape, constant) if constant else None

@@ -1,4 +1,4 @@
-"""Functions of probabilities that are given as logarithms."""
+"""Functions of log-probs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["log1mexp", "log_odds"]
 
 
 def log1mexp(logprobs: Tensor) -> Tensor:
-    """Compute log(1 - p); a p that rounds to 1 is treated as the largest value below 1, so the result is finite."""
+    """Compute log(1 - p) from log p; p is clamped to the largest value below 1, so the result is finite."""
     return (-torch.expm1(_clamp_below_one(logprobs))).log()
 
 
 def log_odds(logprobs: Tensor) -> Tensor:
-    """Compute log(p / (1 - p)), with the same bound on p as `log1mexp`."""
+    """Compute log(p / (1 - p)) from log p; p is clamped as in `log1mexp`."""
     return _clamp_below_one(logprobs) - log1mexp(logprobs)
 
 

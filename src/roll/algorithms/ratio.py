@@ -1,7 +1,7 @@
 """Importance sampling ratio: new to old probability of a token, a chunk, or a whole sequence.
 
-Log-ratios are clamped to ± `LOG_RATIO_LIMIT` wherever they are exponentiated, and only there; the formulas in this
-module do not write the clamp out.
+Log-ratios are clamped to ± `LOG_RATIO_LIMIT` where they are exponentiated, and only there; the formulas in this module
+omit the clamp.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ __all__ = [
     "Reduction",
     "build_token_limit_mask",
     "clamp_log_ratio",
+    "compute_log_ratio",
     "compute_segment_means",
     "compute_segment_sums",
-    "log_ratio",
 ]
 
 RatioAgainst: TypeAlias = Literal["old", "rollout", "behavior"]
@@ -38,18 +38,18 @@ def clamp_log_ratio(log_ratio: Tensor) -> Tensor:
 
 
 def compute_segment_sums(values: Tensor, segment_ids: Tensor) -> Tensor:
-    """Return the sum of every segment of `values` [N], shape [K]; ids are 0 … K-1."""
+    """Compute the sum of every segment of `values` [N], shape [K]; segment IDs are 0 … K-1."""
     size = int(segment_ids[-1]) + 1 if len(segment_ids) else 0
     return values.new_zeros(size).index_add(0, segment_ids, values)
 
 
 def compute_segment_means(values: Tensor, segment_ids: Tensor) -> Tensor:
-    """Return the mean of every segment, shape [K]."""
+    """Compute the mean of every segment of `values` [N], shape [K]."""
     return compute_segment_sums(values, segment_ids) / compute_segment_sums(torch.ones_like(values), segment_ids)
 
 
 def build_token_limit_mask(inputs: LossInputs, *, against: RatioAgainst, max_token_log_ratio: float) -> Tensor:
-    """Return a mask [N], for metrics, of the tokens whose log-ratio the function `log_ratio` limits.
+    """Build a mask [N], for metrics, of the tokens whose log-ratio is limited by `compute_log_ratio`.
 
     These are the tokens whose log-ratio exceeds `max_token_log_ratio` in the direction of their advantage.
     """
@@ -68,16 +68,16 @@ def _return_unclamped(log_ratio: Tensor) -> Tensor:
 
 
 def get_segment_ids(inputs: LossInputs, level: str) -> Tensor:
-    """Return the segment id of every token, shape [N].
+    """Return the segment ID of every token, shape [N].
 
-    For the level `chunk`, these are the chunk ids if the batch has them; else they are the sequence ids.
+    For the level `chunk`, these are the chunk IDs if the batch has them, otherwise the sequence IDs.
     """
     if level == "chunk" and inputs.chunk_ids is not None:
         return inputs.chunk_ids
     return inputs.sequence_ids
 
 
-def log_ratio(
+def compute_log_ratio(
     inputs: LossInputs,
     *,
     level: RatioLevel = "token",
@@ -86,7 +86,7 @@ def log_ratio(
     max_token_log_ratio: float | None = None,
     bounded: bool = True,
 ) -> Tensor:
-    """Compute log pi/old of every token, shape [N], differentiable in `logprobs`.
+    """Compute log(pi / old) of every token, shape [N]; differentiable in `logprobs`.
 
     Args:
         inputs: The loss inputs.

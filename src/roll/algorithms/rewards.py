@@ -1,4 +1,4 @@
-"""Shaping and normalization of rewards, and the value by which filters judge a rollout.
+"""Shaping and normalization of rewards, and the values that filters compare with their bounds.
 
 reward ─ algorithm.reward ─► shaped ─┬─ filters.metric ─► judged: which groups are trained
                                      └─ (R - mean) / std ─► outcomes
@@ -68,7 +68,7 @@ def shape_reward(
 ) -> float:
     """Compute clip(scale x reward + shift) - overlong penalty - format penalty; see `RewardShapingConfig`.
 
-    The result is clamped to ± `MAX_SIZE`.
+    The result is clamped to ± `MAX_ABS_VALUE`. Lengths are in tokens.
     """
     value = scale * reward + shift
     if clip is not None:

@@ -21,14 +21,14 @@ from roll.algorithms.rewards import (
 )
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.algorithm_parts import FilterConfig
-from roll.types import Fate, Group, Rollout
+from roll.types import DrawOutcome, Group, Rollout
 
-__all__ = ["Selection", "build_early_stop_predicate", "find_group_filter_reason", "select"]
+__all__ = ["Selection", "build_early_stop_predicate", "find_group_filter_reason", "select_training_rollouts"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """The rollouts that a step trains on, and the outcome (`Fate`) of every group."""
+    """The rollouts that a step trains on, and the outcome (`DrawOutcome`) of every group."""
 
     trained: tuple[ShapedRollout, ...]
     """The policy's rollouts to train on, in the order of their groups."""
@@ -38,7 +38,7 @@ class Selection:
     """[n + m] normalized rewards of `trained`, then of `others`."""
     demonstrations: tuple[ShapedRollout, ...] = ()
     """Expert rollouts that are also trained on; they are in no baseline."""
-    fates: dict[int, tuple[Fate, str]]
+    draw_outcomes: dict[int, tuple[DrawOutcome, str]]
     """The outcome of each group by draw id, with the reason if it is not trained on."""
     accuracies: dict[int, float] = field(default_factory=dict)
     """Share of solved rollouts of each group by draw id, or the mean reward if rewards do not decide correctness."""
@@ -51,7 +51,7 @@ class Selection:
         return tuple(shaped.rollout for shaped in (*self.trained, *self.demonstrations))
 
 
-def select(
+def select_training_rollouts(
     groups: Sequence[Group],
     algorithm: AlgorithmConfig,
     *,
@@ -59,7 +59,7 @@ def select(
     moments: Mapping[str, Moments] | None = None,
     greedy: Sequence[Group] = (),
     demonstrations: Sequence[Rollout] = (),
-    decided: Mapping[int, tuple[Fate, str]] | None = None,
+    decided: Mapping[int, tuple[DrawOutcome, str]] | None = None,
 ) -> Selection:
     """Select the rollouts that a step trains on: shape and normalize rewards, then filter groups and rollouts.
 
@@ -71,10 +71,11 @@ def select(
         algorithm: The algorithm's settings.
         max_new_tokens: Longest answer of one turn, in tokens.
         moments: Moments of the run before this step, for `running` scopes.
-        greedy: A greedy answer to each prompt, for the baseline `greedy`; a group without one has failed.
+        greedy: Groups with the greedy answer to each prompt, for the baseline `greedy`; a group without a greedy answer
+            has failed.
         demonstrations: Expert rollouts of some of the prompts; they are in no baseline, and only `algorithm.imitation`
             filters them. A draw whose demonstration is trained counts as trained.
-        decided: Outcomes by draw id of groups that were stopped early and of abandoned draws.
+        decided: Outcomes, by draw ID, of groups that were stopped early and of draws that were dropped.
     """
     shape = partial(shape_rollout, algorithm=algorithm, max_new_tokens=max_new_tokens)
     answers = (shape(rollout) for group in greedy for rollout in group.scored)
@@ -83,24 +84,26 @@ def select(
         group.draw.draw_id: [shape(rollout, greedy_reward=compared.get(rollout.draw_id)) for rollout in group.scored]
         for group in groups
     }
-    fates = {group.draw.draw_id: _decide_fate(group, shaped[group.draw.draw_id], algorithm.filters) for group in groups}
-    fates |= decided or {}
+    draw_outcomes = {
+        group.draw.draw_id: _decide_outcome(group, shaped[group.draw.draw_id], algorithm.filters) for group in groups
+    }
+    draw_outcomes |= decided or {}
     lost = shaped.keys() - compared.keys() if algorithm.advantage.mean == "greedy" else set()
-    fates |= dict.fromkeys(lost, (Fate.FAILED, "the greedy answer failed"))
-    _filter_low_variance(shaped, fates, algorithm.filters.top_variance)
+    draw_outcomes |= dict.fromkeys(lost, (DrawOutcome.FAILED, "the greedy answer failed"))
+    _filter_low_variance(shaped, draw_outcomes, algorithm.filters.top_variance)
     scored = [s for draw_id, own in shaped.items() if draw_id not in lost for s in own]
-    going = [own for draw_id, own in shaped.items() if fates[draw_id][0] is Fate.TRAINED]
+    going = [own for draw_id, own in shaped.items() if draw_outcomes[draw_id][0] is DrawOutcome.TRAINED]
     trained = {s.rollout.rollout_id for own in going for s in _select_trained_rollouts(own, algorithm.filters)}
     order = sorted(range(len(scored)), key=lambda i: scored[i].rollout.rollout_id not in trained)
     outcomes, moments = normalize_outcomes([s.episode for s in scored], algorithm, moments)
     shown = _select_demonstrations(map(shape, demonstrations), groups, algorithm.imitation.when)
-    fates |= {s.rollout.draw_id: (Fate.TRAINED, "") for s in shown}
+    draw_outcomes |= {s.rollout.draw_id: (DrawOutcome.TRAINED, "") for s in shown}
     return Selection(
         trained=tuple(scored[i] for i in order[: len(trained)]),
         others=tuple(scored[i] for i in order[len(trained) :]),
         outcomes=outcomes[order],
         demonstrations=shown,
-        fates=fates,
+        draw_outcomes=draw_outcomes,
         accuracies={g.draw.draw_id: _compute_accuracy(g) for g in groups if g.scored},
         moments=moments,
     )
@@ -109,8 +112,9 @@ def select(
 def _select_demonstrations(
     demonstrations: Iterable[ShapedRollout], groups: Sequence[Group], when: str
 ) -> tuple[ShapedRollout, ...]:
-    """Return the demonstrations with a positive reward that, with `when: unsolved`, also beat the policy's best
-    reward.
+    """Return the demonstrations to train on.
+
+    Their reward must be positive and, with `when: unsolved`, higher than the policy's best reward for the prompt.
     """
     best = {g.draw.draw_id: _collect_raw_rewards(g).max() for g in groups if g.scored}
 
@@ -135,22 +139,21 @@ def _compute_accuracy(group: Group) -> float:
 
 
 def find_group_filter_reason(group: Group, algorithm: AlgorithmConfig, max_new_tokens: int) -> str:
-    """Return why a group has failed or will be filtered out; an empty string if it may be trained on.
+    """Return why a group has failed or will be filtered out; an empty string if the step may train on it.
 
-    Only filters that need no other group of the step are applied.
+    Only filters that do not depend on other groups of the step are applied.
     """
     shaped = [shape_rollout(rollout, algorithm, max_new_tokens) for rollout in group.scored]
-    return _decide_fate(group, shaped, algorithm.filters)[1]
+    return _decide_outcome(group, shaped, algorithm.filters)[1]
 
 
 def build_early_stop_predicate(
     algorithm: AlgorithmConfig, reward_range: tuple[float, float], max_new_tokens: int, *, single_turn: bool
 ) -> Callable[[Sequence[Rollout], int], bool] | None:
-    """Return a predicate that tells whether a group can no longer pass the filters; `None` if no group can be ruled
-    out early.
+    """Build a predicate that returns whether a group can no longer pass the filters.
 
-    The predicate takes a group's finished rollouts and its number of missing ones, and considers every possible reward
-    of the missing ones.
+    The predicate takes the finished rollouts of a group and the number of its missing rollouts, and considers every
+    possible reward of the missing ones. The result is `None` if the settings do not allow early stopping.
 
     Args:
         algorithm: Settings of the filters and of reward shaping.
@@ -171,9 +174,9 @@ def build_early_stop_predicate(
     return cannot_pass
 
 
-def _decide_fate(group: Group, shaped: Sequence[ShapedRollout], filters: FilterConfig) -> tuple[Fate, str]:
+def _decide_outcome(group: Group, shaped: Sequence[ShapedRollout], filters: FilterConfig) -> tuple[DrawOutcome, str]:
     if not any(s.episode.num_written for s in shaped):
-        return Fate.FAILED, find_failure_reason(group)
+        return DrawOutcome.FAILED, find_failure_reason(group)
     reason = find_filter_reason(
         np.array([s.filter_value for s in shaped], dtype=np.float64),
         skip_zero_variance=filters.skip_zero_variance,
@@ -183,13 +186,13 @@ def _decide_fate(group: Group, shaped: Sequence[ShapedRollout], filters: FilterC
     )
     if not reason and not _select_trained_rollouts(shaped, filters):
         reason = f"no rollout is kept (filters.keep {filters.keep}, drop_unfinished {filters.drop_unfinished})"
-    return (Fate.FILTERED, reason) if reason else (Fate.TRAINED, "")
+    return (DrawOutcome.FILTERED, reason) if reason else (DrawOutcome.TRAINED, "")
 
 
 def _select_trained_rollouts(group: Sequence[ShapedRollout], filters: FilterConfig) -> list[ShapedRollout]:
     """Return the rollouts of a group that pass the filters `keep` and `drop_unfinished` and have a token to train on.
 
-    They are chosen by their shaped reward.
+    The filter `keep` compares shaped rewards.
     """
     index = select_rollouts(
         np.array([s.training_reward for s in group], dtype=np.float64), filters.keep, filters.keep_num
@@ -199,11 +202,11 @@ def _select_trained_rollouts(group: Sequence[ShapedRollout], filters: FilterConf
 
 
 def _filter_low_variance(
-    shaped: Mapping[int, Sequence[ShapedRollout]], fates: dict[int, tuple[Fate, str]], share: float
+    shaped: Mapping[int, Sequence[ShapedRollout]], draw_outcomes: dict[int, tuple[DrawOutcome, str]], share: float
 ) -> None:
     if share == 1.0:
         return
-    passed = [draw_id for draw_id in shaped if fates[draw_id][0] is Fate.TRAINED]
+    passed = [draw_id for draw_id in shaped if draw_outcomes[draw_id][0] is DrawOutcome.TRAINED]
     deviations = [float(np.std([s.filter_value for s in shaped[draw_id]])) for draw_id in passed]
     for i in set(range(len(passed))) - set(select_top_variance(deviations, share)):
-        fates[passed[i]] = (Fate.FILTERED, f"the reward varies less than in the top {share:g} of groups")
+        draw_outcomes[passed[i]] = (DrawOutcome.FILTERED, f"the reward varies less than in the top {share:g} of groups")

@@ -19,9 +19,9 @@ def compute_teacher_advantages(
 ) -> FloatArray:
     """Compute -coefficient (log pi_t - log teacher_t) of every token that the policy sampled, shape [L]; 0 elsewhere.
 
-    The mean is minus the reverse KL. A policy-gradient loss with these advantages, with neither a baseline nor returns,
-    therefore lowers KL(policy || teacher) token by token (Thinking Machines, "On-Policy Distillation", 2025;
-    MiMo-V2-Flash, 2025). Added to the advantages of a reward, they train both objectives.
+    Their mean is the negative reverse KL. A policy-gradient loss with these advantages, without a baseline and without
+    returns, therefore minimizes KL(policy || teacher) token by token (Thinking Machines, "On-Policy Distillation",
+    2025; MiMo-V2-Flash, 2025). If they are added to the advantages of a reward, both objectives are trained.
 
     Args:
         logprobs: Log-probs of the sampling policy as the trainer computes them, shape [L].

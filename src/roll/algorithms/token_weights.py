@@ -1,4 +1,4 @@
-"""Token weights of a selection: advantages, critic targets, masks, factors. Pure functions of arrays.
+"""Per-token weights of the selected rollouts: advantages, critic targets, masks and factors. Pure functions of arrays.
 
 selection ─ values, KL penalty ─► episodes ─► advantages ─ critics' agreement ─ factors ─► training batch
 """
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roll.algorithms.advantages import AdvantageEstimate, estimate_advantages, mask_smallest, rescale_weights
-from roll.algorithms.episodes import MAX_SIZE, Episode, Float64Array
+from roll.algorithms.episodes import MAX_ABS_VALUE, Episode, Float64Array
 from roll.algorithms.kl import estimate_kl
 from roll.algorithms.returns import compute_chunk_returns, compute_turn_returns, spread_over_tokens
 from roll.algorithms.rewards import is_rollout_level, normalize_outcomes
@@ -36,7 +36,7 @@ def add_advantages(
     token_rewards: Sequence[FloatArray] = (),
     **columns: Sequence[Any],
 ) -> TrainingBatch:
-    """Return the batch with advantages and the other columns that the algorithm needs, for each sample.
+    """Add advantages, and the other columns that the algorithm needs, to the samples of a batch.
 
     Args:
         batch: The batch of the selection's rollouts, in order: one sample per rollout, or several if its history was
@@ -108,7 +108,7 @@ def compute_kl_token_rewards(
     algorithm: AlgorithmConfig,
     coefficient: float,
 ) -> list[FloatArray]:
-    """Compute -coefficient x KL of every token [n][L], 0 outside the loss mask; used for a KL penalty in the reward.
+    """Compute the KL penalty in the reward: -coefficient x KL of every token [n][L], 0 outside the loss mask.
 
     Args:
         batch: The batch, for the loss masks of its samples.
@@ -122,7 +122,7 @@ def compute_kl_token_rewards(
         difference = (own - ref).astype(np.float64)
         penalty = estimate_kl(difference, np.zeros_like(difference), algorithm.kl.estimator)
         # Bounded, because an infinite penalty would make every baseline of its group infinite.
-        penalty = np.clip(coefficient * penalty, -MAX_SIZE, MAX_SIZE)
+        penalty = np.clip(coefficient * penalty, -MAX_ABS_VALUE, MAX_ABS_VALUE)
         result.append(np.where(sample.loss_mask, -penalty, 0.0).astype(np.float32))
     return result
 
@@ -135,7 +135,7 @@ def _transpose_columns(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, A
 def _join_without_prefix(
     arrays: Sequence[FloatArray], rollouts: Sequence[Sequence[TrainingSample]]
 ) -> list[FloatArray]:
-    """Join the per-sample arrays [L] of each rollout, without the samples' contexts, to one array [T] per rollout.
+    """Concatenate the per-sample arrays [L] of each rollout, without the samples' contexts, to one array [T].
 
     If `arrays` is empty, the result is empty.
     """
@@ -164,10 +164,10 @@ def _split_by_sample(values: Any, rollout: Sequence[TrainingSample]) -> list[Flo
 def _build_episodes(
     selection: Selection, values: Sequence[FloatArray], penalties: Sequence[FloatArray]
 ) -> list[Episode]:
-    """Return all scored episodes, the trained ones first, with critic values and KL penalties per token.
+    """Build the episodes of all scored rollouts, the trained ones first, with critic values and KL penalties per token.
 
-    Log-probs of rollouts that are not trained are unknown: each of their tokens gets the trained tokens' mean penalty,
-    so that a penalty common to all rollouts does not move any baseline.
+    The log-probs of rollouts that are not trained are unknown, so each of their tokens gets the mean penalty of the
+    trained tokens. A penalty that all rollouts have in common then does not change any baseline.
     """
     episodes = [shaped.episode for shaped in (*selection.trained, *selection.others)]
     if penalties:
@@ -207,9 +207,9 @@ def _estimate_trained_advantages(
 
 
 def _call_user_estimator(function: Callable[..., Any], path: str, episodes: list[Episode]) -> AdvantageEstimate:
-    """Return the advantages that the user's estimator computes.
+    """Compute advantages with the user's estimator.
 
-    It is called as `advantages(episodes)`, and returns one number or one array [T] for each episode.
+    The estimator is called as `advantages(episodes)`, and returns one number or one array [T] for each episode.
     """
     try:
         given = [np.asarray(value, dtype=np.float32) for value in function(episodes)]
@@ -239,7 +239,7 @@ def _mask_smallest_share(values: list[FloatArray], masks: list[BoolArray], share
 def _compute_rollout_factors(
     episodes: Sequence[Episode], accuracies: Mapping[int, float], algorithm: AlgorithmConfig
 ) -> Float64Array:
-    """Return a factor on the advantages of each rollout, shape [n]: larger for harder prompts and shorter answers."""
+    """Compute the factor on each rollout's advantages, shape [n]: larger for harder prompts and shorter answers."""
     factors = np.ones(len(episodes))
     if algorithm.weights.difficulty:
         solved = np.array([accuracies[episode.group] for episode in episodes])

@@ -143,11 +143,16 @@ class AlgorithmConfig(Section):
                 "correction.corrects to mismatch, or correction.upper to null (masks still work)"
             )
         whole = advantage.estimator in ("outcome", "chunk", "anchor_state") and advantage.function is None
-        if whole and "running" in (advantage.mean, advantage.std) and self.uses_reference and self.kl.place == "reward":
+        if (
+            whole
+            and "running" in (advantage.mean, advantage.std)
+            and self.uses_reference
+            and self.kl.apply_to == "reward"
+        ):
             return (
-                "`kl.place: reward` adds the penalty to the reward before baseline and scaling, but running moments "
-                "are those of rewards without the penalty: set kl.place to loss, or advantage.mean and advantage.std "
-                "to group or batch"
+                "`kl.apply_to: reward` subtracts the penalty from the reward before baseline and scaling, but running "
+                "moments are those of rewards without the penalty: set kl.apply_to to loss, or advantage.mean and "
+                "advantage.std to group or batch"
             )
         if critic.drop_agreed + self.entropy.drop_divergent > 0 and critic.num_critics < 2:
             return (

@@ -122,7 +122,7 @@ class KLConfig(Section):
         "Estimator of the divergence per token (Schulman 2020); `full`: the exact sum over the vocabulary. Use `k1` "
         "only in the reward: in the loss its gradient is 0 in expectation.",
     )
-    place: Literal["loss", "reward"] = option(
+    apply_to: Literal["loss", "reward"] = option(
         "loss",
         "`loss`: a term of the loss. `reward`: subtracted from the reward, before baseline and scaling: the sum over "
         "an answer from the answer's reward, the sum over a turn from the turn's reward, or each token's penalty from "
@@ -135,8 +135,8 @@ class KLConfig(Section):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> KLConfig:
-        if self.estimator == "full" and self.place == "reward":
-            raise ValueError("`estimator: full` works only in the loss: set `place: loss`, or `estimator: k1`")
+        if self.estimator == "full" and self.apply_to == "reward":
+            raise ValueError("`estimator: full` works only in the loss: set `apply_to: loss`, or `estimator: k1`")
         if self.target is not None and self.coefficient == 0:
             raise ValueError(
                 "target adapts the coefficient, which is 0: set coefficient to an initial value such as 0.1"
@@ -299,13 +299,13 @@ class CreditConfig(Section):
     horizon_end: int = option(
         100, "Maximum distance of the later tokens whose attention FAI counts.", unit="tokens", ge=1
     )
-    introduction: int = option(
+    introduction_window: int = option(
         3, "`coupled`: number of tokens before an anchor among which its introduction is searched.", ge=1
     )
-    back_share: float = option(
+    introduction_share: float = option(
         0.5, "`coupled`: share of an anchor's amplification that moves to the introduction.", ge=0, le=1
     )
-    calm_quantile: float = option(
+    waad_quantile: float = option(
         0.5,
         "`coupled`: an anchor shares its amplification if its WAAD is at most this quantile of the answer's "
         "WAAD values.",

@@ -37,6 +37,10 @@ logger = logging.getLogger(__name__)
 V = TypeVar("V")
 
 RENAMED_KEYS: Mapping[str, str] = {
+    "algorithm.credit.back_share": "introduction_share",
+    "algorithm.credit.calm_quantile": "waad_quantile",
+    "algorithm.credit.introduction": "introduction_window",
+    "algorithm.kl.place": "apply_to",
     "algorithm.ratio.token_limit": "max_token_log_ratio",
     "cluster.hand_over": "offload_colocated",
     "curriculum.least_share": "min_share",

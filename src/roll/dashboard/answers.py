@@ -56,8 +56,8 @@ def _explain_filtering(facts: RunFacts) -> Answer:
     rollouts = facts.rollouts
     mask = (rollouts.get_column("kind") == KINDS.index("train")) & np.isnan(rollouts.get_column("advantage"))
     numbers = Counter(rollouts.get_column("step")[mask].tolist())
-    reasons = Counter(e.reason for e in facts.ledger if e.fate == "filtered")
-    total, trained = (facts.train.get_last(f"ledger/{fate}") for fate in ("filtered", "trained"))
+    reasons = Counter(e.reason for e in facts.ledger if e.outcome == "filtered")
+    total, trained = (facts.train.get_last(f"ledger/{outcome}") for outcome in ("filtered", "trained"))
     text = f"{int(total or 0)} draws were filtered and {int(trained or 0)} trained."
     if reasons:
         reason, number = reasons.most_common(1)[0]
@@ -148,7 +148,7 @@ def _explain_draws(facts: RunFacts) -> Answer:
         text = "There is no checkpoint with a ledger yet; Health shows the counts from the metrics."
         return Answer(id="once", question=question, text=text, links=links)
     whole = ids == list(range(len(ids)))
-    fates = Counter(entry.fate for entry in facts.ledger)
+    outcomes = Counter(entry.outcome for entry in facts.ledger)
     prompts = Counter(str(entry.uid) for entry in facts.ledger)
     most, least = max(prompts.values()), min(prompts.values())
     if not whole:
@@ -159,7 +159,7 @@ def _explain_draws(facts: RunFacts) -> Answer:
         f"Yes: {len(ids)} draws, numbered 0 to {len(ids) - 1} without a gap, have one outcome each. "
         f"They are draws of {len(prompts)} prompts; each prompt was drawn {'once' if most == 1 else times}."
     )
-    figures = [(fate, number) for fate, number in fates.most_common()]
+    figures = [(outcome, number) for outcome, number in outcomes.most_common()]
     return Answer(id="once", question=question, text=text, tone="good", figures=figures, links=links)
 
 

@@ -27,7 +27,7 @@ _TAIL_LINES = 200
 _MOST_ROWS = 100
 _MOST_STEPS = 200
 _LONGEST_CAUSE = 500
-_FATES = ("trained", "filtered", "failed", "expired", "in_flight")
+_OUTCOMES = ("trained", "filtered", "failed", "expired", "in_flight")
 _LABELS = {
     "timeouts_above": ("verdict", "timeout"),
     "unfinished_above": ("finish_reason", "length"),
@@ -53,7 +53,7 @@ class Alarm:
 class LedgerEntry:
     """What became of a draw, according to the ledger of the newest checkpoint."""
 
-    fate: str
+    outcome: str
     why: Any = ""
     draw_id: Any = None
     uid: Any = None
@@ -146,14 +146,18 @@ def _find_alarm_rows(rollouts: Rollouts, step: int | None, alarm: str, patience:
 
 def _build_ledger(inside: SafeDirectory, metrics: Metrics) -> dict[str, Any]:
     table = metrics.tables["train"]
-    fates = {fate: table.get_last(f"ledger/{fate}") for fate in _FATES}
+    totals = {outcome: table.get_last(f"ledger/{outcome}") for outcome in _OUTCOMES}
     columns = {
-        fate: _compute_differences(table.columns.get(f"ledger/{fate}"), len(table.steps)) for fate in _FATES[:-1]
+        outcome: _compute_differences(table.columns.get(f"ledger/{outcome}"), len(table.steps))
+        for outcome in _OUTCOMES[:-1]
     }
     columns |= {"in_flight": np.array(table.columns.get("ledger/in_flight", [math.nan] * len(table.steps)))}
-    known = {fate: nan_to_none(column) for fate, column in columns.items()}
-    by_step = [{"step": step} | {fate: known[fate][place] for fate in _FATES} for place, step in enumerate(table.steps)]
-    counts = {fate: int(count) for fate, count in fates.items() if count is not None}
+    known = {outcome: nan_to_none(column) for outcome, column in columns.items()}
+    by_step = [
+        {"step": step} | {outcome: known[outcome][index] for outcome in _OUTCOMES}
+        for index, step in enumerate(table.steps)
+    ]
+    counts = {outcome: int(count) for outcome, count in totals.items() if count is not None}
     return {
         "fates": counts,
         "by_step": by_step if counts else [],
@@ -169,7 +173,7 @@ def _compute_differences(column: Any, length: int) -> np.ndarray:
 def _count_reasons(entries: Sequence[LedgerEntry]) -> dict[str, int]:
     """Count the draws that were not trained, by outcome and reason, most frequent first."""
     found = Counter(
-        f"{entry.fate}: {entry.reason}"[:300] for entry in entries if entry.fate not in ("trained", "in_flight")
+        f"{entry.outcome}: {entry.reason}"[:300] for entry in entries if entry.outcome not in ("trained", "in_flight")
     )
     return dict(found.most_common(50))
 
@@ -193,8 +197,8 @@ def _parse_entries(content: bytes) -> Iterator[LedgerEntry]:
             entry = parse_json(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(entry, dict) and isinstance(entry.get("fate"), str):
-            yield read_record(LedgerEntry, entry)
+        if isinstance(entry, dict) and isinstance(outcome := entry.get("outcome", entry.get("fate")), str):
+            yield read_record(LedgerEntry, entry | {"outcome": outcome})
 
 
 def _build_syncs(metrics: Metrics) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from roll.pipelines.learning.failures import count_failures
 from roll.pipelines.state import RunState
 from roll.rollout import Batch, DataLedger
 from roll.tracking.intervals import compute_accuracy_figures
-from roll.types import Fate, Group, Rollout
+from roll.types import DrawOutcome, Group, Rollout
 
 __all__ = [
     "compute_batch_metrics",
@@ -119,10 +119,13 @@ def _compute_episode_metrics(by_domain: Mapping[str, Sequence[Rollout]]) -> dict
     return metrics
 
 
-def compute_group_metrics(fates: Mapping[int, tuple[Fate, str]]) -> dict[str, float]:
+def compute_group_metrics(draw_outcomes: Mapping[int, tuple[DrawOutcome, str]]) -> dict[str, float]:
     """Return the numbers of groups that were trained, filtered and failed, as metrics."""
-    found = [fate for fate, _ in fates.values()]
-    return {f"data/groups_{fate}": float(found.count(fate)) for fate in (Fate.TRAINED, Fate.FILTERED, Fate.FAILED)}
+    found = [outcome for outcome, _ in draw_outcomes.values()]
+    return {
+        f"data/groups_{outcome}": float(found.count(outcome))
+        for outcome in (DrawOutcome.TRAINED, DrawOutcome.FILTERED, DrawOutcome.FAILED)
+    }
 
 
 def compute_batch_metrics(batch: Batch) -> dict[str, float]:
@@ -139,7 +142,7 @@ def compute_batch_metrics(batch: Batch) -> dict[str, float]:
 
 def compute_run_metrics(state: RunState, ledger: DataLedger, counts: Mapping[str, int]) -> dict[str, float]:
     """Return the metrics of the whole run so far, including `LLMProxy.counts`."""
-    metrics = {f"ledger/{fate}": float(count) for fate, count in ledger.counts().items()}
+    metrics = {f"ledger/{outcome}": float(count) for outcome, count in ledger.counts().items()}
     metrics |= {f"alarm/{name}": float(count) for name, count in state.alarms.items()}
     return metrics | {"policy_version": float(state.policy_version)} | compute_engine_metrics(counts)
 

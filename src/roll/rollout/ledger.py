@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 
 from roll.errors import CheckpointError
 from roll.protocols import Draw
-from roll.types import Fate
+from roll.types import DrawOutcome
 
 __all__ = ["DataLedger", "LedgerEntry"]
 
@@ -29,7 +29,7 @@ class LedgerEntry:
 
     draw_id: int
     uid: str
-    fate: Fate
+    outcome: DrawOutcome
     """Outcome of the draw."""
     step: int
     """Step at which the prompt was sampled or, if it has a final outcome, at which the outcome was recorded."""
@@ -56,31 +56,33 @@ class DataLedger:
         """Record draws that were sampled in step `step`; they are in flight until `record_outcome` is called."""
         for draw in draws:
             assert draw.draw_id == len(self._entries), f"draw {draw.draw_id} recorded after {len(self._entries)} draws"
-            self._entries.append(LedgerEntry(draw_id=draw.draw_id, uid=draw.uid, fate=Fate.IN_FLIGHT, step=step))
+            self._entries.append(
+                LedgerEntry(draw_id=draw.draw_id, uid=draw.uid, outcome=DrawOutcome.IN_FLIGHT, step=step)
+            )
 
-    def record_outcome(self, draw_id: int, fate: Fate, step: int, why: str = "") -> None:
+    def record_outcome(self, draw_id: int, outcome: DrawOutcome, step: int, why: str = "") -> None:
         """Record a draw's final outcome, and the step and the reason (`why`) of this outcome."""
         entry = self._entries[draw_id]
-        assert fate is not Fate.IN_FLIGHT, "in_flight is not a final outcome"
-        assert entry.fate is Fate.IN_FLIGHT, f"draw {draw_id} is already {entry.fate} (step {entry.step})"
-        self._entries[draw_id] = LedgerEntry(draw_id=draw_id, uid=entry.uid, fate=fate, step=step, why=why)
+        assert outcome is not DrawOutcome.IN_FLIGHT, "in_flight is not a final outcome"
+        assert entry.outcome is DrawOutcome.IN_FLIGHT, f"draw {draw_id} is already {entry.outcome} (step {entry.step})"
+        self._entries[draw_id] = LedgerEntry(draw_id=draw_id, uid=entry.uid, outcome=outcome, step=step, why=why)
 
     def drop_from(self, draw_id: int) -> list[int]:
         """Remove this draw and all later ones, which must be in flight and will be sampled again; return their ids."""
         dropped = self._entries[draw_id:]
-        settled = [entry.draw_id for entry in dropped if entry.fate is not Fate.IN_FLIGHT]
+        settled = [entry.draw_id for entry in dropped if entry.outcome is not DrawOutcome.IN_FLIGHT]
         assert not settled, f"draws {settled} have a final outcome and cannot be dropped"
         del self._entries[draw_id:]
         return [entry.draw_id for entry in dropped]
 
     def counts(self) -> dict[str, int]:
         """Return the number of draws by outcome, including outcomes without draws."""
-        counts = Counter(entry.fate.value for entry in self._entries)
-        return {fate.value: counts[fate.value] for fate in Fate}
+        counts = Counter(entry.outcome.value for entry in self._entries)
+        return {outcome.value: counts[outcome.value] for outcome in DrawOutcome}
 
     def list_in_flight(self) -> list[int]:
         """Return the ids of draws without a final outcome."""
-        return [entry.draw_id for entry in self._entries if entry.fate is Fate.IN_FLIGHT]
+        return [entry.draw_id for entry in self._entries if entry.outcome is DrawOutcome.IN_FLIGHT]
 
     def dumps(self, count: int | None = None) -> str:
         """Return the first `count` entries, by default all, as JSON lines."""
@@ -98,7 +100,8 @@ class DataLedger:
         for number, line in enumerate(text.splitlines()):
             try:
                 fields = json.loads(line)
-                entry = LedgerEntry(**(fields | {"fate": Fate(fields["fate"])}))
+                outcome = fields.pop("fate") if "fate" in fields else fields["outcome"]  # former name
+                entry = LedgerEntry(**(fields | {"outcome": DrawOutcome(outcome)}))
             except (ValueError, TypeError, KeyError) as error:
                 raise CheckpointError(f"data ledger, line {number + 1} is malformed: {error}") from None
             if entry.draw_id != number:

@@ -17,9 +17,9 @@ __all__ = [
     "TRAIN",
     "Anchor",
     "Branch",
+    "DrawOutcome",
     "EnvironmentHost",
     "EnvironmentSettings",
-    "Fate",
     "Group",
     "History",
     "HistoryKind",
@@ -142,7 +142,7 @@ class PromptDraw:
         return self.prompt.uid
 
 
-class Fate(StrEnum):
+class DrawOutcome(StrEnum):
     """Outcome of a drawn prompt or example."""
 
     IN_FLIGHT = "in_flight"

@@ -198,7 +198,7 @@ def idle_case(name: str, batch: TrainingBatch) -> Case:
         advantage={"estimator": "gae", "mean": "none", "std": "none", "whiten": "none"},
         critic={"shared": True, "num_critics": 1, "drop_agreed": 0.0, "value_clip": 0.5},
         entropy={"coefficient": 0.01, "drop_divergent": 0.0},
-        kl={"coefficient": 0.1, "estimator": "full", "place": "loss"},
+        kl={"coefficient": 0.1, "estimator": "full", "apply_to": "loss"},
     )
     batch = valued(replace(batch, samples=tuple(few)))
     return Case(batch=batch, loss=build_policy_loss(everything), backend="all outputs")

@@ -10,8 +10,8 @@ import numpy as np
 from cases import MAX_LENGTH, after_prompt, attention_of, inputs_of, to_groups
 from reference_advantages import Attempt
 
-from roll.algorithms.losses import CreditedLoss
-from roll.algorithms.selection import Selection, select
+from roll.algorithms.losses import AttentionCreditLoss
+from roll.algorithms.selection import Selection, select_training_rollouts
 from roll.algorithms.token_weights import add_advantages, compute_kl_token_rewards
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
@@ -43,7 +43,7 @@ class Step:
             return LossOutputs(loss=inputs.logprobs.sum())
 
         loss = build_policy_loss(self.algorithm)
-        (replace(loss, loss=look) if isinstance(loss, CreditedLoss) else look)(inputs_of(batch, self.attempts))
+        (replace(loss, loss=look) if isinstance(loss, AttentionCreditLoss) else look)(inputs_of(batch, self.attempts))
         return seen[0].advantages.tolist()
 
     def inputs(self, **given: Any) -> LossInputs:
@@ -67,14 +67,14 @@ def take_step(algorithm: AlgorithmConfig, attempts: Sequence[Attempt]) -> Step:
     own_attempts = [a for a in attempts if not a.expert]
     greedy = to_groups(own_attempts, greedy=True) if algorithm.advantage.mean == "greedy" else ()
     shown = [r for group in to_groups([a for a in attempts if a.expert]) for r in group.rollouts]
-    selection = select(
+    selection = select_training_rollouts(
         to_groups(own_attempts), algorithm, max_new_tokens=MAX_LENGTH, greedy=greedy, demonstrations=shown
     )
     batch = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=MAX_LENGTH)
     own = [by_name[s.sample_id] for s in batch.samples]
     old, ref = [after_prompt(a.old) for a in own], [after_prompt(a.ref) for a in own]
     rewards = []
-    if algorithm.uses_reference and algorithm.kl.place == "reward":
+    if algorithm.uses_reference and algorithm.kl.apply_to == "reward":
         rewards = compute_kl_token_rewards(batch, old, ref, algorithm, algorithm.kl.coefficient)
     critics = algorithm.critic.num_critics if algorithm.uses_critic else 0
     batch = add_advantages(

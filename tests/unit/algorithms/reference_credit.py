@@ -9,9 +9,9 @@ PRESET: dict[str, Any] = {
     "pattern": "coupled",
     "amplification": 1.5,
     "share": 0.4,
-    "introduction": 3,
-    "back_share": 0.5,
-    "calm_quantile": 0.5,
+    "introduction_window": 3,
+    "introduction_share": 0.5,
+    "waad_quantile": 0.5,
     "jump_quantile": 0.6,
 }
 """What the preset's page says."""
@@ -20,7 +20,7 @@ PRESET: dict[str, Any] = {
 def reference_factors(waad: list[float], fai: list[float], mask: list[bool], options: dict[str, Any]) -> list[float]:
     """Of every token; a jump is from a counted token to the next one, if that is counted too."""
     pattern, g, share = options["pattern"], options["amplification"], options["share"]
-    k, a = options["introduction"], options["back_share"]
+    k, a = options["introduction_window"], options["introduction_share"]
     n = len(waad)
     jump = [abs(waad[t] - waad[t + 1]) if t + 1 < n and mask[t] and mask[t + 1] else 0.0 for t in range(n)]
     counted = [t for t in range(n) if mask[t]]
@@ -37,7 +37,7 @@ def reference_factors(waad: list[float], fai: list[float], mask: list[bool], opt
     chosen = top(jump) if pattern == "local" else top(fai)
     gamma = [1 + (g - 1) * (t in chosen) for t in range(n)]
     if pattern == "coupled" and chosen:
-        calm_limit = quantile([waad[t] for t in counted], options["calm_quantile"])
+        calm_limit = quantile([waad[t] for t in counted], options["waad_quantile"])
         jump_limit = quantile([jump[t] for t in counted], options["jump_quantile"])
         introductions = set()
         for t in chosen:

@@ -15,7 +15,7 @@ from roll.algorithms.answer_selection import (
     select_best_answers,
     select_pairs,
 )
-from roll.types import Fate, Group, Prompt, PromptDraw, RewardResult, Rollout
+from roll.types import DrawOutcome, Group, Prompt, PromptDraw, RewardResult, Rollout
 
 
 def group(draw_id: int, *rewards: float | None, length: int = 2) -> Group:
@@ -51,17 +51,20 @@ def places(answers: list[tuple[Rollout, ...]] | str) -> list[tuple[int, ...]]:
 def test_selection_every_answer_is_learnt_from_alone() -> None:
     choice = choose_rollouts([group(0, 1.0, 0.0), group(1, 0.0)], every_answer)
     assert [(r.draw_id, r.index) for r in choice.rollouts] == [(0, 0), (0, 1), (1, 0)]
-    assert choice.fates == {0: (Fate.TRAINED, ""), 1: (Fate.TRAINED, "")}
+    assert choice.draw_outcomes == {0: (DrawOutcome.TRAINED, ""), 1: (DrawOutcome.TRAINED, "")}
 
 
 def test_selection_what_infrastructure_failed_is_never_learnt_from_and_a_group_of_it_has_failed() -> None:
     choice = choose_rollouts([group(0, None, 1.0), group(1, None, None)], every_answer)
     assert [(r.draw_id, r.index) for r in choice.rollouts] == [(0, 1)]
-    assert choice.fates[1] == (Fate.FAILED, "the engine died")
+    assert choice.draw_outcomes[1] == (DrawOutcome.FAILED, "the engine died")
 
 
 def test_selection_a_group_without_a_token_has_failed() -> None:
-    assert choose_rollouts([group(0, 1.0, length=0)], every_answer).fates[0] == (Fate.FAILED, "no rollout has a token")
+    assert choose_rollouts([group(0, 1.0, length=0)], every_answer).draw_outcomes[0] == (
+        DrawOutcome.FAILED,
+        "no rollout has a token",
+    )
 
 
 def test_selection_answers_with_an_id_that_their_teacher_lacks_are_left_out() -> None:
@@ -82,7 +85,7 @@ def test_selection_the_best_are_kept_in_their_order_and_of_equal_ones_the_first(
 def test_selection_a_group_without_a_good_answer_is_filtered_and_says_why() -> None:
     choice = choose_rollouts([group(0, 0.2, 0.4)], partial(select_best_answers, keep=1, min_reward=0.5))
     assert choice.rollouts == ()
-    assert choice.fates == {0: (Fate.FILTERED, "the best reward 0.4 is below 0.5")}
+    assert choice.draw_outcomes == {0: (DrawOutcome.FILTERED, "the best reward 0.4 is below 0.5")}
 
 
 def test_selection_a_pair_is_the_first_best_and_the_first_worst() -> None:

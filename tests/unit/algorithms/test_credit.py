@@ -79,19 +79,23 @@ def test_credit_assignment_coupled_shares_a_dominated_anchors_amplification_with
     # anchors 3, 5, 7, 9; jumps 0 7 7 0 0 0 8 0 0 0; median WAAD 1, so 3 and 5 are calm; 0.6 quantile of jumps 0.
     # 3: largest jump before it within 3 is 7, at 1 and 2; the nearer is 2. 5: within 2 … 4 the jump at 2.
     # 7 and 9 look far back themselves and keep everything.
-    found = compute_credit_factors(sample, everywhere(10), pattern="coupled", back_share=0.25)
+    found = compute_credit_factors(sample, everywhere(10), pattern="coupled", introduction_share=0.25)
     assert found.tolist() == [1, 1, 1.125, 1.375, 1, 1.375, 1, 1.5, 1, 1.5]
-    nearer = compute_credit_factors(sample, everywhere(10), pattern="coupled", back_share=0.25, introduction=2)
+    nearer = compute_credit_factors(
+        sample, everywhere(10), pattern="coupled", introduction_share=0.25, introduction_window=2
+    )
     assert nearer.tolist() == [1, 1, 1.125, 1.375, 1, 1.5, 1, 1.5, 1, 1.5]  # 5 finds no jump at 3 or 4
-    kept = compute_credit_factors(sample, everywhere(10), pattern="coupled", back_share=0.0)
+    kept = compute_credit_factors(sample, everywhere(10), pattern="coupled", introduction_share=0.0)
     assert kept.tolist() == compute_credit_factors(sample, everywhere(10), pattern="global").tolist()
-    none_calm = compute_credit_factors(sample, everywhere(10), pattern="coupled", back_share=0.25, jump_quantile=0.95)
+    none_calm = compute_credit_factors(
+        sample, everywhere(10), pattern="coupled", introduction_share=0.25, jump_quantile=0.95
+    )
     assert none_calm.tolist() == kept.tolist()  # a jump of 7 is not among the top 5 %
 
 
 def test_credit_assignment_an_introduction_that_is_an_anchor_itself_gets_at_most_the_whole_amplification() -> None:
     sample = statistics([9, 1, 1, 1, 1], [0.9, 0.8, 0, 0, 0])
-    found = compute_credit_factors(sample, everywhere(5), pattern="coupled", back_share=0.5)
+    found = compute_credit_factors(sample, everywhere(5), pattern="coupled", introduction_share=0.5)
     assert found.tolist() == [1.5, 1.25, 1, 1, 1]
 
 
@@ -110,9 +114,9 @@ settings = st.fixed_dictionaries({
     "pattern": st.sampled_from(PATTERNS),
     "amplification": st.sampled_from([1.0, 1.5, 3.0]),
     "share": st.sampled_from([0.1, 0.4, 1.0]),
-    "introduction": st.integers(1, 30),
-    "back_share": st.sampled_from([0.0, 0.5, 1.0]),
-    "calm_quantile": st.sampled_from([0.0, 0.5, 1.0]),
+    "introduction_window": st.integers(1, 30),
+    "introduction_share": st.sampled_from([0.0, 0.5, 1.0]),
+    "waad_quantile": st.sampled_from([0.0, 0.5, 1.0]),
     "jump_quantile": st.sampled_from([0.0, 0.5, 1.0]),
 })  # fmt: skip
 

@@ -126,7 +126,7 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
     ("aggregation", ""): ({}, "token_mean"),
     ("kl.coefficient", ""): ({}, 0.1),
     ("kl.estimator", ""): (KL, "k2"),
-    ("kl.place", ""): (KL, "reward"),
+    ("kl.apply_to", ""): (KL, "reward"),
     ("kl.target", ""): (KL, 0.01),
     ("kl.horizon", ""): (TARGET, 100),
     ("entropy.coefficient", ""): ({}, 0.1),
@@ -169,9 +169,9 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
     ("credit.window", ""): (CREDIT, 3),
     ("credit.horizon_start", ""): (CREDIT, 3),
     ("credit.horizon_end", ""): (CREDIT, 4),
-    ("credit.introduction", ""): (CREDIT, 1),
-    ("credit.back_share", ""): (CREDIT, 0.9),
-    ("credit.calm_quantile", ""): (CREDIT, 0.1),
+    ("credit.introduction_window", ""): (CREDIT, 1),
+    ("credit.introduction_share", ""): (CREDIT, 0.9),
+    ("credit.waad_quantile", ""): (CREDIT, 0.1),
     ("credit.jump_quantile", ""): (CREDIT, 0.0),
     ("imitation.weight", ""): ({}, 0.5),
     ("imitation.when", ""): ({}, "unsolved"),
@@ -193,7 +193,7 @@ class Scaled:
     def __call__(self, log_ratio, logprobs, advantages):
         return self.factor * log_ratio.exp() * advantages
 
-    def clipped(self, ratio, advantages):
+    def compute_clip_mask(self, ratio, advantages):
         return torch.zeros_like(ratio, dtype=torch.bool)
 
 

@@ -17,7 +17,7 @@ from test_loss_parts import GATES
 
 from roll.algorithms.correction import Correction
 from roll.algorithms.losses import PolicyLoss, ValueLoss
-from roll.algorithms.selection import select
+from roll.algorithms.selection import select_training_rollouts
 from roll.config.presets import PRESET_NAMES
 from roll.types import Group, LossInputs, RolloutStatus
 
@@ -118,10 +118,10 @@ def test_algorithm_finite_steps_without_a_rollout_are_empty(name: str) -> None:
         for g in groups
     ]
     for empty in ([], nothing, failed, [*nothing[:1], *failed[1:]]):
-        selection = select(empty, algorithm, max_new_tokens=MAX_LENGTH, greedy=_greedy(groups))
+        selection = select_training_rollouts(empty, algorithm, max_new_tokens=MAX_LENGTH, greedy=_greedy(groups))
         assert selection.rollouts == ()
         assert selection.outcomes.shape == (0,)
-        assert all(fate == "failed" for fate, _ in selection.fates.values())
+        assert all(outcome == "failed" for outcome, _ in selection.draw_outcomes.values())
     step = take_step(algorithm, [replace(a, turns=[replace(t, end=t.start) for t in a.turns]) for a in masked()])
     assert step.batch.samples == ()
 

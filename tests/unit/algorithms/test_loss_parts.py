@@ -17,7 +17,7 @@ from roll.algorithms.aggregate import compute_aggregation_weights
 from roll.algorithms.correction import Correction
 from roll.algorithms.kl import KLEstimator, estimate_kl
 from roll.algorithms.losses import PolicyLoss, ValueLoss
-from roll.algorithms.ratio import log_ratio
+from roll.algorithms.ratio import compute_log_ratio
 from roll.types import LossInputs
 
 SHAPES = [(1,), (1, 1, 1, 1), (5,), (3, 1, 4, 2, 6), (2, 7, 1, 3)]
@@ -215,7 +215,7 @@ def test_loss_clipped_tokens_are_those_whose_objective_a_bound_changes(name: str
     ratios = (0.05, 0.5, 0.95, 1.0, 1.05, 1.5, 5.0)
     for r, a in itertools.product(ratios, (-2.0, -0.5, 0.0, 1.0)):
         changed = objective(r, r, -1.0, a) != unbounded.get(name, objective)(r, r, -1.0, a)
-        found = gate.clipped(torch.tensor([r], dtype=torch.float64), torch.tensor([a], dtype=torch.float64))
+        found = gate.compute_clip_mask(torch.tensor([r], dtype=torch.float64), torch.tensor([a], dtype=torch.float64))
         if a != 0:
             assert found.item() == changed, (r, a)
 
@@ -258,6 +258,6 @@ def test_loss_unknown_names_are_refused() -> None:
 
 def test_loss_without_chunk_ids_a_sequence_is_one_chunk() -> None:
     inputs = replace(loss_inputs_of(random_answers(1, (3, 2, 4))), chunk_ids=None)
-    torch.testing.assert_close(log_ratio(inputs, level="chunk"), log_ratio(inputs, level="sequence"))
+    torch.testing.assert_close(compute_log_ratio(inputs, level="chunk"), compute_log_ratio(inputs, level="sequence"))
     chunk, geometric = (Correction(level=level).compute_factor(inputs) for level in ("chunk", "geometric"))
     torch.testing.assert_close(chunk, geometric)

@@ -16,7 +16,7 @@ from roll.algorithms.correction import Correction
 from roll.algorithms.gates import MinClip, SignSplit
 from roll.algorithms.kl import estimate_kl
 from roll.algorithms.losses import PolicyLoss, UserLoss, ValueLoss
-from roll.algorithms.ratio import log_ratio
+from roll.algorithms.ratio import compute_log_ratio
 from roll.config.algorithm import AlgorithmConfig
 from roll.errors import LossError
 from roll.pipelines.learning.losses import build_policy_loss
@@ -122,7 +122,7 @@ def test_policy_loss_ratios_of_chunks_and_sequences_by_hand() -> None:
     # log-ratios: log 2, log 8 | log 1/2, in chunks {0, 1}, {2}
     inputs = inputs_of({"new": [0.2, 0.8, 0.1], "old": [0.1, 0.1, 0.2], "chunks": [0, 0, 1]})
     found = {
-        (level, reduce): log_ratio(inputs, level=level, reduce=reduce).exp().tolist()  # type: ignore[arg-type]
+        (level, reduce): compute_log_ratio(inputs, level=level, reduce=reduce).exp().tolist()  # type: ignore[arg-type]
         for level in ("token", "chunk", "sequence")
         for reduce in ("geometric", "product")
     }

@@ -49,7 +49,7 @@ def test_preset_advantages_loss_and_selection_are_those_of_the_paper(name: str, 
 
 @pytest.mark.parametrize("name", PRESET_NAMES)
 def test_preset_a_kl_penalty_in_the_reward_comes_before_the_baseline_and_the_scaling(name: str) -> None:
-    algorithm = algorithm_of(name, kl={"coefficient": 0.05, "place": "reward", "estimator": "k1"})
+    algorithm = algorithm_of(name, kl={"coefficient": 0.05, "apply_to": "reward", "estimator": "k1"})
     compared = 0
     for kind, seed in CASES[::3]:
         attempts = random_attempts(seed, kind, critics=algorithm.critic.num_critics)

@@ -124,7 +124,7 @@ IMPOSSIBLE = {
     "no factor can pass": (["correction.mask_low=2", "correction.mask_high=1"], "token is masked out", "mask_low"),
     "weights upside down": (["type=tis", "gate.lower=2"], "lower 2.0 exceeds upper 1.0", "gate"),
     "full divergence in the reward": (
-        ["kl.coefficient=0.1", "kl.estimator=full", "kl.place=reward"], "works only in the loss", "place: loss",
+        ["kl.coefficient=0.1", "kl.estimator=full", "kl.apply_to=reward"], "works only in the loss", "apply_to: loss",
     ),
     "a target for no penalty": (["kl.target=0.1"], "which is 0", "such as 0.1"),
     "groups of one": (["rollout.group_size=1"], "group_size of at least 2", "raise group_size"),
@@ -151,7 +151,7 @@ IMPOSSIBLE = {
         ["type=topr", "ratio.level=sequence", "ratio.reduce=product", "rollout.top_k=50"], "answer's tokens", "reduce",
     ),
     "penalties in the run's moments": (
-        ["kl.coefficient=0.1", "kl.place=reward", "advantage.std=running"], "running moments", "group or batch",
+        ["kl.coefficient=0.1", "kl.apply_to=reward", "advantage.std=running"], "running moments", "group or batch",
     ),
     "imitation of nobody": (["imitation.weight=0.5"], "no source under data has demonstrations", "expert_key"),
     "a clip of nothing": (["advantage.clip=0"], "advantage.clip", "> 0"),

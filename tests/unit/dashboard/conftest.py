@@ -43,7 +43,9 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
             checkpoint.mkdir()
             entries = [("trained", ""), ("filtered", "zero variance: every reward is 0"), ("expired", "")]
             (checkpoint / "ledger.jsonl").write_text(
-                "".join(json.dumps({"draw_id": i, "fate": f, "why": why}) + "\n" for i, (f, why) in enumerate(entries))
+                "".join(
+                    json.dumps({"draw_id": i, "outcome": f, "why": why}) + "\n" for i, (f, why) in enumerate(entries)
+                )
             )
         return run.path
 

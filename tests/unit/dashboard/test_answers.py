@@ -92,7 +92,7 @@ def test_dashboard_answers_time_goes_into_the_longest_phase(make_run: MakeRun) -
 def test_dashboard_answers_take_a_ledger_whose_entries_have_values_of_any_kind(make_run: MakeRun) -> None:
     run = make_run()
     ledger = next(run.glob("checkpoints/*/ledger.jsonl"))
-    odd = {"fate": "filtered", "why": ["a", {"b": 1}], "uid": {"c": [2]}, "draw_id": [0]}
+    odd = {"outcome": "filtered", "why": ["a", {"b": 1}], "uid": {"c": [2]}, "draw_id": [0]}
     ledger.write_text(json.dumps(odd) + "\n")
     assert "gaps or repeated draws" in asked(run)["once"]["answer"]
     assert asked(run)["filtered"]["answer"]

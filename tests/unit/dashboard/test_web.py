@@ -210,7 +210,7 @@ def test_dashboard_web_halves_of_surrogate_pairs_in_any_file_are_shown_as_questi
         file.write(json.dumps(row) + "\n")
     event = {"name": "a\ud800", "ph": "X", "ts": 1e9, "dur": 1e6, "args": {"b\ud800": "\ud800"}}
     (path / "trace.json").write_text(f"[\n{json.dumps(event)},\n")
-    ledger = {"fate": "\ud800", "why": "\ud800"}
+    ledger = {"outcome": "\ud800", "why": "\ud800"}
     (path / "checkpoints" / "step-000003" / "ledger.jsonl").write_text(json.dumps(ledger) + "\n")
     (path / "results.json").write_text(json.dumps({"variants": {"c\ud800": {}}}))
     client = client_of(path)

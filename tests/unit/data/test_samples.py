@@ -96,7 +96,7 @@ def weighed(rollouts: list[Rollout], algorithm: AlgorithmConfig, **said: Any) ->
         trained=tuple(own),
         outcomes=np.array([1.0, -1.0]),
         demonstrations=tuple(s for s in shaped if s.rollout.expert),
-        fates={},
+        draw_outcomes={},
         accuracies={7: 0.5},
     )
     batch = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=8)
@@ -127,7 +127,7 @@ def numbered(batch: TrainingBatch) -> list[np.ndarray]:
 ALGORITHMS: dict[str, dict[str, Any]] = {
     "grpo": {"type": "grpo"},
     "gae": {"type": "ppo", "advantage": {"gamma": 0.9, "gae_lambda": 0.8}},
-    "kl": {"type": "reinforce_pp", "kl": {"coefficient": 0.1, "place": "reward"}},
+    "kl": {"type": "reinforce_pp", "kl": {"coefficient": 0.1, "apply_to": "reward"}},
     "chunks": {"type": "ipa"},
 }
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.algorithms.selection import select
+from roll.algorithms.selection import select_training_rollouts
 from roll.algorithms.token_weights import add_advantages
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.pipelines.agentic import AgenticConfig, AnchorsConfig
@@ -311,7 +311,7 @@ def test_anchor_what_was_replayed_is_imitated_by_what_it_was_worth_to_the_whole_
     assert shown.token_ids.tolist() == [0, 1, 2, 3, 4] and shown.expert
     (sample,) = build_samples(shown)
     assert sample.loss_mask.tolist() == [False, False, True, True, False, True, True]
-    selection = select([played], algorithm, max_new_tokens=8, demonstrations=[shown])
+    selection = select_training_rollouts([played], algorithm, max_new_tokens=8, demonstrations=[shown])
     batch = add_advantages(build_batch(selection.rollouts, temperature=1.0, max_new_tokens=8), selection, algorithm)
     *own, last = batch.samples
     assert last.expert and last.advantages is not None
@@ -327,7 +327,7 @@ def test_anchor_rewards_that_were_replayed_are_of_the_episode_but_not_of_what_is
     anchor = Anchor(trajectory=replace(trajectory(4), turns=turns), num_turns=2)
     played = group(True, anchor=anchor)
     won = replace(played.rollouts[0], reward=RewardResult(value=1.0, correct=True))
-    selection = select([replace(played, rollouts=(won,))], algorithm, max_new_tokens=8)
+    selection = select_training_rollouts([replace(played, rollouts=(won,))], algorithm, max_new_tokens=8)
     (shaped,) = (*selection.trained, *selection.others)
     assert shaped.episode.total == 0.5 and shaped.training_reward == 0.5
 

@@ -19,7 +19,7 @@ from roll.pipelines.learning.state import LearningState
 from roll.pipelines.state import RunState
 from roll.rollout import DataLedger
 from roll.tracking import RunDirectory
-from roll.types import Fate, Prompt, PromptDraw
+from roll.types import DrawOutcome, Prompt, PromptDraw
 from roll.version import __version__
 
 
@@ -53,7 +53,7 @@ def ledger_of(count: int) -> DataLedger:
     for i in range(count):
         prompt = Prompt(uid=f"d/{i}", domain="d", messages=())
         ledger.record_draws([PromptDraw(draw_id=i, prompt=prompt, token_ids=np.zeros(1, np.int32))], step=1)
-        ledger.record_outcome(i, Fate.TRAINED, step=1)
+        ledger.record_outcome(i, DrawOutcome.TRAINED, step=1)
     return ledger
 
 

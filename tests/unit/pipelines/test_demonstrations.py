@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roll.algorithms.selection import select
+from roll.algorithms.selection import select_training_rollouts
 from roll.algorithms.token_weights import add_advantages
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.presets import PRESET_NAMES
@@ -25,8 +25,8 @@ from roll.rollout.episode_replay import build_trajectory
 from roll.rollout.episode_start import EpisodePlan
 from roll.types import (
     Anchor,
+    DrawOutcome,
     EnvironmentSettings,
-    Fate,
     Group,
     Message,
     Prompt,
@@ -162,7 +162,7 @@ def group(draw_id: int, *rewards: float) -> Group:
 
 def learn_from(algorithm: AlgorithmConfig, groups: list[Group], *shown: Rollout) -> tuple[Any, TrainingBatch]:
     greedy = [replace(g, rollouts=g.rollouts[:1]) for g in groups]
-    selection = select(groups, algorithm, max_new_tokens=8, greedy=greedy, demonstrations=shown)
+    selection = select_training_rollouts(groups, algorithm, max_new_tokens=8, greedy=greedy, demonstrations=shown)
     batch = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=8)
     critics = algorithm.critic.num_critics if algorithm.uses_critic else 0
     values = [[np.full(len(s), 0.1 * m, np.float32) for s in batch.samples] for m in range(critics)]
@@ -221,7 +221,7 @@ def test_demonstrations_a_group_that_is_filtered_still_has_its_demonstration_tra
         AlgorithmConfig.model_validate({"type": "ipa"}), [group(0, 0.0, 0.0)], rollout(0, 2, 1.0, expert=True)
     )
     assert [s.sample_id for s in batch.samples] == ["0.2"]
-    assert selection.fates == {0: (Fate.TRAINED, "")}
+    assert selection.draw_outcomes == {0: (DrawOutcome.TRAINED, "")}
 
 
 @pytest.mark.parametrize(("best", "trained"), [(0.0, True), (0.9, True), (1.0, False)])

@@ -107,7 +107,7 @@ def test_diffusion_every_method_trains_records_and_evaluates(method: str, world:
     assert [row["step"] for row in evaluations] == [0, 2, 3]
     assert all(0 <= row["eval/reward/bright"] <= 1 and row["eval/pixel_distance"] > 0 for row in evaluations)
     assert [entry["draw_id"] for entry in ledger] == list(range(9))
-    assert all(entry["fate"] == "trained" for entry in ledger)
+    assert all(entry["outcome"] == "trained" for entry in ledger)
     samples = sorted(path.name for path in (world / "runs" / method / "samples").glob("*.parquet"))
     assert [name for name in samples if "evaluation" in name] == [f"evaluation-step-{i:06d}.parquet" for i in (0, 2, 3)]
     if method not in LEARNS_FROM_REWARDS:
@@ -158,11 +158,11 @@ def test_diffusion_a_reward_that_fails_loses_its_group_only(world: Path) -> None
     roll.train(settings(world, "flow_grpo", rewards=rewards, training={"prompts_per_step": 2}))
     steps, _, ledger = read_run(world, "flow_grpo")
     assert all(row["reward/errors"] == 4.0 for row in steps)
-    assert sorted((entry["uid"], entry["fate"]) for entry in ledger) == [
+    assert sorted((entry["uid"], entry["outcome"]) for entry in ledger) == [
         *[("images/rows-1", "trained")] * 3,
         *[("images/rows-2", "failed")] * 3,
     ]
-    assert all("no y" in entry["why"] for entry in ledger if entry["fate"] == "failed")
+    assert all("no y" in entry["why"] for entry in ledger if entry["outcome"] == "failed")
 
 
 def test_diffusion_a_reward_that_always_fails_ends_the_run(world: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from roll.algorithms.selection import select
+from roll.algorithms.selection import select_training_rollouts
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.rollout import RolloutConfig
 from roll.pipelines.learner import Learner
@@ -65,7 +65,7 @@ def learnt(rewards: Sequence[float], *, num_shown: int = 1, **algorithm: Any) ->
     draw = PromptDraw(draw_id=0, prompt=Prompt(uid="d/0", domain="d", messages=()), token_ids=np.zeros(3, np.int32))
     group = Group(draw=draw, rollouts=tuple(rollout(draw, i, value) for i, value in enumerate(rewards)))
     shown = [rollout(draw, 100 + i, 1.0, length=5, expert=True) for i in range(num_shown)]
-    selection = select([group], settings, max_new_tokens=8, demonstrations=shown)
+    selection = select_training_rollouts([group], settings, max_new_tokens=8, demonstrations=shown)
     state = LearningState(data={})
     run: Any = SimpleNamespace(
         seed=0, state=state, spans=SimpleNamespace(phase=phase), mid_update=False, has_trained=False
@@ -78,7 +78,7 @@ def learnt(rewards: Sequence[float], *, num_shown: int = 1, **algorithm: Any) ->
 
 @pytest.mark.parametrize("name", ["grpo", "ipa", "ppo", "asy_ppo", "reinforce_pp", "gi_gpo", "rebn"])
 def test_imitation_kl_in_the_reward_of_demonstrations_alone_measures_nothing(name: str) -> None:
-    kl = {"coefficient": 0.1, "place": "reward", "target": 0.01, "horizon": 1}
+    kl = {"coefficient": 0.1, "apply_to": "reward", "target": 0.01, "horizon": 1}
     filters = {"skip_zero_variance": True, "refill": False}
     learned, state = learnt([0.0, 0.0], type=name, kl=kl, filters=filters)
     assert [s.expert for s in learned.batch.samples] == [True] and learned.has_new_weights
@@ -91,7 +91,7 @@ def test_imitation_kl_in_the_reward_of_demonstrations_alone_measures_nothing(nam
 def test_imitation_kl_in_the_reward_is_measured_on_the_policys_own_tokens(
     estimator: str, expected: float, num_shown: int
 ) -> None:
-    kl = {"coefficient": 0.1, "estimator": estimator, "place": "reward", "target": 2 * expected, "horizon": 10}
+    kl = {"coefficient": 0.1, "estimator": estimator, "apply_to": "reward", "target": 2 * expected, "horizon": 10}
     learned, state = learnt([1.0, 0.0], num_shown=num_shown, kl=kl)
     assert learned.metrics["training/kl/reference"] == pytest.approx(expected, rel=1e-6)
     # half of the target: 20 % less over 10 rollouts, of which the policy made 2

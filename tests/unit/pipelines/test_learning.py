@@ -10,21 +10,20 @@ import pytest
 
 from roll.algorithms import selection
 from roll.algorithms.rewards import ShapedRollout, shape_rollout
-from roll.algorithms.selection import Selection
-from roll.algorithms.selection import select as select_groups
+from roll.algorithms.selection import Selection, select_training_rollouts
 from roll.algorithms.token_weights import add_advantages
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
-from roll.pipelines.online.boundary import record_fates
+from roll.pipelines.online.boundary import record_draw_outcomes
 from roll.rollout import DataLedger
-from roll.types import Fate, Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus, Turn
+from roll.types import DrawOutcome, Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus, Turn
 
 GRPO = AlgorithmConfig()
 
 
 def select(groups: list[Group], algorithm: AlgorithmConfig) -> Selection:
     """With answers of at most 8 tokens."""
-    return select_groups(groups, algorithm, max_new_tokens=8)
+    return select_training_rollouts(groups, algorithm, max_new_tokens=8)
 
 
 def advantages(chosen: Selection, algorithm: AlgorithmConfig = GRPO) -> dict[str, list[float]]:
@@ -68,8 +67,11 @@ def test_learning_rewards_one_and_zero_get_opposite_advantages() -> None:
 def test_learning_a_group_of_equal_rewards_is_filtered_and_counted() -> None:
     chosen = select([group(0, [1.0, 1.0]), group(1, [0.0, 1.0])], GRPO)
     assert {r.draw_id for r in chosen.rollouts} == {1}
-    assert chosen.fates[0] == (Fate.FILTERED, "zero variance: every reward is 1")
-    assert sorted(fate for fate, _ in chosen.fates.values()) == [Fate.FILTERED, Fate.TRAINED]
+    assert chosen.draw_outcomes[0] == (DrawOutcome.FILTERED, "zero variance: every reward is 1")
+    assert sorted(outcome for outcome, _ in chosen.draw_outcomes.values()) == [
+        DrawOutcome.FILTERED,
+        DrawOutcome.TRAINED,
+    ]
 
 
 def test_learning_equal_groups_are_trained_where_the_filter_is_off() -> None:
@@ -85,7 +87,7 @@ def test_learning_gigpo_learns_from_two_rollouts_that_both_win_one_of_them_soone
     won = replace(won, rollouts=tuple(replace(r, turns=own) for r, own in zip(won.rollouts, turns, strict=True)))
     algorithm = AlgorithmConfig(type="gi_gpo")
     chosen = select([won], algorithm)
-    assert chosen.fates[0][0] is Fate.TRAINED
+    assert chosen.draw_outcomes[0][0] is DrawOutcome.TRAINED
     # equal totals: no episode advantage. In state s they have 1 and 0.95 to come: 0.025 / (0.05 / sqrt 2) = 0.7071
     found = advantages(chosen, algorithm)
     assert found["0.0"] == pytest.approx([0.7071, 0.7071], abs=1e-4)
@@ -102,7 +104,7 @@ def test_learning_what_infrastructure_failed_is_in_no_baseline() -> None:
 def test_learning_a_group_in_which_all_failed_has_failed_with_its_cause() -> None:
     chosen = select([group(0, [None, None])], GRPO)
     assert chosen.rollouts == ()
-    assert chosen.fates == {0: (Fate.FAILED, "engine lost")}
+    assert chosen.draw_outcomes == {0: (DrawOutcome.FAILED, "engine lost")}
 
 
 def test_learning_a_rollouts_reward_is_shaped_once_whatever_asks_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +126,8 @@ def test_learning_every_draw_gets_a_fate_in_the_ledger() -> None:
     groups = [group(0, [1.0, 0.0]), group(1, [0.0, 0.0]), group(2, [None])]
     ledger = DataLedger()
     ledger.record_draws([g.draw for g in groups], step=1)
-    record_fates(ledger, select(groups, GRPO).fates, step=1)
-    assert [entry.fate for entry in ledger] == [Fate.TRAINED, Fate.FILTERED, Fate.FAILED]
+    record_draw_outcomes(ledger, select(groups, GRPO).draw_outcomes, step=1)
+    assert [entry.outcome for entry in ledger] == [DrawOutcome.TRAINED, DrawOutcome.FILTERED, DrawOutcome.FAILED]
     assert ledger.list_in_flight() == []
 
 
@@ -161,9 +163,15 @@ def test_learning_top_variance_is_of_what_groups_are_judged_by() -> None:
     ]  # fmt: skip
     filters = {"metric": "accuracy", "top_variance": 0.5, "skip_zero_variance": False}
     chosen = select(judged, AlgorithmConfig.model_validate({"filters": filters}))
-    assert {draw_id: fate for draw_id, (fate, _) in chosen.fates.items()} == {0: Fate.TRAINED, 1: Fate.FILTERED}
+    assert {draw_id: outcome for draw_id, (outcome, _) in chosen.draw_outcomes.items()} == {
+        0: DrawOutcome.TRAINED,
+        1: DrawOutcome.FILTERED,
+    }
     by_reward = AlgorithmConfig.model_validate({"filters": {**filters, "metric": "reward"}})
-    assert {d: fate for d, (fate, _) in select(judged, by_reward).fates.items()} == {0: Fate.FILTERED, 1: Fate.TRAINED}
+    assert {d: outcome for d, (outcome, _) in select(judged, by_reward).draw_outcomes.items()} == {
+        0: DrawOutcome.FILTERED,
+        1: DrawOutcome.TRAINED,
+    }
 
 
 def test_learning_difficulty_weights_of_mean_rewards_outside_0_and_1_are_those_of_the_bounds() -> None:

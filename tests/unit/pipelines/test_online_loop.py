@@ -92,7 +92,7 @@ class Objective:
 
     async def collect(self, batch: Any) -> CollectedBatch[str]:
         found: Any = () if batch == "empty" else (batch,)
-        return CollectedBatch(batch=batch, choice=batch, rollouts=found, fates={})
+        return CollectedBatch(batch=batch, choice=batch, rollouts=found, draw_outcomes={})
 
     async def learn(self, collected: CollectedBatch[str]) -> UpdateOutcome:
         await asyncio.sleep(5.0)

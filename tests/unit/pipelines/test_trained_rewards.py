@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from roll.algorithms.aggregate import compute_aggregation_weights
 from roll.algorithms.minibatches import select_critic_share
 from roll.algorithms.rewards import compute_filter_value_range, shape_rollout
-from roll.algorithms.selection import Selection, build_early_stop_predicate, select
+from roll.algorithms.selection import Selection, build_early_stop_predicate, select_training_rollouts
 from roll.algorithms.token_weights import add_advantages, compute_kl_token_rewards
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data.samples import build_batch
 from roll.pipelines.reinforcement.objective import ReinforcementObjective
-from roll.types import Fate, Group, LossInputs, Prompt, PromptDraw, RewardResult, Rollout, Turn
+from roll.types import DrawOutcome, Group, LossInputs, Prompt, PromptDraw, RewardResult, Rollout, Turn
 
 MAX_LENGTH = 8
 MALFORMED: dict[str, Any] = {"reward": {"format_penalty": 0.5}}
@@ -67,7 +67,7 @@ def advantages(groups: list[Group], algorithm: AlgorithmConfig, kl: dict[str, fl
         algorithm: its settings.
         kl: by rollout, log-ratio of policy to reference at each of its tokens.
     """
-    selection = select(groups, algorithm, max_new_tokens=MAX_LENGTH)
+    selection = select_training_rollouts(groups, algorithm, max_new_tokens=MAX_LENGTH)
     batch = build_batch(selection.rollouts, temperature=1.0, max_new_tokens=MAX_LENGTH)
     penalties = []
     if kl is not None:
@@ -94,12 +94,18 @@ def test_trained_rewards_a_penalty_in_a_group_of_equal_rewards_is_trained() -> N
 
 
 def test_trained_rewards_dapo_filters_by_accuracy_whatever_the_penalties() -> None:
-    chosen = select([half_malformed()], algorithm_of("dapo", **MALFORMED), max_new_tokens=MAX_LENGTH)
-    assert chosen.fates[0] == (Fate.FILTERED, "zero variance: every reward is 1")
+    chosen = select_training_rollouts([half_malformed()], algorithm_of("dapo", **MALFORMED), max_new_tokens=MAX_LENGTH)
+    assert chosen.draw_outcomes[0] == (DrawOutcome.FILTERED, "zero variance: every reward is 1")
     mixed = group(1, RewardResult(value=0.3, correct=True), RewardResult(value=0.3, correct=False))
-    assert select([mixed], algorithm_of("dapo"), max_new_tokens=MAX_LENGTH).fates[1][0] is Fate.TRAINED
+    assert (
+        select_training_rollouts([mixed], algorithm_of("dapo"), max_new_tokens=MAX_LENGTH).draw_outcomes[1][0]
+        is DrawOutcome.TRAINED
+    )
     unjudged = group(2, *valued(0.3, 0.3))
-    assert select([unjudged], algorithm_of("dapo"), max_new_tokens=MAX_LENGTH).fates[2][0] is Fate.FILTERED
+    assert (
+        select_training_rollouts([unjudged], algorithm_of("dapo"), max_new_tokens=MAX_LENGTH).draw_outcomes[2][0]
+        is DrawOutcome.FILTERED
+    )
 
 
 def test_trained_rewards_groups_are_judged_by_their_shaped_rewards_and_their_deviation() -> None:
@@ -107,8 +113,8 @@ def test_trained_rewards_groups_are_judged_by_their_shaped_rewards_and_their_dev
 
     def trained(**filters: Any) -> set[int]:
         algorithm = algorithm_of("grpo", **MALFORMED, filters=filters)
-        found = select(groups, algorithm, max_new_tokens=MAX_LENGTH).fates
-        return {draw_id for draw_id, (fate, _) in found.items() if fate is Fate.TRAINED}
+        found = select_training_rollouts(groups, algorithm, max_new_tokens=MAX_LENGTH).draw_outcomes
+        return {draw_id for draw_id, (outcome, _) in found.items() if outcome is DrawOutcome.TRAINED}
 
     assert trained(max_mean=0.8) == {0, 1}  # 0.75 and 0.75
     assert trained(max_mean=0.8, metric="accuracy") == {1}  # 1 and, without a verdict, 0.75
@@ -133,7 +139,10 @@ def test_trained_rewards_that_were_given_as_equal_stay_equal_whatever_turns_they
     cut = group(0, *valued(0.3, 0.3))
     turns = [(Turn(start=0, end=1, reward=0.1), Turn(start=1, end=2, reward=0.2)), (Turn(start=0, end=2, reward=0.7),)]
     played = replace(cut, rollouts=tuple(replace(r, turns=t) for r, t in zip(cut.rollouts, turns, strict=True)))
-    assert select([played], algorithm_of("grpo"), max_new_tokens=MAX_LENGTH).fates[0][0] is Fate.FILTERED
+    assert (
+        select_training_rollouts([played], algorithm_of("grpo"), max_new_tokens=MAX_LENGTH).draw_outcomes[0][0]
+        is DrawOutcome.FILTERED
+    )
 
 
 @given(
@@ -224,7 +233,7 @@ def test_trained_rewards_the_constant_length_of_dr_grpo_is_a_prompts_own() -> No
     assert compute_aggregation_weights(inputs, "constant_length").tolist() == [1 / 16, 1 / 16, 1 / 32, 1 / 32]
 
 
-PENALTY = {"kl": {"coefficient": 0.5, "place": "reward", "estimator": "k1"}}
+PENALTY = {"kl": {"coefficient": 0.5, "apply_to": "reward", "estimator": "k1"}}
 DISTANCES = {"0.0": 0.2, "0.1": 0.0, "0.2": 0.1}
 """At each of two tokens: 0.5 x 2 x 0.2 = 0.2 from the first reward, nothing from the second, 0.1 from the third."""
 

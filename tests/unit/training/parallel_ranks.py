@@ -12,7 +12,7 @@ from critic_helpers import VALUE_LOSS, valued
 from training_helpers import grads_of, logprobs_of, make_batch, make_spec, values_of
 
 from roll.algorithms.correction import Correction
-from roll.algorithms.losses import CreditedLoss, DistillationLoss, PolicyAndValueLoss, PolicyLoss
+from roll.algorithms.losses import AttentionCreditLoss, DistillationLoss, PolicyAndValueLoss, PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
 from roll.training import TorchBackend
@@ -101,7 +101,7 @@ def work(
     found["weights"] = {name: tensor for name, tensor in policy.weights() if tensor is not None}
     found["codes"] = in_codes(policy)
     if parallel.get("pp", 1) == 1:  # of several stages none sees all layers that credit looks at
-        credited = policy.train_step(make_batch(3), CreditedLoss(loss=FULL, range=RANGE))
+        credited = policy.train_step(make_batch(3), AttentionCreditLoss(loss=FULL, range=RANGE))
         found["credited"] = {"result": credited, "grads": whole_grads(policy)}
 
     adapted = build(lora=LORA)

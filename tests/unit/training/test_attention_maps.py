@@ -16,7 +16,7 @@ from families import FAMILIES, write_model
 from training_helpers import grads_of, logprobs_of, make_batch, make_spec, relative_error
 from worlds.tiny_model import write_tiny_model
 
-from roll.algorithms.losses import CreditedLoss, PolicyLoss
+from roll.algorithms.losses import AttentionCreditLoss, PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.errors import UnsupportedError
 from roll.models import load_causal_lm
@@ -166,7 +166,7 @@ def test_attention_map_are_those_of_the_policy_as_it_is_now(model_path: Path, lo
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_attention_map_looking_changes_nothing_of_what_is_learnt(model_path: Path, checkpointing: bool) -> None:
     batch = make_batch(**SHAPE)
-    plain = CreditedLoss(loss=PolicyLoss(), range=RANGE, amplification=1.0)  # factors of 1
+    plain = AttentionCreditLoss(loss=PolicyLoss(), range=RANGE, amplification=1.0)  # factors of 1
     results = []
     for loss in (PolicyLoss(), plain):
         backend = TorchBackend(make_spec(model_path, activation_checkpointing=checkpointing))
@@ -186,7 +186,7 @@ def test_attention_map_log_probs_are_those_without_looking(model_path: Path) -> 
 
 def test_attention_map_an_update_is_the_same_wherever_the_maps_were_taken(model_path: Path) -> None:
     batch = make_batch(**SHAPE)
-    loss = CreditedLoss(loss=PolicyLoss(), range=RANGE)
+    loss = AttentionCreditLoss(loss=PolicyLoss(), range=RANGE)
     first, second = (TorchBackend(make_spec(model_path), precision=DOUBLE) for _ in range(2))
     seen = statistics_before_updates(second, batch)
     brought = dataclasses.replace(
@@ -226,7 +226,7 @@ def test_attention_map_an_empty_answer_gets_zeros(model_path: Path) -> None:
     assert found[0].waad.tolist() == found[0].fai.tolist() == [0.0] * len(short)
     for own, other in zip(found[1:], statistics_before_updates(backend, batch)[1:], strict=True):
         np.testing.assert_allclose(own.waad, other.waad, atol=1e-5)
-    result = backend.train_step(mixed, CreditedLoss(loss=PolicyLoss(), range=RANGE))
+    result = backend.train_step(mixed, AttentionCreditLoss(loss=PolicyLoss(), range=RANGE))
     assert result.stepped
 
 

@@ -17,7 +17,7 @@ from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.correction import Correction
 from roll.algorithms.losses import (
-    CreditedLoss,
+    AttentionCreditLoss,
     DistillationLoss,
     KTOLoss,
     LikelihoodLoss,
@@ -43,7 +43,7 @@ LOSSES: dict[str, LossFn] = {
     "sequences by token": PolicyLoss(ratio_level="sequence_token", aggregation="constant_length"),
     "vetoed sequences": PolicyLoss(correction=Correction(veto=1e-3), aggregation="token_mean"),
     "entropy and exact KL": PolicyLoss(entropy_coefficient=0.1, kl_coefficient=0.1, kl_estimator="full"),
-    "attention": CreditedLoss(loss=PolicyLoss(), range=CREDIT),
+    "attention": AttentionCreditLoss(loss=PolicyLoss(), range=CREDIT),
     "values": PolicyAndValueLoss(policy=PolicyLoss(), value=ValueLoss(), coefficient=0.5),
     "likelihood": LikelihoodLoss(),
     "divergence": DistillationLoss(divergence=Divergence(kind="jsd")),

@@ -10,7 +10,7 @@ import torch
 from training_helpers import grads_of, logprobs_of, make_batch, make_spec
 
 from roll.algorithms.correction import Correction
-from roll.algorithms.losses import CreditedLoss, PolicyLoss
+from roll.algorithms.losses import AttentionCreditLoss, PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.training import TorchBackend
 from roll.training.precision import Precision
@@ -46,7 +46,7 @@ def work(case: str, model: Path, **ranks: Any) -> dict[str, Any]:
     one = dataclasses.replace(batch, samples=batch.samples[:1])
     alone = backend.forward(one, ["logprobs", "attention"], observed)  # the other rank has nothing to do
     found["one"] = alone["attention"]
-    found["then"] = backend.train_step(make_batch(3), CreditedLoss(loss=BOTH, range=RANGE))
+    found["then"] = backend.train_step(make_batch(3), AttentionCreditLoss(loss=BOTH, range=RANGE))
     if case == "lora":
         found["still below"] = logprobs_of(backend, batch, adapter=False)
     found["kept"] = by_snapshot(backend)

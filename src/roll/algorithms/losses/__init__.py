@@ -1,6 +1,6 @@
-"""Losses: implementations of `roll.protocols.LossFn`, from `LossInputs` to `LossOutputs`."""
+"""Losses: implementations of `roll.protocols.LossFn`, callables that map `LossInputs` to `LossOutputs`."""
 
-from roll.algorithms.losses.credited import CreditedLoss
+from roll.algorithms.losses.attention_credit import AttentionCreditLoss
 from roll.algorithms.losses.distillation import DistillationLoss, TopDistillationLoss
 from roll.algorithms.losses.likelihood import LikelihoodLoss
 from roll.algorithms.losses.policy import PolicyLoss
@@ -12,8 +12,8 @@ from roll.algorithms.losses.user_function import UserLoss
 from roll.algorithms.losses.value import ValueLoss
 
 __all__ = [
+    "AttentionCreditLoss",
     "BradleyTerryLoss",
-    "CreditedLoss",
     "DistillationLoss",
     "KTOLoss",
     "LikelihoodLoss",

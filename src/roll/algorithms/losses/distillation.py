@@ -14,19 +14,19 @@ from roll.types import Divergence, LossInputs, LossOutputs, Needs
 
 __all__ = ["DistillationLoss", "TopDistillationLoss"]
 
-_REVERSE = Divergence()
+_REVERSE_KL = Divergence()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistillationLoss:
-    """The mean divergence from a teacher that the trainer holds, exact over the vocabulary.
+    """The mean divergence from a teacher that is loaded in the trainer, exact over the vocabulary.
 
     On text that the student sampled, this is on-policy distillation, arXiv 2306.13649 (GKD), without a gradient through
     the sampling; on other text, it is classic distillation, arXiv 1503.02531. With a temperature, the gradient is not
     multiplied by the temperature's square.
     """
 
-    divergence: Divergence = _REVERSE
+    divergence: Divergence = _REVERSE_KL
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
     """`token_mean` weights all tokens equally, `sequence_mean` all sequences: see `compute_aggregation_weights`."""
 
@@ -46,11 +46,11 @@ class DistillationLoss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopDistillationLoss:
-    """The mean of KL(teacher || policy) over a teacher's stored top-k tokens.
+    """The mean of KL(teacher || policy) over the teacher's stored top-k tokens.
 
-    All other tokens are treated as one: sum_k q log(q / p) + q' log(q' / p') with q' = 1 - sum_k q; this is never above
-    the exact divergence. In float32, a p' or q' below 1.2e-7 is clamped to 1.2e-7 and has no gradient: with k of 1 or
-    2, a policy more confident than this is no longer pulled back to a less confident teacher.
+    All other tokens are treated as one token: sum_k q log(q / p) + q' log(q' / p') with q' = 1 - sum_k q; this is never
+    above the exact divergence. In float32, a p' or q' below 1.2e-7 is clamped to 1.2e-7 and has no gradient. So with k
+    of 1 or 2, a policy that is more confident than this gets no gradient towards a less confident teacher.
     """
 
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"

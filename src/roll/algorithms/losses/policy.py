@@ -1,4 +1,4 @@
-"""The policy loss, composed of independent parts.
+"""The policy-gradient loss, composed of independent parts.
 
     loss = sum_t w_t [ -c_t gate(r_t, A_t) + beta KL_t - eta m_t H_t ]
 
@@ -9,8 +9,8 @@
     KL_t divergence from the reference model       `algorithms.kl`
     H_t  entropy, for tokens with m_t = 1
 
-Advantages are a column of the inputs. Expert tokens have objective A log pi, without a ratio, a correction, or a
-divergence estimated from samples, since the policy did not sample them.
+Advantages are a field of the inputs. Expert tokens have the objective A log pi, without a ratio, a correction, or a
+divergence estimated from samples, because the policy did not sample them.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from roll.algorithms.ratio import (
     Reduction,
     build_token_limit_mask,
     clamp_log_ratio,
-    log_ratio,
+    compute_log_ratio,
 )
 from roll.types import LossInputs, LossOutputs, Needs
 
 __all__ = ["PolicyLoss"]
 
-_CLIP = MinClip()
-_CORRECTION = Correction()
+_DEFAULT_GATE = MinClip()
+_DEFAULT_CORRECTION = Correction()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,9 +52,9 @@ class PolicyLoss:
     ratio_reduce: Reduction = "geometric"
     ratio_against: RatioAgainst = "old"
     ratio_token_limit: float | None = None
-    gate: Gate = _CLIP
+    gate: Gate = _DEFAULT_GATE
     aggregation: Aggregation = "sequence_mean"
-    correction: Correction = _CORRECTION
+    correction: Correction = _DEFAULT_CORRECTION
     kl_coefficient: float = 0.0
     """0 disables the penalty; `ref_logprobs` are then not needed."""
     kl_estimator: KLEstimator = "k3"
@@ -62,7 +62,7 @@ class PolicyLoss:
 
     @property
     def needs(self) -> Needs:
-        """Inputs that the KL penalty, the entropy bonus, and ratios or corrections over whole sequences need."""
+        """The inputs that the KL penalty, the entropy bonus, and ratios or corrections of whole sequences need."""
         return Needs(
             entropy=self.entropy_coefficient > 0,
             full_kl=self.kl_coefficient > 0 and self.kl_estimator == "full",
@@ -75,7 +75,7 @@ class PolicyLoss:
         Raises:
             ValueError: A column that the loss needs is missing.
         """
-        ratio = log_ratio(
+        ratio = compute_log_ratio(
             inputs,
             level=self.ratio_level,
             reduce=self.ratio_reduce,
@@ -122,7 +122,7 @@ class PolicyLoss:
         # approximate_kl is per token at every ratio level, so that runs with different losses can be compared.
         token_log_ratio = clamp_log_ratio(logprobs - inputs.require("old_logprobs"))
         difference = compute_correction_log_ratio(inputs)
-        clipped = self.gate.clipped(ratio, advantages)
+        clipped = self.gate.compute_clip_mask(ratio, advantages)
         if self.ratio_token_limit is not None and self.ratio_level != "token":
             clipped |= build_token_limit_mask(
                 inputs, against=self.ratio_against, max_token_log_ratio=self.ratio_token_limit

@@ -13,7 +13,7 @@ __all__ = ["PolicyAndValueLoss"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyAndValueLoss:
-    """A policy loss plus a weighted value loss; both divide by counts of the global batch, and so does the sum."""
+    """A policy loss plus a weighted value loss; both are normalized by the counts of the global batch."""
 
     policy: LossFn
     value: ValueLoss

@@ -1,4 +1,4 @@
-"""Losses of a reward model, whose score is the value of the state after the whole sequence.
+"""Losses of a reward model, whose score of a sequence is the value of the state after its last token.
 
 Each sequence has one loss token, a dummy token after the last one, so that `values` [N] are the sequences' scores.
 """
@@ -27,9 +27,9 @@ class BradleyTerryLoss:
     """
 
     centering: float = 0.0
-    """c; TRL recommends 0.01."""
+    """Coefficient c of the centering term; TRL recommends 0.01."""
     needs = Needs(whole_units=True)
-    """Both answers of a pair in one micro-batch."""
+    """The scores of both answers of a pair, in one micro-batch."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's share of the loss.
@@ -56,7 +56,7 @@ class BradleyTerryLoss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegressionLoss:
-    """The squared error of a sequence's score and its target score, a mean over the sequences of the global batch."""
+    """The squared error of scores against target scores, averaged over the sequences of the global batch."""
 
     needs = Needs()
     """The values of a critic are sufficient."""

@@ -16,7 +16,7 @@ __all__ = ["SummedLoss"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SummedLoss:
-    """The weighted sum of several losses. Each loss divides by counts of the global batch, and so does the sum."""
+    """The weighted sum of several losses, each of which is normalized by the counts of the global batch."""
 
     parts: tuple[tuple[float, LossFn], ...]
     """Weight and loss of each part; if two parts report a metric of the same name, the first part's is kept."""

@@ -1,4 +1,4 @@
-"""A user-defined loss: `def loss(inputs: LossInputs) -> LossOutputs`, given by import path or by file."""
+"""User-defined losses: `def loss(inputs: LossInputs) -> LossOutputs`, named by import path or file."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ __all__ = ["UserLoss"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserLoss:
-    """Calls the user's function, which is imported in the process that runs it, so it need not be picklable."""
+    """A user-defined loss. It is imported in the process that uses it, so it does not have to be picklable."""
 
     path: str
 
     @property
     def needs(self) -> Needs:
-        """The function's attribute `needs`; by default the policy's log-probs of whole sequences, since the function
-        may combine a sequence's tokens.
+        """The function's attribute `needs`; by default the policy's log-probs of whole sequences.
+
+        Whole sequences are the default because the function may combine the tokens of a sequence.
         """
         return getattr(load_function(self.path, "loss"), "needs", Needs(whole_sequences=True))
 
@@ -62,7 +63,7 @@ class UserLoss:
 
 
 def _find_problem(outputs: object, inputs: LossInputs) -> str | None:
-    """Return why a loss's return value is invalid; `None` if it is valid."""
+    """Return what is wrong with the return value of a loss; `None` if it is valid."""
     if not isinstance(outputs, LossOutputs):
         return f"{type(outputs).__name__}, not a LossOutputs"
     if not isinstance(outputs.loss, Tensor) or outputs.loss.ndim:

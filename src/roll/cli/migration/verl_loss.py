@@ -114,17 +114,18 @@ def _convert_kl(values: Values) -> Mapping[str, Any]:
             "KL penalties in both the loss and the reward are not supported; the converted file has no KL penalty"
         )
     if in_loss:
-        estimator, coefficient, place = values[f"{_ACTOR}.kl_loss_type"], values[f"{_ACTOR}.kl_loss_coef"], "loss"
+        estimator, coefficient = values[f"{_ACTOR}.kl_loss_type"], values[f"{_ACTOR}.kl_loss_coef"]
+        apply_to = "loss"
     elif in_reward:
         estimator, coefficient = values.algorithm.kl_penalty, values.algorithm.kl_ctrl.kl_coef
-        place = "reward"
+        apply_to = "reward"
     else:
         return {}
     if estimator not in _KL:
         raise UnsupportedValue(
             f"the estimator {estimator} is not among {', '.join(_KL)}; the converted file has no KL penalty"
         )
-    found = {"coefficient": float(coefficient), "estimator": _KL[estimator], "place": place}
+    found = {"coefficient": float(coefficient), "estimator": _KL[estimator], "apply_to": apply_to}
     if in_reward and values.algorithm.kl_ctrl.type == "adaptive":
         found |= {
             "target": float(values.algorithm.kl_ctrl.target_kl),
@@ -175,7 +176,7 @@ def _build_companion_rules(to: tuple[str, ...], note: str, keys: Mapping[str, An
 
 _ADVANTAGE = ("algorithm.advantage.estimator", "algorithm.advantage.mean", "algorithm.advantage.std")
 _CRITIC = ("algorithm.critic",)
-_KL_KEYS = ("algorithm.kl.coefficient", "algorithm.kl.estimator", "algorithm.kl.place")
+_KL_KEYS = ("algorithm.kl.coefficient", "algorithm.kl.estimator", "algorithm.kl.apply_to")
 _CORRECTION = ("algorithm.correction.level", "algorithm.correction.upper", "algorithm.ratio.against")
 _REFILL = ("algorithm.filters.refill", "algorithm.filters.metric", "algorithm.filters.max_refills")
 

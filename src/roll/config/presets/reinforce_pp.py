@@ -13,7 +13,7 @@ COST = "1 model"
 STABILITY = "stable; noisy if prompts differ in difficulty"
 PRESET = {
     "advantage": {"estimator": "token", "mean": "none", "std": "none", "whiten": "token"},
-    "kl": {"estimator": "k1", "place": "reward"},
+    "kl": {"estimator": "k1", "apply_to": "reward"},
     "aggregation": "token_mean",
     "filters": {"skip_zero_variance": False},
 }

@@ -35,7 +35,7 @@ from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.measures import compute_training_metrics
 from roll.pipelines.run import Run
 from roll.protocols import TrainerGroup
-from roll.types import Fate, StepResult
+from roll.types import DrawOutcome, StepResult
 
 __all__ = ["DiffusionRun"]
 
@@ -47,7 +47,7 @@ class _Outcome:
     """What a step did with its draws."""
 
     draws: Sequence[RowDraw]
-    fates: dict[int, tuple[Fate, str]] = field(default_factory=dict)
+    draw_outcomes: dict[int, tuple[DrawOutcome, str]] = field(default_factory=dict)
     """Outcomes other than `TRAINED`, by draw ID, with the reason."""
     results: list[StepResult] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
@@ -158,10 +158,10 @@ class DiffusionRun:
         if not problem and group.step_rewards is not None and not np.isfinite(group.step_rewards).all():
             problem = "a completion of its samples could not be scored"
         if problem:
-            outcome.fates[group.draw.draw_id] = Fate.FAILED, problem
+            outcome.draw_outcomes[group.draw.draw_id] = DrawOutcome.FAILED, problem
         elif np.ptp(group.values) == 0 and not isinstance(self.config.algorithm, RewardWeighted):
-            outcome.fates[group.draw.draw_id] = Fate.FILTERED, "all rewards are equal"
-        return group.draw.draw_id not in outcome.fates
+            outcome.draw_outcomes[group.draw.draw_id] = DrawOutcome.FILTERED, "all rewards are equal"
+        return group.draw.draw_id not in outcome.draw_outcomes
 
     def _record_samples(self, groups: Sequence[Group], samples: Sequence[DiffusionSample]) -> None:
         """Write the step's samples to the run directory."""
@@ -206,8 +206,8 @@ class DiffusionRun:
         run.mid_update = True
         state.step += 1
         for draw in outcome.draws:
-            fate, why = outcome.fates.get(draw.draw_id, (Fate.TRAINED, ""))
-            run.ledger.record_outcome(draw.draw_id, fate, state.step, why)
+            draw_outcome, why = outcome.draw_outcomes.get(draw.draw_id, (DrawOutcome.TRAINED, ""))
+            run.ledger.record_outcome(draw.draw_id, draw_outcome, state.step, why)
         state.policy_version += any(result.stepped for result in outcome.results)
         state.data, state.num_draws = self.rows.train.state(), self.rows.train.num_drawn
         run.mid_update = False
@@ -217,7 +217,7 @@ class DiffusionRun:
             del metrics["training/num_loss_tokens"]
         if isinstance(self.loss, RewardGradientLoss) and "training/reward/mean" in metrics:
             metrics["reward/mean"] = metrics["training/reward/mean"]
-        metrics |= {f"data/{fate}": float(count) for fate, count in run.ledger.counts().items()}
+        metrics |= {f"data/{name}": float(count) for name, count in run.ledger.counts().items()}
         state.alarms, alarms = check_alarms(self.config.alarms, metrics, state.alarms)
         run.tracker.log_step(state.step, metrics | run.spans.get_metrics())
         for alarm in alarms:

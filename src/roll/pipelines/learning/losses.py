@@ -6,7 +6,14 @@ from typing import Any
 
 from roll.algorithms.correction import Correction
 from roll.algorithms.gates import Gate, UserGate
-from roll.algorithms.losses import CreditedLoss, PolicyAndValueLoss, PolicyLoss, PreferenceLoss, UserLoss, ValueLoss
+from roll.algorithms.losses import (
+    AttentionCreditLoss,
+    PolicyAndValueLoss,
+    PolicyLoss,
+    PreferenceLoss,
+    UserLoss,
+    ValueLoss,
+)
 from roll.algorithms.losses.preference import pairwise
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.gates import GATES, LOSSES, GateConfig
@@ -67,7 +74,7 @@ def build_policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None =
     if observed is None or pattern == "none":
         return loss
     settings = algorithm.credit.model_dump(exclude={"type", "window", "horizon_start", "horizon_end"})
-    return CreditedLoss(loss=loss, range=observed, pattern=pattern, **settings)
+    return AttentionCreditLoss(loss=loss, range=observed, pattern=pattern, **settings)
 
 
 def _build_plain_policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None) -> LossFn:
@@ -83,7 +90,7 @@ def _build_plain_policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float |
         gate=_build_gate(algorithm.gate),
         aggregation=algorithm.aggregation,
         correction=Correction(**algorithm.correction.model_dump(exclude={"snapshots"})),
-        kl_coefficient=coefficient if algorithm.kl.place == "loss" else 0.0,
+        kl_coefficient=coefficient if algorithm.kl.apply_to == "loss" else 0.0,
         kl_estimator=algorithm.kl.estimator,
         entropy_coefficient=algorithm.entropy.coefficient,
     )

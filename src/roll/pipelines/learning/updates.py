@@ -70,7 +70,7 @@ async def learn(
     coefficient = run.state.kl_coefficient
     coefficient = algorithm.kl.coefficient if coefficient is None else coefficient
     penalties: list[FloatArray] = []
-    if algorithm.uses_reference and algorithm.kl.place == "reward":
+    if algorithm.uses_reference and algorithm.kl.apply_to == "reward":
         penalties = compute_kl_token_rewards(
             batch, columns["old_logprobs"], columns["ref_logprobs"], algorithm, coefficient
         )
@@ -104,7 +104,7 @@ def needs_old_logprobs(algorithm: AlgorithmConfig) -> bool:
 
     With a single update they equal those of the update's own forward pass.
     """
-    in_reward = algorithm.uses_reference and algorithm.kl.place == "reward"
+    in_reward = algorithm.uses_reference and algorithm.kl.apply_to == "reward"
     return algorithm.updates_per_step > 1 or in_reward
 
 
@@ -184,7 +184,7 @@ def _get_divergence(algorithm: AlgorithmConfig, learned: UpdateResults) -> float
     With the penalty in the reward, this is the divergence of the policy before the update. With the penalty in the
     loss, it is the mean over the updates; a user-defined loss need not report one.
     """
-    if algorithm.kl.place == "loss":
+    if algorithm.kl.apply_to == "loss":
         found = [r.metrics["policy/kl_reference"] for r in learned.results if "policy/kl_reference" in r.metrics]
         return float(np.mean(found)) if found else None
     own = [s for s in learned.batch.samples if not s.expert and s.loss_mask.any()]

@@ -12,7 +12,7 @@ from typing import Any
 from roll.algorithms.answer_selection import Answers, AnswerSelection, choose_rollouts
 from roll.pipelines.learner import train_policy
 from roll.pipelines.learning.measures import compute_learning_metrics, compute_mean_advantages
-from roll.pipelines.online.boundary import collect_fates
+from roll.pipelines.online.boundary import collect_draw_outcomes
 from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.online.protocols import CollectedBatch, UpdateOutcome
 from roll.protocols import LossFn
@@ -42,12 +42,12 @@ class AnswersObjective:
     async def collect(self, batch: Batch) -> CollectedBatch[AnswerSelection]:
         """Choose the answers of each group to train on; return them with metrics and the outcome of every draw."""
         choice = choose_rollouts(batch.groups, self.choose)
-        choice.fates.update(collect_fates(batch))
+        choice.draw_outcomes.update(collect_draw_outcomes(batch))
         return CollectedBatch(
             batch=batch,
             choice=choice,
             rollouts=choice.rollouts,
-            fates=choice.fates,
+            draw_outcomes=choice.draw_outcomes,
             metrics=self.compute_choice_metrics(choice),
         )
 

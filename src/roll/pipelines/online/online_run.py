@@ -16,7 +16,7 @@ from roll.pipelines.learner import Learner
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.failures import check_step_failures
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.online.boundary import compute_step_metrics, record_fates
+from roll.pipelines.online.boundary import compute_step_metrics, record_draw_outcomes
 from roll.pipelines.online.protocols import CollectedBatch, Engines, UpdateOutcome
 from roll.pipelines.run import Run, run_steps
 from roll.rollout import Batch, LifeCycle, LLMProxy
@@ -132,13 +132,17 @@ class OnlineRun(Generic[C_co, E_co]):
         """Complete the step at its boundary, and return the messages of alarms that stop the run."""
         run, batch, limits = self.run, collected.batch, self.config.alarms
         state = run.state
-        metrics = {**await compute_step_metrics(state, batch, collected.fates), **collected.metrics, **update.metrics}
+        metrics = {
+            **await compute_step_metrics(state, batch, collected.draw_outcomes),
+            **collected.metrics,
+            **update.metrics,
+        }
         with run.spans.phase("record"):
             run.tracker.log_rollouts(state.step + 1, batch.groups, update.advantages, update.tokens)
         # From here until the boundary the state is inconsistent: an error in between must not save it.
         run.mid_update = True
         state.step += 1
-        record_fates(run.ledger, collected.fates, state.step)
+        record_draw_outcomes(run.ledger, collected.draw_outcomes, state.step)
         if "reward/mean" in metrics:  # at least one answer was scored
             state.first_lengths = [*state.first_lengths, metrics["rollout/length_mean"]][:BASELINE_STEPS]
         # First, because the boundary stores the draws that are in flight after the trained rollouts are removed.

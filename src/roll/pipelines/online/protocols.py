@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 from roll.rollout.batch import Batch
-from roll.types import Fate, FloatArray, Rollout
+from roll.types import DrawOutcome, FloatArray, Rollout
 
 __all__ = ["CollectedBatch", "Engines", "Objective", "StepRun", "UpdateOutcome"]
 
@@ -24,7 +24,7 @@ class CollectedBatch(Generic[T]):
     """The objective's choice of rollouts."""
     rollouts: tuple[Rollout, ...]
     """All rollouts that are trained; if empty, no weight changes."""
-    fates: Mapping[int, tuple[Fate, str]]
+    draw_outcomes: Mapping[int, tuple[DrawOutcome, str]]
     """Outcomes of all draws of the batch, by draw id, with the reason if a draw is not trained."""
     demonstrations: tuple[Rollout, ...] = ()
     """Demonstrations of the batch's prompts, whether they are trained or not."""

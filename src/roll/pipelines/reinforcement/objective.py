@@ -6,12 +6,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from roll.algorithms.selection import Selection, select
+from roll.algorithms.selection import Selection, select_training_rollouts
 from roll.config.reinforcing import ReinforcingConfig
 from roll.pipelines.learning.measures import compute_learning_metrics, compute_mean_advantages
 from roll.pipelines.learning.token_columns import build_token_columns
 from roll.pipelines.learning.updates import learn
-from roll.pipelines.online.boundary import collect_fates
+from roll.pipelines.online.boundary import collect_draw_outcomes
 from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.online.protocols import CollectedBatch, UpdateOutcome
 from roll.pipelines.reinforcement.demonstrations import play_demonstrations
@@ -44,17 +44,21 @@ class ReinforcementObjective(Generic[C]):
         config, run = self.online.config, self.online.run
         shown = tuple(await self.get_demonstrations(batch))
         with run.spans.phase("advantages"):
-            selection = select(
+            selection = select_training_rollouts(
                 batch.groups,
                 config.algorithm,
                 max_new_tokens=config.rollout.max_new_tokens,
                 moments=run.state.moments,
                 greedy=batch.companions.get(GREEDY, ()),
                 demonstrations=shown,
-                decided=collect_fates(batch),
+                decided=collect_draw_outcomes(batch),
             )
         return CollectedBatch(
-            batch=batch, choice=selection, rollouts=selection.rollouts, fates=selection.fates, demonstrations=shown
+            batch=batch,
+            choice=selection,
+            rollouts=selection.rollouts,
+            draw_outcomes=selection.draw_outcomes,
+            demonstrations=shown,
         )
 
     async def learn(self, collected: CollectedBatch[Selection]) -> UpdateOutcome:

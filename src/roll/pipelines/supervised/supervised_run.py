@@ -25,7 +25,7 @@ from roll.pipelines.run import Run
 from roll.pipelines.supervised.evaluation import compute_held_out_metrics, merge_metrics
 from roll.pipelines.supervised.preparation import build_held_out_batch
 from roll.protocols import LossFn, TrainerGroup
-from roll.types import ExampleDraw, Fate, Group, StepResult, TrainingBatch, TrainingSample
+from roll.types import DrawOutcome, ExampleDraw, Group, StepResult, TrainingBatch, TrainingSample
 
 __all__ = ["ExampleBatch", "LossBuilder", "SupervisedRun", "draw_next_examples", "render_draws"]
 
@@ -118,12 +118,14 @@ class SupervisedRun:
         state.step += 1
         for draw in drawn.draws:
             why = drawn.left_out.get(draw.draw_id)
-            run.ledger.record_outcome(draw.draw_id, Fate.FILTERED if why else Fate.TRAINED, state.step, why or "")
+            run.ledger.record_outcome(
+                draw.draw_id, DrawOutcome.FILTERED if why else DrawOutcome.TRAINED, state.step, why or ""
+            )
         state.policy_version += bool(result and result.stepped)
         state.data, state.num_draws = self.examples.train.state(), self.examples.train.num_drawn
         run.mid_update = False
         metrics = compute_training_metrics([result] if result else [])
-        metrics |= {f"data/{fate}": float(count) for fate, count in run.ledger.counts().items()}
+        metrics |= {f"data/{outcome}": float(count) for outcome, count in run.ledger.counts().items()}
         metrics |= {
             "data/examples_trained": float(len(drawn.draws) - len(drawn.left_out)),
             "data/epoch": state.num_draws / self.examples.train.num_items,

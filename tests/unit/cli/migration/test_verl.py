@@ -63,7 +63,7 @@ def test_migration_verl_an_example_script_means_the_same(tmp_path):
     assert (gate.type, gate.low, gate.high, gate.bound) == ("dual_clip", 0.2, 0.2, 3.0)
     assert config.algorithm.aggregation == "token_mean"
     kl = config.algorithm.kl
-    assert (kl.coefficient, kl.estimator, kl.place) == (0.002, "k3", "loss")
+    assert (kl.coefficient, kl.estimator, kl.apply_to) == (0.002, "k3", "loss")
     assert (config.algorithm.advantage.mean, config.algorithm.advantage.std) == ("group", "group")
     assert not config.algorithm.filters.skip_zero_variance
     assert list(config.cluster.device_mapping.actor_train) == list(range(8))
@@ -93,7 +93,7 @@ trainer.total_training_steps=9 trainer.n_gpus_per_node=1
     assert config.algorithm.advantage.mean == "leave_one_out"
     assert config.algorithm.aggregation == "sequence_sum"
     kl = config.algorithm.kl
-    assert (kl.place, kl.estimator, kl.coefficient, kl.target) == ("reward", "k1", 0.01, 0.1)
+    assert (kl.apply_to, kl.estimator, kl.coefficient, kl.target) == ("reward", "k1", 0.01, 0.1)
     assert config.algorithm.gate.high == 0.28
 
 

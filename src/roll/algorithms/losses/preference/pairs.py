@@ -23,7 +23,7 @@ from roll.types import LossInputs, LossOutputs, Needs
 
 __all__ = ["PreferenceLoss", "compute_sequence_scores"]
 
-_SIGMOID = Sigmoid()
+_DEFAULT_PAIRWISE_LOSS = Sigmoid()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,7 +34,7 @@ class PreferenceLoss:
     as one half.
     """
 
-    pairwise_loss: PairwiseLoss = _SIGMOID
+    pairwise_loss: PairwiseLoss = _DEFAULT_PAIRWISE_LOSS
     beta: float = 0.1
     """Factor from scores to rewards; IPO's tau, ORPO's lambda."""
     scores: Literal["sum", "mean"] = "sum"
@@ -49,7 +49,7 @@ class PreferenceLoss:
     likelihood_mean: Literal["tokens", "answers"] = "tokens"
     """Mean over all tokens of the chosen answers, or over each answer's tokens and then answers (arXiv 2404.19733)."""
     needs = Needs(whole_units=True)
-    """Both answers of a pair in one micro-batch."""
+    """The log-probs of both answers of a pair, in one micro-batch."""
 
     def __post_init__(self) -> None:
         if self.beta <= 0:

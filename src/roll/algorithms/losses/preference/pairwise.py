@@ -50,7 +50,7 @@ class _DifferenceLoss:
 
 
 class _ScoreLoss:
-    """Base class of pairwise losses that depend on each score itself, so that no margin applies."""
+    """Base class of pairwise losses that depend on each score separately, and so do not support margins."""
 
     __slots__ = ()
 
@@ -67,7 +67,7 @@ class Sigmoid(_DifferenceLoss):
     """
 
     label_smoothing: float = 0.0
-    """e, 0 … below 1/2."""
+    """Assumed share of wrong labels, e; at least 0 and below 1/2."""
     robust: bool = False
 
     def __post_init__(self) -> None:
@@ -110,7 +110,7 @@ class ExoPair(_DifferenceLoss):
     """The loss of EXO, arXiv 2402.00856 eq. 16: KL(the model's preference || labels smoothed by `label_smoothing`)."""
 
     label_smoothing: float = 1e-3
-    """e, above 0 and below 1/2."""
+    """Smoothing of the labels, e; above 0 and below 1/2."""
 
     def __post_init__(self) -> None:
         if not 0 < self.label_smoothing < 0.5:
@@ -132,11 +132,11 @@ class Discopop(_DifferenceLoss):
     """
 
     tau: float = 0.05
-    """Above 0 and below 1."""
+    """Temperature of the mixing weight m; above 0 and below 1."""
 
     def __post_init__(self) -> None:
         if not 0 < self.tau < 1:
-            raise ValueError(f"tau is {self.tau}: it must lie between 0 and 1, or the loss has no bound")
+            raise ValueError(f"tau must be above 0 and below 1, not {self.tau}: otherwise the loss is unbounded")
 
     def __call__(self, chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
         """Return the loss of every pair, shape [P]."""
@@ -160,7 +160,7 @@ class NcaPair(_ScoreLoss):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SppoHard(_ScoreLoss):
-    """The loss of SPPO, arXiv 2405.00675 eq. 4.7, with certain (hard) winners.
+    """The loss of SPPO, arXiv 2405.00675 eq. 4.7, with hard labels.
 
     (s_w - 1 / (2 beta))^2 + (s_l + 1 / (2 beta))^2, with s_w and s_l the scores of the chosen and the rejected answer.
     """

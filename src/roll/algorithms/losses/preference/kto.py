@@ -33,11 +33,12 @@ class KTOLoss:
     """z0, in nats: see `compute_reference_point`. With 0, the loss is APO-zero without pairs, arXiv 2408.06266."""
     beta: float = 0.1
     desirable_weight: float = 1.0
-    """w_D. The paper recommends w_D n_D / (w_U n_U) between 1 and 3/2, where n counts examples of either kind."""
+    """Weight of desirable answers, w_D. The paper recommends w_D n_D / (w_U n_U) between 1 and 3/2, where n_D and n_U are
+    the numbers of desirable and undesirable examples."""
     undesirable_weight: float = 1.0
-    """w_U."""
+    """Weight of undesirable answers, w_U."""
     needs = Needs(whole_sequences=True)
-    """The policy's log-probs, of whole sequences."""
+    """The policy's log-probs of whole sequences."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """Compute the micro-batch's share of the loss.
@@ -73,7 +74,9 @@ class KTOLoss:
 
 
 def compute_reference_point(logprobs: Sequence[float], ref_logprobs: Sequence[float]) -> float:
-    """Compute z0 = max(0, mean of log pi(y'|x) - log ref(y'|x)), where y' is an answer to another prompt of the batch.
+    """Compute KTO's reference point z0 from mismatched pairs of a prompt and an answer to another prompt.
+
+    z0 = max(0, mean of log pi(y'|x) - log ref(y'|x)), where y' is an answer to another prompt of the batch.
 
     Args:
         logprobs: Log-prob of each mismatched answer as a whole, under the policy before the update.

@@ -1,8 +1,8 @@
-"""A wrapper that weights the advantages of a loss by attention: A'_t = gamma_t A_t (arXiv 2510.13554).
+"""A loss wrapper that multiplies the advantages by attention credit factors: A'_t = gamma_t A_t (arXiv 2510.13554).
 
 The attention maps come from the forward pass that computes the log-probs, so nothing is computed twice. The factors
-depend only on the sample and the weights, and the advantages enter a loss only through the product A'_t, so weighting
-them here is equivalent to weighting them beforehand.
+depend only on the sample and the model's weights, so advantages that are weighted within the loss are the same as
+advantages that are weighted before it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from roll.algorithms.credit import CreditPattern, compute_credit_factors
 from roll.protocols import LossFn
 from roll.types import AttentionRange, AttentionStatistics, BoolArray, FloatArray, LossInputs, LossOutputs, Needs
 
-__all__ = ["CreditedLoss"]
+__all__ = ["AttentionCreditLoss"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class CreditedLoss:
-    """A loss with attention-weighted advantages; `compute_credit_factors` documents all fields except the first two."""
+class AttentionCreditLoss:
+    """A loss with attention-weighted advantages; `compute_credit_factors` documents the fields after `range`."""
 
     loss: LossFn
-    """The wrapped loss; its inputs have the weighted advantages."""
+    """The wrapped loss, which receives the weighted advantages."""
     range: AttentionRange
     pattern: CreditPattern = "coupled"
     amplification: float = 1.5
     share: float = 0.4
-    introduction: int = 3
-    back_share: float = 0.5
-    calm_quantile: float = 0.5
+    introduction_window: int = 3
+    introduction_share: float = 0.5
+    waad_quantile: float = 0.5
     jump_quantile: float = 0.6
 
     @property
@@ -66,9 +66,9 @@ class CreditedLoss:
             pattern=self.pattern,
             amplification=self.amplification,
             share=self.share,
-            introduction=self.introduction,
-            back_share=self.back_share,
-            calm_quantile=self.calm_quantile,
+            introduction_window=self.introduction_window,
+            introduction_share=self.introduction_share,
+            waad_quantile=self.waad_quantile,
             jump_quantile=self.jump_quantile,
         )
         return factors[mask]
