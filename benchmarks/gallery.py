@@ -29,7 +29,7 @@ from _gallery import Recipe, course, run_of
 from _report import RESULTS, ROOT, report
 
 from roll.media import decode_image, encode_thumbnail
-from roll.media.stored import find_image, find_mentions, remove_mentions
+from roll.media.stored_images import find_image, find_mentions, remove_mentions
 from roll.tracking.reading.files import SafeDirectory
 
 sys.path.insert(0, str(ROOT / "tools"))

@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 
-from roll.cluster.engines import StartedEngines
+from roll.cluster.engines import ManagedEngineGroup
 from roll.cluster.local import LocalCluster
 from roll.inference import EngineSpec, build_engine, hf
 from roll.protocols import InferenceEngine
@@ -159,7 +159,7 @@ def ray_here() -> Iterator[None]:
 async def test_hung_engine_a_stopped_actor_is_killed_and_its_requests_go_on(tiny_model: Path, ray_here: None) -> None:
     from roll.cluster.ray_engines import RayEngine
 
-    engines = await StartedEngines.start({"a": partial(RayEngine, spec(tiny_model, "hf", "a"), {"num_cpus": 0})})
+    engines = await ManagedEngineGroup.start({"a": partial(RayEngine, spec(tiny_model, "hf", "a"), {"num_cpus": 0})})
     async with serving(engines) as proxy:
         first = proxy.engines[0]
         assert isinstance(first, RayEngine) and first.pid is not None
@@ -184,7 +184,7 @@ async def test_hung_engine_an_engine_on_ray_reports_what_its_own_scheduler_says(
 ) -> None:
     from roll.cluster.ray_engines import RayEngine
 
-    engines = await StartedEngines.start({"a": partial(RayEngine, spec(tiny_model, "hf", "a"), {"num_cpus": 0})})
+    engines = await ManagedEngineGroup.start({"a": partial(RayEngine, spec(tiny_model, "hf", "a"), {"num_cpus": 0})})
     local = await LocalCluster().start_engines([spec(tiny_model, "hf", "b")], "actor_infer")
 
     async def largest(group: Any, wanted: float, attempts: int) -> float:

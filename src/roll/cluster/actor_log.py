@@ -19,8 +19,8 @@ __all__ = ["ACTOR_LOG", "redirect_to_run_log"]
 ACTOR_LOG = "ROLL_ACTOR_LOG"
 """Environment variable with the path of an actor's log."""
 
-_open = ExitStack()
-"""Holds the log open until the process ends: its last output matters most."""
+_open_log = ExitStack()
+"""Keeps the log open until the process exits, because the last lines explain a failure."""
 
 
 def redirect_to_run_log() -> None:
@@ -28,4 +28,4 @@ def redirect_to_run_log() -> None:
     # On another machine without a shared file system the directory does not exist, and Ray's own files get the output.
     path = Path(os.environ.get(ACTOR_LOG, ""))
     if path.name and os.access(path.parent, os.W_OK):
-        _open.enter_context(redirect_infrastructure_logs(path))
+        _open_log.enter_context(redirect_infrastructure_logs(path))

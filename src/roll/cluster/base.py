@@ -1,4 +1,4 @@
-"""The interface between pipelines and machines: a cluster starts roles on devices."""
+"""The interface `Cluster`, with which pipelines start the roles of a run on devices."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from roll.tracking import RunDirectory
     from roll.training import TrainerSpec
 
-__all__ = ["CLUSTERS", "Cluster", "count_accelerators", "open_cluster", "start_concurrently", "with_media"]
+__all__ = ["CLUSTERS", "Cluster", "count_accelerators", "open_cluster", "set_media_dir", "start_concurrently"]
 
 S = TypeVar("S", "TrainerSpec", EngineSpec)
 
@@ -48,11 +48,11 @@ class Cluster(Protocol):
         ...
 
     def choose_transport(self, engine_kind: str) -> str:
-        """Return the name of the fastest weight transport from a trainer to engines of this kind on this cluster."""
+        """Return the name of the fastest weight transport from trainers to engines of a kind on this cluster."""
         ...
 
     async def close(self) -> None:
-        """Stop the processes of the cluster itself; trainers, engines and pools must be closed before."""
+        """Stop the cluster's own processes; trainers, engines and pools must already be closed."""
         ...
 
 
@@ -75,8 +75,8 @@ def open_cluster(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: R
     return CLUSTERS.get(config.type)(config, roles, run)
 
 
-def with_media(spec: S, directory: Path | None) -> S:
-    """Return the spec with the directory of the media store; without a directory, the spec keeps its own."""
+def set_media_dir(spec: S, directory: Path | None) -> S:
+    """Return a copy of a spec with the directory of the media store; for `None`, return the spec unchanged."""
     return spec if directory is None else replace(spec, media_dir=directory)
 
 
@@ -88,7 +88,7 @@ def count_accelerators() -> int:
 
 
 async def start_concurrently(stack: AsyncExitStack, *starting: Awaitable[Any]) -> list[Any]:
-    """Start roles concurrently. `stack` closes the started ones in reverse order, even if this call is canceled.
+    """Start roles concurrently; `stack` closes the started roles in reverse order, even if this call is canceled.
 
     Returns:
         The started roles in argument order; `None` for an awaitable that returned `None`.

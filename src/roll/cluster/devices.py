@@ -36,7 +36,7 @@ class Placement:
 
 
 def resolve_placement(cluster: ClusterConfig, roles: Mapping[str, RoleDevices], devices_per_node: int) -> Placement:
-    """Return the machine and devices of every rank and engine, from the device mapping of each role.
+    """Resolve the device mapping of each role to the machine and devices of every rank and engine.
 
     Args:
         cluster: The configuration of the machines.

@@ -1,4 +1,4 @@
-"""The inference engines of a role on any cluster: started together, replaced one at a time."""
+"""The inference engines of a role: started together, and replaced one at a time."""
 
 from __future__ import annotations
 
@@ -9,26 +9,26 @@ from roll.errors import ConfigError
 from roll.protocols import InferenceEngine
 from roll.rollout.engine_group import EngineGroup
 
-__all__ = ["StartedEngines"]
+__all__ = ["ManagedEngineGroup"]
 
 
-class StartedEngines(EngineGroup):
-    """An `EngineGroup` that creates each engine with a function, and starts it.
+class ManagedEngineGroup(EngineGroup):
+    """An `EngineGroup` that creates, starts and replaces its engines.
 
     Args:
-        makers: By engine id, a function that creates the engine without starting it.
+        factories: For each engine ID, a function that creates the engine without starting it.
     """
 
-    def __init__(self, makers: Mapping[str, Callable[[], InferenceEngine]]) -> None:
-        self._makers = dict(makers)
-        self._engines = {engine_id: make() for engine_id, make in makers.items()}
+    def __init__(self, factories: Mapping[str, Callable[[], InferenceEngine]]) -> None:
+        self._factories = dict(factories)
+        self._engines = {engine_id: make() for engine_id, make in factories.items()}
 
     @classmethod
     async def start(
-        cls, makers: Mapping[str, Callable[[], InferenceEngine]], *, concurrently: bool = False
-    ) -> StartedEngines:
-        """Start every engine: all at once if `concurrently`, else one after the other."""
-        group = cls(makers)
+        cls, factories: Mapping[str, Callable[[], InferenceEngine]], *, concurrently: bool = False
+    ) -> ManagedEngineGroup:
+        """Create and start all engines, concurrently or one after the other."""
+        group = cls(factories)
         try:
             if concurrently:
                 await asyncio.gather(*(engine.start() for engine in group.engines))
@@ -47,13 +47,13 @@ class StartedEngines(EngineGroup):
 
     def add(self, engine_id: str, make: Callable[[], InferenceEngine]) -> None:
         """See `EngineGroup.add`."""
-        if engine_id in self._makers:
+        if engine_id in self._factories:
             raise ConfigError(f"engine id '{engine_id}' is already in use: choose another id for the new engine.")
-        self._makers[engine_id] = make
+        self._factories[engine_id] = make
 
     async def retire(self, engine_id: str) -> None:
         """See `EngineGroup.retire`."""
-        self._makers.pop(engine_id, None)
+        self._factories.pop(engine_id, None)
         engine = self._engines.pop(engine_id, None)
         if engine is not None:
             await engine.close()
@@ -62,7 +62,7 @@ class StartedEngines(EngineGroup):
         """See `EngineGroup.replace`."""
         if engine_id in self._engines:  # closed first, because two engines would not fit into the device's memory
             await self._engines[engine_id].close()
-        fresh = self._makers[engine_id]()
+        fresh = self._factories[engine_id]()
         try:
             await fresh.start()
         except BaseException:

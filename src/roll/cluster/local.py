@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from roll.cluster.base import with_media
-from roll.cluster.engines import StartedEngines
+from roll.cluster.base import set_media_dir
+from roll.cluster.engines import ManagedEngineGroup
 from roll.config.training import TRAINERS
 from roll.inference import EngineSpec, build_engine, get_engine_capabilities
 from roll.protocols import TrainBackend, TrainerGroup, WorkerPool
@@ -40,7 +40,7 @@ class LocalTrainerGroup(TrainerGroup):
 
     @classmethod
     async def start(cls, spec: TrainerSpec) -> LocalTrainerGroup:
-        """Load the model in the trainer's thread, which is abandoned if this call is canceled."""
+        """Load the model in the trainer's thread; if this call is canceled, the thread is left running."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.role)
 
         def build() -> TrainBackend:
@@ -73,7 +73,7 @@ class LocalTrainerGroup(TrainerGroup):
         )
 
     async def close(self) -> None:
-        """Wait for the running call, then free the thread."""
+        """Wait for the running call, then stop the thread."""
         if self._sender is not None:
             self._sender.close()
         await asyncio.to_thread(self._thread.shutdown, True, cancel_futures=True)
@@ -83,16 +83,16 @@ class LocalCluster:
     """Implements `Cluster` in this process; the configured machines and devices are ignored."""
 
     def __init__(self, config: object = None, roles: object = None, run: RunDirectory | None = None) -> None:
-        """Store the run. `config` and `roles` are unused: `CLUSTERS` passes them to every kind of cluster."""
+        """Store the run; `config` and `roles` are unused, but `open_cluster` passes them to every kind of cluster."""
         self.media_dir = None if run is None else run.media_dir
 
     async def start_trainer(self, spec: TrainerSpec, role: str) -> LocalTrainerGroup:
         """See `Cluster`, also for all methods below."""
-        return await LocalTrainerGroup.start(with_media(spec, self.media_dir))
+        return await LocalTrainerGroup.start(set_media_dir(spec, self.media_dir))
 
-    async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> StartedEngines:
-        return await StartedEngines.start(
-            {spec.engine_id: partial(build_engine, with_media(spec, self.media_dir)) for spec in specs}
+    async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> ManagedEngineGroup:
+        return await ManagedEngineGroup.start(
+            {spec.engine_id: partial(build_engine, set_media_dir(spec, self.media_dir)) for spec in specs}
         )
 
     async def start_pool(self, num_workers: int) -> WorkerPool:

@@ -1,4 +1,4 @@
-"""LocalWorkerPool: warm processes on this machine that run plain functions outside the controller.
+"""A worker pool of processes on this machine that run plain functions outside the controller.
 
     submit ──► first idle worker ──► its process ──► result
                                         │ timeout: SIGKILL, a new process takes its place
@@ -7,9 +7,10 @@
 Coroutine functions run in separate processes, many calls in each (`pool_coroutines`). Actors, which are objects that
 keep their state between calls, have one process each (`pool_forks`).
 
-Invariants: a worker runs one call at a time; a hanging call delays only calls that wait for an idle worker, until its
-timeout; the timeout starts when the call starts, not while a process starts or imports; workers and their descendants
-end with the pool; workers end with this process, however it ends (the kernel kills them, and their pipe closes).
+Invariants: a worker runs one call at a time; a hanging call only delays calls that wait for an idle worker, and at most
+until its timeout; the timeout starts when the call starts, not while a process starts or imports; workers and their
+descendants end with the pool; workers also end if this process is killed, because the kernel kills them or their pipe
+closes.
 """
 # pebble's pool was tried instead. After a timeout, child processes of the call kept running, even after the pool was
 # closed. A first call took 0.56 s instead of 0.19 s. ROLL would still have had to implement coroutine functions, memory
@@ -26,7 +27,7 @@ from typing import Any
 from roll.cluster.pool_coroutines import CoroutineWorkers
 from roll.cluster.pool_forks import ForkedActors
 from roll.cluster.pool_process import PoolProcess
-from roll.cluster.pool_worker import STARTED
+from roll.cluster.pool_worker import CALL_STARTED
 from roll.errors import WorkerDiedError
 from roll.protocols import ActorHandle
 
@@ -47,7 +48,7 @@ class _Worker(PoolProcess):
         try:
             await self.write(body)
             reply = await self.read_first_reply()
-            if reply == STARTED:
+            if reply == CALL_STARTED:
                 async with asyncio.timeout(time_limit_s):
                     reply = await self.read()
         except (ConnectionError, asyncio.IncompleteReadError) as error:
@@ -67,7 +68,7 @@ class LocalWorkerPool:
 
     def __init__(self, num_workers: int, *, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> None:
         self._workers = [_Worker(memory_limit_bytes) for _ in range(num_workers)]
-        # Last in, first out: the worker that was used last has imported its modules, and others need not be started.
+        # Last in, first out: the worker that was used last has imported its modules, so others may never start.
         self._idle: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
         for worker in reversed(self._workers):
             self._idle.put_nowait(worker)

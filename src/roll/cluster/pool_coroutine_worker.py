@@ -4,11 +4,11 @@ It uses the frames of `pool_worker`, with the number of the call.
 
 Inputs   (number, call)        call is a pickled (function, args, timeout)
          (number, None)        cancel the call
-         (number, FIND_BLOCKING_CALL)         report which call blocks the event loop
-Outputs  (number, STARTED)     the call is about to run
-         (number, (culprit,))  the answer to FIND_BLOCKING_CALL, see `_find_blocking_call`
-         (number, LATE)        the call timed out
-         (number, reply)       the call ended; the reply is pickled as in `pool_worker`
+         (number, FIND_BLOCKING_CALL)  report which call blocks the event loop
+Outputs  (number, CALL_STARTED)        the call is about to run
+         (number, (culprit,))          the answer to FIND_BLOCKING_CALL, see `_find_blocking_call`
+         (number, TIMED_OUT)           the call timed out
+         (number, reply)               the call ended; the reply is pickled as in `pool_worker`
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from weakref import WeakKeyDictionary
 
 from roll.cluster.pool_worker import (
-    STARTED,
+    CALL_STARTED,
     build_error_reply,
     build_exit_error,
     prepare,
@@ -32,9 +32,9 @@ from roll.cluster.pool_worker import (
     write_frame,
 )
 
-__all__ = ["FIND_BLOCKING_CALL", "LATE", "main"]
+__all__ = ["FIND_BLOCKING_CALL", "TIMED_OUT", "main"]
 
-LATE = b"late"
+TIMED_OUT = b"late"
 FIND_BLOCKING_CALL = b"who"
 BLOCKED_AFTER_S = 0.5
 """Time without an iteration of the event loop after which its current task counts as blocking it."""
@@ -55,7 +55,7 @@ def _create_numbered_task(
 
 
 async def _call(function: Callable[..., Any], args: tuple[Any, ...], time_limit_s: float) -> bytes:
-    """Run a call and return its pickled reply, or `LATE` after `time_limit_s`.
+    """Run a call and return its pickled reply, or `TIMED_OUT` after `time_limit_s`.
 
     A `TimeoutError` or a cancellation that the function itself raises is returned like any other error.
     """
@@ -71,7 +71,7 @@ async def _call(function: Callable[..., Any], args: tuple[Any, ...], time_limit_
             raise
         return build_error_reply(RuntimeError(f"the call canceled itself: {error}"))
     except Exception as error:  # the caller decides what a failure of its function means
-        return LATE if scope.expired() else build_error_reply(error)
+        return TIMED_OUT if scope.expired() else build_error_reply(error)
 
 
 class _ReplyWriter:
@@ -90,8 +90,11 @@ class _ReplyWriter:
 def _find_blocking_call(loop: asyncio.AbstractEventLoop, number: int) -> tuple[int | None]:
     """Return the number of the call that blocks the event loop, in a tuple: `(None,)` if that call is unknown.
 
-    If the loop is not blocked, return `(number,)`, the call about which the owner asks. Must be called from a thread
-    outside the loop.
+    If the loop is not blocked, return `(number,)`. Must be called from a thread outside the loop.
+
+    Args:
+        loop: The event loop.
+        number: The number of the call that got no reply.
     """
     turned = threading.Event()
     loop.call_soon_threadsafe(turned.set)
@@ -128,7 +131,7 @@ async def _serve(memory_limit_bytes: int) -> None:
         except Exception as error:  # a dependency of the function cannot be imported here
             reply = build_error_reply(error)
         else:
-            replies.write(number, STARTED)
+            replies.write(number, CALL_STARTED)
             reply = await _call(function, args, time_limit_s)
         replies.write(number, reply)
 
@@ -138,7 +141,7 @@ async def _serve(memory_limit_bytes: int) -> None:
             if number in calls:
                 calls[number].cancel()
             continue
-        # Tasks that the call creates inherit the context, so if one of them blocks the loop, the call is blamed.
+        # Tasks that the call creates inherit the context, so if one of them blocks the loop, the call is reported.
         _number.set(number)
         calls[number] = task = loop.create_task(run(number, body))
         task.add_done_callback(lambda _, number=number: calls.pop(number))

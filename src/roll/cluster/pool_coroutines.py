@@ -1,4 +1,4 @@
-"""Coroutine functions of the worker pool: many calls wait concurrently in a process, outside the controller's loop.
+"""Coroutine functions of the worker pool: each process runs many calls concurrently, outside the controller's loop.
 
     submit ──► least busy process ──► (number, call) ──► its event loop ──► (number, reply)
                                           │ timeout: canceled there
@@ -6,7 +6,7 @@
 
 Invariants: a timeout starts when a call begins, not while a process starts or imports. If a call blocks its process's
 event loop, the process is killed: the blocking call counts as timed out, and the other calls raise `WorkerDiedError`,
-whichever timeout expires first. If a caller is canceled, so is its call. Processes end with this one, however it ends.
+whichever timeout expires first. If a caller is canceled, its call is canceled too. Processes end with this process.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.cluster.pool_coroutine_worker import FIND_BLOCKING_CALL, LATE
+from roll.cluster.pool_coroutine_worker import FIND_BLOCKING_CALL, TIMED_OUT
 from roll.cluster.pool_process import START_TIMEOUT_S, PoolProcess
-from roll.cluster.pool_worker import STARTED
+from roll.cluster.pool_worker import CALL_STARTED
 from roll.errors import WorkerDiedError
 
 __all__ = ["CoroutineWorkers"]
 
-GRACE_S = 2.0
+CANCEL_GRACE_S = 2.0
 """Time that a process has to cancel a call after its timeout; then its event loop counts as blocked."""
-ANSWER_S = 5.0
+BLOCKING_CALL_TIMEOUT_S = 5.0
 """Time that a process has to report which call blocks its event loop."""
 
 _PROCESS_KILLED = (
@@ -42,8 +42,8 @@ class _Call:
     started: asyncio.Event = field(default_factory=asyncio.Event)
     reply: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     blocked_by: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
-    silent_at: float = math.inf
-    """The event loop's time from which the answer is overdue."""
+    overdue_at_s: float = math.inf
+    """Time of the event loop, in seconds, at which the reply becomes overdue."""
 
 
 class _Worker:
@@ -68,7 +68,7 @@ class _Worker:
         try:
             await self._send(number, body)
             await self._wait_until_started(call)
-            call.silent_at = asyncio.get_running_loop().time() + time_limit_s + GRACE_S
+            call.overdue_at_s = asyncio.get_running_loop().time() + time_limit_s + CANCEL_GRACE_S
             reply = await self._wait_for_reply(number, call)
         except ConnectionError as error:
             raise WorkerDiedError(await self._process.describe_end()) from error
@@ -79,7 +79,7 @@ class _Worker:
         finally:
             self.calls.pop(number, None)
             call.reply.cancel() or call.reply.exception()  # retrieve the exception, so that asyncio does not log it
-        if reply == LATE:
+        if reply == TIMED_OUT:
             raise TimeoutError
         ok, value = pickle.loads(reply)
         return ok, value
@@ -87,13 +87,13 @@ class _Worker:
     async def _wait_for_reply(self, number: int, call: _Call) -> bytes:
         """Wait for a call's reply, and return it.
 
-        If it is overdue, another call may block the process, which is then killed as soon as that call times out.
+        If the reply is overdue, another call may block the process, which is then killed when that call times out.
 
         Raises:
             TimeoutError: this call blocks the process, or ignores its cancellation; the process was killed.
             WorkerDiedError: another call blocked the process, so this call must be retried.
         """
-        loop, held_up, until = asyncio.get_running_loop(), False, call.silent_at
+        loop, held_up, until = asyncio.get_running_loop(), False, call.overdue_at_s
         while not (await asyncio.wait({call.reply}, timeout=until - loop.time()))[0]:
             culprit = await self._find_blocking_call(number, call)
             if call.reply.done():  # it answered after all, or another call's timeout ended its process
@@ -102,23 +102,23 @@ class _Worker:
                 await self.end()
                 raise TimeoutError
             held_up = True
-            if culprit is None or loop.time() >= culprit.silent_at:
+            if culprit is None or loop.time() >= culprit.overdue_at_s:
                 if culprit is not None and not culprit.reply.done():
                     culprit.reply.set_exception(TimeoutError())
                 await self.end()
                 raise WorkerDiedError(_PROCESS_KILLED)
-            await asyncio.wait({call.reply, culprit.reply}, timeout=culprit.silent_at - loop.time())
-            until = loop.time() + GRACE_S
+            await asyncio.wait({call.reply, culprit.reply}, timeout=culprit.overdue_at_s - loop.time())
+            until = loop.time() + CANCEL_GRACE_S
         reply = call.reply.result()
         # The call was late because another call blocked the loop, so it is retried instead of scored as too slow.
-        if held_up and reply == LATE:
+        if held_up and reply == TIMED_OUT:
             raise WorkerDiedError(_PROCESS_KILLED)
         return reply
 
     async def _find_blocking_call(self, number: int, call: _Call) -> _Call | None:
-        """Ask the process which call blocks its event loop, so that `call` gets no reply; `None` if that is unknown."""
+        """Ask the process which call blocks its event loop and so delays the reply to `call`; `None` if unknown."""
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with asyncio.timeout(BLOCKING_CALL_TIMEOUT_S):
                 await self._process.write(pickle.dumps((number, FIND_BLOCKING_CALL)))
                 culprit = await call.blocked_by.get()
         except TimeoutError:  # not even the process's reading thread can run, for example because C code holds the GIL
@@ -134,7 +134,7 @@ class _Worker:
         await self._process.write(pickle.dumps((number, body)))
 
     async def _wait_until_started(self, call: _Call) -> None:
-        """Wait until the process runs the call: its timeout starts only then."""
+        """Wait until the process starts the call, so that the timeout does not include imports."""
         started = asyncio.ensure_future(call.started.wait())
         try:
             done, _ = await asyncio.wait(
@@ -154,7 +154,7 @@ class _Worker:
             while True:
                 number, reply = pickle.loads(await self._process.read())
                 call = self.calls.get(number)
-                if call is not None and reply == STARTED:
+                if call is not None and reply == CALL_STARTED:
                     call.started.set()
                 elif call is not None and isinstance(reply, tuple):
                     call.blocked_by.put_nowait(reply[0])
@@ -186,7 +186,7 @@ class CoroutineWorkers:
     """Processes that run coroutine functions.
 
     Args:
-        num_workers: The largest number of processes; a call goes to the one with the fewest calls.
+        num_workers: Maximum number of processes; a call goes to the process with the fewest calls.
         memory_limit_bytes: The memory limit of each process; 0 means no limit.
     """
 

@@ -1,4 +1,4 @@
-"""Fork server of the worker pool: it imports the dependencies of actors once, and forks a process for each actor.
+"""Fork server of the worker pool, which imports the dependencies of actors once and forks a process for each actor.
 
     (number, call) ──► this process: forks, forwards, runs no call ──► process `number`: its actor ──► (number, reply)
 
@@ -28,9 +28,9 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, NoReturn, cast
 
 from roll.cluster.pool_worker import (
-    HEADER,
+    CALL_STARTED,
+    FRAME_HEADER,
     PR_SET_PDEATHSIG,
-    STARTED,
     build_error_reply,
     build_exit_error,
     describe_exit,
@@ -64,12 +64,12 @@ class _FrameReader:
             return None
         self._held += data
         frames, start = [], 0
-        while len(self._held) - start >= HEADER.size:
-            (length,) = HEADER.unpack_from(self._held, start)
-            end = start + HEADER.size + length
+        while len(self._held) - start >= FRAME_HEADER.size:
+            (length,) = FRAME_HEADER.unpack_from(self._held, start)
+            end = start + FRAME_HEADER.size + length
             if len(self._held) < end:
                 break
-            frames.append(bytes(memoryview(self._held)[start + HEADER.size : end]))
+            frames.append(bytes(memoryview(self._held)[start + FRAME_HEADER.size : end]))
             start = end
         del self._held[:start]
         return frames
@@ -109,7 +109,7 @@ class _ForkServer:
         self._memory_limit_bytes = memory_limit_bytes
         self._children: dict[int, _Child] = {}
         self._ends: dict[int, bytes] = {}
-        """By number, how an actor's process ended unexpectedly; kept until the actor is released."""
+        """How the processes of actors ended unexpectedly, by number; kept until the actor is released."""
         self._selector = selectors.DefaultSelector()
 
     def serve(self, calls: _FrameReader) -> None:
@@ -143,7 +143,7 @@ class _ForkServer:
             child = child or self._fork(number)
             child.is_busy = True
             with contextlib.suppress(OSError):  # it has died, which `_read_child` reports
-                child.connection.sendall(HEADER.pack(len(body)) + body)
+                child.connection.sendall(FRAME_HEADER.pack(len(body)) + body)
 
     def _fork(self, number: int) -> _Child:
         ours, theirs = socket.socketpair()
@@ -225,7 +225,7 @@ def _answer(frame: bytes, kept: list[Any], loop: asyncio.AbstractEventLoop) -> b
 
 
 def main(memory_limit_bytes: int) -> None:
-    """Serve calls from stdin. The first call is `(function, args)`, which imports or loads shared dependencies.
+    """Serve calls from stdin; the first call is `(function, args)`, which imports or loads shared dependencies.
 
     Args:
         memory_limit_bytes: The memory limit of each actor's process; beyond it a call gets a `MemoryError`. 0 means no
@@ -245,11 +245,11 @@ def main(memory_limit_bytes: int) -> None:
     except SystemExit as error:
         write_frame(replies, build_error_reply(build_exit_error(error)))
         return
-    if sys.platform == "linux":  # from now on this process ends at the end of its input, after its children
+    if sys.platform == "linux":  # from now on this process exits at the end of its input, after its children
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
     gc.collect()
     gc.freeze()  # keeps memory shared with forked processes
-    write_frame(replies, STARTED)
+    write_frame(replies, CALL_STARTED)
     _ForkServer(replies, memory_limit_bytes).serve(calls)
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from roll.cluster.pool_process import PoolProcess
-from roll.cluster.pool_worker import STARTED
+from roll.cluster.pool_worker import CALL_STARTED
 from roll.errors import WorkerDiedError
 
 __all__ = ["ForkedActors"]
@@ -64,7 +64,7 @@ class _ForkServer:
             reply = await self._process.read_first_reply()
         except (ConnectionError, asyncio.IncompleteReadError) as error:
             raise WorkerDiedError(await self._process.describe_end()) from error
-        if reply != STARTED:
+        if reply != CALL_STARTED:
             raise pickle.loads(reply)[1]
 
     async def call(self, number: int, body: bytes) -> bytes:
@@ -152,7 +152,7 @@ class _ForkedActor:
 
 
 class ForkedActors:
-    """Creates actors, each in its own forked process; one fork server for each `prepare`.
+    """Creates actors, each in its own forked process, with one fork server for each `prepare` function.
 
     Args:
         memory_limit_bytes: The memory limit of each process; 0 means no limit.

@@ -1,4 +1,4 @@
-"""The controller's end of a process of the worker pool; it is killed together with its descendants."""
+"""The controller's handle to a process of the worker pool; the process is killed together with its descendants."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tempfile
 from asyncio.subprocess import PIPE, Process
 from typing import IO
 
-from roll.cluster.pool_worker import HEADER, describe_exit
+from roll.cluster.pool_worker import FRAME_HEADER, describe_exit
 from roll.errors import WorkerDiedError
 
 __all__ = ["PoolProcess"]
@@ -88,7 +88,7 @@ class PoolProcess:
         """Send one frame without waiting until it is read; the frame is lost if the process has ended."""
         self._shorten_log()
         assert self._process is not None and self._process.stdin is not None
-        self._process.stdin.write(HEADER.pack(len(body)) + body)
+        self._process.stdin.write(FRAME_HEADER.pack(len(body)) + body)
 
     async def read(self) -> bytes:
         """Return the next frame.
@@ -97,11 +97,11 @@ class PoolProcess:
             IncompleteReadError: the process has ended.
         """
         assert self._process is not None and self._process.stdout is not None
-        (length,) = HEADER.unpack(await self._process.stdout.readexactly(HEADER.size))
+        (length,) = FRAME_HEADER.unpack(await self._process.stdout.readexactly(FRAME_HEADER.size))
         return await self._process.stdout.readexactly(length)
 
     async def read_first_reply(self) -> bytes:
-        """Return the next frame; wait long enough for the process to start and import.
+        """Return the next frame, with a timeout that is long enough for the process to start and import.
 
         Raises:
             WorkerDiedError: the process was not ready in time.
@@ -143,7 +143,7 @@ class PoolProcess:
         return f": {lines[-1].strip()}" if lines else ""
 
     async def end(self) -> None:
-        """Kill the process and its descendants; it may be started again."""
+        """Kill the process and its descendants; `start` may be called again."""
         (process, self._process), (log, self._log) = (self._process, None), (self._log, None)
         if process is not None:
             _kill(process)
@@ -162,7 +162,7 @@ class PoolProcess:
                 await process.wait()
 
     async def close(self) -> None:
-        """Kill the process; it cannot be started again."""
+        """Kill the process for good; `start` then raises an error."""
         self._closed = True
         await self.end()
 

@@ -1,4 +1,4 @@
-"""A pool worker's process: it reads a call, runs it and writes the result, until its parent ends.
+"""The process of a pool worker: a loop that reads a call, runs it and writes the result, until the parent ends.
 
 A frame on either pipe is a 4-byte length and a pickle. For each input `(function, args)` there are two outputs: an
 empty one when the function is about to run, and `(ok, value)` when it has run. Functions are pickled by name. Before
@@ -23,9 +23,9 @@ from typing import BinaryIO
 from roll.errors import find_raise_location
 
 __all__ = [
-    "HEADER",
+    "CALL_STARTED",
+    "FRAME_HEADER",
     "PR_SET_PDEATHSIG",
-    "STARTED",
     "build_error_reply",
     "build_exit_error",
     "describe_exit",
@@ -38,30 +38,30 @@ __all__ = [
 ]
 
 PR_SET_PDEATHSIG = 1
-HEADER = struct.Struct("<I")
-STARTED = b""
+FRAME_HEADER = struct.Struct("<I")
+CALL_STARTED = b""
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
     """Return the next frame; `None` at the end of the stream."""
-    header = stream.read(HEADER.size)
-    if len(header) < HEADER.size:
+    header = stream.read(FRAME_HEADER.size)
+    if len(header) < FRAME_HEADER.size:
         return None
-    (length,) = HEADER.unpack(header)
+    (length,) = FRAME_HEADER.unpack(header)
     body = stream.read(length)
     return body if len(body) == length else None
 
 
 def write_frame(stream: BinaryIO, body: bytes) -> None:
     """Write one frame."""
-    stream.write(HEADER.pack(len(body)) + body)
+    stream.write(FRAME_HEADER.pack(len(body)) + body)
     stream.flush()
 
 
 def prepare(module: str, prepared: set[str]) -> None:
-    """Call the module's `prepare_worker`, if any, and add the module to `prepared`, unless it is there already.
+    """Call the module's `prepare_worker`, if any, once; `prepared` has the modules for which this was done.
 
-    `prepare_worker` imports or loads what the module's functions need, before the first of them is called.
+    `prepare_worker` imports or loads the dependencies of the module's functions, before the first of them is called.
     """
     if module not in prepared:
         getattr(sys.modules[module], "prepare_worker", lambda: None)()
@@ -69,7 +69,7 @@ def prepare(module: str, prepared: set[str]) -> None:
 
 
 def build_error_reply(error: Exception) -> bytes:
-    """Return an error as a pickled reply; an error that cannot be pickled becomes a `RuntimeError` with its message."""
+    """Pickle the reply for an error; an error that cannot be pickled becomes a `RuntimeError` with its message."""
     error.add_note(find_raise_location(error))
     try:
         body = pickle.dumps((False, error))
@@ -82,7 +82,7 @@ def build_error_reply(error: Exception) -> bytes:
 
 
 def build_exit_error(error: SystemExit) -> RuntimeError:
-    """Return the error for a function that calls `sys.exit`."""
+    """Build the error for a function that called `sys.exit`."""
     return RuntimeError(f"the function called sys.exit: {error}").with_traceback(error.__traceback__)
 
 
@@ -90,7 +90,7 @@ def _serve(frame: bytes, replies: BinaryIO, prepared: set[str]) -> bytes:
     try:
         function, args = pickle.loads(frame)
         prepare(function.__module__, prepared)
-        write_frame(replies, STARTED)
+        write_frame(replies, CALL_STARTED)
         return pickle.dumps((True, function(*args)))
     except SystemExit as error:  # a call must not end the worker's process
         return build_error_reply(build_exit_error(error))
@@ -99,7 +99,7 @@ def _serve(frame: bytes, replies: BinaryIO, prepared: set[str]) -> bytes:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Limit the memory of this process: data and anonymous mappings."""
+    """Limit the memory of this process (data and anonymous mappings), in bytes."""
     # Not RLIMIT_AS: libraries reserve much address space that they never use.
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     limit = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
@@ -113,7 +113,7 @@ def describe_exit(code: int) -> str:
 
 
 def set_up_process(memory_limit_bytes: int) -> BinaryIO:
-    """Set this process up as a worker: it ends with its parent and prints to stderr. Return the stream for replies."""
+    """Make this process end with its parent and print to stderr, limit its memory, and return the reply stream."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if memory_limit_bytes:

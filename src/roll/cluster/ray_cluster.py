@@ -30,11 +30,11 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from roll.cluster.actor_log import ACTOR_LOG
-from roll.cluster.base import count_accelerators, with_media
+from roll.cluster.base import count_accelerators, set_media_dir
 from roll.cluster.devices import Placement, PlacementSlot, resolve_placement
-from roll.cluster.engines import StartedEngines
+from roll.cluster.engines import ManagedEngineGroup
 from roll.cluster.pool import LocalWorkerPool
-from roll.cluster.ray_devices import KEEP_VISIBLE_DEVICES, VISIBLE, list_reserved_devices
+from roll.cluster.ray_devices import CUDA_VISIBLE_DEVICES, KEEP_CUDA_VISIBLE_DEVICES, list_reserved_devices
 from roll.cluster.ray_engines import RayEngine
 from roll.cluster.ray_pool import RayWorkerPool
 from roll.cluster.ray_trainer import RayTrainerGroup
@@ -124,8 +124,8 @@ def _connect(config: ClusterConfig, per_node: int) -> None:
         ) from error
 
 
-class _NoPaths(list[str]):
-    """A list that stays empty when Ray extends it with the current directory.
+class _EmptySearchPath(list[str]):
+    """A search path that stays empty when Ray extends it with the current directory.
 
     Ray's workers would search that directory before Python's own modules. They find users' functions without it:
     `roll.user_code` searches that directory last.
@@ -137,7 +137,7 @@ class _NoPaths(list[str]):
 
 def _build_job_config() -> JobConfig:
     config = JobConfig()
-    config._py_driver_sys_path = _NoPaths()
+    config._py_driver_sys_path = _EmptySearchPath()
     return config
 
 
@@ -164,7 +164,7 @@ def _check_address(address: str) -> None:
 
 @contextlib.contextmanager
 def _restore_sigterm() -> Iterator[None]:
-    """Restore the SIGTERM handler after the body: `ray.init` replaces it, but on SIGTERM a run must save first."""
+    """Restore the SIGTERM handler at the end, because `ray.init` replaces it, but a run must save on SIGTERM."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -198,7 +198,7 @@ class RayCluster:
 
     def _build_options(self, slot: PlacementSlot, threads: int | None, role: str, index: int) -> dict[str, Any]:
         """Return the Ray options of an actor on a placement slot."""
-        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        environment = {name: os.environ[name] for name in _PROPAGATED_VARIABLES if name in os.environ}
         environment[BEGUN_IN] = os.getcwd()
         if self.run:
             environment[ACTOR_LOG] = str(self.run.get_log_path(role, index).absolute())
@@ -206,7 +206,7 @@ class RayCluster:
             environment["OMP_NUM_THREADS"] = str(threads)
         if self.devices is not None:
             names = [self.devices[slot.node][device] for device in slot.local_devices]
-            environment |= {**KEEP_VISIBLE_DEVICES, VISIBLE: ",".join(names)}
+            environment |= {**KEEP_CUDA_VISIBLE_DEVICES, CUDA_VISIBLE_DEVICES: ",".join(names)}
         return {
             "num_cpus": 0 if self.devices is not None else FRACTIONAL_CPU,
             "num_gpus": 0 if self.devices is None else FRACTIONAL_CPU,
@@ -222,17 +222,17 @@ class RayCluster:
         slots = [
             self._build_options(slot, threads, spec.role, rank) for rank, slot in enumerate(self.placement.slots[role])
         ]
-        return await RayTrainerGroup.start(with_media(replace(spec, training=training), self.media_dir), slots)
+        return await RayTrainerGroup.start(set_media_dir(replace(spec, training=training), self.media_dir), slots)
 
-    async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> StartedEngines:
-        makers = {}
+    async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> ManagedEngineGroup:
+        factories = {}
         name = f"{self.roles[role].log_name}_actor"
         for index, (spec, slot) in enumerate(zip(specs, self.placement.slots[role], strict=True)):
             threads = spec.num_threads or self._threads
             options = self._build_options(slot, threads, name, index)
-            own = with_media(replace(spec, num_threads=threads), self.media_dir)
-            makers[spec.engine_id] = partial(RayEngine, own, options)
-        return await StartedEngines.start(makers, concurrently=True)
+            own = set_media_dir(replace(spec, num_threads=threads), self.media_dir)
+            factories[spec.engine_id] = partial(RayEngine, own, options)
+        return await ManagedEngineGroup.start(factories, concurrently=True)
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
         """Start a worker pool on the controller's machine, or on all machines if there are several."""
@@ -253,4 +253,4 @@ class RayCluster:
             await asyncio.to_thread(ray.shutdown)
 
 
-_PASSED_ON = ("OMP_WAIT_POLICY", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE", "ROLL_CACHE")
+_PROPAGATED_VARIABLES = ("OMP_WAIT_POLICY", "TOKENIZERS_PARALLELISM", "HF_HUB_OFFLINE", "ROLL_CACHE")

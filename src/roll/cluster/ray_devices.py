@@ -13,11 +13,11 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-__all__ = ["KEEP_VISIBLE_DEVICES", "VISIBLE", "list_reserved_devices"]
+__all__ = ["CUDA_VISIBLE_DEVICES", "KEEP_CUDA_VISIBLE_DEVICES", "list_reserved_devices"]
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-KEEP_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-"""Makes Ray leave `VISIBLE` unchanged in an actor's environment."""
+CUDA_VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+KEEP_CUDA_VISIBLE_DEVICES = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+"""Makes Ray leave `CUDA_VISIBLE_DEVICES` unchanged in an actor's environment."""
 
 
 def list_reserved_devices(group: PlacementGroup, num_nodes: int, per_node: int, timeout_s: float) -> list[list[str]]:
@@ -33,7 +33,7 @@ def list_reserved_devices(group: PlacementGroup, num_nodes: int, per_node: int, 
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 placement_group=group, placement_group_bundle_index=node
             ),
-            runtime_env={"env_vars": KEEP_VISIBLE_DEVICES},
+            runtime_env={"env_vars": KEEP_CUDA_VISIBLE_DEVICES},
         ).remote()
         for node in range(num_nodes)
     ]
@@ -43,6 +43,6 @@ def list_reserved_devices(group: PlacementGroup, num_nodes: int, per_node: int, 
 def _list_assigned_devices() -> list[str]:
     """Return the names of the devices that Ray assigned to this task, in the machine's visible order."""
     assigned = [str(name) for name in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
-    visible = os.environ.get(VISIBLE, "").split(",")
+    visible = os.environ.get(CUDA_VISIBLE_DEVICES, "").split(",")
     # Names may be UUIDs, whose order has no meaning.
     return sorted(assigned, key=visible.index if set(assigned) <= set(visible) else int)

@@ -56,7 +56,7 @@ class EngineActor:
         return os.getpid()
 
     async def generate(self, request: GenerationRequest) -> tuple[Generation, EngineLoad]:
-        """Run a request. Return the generation, and the engine's load when it has finished."""
+        """Run a request, and return the generation and the engine's load after it."""
         return await self._engine.generate(request), self._engine.load()
 
     async def load(self) -> EngineLoad:

@@ -1,4 +1,4 @@
-"""RayWorkerPool: worker processes on every machine of a Ray cluster.
+"""A worker pool with processes on every machine of a Ray cluster.
 
     submit ──► the node with the fewest calls per worker ──► PoolActor, one per node ──► its LocalWorkerPool
 
@@ -43,7 +43,11 @@ class PoolActor:
     async def submit(
         self, function: Callable[..., Any], args: tuple[Any, ...], time_limit_s: float
     ) -> tuple[str, Any, dict[str, int]]:
-        """Run a function. Return (`value`, value), (`timeout`, message) or (`error`, error), with the pool's health."""
+        """Run a function in the node's pool.
+
+        Returns:
+            `value` and the function's value, `timeout` and a message, or `error` and the error; then the pool's health.
+        """
         try:
             value = await self._pool.submit(function, *args, time_limit_s=time_limit_s)
         except TimeoutError as error:
@@ -55,7 +59,7 @@ class PoolActor:
     async def create_actor(
         self, number: int, factory: Callable[..., Any], args: tuple[Any, ...], prepare: tuple[Any, ...]
     ) -> tuple[str, Any]:
-        """Create an object and store it under this number. Return (`value`, `None`) or (`error`, the error)."""
+        """Create an object and store it under this number; return (`value`, `None`) or (`error`, the error)."""
         try:
             self._kept[number] = await self._pool.create_actor(factory, *args, prepare=prepare)
         except Exception as error:
@@ -63,7 +67,7 @@ class PoolActor:
         return "value", None
 
     async def ask(self, number: int, method: str, args: tuple[Any, ...]) -> tuple[str, Any]:
-        """Call a method of an object. Return (`value`, the method's value) or (`error`, the error)."""
+        """Call a method of an object; return (`value`, the method's value) or (`error`, the error)."""
         try:
             return "value", await self._kept[number].call(method, *args)
         except Exception as error:
@@ -85,7 +89,7 @@ def _pack_error(error: Exception) -> tuple[str, Any]:
 
 
 def _unpack_error(value: Any) -> Exception:
-    """Return the error of a reply, including its notes (`add_note`)."""
+    """Return the exception of a reply, with its notes (`add_note`)."""
     error, notes = value
     for note in notes if not getattr(error, "__notes__", None) else ():
         error.add_note(note)
@@ -136,7 +140,7 @@ class _RayActor:
         return await self.ask(lambda actor: actor.ask.remote(self.number, method, args))
 
     async def ask(self, begin: Callable[[Any], Any]) -> Any:
-        """Pass the node's actor to `begin`, which starts a call; return the call's value, or raise its error."""
+        """Start a call by passing the node's actor to `begin`; return the call's value, or raise its error."""
         reference = begin(self._actor)
         try:
             kind, value = await reference

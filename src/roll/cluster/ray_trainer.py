@@ -129,7 +129,7 @@ class RayTrainerGroup(TrainerGroup):
         return await self._gather_answers(calls(), FAILURE_TIMEOUT_S)
 
     async def _gather_answers(self, calls: Iterable[Any], reconnect_timeout_s: float) -> list[Any]:
-        """Await the answers of all ranks. If several fail, raise a dead process's error, which explains the others."""
+        """Await the answers of all ranks; if several fail, raise the error of a dead process, which is the cause."""
         waiting = [asyncio.ensure_future(self._answer(rank, call)) for rank, call in enumerate(calls)]
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
@@ -188,7 +188,7 @@ class RayTrainerGroup(TrainerGroup):
         await self._gather_answers([actor.release.remote(failed) for actor in self._actors], DEATH_TIMEOUT_S)
 
     async def close(self) -> None:
-        """Free shared memory, then end every rank."""
+        """Free the shared memory, then end the processes of all ranks."""
         try:
             with contextlib.suppress(WorkerDiedError, TimeoutError):
                 async with asyncio.timeout(10.0):

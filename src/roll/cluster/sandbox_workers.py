@@ -16,7 +16,7 @@ from roll_sandbox.worker import run_worker
 
 __all__ = ["SandboxWorkers", "start_workers"]
 
-_MARGIN_S = 10.0
+_DRAIN_MARGIN_S = 10.0
 
 
 class SandboxWorkerActor:
@@ -64,12 +64,12 @@ class SandboxWorkers:
             each.result()
 
     async def close(self) -> None:
-        """Make all workers leave the service, wait for their sandboxes to end, and end the workers."""
+        """Make all workers leave the service, wait until their sandboxes end, and stop the workers."""
         with contextlib.suppress(RayError):
             await asyncio.gather(*(actor.leave.remote() for actor, _ in self._actors.values()))
         leaving = [asyncio.ensure_future(served) for _, served in self._actors.values()]
         if leaving:
-            await asyncio.wait(leaving, timeout=self._drain_s + _MARGIN_S)
+            await asyncio.wait(leaving, timeout=self._drain_s + _DRAIN_MARGIN_S)
             for each in leaving:
                 each.cancel()
             await asyncio.gather(*leaving, return_exceptions=True)

@@ -11,7 +11,7 @@ import numpy as np
 from roll.dashboard.metrics import nan_to_none
 from roll.dashboard.settings import to_finite_number
 from roll.dashboard.vocabulary import Vocabulary
-from roll.media.stored import list_images
+from roll.media.stored_images import list_images
 from roll.records import read_record
 from roll.tracking.reading.files import SafeDirectory
 

@@ -31,7 +31,7 @@ from roll.dashboard.run_facts import RunFacts
 from roll.dashboard.runs import Run, Runs
 from roll.dashboard.settings import find_differences
 from roll.errors import RunDirectoryError
-from roll.media.stored import find_image
+from roll.media.stored_images import find_image
 from roll.tracking.reading.rollout_files import open_rollout_file
 
 __all__ = ["make_app"]

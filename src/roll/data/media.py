@@ -24,7 +24,7 @@ import numpy as np
 from roll.config.sources import FileTable
 from roll.data.cells import BadRow, as_list
 from roll.errors import DataError, short
-from roll.media import MediaStore, audio_from_array, decode_image, image_from_array, video_from_frames
+from roll.media import MediaStore, build_video, convert_array_to_audio, convert_array_to_image, decode_image
 from roll.types import (
     MEDIA_KINDS,
     AudioPart,
@@ -119,10 +119,10 @@ class MediaReader:
         what = f"{where}: the {kind}"
         value = as_list(value)
         if kind == "audio" and isinstance(value, Mapping) and value.get("array") is not None:
-            return self._store.add_clip(audio_from_array(value["array"], value.get("sampling_rate"), what)), ""
+            return self._store.add_clip(convert_array_to_audio(value["array"], value.get("sampling_rate"), what)), ""
         if kind == "video" and (frames := _get_frames(value)) is not None:
             fps = value.get("fps") if isinstance(value, Mapping) else None
-            return self._store.add_clip(video_from_frames(self._load_frames(frames, where), fps, what)), ""
+            return self._store.add_clip(build_video(self._load_frames(frames, where), fps, what)), ""
         if kind == "video" and isinstance(value, Mapping) and value.get("fps") is not None:
             raise DataError(f"{what} is a file with `fps`: a file has its own frame rate, so remove `fps`.")
         found = self._find_content(value, where, kind)
@@ -293,9 +293,9 @@ def _get_frames(value: Any) -> Any:
 def _to_image(value: Any, where: str) -> Image:
     """Return the image of an array, a nested list or a Pillow image."""
     if hasattr(value, "convert") and hasattr(value, "tobytes"):  # a Pillow image; its lazy file may be damaged
-        return image_from_array(np.asarray(value.convert("RGB")), f"{where}: the image")
+        return convert_array_to_image(np.asarray(value.convert("RGB")), f"{where}: the image")
     if isinstance(value, np.ndarray) or (isinstance(value, list) and value and isinstance(value[0], list)):
-        return image_from_array(_as_bytes(value), f"{where}: the image")
+        return convert_array_to_image(_as_bytes(value), f"{where}: the image")
     raise DataError(f"{where}: an image must be a path, bytes, base64, or an array, got {short(value)}.")
 
 

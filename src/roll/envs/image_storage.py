@@ -135,7 +135,7 @@ class ImageStorage:
             except TimeoutError:
                 raise DataError(f"{what} was not decoded in {DECODE_TIME_LIMIT_S:g} s.") from None
             digest, size, pixels = found
-            await run_in_thread(store.keep_image, digest, size, pixels)
+            await run_in_thread(store.cache_image, digest, size, pixels)
         return digest
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from roll.media import image_from_array
+from roll.media import convert_array_to_image
 from roll.types import ImageData, TextPart
 
 __all__ = ["encode_images", "has_images"]
@@ -56,5 +56,5 @@ def _encode(value: Any) -> ImageData:
         return ImageData.from_bytes(bytes(value))
     pixels = value if isinstance(value, np.ndarray) else np.asarray(value.convert("RGB"))
     encoded = io.BytesIO()
-    image_from_array(pixels, "the image").save(encoded, "PNG", compress_level=1)
+    convert_array_to_image(pixels, "the image").save(encoded, "PNG", compress_level=1)
     return ImageData.from_bytes(encoded.getvalue())

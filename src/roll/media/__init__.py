@@ -1,16 +1,16 @@
-"""Media of a run: decoding with size limits, and a store addressed by a digest of the decoded content."""
+"""Images, audio and video of a run: decoding with size limits, and a content-addressed store."""
 
-from roll.media.audio import AudioClip, AudioLimits, audio_from_array, decode_audio
+from roll.media.audio import AudioClip, AudioLimits, convert_array_to_audio, decode_audio
 from roll.media.images import (
     ImageLimits,
     compute_digest,
+    convert_array_to_image,
     decode_image,
     encode_thumbnail,
-    image_from_array,
     read_image_size,
 )
 from roll.media.store import MediaContent, MediaStore, copy_store
-from roll.media.video import VideoClip, VideoLimits, decode_video, video_from_frames
+from roll.media.video import VideoClip, VideoLimits, build_video, decode_video
 
 __all__ = [
     "AudioClip",
@@ -20,14 +20,14 @@ __all__ = [
     "MediaStore",
     "VideoClip",
     "VideoLimits",
-    "audio_from_array",
+    "build_video",
     "compute_digest",
+    "convert_array_to_audio",
+    "convert_array_to_image",
     "copy_store",
     "decode_audio",
     "decode_image",
     "decode_video",
     "encode_thumbnail",
-    "image_from_array",
     "read_image_size",
-    "video_from_frames",
 ]

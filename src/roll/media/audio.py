@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 from roll.errors import DataError
 from roll.media.wav import is_wav, read_wav
 
-__all__ = ["AudioClip", "AudioLimits", "audio_from_array", "decode_audio", "resample"]
+__all__ = ["AudioClip", "AudioLimits", "convert_array_to_audio", "decode_audio", "resample"]
 
 _SAMPLE_TYPES = ("float16", "float32", "float64", "int16", "int32")
-"""Not int64: lists of integers in JSON do not say which value is the loudest."""
+"""dtypes of samples. int64 is not supported: for integers from JSON, the value of full scale is unknown."""
 _ZERO_CROSSINGS = 32
 """Zero crossings of the sinc filter on each side, at the lower of the two rates."""
 _ROLLOFF = 0.945
 """Cutoff of the filter as a fraction of the lower Nyquist frequency."""
-_BETA = 14.77
+_KAISER_BETA = 14.77
 """Shape of the Kaiser window: stop-band attenuation of about 140 dB."""
 
 
@@ -38,7 +38,7 @@ class AudioLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class AudioClip:
-    """One channel of sound."""
+    """A mono audio clip."""
 
     samples: NDArray[np.float32]
     """Samples [n], usually from -1 to 1."""
@@ -76,10 +76,10 @@ def decode_audio(data: bytes, what: str, rate: int | None, limits: AudioLimits |
     if not data:
         raise DataError(f"{what} is empty: 0 bytes.")
     samples, found = read_wav(data, what) if is_wav(data) else _read_with_soundfile(data, what)
-    return audio_from_array(samples, found, what, rate, limits)
+    return convert_array_to_audio(samples, found, what, rate, limits)
 
 
-def audio_from_array(
+def convert_array_to_audio(
     array: Any, rate: Any, what: str, target_rate: int | None = None, limits: AudioLimits | None = None
 ) -> AudioClip:
     """Convert an array of samples to a clip; channels are averaged.
@@ -97,7 +97,7 @@ def audio_from_array(
     limits = limits or AudioLimits()
     array = np.asarray(array)
     if isinstance(rate, bool) or not isinstance(rate, int | float | np.number) or not 1000 <= rate <= 1_000_000:
-        raise DataError(f"{what} has the sampling rate {rate!r}: it must be a number of Hz from 1,000 to 1,000,000.")
+        raise DataError(f"{what} has the sampling rate {rate!r}: it must be from 1,000 to 1,000,000 Hz.")
     if array.dtype.name not in _SAMPLE_TYPES or array.ndim not in (1, 2):
         raise DataError(
             f"{what} is an array of {array.dtype} with shape {array.shape}: it must be [n] or [n, channels], of "
@@ -125,7 +125,13 @@ def audio_from_array(
 
 
 def resample(samples: NDArray[np.float32], rate: int, target: int) -> NDArray[np.float32]:
-    """Change the rate of samples [n] with a band-limited (windowed sinc) filter; [ceil(n × target / rate)]."""
+    """Resample [n] samples with a windowed sinc filter; the result has the shape [ceil(n × target / rate)].
+
+    Args:
+        samples: The samples, shape [n].
+        rate: Their sampling rate, in Hz.
+        target: The sampling rate of the result, in Hz.
+    """
     if rate == target:
         return samples
     divisor = math.gcd(rate, target)
@@ -139,7 +145,7 @@ def resample(samples: NDArray[np.float32], rate: int, target: int) -> NDArray[np
     for phase in range(min(up, len(result))):  # outputs with the same fractional position share one filter
         first, fraction = divmod(phase * down, up)
         offsets = taps - fraction / up
-        window = np.i0(_BETA * np.sqrt(np.clip(1 - (offsets / (reach + 1)) ** 2, 0, None))) / np.i0(_BETA)
+        window = np.i0(_KAISER_BETA * np.sqrt(np.clip(1 - (offsets / (reach + 1)) ** 2, 0, None))) / np.i0(_KAISER_BETA)
         kernel = cutoff * np.sinc(cutoff * offsets) * window
         mine = result[phase::up]
         mine[:] = windows[first::down][: len(mine)] @ kernel

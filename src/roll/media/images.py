@@ -1,4 +1,4 @@
-"""Decoding of images from untrusted bytes: they may come from any dataset, model or environment.
+"""Decoding of untrusted images, which may come from any dataset, model or environment.
 
 Every image is converted to RGB with 8 bits per channel, rotated upright (EXIF), with transparent pixels on white. An
 image that cannot be decoded raises an error; it is never replaced by a blank one.
@@ -19,7 +19,14 @@ from roll.errors import DataError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["ImageLimits", "compute_digest", "decode_image", "encode_thumbnail", "image_from_array", "read_image_size"]
+__all__ = [
+    "ImageLimits",
+    "compute_digest",
+    "convert_array_to_image",
+    "decode_image",
+    "encode_thumbnail",
+    "read_image_size",
+]
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM")
 """Formats that Pillow decodes itself, without external programs."""
@@ -73,7 +80,7 @@ def decode_image(data: bytes, what: str, limits: ImageLimits | None = None) -> I
         raise DataError(f"{what} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
 
 
-def image_from_array(array: Any, what: str) -> Image:
+def convert_array_to_image(array: Any, what: str) -> Image:
     """Convert an array to an image in mode RGB.
 
     Args:
@@ -104,7 +111,7 @@ def image_from_array(array: Any, what: str) -> Image:
 def read_image_size(file: IO[bytes]) -> tuple[int, int] | None:
     """Return the width and height of an encoded image, in pixels, from its header; `None` if it is damaged.
 
-    Nothing is decoded, so the size of a rotated photo (EXIF) is the stored one.
+    The pixels are not decoded, and a rotation in the EXIF data is ignored.
     """
     from PIL import Image
 
@@ -117,7 +124,7 @@ def read_image_size(file: IO[bytes]) -> tuple[int, int] | None:
 
 
 def encode_thumbnail(image: Image, longest: int) -> bytes:
-    """Return an image as PNG, scaled down to at most `longest` pixels in width and height."""
+    """Encode an image as PNG, scaled down to at most `longest` pixels in width and height."""
     if max(image.size) > longest:
         image = image.copy()
         image.thumbnail((longest, longest))

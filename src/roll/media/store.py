@@ -1,4 +1,4 @@
-"""A content-addressed store of media in the run directory: an image that several prompts show is stored once.
+"""A content-addressed media store in the run directory: an image that several prompts use is stored once.
 
 media/3f/3f9c…e1     an image, encoded as it was received
 media/a0/a07b…55     audio: a WAV file of float32 samples, one channel, at the rate of the model
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from roll.errors import DataError
-from roll.media.audio import AudioClip, audio_from_array, decode_audio
+from roll.media.audio import AudioClip, convert_array_to_audio, decode_audio
 from roll.media.images import ImageLimits, compute_digest, decode_image
 from roll.media.video import VideoClip, decode_video, is_stored_video
 from roll.media.wav import is_wav, read_wav, write_wav
@@ -97,19 +97,19 @@ class MediaStore:
         """Store decoded audio or video, and return its digest. Audio is resampled to the rate of the store."""
         if isinstance(clip, VideoClip):
             return self._add(clip, clip.encode())
-        clip = audio_from_array(clip.samples, clip.rate, "audio", self.audio_rate)
+        clip = convert_array_to_audio(clip.samples, clip.rate, "audio", self.audio_rate)
         return self._add(clip, write_wav(clip.samples, clip.rate))
 
     def check_kind(self, kind: MediaKind, what: str) -> None:
         """Check that the model reads media of a kind.
 
         Raises:
-            DataError: It does not.
+            DataError: The model does not read media of this kind.
         """
         if kind not in self.kinds:
             raise DataError(f"{what} is of kind '{kind}', but the model reads only: {', '.join(self.kinds)}.")
 
-    def keep_image(self, digest: str, size: tuple[int, int], pixels: bytes) -> None:
+    def cache_image(self, digest: str, size: tuple[int, int], pixels: bytes) -> None:
         """Cache an image of the store that another process has decoded.
 
         Args:
@@ -118,14 +118,14 @@ class MediaStore:
             pixels: Its RGB pixels, row by row.
 
         Raises:
-            DataError: The pixels are not those of the digest.
+            DataError: The pixels do not match the digest.
         """
         from PIL import Image
 
         image = Image.frombytes("RGB", size, pixels)
         if compute_digest(image) != digest:
-            raise DataError(f"the pixels that a worker returned are not those of image {digest[:12]}.")
-        self._keep(digest, image)
+            raise DataError(f"the pixels that a worker returned do not match the digest of image {digest[:12]}.")
+        self._cache_content(digest, image)
 
     def get(self, digest: str) -> MediaContent:
         """Return a decoded medium: an image in mode RGB, an audio clip, or a video.
@@ -162,7 +162,7 @@ class MediaStore:
                 f"the content of '{self._get_path(digest)}' does not match the digest in its name, so the file was "
                 "changed: restore it."
             )
-        self._keep(digest, content)
+        self._cache_content(digest, content)
         return content
 
     def __contains__(self, digest: str) -> bool:
@@ -179,11 +179,11 @@ class MediaStore:
             temporary = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
             temporary.write_bytes(data)
             os.replace(temporary, path)
-        self._keep(digest, content)
+        self._cache_content(digest, content)
         return digest
 
     def _decode(self, data: bytes, digest: str) -> MediaContent:
-        """Decode a stored file; its first bytes tell the kind."""
+        """Decode a stored file, whose kind is detected from its first bytes."""
         if is_stored_video(data):
             return VideoClip.decode(data, f"video {digest[:12]}")
         if is_wav(data):
@@ -191,7 +191,7 @@ class MediaStore:
             return AudioClip(samples=samples[:, 0], rate=rate)
         return decode_image(data, f"image {digest[:12]}", self._limits)
 
-    def _keep(self, digest: str, content: MediaContent) -> None:
+    def _cache_content(self, digest: str, content: MediaContent) -> None:
         with self._lock:
             if digest in self._cache:
                 return
@@ -228,11 +228,11 @@ def _count_bytes(content: MediaContent) -> int:
 
 
 def copy_store(source: Path, target: Path) -> None:
-    """Copy the media of a store to another one; as hard links, if both are on the same file system.
+    """Copy the media of a store to another store, as hard links if both are on the same file system.
 
     Args:
-        source: The directory to copy from; it need not exist.
-        target: The directory to copy to; media that are in it already stay as they are.
+        source: The directory to copy from; it does not have to exist.
+        target: The directory to copy to; media that it already has are skipped.
     """
     for path in source.glob("??/*"):
         copy = target / path.parent.name / path.name

@@ -19,7 +19,7 @@ from roll.media.images import FORMATS, decode_image
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["VideoClip", "VideoLimits", "decode_video", "is_stored_video", "video_from_frames"]
+__all__ = ["VideoClip", "VideoLimits", "build_video", "decode_video", "is_stored_video"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class VideoLimits:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class VideoClip:
-    """Frames at a constant rate, without sound."""
+    """A video without sound, as frames at a constant rate."""
 
     frames: NDArray[np.uint8]
     """RGB values [frames, height, width, 3]."""
@@ -79,17 +79,15 @@ class VideoClip:
                 images = [decode_image(archive.read(f"{i:06d}.png"), f"{what}, frame {i}") for i in range(count)]
         except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
             raise DataError(f"{what} is damaged: {type(error).__name__}: {error}.") from error
-        return video_from_frames(images, fps, what)
+        return build_video(images, fps, what)
 
 
 def is_stored_video(data: bytes) -> bool:
-    """Return whether the bytes begin like the archive that `VideoClip.encode` writes."""
+    """Return whether the data starts like an archive of `VideoClip.encode`."""
     return data[:4] == b"PK\x03\x04"
 
 
-def video_from_frames(
-    frames: Iterable[Image] | Any, fps: Any, what: str, limits: VideoLimits | None = None
-) -> VideoClip:
+def build_video(frames: Iterable[Image] | Any, fps: Any, what: str, limits: VideoLimits | None = None) -> VideoClip:
     """Build a video from its frames.
 
     Args:
@@ -128,7 +126,7 @@ def video_from_frames(
 
 
 def decode_video(data: bytes, what: str, limits: VideoLimits | None = None) -> VideoClip:
-    """Decode a video file: an animated GIF, WebP or PNG, and other formats if PyAV (`av`) is installed.
+    """Decode a video file: an animated GIF, WebP or PNG, or any other format if PyAV (`av`) is installed.
 
     Args:
         data: The encoded video.
@@ -184,7 +182,7 @@ def _decode_animation(animation: Any, what: str, limits: VideoLimits) -> VideoCl
             f"{what} has frames of {min(durations):g} to {max(durations):g} ms: all frames must have the same "
             "duration. Give the frames as a list with `fps` instead."
         )
-    return video_from_frames(frames, 1000.0 / durations[0], what, limits)
+    return build_video(frames, 1000.0 / durations[0], what, limits)
 
 
 def _decode_with_av(data: bytes, what: str, limits: VideoLimits) -> VideoClip:
@@ -208,7 +206,7 @@ def _decode_with_av(data: bytes, what: str, limits: VideoLimits) -> VideoClip:
             if stream is None or not stream.average_rate:
                 raise DataError(f"{what} has no video with a frame rate.")
             fps = float(stream.average_rate)
-            return video_from_frames(read(container, stream), fps, what, limits)
+            return build_video(read(container, stream), fps, what, limits)
     except DataError:
         raise
     except Exception as error:  # FFmpeg raises various errors for damaged files

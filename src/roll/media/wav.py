@@ -1,4 +1,4 @@
-"""Reads and writes WAV files. The module `wave` of the standard library reads no floating-point samples."""
+"""Reads and writes WAV files; the standard library's module `wave` does not read floating-point samples."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from roll.errors import DataError
 
 __all__ = ["is_wav", "read_wav", "write_wav"]
 
-_INTEGERS, _FLOATS, _EXTENSIBLE = 1, 3, 0xFFFE
+_PCM_FORMAT, _FLOAT_FORMAT, _EXTENSIBLE_FORMAT = 1, 3, 0xFFFE
 _UNKNOWN_SIZE = 0xFFFFFFFF
-"""Size of the data in files that were written to a pipe."""
+"""Size field of the data chunk in files that were written to a pipe."""
 
 
 def is_wav(data: bytes) -> bool:
-    """Return whether the bytes begin like a WAV file."""
+    """Return whether the data starts like a WAV file."""
     return data[:4] == b"RIFF" and data[8:12] == b"WAVE"
 
 
@@ -54,9 +54,9 @@ def read_wav(data: bytes, what: str) -> tuple[NDArray[np.float32], int]:
 
 
 def write_wav(samples: NDArray[np.float32], rate: int) -> bytes:
-    """Return a WAV file of one channel of float32 samples [n]."""
+    """Encode float32 samples [n] as a WAV file with one channel."""
     content = np.ascontiguousarray(samples, "<f4").tobytes()
-    form = struct.pack("<HHIIHH", _FLOATS, 1, rate, 4 * rate, 4, 32)
+    form = struct.pack("<HHIIHH", _FLOAT_FORMAT, 1, rate, 4 * rate, 4, 32)
     body = b"WAVE" + b"fmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", len(content)) + content
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
@@ -72,16 +72,16 @@ def _iter_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 def _read_samples(form: bytes, content: bytes, what: str) -> tuple[NDArray[np.float32], int]:
     kind, channels, rate, _, block, bits = struct.unpack_from("<HHIIHH", form)
-    if kind == _EXTENSIBLE and len(form) >= 26:
+    if kind == _EXTENSIBLE_FORMAT and len(form) >= 26:
         kind = struct.unpack_from("<H", form, 24)[0]
-    supported = (kind == _INTEGERS and bits in (8, 16, 24, 32)) or (kind == _FLOATS and bits in (32, 64))
+    supported = (kind == _PCM_FORMAT and bits in (8, 16, 24, 32)) or (kind == _FLOAT_FORMAT and bits in (32, 64))
     if not supported or not channels or not rate or block != channels * bits // 8:
         raise DataError(
             f"{what} is a WAV file with format {kind}, {channels} channels and {bits} bits at {rate} Hz: it must have "
             "integer samples of 8, 16, 24 or 32 bits, or floating-point samples of 32 or 64 bits."
         )
     content = content[: len(content) // block * block]
-    if kind == _FLOATS:
+    if kind == _FLOAT_FORMAT:
         values = np.frombuffer(content, f"<f{bits // 8}")
     elif bits == 8:
         values = (np.frombuffer(content, np.uint8).astype(np.float32) - 128) / 128

@@ -1,4 +1,4 @@
-"""Interfaces of rewards and data that the controller uses."""
+"""The controller's interfaces to rewards and data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 @runtime_checkable
 class Reward(Protocol):
-    """Scores a rollout. A wrong answer gets a low value; an exception means an infrastructure failure."""
+    """Scores a rollout: a wrong answer gets a low value; an exception means an infrastructure error."""
 
     async def __call__(self, rollout: Rollout) -> RewardResult: ...
 
@@ -32,7 +32,7 @@ class Draw(Protocol):
 
 @runtime_checkable
 class Items(Protocol[Item_co]):
-    """A finite sequence of prompts or examples; its order and content depend only on its settings."""
+    """A finite sequence of prompts or examples, whose order and content depend only on its settings."""
 
     def __len__(self) -> int: ...
 

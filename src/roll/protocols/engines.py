@@ -1,4 +1,4 @@
-"""Interface of inference engines that the controller uses."""
+"""The controller's interface to inference engines."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class InferenceEngine(Protocol):
         ...
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Run one request to its end; an aborted request returns its tokens so far with `finish_reason="abort"`.
+        """Run one request to its end; an aborted request returns the tokens so far, with `finish_reason="abort"`.
 
         Raises:
             EngineDiedError: The engine died; the request may be sent to another engine.
@@ -95,7 +95,7 @@ class InferenceEngine(Protocol):
 
 @runtime_checkable
 class SupportsReadback(Protocol):
-    """An engine that can read its weights back: an optional extension of `InferenceEngine`."""
+    """An optional extension of `InferenceEngine`: an engine that can read its weights back."""
 
     async def applied_checksums(self) -> Mapping[str, int] | None:
         """Return checksums of the weights that the engine computes with.

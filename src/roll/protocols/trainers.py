@@ -1,4 +1,4 @@
-"""Interfaces of trainers that the controller uses, and of losses that trainers use."""
+"""The controller's interfaces to trainers, and the trainers' interface to losses."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ class LossFn(Protocol):
 
 @runtime_checkable
 class WeightSource(Protocol):
-    """Re-iterable stream of weights under their names in the HF checkpoint; one tensor is in memory at a time.
+    """An iterable of the weights with their names in the HF checkpoint, of which one tensor is in memory at a time.
 
-    With several ranks, iteration is collective: every rank iterates, rank 0 gets the full tensors, the others `None`.
+    It can be iterated repeatedly. With several ranks, iteration is collective: every rank iterates, rank 0 gets the
+    full tensors, and the other ranks get `None`.
     """
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]: ...
@@ -100,7 +101,7 @@ class TrainBackend(Protocol):
         ...
 
     def use_adapter(self, name: str) -> None:
-        """Use this LoRA adapter in all later calls; if the name is new, create the adapter, initialized like the first.
+        """Use a LoRA adapter in all later calls; for a new name, create an adapter with the initial weights.
 
         Each adapter has its own weights, gradients, optimizer state and schedule. A trainer starts with `default`.
 
@@ -112,7 +113,7 @@ class TrainBackend(Protocol):
     def forward(
         self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions | None = None
     ) -> Mapping[Output, list[Any]]:
-        """Compute outputs for a batch with the current weights, without gradients. Each output is a list over samples.
+        """Compute outputs for a batch with the current weights, without gradients; an output has one entry per sample.
 
         Args:
             batch: A batch with tokens, the start of answers (`prefix_length`), and loss masks.
@@ -134,7 +135,7 @@ class TrainBackend(Protocol):
         ...
 
     def weights(self) -> WeightSource:
-        """Return the weights to sync to the engines: LoRA merged, in the engines' dtype, with HF names."""
+        """Return the weights for a weight sync: with LoRA merged, in the engines' dtype, and with HF names."""
         ...
 
     def save(self, path: Path, *, background: bool = False) -> None:
@@ -146,7 +147,7 @@ class TrainBackend(Protocol):
         ...
 
     def is_save_written(self, *, wait: bool) -> bool:
-        """Return whether the last save is on disk. If a background save has failed, raise its error, once."""
+        """Return whether the last save is on disk; if a background save has failed, raise its error, once."""
         ...
 
     def load(self, path: Path) -> None:

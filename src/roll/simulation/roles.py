@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from roll.cluster.engines import StartedEngines
+from roll.cluster.engines import ManagedEngineGroup
 from roll.config.simulation import EnvironmentLatencyConfig, FailureConfig, SimulationConfig
 from roll.errors import EngineDiedError
 from roll.protocols import InferenceEngine
@@ -36,7 +36,7 @@ from roll.types import (
 __all__ = ["EnvironmentTurns", "SimulatedEngines", "SimulatedRenderer", "SimulatedReward", "SimulatedTrainer"]
 
 
-class SimulatedEngines(StartedEngines):
+class SimulatedEngines(ManagedEngineGroup):
     """A simulated `roll.rollout.engine_group.EngineGroup`.
 
     Args:

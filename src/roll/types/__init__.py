@@ -1,11 +1,11 @@
-"""The data types of ROLL: every record that is passed between packages or processes.
+"""The data types of ROLL: all records that packages or processes exchange.
 
 Records are frozen and keyword-only. Arrays are NumPy, one entry per token, aligned with `token_ids`; shapes use
 
     P  prompt tokens          T  generated tokens of one rollout        L = P + T  tokens of a training sample
 
-A prompt is *drawn* (`PromptDraw`, with an id that the data ledger tracks), attempted `group_size` times (`Rollout`s of
-one `Group`), and each scored rollout becomes a `TrainingSample`. Records do not contain control flags.
+A prompt is *drawn* (`PromptDraw`, with an ID that the data ledger tracks) and attempted `group_size` times (the
+`Rollout`s of one `Group`). Each scored rollout becomes a `TrainingSample`.
 """
 
 from roll.types.arrays import *  # noqa: F403

@@ -1,4 +1,4 @@
-"""Records of engines apart from generation: weight updates, receipts, load."""
+"""Records that engines exchange with the controller for weight syncs and load reports."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightUpdate:
-    """The announcement of a weight sync to an engine: the tensors, and how to fetch them."""
+    """A weight sync as announced to an engine: the tensors, and how the engine fetches them."""
 
     policy_version: int
     manifest: tuple[TensorSpec, ...]
@@ -42,7 +42,7 @@ class WeightUpdate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightReceipt:
-    """An engine's confirmation of an update."""
+    """An engine's confirmation of a weight sync."""
 
     engine_id: str
     policy_version: int
@@ -56,7 +56,7 @@ class WeightReceipt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineLoad:
-    """Load of an engine."""
+    """The load of an engine: requests, KV cache and decoding steps."""
 
     num_running: int
     num_waiting: int

@@ -1,4 +1,4 @@
-"""Examples for offline training: conversations, plain text, and compared answers."""
+"""Examples for offline training: conversations, plain text, and preference pairs."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Example:
     """One row of a data set, as its source provides it."""
 
     uid: str
-    """Stable across runs and machines: `<source>/<key>`."""
+    """ID of the example, `<source>/<key>`, stable across runs and machines."""
     domain: str
-    """Metrics are kept per domain."""
+    """Domain of the example; metrics are reported per domain."""
     conversations: tuple[Conversation, ...]
     """One conversation; for a pair, two with the same prompt, the preferred one first."""
     preferred: bool | None = None
@@ -51,7 +51,7 @@ class ExampleDraw:
     """One use of an example, drawn from the data; the ledger records its outcome."""
 
     draw_id: int
-    """0, 1, 2, … in draw order over the whole run."""
+    """Index of the draw in the run: 0, 1, 2, …"""
     example: Example
     position: int
     """Position in its domain's stream, from which the example can be drawn again."""

@@ -1,4 +1,4 @@
-"""Calls to the model: requests, sampling parameters, and generations."""
+"""Generation requests, sampling parameters and generations."""
 
 from __future__ import annotations
 

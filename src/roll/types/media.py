@@ -2,7 +2,7 @@
 
 tokens   [ Look :  <pad> <pad> <pad>  What ? ]
 media               └─ digest 00ff… ─┘
-key      [ Look :   -7…   -6…   -5…   What ? ]        other images: other numbers; without media: the tokens
+key      [ Look :   -7…   -6…   -5…   What ? ]        each image has its own numbers; text tokens are their own key
 """
 
 from __future__ import annotations
@@ -82,9 +82,9 @@ def check_spans(media: Sequence[MediaSpan], num_tokens: int, what: str) -> None:
 
 
 def build_sequence_key(token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan] = ()) -> NDArray[Any]:
-    """Return integers [L] that are equal exactly where the tokens and the media content are equal.
+    """Build the key of a sequence: integers [L] that are equal exactly where tokens and media content are equal.
 
-    Without media these are the tokens themselves. Placeholders of media become negative numbers, which are not tokens:
+    Text tokens are their own key. Placeholders of media become negative numbers, which are not token IDs:
     62 bits of a hash of kind, digest, grid and length, incremented from token to token.
 
     Args:
@@ -104,7 +104,7 @@ def build_sequence_key(token_ids: NDArray[np.integer[Any]], media: Sequence[Medi
 
 
 def shift_media(media: Iterable[MediaSpan], by: int) -> tuple[MediaSpan, ...]:
-    """Return the spans with their positions shifted by `by` tokens."""
+    """Shift the positions of media spans by `by` tokens."""
     return tuple(replace(span, start=span.start + by, end=span.end + by) for span in media)
 
 
@@ -134,14 +134,14 @@ def slice_media(media: Iterable[MediaSpan], start: int, stop: int, offset: int =
 
 
 class EncodedText(NamedTuple):
-    """The tokens of a text, and the spans of its images in them."""
+    """The token IDs of a text, and the spans of the text's images."""
 
     token_ids: IntArray
-    """[N], with images expanded."""
+    """Token IDs [N], with one placeholder token per image patch."""
     media: tuple[MediaSpan, ...] = ()
 
 
 def join_encoded(first: EncodedText, second: EncodedText) -> EncodedText:
-    """Return the concatenation of two texts' tokens."""
+    """Concatenate the token IDs and the image spans of two texts."""
     ids = np.concatenate([first.token_ids, second.token_ids]).astype(np.int32, copy=False)
     return EncodedText(ids, (*first.media, *shift_media(second.media, len(first.token_ids))))

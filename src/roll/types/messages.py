@@ -1,4 +1,4 @@
-"""Chat messages; the content of one is a string, or a sequence of text, image, audio and video parts.
+"""Chat messages, whose content is a string, or a sequence of text, image, audio and video parts.
 
     Message ── to_dict ──► chat templates, JSON          a message is a dictionary only there
             ◄─ from_dict ── an environment's info
@@ -127,7 +127,7 @@ class ImageData(ImagePart):
 
     @classmethod
     def from_bytes(cls, data: bytes) -> ImageData:
-        """Build the part of an encoded image. Its digest is that of the encoded bytes, not of the pixels."""
+        """Build the part from an encoded image; the digest is computed from the encoded bytes, not from the pixels."""
         return cls(digest=hashlib.sha256(data).hexdigest(), data=data)
 
     def to_dict(self) -> dict[str, Any]:
@@ -160,7 +160,7 @@ _PARTS: Mapping[str, type[ImagePart | AudioPart | VideoPart]] = {
 
 
 def parse_content(value: Any) -> Content:
-    """Build message content from JSON: a string, or a list of parts as `to_dict` returns them.
+    """Build message content from JSON: a string, or a list of parts in the format of `to_dict`.
 
     If all parts are text, they are joined into one string, so content without media is always a `str`.
 
@@ -231,7 +231,7 @@ def iter_texts(content: Content) -> Iterator[str]:
 
 
 def map_text(content: Content, change: Callable[[str], str]) -> Content:
-    """Return the content with `change` applied to its text, or to each of its text parts; media stay unchanged."""
+    """Apply a function to the text of content, or to each of its text parts; media stay unchanged."""
     if isinstance(content, str):
         return change(content)
     return tuple(TextPart(text=change(part.text)) if isinstance(part, TextPart) else part for part in content)
@@ -243,7 +243,7 @@ def count_characters(content: Content) -> int:
 
 
 def fill_placeholder(template: str, placeholder: str, content: Content) -> Content:
-    """Return the template with each occurrence of the placeholder replaced by the content."""
+    """Replace each occurrence of a placeholder in a template by message content."""
     if isinstance(content, str):
         return template.replace(placeholder, content)
     pieces: list[Part] = []
@@ -254,7 +254,7 @@ def fill_placeholder(template: str, placeholder: str, content: Content) -> Conte
 
 
 def join_content(contents: Sequence[Content], between: str = "\n\n") -> Content:
-    """Join contents, with a separator between them."""
+    """Join the contents of several messages, with a separator between them."""
     texts = [content for content in contents if isinstance(content, str)]
     if len(texts) == len(contents):
         return between.join(texts)
@@ -267,7 +267,7 @@ def join_content(contents: Sequence[Content], between: str = "\n\n") -> Content:
 
 
 def list_media(content: Content) -> tuple[ImagePart | AudioPart | VideoPart, ...]:
-    """Return the parts that are not text, in order."""
+    """Return the image, audio and video parts of message content, in order."""
     return () if isinstance(content, str) else tuple(part for part in content if not isinstance(part, TextPart))
 
 

@@ -43,7 +43,7 @@ HistoryKind: TypeAlias = Literal["full", "window", "thinking_stripped", "stepwis
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """Which earlier turns the model receives; see `roll.config.episodes`."""
+    """Which earlier turns are in the model's context; see `roll.config.episodes`."""
 
     kind: HistoryKind = "full"
     turns: int = 0
@@ -65,7 +65,7 @@ class EnvironmentSettings:
     seed: int | None = None
     """Seed of the episode, passed to `reset`; `None` if the options determine the episode."""
     history: History | None = None
-    """Which earlier turns the model receives; `None`: as configured for the run."""
+    """Which earlier turns are in the model's context; `None`: as configured for the run."""
     opening: str = ""
     """Template of the first user message, in which `{prompt}` is the first observation; the prompt then has only the
     messages before it. Empty if the prompt already contains the environment's task."""
@@ -88,9 +88,9 @@ class Prompt:
     """One task, as read from its source."""
 
     uid: str
-    """Stable across runs and machines: `<source>/<key>`."""
+    """ID of the prompt, `<source>/<key>`, stable across runs and machines."""
     domain: str
-    """Metrics and sampling quotas are kept per domain."""
+    """Domain of the prompt; metrics and sampling quotas are per domain."""
     messages: tuple[Message, ...]
     answer: str = ""
     """Reference answer for the verifier; empty if the reward needs none."""
@@ -111,7 +111,7 @@ class Prompt:
 
     @property
     def prefill(self) -> str:
-        """The start of the answer, which the model continues, if the last message is the assistant's; else empty."""
+        """The start of the answer: the last message if it is the assistant's, which the model continues; else empty."""
         return self.messages[-1].text if self.messages and self.messages[-1].role == "assistant" else ""
 
     @property
@@ -125,7 +125,7 @@ class PromptDraw:
     """One use of a prompt, drawn from the data; the ledger records its outcome."""
 
     draw_id: int
-    """0, 1, 2, … in draw order over the whole run."""
+    """Index of the draw in the run: 0, 1, 2, …"""
     prompt: Prompt
     token_ids: IntArray
     """[P] tokens of the prompt rendered with the model's chat template, including the generation prompt."""
@@ -143,7 +143,7 @@ class PromptDraw:
 
 
 class DrawOutcome(StrEnum):
-    """Outcome of a drawn prompt or example."""
+    """The outcome of a drawn prompt or example, as the data ledger records it."""
 
     IN_FLIGHT = "in_flight"
     TRAINED = "trained"
@@ -155,8 +155,9 @@ class DrawOutcome(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutId:
-    """Identifies one rollout of a run. Its string form, such as `train-3.1`, is used only for engines, files and
-    display.
+    """The ID of a rollout, unique in the run.
+
+    Its string form, such as `train-3.1`, is used only in engine requests, in files and for display.
     """
 
     purpose: str
@@ -168,7 +169,7 @@ class RolloutId:
         return f"{self.purpose}-{self.draw_id}.{self.index}"
 
     def request_id(self, turn: int = 0) -> str:
-        """Return the id of the rollout's engine request for a turn, counted from 0."""
+        """Return the ID of the rollout's engine request for a turn, counted from 0."""
         return f"{self}.t{turn}" if turn else str(self)
 
 

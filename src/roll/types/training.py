@@ -1,4 +1,4 @@
-"""Inputs and outputs of trainers: samples, batches, needs of losses, results of steps."""
+"""Inputs and outputs of trainers: samples, batches, the needs of losses, and the results of steps."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Divergence:
     beta: float = 0.5
     """Beta of `jsd`, between 0 and 1; near 0, `jsd` is beta times `forward`, near 1, it is 1 - beta times `reverse`."""
     temperature: float | None = None
-    """Temperature of both distributions; `None` for the batch's temperature."""
+    """Temperature of both distributions; `None` means the temperature of the batch."""
 
     def __post_init__(self) -> None:
         if self.kind == "jsd" and not 0 < self.beta < 1:
@@ -65,7 +65,7 @@ class Divergence:
                 "`forward` instead of 0, or `reverse` instead of 1"
             )
         if self.temperature is not None and self.temperature <= 0:
-            raise ValueError(f"the divergence's temperature is {self.temperature}: it must be above 0")
+            raise ValueError(f"the divergence's temperature must be above 0, not {self.temperature}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,7 +102,7 @@ class AttentionStatistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopLogprobs:
-    """Top-k tokens and log-probs of another model at a sample's loss tokens; 0 elsewhere."""
+    """Top-k token IDs and log-probs of another model at a sample's loss tokens; 0 at other tokens."""
 
     token_ids: IntArray
     """Shape [L, k]."""
@@ -262,7 +262,7 @@ class TrainingBatch:
         return list(places.values())
 
     def expand_to_samples(self, values: Sequence[T]) -> list[T]:
-        """Return the value of each sample's sequence, in the order of samples, given one value per sequence."""
+        """Expand one value per sequence to one value per sample, in the order of samples."""
         known = {i: one for own, one in zip(self.sequences, values, strict=True) for i in own}
         return [known[i] for i in range(len(self.samples))]
 
@@ -301,7 +301,7 @@ class TrainingBatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimParams:
-    """Settings of one optimizer update; `None` means as configured. A trainer may support only some of them."""
+    """Optimizer settings of one update; `None` means the configured value. A trainer may support only some of them."""
 
     learning_rate: float | None = None
     beta1: float | None = None
@@ -318,7 +318,7 @@ class ForwardOptions:
     attention: AttentionRange | None = None
     """Token distances for the output `attention`; see `roll.algorithms.credit`."""
     num_top: int | None = None
-    """k of the output `top_logprobs`."""
+    """Number of most likely tokens, k, in the output `top_logprobs`."""
     adapter: bool = True
     """False disables LoRA adapters: the policy as it was before training."""
     version: int | None = None

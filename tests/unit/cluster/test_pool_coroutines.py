@@ -49,7 +49,7 @@ async def test_worker_pool_coroutine_a_call_over_its_time_is_cancelled_and_the_o
 async def test_worker_pool_coroutine_a_call_that_blocks_its_loop_costs_the_process_and_no_more(
     pool: LocalWorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_coroutines, "GRACE_S", 0.2)
+    monkeypatch.setattr(pool_coroutines, "CANCEL_GRACE_S", 0.2)
     beside = asyncio.create_task(pool.submit(coroutines.forever, time_limit_s=100))
     await pool.submit(coroutines.process, time_limit_s=20)
     with pytest.raises(TimeoutError):
@@ -63,7 +63,7 @@ async def test_worker_pool_coroutine_a_call_that_blocks_its_loop_costs_the_proce
 async def test_worker_pool_coroutine_the_call_that_blocks_the_loop_is_over_its_time_and_not_those_whose_time_ends_first(
     pool: LocalWorkerPool, monkeypatch: pytest.MonkeyPatch, stuck: Callable[[], Awaitable[None]]
 ) -> None:
-    monkeypatch.setattr(pool_coroutines, "GRACE_S", 0.2)
+    monkeypatch.setattr(pool_coroutines, "CANCEL_GRACE_S", 0.2)
     await pool.submit(coroutines.process, time_limit_s=20)
     innocent = [asyncio.create_task(pool.submit(coroutines.forever, time_limit_s=0.3)) for _ in range(3)]
     await asyncio.sleep(0)  # they are sent first
@@ -76,7 +76,7 @@ async def test_worker_pool_coroutine_the_call_that_blocks_the_loop_is_over_its_t
 async def test_worker_pool_coroutine_a_call_that_cannot_be_cancelled_is_over_its_time_while_its_loop_turns(
     pool: LocalWorkerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pool_coroutines, "GRACE_S", 0.2)
+    monkeypatch.setattr(pool_coroutines, "CANCEL_GRACE_S", 0.2)
     await pool.submit(coroutines.process, time_limit_s=20)
     beside = asyncio.create_task(pool.submit(coroutines.forever, time_limit_s=100))
     with pytest.raises(TimeoutError):

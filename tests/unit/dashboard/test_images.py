@@ -22,7 +22,7 @@ from roll.dashboard.one_rollout import build_details
 from roll.dashboard.rollouts import encode_row
 from roll.dashboard.vocabulary import Vocabulary
 from roll.media import MediaStore, compute_digest
-from roll.media.stored import describe_images, find_image
+from roll.media.stored_images import describe_images, find_image
 from roll.tracking.reading.files import SafeDirectory
 from roll.tracking.rollout_table import write_rollouts
 from roll.types import ImagePart, MediaSpan, Message, TextPart

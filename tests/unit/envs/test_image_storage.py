@@ -128,8 +128,8 @@ def test_media_store_pixels_of_another_image_are_refused(tmp_path: Path) -> None
     store = MediaStore(tmp_path)
     digest = store.add_image(draw(0))
     with pytest.raises(DataError, match="not those of image"):
-        store.keep_image(digest, (32, 24), draw(1).tobytes())
-    store.keep_image(digest, (32, 24), draw(0).tobytes())
+        store.cache_image(digest, (32, 24), draw(1).tobytes())
+    store.cache_image(digest, (32, 24), draw(0).tobytes())
 
 
 async def test_image_storage_too_many_images_at_once_are_refused(inputs: MediaInputs, decoded: list[int]) -> None:

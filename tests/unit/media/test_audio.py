@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from roll.errors import DataError
-from roll.media import AudioClip, AudioLimits, MediaStore, audio_from_array, decode_audio
+from roll.media import AudioClip, AudioLimits, MediaStore, convert_array_to_audio, decode_audio
 from roll.media.audio import resample
 from roll.media.wav import read_wav, write_wav
 
@@ -64,8 +64,8 @@ def test_audio_channels_are_averaged() -> None:
     expected = ((VALUES + VALUES[::-1]) / 2).astype(np.float32)
     np.testing.assert_array_equal(decode_audio(pcm(stereo, channels=2), "a", None).samples, expected)
     for array in (stereo, stereo.T):
-        np.testing.assert_array_equal(audio_from_array(array, 16000, "a").samples, expected)
-    integers = audio_from_array((VALUES * 2**15).astype(np.int16), 16000, "a")
+        np.testing.assert_array_equal(convert_array_to_audio(array, 16000, "a").samples, expected)
+    integers = convert_array_to_audio((VALUES * 2**15).astype(np.int16), 16000, "a")
     np.testing.assert_array_equal(integers.samples, VALUES.astype(np.float32))
 
 
@@ -115,7 +115,7 @@ def test_audio_that_cannot_be_read_is_reported(data: bytes, message: str) -> Non
 )
 def test_audio_arrays_that_are_not_samples_are_reported(array: Any, rate: Any, message: str) -> None:
     with pytest.raises(DataError, match=message):
-        audio_from_array(array, rate, "a")
+        convert_array_to_audio(array, rate, "a")
 
 
 def test_audio_store_has_equal_sound_once_at_its_rate(tmp_path: Path) -> None:

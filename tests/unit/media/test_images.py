@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from roll.errors import DataError
-from roll.media import ImageLimits, MediaStore, compute_digest, decode_image, image_from_array
+from roll.media import ImageLimits, MediaStore, compute_digest, convert_array_to_image, decode_image
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **settings: Any) -> bytes:
@@ -115,7 +115,7 @@ def test_decode_image_limits_hold_before_decoding() -> None:
 
 @pytest.mark.parametrize("shape", [(4, 4), (4, 4, 3), (4, 4, 4)])
 def test_image_from_array_shapes_of_images_are_accepted(shape: tuple[int, ...]) -> None:
-    assert image_from_array(np.full(shape, 255, np.uint8), "it").size == (4, 4)
+    assert convert_array_to_image(np.full(shape, 255, np.uint8), "it").size == (4, 4)
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_image_from_array_shapes_of_images_are_accepted(shape: tuple[int, ...]) 
 )
 def test_image_from_array_other_arrays_are_refused(array: Any) -> None:
     with pytest.raises(DataError, match="it "):
-        image_from_array(array, "it")
+        convert_array_to_image(array, "it")
 
 
 def test_media_store_equal_contents_are_stored_once(tmp_path: Path) -> None:

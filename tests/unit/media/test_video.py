@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from roll.errors import DataError
-from roll.media import MediaStore, VideoClip, VideoLimits, decode_video, video_from_frames
+from roll.media import MediaStore, VideoClip, VideoLimits, build_video, decode_video
 
 FRAMES = np.random.default_rng(0).integers(0, 256, (5, 6, 8, 3), dtype=np.uint8)
 
@@ -26,11 +26,11 @@ def animation(*durations: int, form: str = "WEBP", frames: Any = FRAMES) -> byte
 
 def test_video_frames_arrays_and_lossless_files_are_the_same_video(tmp_path: Path) -> None:
     store = MediaStore(tmp_path)
-    digest = store.add_clip(video_from_frames(FRAMES, 4, "a"))
-    assert store.add_clip(video_from_frames([Image.fromarray(frame) for frame in FRAMES], 4.0, "a")) == digest
+    digest = store.add_clip(build_video(FRAMES, 4, "a"))
+    assert store.add_clip(build_video([Image.fromarray(frame) for frame in FRAMES], 4.0, "a")) == digest
     assert store.add(animation(*[250] * 5), "a", "video") == digest
-    assert store.add_clip(video_from_frames(FRAMES, 2, "a")) != digest  # other timing
-    assert store.add_clip(video_from_frames(FRAMES[::-1], 4, "a")) != digest  # other order
+    assert store.add_clip(build_video(FRAMES, 2, "a")) != digest  # other timing
+    assert store.add_clip(build_video(FRAMES[::-1], 4, "a")) != digest  # other order
     read = MediaStore(tmp_path).get(digest)
     assert isinstance(read, VideoClip) and read.fps == 4.0
     np.testing.assert_array_equal(read.frames, FRAMES)
@@ -60,7 +60,7 @@ def test_video_gif_has_its_frames() -> None:
 )
 def test_video_that_cannot_be_read_is_reported(frames: Any, fps: Any, message: str) -> None:
     with pytest.raises(DataError, match=f"row 3: the video .*{message}"):
-        video_from_frames(frames, fps, "row 3: the video", VideoLimits(num_frames=8, num_pixels=1000))
+        build_video(frames, fps, "row 3: the video", VideoLimits(num_frames=8, num_pixels=1000))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_video_files_that_cannot_be_read_are_reported(data: bytes, message: str,
 
 def test_video_archive_that_is_damaged_is_reported(tmp_path: Path) -> None:
     store = MediaStore(tmp_path)
-    digest = store.add_clip(video_from_frames(FRAMES, 4, "a"))
+    digest = store.add_clip(build_video(FRAMES, 4, "a"))
     path = tmp_path / digest[:2] / digest
     path.write_bytes(path.read_bytes()[:-60])
     with pytest.raises(DataError, match=f"video {digest[:12]} is damaged"):

@@ -121,8 +121,8 @@ def test_media_shared_prefixes_of_samples_end_where_their_pictures_differ() -> N
 
 def test_media_shared_prefixes_of_texts_are_as_without_media() -> None:
     blocks = group_into_blocks(members(sample("a"), sample("b", last=5)))
-    with_media = group_into_blocks(members(sample("a", span()), sample("b", span(), last=5)))
-    assert [block.shared for block in blocks] == [block.shared for block in with_media]
+    set_media_dir = group_into_blocks(members(sample("a", span()), sample("b", span(), last=5)))
+    assert [block.shared for block in blocks] == [block.shared for block in set_media_dir]
 
 
 def test_media_shared_prefixes_of_samples_end_where_their_positions_differ() -> None:

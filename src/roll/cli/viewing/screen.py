@@ -25,7 +25,7 @@ from roll.cli.viewing.cells import LISTED, format_cells
 from roll.cli.viewing.index import Filter, Row, list_rollout_files, parse_filter, sort_rows
 from roll.cli.viewing.tokens import TokenScreen
 from roll.errors import UserError
-from roll.media.stored import describe_images
+from roll.media.stored_images import describe_images
 from roll.tracking import RunDirectory
 from roll.tracking.escape import escape_controls, shorten
 from roll.tracking.reading.files import SafeDirectory

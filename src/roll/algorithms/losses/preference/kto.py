@@ -33,8 +33,8 @@ class KTOLoss:
     """z0, in nats: see `compute_reference_point`. With 0, the loss is APO-zero without pairs, arXiv 2408.06266."""
     beta: float = 0.1
     desirable_weight: float = 1.0
-    """Weight of desirable answers, w_D. The paper recommends w_D n_D / (w_U n_U) between 1 and 3/2, where n_D and n_U are
-    the numbers of desirable and undesirable examples."""
+    """Weight of desirable answers, w_D. The paper recommends w_D n_D / (w_U n_U) between 1 and 3/2, where n_D and n_U
+    are the numbers of desirable and undesirable examples."""
     undesirable_weight: float = 1.0
     """Weight of undesirable answers, w_U."""
     needs = Needs(whole_sequences=True)

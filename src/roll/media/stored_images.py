@@ -1,4 +1,4 @@
-"""Finds the images of a run that texts of rollouts mention, such as `[image 00ff00ff00ff]`.
+"""Finds the stored images that the texts of rollouts mention, such as `[image 00ff00ff00ff]`.
 
 The files are those of `roll.media.MediaStore`: `media/00/00ff…` in the run directory, with the digest as their name.
 """
@@ -15,10 +15,10 @@ from roll.tracking.reading.files import SafeDirectory
 
 __all__ = ["StoredImage", "describe_images", "find_image", "find_mentions", "list_images", "remove_mentions"]
 
-_MENTION = re.compile(r"\[image ([0-9a-f]{12})\]")
+_IMAGE_MENTION = re.compile(r"\[image ([0-9a-f]{12})\]")
 """An image in the text of a message, as `roll.types.describe_content` writes it."""
-_DIGEST = re.compile(r"[0-9a-f]{12,64}")
-_LENGTH = 64
+_DIGEST_PATTERN = re.compile(r"[0-9a-f]{12,64}")
+_DIGEST_LENGTH = 64
 """Number of characters of a whole digest: SHA-256 in hexadecimal."""
 _MAX_IMAGES = 1000
 """Maximum number of different images of one rollout that are listed."""
@@ -33,7 +33,7 @@ class StoredImage(NamedTuple):
 
 
 def list_images(inside: SafeDirectory, texts: Iterable[str], digests: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Return the images that the texts mention, by the first 12 characters of their digest.
+    """List the images that the texts mention, by the first 12 characters of their digest.
 
     Args:
         inside: The run directory.
@@ -58,26 +58,26 @@ def list_images(inside: SafeDirectory, texts: Iterable[str], digests: Sequence[s
 
 
 def find_mentions(texts: Iterable[str]) -> list[str]:
-    """Return the first 12 characters of the digest of each different image that the texts mention, in order."""
-    return list(dict.fromkeys(prefix for text in texts for prefix in _MENTION.findall(text)))
+    """Return the first 12 characters of the digest of each distinct image that the texts mention, in order."""
+    return list(dict.fromkeys(prefix for text in texts for prefix in _IMAGE_MENTION.findall(text)))
 
 
 def remove_mentions(text: str) -> str:
-    """Return the text without the images that it mentions."""
-    return _MENTION.sub("", text)
+    """Remove mentions of images, such as `[image 00ff00ff00ff]`, from a text."""
+    return _IMAGE_MENTION.sub("", text)
 
 
 def find_image(inside: SafeDirectory, digest: str) -> StoredImage:
-    """Return the stored image with a digest, or whose digest begins with the given characters.
+    """Find a stored image by its digest, or by the first characters of its digest.
 
     Args:
         inside: The run directory.
         digest: The first 12 to 64 characters of the digest.
 
     Raises:
-        RunDirectoryError: This is no beginning of a digest, or it fits no image or several.
+        RunDirectoryError: The value is not the start of a digest, or no image or several images match.
     """
-    if not _DIGEST.fullmatch(digest):
+    if not _DIGEST_PATTERN.fullmatch(digest):
         raise RunDirectoryError(f"'{digest[:80]}' is not a digest: it must be 12 to 64 characters of 0-9 and a-f.")
     folder = digest[:2]
     if _is_whole(digest):
@@ -88,7 +88,7 @@ def find_image(inside: SafeDirectory, digest: str) -> StoredImage:
         names = [name for name in stamps if name.startswith(digest) and _is_whole(name)]
         found = [StoredImage(name, stamps[name].size) for name in names]
     if len(found) > 1:
-        raise RunDirectoryError(f"{len(found)} images have a digest that begins with '{digest}': give more of it.")
+        raise RunDirectoryError(f"{len(found)} images have a digest that begins with '{digest}': use more characters.")
     if not found:
         raise RunDirectoryError(
             f"image {digest[:12]} is not in the run's media store: the run directory was copied without its folder "
@@ -98,13 +98,13 @@ def find_image(inside: SafeDirectory, digest: str) -> StoredImage:
 
 
 def describe_images(inside: SafeDirectory, text: str) -> str:
-    """Return the text with the size of each image: `[image 00ff00ff00ff: 640 × 480 pixels, 12.5 KiB]`.
+    """Add the size of each image to its mention: `[image 00ff00ff00ff: 640 × 480 pixels, 12.5 KiB]`.
 
-    Mentions of images that are not in the run say so; without a media store, the text is unchanged.
+    Mentions of missing images are marked as missing. Without a media store, the text is unchanged.
     """
     if inside.get_stamp("media") is None:
         return text
-    return _MENTION.sub(lambda mention: f"[image {mention[1]}: {_describe_size(inside, mention[1])}]", text)
+    return _IMAGE_MENTION.sub(lambda mention: f"[image {mention[1]}: {_describe_size(inside, mention[1])}]", text)
 
 
 def _describe_size(inside: SafeDirectory, prefix: str) -> str:
@@ -119,4 +119,4 @@ def _describe_size(inside: SafeDirectory, prefix: str) -> str:
 
 
 def _is_whole(digest: Any) -> bool:
-    return isinstance(digest, str) and len(digest) == _LENGTH and _DIGEST.fullmatch(digest) is not None
+    return isinstance(digest, str) and len(digest) == _DIGEST_LENGTH and _DIGEST_PATTERN.fullmatch(digest) is not None
