@@ -1,11 +1,12 @@
-"""The dashboard: ROLL's run directories, served as a local web page.
+"""The dashboard: a local web page that shows ROLL's run directories.
 
     run directories ──► readers (metrics, rollouts, trace, health …) ──► web (JSON, access) ──► the page (static/)
 
-Readers only read files: a running run, one that ended and one that was killed look the same.
+Readers only read files, so a run is shown in the same way while it runs, after it has ended, and if it was killed.
 
 Invariants:
-    - nothing is written into a run directory, and nothing outside the given ones is opened: no link is followed;
-    - the content of a file is untrusted: a malformed one is a `problem` that is shown, never an exception;
+    - nothing is written into a run directory, nothing outside the given run directories is opened, and no link is
+      followed;
+    - the content of a file is untrusted: a malformed file is shown as a `problem`, and never raises an exception;
     - a file is read again only if it has changed.
 """

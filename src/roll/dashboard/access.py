@@ -1,7 +1,7 @@
-"""Access control: with a token, only its holders can read, and no other site can read through a user's browser.
+"""Access control: a token for readers, and protection against other sites that are open in a user's browser.
 
-A hostile page can make a browser send requests to this server. It cannot read the responses, since no header allows
-that, unless the page's own host name resolves to this server (DNS rebinding): so the `Host` header is checked.
+A hostile page can make a browser send requests to this server. It cannot read the responses, because no CORS header
+allows it, unless the page's own host name resolves to this server (DNS rebinding). So the `Host` header is checked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _HEADERS = {
 
 
 def build_cookie_name(token: str) -> str:
-    """Return a cookie name that depends on the token: browsers share cookies between all ports of a machine."""
+    """Return a cookie name that depends on the token, because browsers share cookies between all ports of a machine."""
     return f"roll-dashboard-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
 
@@ -52,7 +52,7 @@ class Access:
     """ASGI middleware that rejects requests for other hosts or without the token, and adds security headers.
 
     Args:
-        app: the guarded application.
+        app: the protected application.
         host: address on which the server listens.
         token: required for every request; `None` if all users of this machine may read.
     """
@@ -86,14 +86,16 @@ class Access:
         if scope["method"] not in ("GET", "HEAD"):
             return _reject(405, "only GET is supported.")
         if not self._is_own_host(headers.get("host", "")):
-            return _reject(403, "the Host header is not this server's: open the address that `roll dashboard` printed.")
+            return _reject(
+                403, "the Host header does not name this server: open the address that `roll dashboard` printed."
+            )
         if self._token is None:
             return None
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if any(key == "token" for key, _ in query):
             if not any(key == "token" and self._is_token(value) for key, value in query):
                 return _reject(
-                    401, "the token is not valid: open the address that `roll dashboard` printed at its start."
+                    401, "the token is not valid: open the address that `roll dashboard` printed when it started."
                 )
             # Moves the token into a cookie, so that it does not stay in the address bar, history or links.
             rest = urlencode([(key, value) for key, value in query if key != "token"])
@@ -127,7 +129,7 @@ class Access:
 
 
 def _read_cookie(headers: Headers, name: str) -> str:
-    """Return the value of a cookie, or ""; unlike `http.cookies`, accept a header that also has malformed cookies."""
+    """Return the value of a cookie, or ""; unlike `http.cookies`, ignore malformed cookies in the same header."""
     return cookie_parser(headers.get("cookie", "")).get(name, "")
 
 

@@ -1,4 +1,4 @@
-"""An answer to a question about a run, with its figures and links to the page."""
+"""An answer to a question about a run, with figures and links to views of the page."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 __all__ = ["RECENT_STEPS", "Answer", "build_link"]
 
 RECENT_STEPS = 5
-"""Number of first and of last steps that are compared with each other."""
+"""Number of steps at the start and at the end of a run that are compared with each other."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the page shows for a question about a run: the question, the answer in words, figures and links."""
+    """The answer to a question about a run: text, figures and links to views of the page."""
 
     id: str
     question: str
@@ -26,5 +26,11 @@ class Answer:
 
 
 def build_link(text: str, view: str, **params: Any) -> dict[str, Any]:
-    """Return a link with this text to a view of the page; `params` are the view's parameters."""
+    """Build a link to a view of the page.
+
+    Args:
+        text: Text of the link.
+        view: Name of the view.
+        params: Parameters of the view.
+    """
     return {"text": text, "view": view, "params": params}

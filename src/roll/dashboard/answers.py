@@ -1,6 +1,6 @@
-"""Answers to common questions about a run, each a sentence with figures and links: the response of `/answers`.
+"""Answers to common questions about a run, for `/answers`: each is a sentence with figures and links.
 
-Every answer is computed from the run's files, like the whole dashboard: missing data is reported, not guessed.
+Answers are computed from the run's files; if data is missing, the answer says so.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from typing import Any
 import numpy as np
 
 from roll.dashboard.answer import RECENT_STEPS, Answer, build_link
-from roll.dashboard.ending import explain_end
 from roll.dashboard.learning import explain_learning
 from roll.dashboard.rollouts import KINDS
+from roll.dashboard.run_end import explain_end
 from roll.dashboard.run_facts import RunFacts
 
 __all__ = ["answer_questions"]
 
-_MOST_STEPS = 60
+_MAX_STEPS = 60
 
 
 def answer_questions(facts: RunFacts) -> list[dict[str, Any]]:
-    """Return the answers to all questions about a run, in the order of the page."""
+    """Answer all questions about a run, in the order of the page."""
     explanations = (
         explain_learning,
         _explain_filtering,
@@ -62,7 +62,7 @@ def _explain_filtering(facts: RunFacts) -> Answer:
     if reasons:
         reason, number = reasons.most_common(1)[0]
         text += f" Most frequent reason: {reason} ({number} draws)."
-    steps = sorted(numbers, reverse=True)[:_MOST_STEPS]
+    steps = sorted(numbers, reverse=True)[:_MAX_STEPS]
     links = [everything] + [
         build_link(f"step {step}: {numbers[step]} answers", "rollouts", trained="false", step_min=step, step_max=step)
         for step in steps
@@ -179,13 +179,13 @@ def _explain_time(facts: RunFacts) -> Answer:
     name, number = held.most_common(1)[0] if held else (total.most_common(1)[0][0], 0)
     text = (
         f"Mostly to {total.most_common(1)[0][0]}. A step takes {seconds:.1f} s; in {number} of {len(steps)} steps the "
-        f"bottleneck was {_PHASES.get(name, name)}."
+        f"bottleneck was {_PHASE_NAMES.get(name, name)}."
     )
     figures = [(f"{name}, s per step", round(spent / len(steps), 3)) for name, spent in total.most_common(5)]
     return Answer(id="time", question=question, text=text, figures=figures, links=links)
 
 
-_PHASES = {"wait": "waiting for rollouts", "generate": "generation"}
+_PHASE_NAMES = {"wait": "waiting for rollouts", "generate": "generation"}
 
 
 def _explain_token_updates(facts: RunFacts) -> Answer:
@@ -196,7 +196,7 @@ def _explain_token_updates(facts: RunFacts) -> Answer:
     if not len(places):
         text = "No answer has an advantage, because nothing has been trained yet."
         if facts.is_supervised:
-            text = "This run learns from given examples, so no token has an advantage."
+            text = "This run learns from fixed examples, so no token has an advantage."
         elif facts.pipeline_name not in ("", "rlvr", "agentic"):
             text = f"The pipeline {facts.pipeline_name} has no advantages: all trained tokens have the same weight."
         if facts.files_left:
@@ -265,7 +265,7 @@ def _explain_reward_hacking(facts: RunFacts) -> Answer:
     if all(value is None for value in found.values()):
         text = "The run recorded no reward hacking signals (hacking/…)."
         if facts.is_supervised:
-            text = "This run learns from given examples, so it has no reward."
+            text = "This run learns from fixed examples, so it has no reward."
         return Answer(id="fooled", question=question, text=text)
     raised = [alarm for alarm in facts.alarms if alarm.alarm in _HACKING_ALARMS]
     correlation = names["hacking/length_reward_correlation"]

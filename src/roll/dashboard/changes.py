@@ -1,4 +1,4 @@
-"""Notifies open pages of new data, with so little CPU time that a training run is not slowed down."""
+"""Notifies open pages of new data, within a CPU limit so that a training run is not slowed down."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from roll.dashboard.runs import Run
 __all__ = ["CpuLimiter", "stream_changes"]
 
 _POLL_S = 1.0
-_REST_S = 2.0
-"""Minimum delay between notifications: a step writes several files, and a page requests everything that changed."""
-_LATEST_S = 20.0
+_MIN_INTERVAL_S = 2.0
+"""Minimum time between notifications: a step writes several files, and a page requests everything that changed."""
+_MAX_INTERVAL_S = 20.0
 """Maximum delay of a notification, even if the server is over its budget."""
-_SHARE = 0.004
+_CPU_SHARE = 0.004
 """Share of the CPU time of all cores that a server with open pages may use."""
 
 
 class CpuLimiter:
-    """Limits the CPU time of the server to a share of the machine: over budget, all pages get fewer updates."""
+    """Limits the server's share of the machine's CPU time: over budget, all pages get fewer updates."""
 
     def __init__(
         self,
-        share: float = _SHARE,
+        share: float = _CPU_SHARE,
         clock: Callable[[], float] = time.monotonic,
         spent: Callable[[], float] = time.process_time,
     ) -> None:
@@ -36,18 +36,24 @@ class CpuLimiter:
         self._owed, self._at, self._before = 0.0, self._clock(), self._spent()
 
     def is_over_budget(self) -> bool:
-        """Return whether the server has used more CPU time than its share; idle time earns only a little budget."""
+        """Return whether the server has used more CPU time than its share; little budget accumulates in idle time."""
         at, spent = self._clock(), self._spent()
         earned = self._rate * min(at - self._at, 2 * _POLL_S)
         owed = self._owed + spent - self._before - earned
-        self._owed, self._at, self._before = min(max(owed, 0.0), self._rate * _LATEST_S), at, spent
+        self._owed, self._at, self._before = min(max(owed, 0.0), self._rate * _MAX_INTERVAL_S), at, spent
         return self._owed > 1e-9
 
 
 async def stream_changes(
     run: Run, limiter: CpuLimiter, is_ending: Callable[[], bool] = lambda: False
 ) -> AsyncIterator[str]:
-    """Yield a Server-Sent Event whenever data of the run changed, with the kinds of data, until `is_ending` is true."""
+    """Yield a server-sent event, with the kinds of changed data, whenever the run's data change.
+
+    Args:
+        run: The run.
+        limiter: Delays events while the server is over its CPU budget.
+        is_ending: Returns true when the stream must end.
+    """
     # In a thread: `stat` may block on a network file system.
     before = await asyncio.to_thread(run.read_stamps)
     yield "retry: 2000\n\n"
@@ -57,7 +63,7 @@ async def stream_changes(
         now = await asyncio.to_thread(run.read_stamps)
         kinds = [kind for kind, stamp in now.items() if stamp != before[kind]]
         quiet, passed, is_over_budget = quiet + 1, time.monotonic() - told_at, limiter.is_over_budget()
-        if kinds and passed >= _REST_S and (not is_over_budget or passed >= _LATEST_S):
+        if kinds and passed >= _MIN_INTERVAL_S and (not is_over_budget or passed >= _MAX_INTERVAL_S):
             before, quiet, told_at = now, 0, time.monotonic()
             step = await asyncio.to_thread(run.get_newest_step)
             yield f"event: changed\ndata: {json.dumps({'step': step, 'kinds': kinds})}\n\n"

@@ -9,11 +9,11 @@ import numpy as np
 
 __all__ = ["ColumnBlocks", "Columns"]
 
-_BLOCK = 2**17
+_BLOCK_ROWS = 2**17
 
 
 class Columns:
-    """A table that grows: one NumPy array per column, all of equal length.
+    """A table to which rows can be appended, with one NumPy array per column.
 
     Args:
         types: dtype of each column.
@@ -27,7 +27,7 @@ class Columns:
         return self._size
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """Return the column `name` as a view, which is valid until the table changes.
+        """Return a column as a view, which is valid until the table changes.
 
         Raises:
             KeyError: the column does not exist.
@@ -35,7 +35,7 @@ class Columns:
         return self._arrays[name][: self._size]
 
     def reserve(self, num_rows: int) -> None:
-        """Reserve space for rows, so that appending them needs no copy."""
+        """Reserve space for `num_rows` rows, so that they can be appended without a copy."""
         # Unused space costs nothing: the kernel allocates pages of `np.empty` on first write.
         for name, array in self._arrays.items():
             if num_rows > len(array):
@@ -79,9 +79,9 @@ class ColumnBlocks:
         """Append rows; `values` has an array for every column."""
         at = 0
         while at < num_rows:
-            if not self._blocks or len(self._blocks[-1]) == _BLOCK:
+            if not self._blocks or len(self._blocks[-1]) == _BLOCK_ROWS:
                 self._blocks.append(Columns(self._types))
-                self._blocks[-1].reserve(_BLOCK)
-            end = min(num_rows, at + _BLOCK - len(self._blocks[-1]))
+                self._blocks[-1].reserve(_BLOCK_ROWS)
+            end = min(num_rows, at + _BLOCK_ROWS - len(self._blocks[-1]))
             self._blocks[-1].extend(end - at, {name: column[at:end] for name, column in values.items()})
             at = end

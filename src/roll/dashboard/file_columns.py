@@ -1,6 +1,6 @@
 """Reads the columns of a rollout file that the index needs, and the beginnings of its prompts and answers.
 
-Files of older versions have no `num_tokens`, `num_turns` and `oldest_version`, which are computed from their lists.
+Files of older versions lack `num_tokens`, `num_turns` and `oldest_version`; these are computed from per-token lists.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from roll.tracking.reading.rollout_files import factorize_texts, get_arrow_compu
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["LABELS", "MOST_LABELS", "NUMBERS", "FileColumns", "read_columns"]
+__all__ = ["LABEL_COLUMNS", "MAX_LABELS", "NUMBER_COLUMNS", "FileColumns", "read_columns"]
 
-NUMBERS: dict[str, Any] = {
+NUMBER_COLUMNS: dict[str, Any] = {
     "draw_id": np.int64,
     "index": np.int32,
     "reward": np.float64,
@@ -29,47 +29,47 @@ NUMBERS: dict[str, Any] = {
     "num_turns": np.float32,
     "policy_version": np.float32,
 }
-"""Numeric columns and their dtypes; NaN if the file has none. `policy_version` is the oldest of a row."""
-LABELS = ("domain", "verdict", "status", "finish_reason", "engine_id")
-MOST_LABELS = 4096
+"""Numeric columns and their dtypes; NaN for missing columns. `policy_version` is the oldest version in a row."""
+LABEL_COLUMNS = ("domain", "verdict", "status", "finish_reason", "engine_id")
+MAX_LABELS = 4096
 """Maximum number of distinct values of a label; rows with further values have no label."""
-PREVIEW = 200
+PREVIEW_LENGTH = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileColumns:
-    """The columns of a rollout file that the index needs, for R rows."""
+    """The columns of a rollout file with R rows that the index needs."""
 
     num_rows: int
     numbers: dict[str, np.ndarray]
-    """Each column of `NUMBERS`, shape [R]."""
+    """Each column of `NUMBER_COLUMNS`, shape [R]."""
     labels: dict[str, tuple[np.ndarray, list[str]]]
-    """Each column of `LABELS`: the code of each row's value, shape [R], and the values by code."""
+    """Each column of `LABEL_COLUMNS`: the code of each row's value, shape [R], and the values by code."""
 
 
-def read_columns(inside: SafeDirectory, name: str, keep: Callable[[list[tuple[str, str]]], None]) -> FileColumns:
+def read_columns(run_dir: SafeDirectory, name: str, keep: Callable[[list[tuple[str, str]]], None]) -> FileColumns:
     """Return the columns of a rollout file that the index needs.
 
     Args:
-        inside: the run's directory.
+        run_dir: the run's directory.
         name: name of the file.
         keep: called repeatedly with the beginnings of prompt and answer of the next rows.
 
     Raises:
         RunDirectoryError: the file cannot be read, or was not written by a run.
     """
-    with open_rollout_file(inside, name) as file:
-        wanted = {*NUMBERS, *LABELS, "prompt", "text"} - {"policy_version"}
+    with open_rollout_file(run_dir, name) as file:
+        wanted = {*NUMBER_COLUMNS, *LABEL_COLUMNS, "prompt", "text"} - {"policy_version"}
         wanted |= {"oldest_version"} if "oldest_version" in file.names else {"policy_versions"}
         wanted |= set() if "num_tokens" in file.names else {"token_ids"}
-        numbers = {column: [np.empty(0, dtype)] for column, dtype in NUMBERS.items()}
-        codes = {label: [np.empty(0, np.int64)] for label in LABELS}
-        known: dict[str, dict[str, int]] = {label: {"": 0} for label in LABELS}
+        numbers = {column: [np.empty(0, dtype)] for column, dtype in NUMBER_COLUMNS.items()}
+        codes = {label: [np.empty(0, np.int64)] for label in LABEL_COLUMNS}
+        known: dict[str, dict[str, int]] = {label: {"": 0} for label in LABEL_COLUMNS}
         for portion in file.iter_batches(wanted):
             columns = dict(zip(portion.schema.names, portion.columns, strict=True))
-            for column, dtype in NUMBERS.items():
+            for column, dtype in NUMBER_COLUMNS.items():
                 numbers[column].append(_convert_numbers(_read_source(column, columns), dtype, portion.num_rows))
-            for label in LABELS:
+            for label in LABEL_COLUMNS:
                 codes[label].append(_encode_labels(columns.get(label), portion.num_rows, known[label]))
             keep(
                 list(zip(*(_get_beginnings(columns.get(c), portion.num_rows) for c in ("prompt", "text")), strict=True))
@@ -82,7 +82,7 @@ def read_columns(inside: SafeDirectory, name: str, keep: Callable[[list[tuple[st
 
 
 def _read_source(column: str, columns: dict[str, pa.Array]) -> pa.Array | None:
-    """Return the numeric `column`; in older files, computed from lists of tokens. `None` if the file has neither."""
+    """Return a numeric column; for older files, compute it from per-token lists; `None` if the file has neither."""
     import pyarrow as pa
 
     pc = get_arrow_compute()
@@ -140,11 +140,11 @@ def _convert_numbers(source: pa.Array | None, dtype: Any, num_rows: int) -> np.n
 def _encode_labels(source: pa.Array | None, num_rows: int, known: dict[str, int]) -> np.ndarray:
     """Return the code of each row's label, shape [R], and add new labels to `known`.
 
-    The code is 0 for a row without a label, and for new labels once there are `MOST_LABELS`.
+    The code is 0 for a row without a label, and for new labels once there are `MAX_LABELS`.
     """
     codes, texts = _factorize_beginnings(source, num_rows)
     for text in texts:
-        if len(known) < MOST_LABELS:
+        if len(known) < MAX_LABELS:
             known.setdefault(text, len(known))
     return np.array([*(known.get(text, 0) for text in texts), 0], np.int64)[codes]
 
@@ -162,7 +162,7 @@ def _factorize_beginnings(source: pa.Array | None, num_rows: int) -> tuple[np.nd
     try:
         if source is not None:
             codes, texts = factorize_texts(source)
-            cut = get_arrow_compute().utf8_slice_codeunits(texts, 0, PREVIEW).to_pylist()
+            cut = get_arrow_compute().utf8_slice_codeunits(texts, 0, PREVIEW_LENGTH).to_pylist()
             return codes, [text or "" for text in cut]
     except (pa.ArrowException, UnicodeDecodeError):
         pass

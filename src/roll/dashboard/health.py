@@ -20,15 +20,15 @@ from roll.tracking.reading.rollout_files import open_rollout_file
 
 __all__ = ["Alarm", "LedgerEntry", "build_health", "count_causes", "find_alarms", "read_log", "read_newest_ledger"]
 
-_ALARM = re.compile(r"(\S+ \S+) WARNING \S+: (?=.*alarms\.(\w+)\))(.*)")
-_LARGEST_LOG = 4 * 2**20
-_LARGEST_LEDGER = 64 * 2**20
+_ALARM_PATTERN = re.compile(r"(\S+ \S+) WARNING \S+: (?=.*alarms\.(\w+)\))(.*)")
+_MAX_LOG_BYTES = 4 * 2**20
+_MAX_LEDGER_BYTES = 64 * 2**20
 _TAIL_LINES = 200
-_MOST_ROWS = 100
-_MOST_STEPS = 200
-_LONGEST_CAUSE = 500
+_MAX_ROWS = 100
+_MAX_STEPS = 200
+_MAX_CAUSE_LENGTH = 500
 _OUTCOMES = ("trained", "filtered", "failed", "expired", "in_flight")
-_LABELS = {
+_ALARM_LABELS = {
     "timeouts_above": ("verdict", "timeout"),
     "unfinished_above": ("finish_reason", "length"),
     "infra_errors_above": ("status", "infra_error"),
@@ -46,18 +46,18 @@ class Alarm:
     """The alarm's key below `alarms`."""
     message: str
     rows: list[int] = field(default_factory=list)
-    """Index rows of the rollouts that raised it, newest first."""
+    """Index rows of the rollouts that raised the alarm, newest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class LedgerEntry:
-    """What became of a draw, according to the ledger of the newest checkpoint."""
+    """The outcome of a draw, according to the ledger of the newest checkpoint."""
 
     outcome: str
     why: Any = ""
     draw_id: Any = None
     uid: Any = None
-    """Untrusted: any JSON value."""
+    """UID of the prompt; untrusted, so it may be any JSON value."""
 
     @property
     def reason(self) -> str:
@@ -65,34 +65,34 @@ class LedgerEntry:
         return str(self.why) if self.why else "no reason recorded"
 
 
-def build_health(inside: SafeDirectory, metrics: Metrics, rollouts: Rollouts, patience: int) -> dict[str, Any]:
+def build_health(run_dir: SafeDirectory, metrics: Metrics, rollouts: Rollouts, patience: int) -> dict[str, Any]:
     """Return the response of `/health`: alarms, ledger, weight syncs, memory, failures and the end of the log.
 
     Parts that the run does not have are empty.
 
     Args:
-        inside: the run's directory.
+        run_dir: the run's directory.
         metrics: metrics of the run.
         rollouts: index of the run's rollouts.
         patience: `alarms.patience` of the run.
     """
-    log = read_log(inside)
+    log = read_log(run_dir)
     return {
         "alarms": find_alarms(metrics, rollouts, log, patience),
-        "ledger": _build_ledger(inside, metrics),
+        "ledger": _build_ledger(run_dir, metrics),
         "syncs": _build_syncs(metrics),
         "memory": _build_memory(metrics),
-        "failures": count_causes(inside, rollouts),
+        "failures": count_causes(run_dir, rollouts),
         "log_tail": log[-_TAIL_LINES:],
     }
 
 
-def read_log(inside: SafeDirectory) -> list[str]:
+def read_log(run_dir: SafeDirectory) -> list[str]:
     """Return the last non-empty lines of the controller's log; empty if it cannot be read."""
     try:
-        with inside.open("logs", "controller-0.log") as file:
+        with run_dir.open("logs", "controller-0.log") as file:
             file.seek(0, 2)
-            file.seek(max(0, file.tell() - _LARGEST_LOG))
+            file.seek(max(0, file.tell() - _MAX_LOG_BYTES))
             return [line[:2000] for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
     except (RunDirectoryError, OSError):
         return []
@@ -106,7 +106,7 @@ def find_alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: 
     """
     said: dict[str, list[str]] = {}
     for line in log:
-        match = _ALARM.match(line)
+        match = _ALARM_PATTERN.match(line)
         if match is not None:
             said.setdefault(match[2], []).append(match[3])
     table = metrics.tables["train"]
@@ -116,7 +116,7 @@ def find_alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: 
             continue
         alarm = name.removeprefix("alarm/")
         counts = np.nan_to_num(np.array(column))
-        for place in np.flatnonzero(counts == patience)[:_MOST_STEPS].tolist():
+        for place in np.flatnonzero(counts == patience)[:_MAX_STEPS].tolist():
             step = table.steps[place]
             message = said[alarm][-1] if alarm in said else f"{alarm} at step {step} (alarms.{alarm})"
             found.append(Alarm(step, alarm, message))
@@ -135,16 +135,16 @@ def _find_alarm_rows(rollouts: Rollouts, step: int | None, alarm: str, patience:
     mask = rollouts.get_column("kind") == KINDS.index("train")
     if step is not None:
         mask &= (rollouts.get_column("step") > step - patience) & (rollouts.get_column("step") <= step)
-    elif alarm not in _LABELS:
+    elif alarm not in _ALARM_LABELS:
         return []
-    if alarm in _LABELS:
-        label, text = _LABELS[alarm]
+    if alarm in _ALARM_LABELS:
+        label, text = _ALARM_LABELS[alarm]
         texts = rollouts.get_label_values(label)
         mask &= rollouts.get_column(label) == (texts.index(text) if text in texts else -1)
-    return np.sort(rollouts.get_column("row")[mask])[::-1][:_MOST_ROWS].tolist()
+    return np.sort(rollouts.get_column("row")[mask])[::-1][:_MAX_ROWS].tolist()
 
 
-def _build_ledger(inside: SafeDirectory, metrics: Metrics) -> dict[str, Any]:
+def _build_ledger(run_dir: SafeDirectory, metrics: Metrics) -> dict[str, Any]:
     table = metrics.tables["train"]
     totals = {outcome: table.get_last(f"ledger/{outcome}") for outcome in _OUTCOMES}
     columns = {
@@ -161,12 +161,12 @@ def _build_ledger(inside: SafeDirectory, metrics: Metrics) -> dict[str, Any]:
     return {
         "fates": counts,
         "by_step": by_step if counts else [],
-        "reasons": _count_reasons(read_newest_ledger(inside)),
+        "reasons": _count_reasons(read_newest_ledger(run_dir)),
     }
 
 
 def _compute_differences(column: Any, length: int) -> np.ndarray:
-    """Return by how much a cumulative count grew in each step, shape [length]; NaN if `column` is `None`."""
+    """Compute the increase of a cumulative count in each step, shape [length]; NaN if `column` is `None`."""
     return np.diff(np.array(column), prepend=0.0) if column is not None else np.full(length, math.nan)
 
 
@@ -178,13 +178,13 @@ def _count_reasons(entries: Sequence[LedgerEntry]) -> dict[str, int]:
     return dict(found.most_common(50))
 
 
-def read_newest_ledger(inside: SafeDirectory) -> list[LedgerEntry]:
+def read_newest_ledger(run_dir: SafeDirectory) -> list[LedgerEntry]:
     """Return the entries of the newest checkpoint's ledger; empty without a checkpoint or a readable ledger."""
     # By length first: step-1000000 is newer than step-999999.
-    checkpoints = sorted(inside.list_stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
+    checkpoints = sorted(run_dir.list_stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
     for name in checkpoints[:1]:
         try:
-            content = inside.read("checkpoints", name, "ledger.jsonl", limit=_LARGEST_LEDGER)
+            content = run_dir.read("checkpoints", name, "ledger.jsonl", limit=_MAX_LEDGER_BYTES)
         except RunDirectoryError:
             continue
         return list(_parse_entries(content))
@@ -220,10 +220,10 @@ def _build_memory(metrics: Metrics) -> dict[str, Any]:
     return {name: {"steps": list(table.steps), "bytes": nan_to_none(np.array(table.columns[name]))} for name in names}
 
 
-def count_causes(inside: SafeDirectory, rollouts: Rollouts) -> list[dict[str, Any]]:
-    """Return the causes of answers without a reward, with counts and steps, most frequent first.
+def count_causes(run_dir: SafeDirectory, rollouts: Rollouts) -> list[dict[str, Any]]:
+    """Count the causes of answers without a reward, with their steps, most frequent first.
 
-    Only the newest of these answers are read.
+    Only the newest answers without a reward are read.
     """
     texts = rollouts.get_label_values("status")
     if "infra_error" not in texts:
@@ -236,8 +236,8 @@ def count_causes(inside: SafeDirectory, rollouts: Rollouts) -> list[dict[str, An
         files.setdefault(name, []).append((place, decode_step(row)))
     for name, places in list(files.items())[:50]:
         try:
-            with open_rollout_file(inside, name) as file:
-                found = file.read_beginnings([place for place, _ in places], "cause", _LONGEST_CAUSE)
+            with open_rollout_file(run_dir, name) as file:
+                found = file.read_beginnings([place for place, _ in places], "cause", _MAX_CAUSE_LENGTH)
         except RunDirectoryError:
             continue
         for cause, (_, step) in zip(found, places, strict=True):

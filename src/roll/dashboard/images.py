@@ -1,6 +1,7 @@
-"""Images of a run as PNG, for the page.
+"""Renders the images of a run as PNG.
 
-Files of a run are untrusted: they are read inside the run directory only, decoded with limits, and encoded again.
+A run's files are untrusted: only files in the run directory are read, and images are decoded with limits and encoded
+again.
 """
 
 from __future__ import annotations
@@ -17,46 +18,46 @@ from roll.tracking.reading.files import SafeDirectory
 __all__ = ["ImageSize", "Thumbnails", "render_png"]
 
 ImageSize: TypeAlias = Literal["thumbnail", "full"]
-_LONGEST_SIDE: Mapping[ImageSize, int] = {"thumbnail": 256, "full": 2048}
+_MAX_SIDE_PIXELS: Mapping[ImageSize, int] = {"thumbnail": 256, "full": 2048}
 """Maximum width and height of a PNG, in pixels; larger images are scaled down."""
 _CACHE_BYTES = 32 * 2**20
 
 
-def render_png(inside: SafeDirectory, digest: str, size: ImageSize) -> bytes:
-    """Return a stored image as PNG, scaled down if it is larger than `size` allows.
+def render_png(run_dir: SafeDirectory, digest: str, size: ImageSize) -> bytes:
+    """Render a stored image as PNG, scaled down if it is larger than `size` allows.
 
     Raises:
         RunDirectoryError: The file is missing, is behind a link, cannot be decoded, or has another digest.
     """
-    encoded = inside.read("media", digest[:2], digest, limit=ImageLimits().num_bytes)
+    encoded = run_dir.read("media", digest[:2], digest, limit=ImageLimits().num_bytes)
     try:
         image = decode_image(encoded, f"image {digest[:12]}")
     except DataError as error:
         raise RunDirectoryError(str(error)) from error
     if compute_digest(image) != digest:
         raise RunDirectoryError(f"the content of image {digest[:12]} does not match its digest: restore its file.")
-    return encode_thumbnail(image, _LONGEST_SIDE[size])
+    return encode_thumbnail(image, _MAX_SIDE_PIXELS[size])
 
 
 class Thumbnails:
-    """A cache of small PNGs by digest, shared by all runs: equal digests mean equal images."""
+    """A cache of thumbnails by digest, which all runs share because equal digests mean equal images."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[str, bytes] = OrderedDict()
         self._num_bytes = 0
         self._lock = threading.Lock()
 
-    def render(self, inside: SafeDirectory, digest: str) -> bytes:
-        """Return the thumbnail of an image that `find_image` found in the run.
+    def render(self, run_dir: SafeDirectory, digest: str) -> bytes:
+        """Render the thumbnail of an image that `find_image` found in the run, as PNG.
 
         Raises:
-            RunDirectoryError: As `render_png`.
+            RunDirectoryError: As for `render_png`.
         """
         with self._lock:
             if digest in self._found:
                 self._found.move_to_end(digest)
                 return self._found[digest]
-        rendered = render_png(inside, digest, "thumbnail")
+        rendered = render_png(run_dir, digest, "thumbnail")
         with self._lock:
             if digest not in self._found:
                 self._found[digest] = rendered

@@ -1,4 +1,4 @@
-"""Explains whether a run learns, and why not, from rewards and held-out scores, or from the loss."""
+"""Explains whether a run learns and, if it does not, why, from rewards, held-out scores and the loss."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from roll.tracking.summary import count_compared_steps
 
 __all__ = ["explain_learning"]
 
-_MOVED = 0.05
-"""Change of a mean reward or of a held-out score below which it counts as flat."""
-_LEAST_RATE = 1e-9
+_MIN_CHANGE = 0.05
+"""Minimum change of a mean reward or held-out score that does not count as flat."""
+_MIN_LEARNING_RATE = 1e-9
 """Smallest learning rate that changes weights noticeably."""
 _FAILED_SHARE = 0.5
 
 
 def explain_learning(facts: RunFacts) -> Answer:
-    """Return the answer to the question why the reward is flat or, without rewards, why the loss does not fall."""
+    """Answer the question why the reward is flat or, for runs without rewards, why the loss does not fall."""
     return _explain_loss(facts) if facts.is_supervised else _explain_reward(facts)
 
 
@@ -43,10 +43,10 @@ def _explain_reward(facts: RunFacts) -> Answer:
     if held_out is not None:
         name, before, after = held_out
         figures += [(f"held-out {name} before", before), ("after", after)]
-    if last - first > _MOVED:
+    if last - first > _MIN_CHANGE:
         text = f"The reward is not flat: it rose from {first:.3f} to {last:.3f}."
         return Answer(id="flat", question=question, text=text, tone="good", figures=figures, links=links)
-    if held_out is not None and held_out[2] - held_out[1] > _MOVED:
+    if held_out is not None and held_out[2] - held_out[1] > _MIN_CHANGE:
         name, before, after = held_out
         text = (
             f"The run learns: the held-out {name} rose from {before:.3f} to {after:.3f}. The mean training reward "
@@ -64,7 +64,7 @@ def _explain_reward(facts: RunFacts) -> Answer:
 
 
 def _explain_failed_rewards(facts: RunFacts) -> str | None:
-    """Return why most recent answers got no reward, which differs from a reward of 0; `None` if most got a reward."""
+    """Return why most of the recent answers have no reward (not a reward of 0); `None` if most have one."""
     share = facts.compute_mean("rollout/infra_error_share", slice(-RECENT_STEPS, None))
     evaluated = facts.evaluation.get_last("eval/infra_errors") or 0.0
     nothing_trained = not facts.train.steps and evaluated > 0
@@ -114,7 +114,7 @@ def _explain_loss(facts: RunFacts) -> Answer:
 
 
 def _find_causes(facts: RunFacts, reward: float) -> Iterable[tuple[str, dict[str, Any] | None]]:
-    """Yield reasons why nothing is learned, the most likely first, each with a link if there is a suitable view."""
+    """Yield likely causes of a run that does not learn, the most likely first, each with a link to a view if any."""
     recent = slice(-RECENT_STEPS, None)
     cut = facts.compute_mean("rollout/unfinished_share", recent)
     if cut is not None and cut > 0.1:
@@ -151,7 +151,7 @@ def _find_optimizer_causes(facts: RunFacts) -> Iterable[tuple[str, dict[str, Any
     if stepped is not None and stepped < 1:
         yield f"{1 - stepped:.0%} of optimizer steps had gradients that are not finite.", None
     rate = facts.compute_mean("training/learning_rate", recent)
-    if rate is not None and rate < _LEAST_RATE:
+    if rate is not None and rate < _MIN_LEARNING_RATE:
         yield (
             f"The learning rate is {rate:.1g}, too small to change the weights.",
             build_link("its curve", "overview", runs=facts.run, q="learning"),

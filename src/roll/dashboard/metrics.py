@@ -16,15 +16,15 @@ from roll.tracking.reading.files import SafeDirectory, Tail, parse_json
 
 __all__ = ["MetricTable", "Metrics"]
 
-_MOST_NAMES = 5000
-_LONGEST_NAME = 500
-_MOST_VALUES = 2**25
+_MAX_NAMES = 5000
+_MAX_NAME_LENGTH = 500
+_MAX_VALUES = 2**25
 """Maximum number of values of one kind of row, including missing ones: 256 MiB."""
-_LONGEST_STEP_S = 1e9
-_MOST_POINTS = 2000
-_LARGEST_STEP = 2**31 - 1
+_MAX_STEP_S = 1e9
+_MAX_POINTS = 2000
+_MAX_STEP = 2**31 - 1
 KINDS = {"train": "train", "evaluation": "eval"}
-"""Kinds of rows: from the name in the file to the name on the page."""
+"""Maps the kinds of rows in the file to their names on the page."""
 
 
 class MetricTable:
@@ -39,7 +39,7 @@ class MetricTable:
     @property
     def is_full(self) -> bool:
         """Whether the table has the maximum number of values, so that no more rows are accepted."""
-        return (len(self.columns) + 1) * (len(self.steps) + 1) > _MOST_VALUES
+        return (len(self.columns) + 1) * (len(self.steps) + 1) > _MAX_VALUES
 
     def add(self, step: int, time_s: float, row: dict[str, Any]) -> None:
         """Append a row; values that are not finite numbers become NaN."""
@@ -48,7 +48,7 @@ class MetricTable:
                 continue
             column = self.columns.get(name)
             if column is None:
-                if len(self.columns) >= _MOST_NAMES or len(name) > _LONGEST_NAME or self.is_full:
+                if len(self.columns) >= _MAX_NAMES or len(name) > _MAX_NAME_LENGTH or self.is_full:
                     continue
                 column = self.columns[name] = array("d", [math.nan]) * len(self.steps)
             column.append(_to_number(value))
@@ -59,7 +59,7 @@ class MetricTable:
                 column.append(math.nan)
 
     def get_last(self, name: str) -> float | None:
-        """Return the newest value of `name` that is a number; `None` if there is none."""
+        """Return the newest value of a metric that is a number; `None` if there is none."""
         return next((value for value in reversed(self.columns.get(name, ())) if not math.isnan(value)), None)
 
 
@@ -67,13 +67,13 @@ class Metrics:
     """The metrics of one run.
 
     Args:
-        inside: the run's directory.
+        run_dir: the run's directory.
     """
 
-    def __init__(self, inside: SafeDirectory) -> None:
-        self._tail = Tail(inside, "metrics.jsonl")
+    def __init__(self, run_dir: SafeDirectory) -> None:
+        self._tail = Tail(run_dir, "metrics.jsonl")
         self.is_asynchronous = False
-        """Whether evaluations run concurrently with steps, so that their time is not part of the run's."""
+        """Whether evaluations run concurrently with steps, so that their time does not add to the run's time."""
         self.problem = ""
         self._clear()
 
@@ -103,19 +103,19 @@ class Metrics:
         except (ValueError, TypeError, KeyError, RecursionError):
             self._malformed += bool(line.strip())
             return
-        if not isinstance(row, dict) or type(step) is not int or not 0 <= step <= _LARGEST_STEP:
+        if not isinstance(row, dict) or type(step) is not int or not 0 <= step <= _MAX_STEP:
             self._malformed += 1
             return
         if self.tables[kind].is_full:
             self._left_out += 1
             return
         spent = _to_number(row.get("time/step_s" if kind == "train" else "time/evaluate_s"))
-        if 0 < spent < _LONGEST_STEP_S and not (self.is_asynchronous and kind == "eval"):
+        if 0 < spent < _MAX_STEP_S and not (self.is_asynchronous and kind == "eval"):
             self._elapsed_s += spent
         self.tables[kind].add(step, self._elapsed_s, rename_metrics(row))
 
     def get_version_before(self, step: int) -> float:
-        """Return the trainer's policy version when step `step` began; NaN if it is unknown."""
+        """Return the trainer's policy version at the start of a step; NaN if it is unknown."""
         table = self.tables["train"]
         at = bisect.bisect_left(table.steps, step) - 1
         column = table.columns.get("policy_version")
@@ -137,10 +137,10 @@ class Metrics:
         Long series are downsampled: the minima and maxima of short intervals are kept.
 
         Args:
-            names: names of metrics; unknown ones are ignored.
+            names: names of metrics; unknown names are ignored.
             kind: `train` or `eval`.
             since: a step; only later steps are returned.
-            full: whether to return all rows instead, as for a mean, a smoothed curve or a table.
+            full: whether to return all rows without downsampling, as for a mean, a smoothed curve or a table.
 
         Raises:
             KeyError: the kind does not exist.
@@ -158,7 +158,7 @@ class Metrics:
 
 
 def nan_to_none(values: np.ndarray) -> list[float | None]:
-    """Return the values of an array as a list for JSON, with `None` for NaN and infinities."""
+    """Convert an array to a list for JSON, with `None` for NaN and infinities."""
     return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
@@ -173,13 +173,13 @@ def _to_number(value: Any) -> float:
 
 
 def _downsample(columns: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
-    """Return the indices of the rows to show: all if there are few.
+    """Return the indices of the rows to show: all rows if there are few.
 
-    Otherwise these are the rows with the minimum and the maximum of a column in an interval, for each column.
+    Otherwise these are, for each column and interval of steps, the rows with the minimum and the maximum.
     """
-    if num_rows <= _MOST_POINTS or not columns:
-        return np.arange(num_rows)[: None if columns else _MOST_POINTS]
-    bounds = np.linspace(0, num_rows, max(100, _MOST_POINTS // (2 * len(columns))) + 1).astype(int)
+    if num_rows <= _MAX_POINTS or not columns:
+        return np.arange(num_rows)[: None if columns else _MAX_POINTS]
+    bounds = np.linspace(0, num_rows, max(100, _MAX_POINTS // (2 * len(columns))) + 1).astype(int)
     kept = {0, num_rows - 1}
     for column in columns:
         low, high = np.where(np.isnan(column), np.inf, column), np.where(np.isnan(column), -np.inf, column)

@@ -10,28 +10,32 @@ from roll.tracking.reading.files import SafeDirectory, parse_json
 
 __all__ = ["read_plans"]
 
-_LARGEST = 2**20
-_MOST_FILES = 50
+_MAX_FILE_BYTES = 2**20
+_MAX_FILES = 50
 """Maximum number of files of one directory."""
 _DIRECTORIES = ((), ("calibration",), ("simulation",), ("plan",))
 
 
-def read_plans(inside: SafeDirectory, path: str) -> dict[str, Any]:
-    """Return the response of `/plans`: results of `roll plan` and `roll simulate` that are in the run's directory.
+def read_plans(run_dir: SafeDirectory, path: str) -> dict[str, Any]:
+    """Build the response of `/plan` from the results of `roll plan` and `roll simulate` in the run's directory.
 
-    Without any, the response says how to create them; `path` is the run's path in this text.
+    Without results, the response says how to create them.
+
+    Args:
+        run_dir: The run's directory.
+        path: The run's path, for the instructions.
     """
     items: list[dict[str, Any]] = []
     for parts in _DIRECTORIES:
-        names = inside.list_stamps(*parts)
-        for name in sorted(names)[:_MOST_FILES]:
+        names = run_dir.list_stamps(*parts)
+        for name in sorted(names)[:_MAX_FILES]:
             try:
                 if name == "results.json":
                     items += _build_simulation_table(
-                        "/".join((*parts, name)), inside.read(*parts, name, limit=_LARGEST)
+                        "/".join((*parts, name)), run_dir.read(*parts, name, limit=_MAX_FILE_BYTES)
                     )
                 elif name in ("plan.txt", "plan.md") or (parts == ("calibration",) and name.endswith(".yaml")):
-                    text = inside.read(*parts, name, limit=_LARGEST).decode("utf-8", "replace")
+                    text = run_dir.read(*parts, name, limit=_MAX_FILE_BYTES).decode("utf-8", "replace")
                     kind = "plan" if name.startswith("plan") else "simulate"
                     items.append({"name": "/".join((*parts, name)), "kind": kind, "text": text})
             except RunDirectoryError:
@@ -60,6 +64,6 @@ def _build_simulation_table(name: str, content: bytes) -> list[dict[str, Any]]:
 
 
 def _get_interval(values: Any) -> list[Any]:
-    """Return the mean and the half-width of a confidence interval from `results.json`; `None` for missing numbers."""
+    """Return the mean and half-width of a confidence interval in `results.json`; `None` for missing numbers."""
     found = values if isinstance(values, Mapping) else {}
     return [value if isinstance(value, int | float) else None for value in (found.get("mean"), found.get("half"))]

@@ -1,4 +1,4 @@
-"""An index of all rollouts of a run: numeric columns in memory, beginnings of prompts and answers in a temporary file.
+"""An index of a run's rollouts: numeric columns in memory, and previews of prompts and answers in a temporary file.
 
     rollouts/*.parquet ─ each file once ─► columns (about 60 bytes a rollout) ─ filter, sort ─► a page of rows
 
@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 
 from roll.dashboard.columns import Columns
-from roll.dashboard.file_columns import LABELS, MOST_LABELS, NUMBERS, read_columns
+from roll.dashboard.file_columns import LABEL_COLUMNS, MAX_LABELS, NUMBER_COLUMNS, read_columns
 from roll.errors import RunDirectoryError
 from roll.tracking.reading.files import SafeDirectory, Stamp
 from roll.tracking.reading.rollout_files import MAX_FILE_ROWS, parse_file_name
@@ -26,24 +26,24 @@ from roll.tracking.reading.rollout_files import MAX_FILE_ROWS, parse_file_name
 __all__ = ["KINDS", "Rollouts", "decode_row", "decode_step", "encode_row"]
 
 KINDS = ("train", "eval")
-_BLOCK = 64
+_BLOCK_ROWS = 64
 """Number of rollouts whose previews are compressed together."""
 
 
 def encode_row(step: int, kind: str, place: int) -> int:
-    """Encode step, kind and position in the file as one number, below 2⁵³ so that JavaScript represents it exactly."""
+    """Encode step, kind and position in the file as one number below 2⁵³, which JavaScript represents exactly."""
     return (step * len(KINDS) + KINDS.index(kind)) * MAX_FILE_ROWS + place
 
 
 def decode_row(row: int) -> tuple[str, int]:
-    """Return the name of the file that contains the rollout `row`, and the position in this file."""
+    """Return the name of the file that contains a rollout, and the rollout's position in the file."""
     rest, place = divmod(row, MAX_FILE_ROWS)
     step, kind = divmod(rest, len(KINDS))
     return f"{'eval-' if kind else ''}step-{step:06d}.parquet", place
 
 
 def decode_step(row: int) -> int:
-    """Return the step of the rollout `row`."""
+    """Return the step of a rollout from its `row`."""
     return row // MAX_FILE_ROWS // len(KINDS)
 
 
@@ -58,19 +58,25 @@ class Rollouts:
     """The index of a run's rollouts: their numbers, labels and previews, read file by file.
 
     Args:
-        inside: the run's directory.
+        run_dir: the run's directory.
         version_before: returns the trainer's policy version when a step began; NaN if it is unknown.
     """
 
-    def __init__(self, inside: SafeDirectory, version_before: Callable[[int], float]) -> None:
-        self._inside = inside
+    def __init__(self, run_dir: SafeDirectory, version_before: Callable[[int], float]) -> None:
+        self._run_dir = run_dir
         self._version_before = version_before
         self._spool = tempfile.TemporaryFile(prefix="roll-dashboard-")  # noqa: SIM115  (it is the index's)
-        self._codes: dict[str, dict[str, int]] = {label: {"": 0} for label in LABELS}
+        self._codes: dict[str, dict[str, int]] = {label: {"": 0} for label in LABEL_COLUMNS}
         self._files: dict[str, _File] = {}
         self._failed: dict[str, tuple[Stamp, str]] = {}
-        types: dict[str, Any] = {"row": np.int64, "step": np.int32, "kind": np.int8, "staleness": np.float32, **NUMBERS}
-        self._columns = Columns(types | dict.fromkeys(LABELS, np.int16))
+        types: dict[str, Any] = {
+            "row": np.int64,
+            "step": np.int32,
+            "kind": np.int8,
+            "staleness": np.float32,
+            **NUMBER_COLUMNS,
+        }
+        self._columns = Columns(types | dict.fromkeys(LABEL_COLUMNS, np.int16))
 
     def __len__(self) -> int:
         return len(self._columns)
@@ -89,8 +95,8 @@ class Rollouts:
         return list(self._codes[label])
 
     def list_pending(self) -> list[tuple[str, Stamp]]:
-        """Return the files that are not in the index yet, by step; remove deleted and replaced files from the index."""
-        there = {name: stamp for name, stamp in self._inside.list_stamps("rollouts").items() if parse_file_name(name)}
+        """Return the files that are not indexed yet, by step, and remove deleted and replaced files from the index."""
+        there = {name: stamp for name, stamp in self._run_dir.list_stamps("rollouts").items() if parse_file_name(name)}
         gone = [name for name, file in self._files.items() if there.get(name) != file.stamp]
         if gone:
             self._remove_files(gone)
@@ -108,7 +114,7 @@ class Rollouts:
         """
         previews = _PreviewSpool(self._spool)
         try:
-            columns = read_columns(self._inside, name, previews.add)
+            columns = read_columns(self._run_dir, name, previews.add)
         except RunDirectoryError as error:
             self._spool.truncate(previews.begin)
             self._failed[name] = (stamp, str(error))
@@ -121,24 +127,24 @@ class Rollouts:
         }
         version = self._version_before(step) if kind == "train" else math.nan
         put["staleness"] = version - columns.numbers["policy_version"]
-        put |= columns.numbers | {label: self._encode_labels(label, *columns.labels[label]) for label in LABELS}
+        put |= columns.numbers | {label: self._encode_labels(label, *columns.labels[label]) for label in LABEL_COLUMNS}
         if expected:
             self._columns.reserve(len(self) + expected * columns.num_rows)
         self._columns.extend(columns.num_rows, put)
         self._files[name] = _File(stamp, previews.finish())
 
     def read_previews(self, rows: Sequence[int]) -> list[tuple[str, str]]:
-        """Return the beginnings of prompt and answer of each of these rows."""
+        """Return the beginnings of the prompt and the answer of each row."""
         blocks: dict[tuple[str, int], list[list[str]]] = {}
         found = []
         for row in rows:
             name, place = decode_row(row)
-            key = (name, place // _BLOCK)
+            key = (name, place // _BLOCK_ROWS)
             if key not in blocks:
                 offset, length = self._files[name].blocks[key[1]]
                 self._spool.seek(offset)
                 blocks[key] = json.loads(zlib.decompress(self._spool.read(length)))
-            prompt, text = blocks[key][place % _BLOCK]
+            prompt, text = blocks[key][place % _BLOCK_ROWS]
             found.append((prompt, text))
         return found
 
@@ -156,7 +162,7 @@ class Rollouts:
     def _encode_labels(self, label: str, codes: np.ndarray, texts: list[str]) -> np.ndarray:
         known = self._codes[label]
         for text in texts:
-            if len(known) < MOST_LABELS:
+            if len(known) < MAX_LABELS:
                 known.setdefault(text, len(known))
         return np.array([known.get(text, 0) for text in texts], np.int16)[codes]
 
@@ -179,9 +185,9 @@ class _PreviewSpool:
     def add(self, previews: list[tuple[str, str]]) -> None:
         """Add previews, and write all complete blocks to the file."""
         self._waiting += previews
-        whole = len(self._waiting) // _BLOCK * _BLOCK
-        for start in range(0, whole, _BLOCK):
-            self._write_block(self._waiting[start : start + _BLOCK])
+        whole = len(self._waiting) // _BLOCK_ROWS * _BLOCK_ROWS
+        for start in range(0, whole, _BLOCK_ROWS):
+            self._write_block(self._waiting[start : start + _BLOCK_ROWS])
         del self._waiting[:whole]
 
     def finish(self) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""The data of a run, read from its files, that answers to questions are computed from."""
+"""The data of a run from which answers to questions are computed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from roll.dashboard.rollouts import Rollouts
 from roll.dashboard.settings import to_finite_number
 from roll.dashboard.trace import TracedStep
 
-__all__ = ["SUPERVISED", "RunFacts"]
+__all__ = ["SUPERVISED_PIPELINES", "RunFacts"]
 
-SUPERVISED = ("sft", "preference", "reward_model", "distill_offline")
-"""Pipelines that learn from given examples."""
+SUPERVISED_PIPELINES = ("sft", "preference", "reward_model", "distill_offline")
+"""Pipelines that learn from fixed examples instead of rollouts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +56,8 @@ class RunFacts:
 
     @property
     def is_supervised(self) -> bool:
-        """Whether the run learns from given examples, so that it has no rewards."""
-        return self.pipeline_name in SUPERVISED
+        """Whether the run learns from fixed examples, so that it has no rewards."""
+        return self.pipeline_name in SUPERVISED_PIPELINES
 
     @property
     def has_rollouts(self) -> bool:
@@ -73,7 +73,7 @@ class RunFacts:
     def end_kind(self) -> str:
         """How the run ended: `finished`, `alarm`, `interrupted` or `error`; empty if unknown.
 
-        Without a summary that has it, it is derived from steps and alarms.
+        If the summary does not say, it is derived from steps and alarms.
         """
         if kind := self._read_ending("kind"):
             return kind
@@ -104,9 +104,9 @@ class RunFacts:
         return [alarm for alarm in newest if every or alarm.alarm in named]
 
     def find_held_out(self) -> tuple[str, float, float] | None:
-        """Return the held-out measure (`score`, `accuracy` or `loss`) with its first and last value.
+        """Return the name of the held-out metric (`score`, `accuracy` or `loss`), and its first and last values.
 
-        Return `None` if no measure has two values.
+        The result is `None` if no metric has two values.
         """
         for name in ("score", "accuracy", "loss"):
             values = [v for v in self.evaluation.columns.get(f"eval/{name}", ()) if math.isfinite(v)]
@@ -115,7 +115,7 @@ class RunFacts:
         return None
 
     def compute_mean(self, name: str, rows: slice = slice(None)) -> float | None:
-        """Return the mean of a metric over the training steps in the slice `rows`; `None` if there is no value."""
+        """Compute the mean of a metric over a slice of the training steps; `None` if there is no value."""
         values = np.array(self.train.columns.get(name, ()), dtype=np.float64)[rows]
         values = values[np.isfinite(values)]
         return float(values.mean()) if len(values) else None

@@ -1,4 +1,4 @@
-"""The run directories that the dashboard shows; the given paths are searched again when the page lists the runs."""
+"""The run directories that the dashboard shows; paths are searched again each time the page lists the runs."""
 
 from __future__ import annotations
 
@@ -23,18 +23,17 @@ from roll.tracking.reading.files import SafeDirectory, parse_json
 
 __all__ = ["Run", "Runs"]
 
-_MARKS = ("config.yaml", "metrics.jsonl", "rollouts")
-_DEPTH = 3
+_RUN_FILES = ("config.yaml", "metrics.jsonl", "rollouts")
+_MAX_DEPTH = 3
 """Maximum depth of the search below a given directory."""
-_MOST_RUNS = 1000
-_MOST_LOADED = 8
+_MAX_RUNS = 1000
+_MAX_LOADED_RUNS = 8
 """Maximum number of runs whose rollouts and traces are in memory."""
-_INDEXING_S = 0.5
-_LARGEST_SUMMARY = 2**20
-_QUIET_S = 120.0
-"""Time without writes after which a run on another machine counts as stopped, if its steps are shorter than a third
-of it.
-"""
+_MAX_INDEXING_S = 0.5
+_MAX_SUMMARY_BYTES = 2**20
+_IDLE_TIMEOUT_S = 120.0
+"""Seconds without writes after which a run on another machine counts as stopped, if its steps take at most a third of
+this time."""
 
 
 class Run:
@@ -44,15 +43,15 @@ class Run:
         self.path = path
         self.name = name
         self.id = hashlib.sha256(os.fsencode(path)).hexdigest()[:12]
-        self.lock = threading.RLock()  # reentrant: `vocabulary` is also called inside `use_index`
-        self.inside = SafeDirectory(path)
-        self.settings = Settings(self.inside)
-        self.metrics = Metrics(self.inside)
-        self.trace = Trace(self.inside)
+        self.lock = threading.RLock()  # reentrant: `load_vocabulary` is also called within `use_index`
+        self.run_dir = SafeDirectory(path)
+        self.settings = Settings(self.run_dir)
+        self.metrics = Metrics(self.run_dir)
+        self.trace = Trace(self.run_dir)
         self._rollouts: Rollouts | None = None
         self._vocabularies = vocabularies
         self.used_s = 0.0
-        """Time of the last access to its rollouts or trace; 0 if they are not in memory."""
+        """Time of the last access to the run's rollouts or trace; 0 if they are not in memory."""
 
     @property
     def shown_path(self) -> str:
@@ -74,18 +73,18 @@ class Run:
 
     @contextlib.contextmanager
     def use_index(self) -> Iterator[tuple[Rollouts, dict[str, Any]]]:
-        """Hold the lock while the body uses the index of rollouts.
+        """Yield the index of rollouts with the lock held, and entries for the response.
 
-        Yields the index and, as entries for the response, how many files are still to be read, and problems. Reading
-        all files may take several calls.
+        The entries are the number of files that are still to be read, and problems. Reading all files may take several
+        calls.
         """
         with self.lock:
             self.refresh()
             self.used_s = time.monotonic()
             if self._rollouts is None:
-                self._rollouts = Rollouts(self.inside, self.metrics.get_version_before)
+                self._rollouts = Rollouts(self.run_dir, self.metrics.get_version_before)
             index = self._rollouts
-            ended = time.monotonic() + _INDEXING_S
+            ended = time.monotonic() + _MAX_INDEXING_S
             pending = index.list_pending()
             while pending and time.monotonic() < ended:
                 index.add(*pending[0], expected=len(pending))
@@ -97,24 +96,25 @@ class Run:
 
     @contextlib.contextmanager
     def use_trace(self) -> Iterator[tuple[Trace, dict[str, Any]]]:
-        """Hold the lock while the body uses the trace.
+        """Yield the trace with the lock held, and entries for the response.
 
-        Yields the trace and, as entries for the response, how much is still to be read, and problems.
+        The entries are the amount of data that is still to be read, and problems.
         """
         with self.lock:
             self.used_s = time.monotonic()
-            self.trace.refresh(_INDEXING_S)
+            self.trace.refresh(_MAX_INDEXING_S)
             progress: dict[str, Any] = {"problem": self.trace.problem} if self.trace.problem else {}
             if self.trace.is_reading:
                 progress["indexing"] = {"bytes_left": self.trace.bytes_left}
             yield self.trace, progress
 
     def load_vocabulary(self) -> Vocabulary | None:
-        """Return the vocabulary of the run's tokenizer, or of its model in the catalog; `None` if neither is on this
-        machine.
+        """Load the vocabulary of the run's tokenizer, or of its model in the catalog.
+
+        The result is `None` if neither is on this machine.
         """
         with self.lock:
-            found = self._vocabularies.find(self.inside)
+            found = self._vocabularies.find(self.run_dir)
             name = self.settings.get_text("model.path")
             if found is None and name in CATALOGUE:
                 return self._vocabularies.find(SafeDirectory(get_cached_directory(CATALOGUE[name])))
@@ -123,37 +123,37 @@ class Run:
     def release(self) -> None:
         """Free the memory of rollouts and trace; the next access reads their files again."""
         with self.lock:
-            self._rollouts, self.trace, self.used_s = None, Trace(self.inside), 0.0
+            self._rollouts, self.trace, self.used_s = None, Trace(self.run_dir), 0.0
 
     def read_stamps(self) -> dict[str, Any]:
-        """Return the stamps of metrics, rollouts and trace, which show whether they changed; no file is read."""
+        """Return the stamps (such as size and time) of the files of metrics, rollouts and trace, to detect changes."""
         return {
-            "metrics": self.inside.get_stamp("metrics.jsonl"),
-            "rollouts": self.inside.get_stamp("rollouts"),
-            "trace": self.inside.get_stamp("trace.json"),
+            "metrics": self.run_dir.get_stamp("metrics.jsonl"),
+            "rollouts": self.run_dir.get_stamp("rollouts"),
+            "trace": self.run_dir.get_stamp("trace.json"),
         }
 
     def read_summary(self) -> dict[str, Any]:
-        """Return `summary.json`; empty if it cannot be read."""
+        """Read `summary.json`; return an empty dictionary if it cannot be read."""
         try:
-            found = parse_json(self.inside.read("summary.json", limit=_LARGEST_SUMMARY))
+            found = parse_json(self.run_dir.read("summary.json", limit=_MAX_SUMMARY_BYTES))
         except (RunDirectoryError, ValueError, RecursionError):
             return {}
         return found if isinstance(found, dict) else {}
 
     def read_num_steps(self) -> float | None:
-        """Return the number of steps of the whole run; `None` if it is given in epochs and no session has ended yet."""
+        """Return the number of steps of the whole run; `None` if it is set in epochs and no session has ended yet."""
         configured = to_finite_number(self.read_summary().get("steps_asked"))
         return configured if configured else self.settings.get_number("training.num_steps") or None
 
     def build_overview(self) -> dict[str, Any]:
-        """Return the run's entry in the response of `/runs`."""
+        """Build the run's entry in the response of `/runs`."""
         with self.lock:
             self.refresh()
             train, evaluation = self.metrics.tables["train"], self.metrics.tables["eval"]
             problem = " ".join(filter(None, (self.settings.problem, self.metrics.problem)))
             stamps = [
-                self.inside.get_stamp(name) for name in ("config.yaml", "metrics.jsonl", "trace.json", "rollouts")
+                self.run_dir.get_stamp(name) for name in ("config.yaml", "metrics.jsonl", "trace.json", "rollouts")
             ]
             written = [stamp.modified_s for stamp in stamps if stamp is not None]
             num_steps = self.read_num_steps()
@@ -187,8 +187,8 @@ class Run:
         return "finished" if num_steps is not None and steps and steps[-1] >= num_steps else "stopped"
 
     def _is_being_written(self, updated_s: float) -> bool:
-        """Return whether a process holds the run's lock; if locks are not visible, whether files changed recently."""
-        stamp = self.inside.get_stamp(".lock")
+        """Return whether a process holds the run's lock or, if locks are not visible, files changed recently."""
+        stamp = self.run_dir.get_stamp(".lock")
         if stamp is None:
             return False
         # Taking the lock to test it could make a starting run fail.
@@ -196,15 +196,15 @@ class Run:
         if locks is not None and stamp.inode in locks:
             return True
         try:
-            host = self.inside.read(".lock", limit=4096).decode("utf-8", "replace").rpartition(" on ")[2].strip()
+            host = self.run_dir.read(".lock", limit=4096).decode("utf-8", "replace").rpartition(" on ")[2].strip()
         except ValueError:
             return False
         if host == socket.gethostname() and locks is not None:
             return False
         # /proc/locks does not show locks of other machines on a shared file system, so recent writes decide.
         step_s = self.metrics.tables["train"].get_last("time/step_s") or 0.0
-        finished = self.inside.get_stamp("summary.json") is not None
-        return not finished and time.time() - updated_s < max(_QUIET_S, 3 * step_s)
+        finished = self.run_dir.get_stamp("summary.json") is not None
+        return not finished and time.time() - updated_s < max(_IDLE_TIMEOUT_S, 3 * step_s)
 
 
 def _read_kernel_locks() -> frozenset[int] | None:
@@ -231,7 +231,7 @@ class Runs:
         self._lock = threading.Lock()
 
     def get(self, run_id: str) -> Run:
-        """Return a run by its id, and release those used least recently if too many are in memory.
+        """Return a run by its ID, and release the least recently used runs if too many are in memory.
 
         Raises:
             KeyError: the run does not exist.
@@ -240,7 +240,7 @@ class Runs:
             self.list_runs()
         found = self._runs[run_id]
         loaded = sorted((run for run in self._runs.values() if run.used_s and run is not found), key=lambda r: r.used_s)
-        for run in loaded[: max(0, len(loaded) - _MOST_LOADED + 1)]:
+        for run in loaded[: max(0, len(loaded) - _MAX_LOADED_RUNS + 1)]:
             run.release()
         return found
 
@@ -249,8 +249,8 @@ class Runs:
         with self._lock:
             found: dict[str, Run] = {}
             for path in self._paths:
-                places = _find_places(path, _DEPTH) or [path]
-                for place in places[: _MOST_RUNS - len(found)]:
+                places = _find_places(path, _MAX_DEPTH) or [path]
+                for place in places[: _MAX_RUNS - len(found)]:
                     run = Run(place, _build_name(place, path), self._vocabularies)
                     found[run.id] = self._runs.get(run.id, run)
             self._runs = found
@@ -264,9 +264,9 @@ def _build_name(place: Path, given: Path) -> str:
 
 
 def _find_places(path: Path, depth: int) -> list[Path]:
-    """Return the run directories at and at most `depth` levels below `path`; links are not followed."""
+    """Return the run directories at `path` and up to `depth` levels below it; links are not followed."""
     entries = SafeDirectory(path).list_stamps()
-    if any(mark in entries for mark in _MARKS):
+    if any(mark in entries for mark in _RUN_FILES):
         return [path]
     if depth == 0:
         return []

@@ -1,4 +1,4 @@
-"""`roll dashboard`: chooses address and token, prints the address, and runs the server."""
+"""Runs the server of `roll dashboard`: chooses the address and the token, and prints the address."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from roll.version import build_install_command
 
 __all__ = ["serve"]
 
-_FAREWELL_S = 5
+_SHUTDOWN_TIMEOUT_S = 5
 """Timeout for open requests after an interruption."""
 
 
@@ -66,7 +66,7 @@ def serve(
         access_log=False,
         server_header=False,
         lifespan="off",  # `Access` would have to handle the events, and the application has no startup
-        timeout_graceful_shutdown=_FAREWELL_S,
+        timeout_graceful_shutdown=_SHUTDOWN_TIMEOUT_S,
     )
     server = uvicorn.Server(config)
     server.run(sockets=[listening])
@@ -84,7 +84,7 @@ def _listen(host: str, port: int) -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen(2048)  # faster clients wait in the backlog
+        listening.listen(2048)  # clients that connect before `accept` wait in the backlog
     except (OSError, OverflowError) as error:
         listening.close()
         reason = getattr(error, "strerror", None) or error

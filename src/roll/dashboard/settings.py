@@ -1,4 +1,4 @@
-"""A run's resolved configuration by dotted keys, and the differences between several runs."""
+"""A run's resolved configuration by dotted key, and the differences between the configurations of runs."""
 
 from __future__ import annotations
 
@@ -15,37 +15,39 @@ from roll.tracking.reading.files import SafeDirectory, Stamp
 
 __all__ = ["Settings", "find_differences", "to_finite_number"]
 
-_LARGEST = 2**20
-_MOST_KEYS = 20_000
+_MAX_FILE_BYTES = 2**20
+_MAX_KEYS = 20_000
 
 
 class Settings:
     """`config.yaml` and `config_history.yaml` of one run, read again when they change."""
 
-    def __init__(self, inside: SafeDirectory) -> None:
-        self._inside = inside
+    def __init__(self, run_dir: SafeDirectory) -> None:
+        self._run_dir = run_dir
         self._stamps: tuple[Stamp | None, Stamp | None] | None = None
         self.problem = ""
         self.text = ""
         self.values: dict[str, Any] = {}
-        """Values by dotted key; an empty list or mapping is a value as well."""
+        """Values by dotted key; an empty list or mapping counts as a value."""
         self.history: list[Any] = []
 
     def refresh(self) -> None:
         """Read changed files; `problem` describes a file that cannot be read."""
-        stamps = self._inside.get_stamp(CONFIG), self._inside.get_stamp(HISTORY)
+        stamps = self._run_dir.get_stamp(CONFIG), self._run_dir.get_stamp(HISTORY)
         if stamps == self._stamps:
             return
         self._stamps, self.problem, self.text, self.values, self.history = stamps, "", "", {}, []
         try:
-            self.text = self._inside.read(CONFIG, limit=_LARGEST).decode("utf-8", "replace")
+            self.text = self._run_dir.read(CONFIG, limit=_MAX_FILE_BYTES).decode("utf-8", "replace")
             tree = _parse_plain(self.text, CONFIG)
             if not isinstance(tree, dict):
                 raise RunDirectoryError(f"'{CONFIG}' is not a mapping of keys to values.")
             tree = rename_config(tree)
             _flatten(tree, (), self.values)
             if stamps[1] is not None:
-                history = _parse_plain(self._inside.read(HISTORY, limit=_LARGEST).decode("utf-8", "replace"), HISTORY)
+                history = _parse_plain(
+                    self._run_dir.read(HISTORY, limit=_MAX_FILE_BYTES).decode("utf-8", "replace"), HISTORY
+                )
                 self.history = [_apply_renames(entry) for entry in history] if isinstance(history, list) else []
         except RunDirectoryError as error:
             self.problem = str(error)
@@ -61,7 +63,7 @@ class Settings:
 
 
 def _apply_renames(entry: Any) -> Any:
-    """Return an entry of the configuration history in which older names of settings are replaced by current ones."""
+    """Replace former names of settings in an entry of the configuration history by current names."""
     changed = entry.get("changed") if isinstance(entry, dict) else None
     if not isinstance(changed, dict):
         return entry
@@ -75,7 +77,7 @@ def to_finite_number(value: Any) -> float | None:
 
 
 def find_differences(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the keys whose values differ between the runs, each with the value in every run; `None` if missing."""
+    """Return the keys whose values differ between runs, each with the value in every run; `None` if it is missing."""
     keys = dict.fromkeys(key for values in runs for key in values)
     found = ({"key": key, "values": [values.get(key) for values in runs]} for key in keys)
     return [entry for entry in found if len({json.dumps(value) for value in entry["values"]}) > 1]
@@ -89,8 +91,8 @@ def _parse_plain(text: str, name: str) -> Any:
 
 
 def _flatten(value: Any, path: tuple[str | int, ...], into: dict[str, Any]) -> None:
-    if len(into) > _MOST_KEYS:
-        raise RunDirectoryError(f"'{CONFIG}' has more than {_MOST_KEYS:,} values, too many to show.")
+    if len(into) > _MAX_KEYS:
+        raise RunDirectoryError(f"'{CONFIG}' has more than {_MAX_KEYS:,} values, too many to show.")
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             _flatten(inner, (*path, key), into)

@@ -1,4 +1,4 @@
-"""Reads `trace.json` into lanes: the activity of controller, trainer, engines, rewards and every rollout over time.
+"""Reads `trace.json` into lanes: the activity of controller, trainer, engines, rewards and rollouts over time.
 
     trace.json ─ each event once ─► spans (24 bytes each) ─ a window, short ones merged ─► lanes for the page
 
@@ -26,17 +26,17 @@ from roll.tracking.rollout_trace import ENGINES, JUDGE, ROLLOUTS
 
 __all__ = ["Trace", "TracedStep"]
 
-_TYPES = {"start": np.float64, "duration": np.float32, "lane": np.int16, "name": np.int16, "offset": np.int64}
-_MOST_NAMES = 4096
-_MOST_LANES = 16_384
-_MOST_SPANS = 20_000_000
-_MOST_OPEN = 100_000
+_COLUMN_TYPES = {"start": np.float64, "duration": np.float32, "lane": np.int16, "name": np.int16, "offset": np.int64}
+_MAX_NAMES = 4096
+_MAX_LANES = 16_384
+_MAX_SPANS = 20_000_000
+_MAX_OPEN_SPANS = 100_000
 """Maximum number of open spans, and of unfinished rollouts; the oldest are dropped."""
-_LONGEST_NAME = 200
-_LONGEST_ARGS = 4096
-_FORWARD = ("old_logprobs", "reference", "values", "snapshots")
-_TRAINER = ("train", "train_critic", "forward_backward", "optimizer", *_FORWARD)
-_KINDS = dict.fromkeys(_TRAINER, "trainer") | {"reward": "reward", "environment": "environment"}
+_MAX_NAME_LENGTH = 200
+_MAX_ARGS_LENGTH = 4096
+_FORWARD_PHASES = ("old_logprobs", "reference", "values", "snapshots")
+_TRAINER_PHASES = ("train", "train_critic", "forward_backward", "optimizer", *_FORWARD_PHASES)
+_LANE_KINDS = dict.fromkeys(_TRAINER_PHASES, "trainer") | {"reward": "reward", "environment": "environment"}
 
 
 class _Event(NamedTuple):
@@ -60,23 +60,23 @@ class TracedStep:
     start_s: float
     end_s: float
     phases: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds of each phase, without nested ones."""
+    """Seconds of each phase, without nested phases."""
     held_back_by: str | None = None
     """The longest phase."""
 
 
 class Trace:
-    """The trace of one run, which is read little by little: each `refresh` takes a limited time."""
+    """The trace of one run, which is read incrementally: each `refresh` takes a limited time."""
 
-    def __init__(self, inside: SafeDirectory) -> None:
-        self._inside = inside
-        self._tail = Tail(inside, "trace.json", end=b",\n")
+    def __init__(self, run_dir: SafeDirectory) -> None:
+        self._run_dir = run_dir
+        self._tail = Tail(run_dir, "trace.json", end=b",\n")
         self._reading: Any = None
         self.problem = ""
         self._clear()
 
     def _clear(self) -> None:
-        self._spans = ColumnBlocks(_TYPES)
+        self._spans = ColumnBlocks(_COLUMN_TYPES)
         self._names: dict[str, int] = {"…": 0}
         self._lanes: dict[tuple[str, int], int] = {}
         self._open: dict[tuple[str, str], float] = {}
@@ -92,8 +92,8 @@ class Trace:
 
     @property
     def bytes_left(self) -> int:
-        """Number of bytes that were not read yet."""
-        stamp = self._inside.get_stamp("trace.json")
+        """Number of bytes that have not been read yet."""
+        stamp = self._run_dir.get_stamp("trace.json")
         return max(0, stamp.size - self._tail.offset - len(self._tail.rest)) if stamp is not None else 0
 
     def refresh(self, seconds: float) -> None:
@@ -110,8 +110,8 @@ class Trace:
                     self._clear()
                 else:
                     self._add(found[1], self._tail.offset - len(found[1]))
-            is_full = len(self._spans) >= _MOST_SPANS
-            self.problem = f"Only the first {_MOST_SPANS:,} spans are shown." if is_full else ""
+            is_full = len(self._spans) >= _MAX_SPANS
+            self.problem = f"Only the first {_MAX_SPANS:,} spans are shown." if is_full else ""
         except RunDirectoryError as error:
             self._reading, self.problem = None, str(error)
 
@@ -123,19 +123,19 @@ class Trace:
             if event is not None:
                 self._add_event(event, offset, rows)
             offset += len(line) + 1
-        if rows and len(self._spans) < _MOST_SPANS:
+        if rows and len(self._spans) < _MAX_SPANS:
             columns = (np.array(column) for column in zip(*rows, strict=True))
-            self._spans.extend(len(rows), dict(zip(_TYPES, columns, strict=True)))
+            self._spans.extend(len(rows), dict(zip(_COLUMN_TYPES, columns, strict=True)))
 
     def _add_event(self, event: _Event, offset: int, rows: list[tuple[float, float, int, int, int]]) -> None:
-        phase, name, at = event.ph, event.name[:_LONGEST_NAME], event.ts / 1e6
+        phase, name, at = event.ph, event.name[:_MAX_NAME_LENGTH], event.ts / 1e6
         self._first_us = min(self._first_us, event.ts)
         if phase == "X":
             kind, number = _find_lane(event)
             lasted = event.dur / 1e6 if isinstance(event.dur, int | float) and 0 <= event.dur < 1e15 else 0.0
             rows.append((at, lasted, self._register_lane(kind, number), self._register_name(name), offset))
             return
-        key = str("" if event.id is None else event.id)[:_LONGEST_NAME]
+        key = str("" if event.id is None else event.id)[:_MAX_NAME_LENGTH]
         if phase == "b":
             if key not in self._slots and event.pid == ROLLOUTS:
                 self._drop_oldest(self._slots)
@@ -152,8 +152,8 @@ class Trace:
             heapq.heappush(self._free, self._slots.pop(key))
 
     def _drop_oldest(self, among: dict[Any, Any]) -> None:
-        """Drop the oldest entry of `among`, the open spans or the unfinished rollouts, if there are too many."""
-        if len(among) >= _MOST_OPEN:
+        """Drop the oldest of the open spans or unfinished rollouts `among` if there are too many."""
+        if len(among) >= _MAX_OPEN_SPANS:
             given_up = among.pop(next(iter(among)))
             if among is self._slots:
                 heapq.heappush(self._free, given_up)
@@ -163,19 +163,19 @@ class Trace:
         return self._num_slots - 1
 
     def _register_name(self, name: str) -> int:
-        if len(self._names) >= _MOST_NAMES:
+        if len(self._names) >= _MAX_NAMES:
             return self._names.get(name, 0)
         return self._names.setdefault(name, len(self._names))
 
     def _register_lane(self, kind: str, number: int) -> int:
-        if len(self._lanes) >= _MOST_LANES:
+        if len(self._lanes) >= _MAX_LANES:
             return self._lanes.get((kind, number), 0)
         return self._lanes.setdefault((kind, number), len(self._lanes))
 
     def build_lanes(self, start_s: float | None, end_s: float | None, max_spans: int) -> dict[str, Any]:
-        """Return the response of `/trace/lanes`: the spans in a time window, at most `max_spans`, each with its lane.
+        """Build the response of `/trace/lanes`: at most `max_spans` spans of a time window, each with its lane.
 
-        If there are more, short spans are merged. Times are in seconds since the first event.
+        If the window has more spans, short spans are merged. Times are in seconds since the first event.
 
         Args:
             start_s: start of the window; by default the start of the trace.
@@ -211,7 +211,7 @@ class Trace:
         return {"lanes": named, "spans": found, "merged": merged, "start_s": first, "end_s": last}
 
     def build_steps(self) -> list[TracedStep]:
-        """Return the response of `/trace/steps`: the phases of each step, without nested ones, and the longest."""
+        """Build the response of `/trace/steps`: the phases of each step (no nested phases) and its longest phase."""
         texts = list(self._names)
         kinds = {number: lane[0] for lane, number in self._lanes.items()}
         own = np.array([kinds[n] in ("controller", "trainer", "reward", "environment") for n in range(len(kinds))])
@@ -219,15 +219,15 @@ class Trace:
         spans = _Window.concat(parts).sort_by_start()
         origin = self._first_us / 1e6
         found: list[TracedStep] = []
-        inside = -math.inf
+        phase_end = -math.inf
         for start, end, name in zip(spans.starts.tolist(), spans.ends.tolist(), spans.names.tolist(), strict=True):
             text = texts[name]
             if text.startswith("step ") and text[5:].isdecimal() and len(text) < 20:
                 found.append(TracedStep(int(text[5:]), start, end))
-                inside = -math.inf
-            elif found and start < found[-1].end_s and start >= inside:
+                phase_end = -math.inf
+            elif found and start < found[-1].end_s and start >= phase_end:
                 found[-1].phases[text] += min(end, found[-1].end_s) - start
-                inside = end
+                phase_end = end
         for step in found:
             step.held_back_by = max(step.phases, key=step.phases.__getitem__, default=None)
             step.phases = {name: round(value, 6) for name, value in step.phases.items()}
@@ -235,15 +235,15 @@ class Trace:
         return found
 
     def _read_args(self, offsets: np.ndarray) -> list[dict[str, Any]]:
-        """Read the arguments of the events at these offsets of the file; empty for an offset below 0."""
+        """Read the arguments of the events at the given offsets of the file; empty for an offset below 0."""
         found: list[dict[str, Any]] = []
         try:
-            with self._inside.open("trace.json") as file:
+            with self._run_dir.open("trace.json") as file:
                 for offset in offsets.tolist():
                     file.seek(max(offset, 0))
-                    event = _parse_event(file.readline(_LONGEST_ARGS).decode("latin-1")) if offset >= 0 else None
+                    event = _parse_event(file.readline(_MAX_ARGS_LENGTH).decode("latin-1")) if offset >= 0 else None
                     key, args = (event.id, event.args) if event is not None else (None, None)
-                    named = {"id": str(key)[:_LONGEST_NAME]} if key is not None else {}
+                    named = {"id": str(key)[:_MAX_NAME_LENGTH]} if key is not None else {}
                     found.append(named | (args if isinstance(args, dict) else {}))
         except RunDirectoryError:
             pass
@@ -266,7 +266,14 @@ class _Window:
 
     @classmethod
     def from_block(cls, block: Columns, rows: np.ndarray, origin: float, place: np.ndarray) -> _Window:
-        """Build a window from rows of a block; times are since `origin`, and `place` has the position of each lane."""
+        """Build a window from rows of a block.
+
+        Args:
+            block: The block of spans.
+            rows: Rows of the block.
+            origin: Time in seconds that becomes 0.
+            place: Position of each lane on the page.
+        """
         starts = block["start"][rows] - origin
         ends = starts + block["duration"][rows]
         return cls(starts, ends, place[block["lane"][rows]], block["name"][rows], block["offset"][rows])
@@ -280,11 +287,11 @@ class _Window:
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def sort_by_start(self) -> _Window:
-        """Return the spans sorted by start; of spans with the same start, the longest comes first."""
+        """Sort the spans by their start; of spans with the same start, the longest comes first."""
         return self._select(np.lexsort((-self.offsets, -self.ends, self.starts)))
 
     def downsample(self, width_s: float, max_spans: int) -> _Window:
-        """Merge spans that are short compared with `width_s` until at most `max_spans` are left, and return them."""
+        """Merge spans that are short compared with `width_s`, until at most `max_spans` spans are left."""
         shortest = width_s / 2000
         window = self
         while len(window.starts) > max_spans and shortest < width_s:
@@ -293,9 +300,9 @@ class _Window:
         return window._select(kept)
 
     def merge_short(self, shortest: float) -> _Window:
-        """Merge the spans of a lane that are shorter than `shortest`, and start in the same interval of this length.
+        """Merge the spans of a lane that are shorter than `shortest` seconds and start in the same interval.
 
-        A merged span has the name of its longest part.
+        Intervals are `shortest` seconds long. A merged span has the name of its longest part.
         """
         short = (self.ends - self.starts) < shortest
         # One number for each lane and time interval, so that a single sort groups the spans.
@@ -315,7 +322,11 @@ class _Window:
         return _Window(*(a[places] for a in (self.starts, self.ends, self.lanes, self.names, self.offsets)))
 
     def build_rows(self, args: Any) -> Any:
-        """Return start, end, lane, name and arguments of each span, by start; `args` reads arguments by offset."""
+        """Return the start, end, lane, name and arguments of each span, sorted by start.
+
+        Args:
+            args: Function that reads the arguments of events by their offsets in the file.
+        """
         ordered = self._select(np.argsort(self.starts, kind="stable"))
         columns = (ordered.starts.tolist(), ordered.ends.tolist(), ordered.lanes.tolist(), ordered.names.tolist())
         return zip(*columns, args(ordered.offsets), strict=True)
@@ -333,19 +344,19 @@ def _parse_event(line: str) -> _Event | None:
 
 
 def _find_lane(event: _Event) -> tuple[str, int]:
-    number = event.tid if isinstance(event.tid, int) and 0 <= event.tid < _MOST_LANES else 0
+    number = event.tid if isinstance(event.tid, int) and 0 <= event.tid < _MAX_LANES else 0
     if event.pid == ENGINES:
         return "engine", number
     if event.pid == JUDGE:
         return "judge", number
-    return _KINDS.get(event.name, "controller"), number
+    return _LANE_KINDS.get(event.name, "controller"), number
 
 
-_ORDER = ("controller", "trainer", "engine", "reward", "judge", "environment", "rollout")
+_LANE_ORDER = ("controller", "trainer", "engine", "reward", "judge", "environment", "rollout")
 
 
 def _get_lane_order(lane: tuple[str, int]) -> tuple[int, int]:
-    return _ORDER.index(lane[0]), lane[1]
+    return _LANE_ORDER.index(lane[0]), lane[1]
 
 
 def _format_lane_name(lane: tuple[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Decodes token ids with the run's own tokenizer."""
+"""Decodes token IDs with the run's own tokenizer."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from roll.tracking.reading.files import SafeDirectory, Stamp
 
 __all__ = ["Vocabularies", "Vocabulary"]
 
-_LARGEST = 128 * 2**20
-_MOST = 3
+_MAX_FILE_BYTES = 128 * 2**20
+_MAX_TOKENIZERS = 3
 """Maximum number of tokenizers in memory: each may take a hundred megabytes, and most runs share one."""
-TOKENIZER = "tokenizer.json"
+TOKENIZER_FILE = "tokenizer.json"
 
 
 class Vocabulary:
@@ -37,7 +37,7 @@ class Vocabulary:
         return self._decode_ids(list(ids), skip_special_tokens=True)
 
     def decode_tokens(self, ids: Sequence[int]) -> list[str]:
-        """Decode each token separately: special tokens to their names, partial characters to their bytes."""
+        """Decode each token separately; special tokens become their names, and parts of characters their bytes."""
         known: dict[int, str] = {}
         for token_id in ids:
             if token_id not in known:
@@ -60,7 +60,7 @@ class Vocabulary:
 
 
 class Vocabularies:
-    """Loads the vocabularies of all runs, each distinct one once; only the most recently used stay in memory."""
+    """Loads the vocabularies of runs, one per distinct tokenizer, and keeps the most recently used in memory."""
 
     def __init__(self) -> None:
         self._digests: dict[tuple[Path, tuple[str, ...], Stamp], str] = {}
@@ -68,30 +68,30 @@ class Vocabularies:
         self._broken: set[str] = set()
         self._lock = threading.Lock()
 
-    def find(self, inside: SafeDirectory) -> Vocabulary | None:
-        """Return the vocabulary of the tokenizer in a directory; `None` if no readable one exists."""
-        where = _find_tokenizer(inside)
-        if where is None or where[1].size > _LARGEST:
+    def find(self, run_dir: SafeDirectory) -> Vocabulary | None:
+        """Return the vocabulary of the tokenizer in a directory; `None` if there is no readable tokenizer."""
+        where = _find_tokenizer(run_dir)
+        if where is None or where[1].size > _MAX_FILE_BYTES:
             return None
-        key = (inside.root, *where)
+        key = (run_dir.root, *where)
         try:
             with self._lock:
                 digest = self._digests.get(key)
                 if digest not in self._loaded and digest not in self._broken:
-                    content = inside.read(*where[0], limit=_LARGEST)
+                    content = run_dir.read(*where[0], limit=_MAX_FILE_BYTES)
                     digest = self._digests[key] = xxhash.xxh3_128_hexdigest(content)
                     self._load(digest, content, "/".join(where[0]))
                 if digest in self._broken:
                     return None
                 self._loaded.move_to_end(digest)
-                while len(self._loaded) > _MOST:
+                while len(self._loaded) > _MAX_TOKENIZERS:
                     self._loaded.popitem(last=False)
                 return self._loaded[digest]
         except RunDirectoryError:
             return None
 
     def _load(self, digest: str, content: bytes, name: str) -> None:
-        """Load a tokenizer and store it under its digest, or record that it is malformed; do this once per digest."""
+        """Load a tokenizer and store it under its digest, or record that it is malformed."""
         if digest in self._loaded or digest in self._broken:
             return
         try:
@@ -100,11 +100,11 @@ class Vocabularies:
             self._broken.add(digest)
 
 
-def _find_tokenizer(inside: SafeDirectory) -> tuple[tuple[str, ...], Stamp] | None:
-    """Return path and stamp of a run's tokenizer: next to its configuration, or in its newest checkpoint with one."""
-    checkpoints = sorted(inside.list_stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
-    for parts in ((TOKENIZER,), *(("checkpoints", name, "model", TOKENIZER) for name in checkpoints)):
-        stamp = inside.get_stamp(*parts)
+def _find_tokenizer(run_dir: SafeDirectory) -> tuple[tuple[str, ...], Stamp] | None:
+    """Return the path and the stamp of a run's tokenizer, in the run directory or in the newest checkpoint with one."""
+    checkpoints = sorted(run_dir.list_stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
+    for parts in ((TOKENIZER_FILE,), *(("checkpoints", name, "model", TOKENIZER_FILE) for name in checkpoints)):
+        stamp = run_dir.get_stamp(*parts)
         if stamp is not None:
             return parts, stamp
     return None
@@ -119,9 +119,12 @@ def _load_tokenizer(content: bytes, name: str) -> Vocabulary:
 
 @contextlib.contextmanager
 def _convert_panics(what: str) -> Iterator[None]:
-    """Run the body, and convert any error of the tokenizer library to a `RunDirectoryError` that begins with `what`.
+    """Convert errors of the tokenizer library within the `with` block to a `RunDirectoryError`.
 
-    Panics of Rust code, which untrusted files may cause, are not an `Exception`.
+    Untrusted files may cause panics of the library's Rust code, which are not an `Exception`.
+
+    Args:
+        what: Start of the error message.
     """
     try:
         yield

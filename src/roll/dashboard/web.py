@@ -1,4 +1,4 @@
-"""The web server: responses of the readers as JSON, and the files of the page."""
+"""The web server, which serves the readers' responses as JSON, and the files of the page."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from roll.dashboard.answers import answer_questions
 from roll.dashboard.changes import CpuLimiter, stream_changes
 from roll.dashboard.health import build_health, count_causes, find_alarms, read_log, read_newest_ledger
 from roll.dashboard.images import ImageSize, Thumbnails, render_png
-from roll.dashboard.one_rollout import DETAIL_COLUMNS, TOKEN_COLUMNS, build_details, build_token_columns
 from roll.dashboard.plans import read_plans
-from roll.dashboard.questions import Filters, build_rows, count_facets, find_group, query_page, search_texts
+from roll.dashboard.rollout_details import DETAIL_COLUMNS, TOKEN_COLUMNS, build_details, build_token_columns
+from roll.dashboard.rollout_queries import Filters, build_rows, count_facets, find_group, query_page, search_texts
 from roll.dashboard.rollouts import KINDS, Rollouts, decode_row
 from roll.dashboard.run_facts import RunFacts
 from roll.dashboard.runs import Run, Runs
@@ -36,14 +36,14 @@ from roll.tracking.reading.rollout_files import open_rollout_file
 
 __all__ = ["make_app"]
 
-_MOST_OTHERS = 20
+_MAX_COMPARED_RUNS = 20
 """Maximum number of runs to compare with."""
-_MOST_GROUP_CHARACTERS = 2**24
-"""Maximum total length of a group's answers: a page cannot show more; single rollouts are shown in full."""
-_MOST_ARGUMENTS = 100
-_MOST_DECODING = 2
+_MAX_GROUP_CHARACTERS = 2**24
+"""Maximum number of characters of a group's answers that a page shows; single rollouts are shown in full."""
+_MAX_ARGUMENTS = 100
+_MAX_CONCURRENT_DECODES = 2
 """Maximum number of images that are decoded at once."""
-_MOST_DIFFERENT = 100
+_MAX_DIFFED_RUNS = 100
 """Maximum number of runs whose settings are compared."""
 STATIC = Path(__file__).parent / "static"
 
@@ -65,7 +65,7 @@ def make_app(
     """Build the ASGI application of the dashboard.
 
     Args:
-        paths: run directories, or directories that contain some.
+        paths: run directories, or directories that contain run directories.
         host: address on which the server listens.
         token: required for every request; `None` if all users of this machine may read.
         is_ending: returns true when open event streams must end.
@@ -100,10 +100,10 @@ def make_app(
 
 
 def _reject_repeated_arguments(request: Request) -> None:
-    """Reject a request with repeated query arguments (only one value would be used) or with too many."""
+    """Reject a request with too many query arguments, or with a repeated argument, of which only one would be used."""
     names = [name for name, _ in request.query_params.multi_items()]
-    if len(names) > _MOST_ARGUMENTS:
-        raise HTTPException(400, f"there are more than {_MOST_ARGUMENTS} arguments.")
+    if len(names) > _MAX_ARGUMENTS:
+        raise HTTPException(400, f"there are more than {_MAX_ARGUMENTS} arguments.")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise HTTPException(400, f"argument '{twice[:80]}' is repeated: give it once.")
@@ -135,7 +135,7 @@ def _find_run(run: str, request: Request) -> Run:
         raise HTTPException(404, "the run does not exist, or it was moved or removed.") from None
 
 
-OneRun = Annotated[Run, Depends(_find_run)]
+RunParam = Annotated[Run, Depends(_find_run)]
 
 
 def _add_run_routes(app: FastAPI, runs: Runs) -> None:
@@ -146,21 +146,21 @@ def _add_run_routes(app: FastAPI, runs: Runs) -> None:
     @app.get("/api/diff")
     def get_differences(request: Request, runs: str) -> Any:
         wanted = [run for run in runs.split(",") if run]
-        if len(wanted) > _MOST_DIFFERENT:
-            raise HTTPException(400, f"at most {_MOST_DIFFERENT} runs can be compared at once, got {len(wanted)}.")
+        if len(wanted) > _MAX_DIFFED_RUNS:
+            raise HTTPException(400, f"at most {_MAX_DIFFED_RUNS} runs can be compared at once, got {len(wanted)}.")
         found = [_find_run(run, request) for run in wanted]
         for run in found:
             run.settings.refresh()
         return {"keys": find_differences([run.settings.values for run in found])}
 
     @app.get("/api/runs/{run}/metrics")
-    def get_metrics(run: OneRun) -> Any:
+    def get_metrics(run: RunParam) -> Any:
         with run.lock:
             run.refresh()
             return run.metrics.build_overview() | {"problem": run.metrics.problem or None}
 
     @app.get("/api/runs/{run}/series")
-    def get_series(run: OneRun, names: str, kind: str = "train", since: int | None = None, full: bool = False) -> Any:
+    def get_series(run: RunParam, names: str, kind: str = "train", since: int | None = None, full: bool = False) -> Any:
         with run.lock:
             run.refresh()
             if kind not in run.metrics.tables:
@@ -168,7 +168,7 @@ def _add_run_routes(app: FastAPI, runs: Runs) -> None:
             return run.metrics.build_series([name for name in names.split(",") if name], kind, since, full=full)
 
     @app.get("/api/runs/{run}/config")
-    def get_config(run: OneRun) -> Any:
+    def get_config(run: RunParam) -> Any:
         with run.lock:
             settings = run.settings
             settings.refresh()
@@ -183,7 +183,7 @@ def _add_run_routes(app: FastAPI, runs: Runs) -> None:
 def _add_rollout_routes(app: FastAPI) -> None:
     @app.get("/api/runs/{run}/rollouts")
     def list_rollouts(
-        run: OneRun,
+        run: RunParam,
         filters: Annotated[Filters, Depends(_read_filters)],
         sort: str = "row",
         desc: bool = False,
@@ -194,38 +194,38 @@ def _add_rollout_routes(app: FastAPI) -> None:
     ) -> Any:
         with run.use_index() as (index, progress):
             if q:
-                return search_texts(run.inside, index, filters, q, cursor) | progress
+                return search_texts(run.run_dir, index, filters, q, cursor) | progress
             try:
                 return query_page(index, filters, sort=sort, descending=desc, offset=offset, limit=limit) | progress
             except KeyError:
                 raise HTTPException(400, f"rollouts cannot be sorted by '{sort[:80]}'.") from None
 
     @app.get("/api/runs/{run}/facets")
-    def get_facets(run: OneRun) -> Any:
+    def get_facets(run: RunParam) -> Any:
         with run.use_index() as (index, progress):
             return count_facets(index) | progress
 
 
 def _add_routes_of_one_rollout(app: FastAPI) -> None:
     @app.get("/api/runs/{run}/rollouts/{row}")
-    def get_rollout(run: OneRun, row: int) -> Any:
+    def get_rollout(run: RunParam, row: int) -> Any:
         with run.use_index() as (index, _):
             found = build_rows(index, np.array([_find_position(index, row)]))[0]
-            return found | build_details(_read_row(run, row, DETAIL_COLUMNS), run.load_vocabulary(), run.inside)
+            return found | build_details(_read_row(run, row, DETAIL_COLUMNS), run.load_vocabulary(), run.run_dir)
 
     @app.get("/api/runs/{run}/rollouts/{row}/group")
-    def get_group(run: OneRun, row: int) -> Any:
+    def get_group(run: RunParam, row: int) -> Any:
         with run.use_index() as (index, _):
             _find_position(index, row)
             rows = build_rows(index, find_group(index, row))
             name = decode_row(row)[0]
             places = [decode_row(one["row"])[1] for one in rows]
-            with open_rollout_file(run.inside, name) as file:
-                cut = file.read_beginnings(places, "text", _MOST_GROUP_CHARACTERS // len(rows))
+            with open_rollout_file(run.run_dir, name) as file:
+                cut = file.read_beginnings(places, "text", _MAX_GROUP_CHARACTERS // len(rows))
             return {"rows": [one | {"text": text} for one, text in zip(rows, cut, strict=True)]}
 
     @app.get("/api/runs/{run}/rollouts/{row}/tokens")
-    def get_token_columns(run: OneRun, row: int) -> Any:
+    def get_token_columns(run: RunParam, row: int) -> Any:
         with run.use_index() as (index, _):
             place = _find_position(index, row)
             kind = KINDS[int(index.get_column("kind")[place])]
@@ -234,13 +234,13 @@ def _add_routes_of_one_rollout(app: FastAPI) -> None:
 
 
 def _add_image_routes(app: FastAPI) -> None:
-    # Few at once: an image may take 200 MiB while it is decoded.
-    limiter, thumbnails = anyio.CapacityLimiter(_MOST_DECODING), Thumbnails()
+    # Few images at once: an image may take 200 MiB while it is decoded.
+    limiter, thumbnails = anyio.CapacityLimiter(_MAX_CONCURRENT_DECODES), Thumbnails()
 
     @app.get("/api/runs/{run}/images/{digest}")
-    async def get_image(run: OneRun, digest: str, request: Request, size: ImageSize = "full") -> Response:
-        whole = (await anyio.to_thread.run_sync(find_image, run.inside, digest)).digest
-        # The same beginning may fit another image later; a whole digest never does.
+    async def get_image(run: RunParam, digest: str, request: Request, size: ImageSize = "full") -> Response:
+        whole = (await anyio.to_thread.run_sync(find_image, run.run_dir, digest)).digest
+        # A prefix of a digest may match another image later; a whole digest always names the same image.
         lasting = "private, max-age=31536000, immutable" if whole == digest else "no-cache"
         headers = {
             "Cache-Control": lasting,
@@ -252,9 +252,9 @@ def _add_image_routes(app: FastAPI) -> None:
         if request.headers.get("if-none-match") == headers["ETag"]:
             return Response(status_code=304, headers=headers)
         if size == "thumbnail":
-            content = await anyio.to_thread.run_sync(thumbnails.render, run.inside, whole, limiter=limiter)
+            content = await anyio.to_thread.run_sync(thumbnails.render, run.run_dir, whole, limiter=limiter)
         else:
-            content = await anyio.to_thread.run_sync(render_png, run.inside, whole, size, limiter=limiter)
+            content = await anyio.to_thread.run_sync(render_png, run.run_dir, whole, size, limiter=limiter)
         return Response(content, media_type="image/png", headers=headers)
 
 
@@ -267,14 +267,14 @@ def _find_position(index: Rollouts, row: int) -> int:
 
 def _read_row(run: Run, row: int, columns: Sequence[str]) -> dict[str, Any]:
     name, place = decode_row(row)
-    with open_rollout_file(run.inside, name) as file:
+    with open_rollout_file(run.run_dir, name) as file:
         return file.read_rows([place], columns)[0]
 
 
 def _add_time_routes(app: FastAPI) -> None:
     @app.get("/api/runs/{run}/trace/lanes")
     def get_lanes(
-        run: OneRun,
+        run: RunParam,
         from_s: float | None = None,
         to_s: float | None = None,
         max: Annotated[int, Query(ge=1, le=20_000)] = 4000,
@@ -283,22 +283,22 @@ def _add_time_routes(app: FastAPI) -> None:
             return trace.build_lanes(from_s, to_s, max) | progress
 
     @app.get("/api/runs/{run}/trace/steps")
-    def get_steps(run: OneRun) -> Any:
+    def get_steps(run: RunParam) -> Any:
         with run.use_trace() as (trace, _):
             return trace.build_steps()
 
     @app.get("/api/runs/{run}/health")
-    def get_health(run: OneRun) -> Any:
+    def get_health(run: RunParam) -> Any:
         with run.use_index() as (index, progress):
             patience = int(run.settings.get_number("alarms.patience") or 1)
-            return build_health(run.inside, run.metrics, index, patience) | progress
+            return build_health(run.run_dir, run.metrics, index, patience) | progress
 
     @app.get("/api/runs/{run}/plan")
-    def get_plans(run: OneRun) -> Any:
-        return read_plans(run.inside, run.shown_path)
+    def get_plans(run: RunParam) -> Any:
+        return read_plans(run.run_dir, run.shown_path)
 
     @app.get("/api/runs/{run}/events")
-    async def stream_events(run: OneRun, request: Request) -> Any:
+    async def stream_events(run: RunParam, request: Request) -> Any:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
         state = request.app.state
@@ -308,9 +308,9 @@ def _add_time_routes(app: FastAPI) -> None:
 
 def _add_answer_routes(app: FastAPI, runs: Runs) -> None:
     @app.get("/api/runs/{run}/answers")
-    def get_answers(run: OneRun) -> Any:
+    def get_answers(run: RunParam) -> Any:
         others = []
-        for other in (one for one in runs.list_runs()[:_MOST_OTHERS] if one.id != run.id):
+        for other in (one for one in runs.list_runs()[:_MAX_COMPARED_RUNS] if one.id != run.id):
             other.settings.refresh()
             run.settings.refresh()
             others.append((other.id, other.name, len(find_differences([run.settings.values, other.settings.values]))))
@@ -318,7 +318,7 @@ def _add_answer_routes(app: FastAPI, runs: Runs) -> None:
             steps = trace.build_steps()
         status = run.build_overview()["status"]
         with run.use_index() as (index, progress):
-            log = read_log(run.inside)
+            log = read_log(run.run_dir)
             patience = int(run.settings.get_number("alarms.patience") or 1)
             facts = RunFacts(
                 run=run.id,
@@ -328,14 +328,14 @@ def _add_answer_routes(app: FastAPI, runs: Runs) -> None:
                 train=run.metrics.tables["train"],
                 evaluation=run.metrics.tables["eval"],
                 rollouts=index,
-                ledger=read_newest_ledger(run.inside),
+                ledger=read_newest_ledger(run.run_dir),
                 alarms=find_alarms(run.metrics, index, log, patience),
                 log=log,
                 steps=steps,
-                plans=read_plans(run.inside, run.shown_path).get("items", []),
+                plans=read_plans(run.run_dir, run.shown_path).get("items", []),
                 others=others,
                 files_left=progress.get("indexing", {}).get("files_left", 0),
-                failures=count_causes(run.inside, index),
+                failures=count_causes(run.run_dir, index),
                 summary=run.read_summary(),
             )
             return {"answers": answer_questions(facts)} | progress

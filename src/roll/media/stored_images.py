@@ -32,11 +32,11 @@ class StoredImage(NamedTuple):
     """Size of the file."""
 
 
-def list_images(inside: SafeDirectory, texts: Iterable[str], digests: Sequence[str]) -> dict[str, dict[str, Any]]:
+def list_images(run_dir: SafeDirectory, texts: Iterable[str], digests: Sequence[str]) -> dict[str, dict[str, Any]]:
     """List the images that the texts mention, by the first 12 characters of their digest.
 
     Args:
-        inside: The run directory.
+        run_dir: The run directory.
         texts: Texts with mentions such as `[image 00ff00ff00ff]`.
         digests: Digests that the rollout recorded; mentions of other images are looked up in the store.
 
@@ -45,12 +45,12 @@ def list_images(inside: SafeDirectory, texts: Iterable[str], digests: Sequence[s
         recorded digests it is empty: then the model reads only text.
     """
     known = {digest[:12]: digest for digest in digests if _is_whole(digest)}
-    if not known and inside.get_stamp("media") is None:
+    if not known and run_dir.get_stamp("media") is None:
         return {}
     found: dict[str, dict[str, Any]] = {}
     for prefix in find_mentions(texts)[:_MAX_IMAGES]:
         try:
-            image = find_image(inside, known.get(prefix, prefix))
+            image = find_image(run_dir, known.get(prefix, prefix))
             found[prefix] = {"digest": image.digest, "bytes": image.num_bytes, "problem": None}
         except RunDirectoryError as error:
             found[prefix] = {"digest": known.get(prefix), "bytes": None, "problem": str(error)}
@@ -67,11 +67,11 @@ def remove_mentions(text: str) -> str:
     return _IMAGE_MENTION.sub("", text)
 
 
-def find_image(inside: SafeDirectory, digest: str) -> StoredImage:
+def find_image(run_dir: SafeDirectory, digest: str) -> StoredImage:
     """Find a stored image by its digest, or by the first characters of its digest.
 
     Args:
-        inside: The run directory.
+        run_dir: The run directory.
         digest: The first 12 to 64 characters of the digest.
 
     Raises:
@@ -81,10 +81,10 @@ def find_image(inside: SafeDirectory, digest: str) -> StoredImage:
         raise RunDirectoryError(f"'{digest[:80]}' is not a digest: it must be 12 to 64 characters of 0-9 and a-f.")
     folder = digest[:2]
     if _is_whole(digest):
-        stamp = inside.get_stamp("media", folder, digest)
+        stamp = run_dir.get_stamp("media", folder, digest)
         found = [] if stamp is None else [StoredImage(digest, stamp.size)]
     else:
-        stamps = inside.list_stamps("media", folder)
+        stamps = run_dir.list_stamps("media", folder)
         names = [name for name in stamps if name.startswith(digest) and _is_whole(name)]
         found = [StoredImage(name, stamps[name].size) for name in names]
     if len(found) > 1:
@@ -97,20 +97,20 @@ def find_image(inside: SafeDirectory, digest: str) -> StoredImage:
     return found[0]
 
 
-def describe_images(inside: SafeDirectory, text: str) -> str:
+def describe_images(run_dir: SafeDirectory, text: str) -> str:
     """Add the size of each image to its mention: `[image 00ff00ff00ff: 640 × 480 pixels, 12.5 KiB]`.
 
     Mentions of missing images are marked as missing. Without a media store, the text is unchanged.
     """
-    if inside.get_stamp("media") is None:
+    if run_dir.get_stamp("media") is None:
         return text
-    return _IMAGE_MENTION.sub(lambda mention: f"[image {mention[1]}: {_describe_size(inside, mention[1])}]", text)
+    return _IMAGE_MENTION.sub(lambda mention: f"[image {mention[1]}: {_describe_size(run_dir, mention[1])}]", text)
 
 
-def _describe_size(inside: SafeDirectory, prefix: str) -> str:
+def _describe_size(run_dir: SafeDirectory, prefix: str) -> str:
     try:
-        image = find_image(inside, prefix)
-        with inside.open("media", image.digest[:2], image.digest) as file:
+        image = find_image(run_dir, prefix)
+        with run_dir.open("media", image.digest[:2], image.digest) as file:
             size = read_image_size(file)
     except RunDirectoryError:
         return "missing from the run's media store"

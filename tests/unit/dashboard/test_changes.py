@@ -17,7 +17,7 @@ async def test_dashboard_watch_changes_are_told_once_for_what_grew(
     make_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("roll.dashboard.changes._POLL_S", 0.0)
-    monkeypatch.setattr("roll.dashboard.changes._REST_S", 0.0)
+    monkeypatch.setattr("roll.dashboard.changes._MIN_INTERVAL_S", 0.0)
     run, owes = Run(make_run(), "demo", Vocabularies()), False
     limiter = CpuLimiter()
     monkeypatch.setattr(limiter, "is_over_budget", lambda: owes)
@@ -33,7 +33,7 @@ async def test_dashboard_watch_changes_are_told_once_for_what_grew(
     assert await asyncio.wait_for(anext(events), 10) == ": nothing new\n\n"
     owes = True
     assert await after(5) == ": nothing new\n\n"
-    monkeypatch.setattr("roll.dashboard.changes._LATEST_S", 0.0)
+    monkeypatch.setattr("roll.dashboard.changes._MAX_INTERVAL_S", 0.0)
     assert await after(6) == 'event: changed\ndata: {"step": 6, "kinds": ["metrics"]}\n\n'
     await events.aclose()
 

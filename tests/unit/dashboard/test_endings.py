@@ -11,7 +11,7 @@ from recorded.endings import ONLINE, ROWS, combinations
 from unit.dashboard.conftest import client_of, ids
 from worlds.recorded_endings import extract_endings
 
-SUPERVISED = tuple(ROWS)
+SUPERVISED_PIPELINES = tuple(ROWS)
 NO_ALARM = ("reward_model",)
 """Pipelines without anything that an alarm looks at: the run that should have met one finished."""
 
@@ -73,7 +73,7 @@ def test_dashboard_endings_answers_follow_the_pipeline_of_a_recorded_run(
 ) -> None:
     found = asked[f"{pipeline}-{end}"]
     learning = found["flat"]
-    if pipeline in SUPERVISED:
+    if pipeline in SUPERVISED_PIPELINES:
         assert learning["question"] == "Why does my loss not fall?" and "reward" not in learning["answer"]
         assert "examples" in found["pushed"]["answer"] and "no reward" in found["fooled"]["answer"]
         assert "generates nothing" in found["off_policy"]["answer"]

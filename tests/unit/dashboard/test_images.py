@@ -18,7 +18,7 @@ from tokenizers.models import WordLevel
 from unit.dashboard.conftest import client_of, ids
 from unit.tracking.conftest import make_group
 
-from roll.dashboard.one_rollout import build_details
+from roll.dashboard.rollout_details import build_details
 from roll.dashboard.rollouts import encode_row
 from roll.dashboard.vocabulary import Vocabulary
 from roll.media import MediaStore, compute_digest

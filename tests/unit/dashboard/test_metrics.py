@@ -83,7 +83,7 @@ def test_dashboard_metrics_all_points_come_where_they_are_asked_for(tmp_path: Pa
 def test_dashboard_metrics_few_bytes_do_not_become_very_many_values(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll.dashboard.metrics._MOST_VALUES", 40)
+    monkeypatch.setattr("roll.dashboard.metrics._MAX_VALUES", 40)
     wide = {"step": 1, "kind": "train"} | {f"n{number}": 1.0 for number in range(9)}
     rows = [wide, *({"step": step, "kind": "train"} for step in range(2, 9)), {"step": 9, "kind": "train", "new": 1}]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

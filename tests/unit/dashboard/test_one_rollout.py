@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from unit.dashboard.conftest import client_of, ids
 
-from roll.dashboard.one_rollout import build_details, build_token_columns
+from roll.dashboard.rollout_details import build_details, build_token_columns
 from roll.dashboard.rollouts import encode_row
 from roll.dashboard.vocabulary import Vocabulary
 

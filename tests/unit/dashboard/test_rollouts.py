@@ -110,8 +110,8 @@ def test_dashboard_rollouts_a_page_is_what_sorting_everything_gives(tmp_path: Pa
 def test_dashboard_rollouts_a_text_is_searched_for_in_slices_that_go_on(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll.dashboard.questions._SEARCH_S", 0.0)  # one file a time
-    monkeypatch.setattr("roll.dashboard.questions.search_texts.__defaults__", (0.0,))
+    monkeypatch.setattr("roll.dashboard.rollout_queries._MAX_SEARCH_S", 0.0)  # one file a time
+    monkeypatch.setattr("roll.dashboard.rollout_queries.search_texts.__defaults__", (0.0,))
     path, found, cursor, searched = make_run(), [], "", []
     while True:
         answer = ask(path, q="ANSWER is 7", kind="train", cursor=cursor)
@@ -128,7 +128,7 @@ def test_dashboard_rollouts_a_text_is_searched_for_in_slices_that_go_on(
 def test_dashboard_rollouts_a_search_with_very_many_hits_goes_on_behind_the_last_one(
     make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll.dashboard.questions._MOST_HITS", 1)
+    monkeypatch.setattr("roll.dashboard.rollout_queries._MAX_HITS", 1)
     path, found, cursor = make_run(), [], ""
     while cursor is not None:
         answer = ask(path, q="answer", kind="eval", cursor=cursor)

@@ -137,7 +137,7 @@ def test_dashboard_trace_what_is_no_event_is_left_out(tmp_path: Path) -> None:
 def test_dashboard_trace_spans_that_never_end_take_no_more_than_their_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll.dashboard.trace._MOST_OPEN", 3)
+    monkeypatch.setattr("roll.dashboard.trace._MAX_OPEN_SPANS", 3)
     rollout = {"pid": 1_000_000_003, "tid": 0, "cat": "rollout", "name": "generating" + "g" * 1000}
     events: list[dict[str, Any]] = [{"ts": i, "ph": "b", "id": f"train-{i}.0", **rollout} for i in range(10)]
     events += [{"ts": 20, "ph": "e", "id": f"train-{i}.0", **rollout} for i in range(11)]

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from roll.dashboard import vocabulary
-from roll.dashboard.vocabulary import TOKENIZER, Vocabularies
+from roll.dashboard.vocabulary import TOKENIZER_FILE, Vocabularies
 from roll.tracking.reading.files import SafeDirectory
 
 
@@ -24,11 +24,11 @@ def test_dashboard_vocabulary_a_broken_tokenizer_is_parsed_once_until_it_changes
     found = Vocabularies()
     for run in ("a", "b"):
         (tmp_path / run).mkdir()
-        (tmp_path / run / TOKENIZER).write_text("{}")
+        (tmp_path / run / TOKENIZER_FILE).write_text("{}")
         for _ in range(3):
             assert found.find(SafeDirectory(tmp_path / run)) is None
     assert parsed == [b"{}"]
-    Tokenizer(WordLevel({"one": 0}, unk_token="one")).save(str(tmp_path / "a" / TOKENIZER))
+    Tokenizer(WordLevel({"one": 0}, unk_token="one")).save(str(tmp_path / "a" / TOKENIZER_FILE))
     good = found.find(SafeDirectory(tmp_path / "a"))
     assert good is not None and good.decode_tokens([0]) == ["one"]
     assert found.find(SafeDirectory(tmp_path / "a")) is good
@@ -38,7 +38,7 @@ def test_dashboard_vocabulary_a_broken_tokenizer_is_parsed_once_until_it_changes
 def test_dashboard_vocabulary_a_tokenizer_that_is_too_large_is_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (tmp_path / TOKENIZER).open("wb") as file:
-        file.truncate(vocabulary._LARGEST + 1)
+    with (tmp_path / TOKENIZER_FILE).open("wb") as file:
+        file.truncate(vocabulary._MAX_FILE_BYTES + 1)
     monkeypatch.setattr(SafeDirectory, "read", lambda *_, **__: pytest.fail("it is read"))
     assert Vocabularies().find(SafeDirectory(tmp_path)) is None

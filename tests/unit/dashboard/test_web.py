@@ -21,7 +21,7 @@ from unit.dashboard.spoiling import spoil
 from unit.tracking.conftest import make_group
 
 from roll.dashboard.changes import CpuLimiter, stream_changes
-from roll.dashboard.health import _ALARM
+from roll.dashboard.health import _ALARM_PATTERN
 from roll.dashboard.rollouts import encode_row
 from roll.dashboard.runs import Run
 from roll.dashboard.vocabulary import Vocabularies
@@ -86,7 +86,7 @@ def test_dashboard_web_health_names_alarms_draws_and_failures(make_run: MakeRun)
 def test_dashboard_web_a_long_log_is_read_in_time_that_grows_with_it() -> None:
     line = "2026-01-01 10:00:01,000 WARNING roll.x: " + "alarms.x" * 10_000
     began = time.process_time()
-    assert _ALARM.match(line) is None
+    assert _ALARM_PATTERN.match(line) is None
     assert time.process_time() - began < 10  # with two greedy gaps before the name it takes minutes
 
 
@@ -261,11 +261,11 @@ def test_dashboard_web_what_is_asked_for_stays_bounded(make_run: MakeRun, monkey
     (run,) = ids(client).values()
     answer = client.get("/api/diff", params={"runs": ",".join([run] * 101)})
     assert (answer.status_code, answer.json()["error"]) == (400, "at most 100 runs can be compared at once, got 101.")
-    monkeypatch.setattr("roll.dashboard.questions._LARGEST_GROUP", 1)
+    monkeypatch.setattr("roll.dashboard.rollout_queries._MAX_GROUP_SIZE", 1)
     group = f"/api/runs/{run}/rollouts/{encode_row(1, 'train', 1)}/group"
     assert [one["rollout_id"] for one in client.get(group).json()["rows"]] == ["2.0"]
     monkeypatch.undo()
-    monkeypatch.setattr("roll.dashboard.web._MOST_GROUP_CHARACTERS", 10)
+    monkeypatch.setattr("roll.dashboard.web._MAX_GROUP_CHARACTERS", 10)
     assert [len(one["text"]) for one in client.get(group).json()["rows"]] == [5, 5]
     (path / "calibration").mkdir()
     for number in range(60):

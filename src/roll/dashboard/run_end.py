@@ -1,4 +1,4 @@
-"""Explains why a run stopped, from its summary; for older runs, from its alarms and log."""
+"""Explains why a run stopped, from its summary or, for runs of older versions, from its alarms and log."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from roll.dashboard.run_facts import RunFacts
 
 __all__ = ["explain_end"]
 
-_LONGEST = 600
-_RESUME = " `roll resume` continues from the newest checkpoint."
+_MAX_MESSAGE_LENGTH = 600
+_RESUME_HINT = " `roll resume` continues from the newest checkpoint."
 
 
 def explain_end(facts: RunFacts) -> Answer:
-    """Return the answer to the question why the run stopped."""
+    """Answer the question why the run stopped."""
     step = facts.last_step
     text, tone = _explain_ending(facts, step)
     links = [build_link("log and alarms", "health", show="Alarms")]
@@ -34,18 +34,18 @@ def _explain_ending(facts: RunFacts, step: int) -> tuple[str, str]:
         case "finished":
             return f"The run finished all {step} steps.", "good"
         case "alarm":
-            return f"An alarm stopped the run {after}: {message}.{_RESUME}", "bad"
+            return f"An alarm stopped the run {after}: {message}.{_RESUME_HINT}", "bad"
         case "interrupted":
-            return f"The run was interrupted {after} ({message}).{_RESUME}", "warn"
+            return f"The run was interrupted {after} ({message}).{_RESUME_HINT}", "warn"
         case "error":
-            return f"The run failed {after}: {message}.{_RESUME}", "bad"
+            return f"The run failed {after}: {message}.{_RESUME_HINT}", "bad"
     text = f"The run ended {after}, and there is no summary with the cause"
     wrong = [line for line in facts.log if " ERROR " in line or " CRITICAL " in line]
     last = wrong[-1] if wrong else (facts.log[-1] if facts.log else "")
     text += f"; the last line of the log: {_shorten(last)}" if last else ""
-    return f"{text}. The process was killed, or the machine failed.{_RESUME}", "bad"
+    return f"{text}. The process was killed, or the machine failed.{_RESUME_HINT}", "bad"
 
 
 def _shorten(text: str) -> str:
     text = " ".join(text.split()).rstrip(".")
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} ..."
+    return text if len(text) <= _MAX_MESSAGE_LENGTH else f"{text[:_MAX_MESSAGE_LENGTH]} ..."

@@ -1,4 +1,4 @@
-"""Queries on the index of rollouts: filters, sorting, counts, and text search."""
+"""Queries of the rollout index: filters, sorting, counts, and text search."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from roll.dashboard.file_columns import LABELS
+from roll.dashboard.file_columns import LABEL_COLUMNS
 from roll.dashboard.rollouts import KINDS, Rollouts, decode_row
 from roll.errors import RunDirectoryError
 from roll.tracking.reading.files import SafeDirectory
@@ -26,15 +26,15 @@ __all__ = [
     "sort_positions",
 ]
 
-_SEARCH_S = 1.5
-_MOST_HITS = 500
-_MOST_VALUES = 200
-_LARGEST_GROUP = 1024
+_MAX_SEARCH_S = 1.5
+_MAX_HITS = 500
+_MAX_VALUES = 200
+_MAX_GROUP_SIZE = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filters:
-    """Conditions on rollouts; `None` or empty means no condition."""
+    """Filters for rollouts; `None` or empty means no filter."""
 
     lowest: dict[str, float] = field(default_factory=dict)
     """Lower bound by column, inclusive; a row without a value does not match."""
@@ -48,7 +48,7 @@ class Filters:
 
 
 def find_matching_rollouts(rollouts: Rollouts, filters: Filters) -> np.ndarray:
-    """Return the positions in the index of the rollouts that match, in the order of the index."""
+    """Return the index positions of the rollouts that match the filters, in ascending order."""
     mask = np.ones(len(rollouts), bool)
     for name, bound in filters.lowest.items():
         mask &= rollouts.get_column(name) >= bound
@@ -71,7 +71,9 @@ def find_matching_rollouts(rollouts: Rollouts, filters: Filters) -> np.ndarray:
 def sort_positions(
     rollouts: Rollouts, positions: np.ndarray, by: str, descending: bool, start: int, count: int
 ) -> np.ndarray:
-    """Sort positions by a column, then by row, and return `count` of them from `start`; missing values are last.
+    """Sort index positions by a column, then by row, and return `count` of them from `start`.
+
+    Rollouts without a value in the column are last.
 
     Raises:
         KeyError: the column does not exist.
@@ -90,7 +92,7 @@ def sort_positions(
 
 
 def _compute_sort_keys(rollouts: Rollouts, by: str) -> np.ndarray:
-    if by in LABELS:
+    if by in LABEL_COLUMNS:
         texts = rollouts.get_label_values(by)
         ranks = np.empty(len(texts))
         ranks[np.array(sorted(range(len(texts)), key=texts.__getitem__))] = np.arange(len(texts))
@@ -99,7 +101,7 @@ def _compute_sort_keys(rollouts: Rollouts, by: str) -> np.ndarray:
 
 
 def build_rows(rollouts: Rollouts, positions: np.ndarray) -> list[dict[str, Any]]:
-    """Return the rollouts at these positions of the index as rows for the page."""
+    """Build the page's table rows for the rollouts at the given index positions."""
 
     def get_values(name: str) -> list[Any]:
         return [_to_plain(value) for value in rollouts.get_column(name)[positions].tolist()]
@@ -108,7 +110,7 @@ def build_rows(rollouts: Rollouts, positions: np.ndarray) -> list[dict[str, Any]
     columns = {name: get_values(name) for name in (*names, "policy_version")}
     columns["kind"] = [KINDS[code] for code in rollouts.get_column("kind")[positions].tolist()]
     columns["correct"] = [None if value is None else value > 0 for value in get_values("correct")]
-    for label in LABELS:
+    for label in LABEL_COLUMNS:
         texts = rollouts.get_label_values(label)
         columns[label] = [texts[code] for code in rollouts.get_column(label)[positions].tolist()]
     columns["rollout_id"] = [
@@ -122,7 +124,7 @@ def build_rows(rollouts: Rollouts, positions: np.ndarray) -> list[dict[str, Any]
 def query_page(
     rollouts: Rollouts, filters: Filters, *, sort: str, descending: bool, offset: int, limit: int
 ) -> dict[str, Any]:
-    """Return the response of `/rollouts` without a text search: rows `offset` to `offset + limit` of the matches.
+    """Build the response of `/rollouts` without a text search: rows `offset` to `offset + limit` of the matches.
 
     Raises:
         KeyError: the column does not exist.
@@ -133,17 +135,22 @@ def query_page(
 
 
 def search_texts(
-    inside: SafeDirectory, rollouts: Rollouts, filters: Filters, wanted: str, cursor: str, seconds: float = _SEARCH_S
+    run_dir: SafeDirectory,
+    rollouts: Rollouts,
+    filters: Filters,
+    wanted: str,
+    cursor: str,
+    seconds: float = _MAX_SEARCH_S,
 ) -> dict[str, Any]:
-    """Return the response of `/rollouts` with a text search: rows whose prompt or answer contains `wanted`.
+    """Build the response of `/rollouts` with a text search: the rows whose prompt or answer contains a text.
 
-    The search reads files in the order of steps until the time is over; the response has a cursor to continue from.
+    The search reads files in the order of steps until its time is up; the response has a cursor to continue from.
 
     Args:
-        inside: the run's directory.
+        run_dir: the run's directory.
         rollouts: index of the run's rollouts.
         filters: further conditions.
-        wanted: the text.
+        wanted: the text to search for.
         cursor: cursor of the last response; empty at the beginning.
         seconds: maximum time of this search.
     """
@@ -152,17 +159,17 @@ def search_texts(
     todo = rows[np.searchsorted(rows, first) :]
     ended, hits, num_hits = time.monotonic() + seconds, [], 0
     at = 0
-    while at < len(todo) and (at == 0 or time.monotonic() < ended) and num_hits < _MOST_HITS:
+    while at < len(todo) and (at == 0 or time.monotonic() < ended) and num_hits < _MAX_HITS:
         file = int(todo[at]) // MAX_FILE_ROWS
         end = int(np.searchsorted(todo, (file + 1) * MAX_FILE_ROWS))
         try:
-            places = _find_texts(inside, decode_row(file * MAX_FILE_ROWS)[0], wanted)
+            places = _find_texts(run_dir, decode_row(file * MAX_FILE_ROWS)[0], wanted)
         except RunDirectoryError:  # the file was replaced: the index will report it
             places = np.empty(0, np.int64)
-        found = np.intersect1d(todo[at:end], file * MAX_FILE_ROWS + places)[: _MOST_HITS - num_hits]
+        found = np.intersect1d(todo[at:end], file * MAX_FILE_ROWS + places)[: _MAX_HITS - num_hits]
         num_hits += len(found)
         hits.append(found)
-        at = end if num_hits < _MOST_HITS else int(np.searchsorted(todo, found[-1] + 1))
+        at = end if num_hits < _MAX_HITS else int(np.searchsorted(todo, found[-1] + 1))
     complete = at >= len(todo)
     found = np.concatenate(hits) if hits else np.empty(0, np.int64)
     order = np.argsort(rollouts.get_column("row"), kind="stable")
@@ -178,9 +185,9 @@ def search_texts(
     }
 
 
-def _find_texts(inside: SafeDirectory, name: str, wanted: str) -> np.ndarray:
-    """Return the row numbers in a file whose prompt or text contains `wanted`, ignoring case."""
-    with open_rollout_file(inside, name) as file:
+def _find_texts(run_dir: SafeDirectory, name: str, wanted: str) -> np.ndarray:
+    """Return the numbers of the rows in a file whose prompt or text contains `wanted`, ignoring case."""
+    with open_rollout_file(run_dir, name) as file:
         hits = [np.empty(0, bool)]
         for portion in file.iter_batches(("prompt", "text")):
             found = [contains_text(column, wanted) for column in portion.columns]
@@ -189,12 +196,12 @@ def _find_texts(inside: SafeDirectory, name: str, wanted: str) -> np.ndarray:
 
 
 def count_facets(rollouts: Rollouts) -> dict[str, Any]:
-    """Return the response of `/facets`: the count of each label, most frequent first, and the range of each number."""
+    """Build the response of `/facets`: the count of each label, most frequent first, and the range of each number."""
     found: dict[str, Any] = {}
-    for label in LABELS:
+    for label in LABEL_COLUMNS:
         texts = rollouts.get_label_values(label)
         counts = np.bincount(rollouts.get_column(label), minlength=len(texts))
-        chosen = [code for code in np.argsort(-counts, kind="stable")[:_MOST_VALUES].tolist() if counts[code]]
+        chosen = [code for code in np.argsort(-counts, kind="stable")[:_MAX_VALUES].tolist() if counts[code]]
         found[label] = [{"value": texts[code], "count": int(counts[code])} for code in chosen]
     for name in ("step", "reward", "num_tokens", "num_turns", "staleness", "advantage"):
         column = rollouts.get_column(name)
@@ -208,16 +215,16 @@ def count_facets(rollouts: Rollouts) -> dict[str, Any]:
 
 
 def _to_plain(value: float) -> float | int | None:
-    """Return a value for JSON: whole numbers as integers, `None` for values that are not finite."""
+    """Convert a number for JSON: whole numbers to integers, values that are not finite to `None`."""
     if not math.isfinite(value):
         return None
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
 def find_group(rollouts: Rollouts, row: int) -> np.ndarray:
-    """Return the positions of the rollouts in the group of `row` (same draw, kind and step), by index in the group.
+    """Return the index positions of the rollouts in the group of `row` (same draw, kind and step), in group order.
 
-    At most `_LARGEST_GROUP` positions are returned.
+    At most `_MAX_GROUP_SIZE` positions are returned.
 
     Raises:
         KeyError: the row does not exist.
@@ -226,4 +233,4 @@ def find_group(rollouts: Rollouts, row: int) -> np.ndarray:
     same = rollouts.get_column("draw_id") == rollouts.get_column("draw_id")[at]
     for name in ("kind", "step"):
         same &= rollouts.get_column(name) == rollouts.get_column(name)[at]
-    return np.flatnonzero(same)[np.argsort(rollouts.get_column("index")[same], kind="stable")][:_LARGEST_GROUP]
+    return np.flatnonzero(same)[np.argsort(rollouts.get_column("index")[same], kind="stable")][:_MAX_GROUP_SIZE]

@@ -25,9 +25,19 @@ TOKEN_COLUMNS = (
     "token_ids", "logprobs", "policy_versions", "trainer_logprobs", "update_logprobs", "ref_logprobs",
     "token_advantages", "turns", "advantage",
 )  # fmt: skip
-_NAMES = ("logprob", "policy_version", "trainer_logprob", "difference", "advantage", "push", "ratio", "clip", "kl")
+_TOKEN_COLUMN_NAMES = (
+    "logprob",
+    "policy_version",
+    "trainer_logprob",
+    "difference",
+    "advantage",
+    "push",
+    "ratio",
+    "clip",
+    "kl",
+)
 """Columns that a rollout may have."""
-_TOOL = ("<tool_response>", "<|tool", "tool\n", "<|start_header_id|>tool", "<|start_header_id|>ipython")
+_TOOL_MARKERS = ("<tool_response>", "<|tool", "tool\n", "<|start_header_id|>tool", "<|start_header_id|>ipython")
 
 
 class _Turn(NamedTuple):
@@ -80,21 +90,21 @@ class _Row(NamedTuple):
 
 
 def build_details(
-    found: Mapping[str, Any], vocabulary: Vocabulary | None, inside: SafeDirectory | None = None
+    found: Mapping[str, Any], vocabulary: Vocabulary | None, run_dir: SafeDirectory | None = None
 ) -> dict[str, Any]:
-    """Return the response of `/rollouts/{row}`: what the page shows of a rollout beyond the columns of the index.
+    """Build the response of `/rollouts/{row}`: the details of a rollout that the index does not have.
 
     Args:
         found: The rollout's `DETAIL_COLUMNS`.
         vocabulary: Vocabulary of the run, if it exists.
-        inside: The run directory, in which the rollout's images are looked up.
+        run_dir: The run directory, in which the rollout's images are looked up.
     """
     row = read_record(_Row, found)
     ids, rewards = row.token_ids, [read_record(_Turn, turn).reward for turn in row.turns]
     turns: list[dict[str, Any]] = [{"kind": "prompt", "text": row.prompt, "start": None, "end": None}]
     for kind, start, end in _split_authors(_find_spans(row), len(ids)):
         text = _decode_text(vocabulary, row, start, end)
-        if kind != "model" and text is not None and text.lstrip().startswith(_TOOL):
+        if kind != "model" and text is not None and text.lstrip().startswith(_TOOL_MARKERS):
             kind = "tool"
         turn = {"kind": kind, "text": text, "start": start, "end": end}
         turns.append(turn | {"reward": rewards.pop(0)} if kind == "model" and rewards else turn)
@@ -112,22 +122,23 @@ def build_details(
         "policy_versions": sorted({version for version in row.policy_versions if version >= 0}),
         "num_prompt_tokens": len(row.prompt_token_ids),
         "branches": [{"start": b.start, "context_tokens": len(b.context)} for b in branches],
-        "images": {} if inside is None else _list_images(inside, row, turns),
+        "images": {} if run_dir is None else _list_images(run_dir, row, turns),
     }
 
 
-def _list_images(inside: SafeDirectory, row: _Row, turns: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _list_images(run_dir: SafeDirectory, row: _Row, turns: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     messages = [read_record(_Message, message).content for message in row.messages if message]
     spans = [*row.prompt_media, *row.media, *(span for spans in row.branch_media for span in spans or () if span)]
     digests = [read_record(_Span, span).digest for span in spans]
-    return list_images(inside, [*messages, *(turn["text"] or "" for turn in turns)], digests)
+    return list_images(run_dir, [*messages, *(turn["text"] or "" for turn in turns)], digests)
 
 
 def build_token_columns(
     found: Mapping[str, Any], settings: Mapping[str, Any], vocabulary: Vocabulary | None
 ) -> dict[str, Any]:
-    """Return the response of `/rollouts/{row}/tokens`: columns aligned with the answer's tokens, and the reasons for
-    missing columns.
+    """Build the response of `/rollouts/{row}/tokens`: columns with one entry per token of the answer.
+
+    The response also has the reason for each missing column.
 
     Args:
         found: the rollout's `TOKEN_COLUMNS`.
@@ -167,7 +178,11 @@ def build_token_columns(
         "push": push,
     }
     columns |= {name: nan_to_none(column) for name, column in computed.items() if column is not None}
-    missing = {name: _explain_missing(name, settings, trainer is not None) for name in _NAMES if name not in columns}
+    missing = {
+        name: _explain_missing(name, settings, trainer is not None)
+        for name in _TOKEN_COLUMN_NAMES
+        if name not in columns
+    }
     missing |= {
         "entropy": "runs do not record the entropy of single tokens, only the mean over a step "
         "(training/policy/entropy, or training/policy/entropy_estimate)"
@@ -181,7 +196,13 @@ def _is_ratio_against_engine(settings: Mapping[str, Any]) -> bool:
 
 
 def _explain_missing(name: str, settings: Mapping[str, Any], seen: bool) -> str:
-    """Return the reason why the column `name` is missing; `seen` is whether the trainer processed the rollout."""
+    """Return the reason why a column is missing.
+
+    Args:
+        name: Name of the column.
+        settings: Settings of the run by dotted key.
+        seen: Whether the trainer processed the rollout.
+    """
     if name == "kl" and seen:
         return "the run has no reference model, because algorithm.kl.coefficient is 0"
     if name == "clip" and seen:
@@ -210,9 +231,9 @@ def _combine(
 
 
 def _is_clipped(ratio: np.ndarray, advantages: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray | None:
-    """Return for each token 1 if its ratio is clipped (so it has no gradient), else 0; NaN if the loss ignores it.
+    """Return 1 for each token whose ratio is clipped, so that it has no gradient, else 0; NaN outside the loss mask.
 
-    Return `None` if the loss does not clip the ratios of single tokens.
+    The result is `None` if the loss does not clip the ratios of single tokens.
     """
     low, high = (to_finite_number(settings.get(f"algorithm.gate.{side}")) for side in ("low", "high"))
     by_token = settings.get("algorithm.ratio.level", "token") == "token"
@@ -228,10 +249,10 @@ def _is_clipped(ratio: np.ndarray, advantages: np.ndarray, settings: Mapping[str
 
 
 def _find_spans(row: _Row) -> list[tuple[int, int]]:
-    """Return start and end of each span of generated tokens.
+    """Return the start and the end of each span of generated tokens.
 
-    The spans are those of the recorded turns or, without turns, of contiguous tokens that have a policy version: tokens
-    of the environment have none.
+    The spans are the recorded turns or, without turns, contiguous tokens with a policy version, which tokens of the
+    environment do not have.
     """
     num_tokens, versions = len(row.token_ids), row.policy_versions
     if row.turns:
@@ -246,7 +267,7 @@ def _find_spans(row: _Row) -> list[tuple[int, int]]:
 
 
 def _split_authors(spans: Sequence[tuple[int, int]], num_tokens: int) -> list[tuple[str, int, int]]:
-    """Split a rollout into pieces by author (`model` or `environment`): author, start and end of each, in order."""
+    """Split a rollout into spans by author; return (`model` or `environment`, start, end) of each span, in order."""
     found, at = [], 0
     for start, end in spans:
         if start > at:
@@ -258,7 +279,7 @@ def _split_authors(spans: Sequence[tuple[int, int]], num_tokens: int) -> list[tu
 
 
 def _decode_text(vocabulary: Vocabulary | None, row: _Row, start: int, end: int) -> str | None:
-    """Return the text of `token_ids[start:end]`, with `[image …]` instead of the tokens of each image."""
+    """Decode `token_ids[start:end]`, with `[image …]` instead of the tokens of each image."""
     if end - start == len(row.token_ids):
         return row.text
     if vocabulary is None:
@@ -278,7 +299,7 @@ def _decode_tokens(vocabulary: Vocabulary | None, ids: Sequence[int]) -> tuple[l
 
 
 def _read_column(values: Any, length: int) -> np.ndarray | None:
-    """Return the values as an array; `None` if their number is not `length` or all are missing."""
+    """Convert values to an array; return `None` if their number is not `length` or all are missing."""
     if not isinstance(values, list) or len(values) != length or not length:
         return None
     column = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
