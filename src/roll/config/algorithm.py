@@ -143,12 +143,8 @@ class AlgorithmConfig(Section):
                 "correction.corrects to mismatch, or correction.upper to null (masks still work)"
             )
         whole = advantage.estimator in ("outcome", "chunk", "anchor_state") and advantage.function is None
-        if (
-            whole
-            and "running" in (advantage.mean, advantage.std)
-            and self.uses_reference
-            and self.kl.apply_to == "reward"
-        ):
+        penalizes_reward = self.uses_reference and self.kl.apply_to == "reward"
+        if whole and penalizes_reward and "running" in (advantage.mean, advantage.std):
             return (
                 "`kl.apply_to: reward` subtracts the penalty from the reward before baseline and scaling, but running "
                 "moments are those of rewards without the penalty: set kl.apply_to to loss, or advantage.mean and "
