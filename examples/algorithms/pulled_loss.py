@@ -1,4 +1,4 @@
-"""Your own loss: PPO's clip with a squared penalty towards the old policy, averaged over all tokens of the batch."""
+"""Your own loss: PPO's clip with a squared penalty toward the old policy, averaged over all tokens of the batch."""
 
 import torch
 
