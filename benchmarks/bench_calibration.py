@@ -59,7 +59,8 @@ the temperature, the number of concurrent requests, or the [scheduling policy](p
 All runs use SmolLM2-135M in bfloat16, one engine with the quickstart's settings, and the scheduler of real runs, but no
 trainer. A simulation gets the prompts, settings and answer lengths of the run that it predicts, but none of its times.
 (An answer that a policy stopped has no known length; it gets the maximum length.) The table compares the times for
-which the steps waited for their batches. All runs were measured one after the other, in one process.
+which the steps waited for their batches. All runs were measured one after the other, in one process. In the names of
+the runs, "N at once" means that the engine runs at most N requests at the same time.
 """
 
 

@@ -39,12 +39,12 @@ ROWS: tuple[tuple[Case, Case, str], ...] = (
     (
         replace(_BASE, name="queue, a prompt on one engine", scheduling={"replicate_prompts": False}),
         BATCH,
-        "a prompt goes to the least loaded engine, and each answer is scored at once",
+        "a prompt goes to the least loaded engine, and each answer is scored immediately",
     ),
     (
         replace(_BASE, name="queue"),
         BATCH,
-        "each rollout goes to the least loaded engine (prompt replication), and each answer is scored at once",
+        "each rollout goes to the least loaded engine (prompt replication), and each answer is scored immediately",
     ),
     (
         replace(_BASE, name="redundant prompts", scheduling={"prompt_redundancy": 1.5, **_FIRST}),
@@ -65,7 +65,7 @@ ROWS: tuple[tuple[Case, Case, str], ...] = (
     (
         replace(_BASE, name="dynamic sampling", filters=True, num_steps=4),
         FILTERED,
-        "a new prompt replaces a filtered group at once",
+        "a new prompt immediately replaces a filtered group",
     ),
     (
         replace(_BASE, name="early stop", filters=True, num_steps=4, scheduling={"reward_range": (0.0, 1.0)}),
