@@ -41,11 +41,22 @@ algorithm: {type: dapo, gate: {high: 0.3}, kl: {coefficient: 0.001}}
 `roll config explain algorithm` and [Configuration](configuration.md) list every key, and the values that each preset
 sets.
 
-The formulas below use these symbols: pi is the current policy, r its probability ratio to the policy before the update,
-A the advantage, and e the clip range. o_i is the i-th answer, |o_i| its number of tokens, and G the number of answers
-in a group; n and N are the number of answers in an update. mean_g and std_g are taken over a group. sg stops the
-gradient, log pi(o_i) is summed over an answer's tokens, and KL_k1 to KL_k3 are estimators of the KL divergence. The
-following conventions hold in every formula:
+The formulas below use these symbols:
+
+| symbol | meaning |
+|---|---|
+| pi, old | probability of a token under the current policy, and under the trainer's policy before the update |
+| mu (in keys: `rollout`) | probability of a token under the engine's policy, which sampled it |
+| r | probability ratio pi / old; some presets define another ratio |
+| R, A | reward of an answer, and advantage of an answer or token |
+| o_i | the i-th answer; its number of tokens is written between bars, and log pi(o_i) is the sum over its tokens |
+| G; n, N | number of answers in a group; number of answers in an update |
+| mean_g, std_g | mean and standard deviation over a group |
+| e; eps | clip range; a small constant |
+| KL_k1, KL_k2, KL_k3 | estimators of the KL divergence from the reference, with the coefficient beta |
+| sg | stop-gradient: the value is treated as a constant |
+
+The following conventions hold in every formula:
 
 - R is the reward after shaping by `algorithm.reward`. Filters use the same reward, unless `filters.metric` is
   `accuracy`.
@@ -59,8 +70,6 @@ following conventions hold in every formula:
 - Counts cover all samples of one update, so the gradient does not depend on micro-batches, packing, order, or ranks.
   Filtered rollouts are part of baselines, but not of these counts. Rollouts with an infrastructure error are part of
   neither.
-- `old` is the trainer's policy before the update; `mu` (in keys: `rollout`) is the engine's policy, which sampled the
-  tokens.
 - The correction for the difference between `old` and `mu` is on by default (`correction`: per token, truncated at 2),
   unless the ratio itself is relative to the engine. The difference is always logged, as `training/mismatch/…` and
   `agreement/…`. It consists of mismatch and staleness; see [below](#mismatch-and-staleness).

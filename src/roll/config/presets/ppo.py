@@ -3,9 +3,9 @@
     delta_t = r_t + gamma V_{t+1} - V_t;   A_t = sum_k (gamma lambda)^k delta_{t+k}, whitened;   returns G = A + V
     actor: min(r A, clip(r) A), mean over tokens;   critic: 1/2 max((V - G)^2, (V_clip - G)^2)
 
-The reward is at the last token (with turns, at the last token of each turn), and V is 0 after the end of the answer,
-also if it was truncated: the length limit is a part of the task, so nothing is bootstrapped. The time t counts only the
-policy's tokens, not the environment's. gamma = lambda = 1 makes the return unbiased for outcome rewards (arXiv
+The reward is at the last token (with turns, at the last token of each turn). V is 0 after the end of the answer, even
+if the answer was truncated: the length limit is a part of the task, so nothing is bootstrapped. The time t counts only
+the policy's tokens, not the environment's. gamma = lambda = 1 makes the return unbiased for outcome rewards (arXiv
 2503.24290 finds it best); a lower lambda reduces variance and adds bias. PPO works with one rollout per prompt, and
 needs a second model.
 """
