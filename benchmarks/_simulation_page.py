@@ -39,12 +39,12 @@ PUBLISHED_HEAD = """
 The following tables have these columns:
 
 - **compared variants**: the baseline, and the variant whose speed-up over the baseline is reported
-- **published**: the published speed-up; empty if no paper reports one
+- **published**: the published speed-up; – if no paper reports one
 - **simulated**: the mean of the simulated speed-up over the seeds, with its 95 % interval
 - **within 15 %**: whether the simulated speed-up differs from the published one by less than 15 %
 - **range for ±30 %**: the smallest and the largest simulated speed-up if one constant at a time (the device's rates,
   lengths, latencies, solve rates, number of turns) is multiplied by 0.7 or by 1.3, with one seed (queue-scheduling:
-  five); empty if the constants were not changed
+  five); – if the constants were not changed
 - **same order**: whether the same variant is faster after every one of these changes
 - **tokens**: trained tokens of a step, relative to the baseline; if a variant trains fewer tokens, a part of its
   speed-up comes from less work
@@ -206,7 +206,7 @@ def staleness_table(all_figures: Mapping[str, Mapping[str, Any]], order: Sequenc
         pair = [f"{split[key]:,.0f} / {best[key]:,.0f}" for key in ("samples", "tokens", "staleness")]
         times = (f"{split['step_s']:.3g} s", f"{best['step_s']:.3g} s", f"{figures['ratio']:.2f}")
         by_seed = figures.get("ratios", ())
-        span = f"{min(by_seed):.2f} … {max(by_seed):.2f}" if len(by_seed) > 1 else ""
+        span = f"{min(by_seed):.2f} … {max(by_seed):.2f}" if len(by_seed) > 1 else "not recorded"
         lines.append(f"| {' | '.join((name, *times, span, *pair, str(figures['num_seeds'])))} |")
     return lines if found else []
 
@@ -291,11 +291,11 @@ def summary(name: str, figure: Mapping[str, Any], moves: Sequence[Mapping[str, A
     cells = (
         name,
         f"{figure['over']} / {figure['of']}",
-        f"{published['ratio']:g}" if published else "",
+        f"{published['ratio']:g}" if published else "–",
         figure["simulated"],
-        ("yes" if figure["within"] else "no, see below") if published else "",
-        f"{move['lowest'][1]:.2f} … {move['highest'][1]:.2f}" if move else "",
-        ("yes" if move["holds"] else f"no: {move['lowest'][0]}") if move else "",
+        ("yes" if figure["within"] else "no, see below") if published else "–",
+        f"{move['lowest'][1]:.2f} … {move['highest'][1]:.2f}" if move else "–",
+        ("yes" if move["holds"] else f"no: {move['lowest'][0]}") if move else "–",
         f"{figure['tokens']:.0%}",
         f"{ages[figure['over']]} / {ages[figure['of']]}",
     )

@@ -185,7 +185,7 @@ def page(results: Mapping[str, Any]) -> Iterator[str]:
         for text, ranks in by_layout.items():
             for stage, found in enumerate(ranks["found"]):
                 sizes = " | ".join(f"{found[key] / GIB:.1f} GiB" for key in ("between", "gradients", "peak"))
-                yield f"| {ranks['ranks']} | {text} | {stage if len(ranks['found']) > 1 else ''} | {sizes} |"
+                yield f"| {ranks['ranks']} | {text} | {stage if len(ranks['found']) > 1 else 'all layers'} | {sizes} |"
         yield ""
         yield "Collectives of one rank in a step (with several stages, of a rank in the first stage):"
         yield ""

@@ -166,8 +166,8 @@ root mean square of value minus return over the last 10 steps, and the final acc
 | shared, default | 0.1 | 1e-4 | 22 | 0.958 | 3.0 | 0.21 |
 | shared | 0.1 | 1e-3 | 23 | 0.958 | 3.5 | 0.29 |
 | shared | 1 | 1e-4 | 22 | 0.969 | 6.3 | 0.28 |
-| separate, default | | 1e-5 | 21 | 0.969 | 3.6 | 0.71 |
-| separate | | 1e-4 | 22 | 0.948 | 3.6 | 0.27 |
+| separate, default | not used | 1e-5 | 21 | 0.969 | 3.6 | 0.71 |
+| separate | not used | 1e-4 | 22 | 0.948 | 3.6 | 0.27 |
 
 Here, the learning speed of the policy does not depend on the critic, and a shared critic's values are no worse. A
 coefficient of 1 doubles the gradient norm; because `training.max_grad_norm` limits the gradient of both losses
