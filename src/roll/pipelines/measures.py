@@ -141,8 +141,8 @@ def compute_batch_metrics(batch: Batch) -> dict[str, float]:
 
 
 def compute_run_metrics(state: RunState, ledger: DataLedger, counts: Mapping[str, int]) -> dict[str, float]:
-    """Return the metrics of the whole run so far, including `LLMProxy.counts`."""
-    metrics = {f"ledger/{outcome}": float(count) for outcome, count in ledger.counts().items()}
+    """Return the metrics of the whole run so far, including `LLMProxy.get_counters`."""
+    metrics = {f"ledger/{outcome}": float(count) for outcome, count in ledger.count_outcomes().items()}
     metrics |= {f"alarm/{name}": float(count) for name, count in state.alarms.items()}
     return metrics | {"policy_version": float(state.policy_version)} | compute_engine_metrics(counts)
 

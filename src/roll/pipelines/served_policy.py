@@ -119,7 +119,7 @@ class ServedPolicy:
 
     def counts(self) -> Mapping[str, int]:
         """Return the counts of replaced engines and reissued requests."""
-        return self.generation.proxy.counts()
+        return self.generation.proxy.get_counters()
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of a step's generation."""

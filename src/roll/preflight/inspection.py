@@ -120,9 +120,9 @@ def _sum_bytes_by_device(report: Report) -> dict[int, int]:
     return always + training + answering
 
 
-def _describe_shortage(where: str, needed: int, free: int) -> str:
+def _describe_shortage(location: str, needed: int, free: int) -> str:
     return (
-        f"{where} has {free / 2**30:.1f} GiB free, but the run needs up to {needed / 2**30:.1f} GiB: lower "
+        f"{location} has {free / 2**30:.1f} GiB free, but the run needs up to {needed / 2**30:.1f} GiB: lower "
         "training.max_tokens_per_micro_batch, set training.activation_checkpointing=true, or train adapters "
         "(model.lora)."
     )

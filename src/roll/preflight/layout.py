@@ -31,7 +31,7 @@ __all__ = ["check_layout", "dry_run_step"]
 
 GIB = 2**30
 PROGRESS_INTERVAL_S = 10.0
-_PACKAGES = {"deepspeed": "deepspeed", "megatron": "megatron"}
+_BACKEND_PACKAGES = {"deepspeed": "deepspeed", "megatron": "megatron"}
 """The optional package that each training backend needs."""
 
 
@@ -45,7 +45,7 @@ def check_layout(report: Report, config: RunConfig) -> None:
     """
     training, lora = config.get_section("training", TrainingConfig), config.model.lora
     backend = training.backend
-    package = _PACKAGES.get(backend)
+    package = _BACKEND_PACKAGES.get(backend)
     if package is not None and find_spec(package) is None:
         said = f"training.backend is '{backend}', which is not installed here: {build_install_command(backend)}"
         if config.cluster.type == "local":
@@ -162,14 +162,14 @@ def _wait_for(trial: subprocess.Popen[str], on_wait: Callable[[float], None]) ->
             on_wait(time.monotonic() - began)
 
 
-def _format_layout(found: Mapping[str, Any], stage: int | None) -> Iterator[str]:
-    layers = " and ".join(f"{first} to {last}" if last > first else f"{first}" for first, last in found["layers"])
+def _format_layout(sizes: Mapping[str, Any], stage: int | None) -> Iterator[str]:
+    layers = " and ".join(f"{first} to {last}" if last > first else f"{first}" for first, last in sizes["layers"])
     where = "a trainer rank" if stage is None else f"a rank of stage {stage} (layers {layers})"
     yield (
-        f"{where} holds {found['between'] / GIB:.2f} GiB between steps and {found['gradients'] / GIB:.2f} GiB of "
-        f"gradients; the peak is {found['peak'] / GIB:.2f} GiB"
+        f"{where} holds {sizes['between'] / GIB:.2f} GiB between steps and {sizes['gradients'] / GIB:.2f} GiB of "
+        f"gradients; the peak is {sizes['peak'] / GIB:.2f} GiB"
     )
-    for operation, ranks, size, count, together in found["traffic"]:
+    for operation, ranks, size, count, together in sizes["traffic"]:
         yield f"  {count:,} x {operation} between {size} ({ranks}): {together / GIB:.2f} GiB"
 
 

@@ -119,9 +119,9 @@ class EngineConnection:
         """Resume the engine; see `InferenceEngine.resume`."""
         await self._begin(self._run_serially(self.engine.resume, paused=False)).answer
 
-    async def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`, a call to any other method of the engine; raise `EngineDiedError` if the engine is lost."""
-        return await self._begin(work).answer
+    async def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Await a call to any other method of the engine; raise `EngineDiedError` if the engine is lost."""
+        return await self._begin(coroutine).answer
 
     @property
     def is_paused(self) -> bool:
@@ -158,13 +158,13 @@ class EngineConnection:
         self._stop_timers()
 
     def _begin(
-        self, work: Coroutine[Any, Any, T], request_id: str = "", on_end: Callable[[], None] | None = None
+        self, coroutine: Coroutine[Any, Any, T], request_id: str = "", on_end: Callable[[], None] | None = None
     ) -> _Call:
         if self.lost is not None:
-            work.close()
+            coroutine.close()
             raise self._build_death_error()
         loop = asyncio.get_running_loop()
-        task = loop.create_task(work)
+        task = loop.create_task(coroutine)
         call = self._calls[task] = _Call(task, loop.create_future(), request_id, on_end)
         self._num_requests += bool(request_id)
         task.add_done_callback(self._on_reply)

@@ -60,12 +60,12 @@ class DataLedger:
                 LedgerEntry(draw_id=draw.draw_id, uid=draw.uid, outcome=DrawOutcome.IN_FLIGHT, step=step)
             )
 
-    def record_outcome(self, draw_id: int, outcome: DrawOutcome, step: int, why: str = "") -> None:
-        """Record a draw's final outcome, and the step and the reason (`why`) of this outcome."""
+    def record_outcome(self, draw_id: int, outcome: DrawOutcome, step: int, reason: str = "") -> None:
+        """Record a draw's final outcome, and the step and the reason for this outcome."""
         entry = self._entries[draw_id]
         assert outcome is not DrawOutcome.IN_FLIGHT, "in_flight is not a final outcome"
         assert entry.outcome is DrawOutcome.IN_FLIGHT, f"draw {draw_id} is already {entry.outcome} (step {entry.step})"
-        self._entries[draw_id] = LedgerEntry(draw_id=draw_id, uid=entry.uid, outcome=outcome, step=step, why=why)
+        self._entries[draw_id] = LedgerEntry(draw_id=draw_id, uid=entry.uid, outcome=outcome, step=step, why=reason)
 
     def drop_from(self, draw_id: int) -> list[int]:
         """Remove this draw and all later ones, which must be in flight and will be sampled again; return their ids."""
@@ -75,7 +75,7 @@ class DataLedger:
         del self._entries[draw_id:]
         return [entry.draw_id for entry in dropped]
 
-    def counts(self) -> dict[str, int]:
+    def count_outcomes(self) -> dict[str, int]:
         """Return the number of draws by outcome, including outcomes without draws."""
         counts = Counter(entry.outcome.value for entry in self._entries)
         return {outcome.value: counts[outcome.value] for outcome in DrawOutcome}

@@ -118,26 +118,26 @@ class LifeCycle:
         self._live[rollout_id] = LiveRollout(rollout_id, RolloutState.QUEUED, now, now)
         self._notify(rollout_id, None, RolloutState.QUEUED, now, "")
 
-    def move(self, rollout_id: RolloutId, to: RolloutState, detail: str = "") -> None:
+    def move(self, rollout_id: RolloutId, state: RolloutState, detail: str = "") -> None:
         """Move a rollout to another state; a final state removes it."""
         rollout = self._live.get(rollout_id)
-        assert rollout is not None, f"rollout {rollout_id} is not live, so it cannot become {to}"
+        assert rollout is not None, f"rollout {rollout_id} is not live, so it cannot become {state}"
         before = rollout.state
         # Checked here, because otherwise a rollout that is lost or counted twice would only show as a stalled step.
-        assert to in ALLOWED_TRANSITIONS[before], f"rollout {rollout_id} cannot go from {before} to {to}"
+        assert state in ALLOWED_TRANSITIONS[before], f"rollout {rollout_id} cannot go from {before} to {state}"
         now = asyncio.get_running_loop().time()
-        if to in ALLOWED_TRANSITIONS:
-            rollout.state, rollout.since, rollout.detail = to, now, detail
+        if state in ALLOWED_TRANSITIONS:
+            rollout.state, rollout.since, rollout.detail = state, now, detail
         else:
             del self._live[rollout_id]
-        self._notify(rollout_id, before, to, now, detail)
+        self._notify(rollout_id, before, state, now, detail)
 
     def get_state(self, rollout_id: RolloutId) -> RolloutState | None:
         """Return the state of a rollout; `None` once it has ended."""
         rollout = self._live.get(rollout_id)
         return rollout.state if rollout else None
 
-    def counts(self) -> dict[RolloutState, int]:
+    def count_by_state(self) -> dict[RolloutState, int]:
         """Return the number of live rollouts by state."""
         return Counter(rollout.state for rollout in self._live.values())
 

@@ -127,7 +127,7 @@ class LLMProxy:
 
     # ---- requests
 
-    def counts(self) -> dict[str, int]:
+    def get_counters(self) -> dict[str, int]:
         """Return counters of engine replacements and of requests that were sent again, by name."""
         return {
             "replaced": self.num_replaced,

@@ -43,7 +43,7 @@ __all__ = ["Calibration", "build_measured_device", "calibrate", "read_step_spans
 
 PASSES = 4.0
 """Compute of an update, in units of a forward pass, as in `SimulatedTrainingConfig.passes`."""
-_SIZES = ("num_layers", "hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim")
+_MODEL_SIZES = ("num_layers", "hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -230,12 +230,12 @@ def _build_model(config: RunConfig) -> Model:
         name=Path(config.model.path).name,
         parameters=float(found.num_parameters),
         active_parameters=float(found.num_parameters),
-        **{name: getattr(found, name) for name in _SIZES},
+        **{name: getattr(found, name) for name in _MODEL_SIZES},
         element_bytes=2 if config.model.dtype == "bfloat16" else 4,
     )
 
 
-def _fit_trainer(found: Device, model: Model, steps: Sequence[_Step]) -> tuple[Device, float]:
+def _fit_trainer(device: Device, model: Model, steps: Sequence[_Step]) -> tuple[Device, float]:
     """Fit training efficiency and sync overhead to the steps.
 
     Returns:
@@ -243,15 +243,15 @@ def _fit_trainer(found: Device, model: Model, steps: Sequence[_Step]) -> tuple[D
         updates, the device is unchanged.
     """
     if not steps or not any(step.train_s for step in steps):
-        return found, 0.0
-    full = found.model_copy(update={"training_efficiency": 1.0})
+        return device, 0.0
+    full = device.model_copy(update={"training_efficiency": 1.0})
     ideal = [compute_train_s(model, full, 1, step.num_tokens, step.mean_length, passes=PASSES) for step in steps]
     inverse = sum(i * s.train_s for i, s in zip(ideal, steps, strict=True)) / sum(i * i for i in ideal)
     errors = [abs(i * inverse / s.train_s - 1) for i, s in zip(ideal, steps, strict=True) if s.train_s]
-    moved = model.weight_bytes / found.link_bandwidth
+    moved = model.weight_bytes / device.link_bandwidth
     sync = max(0.0, statistics.median(step.sync_s for step in steps) - moved)
     update = {"training_efficiency": 1 / inverse, "sync_overhead_s": sync}
-    return found.model_copy(update=update), statistics.fmean(errors)
+    return device.model_copy(update=update), statistics.fmean(errors)
 
 
 # ---- writing
@@ -261,7 +261,7 @@ def _write_files(
     target: Path,
     config: RunConfig,
     model: Model,
-    found: Device,
+    device: Device,
     rollouts: Sequence[_Rollout],
     steps: Sequence[_Step],
 ) -> tuple[Path, ...]:
@@ -274,7 +274,7 @@ def _write_files(
         (target / name).write_text("\n".join(map(str, values)) + "\n", encoding="utf-8")
     device_file, model_file, workload_file = (target / f"{name}.yaml" for name in ("device", model.name, "workload"))
     model_file.write_text(dump(model.model_dump(mode="json", exclude={"name"})), encoding="utf-8")
-    device_file.write_text(dump(found.model_dump(mode="json", exclude={"name"})), encoding="utf-8")
+    device_file.write_text(dump(device.model_dump(mode="json", exclude={"name"})), encoding="utf-8")
     workload = _build_workload(config, device_file, model_file, rollouts, len(steps))
     workload_file.write_text(dump(workload), encoding="utf-8")
     return (device_file, model_file, workload_file, *(target / name for name in lines))
@@ -328,12 +328,12 @@ def _build_workload(
 # ---- rendering
 
 
-def render_calibration(found: Calibration) -> str:
+def render_calibration(calibration: Calibration) -> str:
     """Describe the calibration and how well it reproduces the run."""
-    fit = found.fit
+    fit = calibration.fit
     lines = [
         f"{fit.num_steps} engine steps in {fit.measured_s:.1f} s; the model predicts {fit.fitted_s:.1f} s "
-        f"({fit.fitted_s / fit.measured_s - 1:+.1%}), off by {fit.step_error:.1%} for a span of steps.",
+        f"({fit.fitted_s / fit.measured_s - 1:+.1%}), with a mean error of {fit.step_error:.1%} for a span of steps.",
         f"{fit.num_dropped} spans took more than twice as long as predicted, and were dropped.",
         "",
         "requests in a step    steps   measured, s   model",
@@ -347,7 +347,7 @@ def render_calibration(found: Calibration) -> str:
         "",
         f"step, ms, by requests: {curve}",
         f"prefill: {fit.prefill_token_s * 1e3:.3g} ms a token; context: {fit.context_token_s * 1e6:.3g} us a token",
-        f"update: {found.train_s:.3g} s (model off by {found.train_error:.1%} over {found.num_updates}); "
-        f"sync: {found.sync_s:.3g} s; reward: {found.reward_s:.3g} s",
+        f"update: {calibration.train_s:.3g} s (mean error of the model {calibration.train_error:.1%} over "
+        f"{calibration.num_updates}); sync: {calibration.sync_s:.3g} s; reward: {calibration.reward_s:.3g} s",
     ]
     return "\n".join(lines)

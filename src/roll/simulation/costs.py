@@ -96,13 +96,13 @@ class EngineCosts:
         return host + linear + context_tokens * self.context_s + pairs * self.pair_s
 
 
-def interpolate(curve: tuple[tuple[float, float], ...], at: float) -> float:
-    """Return the value of a piecewise linear curve, given by its points, at `at`; extrapolate beyond the ends."""
+def interpolate(curve: tuple[tuple[float, float], ...], x: float) -> float:
+    """Return the value of a piecewise linear curve, given by its points, at `x`; extrapolate beyond the ends."""
     if len(curve) == 1:
         return curve[0][1]
-    place = min(max(bisect_right(curve, (at, float("inf"))), 1), len(curve) - 1)
+    place = min(max(bisect_right(curve, (x, float("inf"))), 1), len(curve) - 1)
     (left, low), (right, high) = curve[place - 1], curve[place]
-    return low + (high - low) * (at - left) / (right - left)
+    return low + (high - low) * (x - left) / (right - left)
 
 
 def compute_engine_costs(model: Model, device: Device, tensor_parallel: int) -> EngineCosts:

@@ -13,17 +13,17 @@ from statistics import NormalDist
 
 __all__ = ["correlate", "draw_uniform", "hash_key"]
 
-_MASK = (1 << 64) - 1
-_STANDARD = NormalDist()
+_UINT64_MASK = (1 << 64) - 1
+_STANDARD_NORMAL = NormalDist()
 
 
 def hash_key(*key: int) -> int:
     """Return a 64-bit hash of a key of several integers (SplitMix64's finalizer, applied to each in turn)."""
     state = 0x9E3779B97F4A7C15
     for part in key:
-        state = (state + (part & _MASK) * 0xBF58476D1CE4E5B9 + 0x9E3779B97F4A7C15) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
+        state = (state + (part & _UINT64_MASK) * 0xBF58476D1CE4E5B9 + 0x9E3779B97F4A7C15) & _UINT64_MASK
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _UINT64_MASK
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _UINT64_MASK
         state ^= state >> 31
     return state
 
@@ -45,5 +45,7 @@ def correlate(shared: float, own: float, correlation: float) -> float:
         return own
     if correlation == 1:
         return shared
-    z = math.sqrt(correlation) * _STANDARD.inv_cdf(shared) + math.sqrt(1 - correlation) * _STANDARD.inv_cdf(own)
-    return min(max(_STANDARD.cdf(z), 1e-15), 1 - 1e-15)
+    z = math.sqrt(correlation) * _STANDARD_NORMAL.inv_cdf(shared) + math.sqrt(
+        1 - correlation
+    ) * _STANDARD_NORMAL.inv_cdf(own)
+    return min(max(_STANDARD_NORMAL.cdf(z), 1e-15), 1 - 1e-15)

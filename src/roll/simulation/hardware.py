@@ -25,7 +25,7 @@ from roll.registry import did_you_mean, search_directory_note
 
 __all__ = ["Device", "MeasuredEngine", "Model", "load_device", "load_model_sizes", "read_shipped_entries"]
 
-_HERE = Path(__file__).parent
+_DIRECTORY = Path(__file__).parent
 MODEL_SOURCES = ", a config.json, a model directory or a hub id (owner/name)"
 
 
@@ -231,40 +231,40 @@ def _read_model(name: str, changed_at: int) -> Model:
         return _build_model(name, describe_model(name), None)
     directory = find_config(name)
     has_weights = any(directory.glob("*.safetensors"))
-    found = describe_model(directory) if has_weights else describe_config(directory, name)
-    return _build_model(name, found, count_kv_elements_per_token(directory, found))
+    description = describe_model(directory) if has_weights else describe_config(directory, name)
+    return _build_model(name, description, count_kv_elements_per_token(directory, description))
 
 
-def _build_model(name: str, found: ModelDescription, width: int | None) -> Model:
-    if found.expert_parameters and not 1 <= found.experts_per_token <= found.num_experts:
+def _build_model(name: str, description: ModelDescription, width: int | None) -> Model:
+    if description.expert_parameters and not 1 <= description.experts_per_token <= description.num_experts:
         raise ModelError(
             f"model '{name}' has experts, but its config.json does not give their number, or the number that a token "
             "uses: add these keys (num_experts or num_local_experts, num_experts_per_tok)."
         )
-    chosen = found.experts_per_token / found.num_experts if found.expert_parameters else 1.0
+    chosen = description.experts_per_token / description.num_experts if description.expert_parameters else 1.0
     return Model(
         name=name,
-        parameters=found.num_parameters,
-        active_parameters=found.num_parameters - (1 - chosen) * found.expert_parameters,
-        num_layers=found.num_layers,
-        hidden_size=found.hidden_size,
-        intermediate_size=found.intermediate_size,
-        vocab_size=found.vocab_size,
-        num_heads=found.num_heads,
-        num_kv_heads=found.num_kv_heads,
-        head_dim=found.head_dim,
-        num_experts=found.num_experts if found.expert_parameters else 0,
-        experts_per_token=found.experts_per_token if found.expert_parameters else 0,
-        expert_parameters=found.expert_parameters,
+        parameters=description.num_parameters,
+        active_parameters=description.num_parameters - (1 - chosen) * description.expert_parameters,
+        num_layers=description.num_layers,
+        hidden_size=description.hidden_size,
+        intermediate_size=description.intermediate_size,
+        vocab_size=description.vocab_size,
+        num_heads=description.num_heads,
+        num_kv_heads=description.num_kv_heads,
+        head_dim=description.head_dim,
+        num_experts=description.num_experts if description.expert_parameters else 0,
+        experts_per_token=description.experts_per_token if description.expert_parameters else 0,
+        expert_parameters=description.expert_parameters,
         cache_width=width,
-        has_untied_lm_head=found.has_untied_lm_head,
+        has_untied_lm_head=description.has_untied_lm_head,
     )
 
 
 @functools.cache
 def read_shipped_entries(file: str) -> dict[str, dict[str, Any]]:
     """Return the entries of `devices.yaml` or `models.yaml`, which ROLL ships, by name."""
-    return read(_HERE / file).tree
+    return read(_DIRECTORY / file).tree
 
 
 def _load_entry(kind: type[T], what: str, name: str, file: str) -> T:

@@ -66,7 +66,7 @@ class Constant:
 _PASSES = (
     "given: an update is 3, or 4 with activation checkpointing; log-probs of the policy or the reference are 1 each"
 )
-_REWARDS = Constant(name="latency of rewards", value="0 s", origin="assumed")
+_REWARD_LATENCY = Constant(name="latency of rewards", value="0 s", origin="assumed")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,14 +143,14 @@ def _read_run(config: RunConfig, file: Path, device_name: str | None, num_device
         raise ConfigError(f"'{file}' runs the pipeline {config.pipeline}, which `roll plan` does not support.")
     lengths = measure_examples(config, name)
     assumed_length = min(config.training.max_example_tokens or ASSUMED_EXAMPLE_TOKENS, ASSUMED_EXAMPLE_TOKENS)
-    tokens = {"type": "empirical", "values": lengths} if lengths else _build_fixed_distribution(assumed_length)
+    tokens = {"type": "empirical", "values": lengths} if lengths else _build_fixed_value(assumed_length)
     longest = round(max(lengths, default=assumed_length))
     rollout = {"prompts_per_step": config.training.examples_per_step, "group_size": 1, "max_new_tokens": longest}
     training = {"passes": 3.0 + trainer.training.activation_checkpointing, "overhead_s": 0.1}
     workload = {
         "rollout": rollout,
         "training": training,
-        "prompt_tokens": _build_fixed_distribution(0),
+        "prompt_tokens": _build_fixed_value(0),
         "answer_tokens": tokens,
     }
     found = SimulationConfig.model_validate(base | workload)
@@ -178,7 +178,7 @@ def _read_model(source: str, overrides: Sequence[str], device_name: str | None, 
         "device": device_name or DEFAULT_DEVICE,
         "placement": {"generation": num_devices or 1},
         "rollout": ASSUMED_WORKLOAD,
-        "prompt_tokens": _build_fixed_distribution(ASSUMED_PROMPT_TOKENS),
+        "prompt_tokens": _build_fixed_value(ASSUMED_PROMPT_TOKENS),
         "answer_tokens": _build_assumed_answers(ASSUMED_WORKLOAD["max_new_tokens"]),
     }
     config = SimulationConfig.model_validate(tree).with_overrides(overrides)
@@ -191,7 +191,7 @@ def _read_model(source: str, overrides: Sequence[str], device_name: str | None, 
         Constant(name="rollouts of a step", value=_format_batch(config), origin=_describe_workload_origin(overrides)),
         _build_prompt_constant([]),
         _build_answer_constant(config, "set answer_tokens, as in a workload for `roll simulate`"),
-        _REWARDS,
+        _REWARD_LATENCY,
         *_list_update_constants(config, "assumed"),
         *_list_device_constants(device),
     )
@@ -202,12 +202,11 @@ def _build_workload(config: GeneratingConfig, model_name: str) -> tuple[dict[str
     """Return a run as a workload, and the constants that describe it; the run must have a pipeline with rollouts."""
     rollout, turns = config.rollout, max(entry.turns for entry in config.data)
     lengths = measure_prompts(config, model_name)
+    assumed = _build_fixed_value(ASSUMED_PROMPT_TOKENS)
     tree: dict[str, Any] = {
         "rollout": rollout.model_dump(mode="json", exclude={"loop", "agent", "episodes"}),
         "engine": {"tensor_parallel": 1, "max_num_seqs": config.inference.max_num_seqs, "prefix_block": 16},
-        "prompt_tokens": {"type": "empirical", "values": lengths}
-        if lengths
-        else _build_fixed_distribution(ASSUMED_PROMPT_TOKENS),
+        "prompt_tokens": {"type": "empirical", "values": lengths} if lengths else assumed,
         "answer_tokens": _build_assumed_answers(rollout.max_new_tokens),
         "training": {
             "passes": _count_passes(config),
@@ -218,13 +217,13 @@ def _build_workload(config: GeneratingConfig, model_name: str) -> tuple[dict[str
     tree["rollout"]["scheduling"]["async_ratio"] = 0.0  # chosen by the plan
     tree["engine"]["max_batched_tokens"] = max(8192, 2 * config.inference.max_num_seqs)
     if turns > 1:
-        tree["environment"] = {"num_turns": turns, "latency": _build_fixed_distribution(ASSUMED_ENVIRONMENT_S)}
+        tree["environment"] = {"num_turns": turns, "latency": _build_fixed_value(ASSUMED_ENVIRONMENT_S)}
     partial = SimulationConfig.model_validate({"name": "x", "model": "x", "device": "cpu", **tree})
     constants = [
         Constant(name="rollouts of a step", value=_format_batch(partial), origin="given: the run's rollout section"),
         _build_prompt_constant(lengths),
         _build_answer_constant(partial, "`roll simulate --calibrate RUN` measures them in a run"),
-        _REWARDS,
+        _REWARD_LATENCY,
     ]
     if partial.environment is not None:
         value = f"{ASSUMED_ENVIRONMENT_S:g} s, {partial.environment.observation_tokens} tokens"
@@ -395,5 +394,5 @@ def _build_assumed_answers(limit: int) -> dict[str, Any]:
     return {"type": "quantiles", "points": [[0.5, max(1, limit / 8)], [0.999, max(1, limit)]], "max": max(1, limit)}
 
 
-def _build_fixed_distribution(value: float) -> dict[str, Any]:
+def _build_fixed_value(value: float) -> dict[str, Any]:
     return {"type": "fixed", "value": float(value)}

@@ -188,13 +188,13 @@ class _PlanSearch:
         In a synchronous plan, all devices generate, and then all train.
         """
         found: list[Candidate | None] = []
-        place = {"placement.generation": self.total, "placement.training": 0}
+        placement = {"placement.generation": self.total, "placement.training": 0}
         for width in (*TP_SIZES, *LARGE_TP_SIZES):
             if width in LARGE_TP_SIZES and any(found):
                 break
             if self.total % width == 0:
                 found.append(
-                    self._try_plan(f"synchronous, TP {width}", width, place, SYNC_STEPS, 0, {"async_ratio": 0.0})
+                    self._try_plan(f"synchronous, TP {width}", width, placement, SYNC_STEPS, 0, {"async_ratio": 0.0})
                 )
         return min((c for c in found if c is not None), key=lambda c: c.step_s, default=None)
 
@@ -266,24 +266,24 @@ class _PlanSearch:
         return True
 
     def _try_split(self, width: int, ratio: float, training: int) -> Candidate | None:
-        place = {"placement.generation": self.total - training, "placement.training": training}
+        placement = {"placement.generation": self.total - training, "placement.training": training}
         name = f"async {ratio:g}, {self.total - training} + {training}, TP {width}"
         changes = {"async_ratio": ratio, "type": "queue", "prompt_redundancy": None, "choose": None}
         warmup = math.ceil(ratio) + ASYNC_WARMUP
-        return self._try_plan(name, width, place, warmup + ASYNC_STEPS, warmup, changes)
+        return self._try_plan(name, width, placement, warmup + ASYNC_STEPS, warmup, changes)
 
     def _try_plan(
         self,
         name: str,
         width: int,
-        place: Mapping[str, int],
+        placement: Mapping[str, int],
         steps: int,
         warmup: int,
         scheduling: Mapping[str, object],
     ) -> Candidate | None:
         changes = {f"rollout.scheduling.{key}": value for key, value in scheduling.items()}
         sizes = {"engine.tensor_parallel": width, "num_steps": steps, "warmup_steps": warmup, "num_seeds": 1}
-        config = self.config.with_changes({**place, **sizes, **changes}, name)
+        config = self.config.with_changes({**placement, **sizes, **changes}, name)
         if self.model.num_experts:
             config = config.with_changes({"training.expert_parallel": self.compare_expert_sizes(config)[0].size}, name)
         why = find_memory_problem(config, self.model, self.device, self._trainer)
@@ -296,18 +296,18 @@ class _PlanSearch:
 
     def _choose_divisor(self, config: SimulationConfig) -> int:
         """Return the divisor by which devices and prompts are scaled down when plans are compared; 1 for full size."""
-        place, prompts = config.placement, config.rollout.prompts_per_step
+        placement, prompts = config.placement, config.rollout.prompts_per_step
         for divisor in DIVISORS:
-            whole = (place.generation // config.engine.tensor_parallel, place.training, prompts)
+            whole = (placement.generation // config.engine.tensor_parallel, placement.training, prompts)
             if min(self.total, prompts) // divisor >= MIN_SIZE and not any(number % divisor for number in whole):
                 return divisor
         return 1
 
     def _simulate_candidate(self, name: str, config: SimulationConfig, divisor: int) -> Candidate:
-        place, prompts = config.placement, config.rollout.prompts_per_step
+        placement, prompts = config.placement, config.rollout.prompts_per_step
         smaller = {
-            "placement.generation": place.generation // divisor,
-            "placement.training": place.training // divisor,
+            "placement.generation": placement.generation // divisor,
+            "placement.training": placement.training // divisor,
             "rollout.prompts_per_step": prompts // divisor,
         }
         run = simulate(config.with_changes(smaller, name) if divisor > 1 else config)

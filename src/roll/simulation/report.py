@@ -47,7 +47,7 @@ _STEP_PARTS = (
     ("train_s", "training", "#e07b00"),
     ("sync_s", "sync", "#8a8a8a"),
 )
-_LINES = ("#2a78d6", "#e07b00", "#2f9e44", "#9c36b5", "#c92a2a", "#0b7285", "#8a8a8a", "#5c4813")
+_LINE_COLORS = ("#2a78d6", "#e07b00", "#2f9e44", "#9c36b5", "#c92a2a", "#0b7285", "#8a8a8a", "#5c4813")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -244,7 +244,7 @@ def plot_results(results: SimulationResults, path: Path) -> None:
     axes = figure.subplots(len(ratios), 1, height_ratios=ratios, squeeze=False)[:, 0]
     _plot_bars(axes[0], results)
     if timelines:
-        for (variant, timeline), colour in zip(timelines.items(), _LINES * 9, strict=False):
+        for (variant, timeline), colour in zip(timelines.items(), _LINE_COLORS * 9, strict=False):
             times, numbers = zip(*timeline, strict=True)
             axes[1].plot(times, numbers, drawstyle="steps-post", color=colour, linewidth=1, label=variant)
         axes[1].set_xlabel("seconds", color=_INK)

@@ -24,7 +24,7 @@ from typing import TextIO
 
 __all__ = ["Terminal", "read_tail", "redirect_infrastructure_logs", "redirect_logs"]
 
-_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class Terminal:
@@ -158,7 +158,7 @@ def _redirect_loggers(descriptor: int, level: int) -> Iterator[None]:
     """Run the body with Python's loggers and warnings written to the log, with timestamps."""
     stream = os.fdopen(os.dup(descriptor), "a", encoding="utf-8", errors="replace")
     handler = logging.StreamHandler(stream)
-    handler.setFormatter(logging.Formatter(_FORMAT))
+    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
     root = logging.getLogger()
     before = root.level
     root.addHandler(handler)

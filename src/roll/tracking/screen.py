@@ -19,7 +19,7 @@ from roll.tracking.intervals import format_accuracy
 
 __all__ = ["Screen", "estimate_time_left", "fit_to_line", "render", "render_sparkline", "render_stacked_bar"]
 
-_BLOCKS = "▁▂▃▄▅▆▇█"
+_BAR_CHARACTERS = "▁▂▃▄▅▆▇█"
 _PHASE_COLORS = {
     "generate": "cyan",
     "wait": "cyan",
@@ -34,7 +34,7 @@ _PHASE_COLORS = {
     "record": "bright_black",
 }
 _OTHER_PHASE = "white"
-_ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_])")
+_ESCAPE_SEQUENCES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_])")
 _MAX_CHARACTERS = 4_000
 """Maximum number of characters of a prompt or answer to process for a line, which is drawn several times a second."""
 _LABEL_WIDTH = 10
@@ -227,8 +227,8 @@ def render_sparkline(values: Sequence[float], width: int) -> str:
     low, high = min(finite, default=0.0), max(finite, default=1.0)
     if low >= 0 and high <= 1:
         low, high = 0.0, 1.0
-    scale = (len(_BLOCKS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BLOCKS[round((v - low) * scale)] if math.isfinite(v) else " " for v in values)
+    scale = (len(_BAR_CHARACTERS) - 1) / (high - low) if high > low else 0.0
+    return "".join(_BAR_CHARACTERS[round((v - low) * scale)] if math.isfinite(v) else " " for v in values)
 
 
 def render_stacked_bar(phases: Mapping[str, float], total: float, width: int) -> Text:
@@ -258,7 +258,7 @@ def estimate_time_left(screen: Screen, now: float) -> float | None:
 def fit_to_line(text: str, width: int) -> str:
     """Return `text` as one line of at most `width` cells, without escape sequences, which a model may generate."""
     # Sequences are removed as a whole first: without the escape character, `[31m` would stay as text.
-    visible = _ESCAPES.sub("", text[:_MAX_CHARACTERS])
+    visible = _ESCAPE_SEQUENCES.sub("", text[:_MAX_CHARACTERS])
     collapsed = " ".join("".join(c if c.isprintable() else " " for c in visible).split())
     if cell_len(collapsed) <= width and len(text) <= _MAX_CHARACTERS:
         return collapsed

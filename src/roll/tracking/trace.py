@@ -16,7 +16,7 @@ from typing import Any
 
 __all__ = ["TraceFile"]
 
-_END = b"\n]\n"
+_ARRAY_END = b"\n]\n"
 
 
 class TraceFile:
@@ -29,8 +29,8 @@ class TraceFile:
     def __init__(self, path: Path) -> None:
         self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         size = os.fstat(self._descriptor).st_size
-        whole = os.pread(self._descriptor, len(_END), max(0, size - len(_END))) == _END
-        self._end = size - len(_END) if whole else _find_end_of_events(os.pread(self._descriptor, size, 0))
+        whole = os.pread(self._descriptor, len(_ARRAY_END), max(0, size - len(_ARRAY_END))) == _ARRAY_END
+        self._end = size - len(_ARRAY_END) if whole else _find_end_of_events(os.pread(self._descriptor, size, 0))
 
     def append(self, events: Sequence[dict[str, Any]]) -> None:
         """Append events to the file; nothing is written for no events, or after `close`."""
@@ -39,9 +39,9 @@ class TraceFile:
         lines = b",\n".join(json.dumps(event, separators=(",", ":")).encode() for event in events)
         text = (b",\n" if self._end else b"[\n") + lines
         # One `write`: a process that is killed leaves either the old array or the complete new one.
-        os.pwrite(self._descriptor, text + _END, self._end)
+        os.pwrite(self._descriptor, text + _ARRAY_END, self._end)
         self._end += len(text)
-        os.ftruncate(self._descriptor, self._end + len(_END))
+        os.ftruncate(self._descriptor, self._end + len(_ARRAY_END))
 
     def close(self) -> None:
         """Close the file. Calling it twice is safe."""

@@ -20,7 +20,7 @@ from roll.types import RolloutId
 
 __all__ = ["WaitPhases"]
 
-_WAITING = ("queued", "generating")
+_GENERATION_STATES = ("queued", "generating")
 
 
 @dataclass(eq=False)
@@ -46,7 +46,13 @@ class WaitPhases:
             return
         before = self._stage.pop(name, None)
         repeated = event.after == "queued" and before == "reward"  # the answer exists: only its scoring is repeated
-        after = "reward" if event.after == "rewarding" or repeated else "model" if event.after in _WAITING else None
+        after = (
+            "reward"
+            if event.after == "rewarding" or repeated
+            else "model"
+            if event.after in _GENERATION_STATES
+            else None
+        )
         self._counts[before or ""] -= 1
         self._counts[after or ""] += 1
         if after is not None:

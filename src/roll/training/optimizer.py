@@ -24,7 +24,7 @@ __all__ = ["Optimizer", "WeightState"]
 
 DEFAULT_PARAMS = OptimParams()
 
-_STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
+_STATE_NAMES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 """PyTorch's names of the moments, by their names in checkpoints."""
 
 
@@ -89,10 +89,10 @@ class Optimizer:
         for name, parameter in self._locals.items():
             if name not in self._num_8bit_updates:
                 # AdamW creates its state at the first step, but a checkpoint may be loaded or moved before.
-                own = moments.get(name) or {label: torch.zeros_like(parameter) for label in _STATES}
+                own = moments.get(name) or {label: torch.zeros_like(parameter) for label in _STATE_NAMES}
                 self._adamw.state[parameter] = {
                     "step": torch.tensor(float(steps.get(name, 0)), device=parameter.device),
-                    **{key: own[label].detach() for label, key in _STATES.items()},
+                    **{key: own[label].detach() for label, key in _STATE_NAMES.items()},
                 }
 
     def _is_decayed(self, name: str) -> bool:
@@ -167,7 +167,7 @@ class Optimizer:
         moments: dict[str, Mapping[str, Tensor]] = {}
         for name, parameter in self._locals.items():
             state = self._adamw.state.get(parameter, {})
-            whole = {label: state[key] for label, key in _STATES.items() if state}
+            whole = {label: state[key] for label, key in _STATE_NAMES.items() if state}
             moments[name] = whole or self._moments_8bit[name]
         return moments
 
@@ -201,10 +201,12 @@ class Optimizer:
                 moments, self._num_8bit_updates[name] = states.get(name) or WeightState(create_moments(parameter), 0)
                 self._moments_8bit[name] = moments
                 continue
-            moments, num_updates = states.get(name) or WeightState({k: torch.zeros_like(parameter) for k in _STATES}, 0)
+            moments, num_updates = states.get(name) or WeightState(
+                {k: torch.zeros_like(parameter) for k in _STATE_NAMES}, 0
+            )
             self._adamw.state[parameter] = {
                 "step": torch.tensor(float(num_updates), device=parameter.device),
-                **{key: moments[label].detach() for label, key in _STATES.items()},
+                **{key: moments[label].detach() for label, key in _STATE_NAMES.items()},
             }
 
     def move_moments(self, device: torch.device) -> None:
@@ -214,7 +216,7 @@ class Optimizer:
                 self._moments_8bit[name] = {k: part.to(device) for k, part in self._moments_8bit[name].items()}
             else:
                 state = self._adamw.state[parameter]
-                state.update({key: state[key].to(device) for key in _STATES.values()})
+                state.update({key: state[key].to(device) for key in _STATE_NAMES.values()})
 
 
 def _sum_squares(tensors: list[Tensor]) -> Tensor:

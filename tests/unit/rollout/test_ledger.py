@@ -38,10 +38,10 @@ def test_ledger_reading_back_gives_the_same_ledger(outcomes: list[DrawOutcome]) 
     ledger.record_draws([draw(i) for i in range(len(outcomes))], step=1)
     for i, outcome in enumerate(outcomes):
         if outcome is not DrawOutcome.IN_FLIGHT:
-            ledger.record_outcome(i, outcome, step=2, why="because" if outcome is DrawOutcome.FAILED else "")
+            ledger.record_outcome(i, outcome, step=2, reason="because" if outcome is DrawOutcome.FAILED else "")
     again = DataLedger.loads(ledger.dumps())
     assert list(again) == list(ledger)
-    assert again.counts() == {f.value: outcomes.count(f) for f in DrawOutcome}
+    assert again.count_outcomes() == {f.value: outcomes.count(f) for f in DrawOutcome}
     assert again.list_in_flight() == [i for i, outcome in enumerate(outcomes) if outcome is DrawOutcome.IN_FLIGHT]
 
 

@@ -166,7 +166,7 @@ def test_llm_proxy_an_interrupted_answer_may_begin_anew_under_one_version() -> N
         await proxy.suspend("abort")
         own.version = 1
         await proxy.resume()
-        return await task, proxy.counts()
+        return await task, proxy.get_counters()
 
     generation, counts = within(main())
     assert generation.policy_versions.tolist() == [1] * NUM_TOKENS

@@ -37,7 +37,7 @@ def megatron_on_cpu() -> Iterator[None]:
         from roll.training.megatron import initialize
     cpu = torch.device("cpu")
     with (
-        mock.patch.object(initialize, "DEVICES", ("cpu",)),
+        mock.patch.object(initialize, "SUPPORTED_DEVICE_TYPES", ("cpu",)),
         mock.patch.object(torch.cuda, "current_device", lambda: cpu),
         _OnCpu(),
     ):

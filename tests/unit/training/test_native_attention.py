@@ -16,7 +16,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 from roll.models import AttentionParams, AttentionSpan
 from roll.training.attention import native as native_attention
 from roll.training.attention.native import Rotation, attend, build_tree_ranges
-from roll.training.attention.packed import ATTENTION, AttentionPlan, register_attention
+from roll.training.attention.packed import ATTENTION_NAME, AttentionPlan, register_attention
 from roll.training.kernels.native import load_native_library
 from roll.training.network.fused import use_fused_kernels
 from roll.training.packing.layout import PackedLayout, Segment, Tree
@@ -229,7 +229,7 @@ def test_native_attention_a_fused_module_gives_what_the_module_gives(kind: type,
     angles = torch.from_numpy(layout.position_ids)[None, :, None] * torch.linspace(0.1, 0.9, 16).repeat(2)
     rotation = angles.cos().to(torch.bfloat16), angles.sin().to(torch.bfloat16)
     module = module_of(kind, config)
-    assert module.config._attn_implementation == ATTENTION
+    assert module.config._attn_implementation == ATTENTION_NAME
 
     def run(**changes: object) -> list[Tensor]:
         module.zero_grad()

@@ -30,7 +30,7 @@ from roll_sandbox.images import Image, ImageCache
 from roll_sandbox.images.system import find_python_command, make_agent_image, make_image_environment
 from roll_sandbox.requests import make_agent_settings
 from roll_sandbox.roots import Root, Roots
-from roll_sandbox.seccomp import SUPPORTED, make_seccomp_filter
+from roll_sandbox.seccomp import SUPPORTED_ARCHITECTURES, make_seccomp_filter
 from roll_sandbox.spawner import SandboxProcess, SpawnerClient
 from roll_sandbox.system_plan import HOME, find_interpreter, make_environment
 from roll_sandbox.types import SandboxSpec
@@ -112,10 +112,10 @@ class BubblewrapRuntime:
             raise SandboxUnavailableError(
                 f"the bubblewrap runtime needs the program 'bwrap', which is not in PATH. {INSTALL_HINT}"
             )
-        if os.uname().machine not in SUPPORTED:
+        if os.uname().machine not in SUPPORTED_ARCHITECTURES:
             raise SandboxUnavailableError(
                 f"the architecture '{os.uname().machine}' is not supported: system-call filters exist for "
-                f"{', '.join(SUPPORTED)}."
+                f"{', '.join(SUPPORTED_ARCHITECTURES)}."
             )
         self._filter = make_seccomp_filter()
         self._stderr_file = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)

@@ -25,7 +25,7 @@ from roll_sandbox.types import Chunk
 __all__ = ["AgentConnection", "AgentJob", "Connection"]
 
 _STREAMS = {ord("o"): "stdout", ord("e"): "stderr", ord("r"): "result"}
-_EMPTY = {stream: Chunk(stream=stream, data=b"") for stream in ("stdout", "stderr", "result")}
+_EMPTY_CHUNKS = {stream: Chunk(stream=stream, data=b"") for stream in ("stdout", "stderr", "result")}
 _END, _USED = ord("x"), ord("u")
 _MAX_FRAME_BYTES = 2**20
 _DATA_BYTES = 2**20
@@ -85,7 +85,7 @@ class AgentJob:
                 oldest = self.chunks[self._num_emptied]
                 self._kept_bytes -= len(oldest.data)
                 # Not removed: chunks are numbered by their position.
-                self.chunks[self._num_emptied] = _EMPTY[oldest.stream]
+                self.chunks[self._num_emptied] = _EMPTY_CHUNKS[oldest.stream]
                 self._num_emptied += 1
             self._output_event.set()
 

@@ -32,7 +32,7 @@ from roll_sandbox.connection import AgentConnection
 from roll_sandbox.counters import Counters
 from roll_sandbox.errors import SandboxError, SandboxUnavailableError
 from roll_sandbox.requests import make_agent_settings
-from roll_sandbox.seccomp import SUPPORTED, make_seccomp_filter
+from roll_sandbox.seccomp import SUPPORTED_ARCHITECTURES, make_seccomp_filter
 from roll_sandbox.system_plan import HOME
 from roll_sandbox.types import Limit, SandboxSpec
 from roll_sandbox.version import get_install_command
@@ -72,7 +72,7 @@ class DockerRuntime:
         if self._client is None:
             self._client, machine = await asyncio.to_thread(_connect)
             await asyncio.to_thread(_remove_stale_containers, self._client)
-            if machine in SUPPORTED:
+            if machine in SUPPORTED_ARCHITECTURES:
                 self._filter = make_seccomp_filter(machine)
             else:
                 _log.warning("no system-call filter for '%s' exists: only the engine's own filter applies", machine)

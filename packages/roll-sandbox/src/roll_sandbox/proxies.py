@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 __all__ = ["describe_proxy", "exempt_this_machine", "find_proxy", "is_this_machine", "make_client_session"]
 
-_LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+_LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 """Names and addresses of this machine, in the form that other programs understand in `NO_PROXY`."""
-_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+_DEFAULT_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 def is_this_machine(host: str) -> bool:
@@ -54,7 +54,7 @@ def find_proxy(url: str) -> str | None:
         return None
     proxies = urllib.request.getproxies()
     proxy = proxies.get(scheme) or proxies.get("all")
-    if not proxy or _is_excepted(host, parts.port or _PORTS.get(scheme), proxies.get("no", "")):
+    if not proxy or _is_excepted(host, parts.port or _DEFAULT_PORTS.get(scheme), proxies.get("no", "")):
         return None
     if "://" not in proxy:
         proxy = f"http://{proxy}"
@@ -137,6 +137,6 @@ def exempt_this_machine(environment: Mapping[str, str] | None = None) -> dict[st
         value = variables.get(name) or (variables[names[0]] if names else "")
         listed = [entry.strip() for entry in value.split(",") if entry.strip()]
         if "*" not in listed:
-            listed += [host for host in _LOCAL if host not in listed]
+            listed += [host for host in _LOCAL_HOSTS if host not in listed]
         variables[name] = ",".join(listed)
     return variables

@@ -21,7 +21,7 @@ from roll_sandbox.types import Mount, SandboxSpec
 
 __all__ = ["Root", "Roots"]
 
-MAX_UNUSED = 16
+MAX_UNUSED_ROOTS = 16
 """Maximum number of unused roots of images to keep."""
 
 
@@ -101,10 +101,10 @@ class Roots:
         return Root(["--dev-bind", tree, "/", "--proc", "/proc"], name, tree, layers)
 
     def release(self, root: Root) -> None:
-        """Record that a sandbox no longer uses `root`; drop image roots beyond `MAX_UNUSED` that no sandbox uses."""
+        """Record that a sandbox no longer uses `root`; drop unused image roots beyond `MAX_UNUSED_ROOTS`."""
         root.users -= 1
         unused = [key for key, each in self._known.items() if each.image_lock is not None and each.users == 0]
-        for key in unused[:-MAX_UNUSED]:
+        for key in unused[:-MAX_UNUSED_ROOTS]:
             self._drop_root(self._known.pop(key))
 
     def _drop_root(self, root: Root) -> None:

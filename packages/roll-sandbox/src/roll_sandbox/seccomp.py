@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 from roll_sandbox.syscalls import get_call_number, list_allowed_calls
 
-__all__ = ["SUPPORTED", "make_seccomp_filter"]
+__all__ = ["SUPPORTED_ARCHITECTURES", "make_seccomp_filter"]
 
-SUPPORTED = ("x86_64", "aarch64")
+SUPPORTED_ARCHITECTURES = ("x86_64", "aarch64")
 
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
@@ -211,8 +211,8 @@ def make_seccomp_filter(architecture: str | None = None) -> bytes:
         ValueError: this architecture is not supported.
     """
     architecture = architecture or platform.machine()
-    if architecture not in SUPPORTED:
-        raise ValueError(f"architecture must be one of {', '.join(SUPPORTED)}, got '{architecture}'")
+    if architecture not in SUPPORTED_ARCHITECTURES:
+        raise ValueError(f"architecture must be one of {', '.join(SUPPORTED_ARCHITECTURES)}, got '{architecture}'")
     refused = _return_error(errno.EPERM)
     # Numbers of system calls depend on the architecture, which a program can choose for each call (seccomp(2)).
     program = [

@@ -41,15 +41,15 @@ class _LoopThread:
         self._thread = threading.Thread(target=self._loop.run_forever, name="roll-sandboxes", daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+    def run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         """Run a coroutine in the loop and return its result.
 
         An exception in the caller's thread (Ctrl-C) cancels the coroutine, and is raised once the coroutine has ended.
         """
         if not self._thread.is_alive():
-            work.close()
+            coroutine.close()
             raise SandboxError("the sandbox manager was not started, or is closed")
-        future = asyncio.run_coroutine_threadsafe(_set_when_done(work, ended := threading.Event()), self._loop)
+        future = asyncio.run_coroutine_threadsafe(_set_when_done(coroutine, ended := threading.Event()), self._loop)
         try:
             return _wait_interruptibly(future)
         except BaseException:
@@ -74,16 +74,16 @@ class _LoopThread:
             self._loop.close()
 
 
-def _wait_interruptibly(work: Future[_T]) -> _T:
+def _wait_interruptibly(future: Future[_T]) -> _T:
     """Wait for a future of another thread, and return its result. Signals are handled within `_SIGNAL_POLL_S`."""
-    while not work.done():
-        wait([work], _SIGNAL_POLL_S)
-    return work.result()
+    while not future.done():
+        wait([future], _SIGNAL_POLL_S)
+    return future.result()
 
 
-async def _set_when_done(work: Coroutine[Any, Any, _T], ended: threading.Event) -> _T:
+async def _set_when_done(coroutine: Coroutine[Any, Any, _T], ended: threading.Event) -> _T:
     try:
-        return await work
+        return await coroutine
     finally:
         ended.set()
 

@@ -217,7 +217,7 @@ class DiffusionRun:
             del metrics["training/num_loss_tokens"]
         if isinstance(self.loss, RewardGradientLoss) and "training/reward/mean" in metrics:
             metrics["reward/mean"] = metrics["training/reward/mean"]
-        metrics |= {f"data/{name}": float(count) for name, count in run.ledger.counts().items()}
+        metrics |= {f"data/{name}": float(count) for name, count in run.ledger.count_outcomes().items()}
         state.alarms, alarms = check_alarms(self.config.alarms, metrics, state.alarms)
         run.tracker.log_step(state.step, metrics | run.spans.get_metrics())
         for alarm in alarms:

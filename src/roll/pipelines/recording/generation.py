@@ -165,7 +165,9 @@ async def _replay_step(world: _RolloutReplay, step: int, comparison: Comparison)
     kept = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
     await controller.complete_step(step - world.first + 1, {r.rollout_id for group in kept for r in group.scored})
     metrics = measures.compute_rollout_metrics(batch.groups) | measures.compute_batch_metrics(batch)
-    metrics |= world.generation.retries.metrics() | measures.compute_engine_metrics(world.generation.proxy.counts())
+    metrics |= world.generation.retries.metrics() | measures.compute_engine_metrics(
+        world.generation.proxy.get_counters()
+    )
     metrics |= {
         "replay/recorded_wait_s": work.wait_s[step],
         "replay/recorded_step_s": work.step_s[step],

@@ -125,7 +125,7 @@ class Recorder:
             stream=state.data,
             num_draws=state.num_draws,
             pending=_list_pending(state),
-            counters=proxy.counts(),
+            counters=proxy.get_counters(),
             timings_s=times,
             moves=tuple(self._moves),
             requests=tuple(self._requests),

@@ -125,7 +125,7 @@ class SupervisedRun:
         state.data, state.num_draws = self.examples.train.state(), self.examples.train.num_drawn
         run.mid_update = False
         metrics = compute_training_metrics([result] if result else [])
-        metrics |= {f"data/{outcome}": float(count) for outcome, count in run.ledger.counts().items()}
+        metrics |= {f"data/{outcome}": float(count) for outcome, count in run.ledger.count_outcomes().items()}
         metrics |= {
             "data/examples_trained": float(len(drawn.draws) - len(drawn.left_out)),
             "data/epoch": state.num_draws / self.examples.train.num_items,

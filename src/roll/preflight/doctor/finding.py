@@ -18,7 +18,7 @@ __all__ = [
 ]
 
 Verdict: TypeAlias = Literal["ok", "warning", "problem"]
-_ORDER: tuple[Verdict, ...] = ("ok", "warning", "problem")
+_VERDICTS_BY_SEVERITY: tuple[Verdict, ...] = ("ok", "warning", "problem")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ def report_problem(name: str, found: str, advice: str) -> Finding:
 
 def find_worst_verdict(findings: Iterable[Finding]) -> Verdict:
     """Return the most severe verdict of the findings; `ok` if there are none."""
-    return max((each.verdict for each in findings), key=_ORDER.index, default="ok")
+    return max((each.verdict for each in findings), key=_VERDICTS_BY_SEVERITY.index, default="ok")
 
 
 def format_gib(num_bytes: int | float) -> str:

@@ -22,7 +22,7 @@ __all__ = ["examine", "read_versions"]
 
 START_TIMEOUT_S = 30.0
 """Timeout for a sandbox to start, or for Docker to respond."""
-_OPTIONAL = (
+_OPTIONAL_PACKAGES = (
     ("ray", "ray", "`cluster.type: ray` (several ranks or machines)"),
     ("deepspeed", "deepspeed", "`training.backend: deepspeed`"),
     ("megatron-core", "megatron", "`training.backend: megatron`"),
@@ -45,7 +45,7 @@ def examine() -> Iterator[Finding]:
     yield report_ok(DISTRIBUTION, __version__)
     yield _check_packages()
     yield _check_engine()
-    yield from starmap(_check_optional, _OPTIONAL)
+    yield from starmap(_check_optional, _OPTIONAL_PACKAGES)
     yield _check_compiler()
     yield from _check_sandboxes()
 

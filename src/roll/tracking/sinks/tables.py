@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["build_rollout_table"]
 
-CELL_CHARACTERS = 2000
+MAX_CELL_CHARACTERS = 2000
 COLUMNS = (
     "step", "rollout", "domain", "prompt", "text", "answer", "reward", "advantage", "verdict", "correct",
     "num_tokens", "finish_reason", "status",
@@ -42,7 +42,7 @@ def _build_row(step: int, rollout: Rollout, advantages: Mapping[str, float]) -> 
     prompt, reward = rollout.prompt, rollout.reward
 
     def format_cell(text: str) -> str:
-        return shorten(text, CELL_CHARACTERS)
+        return shorten(text, MAX_CELL_CHARACTERS)
 
     return (
         step,

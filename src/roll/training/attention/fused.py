@@ -81,7 +81,7 @@ def _build_forward(module: Any) -> Callable[..., Any]:
 def _has_same_result(module: Any, replacement: Callable[..., Any]) -> bool:
     """Return whether module and replacement give the same result on a random row of a prompt and two answers."""
     weight = module.q_proj.weight
-    segments = tuple(Segment(start=s, length=n, parent=p, position=x) for s, n, p, x in _SEGMENTS)
+    segments = tuple(Segment(start=s, length=n, parent=p, position=x) for s, n, p, x in _TEST_SEGMENTS)
     positions = torch.cat([torch.arange(s.position, s.position + s.length) for s in segments])
     layout = PackedLayout(
         token_ids=positions.numpy(),
@@ -110,4 +110,4 @@ def _has_same_result(module: Any, replacement: Callable[..., Any]) -> bool:
     return expected.shape == found.shape and bool((found - expected).norm() <= TOLERANCE * expected.norm())
 
 
-_SEGMENTS = ((0, 5, -1, 0), (5, 3, 0, 5), (8, 4, 0, 5))
+_TEST_SEGMENTS = ((0, 5, -1, 0), (5, 3, 0, 5), (8, 4, 0, 5))

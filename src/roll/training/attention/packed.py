@@ -33,7 +33,7 @@ from roll.training.packing.layout import Int64Array, PackedLayout, Tree
 from roll.training.parallel.tokens import WHOLE_ROW, TokenShare
 
 __all__ = [
-    "ATTENTION",
+    "ATTENTION_NAME",
     "AttentionObserver",
     "AttentionPlan",
     "is_blocked_attention_faster",
@@ -41,7 +41,7 @@ __all__ = [
     "register_attention",
 ]
 
-ATTENTION = "roll_packed"
+ATTENTION_NAME = "roll_packed"
 
 MAX_TREE_TOKENS = 96
 """Maximum number of tokens of a tree that is not split into segments."""
@@ -340,7 +340,7 @@ def packed_attention(
         UnsupportedError: the observer does not support this attention.
     """
     if roll_plan is None:
-        raise ModelError(f"attention '{ATTENTION}' is only for training: to generate, load the model without it")
+        raise ModelError(f"attention '{ATTENTION_NAME}' is only for training: to generate, load the model without it")
     observer = roll_plan.advance_observer()
     params = read_attention_params(module, query.shape[-1], attention_mask, scaling, sliding_window, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
@@ -395,6 +395,6 @@ def register_attention() -> str:
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
-    AttentionInterface.register(ATTENTION, packed_attention)
-    AttentionMaskInterface.register(ATTENTION, read_mask_span)
-    return ATTENTION
+    AttentionInterface.register(ATTENTION_NAME, packed_attention)
+    AttentionMaskInterface.register(ATTENTION_NAME, read_mask_span)
+    return ATTENTION_NAME

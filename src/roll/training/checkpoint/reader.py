@@ -32,17 +32,17 @@ from torch.distributed.checkpoint.metadata import (
 
 __all__ = ["SafeReader"]
 
-_METADATA = "torch.distributed.checkpoint.metadata"
-_RECORDS = {
-    (_METADATA, "Metadata"),
-    (_METADATA, "MetadataIndex"),
-    (_METADATA, "TensorStorageMetadata"),
-    (_METADATA, "ChunkStorageMetadata"),
-    (_METADATA, "TensorProperties"),
-    (_METADATA, "StorageMeta"),
+_METADATA_MODULE = "torch.distributed.checkpoint.metadata"
+_RECORD_CLASSES = {
+    (_METADATA_MODULE, "Metadata"),
+    (_METADATA_MODULE, "MetadataIndex"),
+    (_METADATA_MODULE, "TensorStorageMetadata"),
+    (_METADATA_MODULE, "ChunkStorageMetadata"),
+    (_METADATA_MODULE, "TensorProperties"),
+    (_METADATA_MODULE, "StorageMeta"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
 }
-_PATHS = {(module, f"{kind}Path") for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")}
+_PATH_CLASSES = {(module, f"{kind}Path") for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -51,7 +51,7 @@ class _Unpickler(pickle.Unpickler):
     def __init__(self, file: Any) -> None:
         super().__init__(file)
         # New classes for each file: a pickle can set attributes of any class that it names.
-        self._records = {name: type(name[1], (_Record,), {}) for name in _RECORDS}
+        self._records = {name: type(name[1], (_Record,), {}) for name in _RECORD_CLASSES}
 
     def find_class(self, module: str, name: str) -> Any:
         """Return the stand-in for the class or function `name` of `module`.
@@ -63,9 +63,9 @@ class _Unpickler(pickle.Unpickler):
             return self._records[module, name]
         if (module, name) == ("torch", "Size"):
             return lambda sizes=(): tuple(sizes)
-        if (module, name) in _PATHS:
+        if (module, name) in _PATH_CLASSES:
             return lambda *parts: "/".join(map(str, parts))
-        if (module, name) in ((_METADATA, "_MEM_FORMAT_ENCODING"), ("torch.serialization", "_get_layout")):
+        if (module, name) in ((_METADATA_MODULE, "_MEM_FORMAT_ENCODING"), ("torch.serialization", "_get_layout")):
             return lambda value: value
         if module == "torch" and isinstance(found := vars(torch).get(name), torch.dtype):
             return found

@@ -18,7 +18,7 @@ from torch import Tensor
 
 __all__ = ["ShardWriter"]
 
-SHARD_BYTES = 5 * 10**9
+MAX_SHARD_BYTES = 5 * 10**9
 """Maximum size of a file in bytes, unless a single tensor is larger."""
 
 _DTYPES = {
@@ -35,7 +35,7 @@ _DTYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
-_ENTRY_BYTES = 200
+_MAX_ENTRY_BYTES = 200
 """Maximum size of a tensor's header entry without its name, in bytes."""
 
 
@@ -45,17 +45,17 @@ class ShardWriter:
     Args:
         directory: The directory of the files.
         names: The names of all tensors that will be written.
-        shard_bytes: See `SHARD_BYTES`.
+        shard_bytes: See `MAX_SHARD_BYTES`.
         stem: The beginning of the files' names.
     """
 
     def __init__(
-        self, directory: Path, names: Sequence[str], shard_bytes: int = SHARD_BYTES, *, stem: str = "model"
+        self, directory: Path, names: Sequence[str], shard_bytes: int = MAX_SHARD_BYTES, *, stem: str = "model"
     ) -> None:
         self._directory = directory
         self._stem = stem
         # A multiple of 8, as safetensors writes headers: tensors are then aligned for every dtype.
-        self._header_bytes = -(-sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names) // 8) * 8 + 64
+        self._header_bytes = -(-sum(len(json.dumps(name)) + _MAX_ENTRY_BYTES for name in names) // 8) * 8 + 64
         self._limit = shard_bytes
         self._open: dict[int, _Shard] = {}
         """The open shards, by element size."""

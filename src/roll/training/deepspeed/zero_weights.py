@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 __all__ = ["ZeroWeights", "gather_parameter"]
 
-_STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
+_STATE_NAMES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 """PyTorch's names of AdamW's moments, by their names in checkpoints."""
 
 
@@ -80,10 +80,10 @@ class ZeroWeights:
 
         parameter = self.parameters[name]
         if self._stage == 0:
-            return parameter.detach() if state is None else self._adamw.state[parameter][_STATES[state]]
+            return parameter.detach() if state is None else self._adamw.state[parameter][_STATE_NAMES[state]]
         if state is None:
             return safe_get_full_fp32_param(parameter)
-        return safe_get_full_optimizer_state(parameter, _STATES[state])
+        return safe_get_full_optimizer_state(parameter, _STATE_NAMES[state])
 
     @torch.no_grad()
     def write(self, name: str, value: Tensor, state: str | None = None) -> None:
@@ -98,7 +98,7 @@ class ZeroWeights:
         elif state is None:
             safe_set_full_fp32_param(parameter, value)
         else:
-            safe_set_full_optimizer_state(parameter, value, _STATES[state])
+            safe_set_full_optimizer_state(parameter, value, _STATE_NAMES[state])
 
     def _write_part(self, parameter: Any, value: Tensor, state: str | None) -> None:
         """Write this rank's part of a full tensor at stage 3; a tensor that does not divide evenly is padded with 0."""
@@ -109,7 +109,7 @@ class ZeroWeights:
             safe_set_local_optimizer_state,
         )
 
-        key = None if state is None else _STATES[state]
+        key = None if state is None else _STATE_NAMES[state]
         part = safe_get_local_fp32_param(parameter) if key is None else safe_get_local_optimizer_state(parameter, key)
         part = torch.zeros_like(part)
         shard = value.flatten()[self._rank * len(part) : (self._rank + 1) * len(part)]
@@ -127,7 +127,7 @@ class ZeroWeights:
         for part in self._flat:
             part.data = part.data.to(device)
             state = self._adamw.state[part]
-            state.update({key: state[key].to(device) for key in _STATES.values()})
+            state.update({key: state[key].to(device) for key in _STATE_NAMES.values()})
 
     def refresh(self) -> None:
         """Copy the master weights into the network."""

@@ -22,7 +22,7 @@ from roll.training.network.pipeline_split import PipelineSplit
 
 __all__ = ["MegatronWeightSource", "MegatronWeights", "WeightPlacement"]
 
-_STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
+_STATE_NAMES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +177,7 @@ class MegatronWeights:
         entries = optimizer._get_model_param_range_map(parameter)["param"]
         group, order = optimizer.model_param_group_index_map[parameter]
         main = optimizer.optimizer.param_groups[group]["params"][order]
-        values = main.detach() if state is None else optimizer.optimizer.state[main][_STATES[state]]
+        values = main.detach() if state is None else optimizer.optimizer.state[main][_STATE_NAMES[state]]
         return values, slice(entries.start, entries.end)
 
 

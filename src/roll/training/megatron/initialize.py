@@ -18,7 +18,7 @@ from roll.training.spec import TrainerSpec
 from roll.version import build_install_command
 
 __all__ = [
-    "DEVICES",
+    "SUPPORTED_DEVICE_TYPES",
     "all_reduce_gradients",
     "build_optimizer",
     "check_spec",
@@ -28,7 +28,7 @@ __all__ = [
     "wrap_data_parallel",
 ]
 
-DEVICES = ("cuda",)
+SUPPORTED_DEVICE_TYPES = ("cuda",)
 """Device types that Megatron supports; tests add a CPU with stand-ins."""
 
 
@@ -54,7 +54,7 @@ def check_spec(spec: TrainerSpec, device: torch.device) -> None:
             f"training.backend 'megatron' needs Megatron-core, which cannot be imported here ({error}): "
             f"{build_install_command('megatron')}, or set training.backend to 'torch'"
         ) from error
-    if device.type not in DEVICES:
+    if device.type not in SUPPORTED_DEVICE_TYPES:
         raise ModelError(
             f"training.backend 'megatron' needs CUDA devices, but this trainer is on '{device.type}': "
             "set training.backend to 'torch'"

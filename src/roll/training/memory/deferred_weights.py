@@ -47,13 +47,13 @@ class DeferredWeights:
                 self._places[module] = {name: (files, place) for name, place in own.items()}
 
     @contextmanager
-    def materialize_weights(self, also: Iterable[nn.Module] = ()) -> Iterator[None]:
+    def materialize_weights(self, extra_modules: Iterable[nn.Module] = ()) -> Iterator[None]:
         """Let the models compute during the body: read their weights, those of a layer only while it is called.
 
-        Modules outside of layers, and the modules in `also`, have their weights during the whole body.
+        Modules outside of layers, and the modules in `extra_modules`, have their weights during the whole body.
         """
         inside = {part for model in self._models for layer in _get_layers(model) for part in layer.modules()}
-        outside = self._materialize([*(module for module in self._places if module not in inside), *also])
+        outside = self._materialize([*(module for module in self._places if module not in inside), *extra_modules])
         hooks: list[Any] = []
         for model in self._models:
             for layer in _get_layers(model):
@@ -67,12 +67,12 @@ class DeferredWeights:
                 hook.remove()
             _release(outside)
 
-    def apply_by_layer(self, model: nn.Module, work: Callable[[nn.Module], object]) -> None:
-        """Call `work` on each layer of a model; the layer's weights are read before the call and released after it."""
+    def apply_by_layer(self, model: nn.Module, function: Callable[[nn.Module], object]) -> None:
+        """Call `function` on each layer of a model; the layer's weights are read before and released afterwards."""
         for layer in _get_layers(model):
             filled = self._materialize(layer.modules())
             try:
-                work(layer)
+                function(layer)
             finally:
                 _release(filled)
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 __all__ = ["HostMemory"]
 
-_MAX_IN_FLIGHT = 4
+_MAX_COPIES_IN_FLIGHT = 4
 """Maximum number of copies in flight; before another copy starts, the host waits for the first of them."""
 
 
@@ -65,7 +65,7 @@ class HostMemory:
             callback(copy)
             return
         self._arriving.append((self._stream.record_event(), copy, callback))
-        while len(self._arriving) > _MAX_IN_FLIGHT:
+        while len(self._arriving) > _MAX_COPIES_IN_FLIGHT:
             self._finish_first()
 
     def finish(self) -> None:

@@ -47,9 +47,9 @@ _MIN_MAGNITUDE = 1e-12
 """Lower bound of the magnitude from which a scale is computed, to avoid a division by 0."""
 _EXPONENT_MASK = 0x7F800000
 """Mask of a positive float32 that leaves the largest power of two below it."""
-_ROUTERS = ("gate", "router")
+_ROUTER_NAMES = ("gate", "router")
 """Names of layers that choose experts, which are not quantized."""
-_FORMATS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+_E4M3_FORMATS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 """The e4m3 formats to try, in this order; the second is that of AMD's MI300."""
 
 
@@ -131,7 +131,7 @@ def _iter_linear_layers(model: Any) -> Iterator[nn.Linear]:
     routers = set(find_routers(model)) if hasattr(model, "get_decoder") else set()
     for layer in getattr(decoder, "layers", ()):
         for name, module in layer.named_modules():
-            chooses = module in routers or name.rpartition(".")[2] in _ROUTERS
+            chooses = module in routers or name.rpartition(".")[2] in _ROUTER_NAMES
             if type(module) is nn.Linear and not chooses:
                 yield module
 
@@ -226,7 +226,7 @@ def _detect_support(kind: str) -> _Fp8Support:
     """
     reason = ""
     one = torch.ones(SIZE_MULTIPLE, SIZE_MULTIPLE, dtype=torch.bfloat16, device=kind)
-    for e4m3 in _FORMATS:
+    for e4m3 in _E4M3_FORMATS:
         try:
             both = (_quantize(one, e4m3), _quantize(one, e4m3))
             _scaled_matmul(*both)

@@ -21,7 +21,7 @@ from roll.training.network.vision_parts import build_part_finder
 
 __all__ = ["Adapter", "add_adapters", "disable_adapters", "find_adapters", "get_checkpoint_name", "inject_adapters"]
 
-_NAME = "default"
+_ADAPTER_NAME = "default"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -90,7 +90,7 @@ def inject_adapters(
     )
     dtype = next(model.parameters()).dtype
     try:
-        inject_adapter_in_model(settings, nn.ModuleDict({"of": model}) if wrapped else model, _NAME)
+        inject_adapter_in_model(settings, nn.ModuleDict({"of": model}) if wrapped else model, _ADAPTER_NAME)
     except ValueError as error:
         raise ModelError(f"model.lora.target_modules {config.target_modules!r} cannot be used here: {error}") from error
     # torch has one generator per process, which other roles use too; ranks must start with equal adapters.
@@ -184,9 +184,9 @@ def find_adapters(model: Any) -> dict[str, Adapter]:
 
     return {
         f"{name}.weight": Adapter(
-            a=f"{name}.lora_A.{_NAME}.weight",
-            b=f"{name}.lora_B.{_NAME}.weight",
-            scale=float(layer.scaling[_NAME]),
+            a=f"{name}.lora_A.{_ADAPTER_NAME}.weight",
+            b=f"{name}.lora_B.{_ADAPTER_NAME}.weight",
+            scale=float(layer.scaling[_ADAPTER_NAME]),
             transposed=bool(getattr(layer, "fan_in_fan_out", False)),
         )
         for name, layer in model.named_modules()

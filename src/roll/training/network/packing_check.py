@@ -20,7 +20,7 @@ from torch import Tensor
 from roll.errors import ModelError
 from roll.models import find_mixers, get_decoder, set_attention
 from roll.training.attention.mixers import run_mixers_by_path
-from roll.training.attention.packed import ATTENTION, AttentionPlan
+from roll.training.attention.packed import ATTENTION_NAME, AttentionPlan
 from roll.training.packing.layout import PackedLayout, build_layout
 from roll.training.packing.micro_batches import pack
 from roll.types import TrainingSample
@@ -100,7 +100,7 @@ def check_packing(model: Any, logits: Logits) -> None:
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         reason = f"it does not run with packed sequences ({type(error).__name__}: {error})"
     finally:
-        set_attention(model, ATTENTION)
+        set_attention(model, ATTENTION_NAME)
         model.train(was_training)
     if reason:
         raise ModelError(f"{type(model).__name__} cannot be trained: {reason}")
@@ -178,7 +178,7 @@ def _find_difference(model: Any, logits: Logits) -> str:
         return (
             "its logits are not finite: look for NaN or infinity in its weights, and for wrong sizes in its config.json"
         )
-    set_attention(model, ATTENTION)
+    set_attention(model, ATTENTION_NAME)
     # A wrong mask or position changes hidden states far more than bfloat16 rounding does.
     tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.2
 

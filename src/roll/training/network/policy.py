@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from roll.errors import ModelError
 from roll.models import get_decoder
 from roll.models.multimodal import check_media
-from roll.training.attention.packed import ATTENTION, AttentionObserver
+from roll.training.attention.packed import ATTENTION_NAME, AttentionObserver
 from roll.training.network.distributions import Predictions, Projection, compute_token_statistics
 from roll.training.network.divergence import compute_teacher_divergence
 from roll.training.network.hidden_states import compute_hidden_states, run_decoder
@@ -285,7 +285,7 @@ def check_images(model: Any) -> None:
         layout = build_layout(blocks, every_token=True)
         return compute_hidden_states(get_decoder(model), layout, model.device, model.dtype)
 
-    check_media(model, media, ATTENTION, run)
+    check_media(model, media, ATTENTION_NAME, run)
 
 
 def _check_tokens(ids: Int64Array, num_tokens: int) -> None:

@@ -33,7 +33,7 @@ from roll.types import TrainingBatch, TrainingSample
 
 __all__ = ["Routing", "compute_load_metrics", "find_routing"]
 
-_BIAS = "e_score_correction_bias"
+_BIAS_NAME = "e_score_correction_bias"
 """The name of a router's buffer that is added to the scores by which experts are chosen."""
 
 
@@ -51,7 +51,7 @@ class Routing:
         self.num_layers = len(routers)
         self.aux_coefficient = 0.0
         """The coefficient of the auxiliary load-balancing loss."""
-        self._biased = list(routers) if all(_BIAS in router._buffers for router in routers) else []
+        self._biased = list(routers) if all(_BIAS_NAME in router._buffers for router in routers) else []
         self._slopes: Tensor | None = None
         self._totals: np.ndarray | None = None
         self._original_forwards = [(router, router.forward) for router in routers]
@@ -70,7 +70,7 @@ class Routing:
 
         Biases are looked up at every access, because a module that moves to another device gets new buffers.
         """
-        return [router._buffers[_BIAS] for router in self._biased]
+        return [router._buffers[_BIAS_NAME] for router in self._biased]
 
     @torch.no_grad()
     def check_replay(self) -> None:
@@ -185,9 +185,9 @@ class Routing:
         return counts.astype(np.int64), shares
 
     def collect_choices(
-        self, found: dict[int, Any], blocks: Iterable[Block], batch: TrainingBatch, share: TokenShare = WHOLE_ROW
+        self, collected: dict[int, Any], blocks: Iterable[Block], batch: TrainingBatch, share: TokenShare = WHOLE_ROW
     ) -> None:
-        """Add the experts that a micro-batch's tokens chose in the last forward pass to `found`: [L, layers, k] int16.
+        """Add the experts of a micro-batch's last forward pass to `collected`, by sample index: [L, layers, k], int16.
 
         Entries are -1 for tokens that did not go through the network, and for layers of other ranks.
         """
@@ -198,7 +198,7 @@ class Routing:
         for block in blocks:
             for member, _, entries in iter_entries(block, start):
                 size = len(batch.samples[member.index]), self.num_layers, self.num_chosen
-                own = found.setdefault(member.index, np.full(size, -1, dtype=np.int16))
+                own = collected.setdefault(member.index, np.full(size, -1, dtype=np.int16))
                 if chosen is not None:
                     own[: len(entries), here] = chosen[entries]
             start += block.num_tokens

@@ -90,18 +90,18 @@ def split_to_budget(block: Block, max_tokens: int) -> list[Block]:
     """Split a block into blocks of at most `max_tokens` tokens, if possible; each of them computes its prefix."""
     sums = list(accumulate((m.num_inputs - s for m, s in zip(block.members, block.shared, strict=True)), initial=0))
 
-    def num_tokens(start: int, stop: int) -> int:
+    def count_tokens(start: int, stop: int) -> int:
         return block.shared[start] + sums[stop] - sums[start]
 
     parts: list[tuple[int, int]] = []
     pending = [(0, len(block.members))]
     while pending:  # the largest subtrees that fit, first to last; neighbors are joined if both fit
         start, stop = pending.pop()
-        if stop - start > 1 and num_tokens(start, stop) > max_tokens:
+        if stop - start > 1 and count_tokens(start, stop) > max_tokens:
             lowest = min(block.shared[start + 1 : stop])
             cuts = [start, *(i for i in range(start + 1, stop) if block.shared[i] == lowest), stop]
             pending += reversed(list(pairwise(cuts)))
-        elif parts and num_tokens(parts[-1][0], stop) <= max_tokens:
+        elif parts and count_tokens(parts[-1][0], stop) <= max_tokens:
             parts[-1] = parts[-1][0], stop
         else:
             parts.append((start, stop))

@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 # The names since torch 2.13, and the earlier ones.
-_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_REDUCE_SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class _Gather(torch.autograd.Function):
@@ -81,11 +81,11 @@ class _AllToAllRows(torch.autograd.Function):
 
 class _AllGatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, own: Tensor, index: Tensor, size: int, group: ProcessGroup) -> Tensor:
+    def forward(ctx: Any, local: Tensor, index: Tensor, size: int, group: ProcessGroup) -> Tensor:
         ctx.save_for_backward(index)
-        whole = own.new_zeros(size, *own.shape[1:])
+        whole = local.new_zeros(size, *local.shape[1:])
         # Each position is set by one rank and 0 on all others, so a sum assembles the rows.
-        whole[index] = own
+        whole[index] = local
         dist.all_reduce(whole, group=group)
         return whole
 
@@ -133,14 +133,14 @@ def all_to_all_no_grad(parts: Tensor, group: ProcessGroup) -> Tensor:
     return result
 
 
-def all_gather_rows(own: Tensor, index: Tensor, size: int, group: ProcessGroup) -> Tensor:
+def all_gather_rows(local: Tensor, index: Tensor, size: int, group: ProcessGroup) -> Tensor:
     """Gather the rows [n, ...] of all ranks into [size, ...], at the positions `index` [n]; each position belongs to
     one rank.
 
     All ranks must compute the same from the result, so that its gradient is identical: each rank takes the gradient of
     its own rows.
     """
-    return _apply(_AllGatherRows, own, index, size, group)
+    return _apply(_AllGatherRows, local, index, size, group)
 
 
 def divide_gradient(value: Tensor, count: int) -> Tensor:
@@ -167,7 +167,7 @@ def all_gather_into(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
     `whole`.
     """
     if not uses_point_to_point(group, whole.device.type):
-        _GATHER(whole, part, group=group)
+        _ALL_GATHER(whole, part, group=group)
         return
     rank, size = group.rank(), group.size()
     parts = whole.view(size, -1)
@@ -181,15 +181,15 @@ def all_gather_into(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
 
 
 @torch.no_grad()
-def reduce_scatter_into(own: Tensor, share: Tensor, group: ProcessGroup, *, overwrite: bool = False) -> None:
-    """Fill `own` with this rank's part of the sum of `share` over all ranks; `overwrite` allows `share` to be
+def reduce_scatter_into(local: Tensor, share: Tensor, group: ProcessGroup, *, overwrite: bool = False) -> None:
+    """Fill `local` with this rank's part of the sum of `share` over all ranks; `overwrite` allows `share` to be
     overwritten.
     """
     if not uses_point_to_point(group, share.device.type):
-        _SCATTER(own, share, group=group)
+        _REDUCE_SCATTER(local, share, group=group)
         return
     rank, size = group.rank(), group.size()
-    parts, total = share.view(size, -1), own.view(-1)
+    parts, total = share.view(size, -1), local.view(-1)
     total.copy_(parts[rank])
     # This rank's own part has been copied to `total`, so its memory can receive.
     received = parts[rank] if overwrite else torch.empty_like(total)

@@ -39,7 +39,7 @@ __all__ = [
     "shard_embeddings",
 ]
 
-_DTYPE = "dtype_of_gathered_weights"
+_DTYPE_ATTRIBUTE = "dtype_of_gathered_weights"
 
 
 def fully_shard_module(
@@ -88,7 +88,7 @@ def shard_embeddings(decoder: Any, projection: Any, mesh: DeviceMesh, policy: Mi
         # The gradient of an embedding does not depend on its weights.
         fully_shard_module(embeddings, mesh, policy).set_unshard_in_backward(False)
     if head_weights:
-        vars(projection)[_DTYPE] = policy.param_dtype
+        vars(projection)[_DTYPE_ATTRIBUTE] = policy.param_dtype
         # FSDP gathers weights when a module is called, but log-probs use the weight without calling the projection.
         projection.forward = _clone_hidden_states
         # The weights are used after this `forward`, which only returns its input.
@@ -112,7 +112,7 @@ def regather_on_backward(projection: Any, output: Tensor) -> Tensor:
 
 def get_projection_dtype(projection: Any) -> torch.dtype:
     """Return the dtype of a projection's gathered weights: that in which the network computes."""
-    return vars(projection).get(_DTYPE) or projection.weight.dtype
+    return vars(projection).get(_DTYPE_ATTRIBUTE) or projection.weight.dtype
 
 
 def set_first_backward_layer(network: nn.Module, layer: nn.Module) -> None:

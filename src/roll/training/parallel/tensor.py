@@ -43,7 +43,7 @@ _EXTRA_PLANS = {"qwen3_vl_text": _ATTENTION_AND_MLP}
 
 _COLUMN_STYLES = ("colwise", "colwise_gather_output")
 _ROW_STYLES = ("rowwise", "rowwise_split_input")
-_POINTWISE = ("mlp", "feed_forward", "block_sparse_moe")
+_POINTWISE_MODULES = ("mlp", "feed_forward", "block_sparse_moe")
 """Parts of a layer that process each token separately."""
 
 
@@ -265,7 +265,7 @@ def _iter_replicated_mixers(decoder: Any, sharded: set[str]) -> Iterator[nn.Modu
     for i, layer in enumerate(decoder.layers):
         for name, module in layer.named_children():
             path = f"layers.{i}.{name}"
-            if path not in sharded and name not in _POINTWISE and "norm" not in name.lower():
+            if path not in sharded and name not in _POINTWISE_MODULES and "norm" not in name.lower():
                 yield module
 
 

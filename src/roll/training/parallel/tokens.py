@@ -50,11 +50,11 @@ class TokenShare:
         tokens = torch.from_numpy(row_array[self.slice_entries(layout)])
         return tokens.chunk(self.tp.size())[self.tp.rank()] if self.tp else tokens
 
-    def gather_tokens(self, own: Tensor) -> Tensor:
+    def gather_tokens(self, local: Tensor) -> Tensor:
         """Gather an array [N, ...] from the parts of all ranks, without a gradient."""
         for group in (self.tp, self.cp):
-            own = own if group is None else all_gather(own, group)
-        return own
+            local = local if group is None else all_gather(local, group)
+        return local
 
     def all_reduce_(self, value: Tensor) -> Tensor:
         """Sum a value over all ranks that compute one row together, in place, without a gradient."""
@@ -71,13 +71,13 @@ class TokenShare:
         """Gather the hidden states [n, H] of the cp slice from the tp ranks."""
         return all_gather(hidden, self.tp) if self.tp else hidden
 
-    def gather_predictions(self, found: Tensor, layout: PackedLayout) -> Tensor:
+    def gather_predictions(self, local: Tensor, layout: PackedLayout) -> Tensor:
         """Return the results [M, ...] of all predictions, gathered from the results [m, ...] of each cp rank."""
         if self.cp is None:
-            return found
+            return local
         # Losses compare tokens of whole sequences, so every cp rank needs all predictions.
-        index = torch.from_numpy(self.find_local_predictions(layout)).to(found.device)
-        return all_gather_rows(found, index, len(layout.rows), self.cp)
+        index = torch.from_numpy(self.find_local_predictions(layout)).to(local.device)
+        return all_gather_rows(local, index, len(layout.rows), self.cp)
 
     def all_to_all_heads(self, states: Tensor) -> Tensor:
         """Exchange [n, H, d] for [n * size, H / size, d]: all tokens of this rank's heads. Heads are repeated where

@@ -10,9 +10,9 @@ import time
 from roll_sandbox.agent import programs, terminal, usage
 
 _READ_BYTES = 1 << 16
-_CHECK_S = 0.01
+_MIN_CHECK_DELAY_S = 0.01
 """Minimum seconds between two checks of the limits."""
-_CHECK_LATER_S = 0.2
+_MAX_CHECK_DELAY_S = 0.2
 _MAX_UNSHOWN_BYTES = 1 << 20
 """Maximum bytes of a terminal's output that the host has not shown yet; with more, the program waits."""
 _SAMPLE_S = 0.02
@@ -74,14 +74,14 @@ class RunningProgram:
 
     def _compute_check_delay(self, cpu_used):
         if self.agent.settings.watch_memory:
-            return _CHECK_S
+            return _MIN_CHECK_DELAY_S
         if self.cpu_s is None:
             return 1e9
         if self.counted_before is None:
             return _SAMPLE_S
         # Even if the program keeps every core busy, the rest of its limit lasts this long.
         left = (self.cpu_s - cpu_used) / self.agent.num_cpus
-        return min(max(left, _CHECK_S), _CHECK_LATER_S + left)
+        return min(max(left, _MIN_CHECK_DELAY_S), _MAX_CHECK_DELAY_S + left)
 
     def enforce_limits(self, now):
         """End the program if it exceeds a limit that the kernel does not enforce."""

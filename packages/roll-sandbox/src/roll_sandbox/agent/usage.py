@@ -175,7 +175,7 @@ def kill_all(find, timeout_s):
             return False
 
 
-_COUNTERS = {
+_KERNEL_COUNTERS = {
     "memory": (("memory.events", b"oom_kill"), ("memory/memory.oom_control", b"oom_kill")),
     "processes": (("pids.events", b"max"), ("pids/pids.events", b"max")),
 }
@@ -188,7 +188,7 @@ def read_kernel_counts():
     Limits whose counter cannot be read are left out.
     """
     counts_by_limit = {}
-    for limit, places in _COUNTERS.items():
+    for limit, places in _KERNEL_COUNTERS.items():
         for path, word in places:
             try:
                 with open("/sys/fs/cgroup/" + path, "rb") as file:

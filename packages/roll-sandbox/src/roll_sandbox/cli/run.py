@@ -24,7 +24,7 @@ __all__ = ["run", "shell"]
 
 _OUTPUT_BYTES = 2**26
 _DAY_S = 86400.0
-_SHELL = "command -v bash >/dev/null && exec bash --norc -i; exec sh -i"
+_SHELL_COMMAND = "command -v bash >/dev/null && exec bash --norc -i; exec sh -i"
 _LEAVE_HINT = "exit ends it; Enter ~ . detaches"
 
 
@@ -209,7 +209,7 @@ async def _run_shell(request: _SandboxRequest, new: bool) -> int:
             prompt = rf"\[\e[2m\]{opened.name[:8]}\[\e[0m\] \w\$ "
             env = {"TERM": os.environ.get("TERM", "xterm"), "PS1": prompt}
             job = await opened.sandbox.start(
-                Command(argv=("sh", "-c", _SHELL), env=env, terminal=get_terminal_size(), wall_s=_DAY_S)
+                Command(argv=("sh", "-c", _SHELL_COMMAND), env=env, terminal=get_terminal_size(), wall_s=_DAY_S)
             )
         result = await attach_terminal(job)
         if result is None and not request.local:

@@ -11,7 +11,7 @@ __all__ = ["TerminalFilter"]
 
 _COLOR = re.compile(r"\x1b\[[0-9;:]{0,64}m")
 _INCOMPLETE = re.compile(r"\x1b(\[[0-9;:]{0,64})?$")
-_KEPT = re.compile(r"[\r\b]")
+_KEPT_CONTROLS = re.compile(r"[\r\b]")
 
 
 class TerminalFilter:
@@ -37,7 +37,7 @@ class TerminalFilter:
 
 
 def _escape_except_kept(text: str) -> str:
-    parts, kept = _KEPT.split(text), _KEPT.findall(text)
+    parts, kept = _KEPT_CONTROLS.split(text), _KEPT_CONTROLS.findall(text)
     return escape_control_chars(parts[0]) + "".join(
         mark + escape_control_chars(part) for mark, part in zip(kept, parts[1:], strict=True)
     )

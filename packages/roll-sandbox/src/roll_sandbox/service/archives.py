@@ -19,7 +19,7 @@ __all__ = ["check_archive", "pack", "unpack"]
 
 MAX_BYTES = 2**26
 _WALL_S = 60.0
-_PACK = """
+_PACK_PROGRAM = """
 import os, sys, tarfile
 root = sys.argv[1]
 os.scandir(root).close()
@@ -28,7 +28,7 @@ with os.fdopen(1, "wb", closefd=False) as sink, tarfile.open(fileobj=sink, mode=
     for name in sorted(os.listdir(root)):
         out.add(os.path.join(root, name), name, filter=plain)
 """
-_UNPACK = """
+_UNPACK_PROGRAM = """
 import os, sys, tarfile
 os.makedirs(sys.argv[1], exist_ok=True)
 with os.fdopen(0, "rb", closefd=False) as source, tarfile.open(fileobj=source, mode="r:") as archive:
@@ -44,7 +44,7 @@ async def pack(sandbox: Sandbox, path: str) -> bytes:
         OversizedUploadError: the archive from the sandbox has too many or too large files.
         SandboxRequestError: what the sandbox returned is not a valid tar archive of files and directories.
     """
-    program = PythonCode(source=_PACK, argv=(path,), wall_s=_WALL_S, output_bytes=MAX_BYTES)
+    program = PythonCode(source=_PACK_PROGRAM, argv=(path,), wall_s=_WALL_S, output_bytes=MAX_BYTES)
     result = await sandbox.execute(program)
     if not result.ok:
         raise SandboxPathError(5, f"in the sandbox: {_get_last_line(result.stderr) or result.outcome}", path)
@@ -63,7 +63,7 @@ async def unpack(sandbox: Sandbox, path: str, archive: bytes) -> None:
     """
     limits = sandbox.spec.limits
     await asyncio.to_thread(check_archive, archive, limits.disk_bytes, limits.max_files)
-    result = await sandbox.execute(PythonCode(source=_UNPACK, argv=(path,), stdin=archive, wall_s=_WALL_S))
+    result = await sandbox.execute(PythonCode(source=_UNPACK_PROGRAM, argv=(path,), stdin=archive, wall_s=_WALL_S))
     if not result.ok:
         raise SandboxPathError(5, f"in the sandbox: {_get_last_line(result.stderr) or result.outcome}", path)
 

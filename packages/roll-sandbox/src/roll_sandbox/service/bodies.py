@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
-_NO_ZERO = r"^[^\x00]*$"
+_NO_ZERO_BYTES = r"^[^\x00]*$"
 
 
 def describe_validation_error(error: RequestValidationError) -> str:
@@ -60,7 +60,7 @@ def _check_utf8(text: str) -> str:
 
 
 _Source = Annotated[str, AfterValidator(_check_utf8)]
-Text = Annotated[str, Field(pattern=_NO_ZERO), AfterValidator(_check_utf8)]
+Text = Annotated[str, Field(pattern=_NO_ZERO_BYTES), AfterValidator(_check_utf8)]
 """A string without zero bytes and halves of surrogate pairs."""
 Named = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 

@@ -106,10 +106,10 @@ class Records:
         """Record a sandbox's new lifetime."""
         self._store.write(_UPDATE_LIFETIME, {"b_owner": owner, "b_name": name, "b_expires": expires})
 
-    def record_sandbox_end(self, owner: str, name: str, state: str, why: str, callback: _Callback | None) -> None:
+    def record_sandbox_end(self, owner: str, name: str, state: str, reason: str, callback: _Callback | None) -> None:
         """Record that a sandbox has ended, and that the programs that were running in it are lost."""
         self._store.write(_UPDATE_PROGRAMS_LOST, {"b_owner": owner, "b_sandbox": name})
-        values = {"b_owner": owner, "b_name": name, "b_state": state, "b_ended": time.time(), "b_why": why}
+        values = {"b_owner": owner, "b_name": name, "b_state": state, "b_ended": time.time(), "b_why": reason}
         self._store.write(_UPDATE_SANDBOX_END, values, callback)
 
     def record_program(self, owner: str, sandbox: str, name: str, callback: _Callback) -> None:

@@ -42,7 +42,7 @@ from roll_sandbox.service.local_clients import LocalClients, OwnerSandboxes
 from roll_sandbox.service.streaming import stream
 from roll_sandbox.types import Limit, PythonCode, Snapshot
 from roll_sandbox.wire import error_to_json, parse_json, spec_from_json
-from roll_sandbox.wire.error_messages import STATUS
+from roll_sandbox.wire.error_messages import HTTP_STATUS
 
 __all__ = ["add_routes"]
 
@@ -94,7 +94,7 @@ def add_routes(app: FastAPI, dispatcher: Dispatcher) -> None:
 
 def _handle_error(_: Request, error: Exception) -> Response:
     body = error_to_json(error)
-    return JSONResponse(body, status_code=STATUS[body["error"]])
+    return JSONResponse(body, status_code=HTTP_STATUS[body["error"]])
 
 
 def _handle_validation_error(_: Request, error: Exception) -> Response:

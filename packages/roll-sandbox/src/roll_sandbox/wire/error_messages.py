@@ -22,7 +22,7 @@ from roll_sandbox.errors import (
     UntrustedCodeError,
 )
 
-__all__ = ["STATUS", "error_from_json", "error_to_json"]
+__all__ = ["HTTP_STATUS", "error_from_json", "error_to_json"]
 
 _ERROR_TYPES: dict[str, type[RollSandboxError]] = {
     "access": SandboxAccessError,
@@ -41,7 +41,7 @@ _ERROR_TYPES: dict[str, type[RollSandboxError]] = {
     "untrusted": UntrustedCodeError,
 }
 _ERROR_NAMES = {error: kind for kind, error in _ERROR_TYPES.items()}
-STATUS = {
+HTTP_STATUS = {
     "access": 403,
     "broken": 502,
     "database": 503,

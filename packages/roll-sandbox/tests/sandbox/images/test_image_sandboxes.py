@@ -308,7 +308,7 @@ async def test_sandbox_image_without_overlays_an_image_is_read_only(cache: Image
 async def test_sandbox_image_what_many_images_leave_behind_is_bounded(
     cache: ImageCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll_sandbox.roots.MAX_UNUSED", 1)
+    monkeypatch.setattr("roll_sandbox.roots.MAX_UNUSED_ROOTS", 1)
     images = [put(cache, f"one{number}", programs(), [file("n", str(number).encode())]) for number in range(4)]
     async with SandboxManager(warm=0) as sandboxes:
         for number in (0, 1, 2, 3, 0):

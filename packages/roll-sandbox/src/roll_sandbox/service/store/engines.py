@@ -22,7 +22,7 @@ __all__ = ["DatabaseLock", "DatabaseLockedError", "hide_password", "make_engine"
 MAX_CONNECTIONS = 10
 _POOL_TIMEOUT_S = 5.0
 """Seconds that a reader waits for a free connection."""
-_POSTGRESQL = {
+_POSTGRESQL_OPTIONS = {
     "connect_timeout": "5",
     "tcp_user_timeout": "10000",
     "keepalives_idle": "10",
@@ -48,7 +48,7 @@ def make_engine(url: str) -> Engine:
         if address.drivername in ("postgresql", "postgres"):
             address = address.set(drivername="postgresql+psycopg")
         if address.drivername == "postgresql+psycopg":
-            address = address.set(query={**_POSTGRESQL, **address.query})
+            address = address.set(query={**_POSTGRESQL_OPTIONS, **address.query})
         if _is_sqlite_file(address):
             path = Path(str(address.database)).expanduser()
             path.parent.mkdir(parents=True, exist_ok=True)
