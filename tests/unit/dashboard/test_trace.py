@@ -55,7 +55,7 @@ def test_dashboard_trace_a_trace_that_grows_is_read_on_from_where_it_was(tmp_pat
 def test_dashboard_trace_a_trace_that_is_rewritten_while_it_is_read_shows_only_what_stands_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll.tracking.reading.files._CHUNK", 300)
+    monkeypatch.setattr("roll.tracking.reading.files._CHUNK_BYTES", 300)
     path = tmp_path / "trace.json"
     TraceFile(path).append(trace_of(2))
     trace = Trace(SafeDirectory(tmp_path))

@@ -76,7 +76,7 @@ def test_tracking_reader_a_line_that_is_too_long_is_refused_again_without_being_
 def test_tracking_reader_a_file_that_is_rewritten_longer_while_it_is_read_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll.tracking.reading.files._CHUNK", 8)
+    monkeypatch.setattr("roll.tracking.reading.files._CHUNK_BYTES", 8)
     path, tail = tmp_path / "f", Tail(SafeDirectory(tmp_path), "f")
     path.write_bytes(b"old-001\nold-002\nold-003\n")
     reading = tail.read_chunks()
