@@ -207,7 +207,7 @@ def listening(said: list[str]) -> tuple[threading.Thread, int]:
         said.append(line)
         ready.set()
 
-    options = {"seconds": 60.0, "max_peers": 1, "say": say}
+    options = {"seconds": 60.0, "max_peers": 1, "report_progress": say}
     thread = threading.Thread(target=network.answer_peers, args=(0,), kwargs=options)
     thread.start()
     assert ready.wait(10)
