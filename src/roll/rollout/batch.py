@@ -26,7 +26,7 @@ class BatchSpec:
     num_steps: int | None = None
     """Number of batches of the run; groups that no remaining step can train are not launched."""
     left_out: Callable[[Group], str] | None = None
-    """Returns why a filter rejects a group, or '' if the group passes; `None` if rejected groups are not replaced."""
+    """Returns the reason why a filter rejects a group, '' if it passes; `None` if rejected groups are not replaced."""
     max_refills: int = 0
     """Maximum number of replacement groups per step, as a multiple of N."""
     early_stop: EarlyStopPredicate | None = None

@@ -46,7 +46,7 @@ class _Call:
     """Id of a generation request; empty for other calls."""
     on_end: Callable[[], None] | None = None
     released: asyncio.Future[None] | None = None
-    """For a request whose caller was canceled (an orphan): done when the engine has released the request."""
+    """Future of an orphan (a request whose caller was canceled); done when the engine has released the request."""
 
 
 class EngineConnection:

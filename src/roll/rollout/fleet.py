@@ -59,7 +59,7 @@ class EngineFleet:
         on_change: Callable[[EngineChange], None],
     ) -> None:
         self.error: Exception | None = None
-        """Why no engine is available; `None` while an engine is available or being started."""
+        """Error because of which no engine is available; `None` while an engine is available or being started."""
         self._engines = engines
         self._prepare = prepare
         self._router = router

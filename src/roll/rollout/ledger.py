@@ -34,7 +34,7 @@ class LedgerEntry:
     step: int
     """Step at which the prompt was sampled or, if it has a final outcome, at which the outcome was recorded."""
     why: str = ""
-    """Why the draw was not trained; empty if it was."""
+    """Reason why the draw was not trained; empty if it was trained."""
 
 
 class DataLedger:

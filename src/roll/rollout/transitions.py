@@ -114,7 +114,7 @@ class EngineTransitions:
         await _wait_shielded(self._begin(engine_id, lambda: self._return_to_service(engine_id)))
 
     async def suspend(self, engine_id: str, mode: PauseMode) -> None:
-        """Pause one engine until `resume`; it gets no requests meanwhile.
+        """Pause one engine until `resume`; it gets no requests while it is paused.
 
         The engine keeps its device memory unless all engines are put to sleep.
         """

@@ -121,7 +121,7 @@ class Plan:
     no_gain_reason: str
     """Reason why asynchrony does not help; empty if it does."""
     experts: tuple[ExpertParallel, ...] = ()
-    """For an MoE model, the sizes of `training.parallel.ep` that were compared for `best`."""
+    """Compared sizes of `training.parallel.ep` for `best`; empty for a dense model."""
 
 
 def make_plan(

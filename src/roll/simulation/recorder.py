@@ -71,7 +71,7 @@ class Recorder:
     """Total time of all rollouts in each state."""
     _num_generating: int = 0
     timeline: list[tuple[float, int]] = field(default_factory=list)
-    """With a trace: pairs of a time and the number of running rollouts from then on."""
+    """Pairs of a time and the number of running rollouts from then on; empty without a trace."""
 
     def __post_init__(self) -> None:
         self._rollouts = RolloutTrace(self._emit_now, FINAL_STATES)

@@ -220,7 +220,7 @@ class EnvironmentTurns:
         self._workload = workload
         self._num_playing = 0
         self._waiting: list[asyncio.Future[None]] = []
-        """With `lockstep`: one future for each rollout that waits for the others."""
+        """Futures of the rollouts that wait for the others, with `lockstep`."""
         self._observation = build_observation(config.observation_tokens)
 
     async def __call__(
@@ -243,7 +243,7 @@ class EnvironmentTurns:
         return join_turns(draw, index, generations, [self._observation] * (len(generations) - 1), (), renderer)
 
     async def _wait_for_group(self) -> None:
-        """With `lockstep`, wait until all other running rollouts wait here, too; otherwise return immediately."""
+        """Wait until all other running rollouts wait here, too; return immediately without `lockstep`."""
         if not self._config.lockstep:
             return
         arrival = asyncio.get_running_loop().create_future()

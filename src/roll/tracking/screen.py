@@ -41,7 +41,7 @@ _LABEL_WIDTH = 10
 _MAX_WIDTH = 110
 _MIN_ROWS = 20
 _MIN_COLUMNS = 72
-"""With fewer columns, figures are stacked."""
+"""Minimum number of columns for figures side by side; in a narrower terminal, they are stacked."""
 _HIGH_TRUNCATED_SHARE = 0.5
 """Share of truncated answers above which the share is shown in red; the same as for `alarms.unfinished_above`."""
 _MIN_SHARE = 0.01

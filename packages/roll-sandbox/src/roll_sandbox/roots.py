@@ -35,7 +35,7 @@ class Root:
     tree: str = ""
     """Directory in which the spawner built the file system, if the spawner is root."""
     layers: list[tuple[str, str]] = field(default_factory=list)
-    """For each layer of the image: its directory on this machine, and the path at which it is mounted for a sandbox."""
+    """Layers of the image: the directory on this machine, and the path at which it is mounted for a sandbox."""
     image_lock: ImageLock | None = None
     files: Path | None = None
     """Directory of the small files that bwrap binds into the sandbox, if the spawner is not root."""

@@ -102,7 +102,7 @@ class OwnedUploads:
     def __init__(self) -> None:
         self._files: defaultdict[str, dict[str, dict[str, bytes]]] = defaultdict(dict)
         self._refused: dict[str, tuple[str, RollSandboxError]] = {}
-        """For each owner, the last digest that was refused, and the error."""
+        """Last digest that was refused, and the error, by owner."""
 
     def add(self, owner: str, digest: str, files: object) -> None:
         """Check and store an uploaded directory of an owner, unless the owner already has it.

@@ -79,7 +79,8 @@ class DeferredWeights:
     def read_shards(self, network: nn.Module, device: torch.device) -> None:
         """Read this rank's shard of every weight, to `device`; the network must have been split and sharded already."""
         read: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
-        """Each parameter without data and its replacement with data, by id of the former; the pair keeps it alive."""
+        """Pairs of a parameter without data and its replacement with data, by the first one's id, which stays valid
+        because the pair keeps the parameter alive."""
         for module in network.modules():
             for name, (files, place) in self._places.get(module, {}).items():
                 empty = module._parameters[name]

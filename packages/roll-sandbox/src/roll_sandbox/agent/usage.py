@@ -179,7 +179,7 @@ _KERNEL_COUNTERS = {
     "memory": (("memory.events", b"oom_kill"), ("memory/memory.oom_control", b"oom_kill")),
     "processes": (("pids.events", b"max"), ("pids/pids.events", b"max")),
 }
-"""For each limit, the files and keys in which a control group (version 2, version 1) counts kills and refused forks."""
+"""Files and keys in which a control group (version 2, version 1) counts kills and refused forks, by limit."""
 
 
 def read_kernel_counts():

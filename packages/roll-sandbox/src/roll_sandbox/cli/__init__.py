@@ -20,7 +20,7 @@ _MODULES = {
     "quota": "quotas",
     "image": "images",
 }
-"""For each command, the module that defines it."""
+"""Module that defines each command."""
 
 
 class _Commands(click.Group):

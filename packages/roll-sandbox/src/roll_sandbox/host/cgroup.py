@@ -18,7 +18,7 @@ _REMOVE_TIMEOUT_S = 5.0
 _SWEEP_S = 0.5
 """Maximum seconds by which removing the groups of killed spawners may delay the start of a spawner."""
 _NETWORK_DIVISOR = 8
-"""With version 1, which counts network buffers separately, their limit is 1/8 of the memory limit."""
+"""Divisor of the memory limit for network buffers, which version 1 counts separately."""
 
 
 def _read_file(path):

@@ -199,7 +199,7 @@ class RemoteSandboxConnection:
         self._resend_buffers.pop(name).job.finish(end, error)
 
     def resend(self) -> None:
-        """Resend the messages of running programs and sessions over a new connection.
+        """Send the messages of running programs and sessions again, over a new connection.
 
         `close` messages of sessions are sent first, since these sessions may use up the limit of processes.
         """
@@ -375,7 +375,7 @@ class ServiceConnection:
                 connection.receive(message)
 
     def resend(self) -> None:
-        """Resend unanswered requests and the messages of running programs over a new connection."""
+        """Send unanswered requests and the messages of running programs again, over a new connection."""
         for message, _ in self._opening.values():
             self.send(message)
         for name, connection in list(self._connections.items()):

@@ -269,7 +269,7 @@ class Executions:
         )
 
     def _resend(self, name: str, execution: _Execution, have: int) -> None:
-        """Resend a program's output after the first `have` pieces, and the report of its end if it has ended."""
+        """Send a program's output after the first `have` pieces again, and the report of its end if it has ended."""
         for number in range(have, len(execution.chunks)):
             self._send_output(name, number, execution.chunks[number])
         if execution.end_message is not None:
