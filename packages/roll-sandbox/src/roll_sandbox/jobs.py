@@ -45,7 +45,7 @@ class Job:
         job.end.add_done_callback(lambda _: self._set_deadline(None))
 
     def _set_deadline(self, wall_s: float | None) -> None:
-        """Set the time at which the sandbox is ended, `wall_s` plus the agent's grace period from now; `None`: never."""
+        """Set the time at which the sandbox is ended: `wall_s` plus the grace period from now; `None` for never."""
         if self._deadline_timer is not None:
             self._deadline_timer.cancel()
             self._deadline_timer = None
