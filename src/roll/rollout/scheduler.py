@@ -49,21 +49,21 @@ class RolloutScheduler(RolloutRunner):
                 ended.set()
 
         runs = [GroupRun(draw, [plan], self, on_end=on_end) for draw in draws]
-        fate = RolloutState.ABORTED
+        state = RolloutState.ABORTED
         try:
             if runs:
                 await ended.wait()
             if failed := next((run for run in runs if run.error is not None), None):
                 assert failed.error is not None
                 raise failed.error
-            fate = RolloutState.MEASURED
+            state = RolloutState.MEASURED
             return [run.group for run in runs]
         finally:
             try:
                 await self.stop(runs)
             finally:
                 for run in runs:
-                    self.finalize(run, fate)
+                    self.finalize(run, state)
 
     def finalize(self, run: GroupRun, state: RolloutState, detail: str = "") -> None:
         """Move the scored rollouts of a group that are not in a final state yet to the final state `state`."""
