@@ -350,13 +350,13 @@ BUGS = (
         "an engine that is about to leave is not suspended with the others",
         "fleet.py",
         "return self.list_connections(excluded_ids=self.inactive)",
-        "return self.list_connections(excluded_ids=self._away)",
+        "return self.list_connections(excluded_ids=self._detached_ids)",
     ),
     Bug(
         "a fresh engine is started in the place of one that sleeps",
         "fleet.py",
-        "while self._held or engine_id in self._away:",
-        "while self._held:",
+        "while self._starts_blocked or engine_id in self._detached_ids:",
+        "while self._starts_blocked:",
     ),
 )
 

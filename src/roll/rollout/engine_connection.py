@@ -69,7 +69,7 @@ class EngineConnection:
         self._calls: dict[asyncio.Task[Any], _Call] = {}
         self._num_requests = 0
         self._orphans: set[_Call] = set()
-        self._sweeper: asyncio.Handle | None = None
+        self._abort_timer: asyncio.Handle | None = None
         self._paused = False
         self._in_order = asyncio.Lock()
         self._hang_detector = HangDetector(0.0)
@@ -216,13 +216,13 @@ class EngineConnection:
         call.released = asyncio.get_running_loop().create_future()
         self._orphans.add(call)
         # In the next iteration of the event loop, so that all requests of a stopped group are aborted with one call.
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-        self._sweeper = asyncio.get_running_loop().call_soon(self._abort_orphans)
+        if self._abort_timer is not None:
+            self._abort_timer.cancel()
+        self._abort_timer = asyncio.get_running_loop().call_soon(self._abort_orphans)
 
     def _abort_orphans(self) -> None:
         """Abort all requests at the engine whose callers were canceled (orphans)."""
-        self._sweeper = None
+        self._abort_timer = None
         if self._orphans and self.lost is None:
             ids = [call.request_id for call in self._orphans]
             self._begin(self.engine.abort(ids)).answer.add_done_callback(self._schedule_abort)
@@ -236,8 +236,8 @@ class EngineConnection:
             return
         if (error := answer.exception()) is not None:
             logger.warning("engine %s could not abort requests: %s", self.engine.engine_id, one_line_error(error))
-        if self._orphans and self._sweeper is None:
-            self._sweeper = asyncio.get_running_loop().call_later(ABORT_RETRY_S, self._abort_orphans)
+        if self._orphans and self._abort_timer is None:
+            self._abort_timer = asyncio.get_running_loop().call_later(ABORT_RETRY_S, self._abort_orphans)
 
     @staticmethod
     async def _wait_for_release(calls: Collection[_Call]) -> None:
@@ -282,6 +282,6 @@ class EngineConnection:
         self._watching = loop.call_later(CHECK_INTERVAL_S, self._check_progress, now + CHECK_INTERVAL_S)
 
     def _stop_timers(self) -> None:
-        for timer in (self._watching, self._sweeper):
+        for timer in (self._watching, self._abort_timer):
             if timer is not None:
                 timer.cancel()

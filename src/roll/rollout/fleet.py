@@ -70,8 +70,8 @@ class EngineFleet:
         self._given_up: dict[str, Exception] = {}
         self._bring_ups: dict[str, asyncio.Task[None]] = {}
         self._starting: dict[str, asyncio.Event] = {}
-        self._held = False
-        self._away: set[str] = set()
+        self._starts_blocked = False
+        self._detached_ids: set[str] = set()
         self.inactive: set[str] = set()
         """Engines that were put to sleep or suspended individually; pausing or resuming all engines skips them."""
         self._may_start, self._none_starts = asyncio.Event(), asyncio.Event()
@@ -129,12 +129,12 @@ class EngineFleet:
 
     async def block_starts(self) -> None:
         """Block engine starts until `allow_starts`; return once every start in progress has succeeded or failed."""
-        self._held = True
+        self._starts_blocked = True
         await self._none_starts.wait()
 
     def allow_starts(self) -> None:
         """Allow engine starts again."""
-        self._held = False
+        self._starts_blocked = False
         self._may_start.set()
 
     # ---- engines that join and leave (`transitions`)
@@ -153,13 +153,13 @@ class EngineFleet:
     async def detach(self, engine_id: str) -> None:
         """Stop routing requests to an engine, and do not replace it any more; wait for a start in progress to end."""
         self._router.disable(self.get_connection(engine_id).engine.engine_id)
-        self._away.add(engine_id)
+        self._detached_ids.add(engine_id)
         if engine_id in self._starting:
             await self._starting[engine_id].wait()
 
     def reattach(self, engine_id: str) -> None:
         """Undo `detach`: the engine serves again, or is replaced if it is lost."""
-        self._away.discard(engine_id)
+        self._detached_ids.discard(engine_id)
         self._may_start.set()
         if self._connections[engine_id].lost is None:
             self._router.add(self._connections[engine_id].engine)
@@ -173,7 +173,7 @@ class EngineFleet:
         self._connections.pop(engine_id).close()
         del self._failures[engine_id]
         self._given_up.pop(engine_id, None)
-        self._away.discard(engine_id)
+        self._detached_ids.discard(engine_id)
         self.inactive.discard(engine_id)
         self._router.remove(engine_id)
         self._fail_if_none_left()
@@ -181,7 +181,7 @@ class EngineFleet:
 
     def is_serving(self, connection: EngineConnection) -> bool:
         """Return whether the engine of this connection may get requests."""
-        return connection.lost is None and connection.engine.engine_id not in self._away
+        return connection.lost is None and connection.engine.engine_id not in self._detached_ids
 
     @property
     def decoding_connections(self) -> list[EngineConnection]:
@@ -198,7 +198,7 @@ class EngineFleet:
 
     async def wait_until_starts_allowed(self) -> None:
         """Wait until engine starts are allowed."""
-        while self._held:
+        while self._starts_blocked:
             self._may_start.clear()
             await self._may_start.wait()
 
@@ -217,7 +217,7 @@ class EngineFleet:
     def _serve(self, engine: InferenceEngine) -> None:
         self._connections[engine.engine_id] = EngineConnection(engine, self._on_lost)
         self._router.add(engine)
-        if engine.engine_id in self._away:
+        if engine.engine_id in self._detached_ids:
             self._router.disable(engine.engine_id)
 
     def _on_lost(self, connection: EngineConnection) -> None:
@@ -273,7 +273,7 @@ class EngineFleet:
 
     async def _start_and_serve(self, engine_id: str) -> None:
         """Start a new engine with this id as soon as its start is allowed, and route requests to it."""
-        while self._held or engine_id in self._away:
+        while self._starts_blocked or engine_id in self._detached_ids:
             self._may_start.clear()
             await self._may_start.wait()
         self._starting[engine_id] = asyncio.Event()

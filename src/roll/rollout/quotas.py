@@ -22,7 +22,7 @@ class Quotas:
     def __init__(self, weights: Mapping[str, float], num_allocated: int = 0) -> None:
         total = sum(weights.values())
         self._shares = {domain: weight / total for domain, weight in weights.items()}
-        self._dealt: Counter[str] = Counter()
+        self._allocated: Counter[str] = Counter()
         self.allocate_in_order(num_allocated)
 
     def __bool__(self) -> bool:
@@ -37,10 +37,10 @@ class Quotas:
         """Allocate the next `num_slots` slots and return the domain of each, in order; empty if the mix is free."""
         domains = []
         for _ in range(num_slots if self._shares else 0):
-            due = self._dealt.total() + 1
+            due = self._allocated.total() + 1
             # Rounded, so that equal deficits compare as equal, and the first of these domains gets the slot.
-            domain = max(self._shares, key=lambda name: round(self._shares[name] * due - self._dealt[name], 9))
-            self._dealt[domain] += 1
+            domain = max(self._shares, key=lambda name: round(self._shares[name] * due - self._allocated[name], 9))
+            self._allocated[domain] += 1
             domains.append(domain)
         return domains
 
@@ -51,4 +51,4 @@ class Quotas:
     def return_slot(self, domain: str) -> None:
         """Give back an unused slot of a domain, so that the domain gets another one later."""
         if self._shares:
-            self._dealt[domain] -= 1
+            self._allocated[domain] -= 1

@@ -83,7 +83,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, _Timer]] = []
         self._sequence = itertools.count()
         self._num_cancelled = 0
-        self._settled: deque[asyncio.Handle] = deque()
+        self._idle_callbacks: deque[asyncio.Handle] = deque()
         self._num_this_instant = 0
 
     def time(self) -> float:
@@ -109,7 +109,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         One callback can thus handle all events of an instant.
         """
         handle = asyncio.Handle(callback, args, self)
-        self._settled.append(handle)
+        self._idle_callbacks.append(handle)
         return handle
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:
@@ -127,8 +127,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         """Run every callback that is ready now; if none is ready, advance the time first."""
         ready = self._ready
         if not ready:
-            if self._settled:
-                ready.append(self._settled.popleft())
+            if self._idle_callbacks:
+                ready.append(self._idle_callbacks.popleft())
             elif not self._stopping:
                 self._advance()
         if self._order is not None and len(ready) > 1:

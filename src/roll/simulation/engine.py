@@ -67,7 +67,7 @@ class EngineSettings:
 class _LiveRequest:
     """A request of an engine, with the future of its generation, and the policy versions of its tokens so far."""
 
-    inner: SimulatedRequest
+    simulated: SimulatedRequest
     future: asyncio.Future[Generation]
     finish_reason: FinishReason
     runs: list[tuple[int, int]] = field(default_factory=list)
@@ -275,21 +275,21 @@ class SimulatedEngine:
         if request_id in self._live:
             raise UserError(f"request id {request_id} is in use: give every request a unique id.")
         wanted, num_prompt = max(1, self._count_answer_tokens(request)), len(request.token_ids)
-        inner = SimulatedRequest(request_id, num_prompt, min(wanted, limit), request.priority)
-        if num_prompt + inner.num_output > self.settings.limits.kv_capacity:
+        simulated = SimulatedRequest(request_id, num_prompt, min(wanted, limit), request.priority)
+        if num_prompt + simulated.num_output > self.settings.limits.kv_capacity:
             raise UserError(
-                f"request {request_id} needs {num_prompt + inner.num_output:,} tokens of KV cache, but engine "
+                f"request {request_id} needs {num_prompt + simulated.num_output:,} tokens of KV cache, but engine "
                 f"{self.engine_id} has {self.settings.limits.kv_capacity:,}: raise inference.tensor_parallel, or lower "
                 "rollout.max_new_tokens."
             )
-        inner.num_cached = self._prefixes.add_prompt(request.token_ids)
-        live = _LiveRequest(inner, self._loop.create_future(), "stop" if wanted <= limit else "length")
+        simulated.num_cached = self._prefixes.add_prompt(request.token_ids)
+        live = _LiveRequest(simulated, self._loop.create_future(), "stop" if wanted <= limit else "length")
         self._live[request_id] = live
         return live
 
     def _submit(self, live: _LiveRequest) -> None:
-        self._batch.submit(live.inner)
-        if not self._batch.is_running or self._batch.would_admit(live.inner):
+        self._batch.submit(live.simulated)
+        if not self._batch.is_running or self._batch.would_admit(live.simulated):
             self._schedule_advance()
 
     def _abort(self, live: _LiveRequest) -> None:
@@ -300,13 +300,13 @@ class SimulatedEngine:
 
     def _remove(self, live: _LiveRequest) -> int:
         """Remove a request from the engine, and return the number of tokens that it has generated."""
-        if self._live.get(live.inner.request_id) is not live:
-            return live.inner.generated
-        del self._live[live.inner.request_id]
+        if self._live.get(live.simulated.request_id) is not live:
+            return live.simulated.generated
+        del self._live[live.simulated.request_id]
         if live in self._held:
             self._held.remove(live)
             return 0
-        num_tokens = self._batch.remove(live.inner, self._loop.time())
+        num_tokens = self._batch.remove(live.simulated, self._loop.time())
         self._schedule_advance()
         return num_tokens
 
@@ -314,14 +314,14 @@ class SimulatedEngine:
         """Record which tokens the current policy version, which is about to be replaced, has generated."""
         now = self._loop.time()
         for live in self._live.values():
-            fresh = self._batch.count_generated(live.inner, now) - live.num_old_tokens
+            fresh = self._batch.count_generated(live.simulated, now) - live.num_old_tokens
             if fresh:
                 live.runs.append((self.policy_version, fresh))
 
     def _build_generation(self, live: _LiveRequest, num_tokens: int, reason: FinishReason) -> Generation:
         fresh = num_tokens - live.num_old_tokens
         runs = [*live.runs, (self.policy_version, fresh)] if fresh or not live.runs else live.runs
-        return build_generation(live.inner.request_id, runs, reason, self.engine_id)
+        return build_generation(live.simulated.request_id, runs, reason, self.engine_id)
 
     def _schedule_advance(self) -> None:
         """Call `_advance_batch` after all other callbacks of this instant, because requests or the pause changed."""
@@ -353,10 +353,10 @@ class SimulatedEngine:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for inner in self._batch.complete():
-            live = self._live.pop(inner.request_id)
+        for simulated in self._batch.complete():
+            live = self._live.pop(simulated.request_id)
             if not live.future.done():
-                live.future.set_result(self._build_generation(live, inner.generated, live.finish_reason))
+                live.future.set_result(self._build_generation(live, simulated.generated, live.finish_reason))
 
     def _on_boundary(self) -> None:
         self._timer = None

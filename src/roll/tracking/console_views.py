@@ -79,7 +79,7 @@ class EvaluationView:
     """`accuracy` if every answer has a verdict, `mean reward` if none has, otherwise `score`: the mean of verdicts,
     and of rewards for answers without a verdict. `loss` if examples are measured without an answer.
     """
-    num: float | None = None
+    num_answers: float | None = None
     """Number of answers or pairs that the accuracy is computed from."""
 
     @classmethod
@@ -91,13 +91,13 @@ class EvaluationView:
             return cls(step=step, value=loss, measure="loss")
         judged = metrics.get("eval/verified_share", 1.0)
         if judged == 1.0 or score is None:
-            return cls(step=step, value=accuracy, num=metrics.get("eval/accuracy_n"))
+            return cls(step=step, value=accuracy, num_answers=metrics.get("eval/accuracy_n"))
         return cls(step=step, value=score, measure="score" if judged else "mean reward")
 
     @property
     def text(self) -> str:
         """The result as text, such as `accuracy 0.620 of 500`."""
-        return "no answers" if self.value is None else f"{self.measure} {format_accuracy(self.value, self.num)}"
+        return "no answers" if self.value is None else f"{self.measure} {format_accuracy(self.value, self.num_answers)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -43,7 +43,7 @@ class LiveConsole(Console):
         self._screen: Screen | None = None
         self._process_id = os.getpid()
         self._lock = threading.Lock()
-        self._news = threading.Event()
+        self._changed = threading.Event()
         self._closing = threading.Event()
         self._live: Live | None = None
         self._thread = threading.Thread(target=self._run, name="roll-display", daemon=True)
@@ -105,7 +105,7 @@ class LiveConsole(Console):
         if os.getpid() != self._process_id:
             return
         self._closing.set()
-        self._news.set()
+        self._changed.set()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join()
         live, self._live = self._live, None
@@ -122,7 +122,7 @@ class LiveConsole(Console):
         if self._screen is not None:
             with self._lock:
                 change(self._screen)
-            self._news.set()
+            self._changed.set()
 
     def _update(self, **values: Any) -> None:
         """Set the given fields of the screen, and wake the display thread."""
@@ -135,8 +135,8 @@ class LiveConsole(Console):
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._news.wait(_MAX_FRAME_S)
-            self._news.clear()
+            self._changed.wait(_MAX_FRAME_S)
+            self._changed.clear()
             with self._ignore_lost_terminal():
                 self._fit_to_terminal()
                 if self._live is not None:

@@ -156,9 +156,9 @@ def _render_evaluations(evaluations: Sequence[EvaluationView]) -> Text:
     last = evaluations[-1]
     if measure != "accuracy":
         return line.append(f" ({measure})", "dim")
-    if last.value is None or not last.num:
+    if last.value is None or not last.num_answers:
         return line
-    return line.append(format_accuracy(last.value, last.num).removeprefix(f"{last.value:.3f}"), "dim")
+    return line.append(format_accuracy(last.value, last.num_answers).removeprefix(f"{last.value:.3f}"), "dim")
 
 
 def _render_truncated(share: float) -> Text:

@@ -56,7 +56,7 @@ class AdapterStore:
         # Initial weights are exact in the compute dtype and every B is 0: a quarter of the masters' memory is enough.
         initial = masters.copy_weights(masters.precision.compute)
         self._initial = {name: weight for name, weight in initial.items() if ".lora_B." not in name}
-        self._others: dict[str, AdapterState] = {}
+        self._inactive: dict[str, AdapterState] = {}
 
     def activate(self, name: str, progress: Progress) -> Progress:
         """Put an adapter into the network; a new adapter starts with the initial weights.
@@ -70,13 +70,13 @@ class AdapterStore:
         """
         if name == self.current:
             return progress
-        self._others[self.current] = AdapterState(
+        self._inactive[self.current] = AdapterState(
             weights=self._masters.copy_weights(),
             gradients=self._masters.pop_gradients(),
             optimizer=self._optimizer.pop_states(),
             progress=progress,
         )
-        state = self._others.pop(name, None) or AdapterState(weights=self._initial)
+        state = self._inactive.pop(name, None) or AdapterState(weights=self._initial)
         self._masters.put_weights(state.weights)
         self._masters.put_gradients(state.gradients)
         self._optimizer.put_states(state.optimizer)

@@ -190,7 +190,7 @@ class Tail:
         """End of the complete lines that were read."""
         self.rest = b""
         """Bytes after these lines at the last call."""
-        self._before = b""
+        self._last_bytes = b""
 
     def has_changed(self) -> bool:
         """Return whether the file changed since the last `read_chunks`; always true for a file that was rejected."""
@@ -214,14 +214,14 @@ class Tail:
         self._refused = ""
         if stamp is None:
             restarted = self.offset > 0
-            self._stamp, self.offset, self._before = None, 0, b""
+            self._stamp, self.offset, self._last_bytes = None, 0, b""
             if restarted:
                 yield True, b""
             return
         with self._directory.open(*self._parts) as file:
             restarted = self._has_restarted(file, stamp)
             if restarted:
-                self.offset, self._before = 0, b""
+                self.offset, self._last_bytes = 0, b""
                 yield True, b""
             file.seek(self.offset)
             rest = b""
@@ -241,7 +241,7 @@ class Tail:
                     continue
                 lines, rest = rest[:at], rest[at:]
                 self.offset += len(lines)
-                self._before = (self._before + lines[-_NUM_CHECKED_BYTES:])[-_NUM_CHECKED_BYTES:]
+                self._last_bytes = (self._last_bytes + lines[-_NUM_CHECKED_BYTES:])[-_NUM_CHECKED_BYTES:]
                 yield False, lines
             self.rest = rest
         self._stamp = stamp
@@ -256,4 +256,4 @@ class Tail:
     def _is_unchanged(self, file: BinaryIO) -> bool:
         """Return whether the content that was read last is still at its offset."""
         # Between two calls, a file may be truncated and grow beyond the offset again: its size would not show that.
-        return os.pread(file.fileno(), len(self._before), self.offset - len(self._before)) == self._before
+        return os.pread(file.fileno(), len(self._last_bytes), self.offset - len(self._last_bytes)) == self._last_bytes
