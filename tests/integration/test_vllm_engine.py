@@ -428,11 +428,13 @@ async def test_vllm_engine_an_idle_engine_uses_no_cpu(engine: VLLMEngine) -> Non
 
     await asyncio.sleep(1.0)  # vLLM's housekeeping after a request
     shares = []
-    for _ in range(3):  # the best counts: other work makes each wake-up dearer, and a spinning engine is always busy
+    # A spinning engine uses a whole core. The limit leaves room for machines on which wake-ups cost more than usual: on
+    # an idle core, `make bench NAME=parts` measures 1.6 to 6 %.
+    for _ in range(3):
         before, began = busy_s(), time.monotonic()
         await asyncio.sleep(2.0)
         shares.append((busy_s() - before) / (time.monotonic() - began))
-    assert min(shares) <= 0.02, shares
+    assert min(shares) <= 0.2, shares
 
 
 async def test_vllm_engine_messages_go_to_the_log_file(engine: VLLMEngine, log: Path) -> None:

@@ -60,6 +60,8 @@ class EngineCapabilities:
     """The engine samples only among `SamplingParams.choices`, and returns the probability of each."""
     records_experts: bool = False
     """The engine returns the experts that an MoE's routers chose (`EngineSpec.records_experts`)."""
+    continues_sampling: bool = False
+    """A request with `SamplingParams.position` is sampled with the random numbers of an uninterrupted request."""
     can_sleep: bool = False
     """`sleep` frees the device's memory."""
     tensor_parallel: bool = False
@@ -90,6 +92,7 @@ _ABILITIES: Mapping[str, str] = {
     "scores_sequences": "score given tokens",
     "restricts_choices": "sample among given tokens",
     "records_experts": "record which experts routers choose",
+    "continues_sampling": "continue an answer with the random numbers of an uninterrupted one",
     "can_sleep": "release its memory",
     "tensor_parallel": "compute on several devices",
     "quantization": "serve quantized checkpoints",

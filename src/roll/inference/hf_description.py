@@ -12,6 +12,7 @@ HF = LazyEngine(
         shares_process=True,
         restricts_choices=True,
         records_experts=True,
+        continues_sampling=True,
         can_sleep=True,
         sequential_options={"admission": "continuous"},
     ),

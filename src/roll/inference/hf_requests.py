@@ -36,7 +36,7 @@ class Row:
         self.tokens = np.zeros(self.capacity, np.int64)
         self.tokens[: self.prompt_length] = request.token_ids
         self.length = self.prompt_length
-        self.uniforms = draw_uniforms(seed, sampling.max_new_tokens)
+        self.uniforms = draw_uniforms(seed, sampling.position + sampling.max_new_tokens)[sampling.position :]
         self.logprobs = np.zeros(sampling.max_new_tokens, np.float32)
         self.versions = np.zeros(sampling.max_new_tokens, np.int32)
         self.stop = frozenset(sampling.stop_token_ids)

@@ -12,8 +12,9 @@ Invariants:
       the engine, and no request waits for that;
     - a request's slot at an engine is free when the engine has released the request (`engine_connection`); canceling
       the caller does not free it;
-    - a request that a pause aborted continues from its partial tokens, or restarts if so configured: its caller gets
-      one `Generation`, in which every token has its policy version;
+    - a request that a pause aborted, or whose engine leaves, continues from its partial tokens, or restarts if so
+      configured: its caller gets one `Generation`, in which every token has its policy version, and the same random
+      numbers as without the interruption (`SamplingParams.position`);
     - requests leave the queue by priority, then in order of arrival, but not while the proxy is suspended.
 """
 
@@ -303,14 +304,14 @@ class LLMProxy:
         Replacements in progress finish first. An engine that dies while asleep is replaced after `wake`.
         """
         # A starting engine would allocate memory that the trainer is about to use.
-        await self._fleet.block_starts()
+        await self._fleet.starts.block()
         await self.wait_for_orphaned_requests()
         await self.transitions.sleep_all()
 
     async def wake(self) -> None:
         """Wake every engine; the engines need a weight sync before they can generate."""
         await self.transitions.wake_all()
-        self._fleet.allow_starts()
+        self._fleet.starts.allow()
 
     # ---- engines that die
 
@@ -361,13 +362,10 @@ def _continue_request(request: GenerationRequest, pieces: Sequence[Generation]) 
     left = request.sampling.max_new_tokens - len(written)
     if left <= 0:
         return None
-    seed = request.sampling.seed
-    # With the same seed, the random numbers of the first tokens would repeat. The new seed is derived from the request.
-    seed = None if seed is None else (seed + 0x85EBCA6B * len(written)) % 2**31
     return replace(
         request,
         token_ids=np.concatenate([request.token_ids, written]).astype(np.int32),
-        sampling=replace(request.sampling, max_new_tokens=left, seed=seed),
+        sampling=replace(request.sampling, max_new_tokens=left, position=request.sampling.position + len(written)),
     )
 
 

@@ -163,7 +163,7 @@ class EngineTransitions:
                 await asyncio.wait({before})
             if waits_for_starts:
                 # Added in the same event loop iteration in which starts are allowed: `sleep_all` waits for these steps.
-                await self._fleet.wait_until_starts_allowed()
+                await self._fleet.starts.wait_until_allowed()
                 self._running_transitions.add(step)
             await transition()
 

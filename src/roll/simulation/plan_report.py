@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from roll.preflight.report import align_rows
+from roll.simulation.candidate import Candidate
 from roll.simulation.experts import ExpertParallel
 from roll.simulation.plan_sources import Constant
-from roll.simulation.planner import Candidate, Plan
+from roll.simulation.planner import Plan
 
 __all__ = ["render_constants", "render_experts", "render_plan"]
 
@@ -70,6 +71,12 @@ def _format_asynchrony(plan: Plan) -> list[str]:
         f"  asynchrony helps: {gain:.2f} times as fast as the best synchronous plan "
         f"({plan.synchronous.name}, {plan.synchronous.step_s:.4g} s); {bound}"
     ]
+    if plan.split is not None:
+        equal, updates = plan.split.step_s / plan.best.step_s, plan.split.config.training.num_updates
+        lines.append(
+            f"  at equal staleness, it is {equal:.2f} times as fast: the synchronous plan with {updates} updates "
+            f"per batch takes {plan.split.step_s:.4g} s per update"
+        )
     cheaper = 1 - plan.best.generation_device_s / plan.synchronous.generation_device_s
     if gain > plan.gain_bound and cheaper > 0:
         lines.append(

@@ -29,12 +29,13 @@ from dataclasses import dataclass
 from roll.config.estimate import RoleMemory
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
+from roll.simulation.candidate import Candidate, build_candidate
 from roll.simulation.experts import ExpertParallel, choose_expert_parallel
-from roll.simulation.hardware import Device, Model, load_device, load_model_sizes
+from roll.simulation.hardware import load_device, load_model_sizes
 from roll.simulation.memory import TrainerSettings, estimate_memory, find_memory_problem
-from roll.simulation.run import SimulatedRun, build_engine_settings, simulate
+from roll.simulation.run import simulate
 
-__all__ = ["Candidate", "Plan", "make_plan"]
+__all__ = ["Plan", "make_plan"]
 
 TP_SIZES = (1, 2, 4, 8)
 LARGE_TP_SIZES = (16, 32)
@@ -59,54 +60,6 @@ MIN_GAIN = 1.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
-    """A simulated plan."""
-
-    name: str
-    config: SimulationConfig
-    step_s: float
-    wait_s: float
-    train_s: float
-    sync_s: float
-    busy_share: float
-    """Share of the engines' time in which they were busy."""
-    tail_share: float
-    """Share of a step's time that its longest answer would take if generated alone."""
-    num_preempted: float
-    scoring_share: float = 0.0
-    """Scoring time as a share of the time that rollouts spend in generation and scoring."""
-    divisor: int = 1
-    """Divisor of devices and prompts in the simulation; 1 for full size."""
-
-    @property
-    def generation_device_s(self) -> float:
-        """Time of generation in one step, summed over the generating devices."""
-        return self.busy_share * self.step_s * self.config.placement.generation
-
-    @property
-    def bottleneck(self) -> str:
-        """What limits the speed of a step: a role, such as `training`, or `the longest answers`."""
-        if self.sync_s > 0.25 * self.step_s:
-            return "weight sync"
-        if self.config.rollout.scheduling.async_ratio > 0 and self.wait_s < 0.1 * self.step_s:
-            return "training"
-        if self.train_s > self.wait_s:
-            return "training"
-        if self.tail_share > 0.6:
-            return "the longest answers"
-        if max(self.busy_share, self.tail_share) * self.step_s >= 0.5 * self.wait_s:
-            return "generation throughput"
-        if self.scoring_share > 0.5:
-            return "rewards"
-        return "environments" if self.has_turns else "generation throughput"
-
-    @property
-    def has_turns(self) -> bool:
-        """Whether rollouts may wait for an environment."""
-        return self.config.environment is not None or self.config.recording is not None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """The recommended plan, and the reasons for it."""
 
@@ -120,6 +73,10 @@ class Plan:
     """Upper bound of the gain from asynchrony, by P2 with the synchronous plan's costs."""
     no_gain_reason: str
     """Reason why asynchrony does not help; empty if it does."""
+    split: Candidate | None = None
+    """The synchronous plan with larger batches, each split into as many updates as make its rollouts as stale as those
+    of `best`; `None` if `best` is synchronous.
+    """
     experts: tuple[ExpertParallel, ...] = ()
     """Compared sizes of `training.parallel.ep` for `best`; empty for a dense model."""
 
@@ -159,6 +116,7 @@ def make_plan(
         synchronous=reference,
         candidates=tuple(search.candidates),
         memory=tuple(estimate_memory(best.config, search.model, search.device, trainer)),
+        split=search.simulate_split(reference, best) if synchronous and best is not reference else None,
         experts=search.compare_expert_sizes(best.config),
         gain_bound=search.compute_gain_bound(reference),
         no_gain_reason="" if helps else search.describe_missing_gain(reference, best_ahead),
@@ -311,7 +269,7 @@ class _PlanSearch:
             "rollout.prompts_per_step": prompts // divisor,
         }
         run = simulate(config.with_changes(smaller, name) if divisor > 1 else config)
-        candidate = _build_candidate(name, config, run, self.model, self.device, divisor)
+        candidate = build_candidate(name, config, run, self.model, self.device, divisor)
         about = "about " if divisor > 1 else ""
         self._progress(f"{name}: {about}{candidate.step_s:.4g} s a step, limited by {candidate.bottleneck}")
         return candidate
@@ -323,6 +281,20 @@ class _PlanSearch:
         confirmed = self._simulate_candidate(candidate.name, candidate.config, 1)
         self.candidates[self.candidates.index(candidate)] = confirmed
         return confirmed
+
+    def simulate_split(self, synchronous: Candidate, ahead: Candidate) -> Candidate:
+        """Simulate the synchronous plan with batches that are split into updates, at the staleness of the plan `ahead`.
+
+        Samples and tokens per update stay the same. A batch is generated by one policy version, so its longest answers
+        delay only one of its updates.
+        """
+        scheduling, updates = ahead.config.rollout.scheduling, synchronous.config.training.num_updates
+        split = updates + math.ceil(scheduling.async_ratio)
+        prompts = synchronous.config.rollout.prompts_per_step // updates * split
+        name = f"{synchronous.name}, {split} updates per batch"
+        changes = {"rollout.prompts_per_step": prompts, "training.num_updates": split, "warmup_steps": 0}
+        config = synchronous.config.with_changes({**changes, "num_steps": SYNC_STEPS}, name)
+        return self._simulate_candidate(name, config, self._choose_divisor(config))
 
     def compare_expert_sizes(self, config: SimulationConfig) -> tuple[ExpertParallel, ...]:
         """Return estimates for all sizes of `ep` with the devices of `config`, the best size first."""
@@ -376,23 +348,3 @@ class _PlanSearch:
             f"no plan for {self.model.name} fits {self.total} x {self.device.name} ({lines}): use more or larger "
             "devices, or lower rollout.max_new_tokens."
         )
-
-
-def _build_candidate(
-    name: str, config: SimulationConfig, run: SimulatedRun, model: Model, device: Device, divisor: int
-) -> Candidate:
-    def mean(field: str) -> float:
-        return math.fsum(getattr(step, field) for step in run.steps) / len(run.steps)
-
-    costs = build_engine_settings(config, model, device).costs
-    longest = mean("longest")
-    alone = longest * (costs.compute_decode_s(1) + costs.context_s * longest / 2)
-    return Candidate(
-        name=name,
-        config=config,
-        step_s=run.step_s,
-        tail_share=min(1.0, alone / run.step_s),
-        **{name: mean(name) for name in ("wait_s", "train_s", "sync_s", "busy_share", "num_preempted")},
-        scoring_share=run.recorder.scoring_share,
-        divisor=divisor,
-    )

@@ -22,6 +22,8 @@ __all__ = ["Interval", "SimulationResults", "compute_interval", "render_results"
 
 TOLERANCE = 0.15
 """Relative tolerance within which a simulation reproduces a published ratio."""
+MAX_TOKEN_DIFFERENCE = 0.01
+"""Relative difference in trained tokens per step up to which two variants do the same work."""
 # Two-sided 95 % quantiles of Student's t, by degrees of freedom; beyond the table, the normal quantile is close.
 _STUDENT_T_QUANTILES = (
     12.71,
@@ -85,6 +87,26 @@ class SimulationResults:
     def compute_mean(self, variant: str, name: str) -> float:
         """Return the mean of a field of `StepRecord` over all steps of all seeds of a variant."""
         return statistics.fmean(getattr(step, name) for run in self.runs[variant] for step in run.steps)
+
+    def get_num_devices(self, variant: str) -> int:
+        """Return the number of devices of a variant."""
+        return (self.config.select_variant(variant) if self.config.variants else self.config).placement.num_devices
+
+    def get_max_staleness(self, variant: str) -> int:
+        """Return the largest staleness of a trained rollout of a variant, in policy versions."""
+        return max(step.max_staleness for run in self.runs[variant] for step in run.steps)
+
+    def describe_unequal_work(self, variant: str) -> str:
+        """Return how the work of a variant differs from the baseline's; empty if their step times are comparable."""
+        differences: list[str] = []
+        tokens = self.compute_mean(variant, "num_tokens") / max(1.0, self.compute_mean(self.baseline, "num_tokens")) - 1
+        if abs(tokens) > MAX_TOKEN_DIFFERENCE:
+            differences.append(f"{abs(tokens):.0%} {'more' if tokens > 0 else 'fewer'} tokens trained per step")
+        if (devices := self.get_num_devices(variant)) != (base := self.get_num_devices(self.baseline)):
+            differences.append(f"{devices} devices instead of {base}")
+        if (staleness := self.get_max_staleness(variant)) != (base := self.get_max_staleness(self.baseline)):
+            differences.append(f"staleness up to {staleness} instead of {base}")
+        return ", ".join(differences)
 
     def reproduces(self, figure: PaperConfig) -> bool:
         """Return whether the simulated speed-up is within 15 % of the published one, `figure`."""
@@ -151,22 +173,34 @@ def render_results(results: SimulationResults) -> str:
         f"up to {config.rollout.max_new_tokens:,} tokens; {num_seeds} seed{'s' if num_seeds > 1 else ''}"
     )
     rows: list[tuple[str, ...]] = [
-        ("variant", "step", "speed-up", "wait", "train", "sync", "busy", "tokens/s", "preempted", "staleness")
+        (
+            *("variant", "devices", "step", "speed-up", "wait", "train", "sync", "busy", "tokens/s", "tokens trained"),
+            *("preempted", "staleness"),
+        )
     ]
     for variant in results.runs:
+        mark = "*" if results.describe_unequal_work(variant) else ""
         rows.append(
             (
                 variant,
+                str(results.get_num_devices(variant)),
                 f"{results.compute_step_s(variant)} s",
-                f"{results.compute_ratio(results.baseline, variant)}",
+                f"{results.compute_ratio(results.baseline, variant)}{mark}",
                 *(f"{results.compute_mean(variant, name):.1f} s" for name in ("wait_s", "train_s", "sync_s")),
                 f"{results.compute_mean(variant, 'busy_share'):.0%}",
                 f"{results.compute_mean(variant, 'tokens_per_s'):,.0f}",
+                f"{results.compute_mean(variant, 'num_tokens'):,.0f}",
                 f"{results.compute_mean(variant, 'num_preempted'):.1f}",
-                str(max(step.max_staleness for run in results.runs[variant] for step in run.steps)),
+                str(results.get_max_staleness(variant)),
             )
         )
-    return "\n".join([head, "", *align_rows(rows), *_format_paper_lines(results)])
+    return "\n".join([head, "", *align_rows(rows), *_format_unequal_work(results), *_format_paper_lines(results)])
+
+
+def _format_unequal_work(results: SimulationResults) -> list[str]:
+    """Format the differences in work that speed-ups marked with * include."""
+    lines = [f"  * {variant}: {why}" for variant in results.runs if (why := results.describe_unequal_work(variant))]
+    return ["", f"The speed-up over {results.baseline} does not compare equal work:", *lines] if lines else []
 
 
 def _format_paper_lines(results: SimulationResults) -> list[str]:

@@ -32,6 +32,10 @@ class SamplingParams:
     """Token ids to which sampling is restricted, with log-probs in `Generation.choice_logprobs`; empty: all tokens."""
     seed: int | None = None
     """Seed of this request, so that a retried request does not depend on the randomness of other requests."""
+    position: int = 0
+    """Number of tokens of the answer that earlier requests sampled; the prompt ends with them. Token k of this request
+    is sampled with random number `position` + k of the seed, so an answer does not depend on where it was interrupted.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

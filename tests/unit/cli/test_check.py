@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -15,6 +16,8 @@ from roll.config.load import load_config
 from roll.pipelines.rlvr.check import inspect
 from roll.preflight import layout
 from roll.preflight.machine import Machine
+
+EXTENSION = Path(__file__).parents[3] / "examples/extension/src/roll_example"
 
 
 @pytest.fixture
@@ -161,6 +164,15 @@ def test_cli_check_a_reward_that_cannot_tell_right_from_wrong_is_noted(place, ca
 def test_cli_check_what_truncated_sampling_does_to_ratios_is_noted(place):
     (note,) = (n for n in inspect(load_config("config.yaml", ["rollout.top_p=0.9"])).notes if "top_p" in n)
     assert "the correction weights tokens by it" in note
+
+
+def test_cli_check_an_engine_that_cannot_continue_with_the_same_random_numbers_is_noted(place):
+    assert not any("was interrupted" in note for note in inspect(load_config("config.yaml")).notes)
+    speculative = ["inference.engine=vllm", "inference.options.speculative_config={num_speculative_tokens: 2}"]
+    own = [f"inference.engine={EXTENSION / 'engine.py'}:PlainEngine"]
+    for overrides, cause in ((speculative, "speculative decoding"), (own, "does not declare the capability")):
+        (note,) = (n for n in inspect(load_config("config.yaml", overrides)).notes if "was interrupted" in n)
+        assert cause in note
 
 
 def test_cli_check_too_little_memory_and_disk_are_noted(place):

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from roll.inference.vllm.continuation import skip_numbers
 from roll.inference.vllm.kernels import TokenSampler
 
 
@@ -63,3 +64,11 @@ def test_vllm_sampling_a_row_that_is_not_finite_says_so_and_leaves_the_others_al
     assert 0 <= int(tokens[0]) < 10
     assert logprobs[0].isnan().all()
     assert tokens[1] == int(torch.rand((), dtype=torch.float64, generator=seeded(5)) * 10)
+
+
+def test_vllm_sampling_a_continued_request_skips_the_numbers_of_earlier_tokens() -> None:
+    uninterrupted, continued = seeded(3), seeded(3)
+    for _ in range(37):
+        TokenSampler().draw(torch.zeros(1, 8), {0: uninterrupted})
+    skip_numbers(continued, 37, 8)
+    assert torch.equal(uninterrupted.get_state(), continued.get_state())

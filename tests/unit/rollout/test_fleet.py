@@ -118,6 +118,37 @@ def test_engine_fleet_an_engine_that_is_being_started_serves_before_all_sleep() 
     assert ended >= 50 and fresh_sleeps
 
 
+def test_engine_fleet_a_start_that_takes_too_long_is_postponed_until_the_others_wake() -> None:
+    async def main() -> tuple[list[float], bool, bool, str]:
+        now = asyncio.get_running_loop().time
+        first, other = engine("a"), engine("b")
+        engines = group(first, other)
+        starts: list[float] = []
+        replace = engines.replace
+
+        async def replace_slowly(engine_id: str) -> Any:
+            starts.append(now())
+            await asyncio.sleep(200)
+            return await replace(engine_id)
+
+        engines.replace = replace_slowly  # type: ignore[method-assign]
+        proxy = LLMProxy(engines, ready)  # type: ignore[arg-type]
+        first.die()
+        proxy.replace(first)  # type: ignore[arg-type]
+        await asyncio.sleep(10)
+        await proxy.sleep()
+        slept = now()
+        await asyncio.sleep(90)
+        await proxy.wake()
+        generation = await proxy.generate(request("r"))
+        await proxy.sleep()  # the second start may take twice as long
+        return [slept, *starts], other.asleep, engines.engines[0].asleep, generation.engine_id
+
+    times, other_sleeps, fresh_sleeps, served = within(main())
+    assert times == [pytest.approx(10 + 120), 0, pytest.approx(10 + 120 + 90)]
+    assert other_sleeps and fresh_sleeps and served == "b"
+
+
 def test_engine_fleet_an_engine_that_fails_again_and_again_leaves_its_work_to_the_others() -> None:
     async def main() -> tuple[list[str], int]:
         first, other = engine("a"), engine("b")

@@ -34,6 +34,17 @@ def test_plan_a_long_tail_and_costly_training_are_worth_overlapping() -> None:
     assert "asynchrony helps" in render_plan(plan)
 
 
+def test_plan_an_asynchronous_plan_is_compared_with_batches_split_into_updates_of_equal_staleness() -> None:
+    plan = make_plan(steady(LONG_TAIL | {"training": {"passes": 40.0}}))
+    assert plan.split is not None
+    updates = plan.split.config.training.num_updates
+    assert updates == 1 + plan.best.config.rollout.scheduling.async_ratio
+    assert plan.split.config.rollout.prompts_per_step == 16 * updates
+    assert plan.split.step_s < plan.synchronous.step_s
+    gain = plan.split.step_s / plan.best.step_s
+    assert f"at equal staleness, it is {gain:.2f} times as fast" in render_plan(plan)
+
+
 def test_plan_equal_answers_without_training_gain_nothing_from_asynchrony() -> None:
     equal = SMALL | {"answer_tokens": {"type": "fixed", "value": 500}, "training": {"passes": 0.1, "overhead_s": 0.0}}
     plan = make_plan(steady(equal | {"training": {"passes": 0.1, "overhead_s": 0.0, "sync_s": 0.0}}))
@@ -118,7 +129,7 @@ def test_plan_large_plans_are_compared_in_part_and_recommended_whole(monkeypatch
     simulated: list[tuple[int, int]] = []
 
     def shorter(config):
-        simulated.append((config.placement.num_devices, config.rollout.prompts_per_step))
+        simulated.append((config.placement.num_devices, config.rollout.prompts_per_step // config.training.num_updates))
         return simulate(config)
 
     monkeypatch.setattr(planner, "simulate", shorter)

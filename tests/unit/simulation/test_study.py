@@ -6,7 +6,7 @@ import multiprocessing
 from concurrent.futures import ProcessPoolExecutor
 
 from roll.config.simulation import SimulationConfig
-from roll.simulation.report import simulate_variants
+from roll.simulation.report import render_results, simulate_variants
 
 CONFIG = SimulationConfig.model_validate(
     {
@@ -37,3 +37,20 @@ def test_simulation_study_other_processes_find_the_same_in_the_same_order_and_br
             assert ours.recorder.timeline == theirs.recorder.timeline
         assert [bool(run.recorder.timeline) for run in there.runs[variant]] == [True, False]
     assert here.runs["batch"][0].digest != here.runs["batch"][1].digest
+
+
+def test_simulation_study_speed_ups_of_unequal_work_are_marked() -> None:
+    variants = {
+        "base": {"rollout.scheduling.type": "queue"},
+        "same": {"rollout.scheduling.type": "queue", "engine.max_num_seqs": 64},
+        "less": {"rollout.prompts_per_step": 1},
+        "wide": {"placement.generation": 4},
+    }
+    results = simulate_variants(CONFIG.model_copy(update={"variants": variants, "num_seeds": 1}))
+    shown = render_results(results).splitlines()
+    rows = {line.split()[0]: line.split() for line in shown if line.split()[:1] and line.split()[0] in variants}
+    assert [name for name, row in rows.items() if any("*" in cell for cell in row)] == ["less", "wide"]
+    assert {name: row[1] for name, row in rows.items()} == {"base": "2", "same": "2", "less": "2", "wide": "4"}
+    (less,) = (line for line in shown if line.startswith("  * less:"))
+    assert "fewer tokens trained per step" in less
+    assert "  * wide: 4 devices instead of 2" in shown

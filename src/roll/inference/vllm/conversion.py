@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from roll.errors import DataError, InfraError
+from roll.inference.vllm.continuation import POSITION
 from roll.types import FinishReason, FloatArray, Generation, GenerationRequest, IntArray
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def build_sampling_params(request: GenerationRequest, excluded: Sequence[int] = 
         detokenize=False,
         output_kind=RequestOutputKind.FINAL_ONLY,
         skip_clone=True,
+        extra_args={POSITION: sampling.position} if sampling.position and sampling.seed is not None else None,
     )
 
 

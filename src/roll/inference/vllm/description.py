@@ -16,6 +16,7 @@ VLLM = LazyEngine(
     capabilities=EngineCapabilities(
         restricts_choices=True,
         records_experts=True,
+        continues_sampling=True,
         can_sleep=not is_cpu_build(),
         tensor_parallel=True,
         quantization=True,

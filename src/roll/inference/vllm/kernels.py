@@ -70,6 +70,22 @@ def register_cpu_kernels() -> None:
     from vllm.model_executor.layers.layernorm import RMSNorm
     from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler, apply_top_k_top_p
 
+    drawn_by_vllm, drawing = TopKTopPSampler.forward_cpu, TokenSampler()
+
+    def forward_cpu(
+        self: TopKTopPSampler,
+        logits: Tensor,
+        generators: dict[int, torch.Generator],
+        k: Tensor | None,
+        p: Tensor | None,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Sample tokens [R], and return them with the log-probs [R, V] of all tokens."""
+        if self.use_fp64_gumbel or self.logprobs_mode != "processed_logprobs":
+            return drawn_by_vllm(self, logits, generators, k, p)
+        return drawing.draw(apply_top_k_top_p(logits, k, p).float(), generators)
+
+    TopKTopPSampler.forward_cpu = forward_cpu
+
     current_platform.import_kernels()
     kernels = torch.ops._C
     if not all(hasattr(kernels, name) for name in ("rms_norm", "fused_add_rms_norm")):
@@ -92,19 +108,3 @@ def register_cpu_kernels() -> None:
                 return out
             kernels.fused_add_rms_norm(x, residual, self.weight.data, self.variance_epsilon)
             return x, residual
-
-    drawn_by_vllm, drawing = TopKTopPSampler.forward_cpu, TokenSampler()
-
-    def forward_cpu(
-        self: TopKTopPSampler,
-        logits: Tensor,
-        generators: dict[int, torch.Generator],
-        k: Tensor | None,
-        p: Tensor | None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Sample tokens [R], and return them with the log-probs [R, V] of all tokens."""
-        if self.use_fp64_gumbel or self.logprobs_mode != "processed_logprobs":
-            return drawn_by_vllm(self, logits, generators, k, p)
-        return drawing.draw(apply_top_k_top_p(logits, k, p).float(), generators)
-
-    TopKTopPSampler.forward_cpu = forward_cpu

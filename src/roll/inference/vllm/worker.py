@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from roll.errors import UnsupportedError, WeightSyncError
-from roll.inference.vllm import kernels, routing
+from roll.inference.vllm import continuation, kernels, routing
 from roll.inference.vllm.direct import DirectLoader, TensorPlacement, plan_direct_load
 from roll.inference.vllm.environment import is_cpu_build
 from roll.models.omni import SPEECH_PREFIXES
@@ -41,6 +41,7 @@ PERSISTENT_TRANSPORTS = frozenset({"shared_memory"})
 
 if "vllm" in sys.modules:  # a worker imports this module before it builds the model
     kernels.register_cpu_kernels()
+    continuation.register()
     if is_cpu_build():
         start_spin_control()
 

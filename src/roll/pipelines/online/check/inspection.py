@@ -86,7 +86,25 @@ def _check_roles(report: Report, config: GeneratingConfig) -> None:
 
     report.engine_kind = resolve_engine_kind(config.inference.engine)
     check_engines(config)
+    _check_continuations(report, config)
     report.is_colocated = should_offload_colocated(config, accelerated=report.machine.has_accelerators)
+
+
+def _check_continuations(report: Report, config: GeneratingConfig) -> None:
+    """Note if the engine samples the rest of an interrupted answer with other random numbers."""
+    from roll.inference import get_engine_capabilities
+
+    kind = report.engine_kind or config.inference.engine
+    if "speculative_config" in config.inference.options:
+        cause = "speculative decoding draws a varying number of random numbers per token"
+    elif not get_engine_capabilities(kind).continues_sampling:
+        cause = f"engine '{kind}' does not declare the capability `continues_sampling`"
+    else:
+        return
+    report.notes.append(
+        "An answer that continues on another engine, or after a weight sync with `pause_mode: abort`, depends on where "
+        f"it was interrupted: {cause}. Each token still comes from the policy's distribution."
+    )
 
 
 def _check_model(report: Report, config: GeneratingConfig) -> None:

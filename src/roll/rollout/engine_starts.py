@@ -1,0 +1,156 @@
+"""EngineStarts: starts engines for the fleet, and blocks starts while the trainer uses the devices.
+
+    start ──► wait until allowed ──► start the engine ──► sync the weights ──► serve
+                   ▲                       │ starts are blocked, and it takes too long
+                   └────── postponed ◄─────┘
+
+Invariants:
+    - between `block` and `allow`, no engine is started; a detached engine is never started;
+    - `block` waits a limited time for starts in progress: a start that takes longer is canceled, and repeated after
+      `allow`. So an engine of a lost node does not stall the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection
+
+from roll.errors import EngineDiedError
+from roll.protocols import InferenceEngine
+from roll.rollout.engine_group import EngineGroup
+
+__all__ = ["EngineStarts"]
+
+logger = logging.getLogger(__name__)
+
+START_TIMEOUT_S = 1800.0
+"""Timeout for starting a new engine, in seconds; the weight sync that follows is not included."""
+CANCEL_TIMEOUT_S = 60.0
+"""How long a new start of an engine waits until the engine's canceled start has ended, in seconds."""
+BLOCK_TIMEOUT_S = 120.0
+"""How long `block` waits for a start before it cancels the start, in seconds; doubled after each time."""
+
+
+class EngineStarts:
+    """Starts the engines of a group.
+
+    Args:
+        engines: The engine group.
+        prepare: Syncs the current weights to a new engine before it serves.
+        detached: Engines that must not be started; changed by the caller, who then calls `check_detached`.
+    """
+
+    def __init__(
+        self,
+        engines: EngineGroup,
+        prepare: Callable[[InferenceEngine], Awaitable[object]],
+        detached: Collection[str],
+    ) -> None:
+        self._engines = engines
+        self._prepare = prepare
+        self._detached = detached
+        self._blocked = False
+        self._changed, self._none_starts = asyncio.Event(), asyncio.Event()
+        self._none_starts.set()
+        self._starting: dict[str, asyncio.Event] = {}
+        self._postponed: dict[str, asyncio.Future[None]] = {}
+        """By engine, a future that is resolved when the engine's start is to be postponed."""
+        self._num_postponed: Counter[str] = Counter()
+        """By engine, the number of starts that were postponed since the engine last served."""
+        self._canceled: dict[str, asyncio.Future[InferenceEngine]] = {}
+
+    async def start(self, engine_id: str, serve: Callable[[InferenceEngine], None]) -> None:
+        """Start a new engine with this id as soon as its start is allowed, and call `serve` with it.
+
+        Raises:
+            Exception: The start failed.
+        """
+        fresh = None
+        while fresh is None:
+            while self._blocked or engine_id in self._detached:
+                await self._wait_for_change()
+            self._starting[engine_id] = asyncio.Event()
+            self._none_starts.clear()
+            try:
+                fresh = await self._start_or_postpone(engine_id)
+                if fresh is not None:
+                    # Before it serves, an engine must hold the current policy version.
+                    await self._prepare(fresh)
+                    self._num_postponed.pop(engine_id, None)
+                    serve(fresh)
+            finally:
+                self._starting.pop(engine_id).set()
+                if not self._starting:
+                    self._none_starts.set()
+
+    async def block(self) -> None:
+        """Block engine starts until `allow`; return once no start is in progress."""
+        self._blocked = True
+        loop = asyncio.get_running_loop()
+        timers: list[asyncio.TimerHandle] = []
+        for engine_id in self._starting:
+            timeout = min(START_TIMEOUT_S, BLOCK_TIMEOUT_S * 2 ** self._num_postponed[engine_id])
+            timers.append(loop.call_later(timeout, self._postpone, engine_id, timeout))
+        try:
+            await self._none_starts.wait()
+        finally:
+            for timer in timers:
+                timer.cancel()
+
+    def allow(self) -> None:
+        """Allow engine starts again."""
+        self._blocked = False
+        self._changed.set()
+
+    def check_detached(self) -> None:
+        """Check again which engines are detached; called after an engine was reattached."""
+        self._changed.set()
+
+    async def wait_until_allowed(self) -> None:
+        """Wait until engine starts are allowed."""
+        while self._blocked:
+            await self._wait_for_change()
+
+    async def wait_for_start(self, engine_id: str) -> None:
+        """Wait until the start of an engine has ended; return at once if it is not being started."""
+        if engine_id in self._starting:
+            await self._starting[engine_id].wait()
+
+    async def _wait_for_change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _postpone(self, engine_id: str, timeout_s: float) -> None:
+        if engine_id not in self._postponed or self._postponed[engine_id].done():  # it has started, and gets weights
+            return
+        self._num_postponed[engine_id] += 1
+        self._postponed[engine_id].set_result(None)
+        logger.warning(
+            "engine %s has not started within %g s, and the trainer needs the devices: the run continues with the "
+            "other engines, and starts this one again later",
+            engine_id,
+            timeout_s,
+        )
+
+    async def _start_or_postpone(self, engine_id: str) -> InferenceEngine | None:
+        """Start an engine; return `None` if the start was postponed."""
+        start = asyncio.ensure_future(self._replace(engine_id))
+        postponed = self._postponed[engine_id] = asyncio.get_running_loop().create_future()
+        try:
+            await asyncio.wait({start, postponed}, timeout=START_TIMEOUT_S, return_when=asyncio.FIRST_COMPLETED)
+            if not start.done():
+                if postponed.done():
+                    return None
+                raise EngineDiedError(engine_id, f"its replacement did not start within {START_TIMEOUT_S:g} s")
+        finally:
+            del self._postponed[engine_id]
+            if start.cancel():  # not awaited, because the start may hang
+                self._canceled[engine_id] = start
+        return start.result()
+
+    async def _replace(self, engine_id: str) -> InferenceEngine:
+        if (canceled := self._canceled.pop(engine_id, None)) is not None:
+            await asyncio.wait({canceled}, timeout=CANCEL_TIMEOUT_S)
+        return await self._engines.replace(engine_id)
