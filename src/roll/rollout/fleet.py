@@ -10,7 +10,7 @@ Invariants:
     - the other engines take over the work of an engine that was given up; if no engine is left, every waiting request
       raises `error`;
     - an error that a retry cannot fix (any error that is not an `InfraError`) is stored as `error` at once;
-    - between `block_starts` and `allow_starts`, no engine is started; a detached engine is never started.
+    - `starts` starts engines; it can block them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from roll.errors import ConfigError, EngineDiedError, InfraError, NoEngineError,
 from roll.protocols import InferenceEngine
 from roll.rollout.engine_connection import EngineConnection
 from roll.rollout.engine_group import EngineGroup
+from roll.rollout.engine_starts import EngineStarts
 from roll.rollout.routing import Router
 
 __all__ = ["EngineChange", "EngineFleet"]
@@ -37,8 +38,6 @@ MAX_FAILURES = 6
 """Number of consecutive failures after which an engine is given up; an answer of the engine resets the count."""
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 1.0, 60.0
 """First and maximum backoff before a restart, in seconds; used from the second failure on, and doubled after each."""
-START_TIMEOUT_S = 1800.0
-"""Timeout for starting a new engine, in seconds; the weight sync that follows is not included."""
 
 
 class EngineFleet:
@@ -61,7 +60,6 @@ class EngineFleet:
         self.error: Exception | None = None
         """Error because of which no engine is available; `None` while an engine is available or being started."""
         self._engines = engines
-        self._prepare = prepare
         self._router = router
         self._on_change = on_change
         self._connections: dict[str, EngineConnection] = {}
@@ -69,13 +67,11 @@ class EngineFleet:
         """Number of consecutive failures, by engine."""
         self._given_up: dict[str, Exception] = {}
         self._bring_ups: dict[str, asyncio.Task[None]] = {}
-        self._starting: dict[str, asyncio.Event] = {}
-        self._starts_blocked = False
         self._detached_ids: set[str] = set()
         self.inactive: set[str] = set()
         """Engines that were put to sleep or suspended individually; pausing or resuming all engines skips them."""
-        self._may_start, self._none_starts = asyncio.Event(), asyncio.Event()
-        self._none_starts.set()
+        self.starts = EngineStarts(engines, prepare, self._detached_ids)
+        """Starts engines, and blocks starts."""
         self._closed = False
         for engine in engines.engines:
             self._serve(engine)
@@ -127,16 +123,6 @@ class EngineFleet:
         while self._bring_ups:
             await asyncio.wait(self._bring_ups.values())
 
-    async def block_starts(self) -> None:
-        """Block engine starts until `allow_starts`; return once every start in progress has succeeded or failed."""
-        self._starts_blocked = True
-        await self._none_starts.wait()
-
-    def allow_starts(self) -> None:
-        """Allow engine starts again."""
-        self._starts_blocked = False
-        self._may_start.set()
-
     # ---- engines that join and leave (`transitions`)
 
     async def start(self, engine_id: str) -> None:
@@ -145,7 +131,7 @@ class EngineFleet:
         Raises:
             Exception: The start failed.
         """
-        await self._start_and_serve(engine_id)
+        await self.starts.start(engine_id, self._serve)
         if isinstance(self.error, NoEngineError):
             self.error = None
         self._on_change("joined")
@@ -154,13 +140,12 @@ class EngineFleet:
         """Stop routing requests to an engine, and do not replace it any more; wait for a start in progress to end."""
         self._router.disable(self.get_connection(engine_id).engine.engine_id)
         self._detached_ids.add(engine_id)
-        if engine_id in self._starting:
-            await self._starting[engine_id].wait()
+        await self.starts.wait_for_start(engine_id)
 
     def reattach(self, engine_id: str) -> None:
         """Undo `detach`: the engine serves again, or is replaced if it is lost."""
         self._detached_ids.discard(engine_id)
-        self._may_start.set()
+        self.starts.check_detached()
         if self._connections[engine_id].lost is None:
             self._router.add(self._connections[engine_id].engine)
             self._on_change("joined")
@@ -195,12 +180,6 @@ class EngineFleet:
             for name, connection in self._connections.items()
             if connection.lost is None and name not in excluded_ids
         ]
-
-    async def wait_until_starts_allowed(self) -> None:
-        """Wait until engine starts are allowed."""
-        while self._starts_blocked:
-            self._may_start.clear()
-            await self._may_start.wait()
 
     async def close(self) -> None:
         """Stop replacing engines, and cancel the starts in progress."""
@@ -255,7 +234,7 @@ class EngineFleet:
             if repeated >= 0:
                 await asyncio.sleep(min(MAX_BACKOFF_S, FIRST_BACKOFF_S * 2**repeated))
             try:
-                await self._start_and_serve(engine_id)
+                await self.starts.start(engine_id, self._serve)
             except InfraError as error:
                 self._failures[engine_id] += 1
                 logger.warning("engine %s could not be replaced: %s", engine_id, one_line_error(error))
@@ -270,32 +249,6 @@ class EngineFleet:
                 self._on_change("replaced")
                 return
         self._on_change("given up")
-
-    async def _start_and_serve(self, engine_id: str) -> None:
-        """Start a new engine with this id as soon as its start is allowed, and route requests to it."""
-        while self._starts_blocked or engine_id in self._detached_ids:
-            self._may_start.clear()
-            await self._may_start.wait()
-        self._starting[engine_id] = asyncio.Event()
-        self._none_starts.clear()
-        try:
-            self._serve(await self._start_replacement(engine_id))
-        finally:
-            self._starting.pop(engine_id).set()
-            if not self._starting:
-                self._none_starts.set()
-
-    async def _start_replacement(self, engine_id: str) -> InferenceEngine:
-        start = asyncio.ensure_future(self._engines.replace(engine_id))
-        try:
-            if not (await asyncio.wait({start}, timeout=START_TIMEOUT_S))[0]:
-                raise EngineDiedError(engine_id, f"its replacement did not start within {START_TIMEOUT_S:g} s")
-        finally:
-            start.cancel()  # not awaited, because the start may hang
-        fresh = start.result()
-        # Before it serves, an engine must hold the current policy version.
-        await self._prepare(fresh)
-        return fresh
 
     def _give_up(self, engine_id: str, error: Exception, *, final: bool = False) -> None:
         self._given_up[engine_id] = error

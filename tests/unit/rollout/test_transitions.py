@@ -411,6 +411,6 @@ def test_rollout_transition_engine_group_that_changes_at_random_answers_every_re
         assert len(whole) >= 25 and all(len(each.token_ids) == NUM_TOKENS for each in whole)
         await world.proxy.wait_for_replacements()
         assert not world.violations and not world.move._steps
-        assert all(engine.num_requests == 0 for engine in world.proxy._router._slots.values())
+        assert all(engine.num_requests == 0 for engine in world.proxy._router._entries.values())
 
     within(main)
