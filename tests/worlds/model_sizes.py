@@ -25,6 +25,7 @@ class Sizes:
     has_untied_lm_head: bool = False
     has_fusable_norms: bool = True
     has_fusable_gates: bool = True
+    tower: None = None
 
     @property
     def norm_width(self) -> int:

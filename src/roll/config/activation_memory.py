@@ -12,6 +12,7 @@ from typing import Protocol
 from roll.config.model import ModelConfig
 from roll.config.parallel import ParallelConfig
 from roll.config.staging import assign_layers
+from roll.config.tower_memory import TowerSizes
 from roll.config.training import TrainingConfig
 
 __all__ = [
@@ -32,7 +33,10 @@ KEPT_LOGIT_BYTES = 512 * 2**20
 
 
 class ModelSizes(Protocol):
-    """Sizes of a decoder; `roll.models.ModelDescription` implements it."""
+    """Sizes of a decoder; `roll.models.ModelDescription` implements it.
+
+    All weights of a multimodal model count as `num_parameters`, those of `tower` too.
+    """
 
     @property
     def num_parameters(self) -> int: ...
@@ -64,6 +68,8 @@ class ModelSizes(Protocol):
     def has_fusable_norms(self) -> bool: ...
     @property
     def has_fusable_gates(self) -> bool: ...
+    @property
+    def tower(self) -> TowerSizes | None: ...
 
 
 def get_element_bytes(dtype: str) -> int:
@@ -216,7 +222,8 @@ def estimate_gathered_bytes(
     if ranks == parallel.pp:
         return {}
     embedding, layers = sizes.vocab_size * sizes.hidden_size, max(1, sizes.num_layers)
-    layer = max(0, sizes.num_parameters - embedding) // layers
+    tower = 0 if sizes.tower is None else sizes.tower.num_parameters + sizes.tower.projector_parameters
+    layer = max(0, sizes.num_parameters - embedding - tower) // layers
     own = 0
     if parallel.ep > 1:
         experts = sizes.expert_parameters // layers

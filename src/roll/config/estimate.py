@@ -19,6 +19,7 @@ from roll.config.inference import EngineOptions, InferenceConfig
 from roll.config.model import ModelConfig
 from roll.config.parallel import ParallelConfig
 from roll.config.run import RunConfig
+from roll.config.tower_memory import count_frozen_parameters, count_tower_adapters, estimate_tower_bytes
 from roll.config.training import TrainingConfig
 
 __all__ = [
@@ -186,7 +187,8 @@ def estimate_heap_bytes(parts: Mapping[str, int], *, trimmed: bool) -> dict[str,
     # malloc_trim runs as soon as an eighth of the live memory is free; kernels leave no holes in the heap. Without it,
     # the share depends on the temporaries of the processor's products: measured, 0.2 to 0.3 of the activations with
     # native attention, 0.3 to 0.9 without.
-    return {"heap": round(tensors / 8 if trimmed else 0.4 * parts["activations"])}
+    activations = parts["activations"] + parts.get("vision tower", 0)
+    return {"heap": round(tensors / 8 if trimmed else 0.4 * activations)}
 
 
 def estimate_kernel_bytes(
@@ -241,7 +243,10 @@ def count_lora_parameters(sizes: ModelSizes, rank: int) -> int:
 
 def count_trained_parameters(model: ModelConfig, sizes: ModelSizes) -> int:
     """Return the number of weights that the optimizer updates."""
-    return count_lora_parameters(sizes, model.lora.rank) if model.lora else sizes.num_parameters
+    if model.lora is None:
+        return sizes.num_parameters - count_frozen_parameters(model.vision, sizes.tower, sizes.num_parameters)
+    decoder = 0 if "language_model" in model.vision.freeze else count_lora_parameters(sizes, model.lora.rank)
+    return decoder + count_tower_adapters(model.vision, sizes.tower, model.lora.rank)
 
 
 def compute_moment_bytes(model: ModelConfig, training: TrainingConfig) -> float:
@@ -300,6 +305,7 @@ def estimate_training_bytes(
     *,
     micro_batches: int,
     on_accelerator: bool,
+    media_tokens: int = 0,
 ) -> dict[str, int]:
     """Estimate the memory of one trainer rank, by content; logits are not included.
 
@@ -316,6 +322,8 @@ def estimate_training_bytes(
         ranks: number of the trainer's ranks.
         micro_batches: number of micro-batches of a step.
         on_accelerator: whether the rank is on an accelerator.
+        media_tokens: feature tokens of the different images of a micro-batch, which every rank of `tp` and `cp`
+            computes.
     """
     shards = ranks // training.parallel.dp_replicate
     parts = estimate_trained_bytes(model, training, sizes, shards, on_accelerator=on_accelerator)
@@ -326,7 +334,8 @@ def estimate_training_bytes(
     if micro_batches == 1 and not have_copies and not on_accelerator:
         first = 4 * sizes.vocab_size * sizes.hidden_size // shards if model.lora is None else 0
         parts["activations"] -= min(max(parts["gradients"] - first, 0), parts["activations"])
-    return parts
+    element, checkpointing = get_element_bytes(model.dtype), training.activation_checkpointing
+    return parts | estimate_tower_bytes(model.vision, sizes.tower, media_tokens, element, checkpointing=checkpointing)
 
 
 def _estimate_offloaded_bytes(

@@ -11,7 +11,7 @@ from roll.config.data import DataConfig, FileData, HuggingFaceData, PythonData
 from roll.data.bad_rows import BadRows
 from roll.data.cells import BadRow
 from roll.data.chat import ChatRenderer
-from roll.data.media_text import MediaText
+from roll.data.media_text import MediaText, count_media_tokens
 from roll.data.prompt_rendering import tokenize_prompt
 from roll.data.rows import RowItems
 from roll.data.source import InterleavedSource, Source
@@ -64,6 +64,9 @@ class Data:
     max_prompt_tokens: int | None
     longest_prompt: int | None
     """Tokens of the longest training or held-out prompt; `None` if there are too many to render them all."""
+    most_media: int = 0
+    """Feature tokens of the different images, audio and videos of the prompt with most of them, among those rendered
+    before the run."""
 
     def get_evaluation_draws(self, num_prompts: int) -> list[PromptDraw]:
         """Return the first `num_prompts` held-out prompts (all, if there are fewer), always the same ones."""
@@ -118,7 +121,7 @@ def build_data(
     render = partial(tokenize_prompt, renderer=renderer)
     if media is not None:
         render = partial(_check_then_render, render, _find_text_rewards(loaded))
-    longest = _render_all(loaded, render, max_prompt_tokens)
+    longest, most_media = _render_all(loaded, render, max_prompt_tokens, media)
     return Data(
         train=PromptStream(
             [
@@ -139,6 +142,7 @@ def build_data(
         renderer=renderer,
         max_prompt_tokens=max_prompt_tokens,
         longest_prompt=longest,
+        most_media=most_media,
     )
 
 
@@ -189,14 +193,18 @@ def load_source(
 
 
 def _render_all(
-    loaded: Sequence[_LoadedSource], render: Callable[[Prompt], EncodedText], max_prompt_tokens: int | None
-) -> int | None:
+    loaded: Sequence[_LoadedSource],
+    render: Callable[[Prompt], EncodedText],
+    max_prompt_tokens: int | None,
+    media: MediaInputs | None,
+) -> tuple[int | None, int]:
     """Render all prompts, unless there are too many; skip or reject prompts that cannot be rendered.
 
     If a source skips bad rows, all of its prompts are rendered, even if there are many.
 
     Returns:
-        Tokens of the longest prompt; `None` if not all were rendered.
+        Tokens of the longest prompt, `None` if not all were rendered; and feature tokens of the media of the rendered
+        prompt with most of them.
 
     Raises:
         DataError: Prompts cannot be rendered or are too long; the message names their rows if they come from a table.
@@ -204,7 +212,7 @@ def _render_all(
     # Rendering more prompts than this would delay the start of the run; prompts that are too long are rejected when
     # drawn.
     every = sum(len(entry.training) + len(entry.held_out) for entry in loaded) <= MAX_CHECKED_AT_START
-    longest = 0
+    longest = most_media = 0
     for entry in loaded:
         bad = BadRows()
         bad.num_rows = len(entry.training) + len(entry.held_out)
@@ -213,7 +221,9 @@ def _render_all(
             out: list[int] = []
             for index in range(len(side)) if every or _skips_bad_rows(entry.config) else ():
                 try:
-                    longest = max(longest, len(render_and_check(side[index], render, max_prompt_tokens).token_ids))
+                    encoded = render_and_check(side[index], render, max_prompt_tokens)
+                    longest = max(longest, len(encoded.token_ids))
+                    most_media = max(most_media, count_media_tokens(encoded.media, media))
                 except DataError as error:
                     if not isinstance(side, RowItems):
                         raise
@@ -227,7 +237,7 @@ def _render_all(
         if isinstance(entry.config, FileData | HuggingFaceData | PythonData):
             report_bad_rows(bad, entry.config, entry.domain)
         _check_not_empty(entry.training, entry.config, entry.domain)
-    return longest if every else None
+    return longest if every else None, most_media
 
 
 def _skips_bad_rows(config: DataConfig) -> bool:

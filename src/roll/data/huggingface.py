@@ -42,6 +42,7 @@ class DatasetTable:
             )
         self.name = f"dataset '{config.path}', split '{split}'"
         self._rows = splits[split]
+        _keep_encoded(getattr(self._rows, "info", self._rows).features)  # `features` of the dataset is a copy
         self._files = [(name, _get_identity(name)) for name in _list_mapped_files(self._rows)]
         self._next = 0
         """Index of the file that is checked next."""
@@ -55,7 +56,7 @@ class DatasetTable:
                 yield ArrowRow(row)
         except DataError:
             raise
-        except Exception as error:  # decoders of features (images, audio) may raise anything
+        except Exception as error:  # decoders of other features may raise anything
             raise DataError(f"{self.name} cannot be read: {_get_first_line(error)}") from error
 
     def read_row(self, index: int) -> Row:
@@ -113,6 +114,23 @@ def _load_splits(config: HuggingFaceTable) -> Mapping[str, Any]:
     if not isinstance(loaded, Mapping):
         return {config.split: loaded}
     return {str(name): rows for name, rows in loaded.items()}
+
+
+def _keep_encoded(feature: Any) -> None:
+    """Let a dataset return images, audio and video as bytes and path; ROLL decodes them with limits.
+
+    If `datasets` decoded them, one damaged image would make the whole dataset unreadable, not only its row.
+    """
+    if isinstance(feature, Mapping):
+        for inner in feature.values():
+            _keep_encoded(inner)
+    elif isinstance(feature, list | tuple):
+        for inner in feature:
+            _keep_encoded(inner)
+    elif type(feature).__name__ in ("Image", "Audio", "Video"):
+        feature.decode = False
+    elif hasattr(feature, "feature"):  # a list
+        _keep_encoded(feature.feature)
 
 
 def _list_mapped_files(rows: Any) -> list[str]:

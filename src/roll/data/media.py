@@ -14,17 +14,17 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 
 from roll.config.sources import FileTable
 from roll.data.cells import BadRow, as_list
 from roll.errors import DataError, short
-from roll.media import MediaStore, build_video, convert_array_to_audio, convert_array_to_image, decode_image
+from roll.media import MediaStore, build_video, convert_array_to_audio, convert_array_to_image, convert_pillow_to_image
 from roll.types import (
     MEDIA_KINDS,
     AudioPart,
@@ -65,6 +65,8 @@ MEDIA_NOUNS: Mapping[MediaKind, str] = {"image": "an image", "audio": "audio", "
 """Words for one medium, in messages."""
 _PARTS: Mapping[MediaKind, type[RowMedia]] = {"image": ImagePart, "audio": AudioPart, "video": VideoPart}
 _PLURALS: Mapping[MediaKind, str] = {"image": "images", "audio": "audio files", "video": "videos"}
+_NEXT = re.compile("\ufdd0(image|audio|video)\ufdd1")
+"""The mark of a part of a message that stands for the next medium of the row's column."""
 _MAX_BASE64: Mapping[MediaKind, int] = {"image": 96 * 2**20, "audio": 384 * 2**20, "video": 384 * 2**20}
 """Maximum number of base64 characters of a medium: more than 4 / 3 of the limit on decoded bytes."""
 
@@ -91,6 +93,10 @@ class MediaReader:
             BadRow: The medium cannot be read.
         """
         return f"\ufdd0{kind} {self.read(value, where, kind).digest}\ufdd1"
+
+    def mark_next(self, kind: MediaKind) -> str:
+        """Return a mark for the next medium of the row's column, at its position in a text."""
+        return f"\ufdd0{kind}\ufdd1"
 
     def read(self, value: Any, where: str, kind: MediaKind = "image") -> RowMedia:
         """Read and store one medium.
@@ -146,8 +152,10 @@ class MediaReader:
     def _load_image(self, value: Any, where: str) -> Image:
         found = self._find_content(value, where, "image")
         if isinstance(found, Path):
-            found = _read_file(found, where, "image")
-        return decode_image(found, f"{where}: the image") if isinstance(found, bytes) else _to_image(found, where)
+            found = self._read_file(found, where, "image")
+        if not isinstance(found, bytes):
+            return _to_image(found, where)
+        return cast("Image", self._store.decode(found, f"{where}: the image"))
 
     def _find_content(self, value: Any, where: str, kind: MediaKind) -> Any:
         """Return the path or the bytes of a medium, or the value itself if it is neither."""
@@ -183,9 +191,16 @@ class MediaReader:
             raise DataError(f"{where}: the {kind} '{path}' cannot be read: {error.strerror}.") from error
         key = kind, str(path), status.st_size, status.st_mtime_ns
         if key not in self._known:
-            data = _read_file(path, where, kind)
+            data = self._read_file(path, where, kind)
             self._known[key] = self._store.add(data, f"{where}: the {kind} '{path}'", kind)
         return self._known[key]
+
+    def _read_file(self, path: Path, where: str, kind: MediaKind) -> bytes:
+        try:
+            self._store.check_size(path.stat().st_size, f"{where}: the {kind} '{path}'", kind)
+            return path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{where}: the {kind} '{path}' cannot be read: {error.strerror}.") from error
 
     def _store_bytes(self, data: bytes, what: str, kind: MediaKind) -> str:
         key = kind, hashlib.blake2b(data, digest_size=20).digest()
@@ -206,24 +221,29 @@ def build_media_reader(config: object, store: MediaStore | None) -> MediaReader 
     return MediaReader(store, Path(config.path).parent if isinstance(config, FileTable) else None)
 
 
-def place_media(messages: Sequence[Message], media: Sequence[RowMedia], where: str) -> tuple[Message, ...]:
+def place_media(
+    messages: Sequence[Message], media: Sequence[RowMedia], where: str, columns: Collection[MediaKind] = ()
+) -> tuple[Message, ...]:
     """Return the messages with the row's media inserted, and with the media that `MediaReader.mark` marked.
 
     Args:
         messages: The messages, with a placeholder for each medium of a kind, or without any.
         media: The media of the row's columns, in order within each kind.
         where: The row's location, for messages.
+        columns: The kinds of media for which the row has a column, even if it is empty. Without media, a placeholder of
+            another kind is text.
 
     Raises:
         BadRow: The numbers of media and placeholders of a kind differ, or there is no user message.
     """
+    expected = {*columns, *(kind for one in messages for kind in _NEXT.findall(str(one.content)))}
     messages = tuple(map(_replace_marks, messages))
     texts = [text for message in messages for text in iter_texts(message.content)]
     queues: dict[str, list[RowMedia]] = {}
     unplaced: list[RowMedia] = []
     for kind, placeholder in MEDIA_PLACEHOLDERS.items():
         own = [part for part in media if part.kind == kind]
-        places = sum(text.count(placeholder) for text in texts) if own else 0
+        places = sum(text.count(placeholder) for text in texts) if own or kind in expected else 0
         if places not in (0, len(own)):
             raise BadRow(
                 kind,
@@ -248,14 +268,15 @@ def place_media(messages: Sequence[Message], media: Sequence[RowMedia], where: s
 
 def describe_marks(text: str) -> str:
     """Return a text with a readable placeholder for each mark of a medium, for messages."""
-    return re.sub("\ufdd0([a-z]+ [0-9a-f]{12})[0-9a-f]*\ufdd1", r"[\1]", text)
+    return re.sub("\ufdd0([a-z]+(?: [0-9a-f]{12})?)[0-9a-f]*\ufdd1", r"[\1]", text)
 
 
 def _replace_marks(message: Message) -> Message:
     """Return the message with a part instead of each mark of a medium in its text."""
     if not isinstance(message.content, str) or "\ufdd0" not in message.content:
         return message
-    pieces = re.split("\ufdd0((?:image|audio|video) [0-9a-f]+)\ufdd1", message.content)
+    text = _NEXT.sub(lambda mark: f"<{mark[1]}>", message.content)
+    pieces = re.split("\ufdd0((?:image|audio|video) [0-9a-f]+)\ufdd1", text)
     parts: list[Part] = []
     for number, piece in enumerate(pieces):
         if number % 2:
@@ -293,7 +314,7 @@ def _get_frames(value: Any) -> Any:
 def _to_image(value: Any, where: str) -> Image:
     """Return the image of an array, a nested list or a Pillow image."""
     if hasattr(value, "convert") and hasattr(value, "tobytes"):  # a Pillow image; its lazy file may be damaged
-        return convert_array_to_image(np.asarray(value.convert("RGB")), f"{where}: the image")
+        return convert_pillow_to_image(value, f"{where}: the image")
     if isinstance(value, np.ndarray) or (isinstance(value, list) and value and isinstance(value[0], list)):
         return convert_array_to_image(_as_bytes(value), f"{where}: the image")
     raise DataError(f"{where}: an image must be a path, bytes, base64, or an array, got {short(value)}.")
@@ -314,13 +335,6 @@ def _select_field(value: Mapping[str, Any], where: str, kind: MediaKind) -> Any:
     raise DataError(
         f"{where}: {MEDIA_NOUNS[kind]} must have bytes or a path, got an object with {', '.join(map(str, value))}."
     )
-
-
-def _read_file(path: Path, where: str, kind: MediaKind) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{where}: the {kind} '{path}' cannot be read: {error.strerror}.") from error
 
 
 def _decode_base64(text: str, where: str, kind: MediaKind) -> bytes:

@@ -11,7 +11,7 @@ special tokens of untrusted text.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,10 +23,21 @@ from roll.types import BoolArray, EncodedText, IntArray, MediaSpan, Message
 if TYPE_CHECKING:
     from roll.models.multimodal import MediaInputs
 
-__all__ = ["MediaText"]
+__all__ = ["MediaText", "count_media_tokens"]
 
 # Noncharacters of Unicode, which no text contains; tokenizers never see them.
 _MARK = re.compile("\ufdd0([0-9a-f]+)\ufdd1")
+
+
+def count_media_tokens(media: Iterable[MediaSpan], inputs: MediaInputs | None) -> int:
+    """Return the number of feature tokens of different media, which pass through a tower once.
+
+    Args:
+        media: Spans of media; those with equal digests count once.
+        inputs: The processed media of the run; `None` without any.
+    """
+    digests = {span.digest for span in media}
+    return 0 if inputs is None else sum(inputs.get_without_inputs(digest).num_features for digest in digests)
 
 
 class MediaText:

@@ -19,6 +19,7 @@ from roll.data.conversations import (
     build_messages,
     check_media,
     check_order,
+    list_media_columns,
     parse_prompt_text,
     read_context,
     read_media,
@@ -91,7 +92,8 @@ class PromptReader:
         content = read_column(row, config.prompt_key, where, "prompt_key")
         context = read_context(view, config, where)
         messages, text = _read_messages(content, context, row, config, where)
-        messages = place_media(messages, read_media(row, config, where), where)
+        columns = () if row.media is None else list_media_columns(row, config)
+        messages = place_media(messages, read_media(row, config, where), where, columns)
         text = text if not any(message.media for message in messages) else None
         answer, expert = _read_answer(row, config, where), _read_demonstration(row, config, where)
         view.read |= row.read

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from roll.media import convert_array_to_image
+from roll.media import convert_array_to_image, convert_pillow_to_image
 from roll.types import ImageData, TextPart
 
 __all__ = ["encode_images", "has_images"]
@@ -26,7 +26,7 @@ def encode_images(observation: Any) -> Any:
             a Pillow image, a uint8 array [height, width, 3], or the bytes of an image file.
 
     Raises:
-        DataError: An array is no image, for example because of its dtype.
+        DataError: An array is no image, for example because of its dtype, or a Pillow image cannot be decoded.
     """
     if _is_image(observation):
         return (_encode(observation),)
@@ -54,7 +54,7 @@ def _is_image(value: Any) -> bool:
 def _encode(value: Any) -> ImageData:
     if isinstance(value, bytes | bytearray):
         return ImageData.from_bytes(bytes(value))
-    pixels = value if isinstance(value, np.ndarray) else np.asarray(value.convert("RGB"))
+    convert = convert_array_to_image if isinstance(value, np.ndarray) else convert_pillow_to_image
     encoded = io.BytesIO()
-    convert_array_to_image(pixels, "the image").save(encoded, "PNG", compress_level=1)
+    convert(value, "the image").save(encoded, "PNG", compress_level=1)
     return ImageData.from_bytes(encoded.getvalue())

@@ -5,16 +5,19 @@ from roll.media.images import (
     ImageLimits,
     compute_digest,
     convert_array_to_image,
+    convert_pillow_to_image,
     decode_image,
     encode_thumbnail,
     read_image_size,
 )
-from roll.media.store import MediaContent, MediaStore, copy_store
+from roll.media.store import DECODER, Decoder, MediaContent, MediaStore, copy_store, decode_medium
 from roll.media.video import VideoClip, VideoLimits, build_video, decode_video
 
 __all__ = [
+    "DECODER",
     "AudioClip",
     "AudioLimits",
+    "Decoder",
     "ImageLimits",
     "MediaContent",
     "MediaStore",
@@ -24,9 +27,11 @@ __all__ = [
     "compute_digest",
     "convert_array_to_audio",
     "convert_array_to_image",
+    "convert_pillow_to_image",
     "copy_store",
     "decode_audio",
     "decode_image",
+    "decode_medium",
     "decode_video",
     "encode_thumbnail",
     "read_image_size",

@@ -23,6 +23,7 @@ __all__ = [
     "ImageLimits",
     "compute_digest",
     "convert_array_to_image",
+    "convert_pillow_to_image",
     "decode_image",
     "encode_thumbnail",
     "read_image_size",
@@ -53,7 +54,7 @@ def decode_image(data: bytes, what: str, limits: ImageLimits | None = None) -> I
     Raises:
         DataError: The image is too large, animated, damaged, or not in a supported format.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     limits = limits or ImageLimits()
     if not data:
@@ -63,11 +64,7 @@ def decode_image(data: bytes, what: str, limits: ImageLimits | None = None) -> I
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns about large images, which are rejected below
-            image = Image.open(io.BytesIO(data), formats=FORMATS)
-            _check_header(image, what, limits)  # before any pixel is decoded
-            image.load()
-            upright = ImageOps.exif_transpose(image)
-            return _to_rgb(upright if upright is not None else image)
+            return _load_upright(Image.open(io.BytesIO(data), formats=FORMATS), what, limits)
     except DataError:
         raise
     except Image.DecompressionBombError as error:  # Pillow's own limit on pixels, checked before any is decoded
@@ -77,6 +74,27 @@ def decode_image(data: bytes, what: str, limits: ImageLimits | None = None) -> I
             f"{what} is not an image in a supported format ({', '.join(FORMATS)}); it begins with {data[:12]!r}."
         ) from error
     except Exception as error:  # decoders raise various errors for damaged files
+        raise DataError(f"{what} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
+
+
+def convert_pillow_to_image(image: Any, what: str, limits: ImageLimits | None = None) -> Image:
+    """Convert a Pillow image, which may not be decoded yet, to mode RGB, as `decode_image` converts a file.
+
+    Args:
+        image: A Pillow image of any mode.
+        what: How messages refer to the image.
+        limits: The limits; by default `ImageLimits()`.
+
+    Raises:
+        DataError: The image is too large, animated, empty or damaged.
+    """
+    if not image.width * image.height:
+        raise DataError(f"{what} has {image.width} × {image.height} pixels: it is empty.")
+    try:
+        return _load_upright(image, what, limits or ImageLimits())
+    except DataError:
+        raise
+    except Exception as error:  # the decoders of a file that was opened lazily raise various errors
         raise DataError(f"{what} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
 
 
@@ -105,7 +123,7 @@ def convert_array_to_image(array: Any, what: str) -> Image:
             f"{what} has {array.shape[0] * array.shape[1]:,} pixels, but at most {ImageLimits().num_pixels:,} are "
             "allowed: make it smaller."
         )
-    return _to_rgb(Image.fromarray(np.ascontiguousarray(array)))
+    return _to_rgb(Image.fromarray(np.ascontiguousarray(array)), what)
 
 
 def read_image_size(file: IO[bytes]) -> tuple[int, int] | None:
@@ -140,24 +158,37 @@ def compute_digest(image: Image) -> str:
     return digest.hexdigest()
 
 
+def _load_upright(image: Any, what: str, limits: ImageLimits) -> Image:
+    """Decode a Pillow image within the limits; return it upright and in mode RGB."""
+    from PIL import ImageOps
+
+    _check_header(image, what, limits)  # before any pixel is decoded
+    image.load()
+    upright = ImageOps.exif_transpose(image)
+    return _to_rgb(upright if upright is not None else image, what)
+
+
 def _check_header(image: Any, what: str, limits: ImageLimits) -> None:
     if image.width * image.height > limits.num_pixels:
         raise DataError(
             f"{what} has {image.width} × {image.height} pixels, but at most {limits.num_pixels:,} are allowed: make it "
             "smaller."
         )
-    # Not `n_frames`, which reads a whole GIF to count: 30 s for one of 48 MB.
-    if getattr(image, "is_animated", False):
+    # Not `n_frames`, which reads a whole GIF to count: 30 s for one of 48 MB. The further images of an MPO file, which
+    # some cameras write instead of JPEG, are previews or the view of the other eye.
+    if getattr(image, "is_animated", False) and image.format != "MPO":
         raise DataError(f"{what} is animated: choose one frame, and store it as an image.")
 
 
-def _to_rgb(image: Image) -> Image:
+def _to_rgb(image: Image, what: str) -> Image:
     """Convert an image of any mode to RGB; transparent pixels show white."""
     from PIL import Image as Images
 
-    if image.mode == "RGB":
+    if image.mode == "RGB" and "transparency" not in image.info:
         return image
-    if image.mode.startswith(("I;16", "I", "F")) and image.mode != "F":
+    if image.mode == "F":  # the range is unknown: values up to 1, for example, would all become black
+        raise DataError(f"{what} has floating-point pixels: store it with 8 or 16 bits per channel.")
+    if image.mode.startswith("I"):
         # Pillow clips 16-bit values at 255, so bright images would become white.
         values = np.asarray(image).astype(np.float64)
         return Images.fromarray(np.clip(values / 257.0 + 0.5, 0, 255).astype(np.uint8)).convert("RGB")

@@ -13,28 +13,53 @@ import shutil
 import threading
 import uuid
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from roll.errors import DataError
-from roll.media.audio import AudioClip, convert_array_to_audio, decode_audio
+from roll.media.audio import AudioClip, AudioLimits, convert_array_to_audio, decode_audio
 from roll.media.images import ImageLimits, compute_digest, decode_image
-from roll.media.video import VideoClip, decode_video, is_stored_video
+from roll.media.video import VideoClip, VideoLimits, decode_video, is_stored_video
 from roll.media.wav import is_wav, read_wav, write_wav
 from roll.types import MEDIA_KINDS, MediaKind
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["MediaContent", "MediaStore", "copy_store"]
+__all__ = ["DECODER", "Decoder", "MediaContent", "MediaStore", "copy_store", "decode_medium"]
 
 MediaContent: TypeAlias = "Image | AudioClip | VideoClip"
 """A decoded medium."""
+Decoder: TypeAlias = Callable[[bytes, str, MediaKind, ImageLimits, int], MediaContent]
+"""A function with the parameters of `decode_medium`."""
 CACHE_BYTES = 256 * 2**20
 """Maximum total size of the decoded media that a process caches."""
 AUDIO_RATE = 16_000
 """The rate of the audio encoders in use, in Hz (Whisper and its successors)."""
+
+
+def decode_medium(data: bytes, what: str, kind: MediaKind, limits: ImageLimits, audio_rate: int) -> MediaContent:
+    """Decode an encoded medium.
+
+    Args:
+        data: The encoded image, audio or video.
+        what: How messages refer to the medium, for example by its row.
+        kind: The kind of medium.
+        limits: The limits of an image.
+        audio_rate: The rate to which audio is resampled, in Hz.
+
+    Raises:
+        DataError: The medium cannot be decoded.
+    """
+    if kind == "image":
+        return decode_image(data, what, limits)
+    return decode_audio(data, what, audio_rate) if kind == "audio" else decode_video(data, what)
+
+
+DECODER: ContextVar[Decoder] = ContextVar("DECODER", default=decode_medium)
+"""Decodes the media that are added to stores; `roll.cluster.decoding` sets one that works in another process."""
 
 
 class MediaStore:
@@ -83,9 +108,26 @@ class MediaStore:
             DataError: The medium cannot be decoded, or the model does not read media of this kind.
         """
         self.check_kind(kind, what)
-        if kind == "image":
-            return self._add(decode_image(data, what, self._limits), data)
-        return self.add_clip(decode_audio(data, what, self.audio_rate) if kind == "audio" else decode_video(data, what))
+        content = self.decode(data, what, kind)
+        return self.add_clip(content) if isinstance(content, AudioClip | VideoClip) else self._add(content, data)
+
+    def decode(self, data: bytes, what: str, kind: MediaKind = "image") -> MediaContent:
+        """Decode an encoded medium without storing it.
+
+        Raises:
+            DataError: The medium cannot be decoded.
+        """
+        return DECODER.get()(data, what, kind, self._limits, self.audio_rate)
+
+    def check_size(self, num_bytes: int, what: str, kind: MediaKind) -> None:
+        """Check the size of an encoded medium, before it is read.
+
+        Raises:
+            DataError: It is too large.
+        """
+        most = {"image": self._limits, "audio": AudioLimits(), "video": VideoLimits()}[kind].num_bytes
+        if num_bytes > most:
+            raise DataError(f"{what} has {num_bytes:,} bytes, but at most {most:,} are allowed.")
 
     def add_image(self, image: Image) -> str:
         """Store a decoded image, as PNG, and return its digest."""

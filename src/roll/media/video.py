@@ -164,17 +164,22 @@ def _check_size(count: int, pixels: int, what: str, limits: VideoLimits) -> None
 
 def _decode_animation(animation: Any, what: str, limits: VideoLimits) -> VideoClip:
     """Return the frames of an animated image."""
-    count = getattr(animation, "n_frames", 1)
-    if count == 1:
+    if not getattr(animation, "is_animated", False):
         raise DataError(f"{what} is an image with one frame, not a video: put it in the column of images.")
-    _check_size(count, animation.width * animation.height, what, limits)
+    pixels = animation.width * animation.height
+    if animation.format != "GIF":  # to count the frames of a GIF, Pillow would read the whole file
+        _check_size(animation.n_frames, pixels, what, limits)
     durations: list[float] = []
     frames: list[Image] = []
     try:
-        for number in range(count):
-            animation.seek(number)
+        for number in range(limits.num_frames + 1):
+            if number and not _seek(animation, number):
+                break
+            _check_size(number + 1, pixels, what, limits)
             frames.append(animation.convert("RGB"))
             durations.append(float(animation.info.get("duration", 0)))
+    except DataError:
+        raise
     except Exception as error:  # decoders raise various errors for damaged files
         raise DataError(f"{what} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
     if min(durations) <= 0 or max(durations) > min(durations):
@@ -183,6 +188,15 @@ def _decode_animation(animation: Any, what: str, limits: VideoLimits) -> VideoCl
             "duration. Give the frames as a list with `fps` instead."
         )
     return build_video(frames, 1000.0 / durations[0], what, limits)
+
+
+def _seek(animation: Any, number: int) -> bool:
+    """Select a frame; return whether the animation has it."""
+    try:
+        animation.seek(number)
+    except EOFError:
+        return False
+    return True
 
 
 def _decode_with_av(data: bytes, what: str, limits: VideoLimits) -> VideoClip:

@@ -11,7 +11,8 @@ from roll.models.describe import DTYPE_NAMES, ModelDescription, WeightCounts, ma
 from roll.models.hub_fetch import FetchError, fetch_config
 from roll.models.quiet import silence_transformers
 from roll.models.resolve import find_model_directory
-from roll.models.sizes import get_text_config, read_config
+from roll.models.sizes import get_text_config, get_thinker_config, read_config
+from roll.models.towers import is_tower_weight
 from roll.registry import did_you_mean, search_directory_note
 
 __all__ = ["count_kv_elements_per_token", "describe_config", "find_config"]
@@ -111,11 +112,15 @@ def _link_as_config(file: Path) -> Path:
 
 def _count_parameters(directory: Path, config: dict[str, Any], name: str) -> WeightCounts:
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+    reads_media = get_thinker_config(config).get("vision_config") is not None
     try:
         with silence_transformers(), torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
+            settings = AutoConfig.from_pretrained(directory)
+            settings = getattr(settings, "thinker_config", settings)
+            kind = AutoModelForImageTextToText if reads_media else AutoModelForCausalLM
+            model = kind.from_config(settings)
     except Exception as error:  # transformers raises various errors for configurations that it does not support
         kind = config.get("model_type", "without a model_type")
         raise ModelError(
@@ -123,7 +128,8 @@ def _count_parameters(directory: Path, config: dict[str, Any], name: str) -> Wei
             f"{short(str(error))}"
         ) from None
     parameters = dict(model.named_parameters())  # lists tied weights once
-    norms = {n.split(".")[-2]: p.numel() for n, p in parameters.items() if ".layers.0." in n and "norm.weight" in n}
+    text = {name: parameter for name, parameter in parameters.items() if not (reads_media and is_tower_weight(name))}
+    norms = {n.split(".")[-2]: p.numel() for n, p in text.items() if ".layers.0." in n and "norm.weight" in n}
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     return WeightCounts(
         num_elements=sum(p.numel() for p in parameters.values()),
@@ -131,6 +137,7 @@ def _count_parameters(directory: Path, config: dict[str, Any], name: str) -> Wei
         num_expert_elements=sum(p.numel() for n, p in parameters.items() if ".experts." in n),
         dtype=DTYPE_NAMES.get(str(dtype), str(dtype)),
         norms=norms,
-        has_gates=any("gate_proj" in n or "gate_up_proj" in n for n in parameters),
+        has_gates=any("gate_proj" in n or "gate_up_proj" in n for n in text),
         has_projection=any(n.endswith("lm_head.weight") for n in parameters),
+        shapes={name: tuple(p.shape) for name, p in parameters.items()} if reads_media else {},
     )

@@ -15,8 +15,9 @@ from roll.models.catalogue import CATALOGUE
 from roll.models.directory import list_weight_files, read_tensor_headers
 from roll.models.omni import SPEECH_PREFIXES
 from roll.models.resolve import find_model, resolve_model
-from roll.models.sizes import get_text_config, read_config
+from roll.models.sizes import get_text_config, get_thinker_config, read_config
 from roll.models.tied_weights import find_tied_copy
+from roll.models.towers import TowerDescription, describe_towers, is_tower_weight
 
 __all__ = [
     "ModelDescription",
@@ -76,6 +77,8 @@ class ModelDescription:
     """Whether norms can be fused like Llama's; assumed for SiLU models, which do not add 1 to the norm weights."""
     has_fusable_gates: bool = True
     """Whether the MLPs are SwiGLU with separate gate and up matrices."""
+    tower: TowerDescription | None = None
+    """The vision tower, whose weights are in `num_parameters`; `None` for a model that reads only text."""
 
     def compute_kv_bytes_per_token(self, element_bytes: int = 2) -> int:
         """Return the size of one token's keys and values over all layers, in bytes."""
@@ -199,6 +202,8 @@ class WeightCounts(NamedTuple):
     """Whether MLPs have a matrix `gate_proj`."""
     has_projection: bool = False
     """Whether a projection is stored in addition to the embeddings."""
+    shapes: Mapping[str, tuple[int, ...]] = MappingProxyType({})
+    """The shapes of a multimodal model's weights by name; empty for other models."""
 
 
 def check_files(directory: Path) -> tuple[Mapping[str, Any], WeightCounts]:
@@ -280,6 +285,7 @@ def make_description(config: Mapping[str, Any], weights: WeightCounts, name: str
         norm_width=sum(norms) or 2 * hidden,
         has_fusable_norms=is_silu,
         has_fusable_gates=is_silu and weights.has_gates,
+        tower=describe_towers(get_thinker_config(config), weights.shapes, hidden),
     )
 
 
@@ -329,10 +335,13 @@ def _count_weights(config: Mapping[str, Any], files: list[Path]) -> WeightCounts
         by_dtype[tensor.dtype] += number
         num_tensors += 1
         num_expert_elements += number if ".experts." in name else 0
-        has_gates |= ".gate_proj." in name
+        has_gates |= ".gate_proj." in name and not is_tower_weight(name)
         has_projection |= name.endswith("lm_head.weight")
-        if ".layers.0." in name and name.endswith("norm.weight"):
+        if ".layers.0." in name and name.endswith("norm.weight") and not is_tower_weight(name):
             norms[name.split(".")[-2]] = number
     common = by_dtype.most_common(1)[0][0]
     dtype = DTYPE_NAMES.get(common, common.lower())
-    return WeightCounts(by_dtype.total(), num_tensors, num_expert_elements, dtype, norms, has_gates, has_projection)
+    counts = WeightCounts(by_dtype.total(), num_tensors, num_expert_elements, dtype, norms, has_gates, has_projection)
+    if get_thinker_config(config).get("vision_config") is None:
+        return counts
+    return counts._replace(shapes={name: tuple(tensor.shape) for name, tensor in tensors.items()})

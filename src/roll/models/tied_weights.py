@@ -42,6 +42,7 @@ def find_tied_copy(config: Mapping[str, Any], tensors: Collection[str]) -> tuple
     Also `None` if only some parts of the configuration tie weights: the model's class then decides during loading.
     """
     projections, embeddings = ([n for n in tensors if n.endswith(ends)] for ends in (PROJECTIONS, EMBEDDINGS))
+    embeddings = [name for name in embeddings if not name.endswith("position_embedding.weight")]  # of vision towers
     if len(projections) != 1 or len(embeddings) != 1 or not all(_iter_tie_settings(config)):
         return None
     return projections[0], embeddings[0]

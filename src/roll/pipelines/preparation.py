@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.agents.programs import check_agent
+from roll.cluster.decoding import decode_in_worker
 from roll.config.generating import GeneratingConfig
 from roll.config.run import RunConfig
 from roll.data import Data, build_data, render_held_out
@@ -74,6 +75,7 @@ def open_media_dir(config: RunConfig) -> Iterator[Path]:
         yield Path(directory).absolute()
 
 
+@decode_in_worker()
 def prepare(config: GeneratingConfig, media_dir: Path | None = None, *, scores: bool = True) -> Prepared:
     """Resolve the model and read the data.
 

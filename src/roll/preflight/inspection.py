@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from roll.cluster.decoding import decode_in_worker
 from roll.config.run import RunConfig
 from roll.config.training import TrainingConfig, check_back_end
 from roll.errors import ModelError, RunDirectoryError, UserError
@@ -27,12 +28,13 @@ C = TypeVar("C", bound=RunConfig)
 
 def run_checks(report: Report, config: C, *checks: Callable[[Report, C], None]) -> Report:
     """Run checks one after another, and return the report; a `UserError` of a check becomes a problem in the report."""
-    for check in checks:
-        try:
-            check(report, config)
-        except UserError as error:
-            if str(error) not in report.problems:  # several checks may need the same missing model
-                report.problems.append(str(error))
+    with decode_in_worker():
+        for check in checks:
+            try:
+                check(report, config)
+            except UserError as error:
+                if str(error) not in report.problems:  # several checks may need the same missing model
+                    report.problems.append(str(error))
     return report
 
 

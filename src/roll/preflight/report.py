@@ -57,6 +57,8 @@ class Report:
     judge: JudgeEngines | None = None
     """The run's own judge, if it has one on this machine."""
     longest_prompt: int | None = None
+    media_per_prompt: int = 0
+    """Feature tokens of the different images of the prompt or episode with most of them."""
     max_context: int | None = None
     """Longest context of the engines in tokens: a prompt, all answers, and the environment's observations."""
     sample: tuple[Prompt, str, int] | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from roll.cluster.decoding import decode_in_worker
 from roll.config.generating import GeneratingConfig, PromptedConfig
 from roll.config.supervised import SupervisedConfig
 from roll.data import build_data
@@ -18,6 +19,7 @@ MAX_MEASURED_SAMPLES = 64
 """Maximum number of prompts or examples whose tokens are counted."""
 
 
+@decode_in_worker()
 def measure_prompts(config: GeneratingConfig, model: str) -> list[float]:
     """Return the numbers of tokens of a run's first prompts; empty if data or tokenizer cannot be read here.
 
@@ -35,6 +37,7 @@ def measure_prompts(config: GeneratingConfig, model: str) -> list[float]:
         return []  # `roll check` reports problems of the data; a plan only needs its lengths
 
 
+@decode_in_worker()
 def measure_examples(config: SupervisedConfig, model: str) -> list[float]:
     """Return the numbers of tokens of a run's first examples; empty if data or tokenizer cannot be read here."""
     if not _is_local(model):

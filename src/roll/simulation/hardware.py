@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -84,6 +85,23 @@ class Device(Section):
     sources: dict[str, str] = option({}, "Where each of these numbers comes from, by its key; `roll plan` prints it.")
 
 
+class Tower(Section):
+    """Sizes of the vision tower of a model, and of its projector."""
+
+    num_parameters: int = option(..., "Number of weights of the tower.", gt=0)
+    projector_parameters: int = option(..., "Number of weights of the projector.", ge=0)
+    num_layers: int = option(..., "Number of layers.", gt=0)
+    hidden_size: int = option(..., "Width between layers.", gt=0)
+    intermediate_size: int = option(..., "Width inside the MLP.", gt=0)
+    patch_width: int = option(..., "Number of pixel values of a patch.", ge=0)
+    patches_per_token: float = option(..., "Number of patches that become one token of the language model.", gt=0)
+    output_size: int = option(..., "Width of the language model.", gt=0)
+    num_projectors: int = option(1, "Number of projectors.", gt=0)
+    has_gates: bool = option(False, "Whether the MLPs are gated.")
+    hidden_vectors: int = option(8, "Number of vectors of the tower's width that a layer keeps for each patch.", gt=0)
+    inner_vectors: int = option(2, "Number of vectors of the MLP's width that a layer keeps for each patch.", gt=0)
+
+
 class Model(Section):
     """Sizes of a decoder."""
 
@@ -113,6 +131,9 @@ class Model(Section):
     )
     has_untied_lm_head: bool = option(
         True, "Whether the vocabulary projection has separate weights (untied embeddings)."
+    )
+    tower: Tower | None = option(
+        None, "The vision tower, whose weights `parameters` includes; `null` for a model that reads only text."
     )
 
     @model_validator(mode="before")
@@ -258,6 +279,7 @@ def _build_model(name: str, description: ModelDescription, width: int | None) ->
         expert_parameters=description.expert_parameters,
         cache_width=width,
         has_untied_lm_head=description.has_untied_lm_head,
+        tower=None if description.tower is None else Tower(**asdict(description.tower)),
     )
 
 

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from roll.config.activation_memory import estimate_activation_bytes_per_token, estimate_gathered_bytes
 from roll.config.estimate import RoleMemory, estimate_training_bytes
-from roll.config.model import ModelConfig
+from roll.config.model import ModelConfig, VisionConfig
 from roll.config.parallel import ParallelConfig
 from roll.config.simulation import SimulationConfig
+from roll.config.tower_memory import estimate_tower_bytes
 from roll.config.training import TrainingConfig
 from roll.simulation.costs import compute_kv_capacity
 from roll.simulation.hardware import Device, Model
@@ -20,7 +21,8 @@ STATE_BYTES = 12
 MAX_TRAINER_MEMORY_SHARE = 0.9
 """Share of a device's memory that a plan may use for a trainer."""
 RESERVED_PROMPT_TOKENS = 1024
-"""Number of prompt tokens that are reserved in a sequence in addition to its longest answer."""
+"""Number of prompt tokens for which a sequence must have room in addition to its longest answer. If the model reads
+images, all of them may be images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +53,14 @@ def estimate_trainer_bytes(
         training = trainer.training.model_copy(update={"parallel": parallel})
         accelerator = device.name != "cpu"
         return estimate_training_bytes(
-            trainer.model, training, model, max_length, ranks, micro_batches=1, on_accelerator=accelerator
+            trainer.model,
+            training,
+            model,
+            max_length,
+            ranks,
+            micro_batches=1,
+            on_accelerator=accelerator,
+            media_tokens=RESERVED_PROMPT_TOKENS,
         )
     parameters, element = model.num_parameters, model.element_bytes
     own_copy = element if ranks == 1 and element != 4 else 0  # shards are gathered in the dtype of the computation
@@ -60,6 +69,7 @@ def estimate_trainer_bytes(
         "weights": parameters * (4 + own_copy) // ranks,
         "optimizer": parameters * STATE_BYTES // ranks,
         "activations": max_length * sum(estimate_activation_bytes_per_token(model, element, checkpointing=True)),
+        **estimate_tower_bytes(VisionConfig(), model.tower, RESERVED_PROMPT_TOKENS, element, checkpointing=True),
         **estimate_gathered_bytes(parallel, model, ranks, element, learns=True, on_accelerator=True),
     }
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 import roll.media.store
 from roll.envs.image_storage import ImageStorage
-from roll.errors import DataError
+from roll.errors import DataError, InfraError
 from roll.media import MediaStore, compute_digest
 from roll.media.images import decode_image
 from roll.models.multimodal import MediaInputs, ProcessedMedia
@@ -127,7 +127,7 @@ def test_media_store_threads_that_need_the_same_image_decode_it_once(tmp_path: P
 def test_media_store_pixels_of_another_image_are_refused(tmp_path: Path) -> None:
     store = MediaStore(tmp_path)
     digest = store.add_image(draw(0))
-    with pytest.raises(DataError, match="not those of image"):
+    with pytest.raises(DataError, match="do not match the digest of image"):
         store.cache_image(digest, (32, 24), draw(1).tobytes())
     store.cache_image(digest, (32, 24), draw(0).tobytes())
 
@@ -154,3 +154,16 @@ async def test_image_storage_few_images_are_decoded_at_once(inputs: MediaInputs)
     storage = ImageStorage(inputs, cast(WorkerPool, Counting()))
     await asyncio.gather(*(storage.store((encode(draw(number)),), "the image") for number in range(12)))
     assert 1 <= most <= 4
+
+
+async def test_image_storage_an_image_that_takes_too_long_is_reported(inputs: MediaInputs) -> None:
+    class Hanging(Pool):
+        async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
+            raise TimeoutError(f"took longer than {time_limit_s:g} s")
+
+    storage = ImageStorage(inputs, cast(WorkerPool, Hanging()))
+    with pytest.raises(DataError, match=r"the image was not decoded in 30 s\."):
+        await storage.store((encode(draw(0)),), "the image")
+    result = ((encode(draw(0)),), {})
+    with pytest.raises(InfraError, match=r"environment 'e': the image of an observation was not decoded in 30 s\."):
+        await storage.store_result(result, "e")

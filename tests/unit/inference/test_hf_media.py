@@ -18,7 +18,8 @@ from roll.inference import EngineSpec, build_engine
 from roll.types import GenerationRequest, SamplingParams
 
 FAST = ("smolvlm", "qwen3-vl", "gemma3")
-FAMILIES = [pytest.param(name, marks=() if name in FAST else pytest.mark.matrix) for name in VISION_MODELS]
+REST = (pytest.mark.matrix, pytest.mark.slow)
+FAMILIES = [pytest.param(name, marks=() if name in FAST else REST) for name in VISION_MODELS]
 PROMPTS = (("{} and {}, what", (0, 1)), ("{} and {}, what", (1, 0)), ("no image", ()), ("last: {}", (2,)))
 
 

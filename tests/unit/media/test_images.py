@@ -13,7 +13,14 @@ import pytest
 from PIL import Image
 
 from roll.errors import DataError
-from roll.media import ImageLimits, MediaStore, compute_digest, convert_array_to_image, decode_image
+from roll.media import (
+    ImageLimits,
+    MediaStore,
+    compute_digest,
+    convert_array_to_image,
+    convert_pillow_to_image,
+    decode_image,
+)
 
 
 def encoded(image: Image.Image, kind: str = "PNG", **settings: Any) -> bytes:
@@ -72,6 +79,46 @@ def test_decode_image_exif_rotation_is_applied() -> None:
     found = pixels(encoded(image, "PNG", exif=exif))
     assert found.shape == (4, 2, 3)
     assert (found[0, 1] == 255).all()
+
+
+EXIF = Image.Exif()
+EXIF[0x0112] = 6
+SIXTEEN = np.array([[0, 257 * 100], [257 * 200, 65535]], np.uint16)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Image.new("RGBA", (2, 2), (0, 0, 0, 0)),
+        Image.fromarray(SIXTEEN),
+        Image.new("CMYK", (2, 2), (0, 255, 255, 0)),
+        Image.open(io.BytesIO(encoded(Image.effect_noise((4, 2), 90).convert("RGB"), exif=EXIF))),
+        Image.open(io.BytesIO(encoded(Image.new("RGB", (2, 2), (1, 2, 3)), transparency=(1, 2, 3)))),
+    ],
+    ids=["transparent", "16 bits", "CMYK", "rotated", "one transparent color"],
+)
+def test_image_from_pillow_is_what_its_file_shows(image: Image.Image) -> None:
+    kind = "TIFF" if image.mode == "CMYK" else "PNG"
+    settings = {"exif": image.getexif()} if image.getexif() else {}
+    expected = pixels(encoded(image, kind, **settings))
+    np.testing.assert_array_equal(np.asarray(convert_pillow_to_image(image, "it")), expected)
+
+
+def test_image_from_pillow_bad_images_are_refused() -> None:
+    data = encoded(Image.effect_noise((64, 64), 90))[:300]
+    with pytest.raises(DataError, match="it cannot be decoded"):
+        convert_pillow_to_image(Image.open(io.BytesIO(data)), "it")
+    with pytest.raises(DataError, match="it has 0 × 4 pixels"):
+        convert_pillow_to_image(Image.new("RGB", (0, 4)), "it")
+    with pytest.raises(DataError, match="it has floating-point pixels"):
+        convert_pillow_to_image(Image.new("F", (4, 4), 0.5), "it")
+
+
+def test_decode_image_of_a_camera_with_previews_is_its_first_image() -> None:
+    first = Image.effect_noise((16, 16), 90).convert("RGB")
+    data = encoded(first, "MPO", save_all=True, append_images=[Image.new("RGB", (8, 8))])
+    assert pixels(data).shape == (16, 16, 3)
+    np.testing.assert_array_equal(pixels(data), np.asarray(Image.open(io.BytesIO(encoded(first, "JPEG")))))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 2000), (2000, 1)])

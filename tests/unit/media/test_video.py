@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.GifImagePlugin import GifImageFile
 
 from roll.errors import DataError
 from roll.media import MediaStore, VideoClip, VideoLimits, build_video, decode_video
@@ -41,6 +42,22 @@ def test_video_gif_has_its_frames() -> None:
     clip = decode_video(animation(*[100] * 5, form="GIF", frames=gray), "a")
     assert clip.fps == 10.0
     np.testing.assert_array_equal(clip.frames, gray)
+
+
+def test_video_gif_that_is_too_long_is_refused_without_counting_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    gray = np.repeat(np.arange(0, 200, 10, dtype=np.uint8), 6 * 8 * 3).reshape(20, 6, 8, 3)
+    data, seen = animation(*[100] * 20, form="GIF", frames=gray), []
+
+    def count(_: Any) -> int:
+        raise AssertionError("counts all frames")
+
+    seek = GifImageFile.seek
+    monkeypatch.setattr(GifImageFile, "n_frames", property(count))
+    monkeypatch.setattr(GifImageFile, "seek", lambda self, frame: (seen.append(frame), seek(self, frame))[1])
+    with pytest.raises(DataError, match="at least 6 frames of 48 pixels, but at most 5 frames"):
+        decode_video(data, "a", VideoLimits(num_frames=5))
+    assert max(seen) == 5
+    assert len(decode_video(data, "a").frames) == 20
 
 
 @pytest.mark.parametrize(

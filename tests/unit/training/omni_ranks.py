@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,16 @@ TEXTS = (
     "nothing here",
 )
 """Prompts; the first two are a group. Micro-batches differ in their kinds of media."""
+OTHER_ORDER = ("hear {audio 0} and see {image 0}", "see {image 1} and hear {audio 1}", "see {video 0}", "nothing")
+"""Prompts of which two ranks get two each, with other kinds of media in another order."""
 WAYS: dict[str, dict[str, int]] = {"dp": {}, "tp": {"tp": 2}, "cp": {"cp": 2}, "pp": {"pp": 2}}
 
 
-def omni_batch(world: OmniWorld, *, group_size: int = 2, num_prompts: int = len(TEXTS)) -> TrainingBatch:
+def omni_batch(world: OmniWorld, texts: Sequence[str] = TEXTS, *, group_size: int = 2) -> TrainingBatch:
     """Groups of samples, each with a random answer."""
     rng = np.random.default_rng(0)
     samples = []
-    for number, text in enumerate(TEXTS[:num_prompts]):
+    for number, text in enumerate(texts):
         prompt, media = world.prompt(text)
         for index in range(group_size):
             tokens = np.concatenate([prompt, rng.integers(3, 250, 5)]).astype(np.int32)
@@ -42,7 +44,7 @@ def omni_batch(world: OmniWorld, *, group_size: int = 2, num_prompts: int = len(
             samples.append(
                 TrainingSample(
                     sample_id=f"{number}.{index}",
-                    unit=max(number - 1, 0),
+                    unit=max(number - 1, 0) if texts is TEXTS else number,
                     prefix_length=len(prompt),
                     token_ids=tokens,
                     loss_mask=mask,
@@ -55,13 +57,15 @@ def omni_batch(world: OmniWorld, *, group_size: int = 2, num_prompts: int = len(
     return TrainingBatch(samples=tuple(samples))
 
 
-def steps(world: OmniWorld, parallel: Mapping[str, int], **ranks: Any) -> tuple[Any, Any] | str:
+def steps(
+    world: OmniWorld, parallel: Mapping[str, int], texts: Sequence[str] = TEXTS, **ranks: Any
+) -> tuple[Any, Any] | str:
     """Metrics and gradients of an update, or why the layout is refused."""
     spec = make_spec(world.model, max_tokens_per_micro_batch=120, parallel=ParallelConfig(**parallel))
     spec = dataclasses.replace(spec, holds_reference=True, media_dir=world.store.directory, **ranks)
     try:
         backend = TorchBackend(spec, precision=DOUBLE)
-        result = backend.train_step(omni_batch(world), FULL)
+        result = backend.train_step(omni_batch(world, texts), FULL)
     except ModelError as error:
         return str(error)
     grads = {name: parameter.grad for name, parameter in backend.masters.parameters.items()}
@@ -74,6 +78,7 @@ def run_rank(rank: int, directory: Path, names: tuple[str, ...]) -> None:
     ranks = {"rank": rank, "world_size": 2, "init_method": f"file://{directory / 'meeting'}"}
     worlds = {name: OmniWorld.create(directory / name, directory / f"{name} media") for name in names}
     found = {(name, way): steps(worlds[name], WAYS[way], **ranks) for name in names for way in WAYS}
+    found |= {(name, "other order"): steps(worlds[name], {}, OTHER_ORDER, **ranks) for name in names}
     if rank == 0:
         torch.save(found, directory / "found.pt")
     torch.distributed.destroy_process_group()

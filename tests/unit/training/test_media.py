@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from media_ranks import ALONE, WAYS, run_rank, steps
+from media_ranks import ALONE, WAYS, get_gradients, run_rank, steps
 from pydantic import ValidationError
 from training_helpers import make_spec, relative_error
 from worlds.ranks import run_ranks
@@ -29,7 +29,8 @@ from roll.training.packing.micro_batches import pack
 from roll.types import Needs, TrainingBatch
 
 FAST = ("smolvlm", "qwen3-vl", "gemma3")
-FAMILIES = [pytest.param(name, marks=() if name in FAST else pytest.mark.matrix) for name in VISION_MODELS]
+REST = (pytest.mark.matrix, pytest.mark.slow)
+FAMILIES = [pytest.param(name, marks=() if name in FAST else REST) for name in VISION_MODELS]
 
 
 @pytest.fixture(scope="module", name="worlds")
@@ -85,6 +86,22 @@ def test_images_packed_log_probs_and_gradients_are_those_of_transformers(worlds:
     assert grads.keys() == wanted.keys()
     assert relative_error(grads, wanted) < 1e-5
     assert relative_error({k: grads[k] for k in towers}, {k: wanted[k] for k in towers}) < 1e-5
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_images_any_micro_batch_has_the_same_gradient(worlds: Any, name: str) -> None:
+    """Images pass through the tower together, or one prompt at a time, with shared prefixes or without."""
+    world, batch = worlds(name), media_batch(worlds(name))
+    found: list[tuple[float, dict[str, torch.Tensor]]] = []
+    for settings in ({"max_tokens_per_micro_batch": 10_000}, {}, {"share_prefix": False}):
+        spec = make_spec(world.model, **({"max_tokens_per_micro_batch": 60} | settings))
+        backend = TorchBackend(dataclasses.replace(spec, media_dir=world.store.directory))
+        loss = backend.train_step(batch, PolicyLoss()).loss
+        found.append((loss, get_gradients(backend)))
+    for loss, grads in found[1:]:
+        assert loss == pytest.approx(found[0][0], rel=1e-5)
+        assert grads.keys() == found[0][1].keys()
+        assert relative_error(grads, found[0][1]) < 1e-5
 
 
 def test_images_an_image_passes_through_the_tower_once_per_micro_batch(

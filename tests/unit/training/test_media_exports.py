@@ -24,7 +24,8 @@ from roll.models.multimodal import MediaProcessor
 from roll.training import TorchBackend
 
 FAST = ("smolvlm", "qwen3-vl", "gemma3")
-FAMILIES = [pytest.param(name, marks=() if name in FAST else pytest.mark.matrix) for name in VISION_MODELS]
+REST = (pytest.mark.matrix, pytest.mark.slow)
+FAMILIES = [pytest.param(name, marks=() if name in FAST else REST) for name in VISION_MODELS]
 WAYS: dict[str, tuple[LoRAConfig | None, list[str]]] = {
     "full": (None, []),
     "frozen tower": (None, ["tower"]),

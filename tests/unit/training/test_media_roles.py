@@ -21,7 +21,8 @@ from roll.training import TorchBackend, TrainerSpec
 from roll.types import Divergence, TrainingBatch, TrainingSample
 
 FAST = ("smolvlm", "qwen3-vl", "gemma3")
-FAMILIES = [pytest.param(name, marks=() if name in FAST else pytest.mark.matrix) for name in VISION_MODELS]
+REST = (pytest.mark.matrix, pytest.mark.slow)
+FAMILIES = [pytest.param(name, marks=() if name in FAST else REST) for name in VISION_MODELS]
 
 
 @pytest.fixture(scope="module", name="worlds")

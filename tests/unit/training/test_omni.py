@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from omni_ranks import WAYS, omni_batch, run_rank, steps
+from omni_ranks import OTHER_ORDER, WAYS, omni_batch, run_rank, steps
 from training_helpers import make_spec, relative_error
 from worlds.omni_models import OMNI_MODELS, OmniWorld, write_omni_model
 from worlds.ranks import run_ranks
@@ -85,14 +85,16 @@ def test_omni_packed_log_probs_and_gradients_are_those_of_transformers(worlds: A
 @pytest.mark.parametrize("name", OMNI_MODELS)
 def test_omni_two_ranks_compute_what_one_computes(tmp_path: Path, name: str) -> None:
     world = OmniWorld.create(write_omni_model(tmp_path / name, name), tmp_path / f"{name} media")
-    metrics, expected = steps(world, {})
+    alone = {"": steps(world, {}), "other order": steps(world, {}, OTHER_ORDER)}
     run_ranks(run_rank, (tmp_path, (name,)), 2)
     found = torch.load(tmp_path / "found.pt", weights_only=False)
-    assert {way for _, way in found} == set(WAYS)
+    assert {way for _, way in found} == {*WAYS, "other order"}
     for (_, way), mine in found.items():
         if way == "pp":
             assert "training.parallel.pp" in mine
             continue
         assert not isinstance(mine, str), (way, mine)
+        metrics, expected = alone.get(way, alone[""])
+        assert mine[1].keys() == expected.keys(), way
         assert mine[0] == pytest.approx(metrics, rel=1e-5, abs=1e-6), way
         assert relative_error(mine[1], expected) < 1e-5, way

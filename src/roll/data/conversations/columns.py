@@ -15,7 +15,16 @@ from roll.data.media import MediaReader
 from roll.errors import short
 from roll.types import AudioPart, ImagePart, MediaKind, Message, VideoPart, get_content_key
 
-__all__ = ["RowContext", "RowView", "check_columns", "check_media", "read_context", "read_media", "with_system"]
+__all__ = [
+    "RowContext",
+    "RowView",
+    "check_columns",
+    "check_media",
+    "list_media_columns",
+    "read_context",
+    "read_media",
+    "with_system",
+]
 
 _RESERVED = frozenset(
     (
@@ -159,6 +168,20 @@ def check_columns(row: RowView, config: ConversationColumns, known: Collection[s
         reject_unread(left, "column", {*known, *_list_system_keys(config)}, where)
 
 
+def list_media_columns(row: RowView, config: ConversationColumns) -> dict[MediaKind, list[str]]:
+    """Return the row's columns with media of each kind that it has; they may be empty."""
+    keys: dict[MediaKind, str | None] = {
+        "image": config.images_key,
+        "audio": config.audios_key,
+        "video": config.videos_key,
+    }
+    found = {
+        kind: [name for name in ([key, kind] if key == f"{kind}s" else [key]) if name is not None and name in row]
+        for kind, key in keys.items()
+    }
+    return {kind: names for kind, names in found.items() if names}
+
+
 def read_media(row: RowView, config: ConversationColumns, where: str) -> tuple[ImagePart | AudioPart | VideoPart, ...]:
     """Return the images, audio and videos of the row's columns, in order; empty without any, or if not supported.
 
@@ -167,16 +190,9 @@ def read_media(row: RowView, config: ConversationColumns, where: str) -> tuple[I
     """
     if row.media is None:
         return ()
-    keys: dict[MediaKind, str | None] = {
-        "image": config.images_key,
-        "audio": config.audios_key,
-        "video": config.videos_key,
-    }
     found: list[ImagePart | AudioPart | VideoPart] = []
-    for kind, key in keys.items():
-        for name in [key, kind] if key == f"{kind}s" else [key]:
-            if name is None or not row.has_value(name):
-                continue
+    for kind, names in list_media_columns(row, config).items():
+        for name in filter(row.has_value, names):
             value = as_list(row[name])
             is_list = isinstance(value, list | tuple)
             if kind == "image" and is_list and value and isinstance(value[0], list | int | float):

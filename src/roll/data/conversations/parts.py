@@ -9,7 +9,7 @@ from typing import Any
 from roll.data.cells import BadRow, as_list
 from roll.data.conversations.calls import build_function_call
 from roll.data.conversations.fields import IGNORED_PART_FIELDS, MEDIA, MEDIA_TYPES, Fields, UnsupportedMedia
-from roll.data.media import MEDIA_FIELDS, MEDIA_NOUNS, MEDIA_PLACEHOLDERS, MediaReader
+from roll.data.media import MEDIA_FIELDS, MEDIA_NOUNS, MediaReader
 from roll.errors import short
 from roll.types import MediaKind
 
@@ -105,7 +105,7 @@ def _read_part(
         fields.pop("detail"), fields.pop("media_type")
         # Without a value, the medium is the next one of the row's column.
         value = next(iter(values.values()), None) if medium == "image" else values
-        parts.text += media.mark(value, where, medium) if values else MEDIA_PLACEHOLDERS[medium]
+        parts.text += media.mark(value, where, medium) if values else media.mark_next(medium)
     elif isinstance(kind, str) and kind in MEDIA | {"document"}:
         raise UnsupportedMedia(
             "images, audio or video",

@@ -13,7 +13,7 @@ import numpy as np
 from roll.config.examples import ExampleColumns
 from roll.data.bad_rows import BadRows
 from roll.data.cells import BadRow, Row, read_column
-from roll.data.conversations import MessageReader, RowView, check_columns, read_media
+from roll.data.conversations import MessageReader, RowView, check_columns, list_media_columns, read_media
 from roll.data.conversations.fields import UnsupportedMedia
 from roll.data.examples.conversations import RowParser
 from roll.data.examples.repeated import is_repetition
@@ -102,14 +102,14 @@ class ExampleReader:
         """Return the conversations with the row's media; both conversations of a pair get the same media."""
         if row.media is None:
             return conversations
-        media = read_media(row, self._config, where)
+        media, columns = read_media(row, self._config, where), list_media_columns(row, self._config)
         if media and any(conversation.text is not None for conversation in conversations):
             kind = media[0].kind
             raise BadRow(kind, f"{where}: the row has {kind}, but plain text instead of messages: give `messages`.")
         placed = tuple(
             conversation
             if conversation.text is not None
-            else replace(conversation, messages=place_media(conversation.messages, media, where))
+            else replace(conversation, messages=place_media(conversation.messages, media, where, columns))
             for conversation in conversations
         )
         for conversation in placed:

@@ -181,6 +181,7 @@ class Screen(World):
 
     def _observe(self, text: str) -> Content:
         image = draw_screen(self.width, self.height, self._shown, self._targets[: self._clicked])
+        # Without a separator: chat templates write the tokens or line breaks that their model expects after an image.
         return (image, TextPart(text=text))
 
     def _describe_state(self) -> dict[str, Any]:

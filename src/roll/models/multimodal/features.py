@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MediaFeatures",
+    "batch_media",
     "encode_media",
     "get_base_model",
     "get_feature_token_ids",
@@ -63,6 +64,16 @@ def get_feature_token_ids(model: Any) -> dict[MediaKind, int]:
     return {kind: token for kind, token in found.items() if isinstance(token, int)}
 
 
+def batch_media(media: Sequence[ProcessedMedia]) -> list[list[int]]:
+    """Return the indices of the media of each run of a tower: media of one kind whose inputs can be concatenated."""
+    batches: dict[tuple[Any, ...], list[int]] = {}
+    for index, one in enumerate(media):
+        shapes = [(name, tensor.shape[1:]) for name, tensor in sorted(one.inputs.items())]
+        # Audio clips of any length are one batch, because they can be padded.
+        batches.setdefault((one.kind, *(shapes if one.kind != "audio" else ())), []).append(index)
+    return list(batches.values())
+
+
 def encode_media(model: Any, media: Sequence[ProcessedMedia], device: Any, dtype: Any) -> list[MediaFeatures]:
     """Run the towers on media; return their features, in order. Images with equal input shapes are batched.
 
@@ -75,14 +86,9 @@ def encode_media(model: Any, media: Sequence[ProcessedMedia], device: Any, dtype
     Raises:
         ModelError: The number of features that a tower returns differs from the number of feature tokens.
     """
-    batches: dict[tuple[Any, ...], list[int]] = {}
-    for index, one in enumerate(media):
-        shapes = [(name, tensor.shape[1:]) for name, tensor in sorted(one.inputs.items())]
-        # Audio clips of any length are one batch, so that ranks that shard the audio tower run it equally often.
-        key = (one.kind, *(shapes if one.kind != "audio" else ()))
-        batches.setdefault(key, []).append(index)
     found: dict[int, MediaFeatures] = {}
-    for (kind, *_), indices in batches.items():
+    for indices in batch_media(media):
+        kind = media[indices[0]].kind
         batch = [media[index] for index in indices]
         features = _run_tower(model, kind, _concatenate([one.inputs for one in batch], device, dtype))
         counts = [one.num_features for one in batch]

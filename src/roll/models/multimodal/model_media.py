@@ -7,7 +7,7 @@ Feature tokens are found only inside the spans of media. A token with the same I
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,13 @@ from numpy.typing import NDArray
 from roll.errors import DataError, ModelError
 from roll.models.mixers import get_decoder
 from roll.models.multimodal.embedding import MediaEmbedding
-from roll.models.multimodal.features import MediaFeatures, encode_media, get_feature_token_ids, join_features
+from roll.models.multimodal.features import (
+    MediaFeatures,
+    batch_media,
+    encode_media,
+    get_feature_token_ids,
+    join_features,
+)
 from roll.models.multimodal.inputs import MediaInputs
 from roll.models.multimodal.positions import compute_mrope_positions
 from roll.types import FloatArray, IntArray, MediaKind, MediaSpan
@@ -100,7 +106,7 @@ class ModelMedia:
         dtype: Any,
         local: NDArray[np.int64] | None = None,
         *,
-        runs_all_towers: bool = False,
+        agree: Callable[[Sequence[int]], Sequence[int]] | None = None,
     ) -> Iterator[None]:
         """Insert the features of a row's media during the body, which runs the decoder.
 
@@ -110,22 +116,17 @@ class ModelMedia:
             device: The device of the model.
             dtype: The dtype that the model computes in.
             local: Indices of the tokens that this rank embeds; `None` for all.
-            runs_all_towers: Whether to run the towers for kinds of media that the row does not have, too, on a small
-                medium whose features are multiplied by 0: ranks that shard the towers must run them together.
+            agree: Returns the maxima over all ranks of the numbers of runs of the towers, in the order of `kinds`;
+                `None` if the towers are not sharded. Ranks that shard a tower must run it equally often, so a rank with
+                fewer runs has further ones on a small medium, whose features are multiplied by 0.
 
         Raises:
             ModelError: The number of a medium's features differs from the number of feature tokens in its span.
         """
         import torch
 
-        digests = list(dict.fromkeys(span.digest for span in media))
-        processed = [self.inputs.get(digest) for digest in digests]
-        missing = {kind: None for kind in self._feature_ids if kind not in {one.kind for one in processed}}
-        if runs_all_towers:
-            processed += [self.inputs.get_blank(kind) for kind in missing]
-        encoded = encode_media(self._model, processed, device, dtype)
-        unused = encoded[len(digests) :]
-        rows, found = self._locate_features(token_ids, media, dict(zip(digests, encoded, strict=False)), unused)
+        encoded, unused = self._run_towers({span.digest: span.kind for span in media}, agree, device, dtype)
+        rows, found = self._locate_features(token_ids, media, encoded, unused)
         entry = np.full(len(token_ids), -1)
         local = np.arange(len(token_ids)) if local is None else local
         entry[local] = np.arange(len(local))
@@ -161,6 +162,29 @@ class ModelMedia:
         if not media or media[-1].end != len(token_ids):
             return False
         return int(token_ids[-1]) == self._feature_ids[media[-1].kind]
+
+    def _run_towers(
+        self, digests: Mapping[str, MediaKind], agree: Callable[[Sequence[int]], Sequence[int]] | None, *where: Any
+    ) -> tuple[dict[str, MediaFeatures], list[MediaFeatures]]:
+        """Return the features of media by digest, and those of the small media of further runs.
+
+        Args:
+            digests: The kinds of the media by digest.
+            agree: See `insert_features`.
+            where: The device and the dtype of the towers.
+        """
+        by_kind = {kind: [digest for digest, own in digests.items() if own == kind] for kind in self.kinds}
+        processed = {kind: [self.inputs.get(digest) for digest in own] for kind, own in by_kind.items()}
+        runs = [len(batch_media(own)) for own in processed.values()]
+        encoded: dict[str, MediaFeatures] = {}
+        unused: list[MediaFeatures] = []
+        # The kinds in order, each with its further runs: the ranks then run the blocks of the towers in the same order.
+        for kind, own, most in zip(self.kinds, runs, runs if agree is None else agree(runs), strict=True):
+            features = encode_media(self._model, processed[kind], *where)
+            encoded |= dict(zip(by_kind[kind], features, strict=True))
+            for _ in range(most - own):
+                unused += encode_media(self._model, [self.inputs.get_blank(kind)], *where)
+        return encoded, unused
 
     def _find_feature_tokens(self, token_ids: NDArray[np.integer[Any]], span: MediaSpan) -> NDArray[np.int64]:
         return span.start + np.flatnonzero(token_ids[span.start : span.end] == self._feature_ids[span.kind])

@@ -6,6 +6,7 @@ configuration ──► machine, model's sizes, examples ──► steps, memory
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -24,6 +25,7 @@ from roll.config.estimate import (
 from roll.config.supervised import SupervisedConfig
 from roll.config.training import should_trim_heap
 from roll.data.examples import ExampleKind
+from roll.data.media_text import count_media_tokens
 from roll.inference import resolve_engine_kind
 from roll.models import describe_model, find_model
 from roll.pipelines.preparation import prepare as prepare_prompts
@@ -34,6 +36,7 @@ from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
 from roll.preflight.timing import is_timeable, measure_step_time
 from roll.training import Role
+from roll.training.packing.blocks import Block
 from roll.training.packing.micro_batches import pack
 from roll.types import TrainingBatch, TrainingSample
 
@@ -101,7 +104,7 @@ def _check_examples(
         return
     if find_model(config.model.path) is None:  # without a tokenizer, assume full micro-batches, the upper bound
         if not other.paths:
-            _estimate_memory(report, config, config.training.max_tokens_per_micro_batch, 1, other, role)
+            _estimate_memory(report, config, config.training.max_tokens_per_micro_batch, 1, 0, other, role)
         return
     prepared = prepare(config, kind, score_at_end=role == "reward_model")
     examples, training = prepared.examples, prepared.training
@@ -120,7 +123,8 @@ def _check_examples(
         f"micro-batches of up to {micro:,} tokens",
         f"{report.num_held_out:,} examples held out",
     ]
-    _estimate_memory(report, config, micro, math.ceil(per_step / micro), other, role)
+    media = max(_count_media(config, prepared, batch) for batch in steps)
+    _estimate_memory(report, config, micro, math.ceil(per_step / micro), media, other, role)
     num_loss_tokens = fmean(b.num_loss_tokens / b.num_units for b in steps) * (
         examples.train.num_items + report.num_held_out
     )
@@ -140,20 +144,45 @@ def _take_first_steps(prepared: Prepared) -> list[TrainingBatch]:
 
 def _count_tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
     """Return the number of tokens that the busiest rank processes in a step."""
+    return max(sum(block.num_tokens for micro in rank for block in micro) for rank in _pack(config, batch))
+
+
+def _count_media(config: SupervisedConfig, prepared: Prepared, batch: TrainingBatch) -> int:
+    """Return the largest number of feature tokens of the different media of a micro-batch."""
+    inputs = prepared.examples.sample_builder.renderer.media_inputs
+    if inputs is None or not any(sample.media for sample in batch.samples):
+        return 0
+    return max(
+        count_media_tokens((span for block in micro for own in block.members for span in own.sample.media), inputs)
+        for rank in _pack(config, batch)
+        for micro in rank
+    )
+
+
+def _pack(config: SupervisedConfig, batch: TrainingBatch) -> Sequence[Sequence[Sequence[Block]]]:
+    """Return the blocks of each micro-batch of each rank."""
     training = config.training
-    ranks = pack(
+    return pack(
         batch.samples,
         max_tokens=training.max_tokens_per_micro_batch,
         share_prefix=training.share_prefix,
         num_ranks=config.roles["actor_train"].count // training.parallel.ranks_per_share,
     )
-    return max(sum(block.num_tokens for micro in rank for block in micro) for rank in ranks)
 
 
 def _estimate_memory(
-    report: Report, config: SupervisedConfig, micro: int, micro_batches: int, other: FrozenModelCost, role: Role
+    report: Report,
+    config: SupervisedConfig,
+    micro: int,
+    micro_batches: int,
+    media_tokens: int,
+    other: FrozenModelCost,
+    role: Role,
 ) -> None:
-    """Estimate memory for steps of `micro_batches` micro-batches of up to `micro` tokens."""
+    """Estimate memory for steps of `micro_batches` micro-batches of up to `micro` tokens.
+
+    The images of a micro-batch have up to `media_tokens` feature tokens.
+    """
     sizes, ranks, element = report.model, config.roles["actor_train"].count, get_element_bytes(config.model.dtype)
     assert sizes is not None
     parallel = config.training.parallel
@@ -167,6 +196,7 @@ def _estimate_memory(
         ranks,
         micro_batches=micro_batches,
         on_accelerator=on_accelerator,
+        media_tokens=media_tokens,
     )
     in_run = config.training.num_steps * micro_batches
     parts |= estimate_kernel_bytes(config.model, config.training, sizes, in_run, on_accelerator=on_accelerator)

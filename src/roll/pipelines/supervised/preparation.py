@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from roll.cluster.decoding import decode_in_worker
 from roll.config.supervised import SupervisedConfig, SupervisedTraining
 from roll.data.examples import ExampleKind, Examples, build_examples, count_examples
 from roll.errors import ConfigError, DataError
@@ -28,6 +29,7 @@ class Prepared:
     """Training configuration with the run's number of steps."""
 
 
+@decode_in_worker()
 def prepare(
     config: SupervisedConfig,
     kind: ExampleKind,
@@ -93,6 +95,7 @@ def _with_num_steps(training: SupervisedTraining, num_examples: int, at: RunStat
     return training.with_num_steps(num_examples, at.step, at.num_draws)
 
 
+@decode_in_worker()
 def count_planned_steps(config: SupervisedConfig, kind: ExampleKind, at: RunState) -> int:
     """Return the number of steps of a run in a given state, reading no more data than needed."""
     training = config.training

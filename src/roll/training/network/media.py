@@ -1,7 +1,8 @@
 """Media in packed rows: spans in samples become spans in the row, and the towers run inside the network.
 
-A medium passes through its tower once per micro-batch, however many samples show it. A rank whose row has no image runs
-the tower on a small image if another rank has media, because FSDP gathers and reduces the tower's weights on all ranks.
+A medium passes through its tower once per micro-batch, however many samples show it. Images with other numbers of tiles
+are other runs of the tower. FSDP gathers and reduces the tower's weights on all ranks, so these agree on the number of
+runs, and a rank with fewer of them runs the tower on a small image.
 """
 
 from __future__ import annotations
@@ -78,8 +79,16 @@ def embed_row(
 ) -> AbstractContextManager[None]:
     """Return a context in which the decoder uses the features of a row's media; see `ModelMedia.insert_features`."""
     local = share.select_local_tokens(layout, np.arange(layout.num_tokens)).numpy()
-    runs_all = torch.distributed.is_initialized()
-    return media.insert_features(layout.token_ids, layout.media, device, dtype, local, runs_all_towers=runs_all)
+    # Only in micro-batches, which all ranks run at the same time, not in the checks of a model.
+    agree = _compute_maxima if layout.encodes_media and torch.distributed.is_initialized() else None
+    return media.insert_features(layout.token_ids, layout.media, device, dtype, local, agree=agree)
+
+
+def _compute_maxima(counts: Sequence[int]) -> list[int]:
+    """Return the maximum of each count over all ranks, without waiting for the device."""
+    found = torch.tensor(counts)
+    torch.distributed.all_reduce(found, torch.distributed.ReduceOp.MAX)
+    return found.tolist()
 
 
 def build_media_sample(media: ModelMedia, token_ids: IntArray, spans: Sequence[MediaSpan]) -> TrainingSample:

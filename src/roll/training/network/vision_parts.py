@@ -7,7 +7,6 @@ language_model   the decoder, its embeddings and its head
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,12 +16,9 @@ from roll.config.model import VisionConfig, VisionPart
 from roll.errors import ModelError
 from roll.models import get_decoder
 from roll.models.multimodal import has_media_tower
+from roll.models.towers import PROJECTOR
 
 __all__ = ["build_part_finder", "compute_learning_rate_factors", "freeze_parts", "list_tower_blocks"]
-
-_PROJECTOR = re.compile(r"(?:^|[._])(?:projector|connector|merger|resampler)|(?:^|\.)audio_tower\.proj\d?\.")
-"""Names of projectors: `multi_modal_projector` (LLaVA, InternVL, Gemma 3), `connector` (SmolVLM, Idefics3), `merger`,
-`deepstack_merger_list` (Qwen-VL)."""
 
 
 def build_part_finder(model: Any) -> Callable[[str], VisionPart]:
@@ -40,7 +36,7 @@ def build_part_finder(model: Any) -> Callable[[str], VisionPart]:
     def find_part(name: str) -> VisionPart:
         if name.startswith(f"{prefix}.") or (head and name.startswith(head)):
             return "language_model"
-        return "projector" if _PROJECTOR.search(name) else "tower"
+        return "projector" if PROJECTOR.search(name) else "tower"
 
     return find_part
 

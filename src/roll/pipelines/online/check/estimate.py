@@ -57,6 +57,8 @@ class RunSizes:
     micro_batches: int
     """Approximate number of micro-batches per rank and step."""
     tokens_per_micro_batch: int
+    media_tokens: int
+    """Maximum number of feature tokens of the different images of a micro-batch."""
     evaluation_samples: int
     num_evaluations: int
     epochs: Mapping[str, float]
@@ -70,6 +72,7 @@ def compute_run_sizes(
     train_prompts: Mapping[str, int],
     held_out_prompts: int,
     trained_per_group: tuple[int, int] | None = None,
+    media_per_prompt: int = 0,
 ) -> RunSizes:
     """Compute the numbers of prompts, rollouts, tokens and evaluations of a run.
 
@@ -80,6 +83,7 @@ def compute_run_sizes(
         held_out_prompts: Number of held-out prompts.
         trained_per_group: Largest numbers of trained units and of trained answers per group; by default, one unit of
             all answers.
+        media_per_prompt: Feature tokens of the different images of the prompt with most of them.
     """
     rollout, training, evaluation = config.rollout, config.training, config.evaluation
     units, answers = trained_per_group or (1, rollout.group_size)
@@ -87,6 +91,7 @@ def compute_run_sizes(
     trained = rollout.prompts_per_step * per_group
     per_rank = math.ceil(trained * training.parallel.ranks_per_share / config.num_ranks)
     prompts_in_run = training.num_steps * rollout.prompts_per_step
+    micro = min(per_rank, training.max_tokens_per_micro_batch)
     weights = {entry.domain or entry.source: entry.weight for entry in config.data}
     total_weight = sum(weights.values())
     return RunSizes(
@@ -95,7 +100,8 @@ def compute_run_sizes(
         generated_tokens=config.rollouts_per_step * config.max_answer_tokens,
         trained_tokens=trained,
         micro_batches=math.ceil(per_rank / training.max_tokens_per_micro_batch),
-        tokens_per_micro_batch=min(per_rank, training.max_tokens_per_micro_batch),
+        tokens_per_micro_batch=micro,
+        media_tokens=media_per_prompt * min(math.ceil(micro / max(per_group, 1)), rollout.prompts_per_step),
         evaluation_samples=min(evaluation.num_prompts, held_out_prompts) * evaluation.samples_per_prompt,
         num_evaluations=_count_evaluations(config) if held_out_prompts else 0,
         epochs={
@@ -217,6 +223,7 @@ def estimate_trainer_memory(
         ranks,
         micro_batches=batch.micro_batches,
         on_accelerator=on_accelerator,
+        media_tokens=batch.media_tokens,
     )
 
 

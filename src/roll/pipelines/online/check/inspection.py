@@ -150,6 +150,7 @@ def _check_context(config: GeneratingConfig, context_length: int) -> None:
 
 def _check_prompts(report: Report, config: GeneratingConfig) -> None:
     from roll.data import build_data
+    from roll.data.media_text import count_media_tokens
     from roll.models import check_rope_scaling, find_model, load_tokenizer
     from roll.models.multimodal import open_media
     from roll.pipelines.environments import collect_first_observations
@@ -173,6 +174,7 @@ def _check_prompts(report: Report, config: GeneratingConfig) -> None:
         media=media,
     )
     report.longest_prompt = data.longest_prompt or context - config.rollout.max_new_tokens
+    report.media_per_prompt = data.most_media
     wanted = report.longest_prompt + config.max_rollout_tokens
     report.max_context = config.inference.max_context or min(context, wanted)
     check_rope_scaling(directory, report.max_context, "inference.max_context")
@@ -185,6 +187,9 @@ def _check_prompts(report: Report, config: GeneratingConfig) -> None:
             draw = add_first_observation(
                 draw, begun[draw.prompt.domain], data.renderer, EpisodePlan(max_context=context)
             )
+            # Each turn shows as many images as the first observation.
+            seen = count_media_tokens(draw.media, media) * draw.prompt.turns
+            report.media_per_prompt = max(report.media_per_prompt, seen)
         report.sample = report.sample or (draw.prompt, data.renderer.decode(draw.token_ids), len(draw.token_ids))
         report.examples.setdefault(draw.prompt.domain, draw.prompt)
         if len(report.examples) == len(config.data):
@@ -254,6 +259,7 @@ def _estimate(
         train_prompts=report.train_prompts,
         held_out_prompts=report.num_held_out,
         trained_per_group=trained_per_group,
+        media_per_prompt=report.media_per_prompt,
     )
     report.batch = list(_describe_batch(batch, config, report.train_prompts))
     if not report.num_held_out:

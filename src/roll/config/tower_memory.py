@@ -1,0 +1,105 @@
+"""Memory of a vision tower: its trained weights, and the activations of the images of a micro-batch.
+
+The coefficients were counted from the tensors that autograd keeps in the towers of the seven families of
+docs/how-to/train-on-images.md.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from roll.config.model import VisionConfig
+
+__all__ = ["TowerSizes", "count_frozen_parameters", "count_tower_adapters", "estimate_tower_bytes"]
+
+
+STATISTICS = 24
+"""Bytes for each patch of what norms and attention of a layer keep in addition to vectors."""
+
+
+class TowerSizes(Protocol):
+    """Sizes of a vision tower and its projector; `roll.models.towers.TowerDescription` implements it."""
+
+    @property
+    def num_parameters(self) -> int: ...
+    @property
+    def projector_parameters(self) -> int: ...
+    @property
+    def num_layers(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def patch_width(self) -> int: ...
+    @property
+    def patches_per_token(self) -> float: ...
+    @property
+    def output_size(self) -> int: ...
+    @property
+    def num_projectors(self) -> int: ...
+    @property
+    def has_gates(self) -> bool: ...
+    @property
+    def hidden_vectors(self) -> int: ...
+    @property
+    def inner_vectors(self) -> int: ...
+
+
+def count_frozen_parameters(vision: VisionConfig, tower: TowerSizes | None, num_parameters: int) -> int:
+    """Return the number of weights in the parts of a model that are not trained.
+
+    Args:
+        vision: The configuration of the parts.
+        tower: The tower of the model; `None` without one.
+        num_parameters: The number of all weights.
+    """
+    if tower is None:
+        return 0
+    outside = tower.num_parameters + tower.projector_parameters
+    parts = {
+        "tower": tower.num_parameters,
+        "projector": tower.projector_parameters,
+        "language_model": num_parameters - outside,
+    }
+    return sum(parts[part] for part in vision.freeze)
+
+
+def count_tower_adapters(vision: VisionConfig, tower: TowerSizes | None, rank: int) -> int:
+    """Return the number of adapter weights in a tower: rank x (inputs + outputs) for each linear layer."""
+    if tower is None or "tower" in vision.freeze:
+        return 0
+    matrices = 3 if tower.has_gates else 2
+    attention, mlp = 8 * tower.hidden_size, matrices * (tower.hidden_size + tower.intermediate_size)
+    return tower.num_layers * rank * (attention + mlp)
+
+
+def estimate_tower_bytes(
+    vision: VisionConfig, tower: TowerSizes | None, num_tokens: int, element: int, *, checkpointing: bool
+) -> dict[str, int]:
+    """Estimate the activations of a tower and its projector that autograd keeps for the images of a micro-batch.
+
+    A layer keeps the inputs of its norms, their results, queries, keys and values, attention output, and the vectors
+    before and after the activation of its MLP. With activation checkpointing, it keeps its input, and one whole layer
+    is temporary. A frozen tower keeps nothing, and its projector the inputs and results of its norm and matrices.
+
+    Args:
+        vision: The configuration of the parts of the model.
+        tower: The tower of the model; `None` without one.
+        num_tokens: The number of feature tokens of the different images of a micro-batch.
+        element: Bytes of one number in the dtype of the computation.
+        checkpointing: Whether layers run again in the backward pass.
+    """
+    if tower is None or not num_tokens:
+        return {}
+    patches, hidden, inner = num_tokens * tower.patches_per_token, tower.hidden_size, tower.intermediate_size
+    layer = element * (tower.hidden_vectors * hidden + tower.inner_vectors * inner) + STATISTICS
+    layers = tower.num_layers * element * hidden + layer if checkpointing else tower.num_layers * layer
+    ends = element * (tower.patch_width + 2 * hidden)
+    projector = element * (4 * tower.num_projectors * tower.patches_per_token * hidden + 3 * tower.output_size)
+    found = 0.0
+    if "tower" not in vision.freeze:
+        found += patches * (layers + ends)
+    if not {"tower", "projector"} <= {*vision.freeze}:
+        found += num_tokens * projector
+    return {"vision tower": round(found)} if found else {}
