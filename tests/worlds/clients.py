@@ -18,7 +18,7 @@ from aiohttp.http_parser import RawRequestMessage
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
-from roll.agents.programs import AgentFailed, AgentTask
+from roll.agents.programs import AgentError, AgentTask
 from roll.agents.server import AgentServer
 from roll.errors import WorkerDiedError
 from roll.types import Rollout
@@ -137,7 +137,7 @@ class Agents:
         for turn in range(int(chance.of("1", "2", "3", "4", "6"))):
             fault = await chance.call("die", "hang", "slow", "raise_own", "infra")
             if fault == "die":
-                raise AgentFailed("it crashed")
+                raise AgentError("it crashed")
             if fault == "infra":
                 raise WorkerDiedError("its machine is gone")
             more: dict[str, Any] = {"tools": TOOLS} if chance.under(0.3) else {}
@@ -182,7 +182,7 @@ class Agents:
         if status >= 500 and status != 503:
             self._complain(f"the endpoint answers with status {status}")
         if status == 503:
-            raise AgentFailed("the model is away") if self._chance.under(0.5) else RuntimeError("no model")
+            raise AgentError("the model is away") if self._chance.under(0.5) else RuntimeError("no model")
         if status != 200:
             return None
         said = _streamed(wire.received) if stream else [c["message"] for c in json.loads(wire.received)["choices"]]
