@@ -223,8 +223,8 @@ BUGS = (
     ),
     Bug(
         "a fresh engine serves before it has the weights",
-        "fleet.py",
-        "        await self._prepare(fresh)\n",
+        "engine_starts.py",
+        "                    await self._prepare(fresh)\n",
         "",
     ),
     Bug(
@@ -293,9 +293,9 @@ BUGS = (
     ),
     Bug(
         "an engine that starts for ever is waited for",
-        "fleet.py",
-        "asyncio.wait({start}, timeout=START_TIMEOUT_S)",
-        "asyncio.wait({start})",
+        "engine_starts.py",
+        "asyncio.wait({start, postponed}, timeout=START_TIMEOUT_S, ",
+        "asyncio.wait({start, postponed}, ",
     ),
     Bug(
         "a hung engine is ignored",
@@ -354,9 +354,9 @@ BUGS = (
     ),
     Bug(
         "a fresh engine is started in the place of one that sleeps",
-        "fleet.py",
-        "while self._starts_blocked or engine_id in self._detached_ids:",
-        "while self._starts_blocked:",
+        "engine_starts.py",
+        "while self._blocked or engine_id in self._detached:",
+        "while self._blocked:",
     ),
 )
 

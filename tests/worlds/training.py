@@ -309,7 +309,7 @@ class World:
         limit = live if scheduling.async_ratio else max(live, redundant)
         assert len(buffer) - taken <= limit, "too many groups are live"
         for entry in buffer:
-            if entry.finished is not None:
+            if entry.finish_order is not None:
                 self.finished_at.setdefault(entry.draw_id, event.time)
         draw_id = event.rollout_id.draw_id
         moves = event.after in (RolloutState.REWARDING, RolloutState.ACCEPTED)
