@@ -57,7 +57,7 @@ def stretch(requests: int, *, steps: int = 1, started: int = 0, prefilled: int =
 
 def test_simulation_calibrate_steps_that_only_decode_for_as_many_requests_are_one_stretch() -> None:
     clock = Clock()
-    log = StepLog(clock, wall=lambda: 1000.0)
+    log = StepLog(clock, wall_clock=lambda: 1000.0)
     log.begin()
     for seconds, decoding, started, context in [(0.5, 0, 2, 20), (0.1, 2, 0, 22), (0.2, 2, 0, 24), (0.3, 1, 0, 13)]:
         clock.now += seconds
@@ -72,7 +72,7 @@ def test_simulation_calibrate_steps_that_only_decode_for_as_many_requests_are_on
 
 def test_simulation_calibrate_time_in_which_an_engine_stood_still_belongs_to_no_step() -> None:
     clock = Clock()
-    log = StepLog(clock, wall=lambda: 0.0)
+    log = StepLog(clock, wall_clock=lambda: 0.0)
     log.record_step(num_decoding=1, num_started=0, num_prefilled=0, context_tokens=1)  # its beginning is not known
     clock.now = 100.0
     log.begin()
@@ -83,7 +83,7 @@ def test_simulation_calibrate_time_in_which_an_engine_stood_still_belongs_to_no_
 
 def test_simulation_calibrate_steps_beside_the_scoring_of_sequences_are_left_out() -> None:
     clock = Clock()
-    log = StepLog(clock, wall=lambda: 0.0)
+    log = StepLog(clock, wall_clock=lambda: 0.0)
     log.begin()
     for seconds in (0.5, 0.25):
         clock.now += seconds
@@ -222,7 +222,7 @@ def write_run(tmp_path: Path, tiny_model: Path) -> Path:
         }
     )  # fmt: skip
     clock = Clock()
-    log = StepLog(clock, wall=lambda: 1.8e9)
+    log = StepLog(clock, wall_clock=lambda: 1.8e9)
 
     class Engine:
         take_steps = staticmethod(log.take)
