@@ -1,6 +1,6 @@
 """A small vision-language model: supervised fine-tuning, then GRPO on noisier images; shuffled images are the control.
 
-    make bench NAME=vision                         # all: about an hour on one quiet core
+    make bench NAME=vision                         # all: about an hour on one core with AMX
     make bench NAME=vision ARGS="--parts sft"      # a part; a later call continues with the models in --directory
 
     tower ─► projector, aligned with words ─► SmolLM2-135M with both, in SmolVLM's classes
@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from _report import Stopwatch, measure_matmul_rate, report
 from _vision_data import COLORS, COUNTS, SHAPES, write_rows
 from _vision_model import build_vision_model
@@ -32,15 +34,16 @@ from _vision_tower import align_tower, train_tower
 import roll
 from roll.tracking import Summary
 
-NUM_ROWS = 816
-NUM_HELD_OUT = 192
+NUM_ROWS = 1632
+NUM_HELD_OUT = 480
 SFT_NOISE, HARD_NOISE = 12.0, 120.0
 CHANCE = (1 / len(COLORS) + 1 / len(SHAPES) + 1 / len(COUNTS)) / 3
 PARTS = ("tower", "sft", "grpo", "rollouts")
 SETS = ("easy", "hard", "shuffled")
 SCALE_FACTOR = 4
 """An image has 4 tokens."""
-NUM_STEPS = 48
+NUM_STEPS = 150
+PROMPTS_PER_STEP = 32
 
 
 def write_data(directory: Path) -> dict[str, Path]:
@@ -78,10 +81,10 @@ def build_evaluation(model: Path, files: dict[str, Path]) -> dict[str, Any]:
     return {
         "pipeline": "rlvr",
         "name": "evaluation",
-        "model": {"path": str(model), "dtype": "float32"},
+        "model": {"path": str(model), "dtype": "bfloat16"},
         "data": data,
-        "rollout": {"prompts_per_step": 16, "group_size": 8, "max_new_tokens": 3},
-        "training": {"num_steps": 1},
+        "rollout": {"prompts_per_step": PROMPTS_PER_STEP, "group_size": 8, "max_new_tokens": 3},
+        "training": {"num_steps": 1, "num_threads": torch.get_num_threads()},
         "evaluation": {"num_prompts": NUM_HELD_OUT * len(SETS), "samples_per_prompt": 1, "temperature": 0.0},
         "weight_sync": {"probe_every_num_steps": 12},
         "inference": {"engine": "hf", "max_num_seqs": 128},
@@ -95,15 +98,17 @@ def select_accuracies(metrics: dict[str, float]) -> dict[str, float]:
 
 def fine_tune(base: Path, files: dict[str, Path], directory: Path) -> Summary:
     """Train all weights on clean images with their answers."""
+    shutil.rmtree(directory / "sft", ignore_errors=True)
     return roll.train(
         {
             "pipeline": "sft",
             "name": "sft",
-            "model": {"path": str(base), "dtype": "float32"},
+            "model": {"path": str(base), "dtype": "bfloat16"},
             "data": [{"source": "file", "path": str(files["sft"]), "held_out": 0.02}],
             "training": {
+                "num_threads": torch.get_num_threads(),  # of OMP_NUM_THREADS, as for the tower
                 "num_epochs": 1,
-                "examples_per_step": 8,
+                "examples_per_step": 16,
                 "learning_rate": 1e-4,
                 "schedule": "cosine",
                 "warmup_steps": 10,
@@ -114,14 +119,14 @@ def fine_tune(base: Path, files: dict[str, Path], directory: Path) -> Summary:
     )
 
 
-def reinforce(
-    model: Path, files: dict[str, Path], directory: Path, name: str, seed: int, *, kl: float, rate: float, steps: int
-) -> dict[str, float]:
-    """Train tower and projector with GRPO: two noisy images for each clean one; return the accuracies at the end."""
+def reinforce(model: Path, files: dict[str, Path], directory: Path, name: str, seed: int, options: Any) -> Any:
+    """Train tower and projector with GRPO on noisy and clean images; return the accuracies at the end."""
+    shutil.rmtree(directory / name, ignore_errors=True)
     settings = build_evaluation(model, files)
     settings["model"]["vision"] = {"freeze": ["language_model"]}
-    # A third of the prompts is easy; half of these belong to "shuffled", where only held-out images are shuffled.
-    for entry, (source, weight) in zip(settings["data"], (("easy", 0.5), ("hard", 2.0), ("easy", 0.5)), strict=True):
+    # Half of the easy prompts belong to "shuffled", where only held-out images are shuffled.
+    shares = (("easy", options.easy / 2), ("hard", 1 - options.easy), ("easy", options.easy / 2))
+    for entry, (source, weight) in zip(settings["data"], shares, strict=True):
         entry.update(path=str(files[f"train {source}"]), weight=weight)
     found: dict[str, float] = {}
     roll.train(
@@ -129,13 +134,19 @@ def reinforce(
         | {
             "name": name,
             "seed": seed,
-            # Most groups of easy prompts have equal rewards. They are kept, because the KL penalty applies to them.
+            # Most groups of easy prompts have equal rewards. They are kept if the KL penalty applies to them.
             "algorithm": {
                 "type": "grpo",
-                "kl": {"coefficient": kl, "estimator": "full"},
-                "filters": {"skip_zero_variance": False},
+                "kl": {"coefficient": options.kl, "estimator": "full"},
+                "filters": {"skip_zero_variance": not options.kl},
             },
-            "training": {"num_steps": steps, "learning_rate": rate, "schedule": "linear", "warmup_steps": 4},
+            "training": settings["training"]
+            | {
+                "num_steps": options.steps,
+                "learning_rate": options.rate,
+                "schedule": "linear",
+                "warmup_steps": 4,
+            },
             "evaluation": settings["evaluation"] | {"every_num_steps": 0, "before_training": False},
             "output_dir": str(directory),
         },
@@ -150,8 +161,9 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, default=Path("runs/vision"), help="models, data and runs")
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS, help="parts to run")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3], help="seeds of GRPO")
-    parser.add_argument("--tower-seconds", type=float, default=600.0, help="processor time for the tower")
-    parser.add_argument("--kl", type=float, default=0.1, help="coefficient of the KL penalty")
+    parser.add_argument("--tower-seconds", type=float, default=240.0, help="processor time for the tower")
+    parser.add_argument("--kl", type=float, default=0.0, help="coefficient of the KL penalty")
+    parser.add_argument("--easy", type=float, default=0.4, help="share of easy prompts in GRPO")
     parser.add_argument("--rate", type=float, default=1e-4, help="learning rate of GRPO")
     parser.add_argument("--steps", type=int, default=NUM_STEPS, help="steps of GRPO")
     chosen = parser.parse_args()
@@ -183,9 +195,9 @@ def main() -> None:
         seconds = watch.read()
         note("sft", select_accuracies(roll.evaluate(build_evaluation(sft, files))) | seconds)
     for seed in chosen.seeds if "grpo" in chosen.parts else ():
-        name = f"grpo-kl{chosen.kl:g}-rate{chosen.rate:g}-seed{seed}"
+        name = f"grpo-easy{chosen.easy:g}-kl{chosen.kl:g}-rate{chosen.rate:g}-steps{chosen.steps}-seed{seed}"
         watch = Stopwatch()
-        end = reinforce(sft, files, chosen.directory, name, seed, kl=chosen.kl, rate=chosen.rate, steps=chosen.steps)
+        end = reinforce(sft, files, chosen.directory, name, seed, chosen)
         note(name, end | watch.read())
     report("vision", figures)
 

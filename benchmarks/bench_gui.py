@@ -1,0 +1,168 @@
+"""A small vision-language model learns to click on a named widget of a screenshot: SFT, then GRPO in `gui:Click`.
+
+    make bench NAME=gui                         # all: about half an hour on one core with AMX
+    make bench NAME=gui ARGS="--parts grpo"     # a part; a later call continues with the models in --directory
+
+    tower ─► projector, aligned with words ─► SmolLM2-135M with both, in SmolVLM's classes
+                                                 └─► sft on few clicks, many of them wrong ─► grpo in the environment
+
+A screen has four widgets of different colors and shapes, one in each quarter, at random positions. The task is `Click
+the red circle.`, and the policy answers `click(0,1)`. The sets:
+
+    screens    episodes that no phase trained on
+    shuffled   the same tasks, each with the screenshot of another episode
+
+Chance is the probability that a click without the screenshot is in the target.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from _report import Stopwatch, measure_matmul_rate, report
+from _screen_data import BEST_CONSTANT_CLICK, ENVIRONMENT, SCREEN, write_episodes
+from _vision_model import build_vision_model
+from _vision_tower import align_screen_tower, train_screen_tower
+
+import roll
+
+NUM_SFT_SCREENS = 400
+NUM_EPISODES, NUM_HELD_OUT = 20_000, 400
+PARTS = ("tower", "sft", "grpo")
+SETS = ("screens", "shuffled")
+SCALE_FACTOR = 2
+"""An image has 16 tokens."""
+
+
+def build_evaluation(model: Path) -> dict[str, Any]:
+    """Return the configuration that evaluates a model on both sets, with the most likely click."""
+    environments = [
+        {
+            "environment": ENVIRONMENT,
+            "domain": name,
+            "options": SCREEN | {"shuffled": name == "shuffled"},
+            "num_turns": SCREEN["max_turns"],
+            "num_episodes": NUM_EPISODES,
+            "num_held_out": NUM_HELD_OUT,
+        }
+        for name in SETS
+    ]
+    return {
+        "pipeline": "agentic",
+        "name": "evaluation",
+        "model": {"path": str(model), "dtype": "bfloat16"},
+        "environments": environments,
+        "rollout": {"prompts_per_step": 24, "group_size": 8, "max_new_tokens": 10},
+        "training": {"num_steps": 1, "num_threads": torch.get_num_threads()},
+        "evaluation": {"num_prompts": NUM_HELD_OUT * len(SETS), "samples_per_prompt": 1, "temperature": 0.0},
+        "weight_sync": {"probe_every_num_steps": 12},
+        "inference": {"engine": "hf", "max_num_seqs": 192, "max_context": 256},
+    }
+
+
+def evaluate(model: Path) -> dict[str, float]:
+    """Return the share of clicks in the target for each set."""
+    metrics = roll.evaluate(build_evaluation(model))
+    return {name: round(metrics[f"eval/{name}/accuracy"], 4) for name in SETS}
+
+
+def fine_tune(base: Path, directory: Path, wrong: float, rate: float) -> None:
+    """Train all weights on few conversations, in which many clicks are wrong."""
+    rows = write_episodes(directory / "data" / "sft.jsonl", range(2_000_000, 2_000_000 + NUM_SFT_SCREENS), wrong=wrong)
+    shutil.rmtree(directory / "sft", ignore_errors=True)
+    roll.train(
+        {
+            "pipeline": "sft",
+            "name": "sft",
+            "model": {"path": str(base), "dtype": "bfloat16"},
+            "data": [{"source": "file", "path": str(rows), "held_out": 0.02}],
+            "training": {
+                "num_threads": torch.get_num_threads(),  # of OMP_NUM_THREADS, as for the tower
+                "num_epochs": 1,
+                "examples_per_step": 8,
+                "learning_rate": rate,
+                "schedule": "cosine",
+                "warmup_steps": 5,
+            },
+            "evaluation": {"every_num_steps": 0, "before_training": False},
+            "output_dir": str(directory),
+        }
+    )
+
+
+def reinforce(model: Path, directory: Path, name: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
+    """Train all weights with GRPO on episodes; return the shares of the model at the end."""
+    shutil.rmtree(directory / name, ignore_errors=True)
+    settings = build_evaluation(model)
+    settings["environments"] = settings["environments"][:1]
+    roll.train(
+        settings
+        | {
+            "name": name,
+            "seed": seed,
+            "algorithm": "grpo",
+            "training": settings["training"]
+            | {
+                "num_steps": options.steps,
+                "learning_rate": options.rate,
+                "schedule": "linear",
+                "warmup_steps": 4,
+            },
+            "evaluation": settings["evaluation"] | {"every_num_steps": 0, "before_training": False},
+            "output_dir": str(directory),
+        }
+    )
+    return evaluate(directory / name)
+
+
+def main() -> None:
+    """Run the parts, and write their figures."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--directory", type=Path, default=Path("runs/gui"), help="models, data and runs")
+    parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS, help="parts to run")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3], help="seeds of GRPO")
+    parser.add_argument("--tower-seconds", type=float, default=240.0, help="processor time for the tower")
+    parser.add_argument("--wrong", type=float, default=0.5, help="share of the clicks of SFT at random positions")
+    parser.add_argument("--sft-rate", type=float, default=1e-4, help="learning rate of SFT")
+    parser.add_argument("--rate", type=float, default=2e-5, help="learning rate of GRPO")
+    parser.add_argument("--steps", type=int, default=100, help="steps of GRPO")
+    chosen = parser.parse_args()
+    chosen.directory.mkdir(parents=True, exist_ok=True)
+    tower, encoder = chosen.directory / "tower.safetensors", chosen.directory / "encoder.safetensors"
+    base, sft = chosen.directory / "base", chosen.directory / "sft"
+    notes = chosen.directory / "figures.json"
+    figures: dict[str, Any] = json.loads(notes.read_text()) if notes.exists() else {"chance": BEST_CONSTANT_CLICK}
+
+    def note(name: str, value: Any) -> None:
+        figures[name] = value
+        notes.write_text(json.dumps(figures, indent=2))
+        print(name, json.dumps(value), flush=True)
+
+    note("matmul_gflops", measure_matmul_rate())
+    if "tower" in chosen.parts:
+        watch = Stopwatch()
+        note("tower", train_screen_tower(tower, chosen.tower_seconds) | watch.read())
+        watch = Stopwatch()
+        aligned = align_screen_tower(encoder, tower, SCALE_FACTOR, chosen.tower_seconds / 2)
+        note("projector", aligned | watch.read())
+    if "sft" in chosen.parts:
+        build_vision_model(base, encoder, scale_factor=SCALE_FACTOR)
+        watch = Stopwatch()
+        fine_tune(base, chosen.directory, chosen.wrong, chosen.sft_rate)
+        seconds = watch.read()
+        note("sft", evaluate(sft) | seconds)
+    for seed in chosen.seeds if "grpo" in chosen.parts else ():
+        name = f"grpo-rate{chosen.rate:g}-steps{chosen.steps}-seed{seed}"
+        watch = Stopwatch()
+        found = reinforce(sft, chosen.directory, name, seed, chosen)
+        note(name, found | watch.read())
+    report("gui", figures)
+
+
+if __name__ == "__main__":
+    main()
