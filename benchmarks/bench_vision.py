@@ -34,16 +34,16 @@ from _vision_tower import align_tower, train_tower
 import roll
 from roll.tracking import Summary
 
-NUM_ROWS = 1632
-NUM_HELD_OUT = 480
-SFT_NOISE, HARD_NOISE = 12.0, 120.0
+NUM_ROWS = 3264
+NUM_HELD_OUT = 240
+SFT_NOISE, HARD_NOISE = 12.0, 180.0
 CHANCE = (1 / len(COLORS) + 1 / len(SHAPES) + 1 / len(COUNTS)) / 3
 PARTS = ("tower", "sft", "grpo", "rollouts")
 SETS = ("easy", "hard", "shuffled")
 SCALE_FACTOR = 4
 """An image has 4 tokens."""
-NUM_STEPS = 150
-PROMPTS_PER_STEP = 32
+NUM_STEPS = 100
+PROMPTS_PER_STEP = 16
 
 
 def write_data(directory: Path) -> dict[str, Path]:

@@ -75,18 +75,26 @@ def _is_bidirectional(model: Any, media: ModelMedia, attention: str, run: Hidden
     own = model(**{name: value.to(model.device) for name, value in arguments.items()}, output_hidden_states=True)
     expected = own.hidden_states[-1][0, :-1].float()
     set_attention(model, attention)
-    tolerance = 1e-3 if model.dtype in (torch.float32, torch.float64) else 0.2
-    differences: list[float] = []
+    differences: dict[bool, float] = {}
     for bidirectional in (False, True):
         media.is_bidirectional = bidirectional
         found = run(tokens, spans).float()
-        differences.append(float(((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max()))
-        if differences[-1] <= tolerance:
+        ratios = (found - expected).norm(dim=-1) / expected.norm(dim=-1)
+        if model.dtype in (torch.float32, torch.float64):
+            tolerance, differences[bidirectional] = 1e-3, float(ratios.max())
+        else:
+            # Rounding alone changed one token of a fine-tuned SmolVLM by 0.22, and the others by 0.02; attention in the
+            # wrong directions changed all tokens from the image on, by 0.16 on average.
+            tolerance, differences[bidirectional] = 0.1, float(ratios.mean())
+        if differences[bidirectional] <= tolerance / 2:
             return bidirectional
-    raise ModelError(
-        f"{type(model).__name__} cannot be used with media: its hidden states differ from those of the model's own "
-        f"forward pass by {min(differences):.2g} of their norm"
-    )
+    best = min(differences, key=differences.__getitem__)
+    if differences[best] > tolerance:
+        raise ModelError(
+            f"{type(model).__name__} cannot be used with media: its hidden states differ from those of the model's own "
+            f"forward pass by {differences[best]:.2g} of their norm"
+        )
+    return best
 
 
 def _build_example(inputs: MediaInputs) -> tuple[IntArray, tuple[MediaSpan, ...], dict[str, Tensor]]:
