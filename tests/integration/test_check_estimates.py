@@ -14,6 +14,7 @@ from unittest import mock
 
 import pytest
 from worlds.tiny_model import write_tiny_model
+from worlds.vision_models import picture, write_vision_model
 
 import roll
 from roll.config.estimate import LIBRARIES_BYTES
@@ -182,6 +183,44 @@ def looked_at(
     print(f"\n{peak / 2**20:,.0f} MiB measured, {estimated / 2**20:,.0f} MiB estimated")
     memory = peak / estimated
     return memory, step_s / report.step_s if report.step_s else 0.0
+
+
+@pytest.fixture(scope="module", name="vision_model")
+def _vision_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A SmolVLM with a tower of 12 layers of width 384; an image has 5 tiles of 16 patches."""
+    import torch
+    import transformers
+
+    directory = write_vision_model(tmp_path_factory.mktemp("vision") / "model", "smolvlm")
+    config = transformers.AutoConfig.from_pretrained(directory)
+    text, tower = config.text_config, config.vision_config
+    text.hidden_size, text.intermediate_size, text.num_hidden_layers, text.num_attention_heads = 256, 768, 6, 4
+    text.num_key_value_heads, text.head_dim = 2, 64
+    tower.hidden_size, tower.intermediate_size, tower.num_hidden_layers, tower.num_attention_heads = 384, 1536, 12, 6
+    torch.manual_seed(0)
+    transformers.AutoModelForImageTextToText.from_config(config).save_pretrained(directory)
+    return directory
+
+
+@pytest.mark.parametrize("frozen", [[], ["tower"]], ids=["all", "frozen tower"])
+def test_check_estimates_a_tower_takes_the_memory_that_was_estimated(
+    tmp_path: Path, vision_model: Path, frozen: list[str]
+) -> None:
+    rows = []
+    for number in range(72):
+        picture(number, 64, 64).save(tmp_path / f"{number}.png")
+        rows.append({"prompt": "<image>" + WORDS[number % 60], "completion": "yes", "images": [f"{number}.png"]})
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    changes = {"pipeline": "sft", "model": {"vision": {"freeze": frozen}}}
+    more = {
+        "data": [{"source": "file", "path": str(path), "held_out": 0}],
+        "training": {"num_steps": 3, "examples_per_step": 24, "max_tokens_per_micro_batch": 4096},
+    }
+    with mock.patch("roll.pipelines.supervised.check.is_timeable", lambda sizes: False):
+        memory, _ = looked_at(tmp_path, vision_model, changes, more)
+    print(f"\ntower, frozen {frozen}: memory {memory:.3f} of the estimate")
+    assert memory == pytest.approx(1.0, abs=TOLERANCE)
 
 
 def test_check_estimates_a_script_without_a_guard_may_check_a_run(tmp_path: Path, model: Path) -> None:

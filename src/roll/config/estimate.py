@@ -43,8 +43,10 @@ __all__ = [
 ]
 
 GIB = 2**30
-LIBRARIES_BYTES = int(0.375 * GIB)
+LIBRARIES_BYTES = int(0.54 * GIB)
 """Memory of a process that trains on a CPU, without its tensors: torch, transformers and a run's other imports."""
+PROCESSOR_BYTES = 80 * 2**20
+"""Additional memory of a process that reads images: the processor of the model, and images that it caches."""
 DEFAULT_CPU_KV_BYTES = 256 * 2**20
 NF4_BYTES = 0.5 + (1 + 4 / 256) / 64
 """Bytes of a weight in 4 bits, with its share of the scales."""
@@ -156,16 +158,22 @@ def estimate_disk_use(
     )
 
 
-def add_host_memory(roles: Sequence[RoleMemory], config: RunConfig) -> list[RoleMemory]:
+def add_host_memory(roles: Sequence[RoleMemory], config: RunConfig, *, reads_images: bool = False) -> list[RoleMemory]:
     """Add what a run without accelerators needs in host memory to the memory of its roles.
 
     This is the copies from which asynchronous checkpoints are written, and the libraries of every process.
+
+    Args:
+        roles: the memory of the roles.
+        config: the run.
+        reads_images: whether the model has a vision tower.
     """
     checkpoint = config.checkpoint
     if checkpoint.asynchronous and checkpoint.every_num_steps:
         roles = [replace(role, parts={**role.parts, **_estimate_copied_bytes(role.parts)}) for role in roles]
     count = 1 + (sum(role.count for role in roles) if config.cluster.type == "ray" else 0)
-    return [*roles, RoleMemory(role="processes", count=count, parts={"libraries": LIBRARIES_BYTES})]
+    parts = {"libraries": LIBRARIES_BYTES} | ({"image processor": PROCESSOR_BYTES} if reads_images else {})
+    return [*roles, RoleMemory(role="processes", count=count, parts=parts)]
 
 
 def _estimate_copied_bytes(parts: Mapping[str, int]) -> dict[str, int]:

@@ -212,7 +212,7 @@ def _estimate_memory(
         parts |= estimate_heap_bytes(parts, trimmed=should_trim_heap(config.model, config.training, ranks))
     report.memory = [RoleMemory(role="actor_train", count=ranks, parts=parts), *_estimate_engine_memory(report, config)]
     if not on_accelerator:
-        report.memory = add_host_memory(report.memory, config)
+        report.memory = add_host_memory(report.memory, config, reads_images=sizes.tower is not None)
     check_memory(report)
 
 

@@ -188,7 +188,8 @@ def estimate_memory_by_role(
     workers = RoleMemory(
         role="rewards", count=config.rollout.reward_workers, parts={"worker processes": REWARD_WORKER_BYTES}
     )
-    return [*add_host_memory(roles, config), workers, *([writer] if config.tracking.rollouts else [])]
+    roles = add_host_memory(roles, config, reads_images=sizes.tower is not None)
+    return [*roles, workers, *([writer] if config.tracking.rollouts else [])]
 
 
 def estimate_frozen_memory(
