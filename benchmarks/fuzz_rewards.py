@@ -31,7 +31,7 @@ from _report import report
 from bench_rewards import GSM8K, KINDS, PUBLISHED, rollout
 
 from roll.cluster.pool import LocalWorkerPool
-from roll.config.rewards import FormatReward, RewardList, as_reward_list
+from roll.config.rewards import FormatReward, RewardList, expand_rewards
 from roll.rewards import build_reward
 from roll.rewards.base import MAX_TEXT_LENGTH
 from roll.rewards.choice import score_choice
@@ -355,7 +355,7 @@ async def as_a_run(numbers: Iterable[int], seconds: float) -> dict[str, Any]:
     entries += [{"type": "format", "tags": ["answer"]}, {"type": "regex", "pattern": "answer.*{answer}"}]
     pool = LocalWorkerPool(2)
     reward, choice = (
-        build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(each)), pool)
+        build_reward(TypeAdapter(RewardList).validate_python(expand_rewards(each)), pool)
         for each in (entries, ["choice"])
     )
     await asyncio.gather(reward(rollout("7", "7")), choice(rollout("B", "B")))

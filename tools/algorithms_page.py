@@ -212,7 +212,7 @@ def page() -> str:
     lines = [_HEAD, "| preset | when to use it | trained models, or additional work | stability |", "|---|---|---|---|"]
     for name in PRESET_NAMES:
         note = load_preset_note(name)
-        lines.append(f"| [`{name}`](#{name}) | {note.when} | {note.cost} | {note.stability} |")
+        lines.append(f"| [`{name}`](#{name}) | {note.use_case} | {note.cost} | {note.stability} |")
     for name in PRESET_NAMES:
         title, formula, text = describe_preset(name).split("\n\n", 2)
         body = text.strip().replace("\n", " ")

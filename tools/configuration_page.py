@@ -47,7 +47,7 @@ def _section(parent: tuple[str, ...], keys: list[Key], model: type[Section]) -> 
             [
                 f"`{key.path[-1]}`",
                 *([of] if column else []),
-                key.type_words.replace("[", r"\["),  # of patterns; Markdown would take them for links
+                key.type_description.replace("[", r"\["),  # of patterns; Markdown would take them for links
                 format_default(key) if key.required or key.members else f"`{format_default(key)}`",
                 key.meaning + unit,
             ]

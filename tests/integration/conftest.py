@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from roll.config.renamed import rename_metric
+from roll.config.former_names import rename_metric
 from roll.tracking.metric_meanings import find_meaning
 
 

@@ -55,14 +55,14 @@ def test_own_engine_trains_in_the_workers_of_ray(folder: Path, tiny_model: Path)
     [
         (
             {"cluster": {"offload_colocated": True}},
-            "inference.engine is engines/mine.py:PlainEngine, which cannot release its memory (can_sleep), but "
-            "cluster.offload_colocated true needs it: set inference.engine to hf, or set cluster.offload_colocated to "
-            "auto.",
+            "cluster.offload_colocated true needs an engine that can release its memory (can_sleep), but "
+            "inference.engine is engines/mine.py:PlainEngine: set inference.engine to hf, or set "
+            "cluster.offload_colocated to auto.",
         ),
         (
             {"inference": {"engine": ENGINE, "quantization": "int8"}},
-            "inference.engine is engines/mine.py:PlainEngine, which cannot read weights in 8 bits (quantized_sync), "
-            "but inference.quantization int8 needs it: set inference.engine to vllm or hf, or set "
+            "inference.quantization int8 needs an engine that can read weights in 8 bits (quantized_sync), but "
+            "inference.engine is engines/mine.py:PlainEngine: set inference.engine to vllm or hf, or set "
             "inference.quantization to none.",
         ),
     ],

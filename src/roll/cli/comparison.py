@@ -23,7 +23,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roll.config.document import read
-from roll.config.renamed import rename_config, rename_metric
+from roll.config.former_names import rename_config, rename_metric
 from roll.errors import RunDirectoryError, UserError
 from roll.tracking import RunDirectory, Summary, read_untrusted_metrics
 from roll.tracking.escape import shorten

@@ -19,7 +19,7 @@ import click
 from roll.cli.answer_files import ANSWER_KEYS, AnswerLine, encode_words, read_answers
 from roll.cli.score_report import ScoredLine, format_json_lines, render
 from roll.config.base import Section, option
-from roll.config.rewards import RewardConfig, RewardList, as_reward_list
+from roll.config.rewards import RewardConfig, RewardList, expand_rewards
 from roll.config.run import RunConfig
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError, InfraError, UserError
@@ -60,7 +60,7 @@ def parse_rewards(texts: Sequence[str]) -> list[RewardConfig]:
                 f"write \"{{type: python, function: '{value}'}}\"."
             )
         entries += value if isinstance(value, list) else [value]
-    tree = {"reward": as_reward_list(entries)}
+    tree = {"reward": expand_rewards(entries)}
     try:
         return _CommandLineRewards.model_validate(tree).reward
     except ValidationError as error:

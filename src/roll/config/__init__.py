@@ -1,1 +1,1 @@
-"""Typed configuration: strict, frozen after loading, and the only place where defaults are set."""
+"""Typed configuration with strict validation; sections are frozen after loading, and defaults are set only here."""

@@ -1,7 +1,7 @@
-"""Memory of a micro-batch's forward and backward pass; `estimate` adds it to the other memory of a role.
+"""Estimates of the activation memory of a micro-batch's forward and backward pass; `estimate` adds the other memory.
 
-The coefficients were counted from the tensors that autograd keeps in layers like those of Llama, Qwen3, GLM-4 and Gemma
-3. They do not include attention scores, which are kept only if attention is neither flash attention nor native.
+The coefficients count the tensors that autograd keeps in layers like those of Llama, Qwen3, GLM-4 and Gemma 3. They do
+not include attention scores, which are kept only if attention is neither flash attention nor ROLL's native attention.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from roll.config.tower_memory import TowerSizes
 from roll.config.training import TrainingConfig
 
 __all__ = [
-    "FullestStage",
     "ModelSizes",
+    "PeakStageShares",
+    "compute_peak_stage_shares",
     "estimate_activation_bytes_per_token",
     "estimate_forward_backward_bytes",
     "estimate_gathered_bytes",
     "estimate_logit_bytes",
-    "find_fullest_stage",
     "get_element_bytes",
 ]
 
@@ -73,7 +73,7 @@ class ModelSizes(Protocol):
 
 
 def get_element_bytes(dtype: str) -> int:
-    """Return the bytes of one number in this dtype."""
+    """Return the size of one element of a dtype, in bytes."""
     return 2 if dtype == "bfloat16" else 4
 
 
@@ -87,8 +87,10 @@ def estimate_activation_bytes_per_token(
     offloaded: bool = False,
     lora_rank: int = 0,
 ) -> tuple[int, int]:
-    """Return a token's activation bytes: those that autograd keeps until the backward pass, and a layer's temporary
-    ones.
+    """Estimate the activation bytes of one token.
+
+    Returns:
+        The bytes that autograd keeps until the backward pass, and the temporary bytes of one layer.
 
     Each layer keeps 2 hidden vectors, the inputs of norms, queries and attention output, keys and values, 4 vectors
     inside the gated MLP, and 2 hidden vectors per expert, all in the dtype of the computation, plus the inputs of norms
@@ -129,19 +131,19 @@ def estimate_activation_bytes_per_token(
 
 
 @dataclass(frozen=True, kw_only=True)
-class FullestStage:
-    """The largest shares of a model's weights and activations that any pipeline stage holds; 1 with a single stage."""
+class PeakStageShares:
+    """The largest shares of the weights and of the activations that one pipeline stage has; 1 for a single stage."""
 
     weights: float
     activations: float
     """Share relative to `ParallelConfig.compute_peak_activations`, which assumes equal stages."""
 
 
-def find_fullest_stage(sizes: ModelSizes, parallel: ParallelConfig) -> FullestStage:
-    """Return the largest share of weights and of activations that any stage holds.
+def compute_peak_stage_shares(sizes: ModelSizes, parallel: ParallelConfig) -> PeakStageShares:
+    """Compute the largest shares of the weights and of the activations that one pipeline stage has.
 
-    This is usually the first stage: it holds the embeddings in addition to its layers, and it has more layers than the
-    last stage and more micro-batches in flight.
+    This is usually the first stage: it has the embeddings in addition to its layers, more layers than the last stage,
+    and more micro-batches in flight.
 
     Args:
         sizes: the sizes of the model; the first and the last stage both hold a tied embedding matrix.
@@ -149,7 +151,7 @@ def find_fullest_stage(sizes: ModelSizes, parallel: ParallelConfig) -> FullestSt
     """
     stages = parallel.pp
     if stages == 1:
-        return FullestStage(weights=1.0, activations=1.0)
+        return PeakStageShares(weights=1.0, activations=1.0)
     embedding = sizes.vocab_size * sizes.hidden_size
     matrices = 2 if sizes.has_untied_lm_head else 1
     layer = max(sizes.num_parameters - matrices * embedding, 1) / sizes.num_layers
@@ -158,7 +160,7 @@ def find_fullest_stage(sizes: ModelSizes, parallel: ParallelConfig) -> FullestSt
     layers = [sum(parts[i::stages]) for i in range(stages)]
     weights = [layer * own + embedding * (i in (0, stages - 1)) for i, own in enumerate(layers)]
     in_flight = [own * (stages - i) for i, own in enumerate(layers)]
-    return FullestStage(weights=max(weights) / sizes.num_parameters, activations=max(in_flight) / sizes.num_layers)
+    return PeakStageShares(weights=max(weights) / sizes.num_parameters, activations=max(in_flight) / sizes.num_layers)
 
 
 def estimate_forward_backward_bytes(
@@ -171,7 +173,7 @@ def estimate_forward_backward_bytes(
     micro_batches: int,
     on_accelerator: bool,
 ) -> dict[str, int]:
-    """Estimate a rank's additional memory for forward and backward passes, by content; logits are not included.
+    """Estimate a rank's memory for forward and backward passes, in bytes by content; logits are not included.
 
     A step has `micro_batches` micro-batches of `num_tokens` tokens each.
     """
@@ -192,7 +194,7 @@ def estimate_forward_backward_bytes(
     )
     in_flight = (
         training.parallel.compute_peak_activations(micro_batches)
-        * find_fullest_stage(sizes, training.parallel).activations
+        * compute_peak_stage_shares(sizes, training.parallel).activations
     )
     parts = {**shared, "activations": round(own * kept * in_flight)}
     return parts | ({"a layer": own * passing} if passing else {})
@@ -236,7 +238,14 @@ def estimate_gathered_bytes(
 
 
 def estimate_logit_bytes(sizes: ModelSizes, num_tokens: int, element: int, *, layer: int = 0) -> int:
-    """Return how many bytes logits add to the peak; `layer` bytes of a layer, free by then, are subtracted."""
+    """Estimate the bytes that logits add to the peak memory.
+
+    Args:
+        sizes: the sizes of the model.
+        num_tokens: tokens of the micro-batch.
+        element: bytes of one number in the dtype of the computation.
+        layer: bytes of a layer's temporary memory, which is free when logits are computed and so is subtracted.
+    """
     logits = num_tokens * sizes.vocab_size * element
     kept = logits if logits <= KEPT_LOGIT_BYTES else KEPT_LOGIT_BYTES // 2
     found = min(num_tokens * sizes.vocab_size * (8 + element), LOGIT_CHUNK_BYTES + max(kept, KEPT_LOGIT_BYTES // 2))

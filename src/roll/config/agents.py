@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import field_validator, model_validator
 
-from roll.config.base import FUNCTION, Section, option, path_option
+from roll.config.base import FUNCTION_PATTERN, Section, option, path_option
 from roll.config.rewards.base import check_pattern
 
 __all__ = ["AgentConfig", "AgentLimits"]
@@ -24,14 +24,14 @@ class AgentLimits(Section):
 
 
 class AgentConfig(Section):
-    """An agent program that generates rollouts: it gets an address and a key, and calls the policy like any model."""
+    """An agent program that generates rollouts: it gets a URL and an API key, and calls the policy like any LLM API."""
 
     function: str | None = path_option(
         None,
         "Your coroutine `agent(task, base_url, api_key)`: `package.module:function`, or `path/to/file.py:function`. It "
         "may return the answer as text.",
         examples=["examples/agents/with_openai.py:agent"],
-        pattern=FUNCTION,
+        pattern=FUNCTION_PATTERN,
     )
     command: list[str] | None = option(
         None,

@@ -1,6 +1,4 @@
-"""The algorithm, composed of independent parts. A named algorithm is a preset of these parts, and every key can be
-changed.
-"""
+"""The section `algorithm`, composed of independent parts; a named algorithm is a preset, whose keys can be changed."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ from roll.config.algorithm_parts import (
     UpdateConfig,
     WeightConfig,
 )
-from roll.config.base import EXTENSION, Section, option, path_option
+from roll.config.base import EXTENSION_PATTERN, Section, option, path_option
 from roll.config.correction import CorrectionConfig
 from roll.config.gates import LOSSES, GateConfig, MinClip
 from roll.config.presets import PresetName, expand_preset
@@ -30,7 +28,7 @@ __all__ = ["AlgorithmConfig"]
 
 
 class AlgorithmConfig(Section):
-    """The algorithm: reward shaping, advantages, ratio, gate, aggregation, KL, correction, filters."""
+    """The RL algorithm: reward shaping, advantages, ratio, gate, aggregation, KL, correction and filters."""
 
     type: PresetName = option("grpo", "Preset that sets the defaults of the other keys, each of which may be changed.")
     reward: RewardShapingConfig = option(RewardShapingConfig(), "Reward shaping.")
@@ -60,7 +58,7 @@ class AlgorithmConfig(Section):
         "Your own loss instead of ratio, gate, KL, entropy and correction: `package.module:function`, "
         "`path/to/file.py:function`, or a name that an installed package registers (entry points `roll.losses`).",
         examples=["examples/algorithms/my_loss.py:loss"],
-        pattern=EXTENSION,
+        pattern=EXTENSION_PATTERN,
     )
 
     @field_validator("loss")
@@ -114,7 +112,7 @@ class AlgorithmConfig(Section):
         return self
 
     def _find_conflict(self) -> str:
-        """Return why the values of keys cannot be combined, and what to change; empty if they can."""
+        """Return why the values of two keys are incompatible, and what to change; empty if all are compatible."""
         advantage, critic, filters = self.advantage, self.critic, self.filters
         if advantage.estimator == "anchor_state" and advantage.mean != "group" and advantage.function is None:
             return (
@@ -175,9 +173,9 @@ class AlgorithmConfig(Section):
         return ""
 
     def _find_unused_key(self) -> str:
-        """Return a message about a key that was set but changes nothing; empty if every key has an effect.
+        """Return a message about a key that is set but has no effect; empty if every key has an effect.
 
-        Keys that have the value of the preset are allowed.
+        A key may be set to the preset's value even if it has no effect.
         """
         estimator = self.advantage.estimator
         off_policy = self.gate.type != "log_prob"

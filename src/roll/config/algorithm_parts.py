@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from roll.config.base import FUNCTION, Section, option, path_option
+from roll.config.base import FUNCTION_PATTERN, Section, option, path_option
 
 __all__ = [
     "AdvantageConfig",
@@ -24,11 +24,9 @@ __all__ = [
 
 
 class RewardShapingConfig(Section):
-    """Changes to a rollout's reward before advantages are computed; the recorded reward stays as the verifier returned
-    it.
+    """Reward shaping before advantages are computed; the recorded reward is the verifier's.
 
-    The rewards that an environment gives for single turns are only scaled; all other changes apply to the rest of the
-    reward.
+    An environment's rewards for single turns are only scaled; all other changes apply to the rest of the reward.
     """
 
     scale: float = option(1.0, "Factor of the reward.", gt=0)
@@ -83,7 +81,7 @@ class AdvantageConfig(Section):
         None,
         "Your own estimator instead of the other keys: `package.module:function` or `path/to/file.py:function`.",
         examples=["examples/algorithms/median_baseline.py:advantages"],
-        pattern=FUNCTION,
+        pattern=FUNCTION_PATTERN,
     )
 
 
@@ -150,7 +148,7 @@ class EntropyConfig(Section):
     coefficient: float = option(0.0, "Weight of the bonus.", ge=0)
     drop_divergent: float = option(
         0.0,
-        "Share of tokens that get no bonus, namely those whose value the critics disagree about most (AsyPPO).",
+        "Share of tokens without a bonus: those on whose value the critics disagree most (AsyPPO).",
         ge=0,
         lt=1,
     )
@@ -276,7 +274,7 @@ class CriticConfig(Section):
     )
     drop_agreed: float = option(
         0.0,
-        "Share of tokens whose advantage is set to 0, namely those whose value the critics agree about most (AsyPPO).",
+        "Share of tokens whose advantage is set to 0: those on whose value the critics agree most (AsyPPO).",
         ge=0,
         lt=1,
     )

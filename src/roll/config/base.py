@@ -1,4 +1,4 @@
-"""The base class of configuration sections, with strict, frozen, documented fields."""
+"""The base class of configuration sections, whose fields are strict, frozen and documented."""
 
 from __future__ import annotations
 
@@ -10,22 +10,31 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from roll.errors import short
 
-__all__ = ["EXTENSION", "FUNCTION", "NAME", "PATTERN_WORDS", "Section", "expand_path", "option", "path_option"]
+__all__ = [
+    "EXTENSION_PATTERN",
+    "FUNCTION_PATTERN",
+    "NAME_PATTERN",
+    "PATTERN_DESCRIPTIONS",
+    "Section",
+    "expand_path",
+    "option",
+    "path_option",
+]
 
-_VARIABLE = re.compile(r"\$(?:\w+|\{[^}]*\})")
+_VARIABLE_PATTERN = re.compile(r"\$(?:\w+|\{[^}]*\})")
 MAX_NAME_LENGTH = 255
 """Maximum bytes of a file name, as in most file systems."""
 
-FUNCTION = r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$"
+FUNCTION_PATTERN = r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$"
 """Pattern of a key that names a function: `package.module:function`, or `path/to/file.py:function`."""
-EXTENSION = r"^(?:\w[\w.-]*|(?:\w+(?:\.\w+)*|[^:]+\.py):\w+)$"
-"""Pattern of a key that names an implementation: like `FUNCTION`, or a registered name, or an installed package."""
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
+EXTENSION_PATTERN = r"^(?:\w[\w.-]*|(?:\w+(?:\.\w+)*|[^:]+\.py):\w+)$"
+"""Pattern of a key that names an implementation: a registered name, or an import path as in `FUNCTION_PATTERN`."""
+NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Pattern of a name that becomes a directory name."""
-PATTERN_WORDS = {
-    FUNCTION: "such as package.module:function or path/to/file.py:function",
-    EXTENSION: "such as a name, package.module:Name or path/to/file.py:Name",
-    NAME: "of letters (A to Z, a to z), digits, '.', '_' and '-', beginning with a letter or a digit",
+PATTERN_DESCRIPTIONS = {
+    FUNCTION_PATTERN: "such as package.module:function or path/to/file.py:function",
+    EXTENSION_PATTERN: "such as a name, package.module:Name or path/to/file.py:Name",
+    NAME_PATTERN: "of letters (A to Z, a to z), digits, '.', '_' and '-', beginning with a letter or a digit",
 }
 """Descriptions of patterns, for messages."""
 
@@ -48,11 +57,11 @@ class Section(BaseModel):
 
 
 def expand_path(value: Any) -> Any:
-    """Return a path, or a mapping to paths, with `~` and environment variables replaced.
+    """Expand `~` and environment variables in a path, or in all paths of a mapping.
 
     Args:
-        value: a path, a mapping to paths, or `None`; names that are not paths (such as hub ids) are unchanged, and so
-            is an existing file whose own name has these characters.
+        value: a path, a mapping to paths, or `None`. Names that are not paths (such as hub IDs) and existing files
+            whose names contain these characters are unchanged.
 
     Raises:
         ValueError: a variable is not set or empty, a user is unknown, or no file can have this name.
@@ -65,11 +74,11 @@ def expand_path(value: Any) -> Any:
         raise ValueError(f"{short(value)} is not a valid file name: it has a NUL, or more than {MAX_NAME_LENGTH} bytes")
     if not ("$" in value or value.startswith("~")):
         return value
-    empty = next((name for name in _VARIABLE.findall(value) if os.environ.get(name.strip("${}")) == ""), None)
+    empty = next((name for name in _VARIABLE_PATTERN.findall(value) if os.environ.get(name.strip("${}")) == ""), None)
     if empty is not None:
         raise ValueError(f"{value!r} uses the variable {empty}, which is empty: write the path itself")
     path = os.path.expanduser(os.path.expandvars(value))
-    unset = _VARIABLE.search(path)
+    unset = _VARIABLE_PATTERN.search(path)
     if (unset is None and not path.startswith("~")) or os.path.exists(path.rpartition(":")[0] or path):
         return path
     what = f"the user '{path.partition('/')[0]}'" if unset is None else f"the variable {unset.group()}"
@@ -77,14 +86,14 @@ def expand_path(value: Any) -> Any:
 
 
 def path_option(default: Any, meaning: str, **limits: Any) -> Any:
-    """Create a field like `option` for a key whose value may be a path; `expand_path` expands the value."""
+    """Create a field like `option`, for a key whose value may be a path; `expand_path` is applied to the value."""
     field = option(default, meaning, **limits)
     field.metadata.append(AfterValidator(expand_path))
     return field
 
 
 def option(default: Any, meaning: str, *, unit: str | None = None, **limits: Any) -> Any:
-    """Create a field with its default, its meaning (shown by `roll config explain`) and optionally its unit.
+    """Create a field with a default, a description (shown by `roll config explain`) and an optional unit.
 
     `default=...` makes the field required; a `list` or `dict` instance is copied for every configuration.
     """

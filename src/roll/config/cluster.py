@@ -13,7 +13,7 @@ from roll.config.base import Section, option
 __all__ = ["ClusterConfig", "DeviceMapping", "Devices", "RoleDevices"]
 
 MAX_DEVICES = 100_000
-"""Maximum number of devices of a role: more than any cluster has, and few enough to enumerate."""
+"""Maximum number of devices of a role, so that a typing error cannot create a huge list."""
 
 
 def _parse_devices(value: Any) -> list[int]:
@@ -45,7 +45,7 @@ Devices: TypeAlias = Annotated[list[int], BeforeValidator(_parse_devices, json_s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoleDevices:
-    """The devices of one role in the whole cluster, and whether trainer ranks or engines run on them."""
+    """The devices of one role, numbered over the whole cluster, and whether trainer ranks or engines use them."""
 
     kind: Literal["trainer", "engine"]
     """`trainer`: one rank on each device. `engine`: one engine on every `tensor_parallel` devices."""

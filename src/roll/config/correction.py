@@ -1,4 +1,4 @@
-"""Corrections for tokens that the engine computed differently, or that an older policy sampled."""
+"""Importance sampling corrections for engine mismatch and stale tokens."""
 
 from __future__ import annotations
 
@@ -14,10 +14,9 @@ Level = Literal["token", "chunk", "sequence", "geometric"]
 
 
 class CorrectionConfig(Section):
-    """A constant factor w for tokens that the engine computed differently (mismatch) or an older policy sampled
-    (staleness).
+    """Importance sampling correction: a constant factor w on tokens, for engine mismatch and staleness.
 
-    The factor is clipped at `upper`; tokens whose factor is outside [mask_low, mask_high] are dropped. `corrects`
+    The factor is truncated at `upper`; tokens whose factor is outside [mask_low, mask_high] are masked out. `corrects`
     selects the factor; truncation, masks and veto apply to it at every `level`.
     """
 

@@ -1,4 +1,4 @@
-"""Prompt sources and their mixture."""
+"""Prompt sources, and their weights in the mixture."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Discriminator, Tag, field_validator, model_validator
 
 from roll.config.base import Section, option, path_option
+from roll.config.environment_host import Hosting
 from roll.config.episodes import HistoryConfig
-from roll.config.hosting import Hosting
 from roll.config.rewards import (
     CodeReward,
     EnvironmentReward,
     RewardConfig,
     RewardList,
-    as_reward_list,
     check_pattern,
+    expand_rewards,
 )
 from roll.config.sources import ConversationColumns, DataEntryBase, FileTable, HuggingFaceTable, PythonTable, SumsTask
-from roll.config.tools import ToolCallsConfig, ToolConfig, ToolList, as_tool_list, build_tool_arguments
+from roll.config.tools import ToolCallsConfig, ToolConfig, ToolList, build_tool_arguments, expand_tools
 
 if TYPE_CHECKING:
     from roll.types import EnvironmentSettings
@@ -36,18 +36,18 @@ __all__ = [
 ]
 
 
-class _Scored(Section):
+class _ScoredSource(Section):
     reward: RewardList = option(
         ..., "Rewards that score the answers: a type, a section, or a list with weights.", examples=["math"]
     )
     weight: float = option(1.0, "Share of each step's prompts, relative to the other sources.", gt=0)
 
 
-class _Source(DataEntryBase, _Scored):
+class _Source(DataEntryBase, _ScoredSource):
     @field_validator("reward", mode="before", json_schema_input_type=str | RewardConfig | list[str | RewardConfig])
     @classmethod
     def _expand_reward(cls, value: Any) -> Any:
-        return as_reward_list(value)
+        return expand_rewards(value)
 
     @property
     def turns(self) -> int:
@@ -70,7 +70,7 @@ class _Source(DataEntryBase, _Scored):
         return False
 
 
-class _Split(_Source):
+class _SplitSource(_Source):
     held_out: float = option(
         0.1,
         "Share of the source that is used only for evaluation (unless a separate `split` or file is given).",
@@ -83,7 +83,7 @@ class ArithmeticData(SumsTask, _Source):
     """Seeded sums such as `3 + 4`; training and held-out operand pairs are disjoint."""
 
 
-class FunctionsData(_Split):
+class FunctionsData(_SplitSource):
     """Small programming tasks such as `add_3(x)`, each with hidden test cases."""
 
     source: Literal["functions"] = option(..., "Name of the source.")
@@ -163,7 +163,7 @@ class EnvironmentData(Hosting, _Source):
     @field_validator("tools", mode="before", json_schema_input_type=list[str | ToolConfig])
     @classmethod
     def _expand_tools(cls, value: Any) -> Any:
-        return as_tool_list(value)
+        return expand_tools(value)
 
     @model_validator(mode="after")
     def _check_tools(self) -> Self:
@@ -197,7 +197,7 @@ class EnvironmentData(Hosting, _Source):
         return True
 
     def build_settings(self, seed: int) -> EnvironmentSettings:
-        """Return the settings of an episode with this seed."""
+        """Build the environment settings of the episode with a given seed."""
         pairs = [next(iter(entry.items())) if isinstance(entry, dict) else (entry, {}) for entry in self.wrappers]
         from roll.types import EnvironmentSettings
 
@@ -216,7 +216,7 @@ class EnvironmentData(Hosting, _Source):
         )
 
 
-class _Columns(ConversationColumns, _Split):
+class _ColumnSource(ConversationColumns, _SplitSource):
     prompt_key: str = option(
         "prompt",
         "Column with the prompt: text, or a list of chat messages. If the last message is the assistant's, the model "
@@ -254,19 +254,19 @@ class _Columns(ConversationColumns, _Split):
         return self
 
 
-class FileData(FileTable, _Columns):
+class FileData(FileTable, _ColumnSource):
     """A JSONL or Parquet file."""
 
 
-class HuggingFaceData(HuggingFaceTable, _Columns):
+class HuggingFaceData(HuggingFaceTable, _ColumnSource):
     """A Hugging Face dataset: a directory or a hub id, through `datasets`."""
 
 
-class PythonData(PythonTable, _Columns):
+class PythonData(PythonTable, _ColumnSource):
     """Rows from Python: your own function or class, or the objects given to `roll.train(config, data=…)`."""
 
 
-class ReasoningGymData(_Split):
+class ReasoningGymData(_SplitSource):
     """A generator of the `reasoning-gym` package, with its own scorer: `source: reasoning_gym:chain_sum`."""
 
     source: str = option(

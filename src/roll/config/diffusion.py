@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roll.config.base import EXTENSION, FUNCTION, NAME, Section, option, path_option
+from roll.config.base import EXTENSION_PATTERN, FUNCTION_PATTERN, NAME_PATTERN, Section, option, path_option
 from roll.config.model import ModelConfig
 from roll.config.training import TrainingConfig
 
@@ -112,9 +112,9 @@ class ImageRewardConfig(Section):
         ...,
         "Import path of the function: `package.module:function`, or `path/to/file.py:function`.",
         examples=["rewards.py:is_bright"],
-        pattern=FUNCTION,
+        pattern=FUNCTION_PATTERN,
     )
-    name: str = option("", "Name in metrics; by default the function's name.", pattern=rf"^$|{NAME}")
+    name: str = option("", "Name in metrics; by default the function's name.", pattern=rf"^$|{NAME_PATTERN}")
     weight: float = option(1.0, "Weight in the sum of rewards; 0 only measures.")
     options: dict[str, Any] = option({}, "Additional keyword arguments of the function.")
     time_limit_s: float = option(30.0, "Timeout of one call.", unit="s", gt=0)
@@ -167,7 +167,7 @@ class DPO(Section):
 
 
 class OnlineAlgorithm(Section):
-    """Keys of methods that learn from rewards of the policy's own samples."""
+    """Common keys of methods that learn from the rewards of the policy's own samples."""
 
     samples_per_prompt: int = option(8, "Number of samples per prompt: the group.", ge=2)
     advantage_std: Literal["group", "batch", "none"] = option(
@@ -187,7 +187,7 @@ class FlowGRPO(OnlineAlgorithm):
         1e-4, "Clipping of the ratio. Log-probs are means over the latents' entries, so ratios are close to 1.", gt=0
     )
     kl_coefficient: float = option(0.04, "Coefficient of the KL divergence from the initial policy.", ge=0)
-    kl_form: Literal["published", "exact"] = option(
+    kl_variant: Literal["published", "exact"] = option(
         "published",
         "`exact`: divergence of the two Gaussians of a step. `published`: without the step size, as in the code of "
         "Flow-GRPO, for whose coefficients the published values hold.",
@@ -224,14 +224,16 @@ class NFT(OnlineAlgorithm):
     type: Literal["nft"] = option(..., "Name of the method.")
     beta: float = option(1.0, "Strength of the guidance between old and current policy.", gt=0)
     kl_coefficient: float = option(1e-4, "Coefficient of the squared distance from the reference's velocities.", ge=0)
-    form: Literal["x0", "velocity"] = option("x0", "Error of which quantity; `x0` as in the published code.")
+    loss_target: Literal["x0", "velocity"] = option(
+        "x0", "Quantity whose squared error is the loss; `x0` as in the published code."
+    )
     num_draws: int | None = option(None, "Number of noise levels per sample; by default those of the sampler.", ge=1)
     old_decay_start_step: int = option(0, "Step up to which the old policy is the current one.", ge=0)
     old_decay_rate: float = option(0.001, "Growth per step of the old policy's decay.", ge=0)
     old_max_decay: float = option(0.5, "Largest decay of the old policy: the share of it that stays.", ge=0, lt=1)
 
     def compute_old_decay(self, step: int) -> float:
-        """Return the share of the old policy that stays after a step."""
+        """Return the weight of the old policy in the moving average after a step."""
         return min(max(step - self.old_decay_start_step, 0) * self.old_decay_rate, self.old_max_decay)
 
 
@@ -244,7 +246,7 @@ class RewardGradient(Section):
         "Import path of the differentiable reward: `def reward(images, prompts) -> Tensor`, with images "
         "[B, C, H, W] (videos [B, F, C, H, W]) in [0, 1] and rewards [B].",
         examples=["rewards.py:similarity"],
-        pattern=FUNCTION,
+        pattern=FUNCTION_PATTERN,
     )
     options: dict[str, Any] = option({}, "Additional keyword arguments of the reward.")
     num_gradient_steps: int = option(4, "Number of last denoising steps with gradients.", ge=1)
@@ -260,7 +262,7 @@ DiffusionAlgorithm: TypeAlias = Annotated[
 ]
 
 
-_UNUSED_TRAINING = (
+_LANGUAGE_MODEL_KEYS = (
     "max_tokens_per_micro_batch",
     "share_prefix",
     "fp8",
@@ -284,7 +286,9 @@ class DiffusionTraining(TrainingConfig):
         "Number of inputs of the denoiser in a forward and backward pass, on each rank; it does not change the result.",
         ge=1,
     )
-    backend: str = option("torch", "Training back-end; only `torch` trains diffusion models.", pattern=EXTENSION)
+    backend: str = option(
+        "torch", "Training back-end; only `torch` trains diffusion models.", pattern=EXTENSION_PATTERN
+    )
 
     @model_validator(mode="after")
     def _check_supported(self) -> Self:
@@ -292,7 +296,7 @@ class DiffusionTraining(TrainingConfig):
             raise ValueError(
                 f"the back-end {self.backend} does not train diffusion models: set training.backend to torch"
             )
-        for name in _UNUSED_TRAINING:
+        for name in _LANGUAGE_MODEL_KEYS:
             if getattr(self, name) != TrainingConfig.model_fields[name].default:
                 raise ValueError(f"training.{name} has no effect on diffusion models: remove it")
         if self.parallel.num_ranks > 1 or self.parallel.ep > 1:
@@ -304,7 +308,7 @@ class DiffusionTraining(TrainingConfig):
 
 
 class DiffusionEvaluation(Section):
-    """Evaluation of ODE samples, with the same noise every time; of given images, also the loss."""
+    """Evaluation of ODE samples, always with the same noise, and for methods with fixed images also of the loss."""
 
     every_num_steps: int = option(20, "Evaluate every N steps; 0 means only before and after training.", ge=0)
     before_training: bool = option(True, "Whether to evaluate before the first step as well.")

@@ -1,4 +1,4 @@
-"""Distillation: the teachers, and the student's objective."""
+"""Distillation: the teachers, and the student's loss."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ Teachers: TypeAlias = Annotated[
 
 
 class DistillationBase(RunConfig):
-    """Base of the configurations of both distillation pipelines: the teachers, and which source each one scores."""
+    """Base of both distillation configurations: the teachers, and the sources whose answers each teacher scores."""
 
     teacher: Teachers = option(
         ...,

@@ -1,4 +1,4 @@
-"""Random quantities of a simulation, each defined by its quantile function."""
+"""Probability distributions for simulations, each defined by its quantile function."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ __all__ = [
 Quantile: TypeAlias = Callable[[float], float]
 """Maps a probability in (0, 1) to the value below which that share of draws lies."""
 
-_STANDARD = NormalDist()
+_STANDARD_NORMAL = NormalDist()
 
 
 class FixedDistribution(Section):
-    """A constant."""
+    """A constant value."""
 
     type: Literal["fixed"] = option("fixed", "Kind of distribution.")
     value: float = option(..., "The value.", ge=0)
@@ -46,7 +46,7 @@ class FixedDistribution(Section):
 
 
 class UniformDistribution(Section):
-    """Uniform between two values."""
+    """The uniform distribution between two values."""
 
     type: Literal["uniform"] = option("uniform", "Kind of distribution.")
     low: float = option(..., "Smallest value.", ge=0)
@@ -58,7 +58,7 @@ class UniformDistribution(Section):
 
 
 class NormalDistribution(Section):
-    """Normal, without negative values."""
+    """The normal distribution, without negative values."""
 
     type: Literal["normal"] = option("normal", "Kind of distribution.")
     mean: float = option(..., "Mean of the normal variable.")
@@ -87,7 +87,7 @@ class NormalDistribution(Section):
 
 
 class LognormalDistribution(Section):
-    """exp of a normal variable, given by its median and either its upper quartile or its sigma."""
+    """The lognormal distribution, defined by its median and either its upper quartile or its sigma."""
 
     type: Literal["lognormal"] = option("lognormal", "Kind of distribution.")
     median: float = option(..., "Median.", gt=0)
@@ -107,8 +107,8 @@ class LognormalDistribution(Section):
         """Return the quantile function: exp of the normal variable's quantile, at most `max`."""
         mu, sigma = math.log(self.median), self.sigma or 0.0
         if self.p75 is not None:
-            sigma = math.log(self.p75 / self.median) / _STANDARD.inv_cdf(0.75)
-        return _clamp_quantile(lambda u: math.exp(mu + sigma * _STANDARD.inv_cdf(u)), self.max)
+            sigma = math.log(self.p75 / self.median) / _STANDARD_NORMAL.inv_cdf(0.75)
+        return _clamp_quantile(lambda u: math.exp(mu + sigma * _STANDARD_NORMAL.inv_cdf(u)), self.max)
 
 
 class ParetoDistribution(Section):
@@ -160,11 +160,11 @@ class EmpiricalDistribution(Section):
 
 
 class QuantilesDistribution(Section):
-    """Interpolation of given quantiles: log(value) is linear in the normal quantile of the probability, also beyond the
-    first and the last point.
+    """A distribution that interpolates quantiles; log(value) is linear in the normal quantile of the probability.
 
-    This models the body and the heavier tail of lengths as papers report them: median, upper quartile, and the longest
-    of a thousand ([[0.5, 585], [0.75, 930], [0.999, 16384]]). With two points it is the lognormal distribution.
+    The first and the last segment extend beyond the outer points. Papers often report lengths by such points: median,
+    upper quartile, and the longest of a thousand ([[0.5, 585], [0.75, 930], [0.999, 16384]]). With two points, it is
+    the lognormal distribution.
     """
 
     type: Literal["quantiles"] = option("quantiles", "Kind of distribution.")
@@ -188,11 +188,11 @@ class QuantilesDistribution(Section):
 
     def quantile(self) -> Quantile:
         """Return the quantile function: the interpolation of the points, at most `max`."""
-        scores = [_STANDARD.inv_cdf(p) for p, _ in self.points]
+        scores = [_STANDARD_NORMAL.inv_cdf(p) for p, _ in self.points]
         logs = [math.log(value) for _, value in self.points]
 
         def interpolate(u: float) -> float:
-            score = _STANDARD.inv_cdf(u)
+            score = _STANDARD_NORMAL.inv_cdf(u)
             index = min(max(bisect_right(scores, score), 1), len(scores) - 1)
             slope = (logs[index] - logs[index - 1]) / (scores[index] - scores[index - 1])
             return math.exp(logs[index - 1] + slope * (score - scores[index - 1]))
@@ -201,7 +201,7 @@ class QuantilesDistribution(Section):
 
 
 def _clamp_quantile(quantile: Quantile, highest: float | None) -> Quantile:
-    """Clamp a quantile function to `highest`: an answer is cut off at its length limit, a latency at its timeout."""
+    """Clamp a quantile function to `highest`, such as a length limit or a timeout."""
     return quantile if highest is None else lambda u: min(quantile(u), highest)
 
 
@@ -215,11 +215,11 @@ DistributionConfig: TypeAlias = Annotated[
     | QuantilesDistribution,
     Field(discriminator="type"),
 ]
-"""A random quantity."""
+"""The distribution of a random quantity."""
 
 
 def compute_mean(distribution: DistributionConfig, highest: float = math.inf, num_points: int = 1000) -> float:
-    """Return the mean of min(X, highest), by the midpoint rule over the quantile function."""
+    """Compute the mean of min(X, highest) by the midpoint rule over the quantile function."""
     # Every kind of distribution has a quantile function, but not every one a closed form of this mean; and the midpoint
     # rule avoids the ends 0 and 1, at which a quantile may be infinite.
     quantile = distribution.quantile()

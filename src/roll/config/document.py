@@ -1,9 +1,9 @@
-"""Reads configuration text as plain data, and records where each part was written.
+"""Reads configuration files as plain data, and records the file and line of each key.
 
 The format is YAML 1.2's core schema, read with PyYAML: `1e-5` is a number, and `yes`, `on`, `010` and `2026-01-01` do
-not have their YAML 1.1 meaning. Rejected, with the line: duplicate keys, keys that are not text, tags, endless aliases,
-text that cannot be written to a file. ruamel.yaml was tried instead: it takes three times as long and accepts tags and
-keys that are not text.
+not have their YAML 1.1 meaning. Duplicate keys, keys that are not text, tags, recursive aliases, and text that cannot
+be written to a file are rejected, with the line in the message. ruamel.yaml was tried instead: it takes three times as
+long and accepts tags and keys that are not text.
 """
 
 from __future__ import annotations
@@ -22,15 +22,13 @@ __all__ = ["Document", "KeyPath", "check_text", "dump", "format_path", "parse", 
 
 KeyPath: TypeAlias = tuple[str | int, ...]
 
-_TAG = "tag:yaml.org,2002:"
+_YAML_TAG_PREFIX = "tag:yaml.org,2002:"
 _MAX_NODES = 20_000
-"""Maximum number of values, far more than any configuration has; otherwise a few lines of nested aliases could fill the
-memory.
-"""
+"""Maximum number of values, so that a few lines of nested aliases cannot fill the memory."""
 
-_MAX_SIZE = 16 * 2**20
+_MAX_FILE_BYTES = 16 * 2**20
 """Maximum bytes of a file."""
-_TOO_MANY = f"more than {_MAX_NODES} values: this is not a configuration"
+_TOO_MANY_VALUES = f"more than {_MAX_NODES} values: this is not a configuration"
 _INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(
     r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
@@ -53,7 +51,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         self.num_nodes += 1
         if self.num_nodes > _MAX_NODES:
-            raise yaml.YAMLError(_TOO_MANY)
+            raise yaml.YAMLError(_TOO_MANY_VALUES)
         return super().compose_node(parent, index)
 
 
@@ -67,7 +65,7 @@ def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
     PyYAML would write these characters unescaped and read them back as spaces.
     """
     style = '"' if any(end in text for end in "\x85\u2028\u2029") else None
-    return dumper.represent_scalar(_TAG + "str", text, style=style)
+    return dumper.represent_scalar(_YAML_TAG_PREFIX + "str", text, style=style)
 
 
 _Dumper.add_representer(str, _represent_text)
@@ -75,7 +73,7 @@ _Dumper.add_representer(str, _represent_text)
 for _name, _pattern, _first in _RESOLVERS:
     for _class in (_Loader, _Dumper):
         _chars = [*_first, ""] if _name == "null" else list(_first)
-        _class.add_implicit_resolver(_TAG + _name, re.compile(rf"^(?:{_pattern})$"), _chars)
+        _class.add_implicit_resolver(_YAML_TAG_PREFIX + _name, re.compile(rf"^(?:{_pattern})$"), _chars)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +87,9 @@ class Document:
     """File and line, or override, of each key: `quickstart.yaml:9`, or `override 'training.num_steps=4'`."""
 
     def find_origin(self, path: KeyPath) -> str:
-        """Return where the user wrote the key `path` or, if that was not written, its nearest parent; the document's
-        name if none of them was written.
+        """Return the file and line, or the override, in which the user wrote a key.
+
+        For a key that was not written, this is the origin of its nearest written parent, or the document's name.
         """
         for length in range(len(path), 0, -1):
             if path[:length] in self.origins:
@@ -105,7 +104,7 @@ def format_path(path: KeyPath) -> str:
 
 
 def check_text(text: str, where: str) -> str:
-    """Return `text` if it can be written to a file.
+    """Check that a text can be written to a file, and return it.
 
     Raises:
         ConfigError: the text has a NUL or a lone surrogate, which no file name or prompt can have.
@@ -124,7 +123,7 @@ def read(path: str | Path) -> Document:
     name = str(path)
     try:
         with Path(path).open("rb") as file:
-            data = file.read(_MAX_SIZE + 1)
+            data = file.read(_MAX_FILE_BYTES + 1)
     except FileNotFoundError:
         from roll.registry import search_directory_note
 
@@ -138,8 +137,10 @@ def read(path: str | Path) -> Document:
         is_run = isinstance(error, IsADirectoryError) and inside.is_file()
         hint = f" The configuration of this run is '{inside}'." if is_run else ""
         raise ConfigError(f"configuration file '{name}' cannot be read: {reason}.{hint}") from None
-    if len(data) > _MAX_SIZE:
-        raise ConfigError(f"configuration file '{name}' is larger than {_MAX_SIZE // 2**20} MiB, the maximum size.")
+    if len(data) > _MAX_FILE_BYTES:
+        raise ConfigError(
+            f"configuration file '{name}' is larger than {_MAX_FILE_BYTES // 2**20} MiB, the maximum size."
+        )
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -209,7 +210,7 @@ def _suggest_yaml_fix(error: yaml.MarkedYAMLError) -> str:
 
 
 class _Builder:
-    """Converts nodes to plain data."""
+    """Converts YAML nodes to plain data."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -220,7 +221,7 @@ class _Builder:
     def build(self, node: yaml.Node, path: KeyPath) -> Any:
         self._count += 1
         if self._count > _MAX_NODES:
-            raise ConfigError(f"{self.name}: {_TOO_MANY}.")
+            raise ConfigError(f"{self.name}: {_TOO_MANY_VALUES}.")
         if isinstance(node, yaml.ScalarNode):
             return self._build_scalar(node)
         if id(node) in self._open:
@@ -245,7 +246,7 @@ class _Builder:
         lines: dict[str, str] = {}
         merged: dict[str, Any] = {}
         for key_node, value_node in node.value:
-            if key_node.tag == _TAG + "merge":
+            if key_node.tag == _YAML_TAG_PREFIX + "merge":
                 merged = {**self._build_merged(value_node, path), **merged}
                 continue
             key = self._build_key(key_node)
@@ -279,7 +280,7 @@ class _Builder:
         return key
 
     def _build_scalar(self, node: yaml.ScalarNode) -> Any:
-        kind, text = node.tag.removeprefix(_TAG), node.value
+        kind, text = node.tag.removeprefix(_YAML_TAG_PREFIX), node.value
         match kind:
             case "str" | "merge":
                 return check_text(text, self._locate(node))
@@ -302,8 +303,8 @@ class _Builder:
         return number
 
     def _expect_tag(self, node: yaml.Node, kind: str) -> None:
-        if node.tag != _TAG + kind:
-            tag = node.tag.removeprefix(_TAG)
+        if node.tag != _YAML_TAG_PREFIX + kind:
+            tag = node.tag.removeprefix(_YAML_TAG_PREFIX)
             raise ConfigError(f"{self._locate(node)}: the tag '{tag[:60]}' is not supported: write plain values.")
 
     def _locate(self, node: yaml.Node) -> str:

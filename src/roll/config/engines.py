@@ -1,4 +1,4 @@
-"""Inference engines by name and their capabilities: plain data, known without importing an engine.
+"""The registry of inference engines and their capabilities, which are known without importing an engine.
 
     inference.engine ──► ENGINES ──► a description: `capabilities`, and a call that builds the engine of a spec
                                      (imports the engine's package only then)
@@ -41,39 +41,39 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineCapabilities:
-    """Capabilities of an engine, and the facts that must be known before it starts.
+    """Capabilities of an engine, and other facts that must be known before it starts.
 
     A user's own engine has them as its class attribute `capabilities`; the defaults apply to an engine without it.
     """
 
     updates_weights: bool = True
-    """`update_weights` replaces the weights that the engine loaded."""
+    """Whether `update_weights` replaces the engine's weights."""
     quantized_sync: bool = True
-    """The engine accepts weights that are sent in 8 bits (`roll.weights.quantization.dequantize_stream`)."""
+    """Whether the engine accepts weights that are sent in 8 bits (`roll.weights.quantization.dequantize_stream`)."""
     shares_process: bool = False
-    """The engine computes in the process that built it, so weights need not be copied (transport `in_process`)."""
+    """Whether the engine runs in the process that built it, so that no weights are copied (transport `in_process`)."""
     returns_logprobs: bool = True
-    """`Generation.logprobs` are those of the distribution that tokens were sampled from."""
+    """Whether `Generation.logprobs` are log-probs under the distribution from which the tokens were sampled."""
     scores_sequences: bool = True
-    """`logprobs` scores given tokens."""
+    """Whether the method `logprobs` computes log-probs of given tokens."""
     restricts_choices: bool = False
-    """The engine samples only among `SamplingParams.choices`, and returns the probability of each."""
+    """Whether the engine can sample only among `SamplingParams.choices`, and return the probability of each."""
     records_experts: bool = False
-    """The engine returns the experts that an MoE's routers chose (`EngineSpec.records_experts`)."""
+    """Whether the engine returns the experts that MoE routers chose (`EngineSpec.records_experts`)."""
     continues_sampling: bool = False
-    """A request with `SamplingParams.position` is sampled with the random numbers of an uninterrupted request."""
+    """Whether a request with `SamplingParams.position` draws the same random numbers as an uninterrupted request."""
     can_sleep: bool = False
-    """`sleep` frees the device's memory."""
+    """Whether `sleep` frees the device memory."""
     tensor_parallel: bool = False
-    """One engine may have several devices."""
+    """Whether one engine can use several devices."""
     quantization: bool = False
-    """The engine supports checkpoints with quantized weights."""
+    """Whether the engine supports checkpoints with quantized weights."""
     lora: bool = False
-    """The engine generates with adapters (`GenerationRequest.adapter`)."""
+    """Whether the engine generates with adapters (`GenerationRequest.adapter`)."""
     supports_images: bool = False
-    """Prompts may have images."""
+    """Whether prompts may have images."""
     reserves_kv_cache: bool = False
-    """The engine allocates its whole KV cache at the start; otherwise as requests need it."""
+    """Whether the engine allocates its whole KV cache at the start, instead of as requests need it."""
     host_bytes: int = 0
     """Host memory that the engine uses on a CPU in addition to weights and KV cache."""
     kv_block_tokens: int = 32
@@ -84,7 +84,7 @@ class EngineCapabilities:
     """Reasons why capabilities are missing on this machine, by capability; for messages."""
 
 
-_ABILITIES: Mapping[str, str] = {
+_CAPABILITY_DESCRIPTIONS: Mapping[str, str] = {
     "updates_weights": "load new weights",
     "quantized_sync": "read weights in 8 bits",
     "shares_process": "share a process with the trainer",
@@ -99,22 +99,22 @@ _ABILITIES: Mapping[str, str] = {
     "lora": "generate with adapters",
     "supports_images": "read images",
 }
-"""Descriptions of the capabilities that a run may need, for the message `which cannot …`."""
+"""Descriptions of the capabilities that a run may need, for the message `… needs an engine that can …`."""
 
 
 class EngineFactory(Protocol):
-    """An entry of `ENGINES`: a class of engines, or a `LazyEngine` where importing that class is expensive."""
+    """Interface of the entries of `ENGINES`: an engine class, or a `LazyEngine` if importing the class is expensive."""
 
     capabilities: EngineCapabilities
 
     def __call__(self, spec: Any, /) -> InferenceEngine:
-        """Build the engine that an `EngineSpec` describes; it loads nothing before `start`."""
+        """Build the engine that an `EngineSpec` describes, without loading the model before `start`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class LazyEngine:
-    """An engine class by its import path, with what is known about it before the import."""
+    """An engine class that is imported on first use, with the facts that are known before the import."""
 
     path: str
     """`package.module:Class`."""
@@ -126,7 +126,7 @@ class LazyEngine:
     install: str = ""
     """Command that installs the library."""
     prestart_path: str | None = None
-    """Import path of a function of `num_threads` that starts what the engine needs for any model."""
+    """Import path of a function with the argument `num_threads` that starts the engine's model-independent parts."""
 
     def __call__(self, spec: Any, /) -> InferenceEngine:
         """Import the class, and build the engine that a spec describes."""
@@ -134,7 +134,7 @@ class LazyEngine:
 
     @property
     def is_installed(self) -> bool:
-        """Whether the engine's library is installed; imports nothing."""
+        """Whether the engine's library is installed, determined without importing it."""
         return self.library is None or importlib.util.find_spec(self.library) is not None
 
     @property
@@ -148,7 +148,7 @@ class LazyEngine:
         return ""
 
     def prestart(self, num_threads: int | None) -> AbstractContextManager[None] | None:
-        """Return a context in which the engine's start-up is in progress; `None` if nothing can be started ahead."""
+        """Start the engine's model-independent parts ahead, within the returned context; `None` if there are none."""
         if self.prestart_path is None:
             return None
         begin = cast(Callable[[int | None], AbstractContextManager[None]], import_object(self.prestart_path))
@@ -203,7 +203,7 @@ def get_engine_capabilities(kind: str) -> EngineCapabilities:
             f"the capabilities of the engine '{kind}' are of type {type(found).__name__}: set them to "
             "an EngineCapabilities of roll.inference."
         )
-    for name in _ABILITIES:
+    for name in _CAPABILITY_DESCRIPTIONS:
         if not isinstance(value := getattr(found, name), bool):
             raise ConfigError(
                 f"the capability {name} of the engine '{kind}' is {short(value)}: it must be True or False."
@@ -273,8 +273,8 @@ def _describe_missing_capability(
     choices = [f"set {key} to {' or '.join(others)}" if others else "", requirement.alternative]
     advice = ", or ".join(filter(None, choices))
     return (
-        f"{key} is {kind}, which cannot {_ABILITIES[name]} ({name}{f': {why}' if why else ''}), but "
-        f"{requirement.reason} needs it{f': {advice}' if advice else ''}."
+        f"{requirement.reason} needs an engine that can {_CAPABILITY_DESCRIPTIONS[name]} ({name}), but {key} is "
+        f"{kind}{f' ({why})' if why else ''}{f': {advice}' if advice else ''}."
         f"{'' if others else ' No installed engine has this capability.'}"
     )
 
@@ -283,6 +283,6 @@ def _is_installed(engine: EngineFactory) -> bool:
     return not isinstance(engine, LazyEngine) or engine.is_installed
 
 
-assert {*_ABILITIES} == {each.name for each in dataclasses.fields(EngineCapabilities) if each.type == "bool"} - {
-    "reserves_kv_cache"
-}, "every capability has a description"
+assert {*_CAPABILITY_DESCRIPTIONS} == {
+    each.name for each in dataclasses.fields(EngineCapabilities) if each.type == "bool"
+} - {"reserves_kv_cache"}, "every capability has a description"

@@ -1,4 +1,4 @@
-"""The context of a model in an episode: how it shows earlier turns, and how a full context is handled."""
+"""The model's context in an episode: how earlier turns are shown, and how a full context is handled."""
 
 from __future__ import annotations
 

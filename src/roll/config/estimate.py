@@ -1,6 +1,7 @@
-"""Memory estimates of each role, computed before anything is loaded; a pipeline adds them up.
+"""Memory estimates of each role, computed before a model is loaded; a pipeline adds them up.
 
-Pure functions of sections and a model's sizes, as in `activation_memory`. The results are upper estimates.
+Like those of `activation_memory`, the functions are pure functions of sections and of a model's sizes. The results are
+upper bounds.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from roll.config.activation_memory import (
     ModelSizes,
+    compute_peak_stage_shares,
     estimate_forward_backward_bytes,
-    find_fullest_stage,
     get_element_bytes,
 )
 from roll.config.engines import get_engine_capabilities
@@ -54,7 +55,7 @@ KERNEL_BYTES = 0.57 * 2**20
 """Code and tables of a matrix product of any size on a CPU in bfloat16 (oneDNN); measured: 0.53 to 0.65 MiB."""
 MAX_KERNELS = 1024
 """Number of kernels that oneDNN caches; it creates one for each product size."""
-_KERNELS = "kernels of products"
+_KERNEL_CACHE = "kernels of products"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +64,9 @@ class RoleMemory:
 
     role: str
     count: int
-    """Number of ranks or engines; with several critics, of all of them."""
+    """Number of ranks or engines of the role, over all critics if there are several."""
     parts: Mapping[str, int]
-    """Bytes by content."""
+    """Bytes by content, such as `gradients`."""
 
     @property
     def bytes_each(self) -> int:
@@ -104,7 +105,7 @@ class DiskUse:
     """Bytes of the stored outputs of a reference or of teachers."""
 
     def find_problem(self, free_bytes: int) -> str:
-        """Return why checkpoints do not fit into `free_bytes`, and what to do; an empty string if they fit."""
+        """Return why the checkpoints need more than `free_bytes`, and what to do; an empty string if they fit."""
         needed = self.num_certain * self.checkpoint_bytes
         if needed <= free_bytes:
             return ""
@@ -159,9 +160,10 @@ def estimate_disk_use(
 
 
 def add_host_memory(roles: Sequence[RoleMemory], config: RunConfig, *, reads_images: bool = False) -> list[RoleMemory]:
-    """Add what a run without accelerators needs in host memory to the memory of its roles.
+    """Add the additional host memory of a run without accelerators to the memory of its roles.
 
-    This is the copies from which asynchronous checkpoints are written, and the libraries of every process.
+    The additional memory is that of the copies from which asynchronous checkpoints are written, and of the libraries of
+    every process.
 
     Args:
         roles: the memory of the roles.
@@ -177,7 +179,7 @@ def add_host_memory(roles: Sequence[RoleMemory], config: RunConfig, *, reads_ima
 
 
 def _estimate_copied_bytes(parts: Mapping[str, int]) -> dict[str, int]:
-    """Return the bytes that a trainer's rank copies for asynchronous checkpoints: AdamW moments and float32 weights.
+    """Estimate the bytes that a trainer's rank copies for asynchronous checkpoints: AdamW moments and float32 weights.
 
     The float32 weights are as large as the gradients.
     """
@@ -185,13 +187,13 @@ def _estimate_copied_bytes(parts: Mapping[str, int]) -> dict[str, int]:
 
 
 def estimate_heap_bytes(parts: Mapping[str, int], *, trimmed: bool) -> dict[str, int]:
-    """Estimate the host memory that is free, but that the C library's heap has not returned to the system.
+    """Estimate the free heap memory that the C library has not returned to the system.
 
     Args:
         parts: memory of a trainer's rank.
         trimmed: whether free pieces are returned to the system (`roll.training.memory.malloc_trim`).
     """
-    tensors = sum(parts.values()) - parts.get(_KERNELS, 0)
+    tensors = sum(parts.values()) - parts.get(_KERNEL_CACHE, 0)
     # malloc_trim runs as soon as an eighth of the live memory is free; kernels leave no holes in the heap. Without it,
     # the share depends on the temporaries of the processor's products: measured, 0.2 to 0.3 of the activations with
     # native attention, 0.3 to 0.9 without.
@@ -202,8 +204,7 @@ def estimate_heap_bytes(parts: Mapping[str, int], *, trimmed: bool) -> dict[str,
 def estimate_kernel_bytes(
     model: ModelConfig, training: TrainingConfig, sizes: ModelSizes, micro_batches: int, *, on_accelerator: bool
 ) -> dict[str, int]:
-    """Estimate the memory of the kernels that oneDNN caches for the matrix products of this many micro-batches on a
-    CPU.
+    """Estimate the memory of the kernels that oneDNN caches for the matrix products of a step's micro-batches on a CPU.
 
     Every micro-batch has a different number of tokens, and every expert gets a different share of them, so their
     products need different kernels. A matrix has three products: one for the output and one for each of the two
@@ -214,31 +215,31 @@ def estimate_kernel_bytes(
     experts = sizes.num_layers // training.parallel.pp * (sizes.num_experts // training.parallel.ep)
     matrices = 5 + 2 * experts if experts else 6  # attention, MLP or router, and vocabulary
     matrices += 5 if model.lora else 0  # adapters: inputs of two widths, outputs of three
-    return {_KERNELS: round(KERNEL_BYTES * min(3 * matrices * micro_batches, MAX_KERNELS))}
+    return {_KERNEL_CACHE: round(KERNEL_BYTES * min(3 * matrices * micro_batches, MAX_KERNELS))}
 
 
 def count_linear_parameters(sizes: ModelSizes) -> int:
-    """Return the number of weights in the linear layers of a gated decoder, without experts."""
+    """Count the weights in the linear layers of a gated decoder, without experts."""
     heads = 2 * sizes.num_heads * sizes.head_dim + 2 * sizes.num_kv_heads * sizes.head_dim
     inner = 0 if sizes.experts_per_token else sizes.intermediate_size
     return sizes.num_layers * sizes.hidden_size * (heads + 3 * inner)
 
 
 def count_quantized_parameters(section: InferenceConfig, sizes: ModelSizes) -> int:
-    """Return the number of weights that are sent to engines in 8 bits; 0 if `section` sets no quantization."""
+    """Count the weights that a weight sync sends in 8 bits; 0 if `section` sets no quantization."""
     if section.quantization == "none":
         return 0
     return min(count_linear_parameters(sizes) + sizes.expert_parameters, sizes.num_parameters)
 
 
 def estimate_sync_bytes(section: InferenceConfig, sizes: ModelSizes, element: int) -> int:
-    """Return the bytes that a weight sync sends; scales, less than a hundredth of them, are not counted."""
+    """Estimate the bytes that a weight sync sends, without quantization scales, which add less than 1 %."""
     in_codes = count_quantized_parameters(section, sizes)
     return (sizes.num_parameters - in_codes) * element + in_codes
 
 
 def count_lora_parameters(sizes: ModelSizes, rank: int) -> int:
-    """Return the number of adapter weights: rank x (inputs + outputs) for each linear layer of a gated decoder.
+    """Count the LoRA weights: rank x (inputs + outputs) for each linear layer of a gated decoder.
 
     Experts have no adapters.
     """
@@ -250,7 +251,7 @@ def count_lora_parameters(sizes: ModelSizes, rank: int) -> int:
 
 
 def count_trained_parameters(model: ModelConfig, sizes: ModelSizes) -> int:
-    """Return the number of weights that the optimizer updates."""
+    """Count the weights that the optimizer updates."""
     if model.lora is None:
         return sizes.num_parameters - count_frozen_parameters(model.vision, sizes.tower, sizes.num_parameters)
     decoder = 0 if "language_model" in model.vision.freeze else count_lora_parameters(sizes, model.lora.rank)
@@ -258,9 +259,9 @@ def count_trained_parameters(model: ModelConfig, sizes: ModelSizes) -> int:
 
 
 def compute_moment_bytes(model: ModelConfig, training: TrainingConfig) -> float:
-    """Return the bytes of both AdamW moments of one weight.
+    """Compute the bytes of both AdamW moments of one weight.
 
-    In 8 bits, every 256 moments share a scale; adapters are thin, so most of their moments stay in float32.
+    In 8 bits, every 256 moments share a scale. LoRA matrices are small, so most of their moments stay in float32.
     """
     return 2 + 8 / 256 if training.optimizer == "adamw_8bit" and model.lora is None else 8
 
@@ -268,11 +269,11 @@ def compute_moment_bytes(model: ModelConfig, training: TrainingConfig) -> float:
 def estimate_trained_bytes(
     model: ModelConfig, training: TrainingConfig, sizes: ModelSizes, ranks: int, *, on_accelerator: bool
 ) -> dict[str, int]:
-    """Return the bytes of weights, optimizer states and gradients on the rank that holds most of them.
+    """Estimate the bytes of weights, optimizer states and gradients on the rank with the largest share.
 
     One copy of the weights is sharded over `ranks` ranks. With FSDP, the shards are the master weights, also of frozen
-    weights; otherwise the network has a copy in its own dtype. With offloading, an accelerator holds only weights, and
-    the gradients that are being transferred.
+    weights; otherwise the network has a copy in its own dtype. With offloading, an accelerator has only the weights,
+    and the gradients that are being transferred.
     """
     trained, element = count_trained_parameters(model, sizes), get_element_bytes(model.dtype)
     offloaded = training.offload_optimizer and on_accelerator
@@ -295,12 +296,12 @@ def estimate_trained_bytes(
 
 
 def _compute_rank_share(sizes: ModelSizes, parallel: ParallelConfig, ranks: int) -> float:
-    """Return the largest share of the weights on one rank, if one copy is sharded over `ranks` ranks."""
-    return find_fullest_stage(sizes, parallel).weights * parallel.pp / ranks
+    """Compute the largest share of the weights on one rank, if one copy is sharded over `ranks` ranks."""
+    return compute_peak_stage_shares(sizes, parallel).weights * parallel.pp / ranks
 
 
 def estimate_frozen_bytes(sizes: ModelSizes, parallel: ParallelConfig, ranks: int, element: int) -> int:
-    """Return the bytes of a frozen model on the trainer's rank that holds most of it."""
+    """Estimate the bytes of a frozen model on the trainer's rank with the largest share."""
     return round(sizes.num_parameters * element * _compute_rank_share(sizes, parallel, ranks // parallel.dp_replicate))
 
 
@@ -349,7 +350,7 @@ def estimate_training_bytes(
 def _estimate_offloaded_bytes(
     training: TrainingConfig, sizes: ModelSizes, whole: int, adapters: int, ranks: int, element: int
 ) -> dict[str, int]:
-    """Return a rank's device memory for weights and gradients if optimizer states are offloaded to the host.
+    """Estimate a rank's device memory for weights and gradients if optimizer states are offloaded to the host.
 
     Weights are in float32 with FSDP. Gradients are those of the vocabulary's matrix, until the backward pass ends; FSDP
     reduces gradients one layer at a time, which `estimate_forward_backward_bytes` counts.
@@ -372,9 +373,9 @@ def estimate_engine_bytes(
     element: int,
     on_accelerator: bool,
 ) -> dict[str, int]:
-    """Return the memory of an engine of a `kind` (see `ENGINES`), on all its devices.
+    """Estimate the memory of an engine on all its devices, in bytes by content.
 
-    It serves `num_requests` requests of `max_context` tokens.
+    The engine is of a `kind` (see `ENGINES`) and serves `num_requests` concurrent requests of `max_context` tokens.
     """
     capabilities = get_engine_capabilities(kind)
     cache = section.kv_cache_bytes

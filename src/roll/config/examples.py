@@ -1,4 +1,4 @@
-"""Sources of given examples to train on: conversations, plain text, and compared answers."""
+"""Sources of training examples: conversations, plain text, and preference pairs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 TooLong: TypeAlias = Literal["refuse", "cut", "skip"]
 
 
-class _Examples(DataEntryBase):
+class _ExampleSource(DataEntryBase):
     weight: float | None = option(
         None,
         "Share of each step's examples, relative to the other sources; `null`: proportional to the number of examples "
@@ -36,7 +36,7 @@ class _Examples(DataEntryBase):
     )
 
 
-class ArithmeticExamples(SumsTask, _Examples):
+class ArithmeticExamples(SumsTask, _ExampleSource):
     """Seeded sums such as `3 + 4`, each with its answer; training and held-out operand pairs are disjoint."""
 
     answer_template: str = option(
@@ -53,8 +53,10 @@ class ArithmeticExamples(SumsTask, _Examples):
         return value
 
 
-class ExampleColumns(ConversationColumns, _Examples):
-    """Columns of a row. If a row has several of them, the first of these keys is used; `null` disables a key."""
+class ExampleColumns(ConversationColumns, _ExampleSource):
+    """Columns with the text of an example. If a row has several, the first key in this order is used; `null` disables
+    a key.
+    """
 
     held_out: float = option(
         0.1,

@@ -19,12 +19,13 @@ from roll.registry import find_similar_names
 
 __all__ = ["explain", "find_keys", "format_default", "get_summary", "merge_keys"]
 
-_WIDTH = 100
+_PAGE_WIDTH = 100
 
 
 def explain(key: str = "", pipeline: str = DEFAULT_PIPELINE) -> str:
-    """Return a key's meaning, type, unit and default; for a section, a table of its keys; without a key, the list of
-    sections.
+    """Explain a key by its description, type, unit and default, or a section by a table of its keys.
+
+    Without a key, the sections are listed.
 
     Args:
         key: dotted key, such as `training.learning_rate` or `data.0.reward`; a last part alone finds every key that
@@ -32,7 +33,7 @@ def explain(key: str = "", pipeline: str = DEFAULT_PIPELINE) -> str:
         pipeline: name of the pipeline whose configuration is explained.
 
     Raises:
-        ConfigError: the key or the pipeline does not exist; the message names the nearest.
+        ConfigError: the key or the pipeline does not exist; the message names a similar one.
     """
     model = PIPELINES.get(pipeline)
     if not key:
@@ -41,10 +42,10 @@ def explain(key: str = "", pipeline: str = DEFAULT_PIPELINE) -> str:
 
 
 def find_keys(name: str, model: type[Section]) -> list[Key]:
-    """Return the keys with this name; several if `name` is only the last part of keys in several sections.
+    """Find the keys with a name; several if `name` is only the last part of keys in several sections.
 
     Raises:
-        ConfigError: no key has this name; the message names the nearest.
+        ConfigError: no key has this name; the message names a similar key.
     """
     found = _find_named_keys(name, model)
     if not found:
@@ -64,10 +65,10 @@ def _remove_indices(key: Key) -> tuple[str, ...]:
 
 
 def merge_keys(keys: Sequence[Key]) -> list[Key]:
-    """Merge keys of union members with the same path, meaning, type and default into one key with all their tags."""
+    """Merge keys of union members that have the same path, description, type and default into one key with all tags."""
     kept: dict[tuple[Any, ...], Key] = {}
     for key in keys:
-        same = (key.path, key.meaning, key.type_words, () if key.members else repr(key.default))
+        same = (key.path, key.meaning, key.type_description, () if key.members else repr(key.default))
         first = kept.setdefault(same, key)
         tags = dict.fromkeys((*first.variants, *key.variants))
         kept[same] = replace(first, variants=tuple(tags))
@@ -100,11 +101,11 @@ def get_summary(section: type[Section]) -> str:
 
 def _format_key(key: Key, model: type[Section]) -> str:
     chosen_by = f"  ({get_tag_key(key.owner)}: {', '.join(key.variants)})" if key.variants else ""
-    lines = [key.dotted + chosen_by, textwrap.indent(textwrap.fill(key.meaning, _WIDTH - 2), "  "), ""]
+    lines = [key.dotted + chosen_by, textwrap.indent(textwrap.fill(key.meaning, _PAGE_WIDTH - 2), "  "), ""]
     if key.members:
         extra = _format_presets() if key.path == ("algorithm",) else []
         return "\n".join([*lines, *_format_members(key), *extra]).rstrip()
-    facts = [("type", key.type_words)]
+    facts = [("type", key.type_description)]
     facts += [("unit", key.unit)] if key.unit else []
     facts += [("default", format_default(key))]
     facts += [("in", _describe_location(key, model))]
@@ -121,7 +122,7 @@ def _format_presets() -> list[str]:
 
 
 def _format_members(key: Key) -> Iterator[str]:
-    """Yield a table of the section's keys; of a union, the keys that all members share and then each member's own."""
+    """Yield a table of a section's keys; for a union, first the keys that all members share, then each member's own."""
     tables = {
         tag: [Key(path=(name,), field=field, owner=section) for name, field in section.model_fields.items()]
         for tag, section in key.members
@@ -130,15 +131,15 @@ def _format_members(key: Key) -> Iterator[str]:
     if len(tables) > 1:
         first, *others = tables.values()
         shared = [key for key in first if all(_build_row(key) in map(_build_row, keys) for keys in others)]
-        yield from ("  Keys of every kind:", "", _indent(_format_table([_HEAD, *map(_build_row, shared)])), "")
+        yield from ("  Keys of every kind:", "", _indent(_format_table([_TABLE_HEADER, *map(_build_row, shared)])), "")
     for tag, section in key.members:
         chosen_by = f"{get_tag_key(section)}: {tag}   " if tag else ""
         yield _indent(chosen_by + get_summary(section))
         rows = [_build_row(own) for own in tables[tag] if _build_row(own) not in map(_build_row, shared)]
-        yield from ("", _indent(_format_table([_HEAD, *rows])), "") if rows else ("",)
+        yield from ("", _indent(_format_table([_TABLE_HEADER, *rows])), "") if rows else ("",)
 
 
-_HEAD = ("key", "default", "meaning")
+_TABLE_HEADER = ("key", "default", "meaning")
 
 
 def _build_row(key: Key) -> tuple[str, str, str]:
@@ -166,7 +167,7 @@ def _choose_example(key: Key) -> Any:
 
 
 def format_default(key: Key) -> str:
-    """Return the default as it would be written in a file."""
+    """Format a key's default as it would be written in a file."""
     if key.required:
         return "required"
     value = key.default
@@ -176,7 +177,7 @@ def format_default(key: Key) -> str:
 
 
 def _format_short_value(value: Any) -> str:
-    """Return a value as it would be written in a file; rewards in short form, by their types."""
+    """Format a value as it would be written in a file; rewards are shortened to their types."""
     if isinstance(value, list) and value and all(isinstance(entry, Section) for entry in value):
         given = [entry.model_dump(exclude_unset=True) for entry in value]
         short = [entry["type"] if set(entry) == {"type"} else entry for entry in given]
@@ -195,6 +196,6 @@ def _format_table(rows: Sequence[Sequence[str]]) -> str:
     lines = []
     for row in rows:
         head = "".join(f"{cell:<{width}}  " for cell, width in zip(row, widths, strict=False))
-        wrapped = textwrap.wrap(row[-1], max(30, _WIDTH - indent)) or [""]
+        wrapped = textwrap.wrap(row[-1], max(30, _PAGE_WIDTH - indent)) or [""]
         lines += [(head + wrapped[0]).rstrip(), *(" " * indent + more for more in wrapped[1:])]
     return "\n".join(lines)

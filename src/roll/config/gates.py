@@ -1,6 +1,6 @@
-"""Policy losses and gates of the composed loss: their registries, and the settings of each gate.
+"""The registries of policy losses and of gates, and the settings of each gate.
 
-A new gate is a section and an entry in this module, and its class in `roll.algorithms.gates`.
+To add a gate, add its section and its entry here, and its class to `roll.algorithms.gates`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, field_validator, model_validator
 
-from roll.config.base import EXTENSION, Section, option, path_option
+from roll.config.base import EXTENSION_PATTERN, Section, option, path_option
 from roll.extensions import ExtensibleRegistry
 
 __all__ = ["GATES", "LOSSES", "GateConfig", "MinClip"]
@@ -33,28 +33,28 @@ GATES: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry(
 )
 
 
-class _Clipped(Section):
+class _ClipRange(Section):
     low: float = option(0.2, "Lower clip range: the ratio is clipped from below at 1 - low.", ge=0, le=1)
     high: float = option(0.2, "Upper clip range: the ratio is clipped from above at 1 + high.", ge=0)
 
 
-class MinClip(_Clipped):
+class MinClip(_ClipRange):
     """min(r A, clip(r, 1 - low, 1 + high) A): PPO, arXiv 1707.06347."""
 
     type: Literal["min_clip"] = option(..., "Kind of gate.")
 
 
-class DualClip(_Clipped):
+class DualClip(_ClipRange):
     """`min_clip` that, for negative advantages, is never below bound x A: arXiv 1912.09729."""
 
     type: Literal["dual_clip"] = option(..., "Kind of gate.")
     bound: float = option(3.0, "Largest ratio that counts for negative advantages.", gt=1)
 
 
-_Bounded = TypeVar("_Bounded", "StopGradient", "SignSplit")
+_GateWithBounds = TypeVar("_GateWithBounds", "StopGradient", "SignSplit")
 
 
-def _check_lower_and_upper(gate: _Bounded) -> _Bounded:
+def _check_lower_and_upper(gate: _GateWithBounds) -> _GateWithBounds:
     if gate.lower > gate.upper:
         raise ValueError(f"lower {gate.lower} exceeds upper {gate.upper}: lower must be at most upper")
     return gate
@@ -122,7 +122,7 @@ class PythonGate(Section):
         ...,
         "Class of the gate: `path/to/file.py:Class`, `package.module:Class`, or a name that an installed package "
         "registers (entry points `roll.gates`).",
-        pattern=EXTENSION,
+        pattern=EXTENSION_PATTERN,
         examples=["gates.py:Cubic"],
     )
     options: dict[str, Any] = option({}, "Keyword arguments of the class.")

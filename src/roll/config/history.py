@@ -1,10 +1,10 @@
-"""History of a run's configuration: which settings were in effect from which step on.
+"""The history of a run's configuration: the settings, and the steps from which they were in effect.
 
     config.yaml            what the run trains with now
     config_history.yaml    a list, oldest first:  from_step: 401
                                                   overrides: [training.num_steps=1000]
                                                   changed: {training.num_steps: {from: 400, to: 1000}}
-    .origin.yaml           where the run began, and config.yaml as ROLL wrote it, to tell what a user changes in it
+    .origin.yaml           where the run started, and config.yaml as ROLL wrote it, to detect a user's edits
 
 Invariant: undoing the changes of every entry whose `from_step` is after N gives the configuration of step N. A run
 without changes has no history.
@@ -20,14 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.document import dump, parse, read
-from roll.config.renamed import rename_config, rename_setting
+from roll.config.former_names import rename_config, rename_setting
 from roll.errors import ConfigError, DataError, RunDirectoryError
 from roll.records import validate_record
 
 __all__ = [
-    "CONFIG",
-    "HISTORY",
-    "ORIGIN",
+    "CONFIG_FILE",
+    "HISTORY_FILE",
+    "ORIGIN_FILE",
     "HistoryEntry",
     "Origin",
     "build_transition_history",
@@ -44,9 +44,9 @@ __all__ = [
     "restore_config",
 ]
 
-CONFIG = "config.yaml"
-HISTORY = "config_history.yaml"
-ORIGIN = ".origin.yaml"
+CONFIG_FILE = "config.yaml"
+HISTORY_FILE = "config_history.yaml"
+ORIGIN_FILE = ".origin.yaml"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ def read_config(run: Path) -> dict[str, Any]:
     Raises:
         ConfigError: `config.yaml` cannot be read.
     """
-    return rename_config(read(run / CONFIG).tree)
+    return rename_config(read(run / CONFIG_FILE).tree)
 
 
 def read_history(run: Path) -> list[HistoryEntry]:
@@ -84,7 +84,7 @@ def read_history(run: Path) -> list[HistoryEntry]:
     Raises:
         RunDirectoryError: the file is not a history as `extend_history` returns it.
     """
-    path = run / HISTORY
+    path = run / HISTORY_FILE
     if not path.is_file():
         return []
     try:
@@ -98,8 +98,8 @@ def read_history(run: Path) -> list[HistoryEntry]:
         ]
     except DataError as error:
         raise RunDirectoryError(
-            f"'{path}' is not a history of settings ({str(error).rstrip('.')}): restore it, or remove it; '{CONFIG}' "
-            "then applies to all steps."
+            f"'{path}' is not a history of settings ({str(error).rstrip('.')}): restore it, or remove it; "
+            f"'{CONFIG_FILE}' then applies to all steps."
         ) from None
     return [
         replace(entry, changed=dict(_rename_change(*change) for change in entry.changed.items())) for entry in found
@@ -127,7 +127,7 @@ def read_origin(run: Path) -> Origin | None:
     Raises:
         RunDirectoryError: the file is malformed.
     """
-    path = run / ORIGIN
+    path = run / ORIGIN_FILE
     if not path.is_file():
         return None
     try:
@@ -156,17 +156,17 @@ def find_user_edits(run: Path) -> list[tuple[str, Any, Any]]:
 
 
 def format_override(key: str, value: Any) -> str:
-    """Return a value of the configuration as the override that sets it."""
+    """Format the override that sets a key to a value, `key=value`."""
     return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 def dump_entries(history: Sequence[HistoryEntry]) -> str:
-    """Return the text of a history file."""
+    """Dump a history as the text of a history file."""
     return "".join("- " + dump(entry.fields).replace("\n", "\n  ").rstrip(" ") for entry in history) or "[]\n"
 
 
 def restore_config(current: Mapping[str, Any], history: Sequence[HistoryEntry], step: int) -> dict[str, Any]:
-    """Return the resolved configuration that step `step` was trained with."""
+    """Restore the resolved configuration with which a step was trained."""
     tree = copy.deepcopy(dict(current))
     for entry in reversed(history):
         if entry.from_step > step:
@@ -182,9 +182,9 @@ def extend_history(
     after: Mapping[str, Any],
     overrides: Sequence[str],
 ) -> list[HistoryEntry]:
-    """Return the history of a run that continues after step `step` with the configuration `after`.
+    """Extend the history of a run that continues after step `step` with the configuration `after`.
 
-    Entries that took effect only after the checkpoint are removed, since those steps are trained again. Their overrides
+    Entries that took effect after the checkpoint are removed, because those steps are trained again. Their overrides
     become part of the new entry, which is in effect from the next step on.
 
     Args:
@@ -209,17 +209,17 @@ def extend_history(
 def build_transition_history(
     before: Sequence[HistoryEntry], after: Sequence[HistoryEntry], step: int
 ) -> list[HistoryEntry]:
-    """Return a history that is valid together with the old configuration as well as with the new one.
+    """Build a history that is valid both with the old and with the new configuration of a run.
 
-    The run continues after step `step`; its configuration had the history `before` and gets the history `after`.
-    Written before the configuration is replaced, it keeps the run directory consistent if the process crashes in
-    between.
+    The run continues after step `step`; its configuration had the history `before` and gets the history `after`. The
+    transition history is written before the configuration is replaced, so that the run directory is consistent even if
+    the process crashes in between.
     """
     return [*after, *(replace(entry, overrides=None) for entry in before if entry.from_step > step)]
 
 
 def find_first_recorded_config(run: Path) -> dict[str, Any]:
-    """Return the configuration with which the run first recorded its rollouts; the current one if it never did."""
+    """Return the configuration with which the run first recorded its rollouts, or the current one if it never did."""
     current, history = read_config(run), read_history(run)
     for step in (0, *(entry.from_step for entry in history)):
         tree = restore_config(current, history, step)
@@ -229,9 +229,9 @@ def find_first_recorded_config(run: Path) -> dict[str, Any]:
 
 
 def find_differences(before: Any, after: Any, key: str, *, missing: Any = None) -> Iterator[tuple[str, Any, Any]]:
-    """Yield each dotted key below `key` whose values differ, with both values; `missing` is the value of an absent key.
+    """Yield each dotted key below `key` whose values differ, with both values; `missing` stands for an absent key.
 
-    Lists are compared as a whole, and so are mappings with a key that has a dot in it.
+    Lists, and mappings with keys that contain a dot, are compared as a whole.
     """
     if isinstance(before, Mapping) and isinstance(after, Mapping) and not any("." in k for k in {*before, *after}):
         for name in sorted({*before, *after}):

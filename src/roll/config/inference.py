@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import field_validator
 
-from roll.config.base import EXTENSION, Section, option, path_option
+from roll.config.base import EXTENSION_PATTERN, Section, option, path_option
 from roll.config.engines import ENGINES
 
 __all__ = ["EngineOptions", "InferenceConfig", "Quantization"]
@@ -22,7 +22,7 @@ class EngineOptions(Section):
         "`vllm`, `hf` (embedded, deterministic), or `auto`: vLLM if it is installed, otherwise `hf`. Or your own "
         "engine: a name that an installed package registers (entry points `roll.engines`), or `path/to/file.py:Class`.",
         examples=["hf"],
-        pattern=EXTENSION,
+        pattern=EXTENSION_PATTERN,
     )
     tensor_parallel: int = option(1, "Number of devices of one engine.", ge=1)
     max_num_seqs: int = option(

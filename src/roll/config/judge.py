@@ -70,7 +70,7 @@ class JudgeConfig(EngineOptions):
 
 
 def check_judge(judge: JudgeConfig | None, data: Sequence[DataConfig], cluster: ClusterConfig, num_judges: int) -> None:
-    """Check that there is a judge if and only if a reward needs it, and that it fits.
+    """Check that there is a judge if and only if a reward needs it, and that its devices and context suffice.
 
     Args:
         judge: the run's own judge, if it has one.
@@ -79,7 +79,7 @@ def check_judge(judge: JudgeConfig | None, data: Sequence[DataConfig], cluster: 
         num_judges: number of engines of the judge.
 
     Raises:
-        ValueError: names the keys, and what to change.
+        ValueError: a check fails; the message has the keys, and what to change.
     """
     asking = [
         (f"data.{i}.reward.{j}", reward)

@@ -1,7 +1,7 @@
-"""The tree of configuration keys, as the section classes declare it.
+"""The tree of configuration keys, derived from the section classes.
 
-`explain`, the error messages and the reference page all use it, so none of them can drift from the classes. A position
-in a list is written `N`: `data.N.max_operand`.
+`explain`, the error messages and the reference page are built from this tree, so they always agree with the classes. A
+position in a list is written `N`, as in `data.N.max_operand`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import Tag
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from roll.config.base import PATTERN_WORDS, Section
+from roll.config.base import PATTERN_DESCRIPTIONS, Section
 
 __all__ = [
     "Key",
@@ -33,7 +33,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a key's annotation allows: a section, a union of sections, a list, a mapping, or a plain value."""
+    """The kind of value that a key's annotation allows: section, union of sections, list, mapping or scalar."""
 
     nullable: bool = False
     section: type[Section] | None = None
@@ -91,8 +91,8 @@ class Key:
         return str(extra.get("unit", "")) if isinstance(extra, dict) else ""
 
     @property
-    def type_words(self) -> str:
-        """The allowed values in plain words, as in `a whole number >= 1`."""
+    def type_description(self) -> str:
+        """A description of the allowed values, such as `a whole number >= 1`."""
         return describe_type(self.field.annotation, self.field)
 
     @property
@@ -103,7 +103,7 @@ class Key:
 
 
 def parse_annotation(annotation: Any) -> Shape:
-    """Parse an annotation."""
+    """Parse the type annotation of a field."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     origin = get_origin(annotation)
@@ -147,9 +147,12 @@ def _get_tag(member: Any) -> str:
 
 
 def find_children(shape: Shape, part: str | int, value: Any = None) -> list[tuple[FieldInfo | None, Any]]:
-    """Return the (field, annotation) pairs that `part` may mean inside `shape`.
+    """Find the fields, with their annotations, that a part of a path may refer to within a value of a given shape.
 
-    `value`, the data written at this place, selects the member of a union if it can.
+    Args:
+        shape: Shape of the enclosing value.
+        part: Part of the path: a key, or a position in a list.
+        value: The enclosing value as written, whose tag selects the member of a union.
     """
     if shape.is_list:
         is_index = isinstance(part, int) or part == "N" or part.isdigit()
@@ -159,7 +162,7 @@ def find_children(shape: Shape, part: str | int, value: Any = None) -> list[tupl
 
 
 def select_sections(shape: Shape, value: Any) -> list[type[Section]]:
-    """Return the sections that `value` may be: the union member that its tag selects, or all members."""
+    """Return the sections that a value may be: the union member that its tag selects, or all members."""
     sections = [shape.section] if shape.section else [section for _, section in shape.variants]
     if shape.variants and isinstance(value, dict):
         tag = str(value.get(get_tag_key(shape.variants[0][1]))).partition(":")[0]
@@ -168,7 +171,7 @@ def select_sections(shape: Shape, value: Any) -> list[type[Section]]:
 
 
 def iterate_keys(model: type[Section]) -> Iterator[Key]:
-    """Yield every key below `model`, in declaration order; a section comes before the keys inside it."""
+    """Yield every key of a section class, in declaration order; a section precedes its own keys."""
     yield from _iterate_section(model, (), ())
 
 
@@ -186,11 +189,11 @@ def _iterate_section(section: type[Section], prefix: tuple[str, ...], variants: 
 
 
 def replace_indices(path: tuple[str | int, ...]) -> tuple[str, ...]:
-    """Return a path with its list positions written as `N`."""
+    """Replace list positions in a path by `N`."""
     return tuple("N" if isinstance(part, int) or part.isdigit() else part for part in path)
 
 
-_SCALARS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "any value"}
+_SCALAR_DESCRIPTIONS = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Any: "any value"}
 
 
 def describe_type(annotation: Any, field: FieldInfo | None = None) -> str:
@@ -208,7 +211,7 @@ def describe_type(annotation: Any, field: FieldInfo | None = None) -> str:
         choices = [f"'{choice}'" for choice in get_args(shape.scalar)]
         words = choices[0] if len(choices) == 1 else f"one of {', '.join(choices)}"
     else:
-        words = _SCALARS.get(shape.scalar, str(shape.scalar))
+        words = _SCALAR_DESCRIPTIONS.get(shape.scalar, str(shape.scalar))
     limits = describe_limits(field) if field else ""
     return f"{words}{limits}{' or null' if shape.nullable else ''}"
 
@@ -240,6 +243,6 @@ def describe_limits(field: FieldInfo) -> str:
             case _:
                 pattern = getattr(item, "pattern", None)
                 if pattern:
-                    lengths.append(PATTERN_WORDS.get(pattern, f"that matches {pattern}"))
+                    lengths.append(PATTERN_DESCRIPTIONS.get(pattern, f"that matches {pattern}"))
     words = " " + " and ".join(bounds) if bounds else ""
     return words + ("".join(f", {length}" for length in lengths))

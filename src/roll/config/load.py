@@ -15,11 +15,11 @@ from pydantic import ValidationError
 
 from roll.config.base import Section
 from roll.config.document import Document, KeyPath, dump, format_path, read
-from roll.config.history import CONFIG, format_override, read_origin
+from roll.config.former_names import rename_config
+from roll.config.history import CONFIG_FILE, format_override, read_origin
 from roll.config.overrides import apply_overrides
 from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 from roll.config.problems import describe_errors, format_location, format_problems, format_value
-from roll.config.renamed import rename_config
 from roll.config.run import RunConfig
 from roll.errors import ConfigError, RunDirectoryError
 from roll.registry import did_you_mean
@@ -93,7 +93,7 @@ def _build_document(source: ConfigSource) -> Document:
 
 
 def load_plain_tree(source: ConfigSource) -> dict[str, Any]:
-    """Return a configuration as plain data, as YAML would load it, before it is validated.
+    """Load a configuration as plain data, as YAML would load it, without validation.
 
     Raises:
         ConfigError: the file cannot be read, or the source is not a configuration.
@@ -145,12 +145,12 @@ def _find_pipeline_name(document: Document, overrides: Overrides) -> tuple[Any, 
 
 
 def dump_config(config: Section) -> dict[str, Any]:
-    """Return every key with its value as plain data, from which `load_config` builds the same configuration."""
+    """Dump a configuration as plain data with every key, from which `load_config` builds the same configuration."""
     return config.model_dump(mode="json")
 
 
 def dump_yaml(config: Section) -> str:
-    """Return the resolved configuration as the text of a configuration file."""
+    """Dump a resolved configuration as the text of a configuration file."""
     return dump(dump_config(config))
 
 
@@ -161,7 +161,7 @@ def format_overrides(overrides: Overrides) -> list[str]:
     return [format_override(key, _to_plain(value)) for key, value in overrides.items()]
 
 
-_KEPT_ON_RESUME = ("pipeline", "name", "output_dir", "model.path", "seed", "training.optimizer")
+_FIXED_ON_RESUME = ("pipeline", "name", "output_dir", "model.path", "seed", "training.optimizer")
 
 
 def _get_value(config: Section, key: str) -> Any:
@@ -176,7 +176,7 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RunConfig:
         RunDirectoryError: the directory is not a run.
         ConfigError: an override is wrong, or changes a key that must stay the same in a run.
     """
-    path = Path(run) / CONFIG
+    path = Path(run) / CONFIG_FILE
     if not path.is_file():
         raise RunDirectoryError(f"'{run}' is not a run: it has no config.yaml.")
     before = _load_recorded(path)
@@ -193,13 +193,13 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RunConfig:
         # checked first: with another pipeline, every other key of the run would be reported as a problem, too
         check_kept("pipeline", _find_pipeline_name(_build_document(path), overrides)[0])
     after = load_config(path, overrides)
-    for key in _KEPT_ON_RESUME:
+    for key in _FIXED_ON_RESUME:
         check_kept(key, _get_value(after, key))
     return after
 
 
 def _load_recorded(path: Path) -> RunConfig:
-    """Load the configuration as ROLL last wrote it, without later edits by the user."""
+    """Load the configuration that ROLL last wrote, without later edits by the user."""
     origin = read_origin(path.parent)
     try:
         return load_config(path if origin is None else origin.config)

@@ -1,4 +1,4 @@
-"""Configuration of runs that learn from fresh rollouts without an `algorithm`."""
+"""Common base of the configurations of runs that learn from rollouts without an `algorithm`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pydantic import model_validator
 from roll.config.algorithm_parts import UpdateConfig
 from roll.config.base import option
 from roll.config.engines import LOGPROBS, EngineRequirement
-from roll.config.generating import PromptedConfig
+from roll.config.rollout_run import PromptRunConfig
 
 __all__ = ["OnlineConfig"]
 
 
-class OnlineConfig(PromptedConfig):
-    """Fresh rollouts in every step, and updates from them."""
+class OnlineConfig(PromptRunConfig):
+    """A run with new rollouts in every step, and updates from them, without an RL algorithm."""
 
     updates: UpdateConfig = option(UpdateConfig(), "Mini-batches and epochs of each step's batch.")
 

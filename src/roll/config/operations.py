@@ -10,7 +10,7 @@ __all__ = ["CheckpointConfig", "TrackingConfig", "WeightSyncConfig"]
 
 
 class CheckpointConfig(Section):
-    """Times at which checkpoints are saved, and the number that is kept."""
+    """When checkpoints are saved, and how many are kept."""
 
     every_num_steps: int = option(0, "Save every N steps; 0 disables saving by number of steps.", ge=0)
     every_s: float | None = option(
@@ -34,7 +34,7 @@ class CheckpointConfig(Section):
 
 
 class WeightSyncConfig(Section):
-    """Sending the trainer's weights to the engines, and verifying that they arrived."""
+    """Transfer of the trainer's weights to the engines, and its verification."""
 
     transport: Literal["auto", "in_process", "shared_memory", "broadcast"] = option(
         "auto", "Transport of the tensors; `auto` selects the fastest one that reaches every engine."

@@ -1,4 +1,4 @@
-"""`key=value` changes to a configuration before it is validated."""
+"""Applies overrides, `key=value`, to a configuration before it is validated."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 from roll.config.base import Section
 from roll.config.document import Document, KeyPath, check_text, format_path, parse
+from roll.config.former_names import rename_path, rename_tree, warn_renamed
 from roll.config.keys import Shape, find_children, parse_annotation, replace_indices
 from roll.config.problems import describe_unknown_key, format_value
-from roll.config.renamed import rename_path, rename_tree, warn_renamed
-from roll.config.rewards import as_reward_list
+from roll.config.rewards import expand_rewards
 from roll.errors import ConfigError
 
 __all__ = ["apply_overrides"]
@@ -20,18 +20,18 @@ __all__ = ["apply_overrides"]
 _SHORTHANDS: dict[tuple[str, ...], Callable[[Any], Any]] = {
     ("model",): lambda value: {"path": value} if isinstance(value, str) else value,
     ("judge",): lambda value: {"model": value} if isinstance(value, str) else value,
-    ("data", "N", "reward"): as_reward_list,
+    ("data", "N", "reward"): expand_rewards,
 }
-"""Keys with a short form, and their expansion, so that an override can set a key inside them."""
+"""Functions that expand the short forms of keys, so that an override can set a key inside a short form."""
 
 
 def apply_overrides(
     document: Document, overrides: Sequence[str] | Mapping[str, Any], model: type[Section]
 ) -> tuple[Document, list[str]]:
-    """Apply overrides to a document, and return it with one line for each problem.
+    """Apply overrides to a document, and return the new document and one line for each problem.
 
     Former names in the document and in overrides are replaced, with one warning. A problem is an override that cannot
-    be applied, or a key that is set under its former and its current name.
+    be applied, or a key that is set under both its former and its current name.
     """
     # the document is renamed first, so that an override replaces a value under either name of the key
     document, renames = rename_tree(document)
@@ -84,7 +84,7 @@ def _apply_override(
 
 
 def _descend(document: Document, model: type[Section], path: KeyPath, origin: str) -> tuple[Any, Shape]:
-    """Return the container that holds the last part of `path`, and the container's shape; create it if missing."""
+    """Return the section or list that contains the last part of a path, and its shape; create it if it is missing."""
     value: Any = document.tree
     shape = Shape(section=model)
     for depth, part in enumerate(path[:-1]):
@@ -113,7 +113,7 @@ def _descend(document: Document, model: type[Section], path: KeyPath, origin: st
 
 
 def replace_origin(document: Document, path: KeyPath, origin: str) -> Document:
-    """Return the document with `origin` as the place where `path` was written."""
+    """Record `origin` as the place where a key was written, and return the new document."""
     return replace(document, origins={**document.origins, path: origin})
 
 
@@ -146,7 +146,7 @@ def _check_index(container: list[Any], path: KeyPath, origin: str) -> None:
 
 
 def _parse_value(text: str, shape: Shape, origin: str) -> Any:
-    """Parse the value as YAML; where only text is allowed, unquoted text is taken literally."""
+    """Parse the value of an override as YAML, or take it literally if the key allows only text."""
     check_text(text, origin)
     try:
         value, _ = parse(text, origin)

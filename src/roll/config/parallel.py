@@ -14,8 +14,7 @@ __all__ = ["ParallelConfig"]
 class ParallelConfig(Section):
     """Sizes of the parallel dimensions of a trainer's ranks; the remaining dimension is `dp_shard` (FSDP2).
 
-    The layout changes only where numbers are computed: gradients, log-probs, checkpoints and exports equal those of one
-    rank.
+    The layout does not change results: gradients, log-probs, checkpoints and exports equal those of a single rank.
     """
 
     pp: int = option(
@@ -86,7 +85,7 @@ class ParallelConfig(Section):
         return self.pp * self.ranks_per_micro_batch
 
     def compute_peak_activations(self, micro_batches: int) -> float:
-        """Return the peak activations of the first stage during a step; other stages hold fewer.
+        """Compute the peak activations of the first stage during a step; other stages have fewer.
 
         The unit is the activations of one micro-batch in all layers of the model; stages are assumed to have equally
         many layers. With one model chunk per stage, the first stage holds the activations of its layers for as many

@@ -44,7 +44,7 @@ class PreferenceMethod:
 
     paper: str
     about: str
-    """The difference from other methods, in a few words."""
+    """A short description of the method."""
     pairwise_loss: str = "Sigmoid"
     """A class of `algorithms.losses.preference.pairwise`; empty if answers are not compared in pairs (KTO)."""
     pairwise_arguments: Mapping[str, Any] = field(default_factory=dict)
@@ -60,14 +60,12 @@ class PreferenceMethod:
 
     @property
     def compares_pairs(self) -> bool:
-        """Whether the method learns from two answers to the same prompt; otherwise it learns from single answers, each
-        desirable or undesirable.
-        """
+        """Whether the method learns from pairs of answers; otherwise from single answers, desirable or undesirable."""
         return bool(self.pairwise_loss)
 
 
-_MEANS = {"scores": "mean"}
-_MEANS_ALONE = {"scores": "mean", "against_reference": False}
+_MEAN_SCORES = {"scores": "mean"}
+_MEAN_LOG_PROBS = {"scores": "mean", "against_reference": False}
 
 METHODS: Mapping[MethodName, PreferenceMethod] = {
     "dpo": PreferenceMethod(
@@ -87,7 +85,7 @@ METHODS: Mapping[MethodName, PreferenceMethod] = {
     "dpo_norm": PreferenceMethod(
         paper="2411.15124",
         about="DPO on means over tokens, independent of length (Tulu 3)",
-        arguments=_MEANS,
+        arguments=_MEAN_SCORES,
         defaults={"beta": 5.0, "margin": 0.0, "likelihood": 0.0},
     ),
     "rpo": PreferenceMethod(
@@ -100,7 +98,7 @@ METHODS: Mapping[MethodName, PreferenceMethod] = {
         paper="2310.12036",
         about="a squared distance, which bounds the margin of certain preferences",
         pairwise_loss="Squared",
-        arguments=_MEANS,
+        arguments=_MEAN_SCORES,
         defaults={"beta": 0.1, "margin": 0.0, "likelihood": 0.0},
     ),
     "hinge": PreferenceMethod(
@@ -148,7 +146,7 @@ METHODS: Mapping[MethodName, PreferenceMethod] = {
     "simpo": PreferenceMethod(
         paper="2405.14734",
         about="means over tokens with a margin; no reference",
-        arguments=_MEANS_ALONE,
+        arguments=_MEAN_LOG_PROBS,
         defaults={"beta": 2.0, "margin": 1.0, "likelihood": 0.0},
     ),
     "cpo": PreferenceMethod(
@@ -161,7 +159,7 @@ METHODS: Mapping[MethodName, PreferenceMethod] = {
         paper="2403.07691",
         about="supervised fine-tuning and an odds ratio at once; no reference",
         pairwise_loss="OddsRatio",
-        arguments=_MEANS_ALONE,
+        arguments=_MEAN_LOG_PROBS,
         defaults={"beta": 0.1, "likelihood": 1.0},
     ),
     "kto": PreferenceMethod(

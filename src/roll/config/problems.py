@@ -1,4 +1,4 @@
-"""Messages about problems of a configuration, one line for each, with keys and values as the user wrote them."""
+"""Error messages for invalid configurations: one line per problem, with keys and values as the user wrote them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from roll.registry import count_edits, did_you_mean, find_similar_names
 
 __all__ = ["describe_errors", "describe_unknown_key", "format_problems", "format_value"]
 
-NAMES_ELSEWHERE = {
+NAMES_IN_OTHER_LIBRARIES = {
     "adv_estimator": "algorithm.type",
     "domain_batch_size": "data.N.weight",
     "exp_name": "name",
@@ -53,19 +53,19 @@ NAMES_ELSEWHERE = {
     "track_with": "tracking.wandb",
     "train_batch_size": "rollout.prompts_per_step",
 }
-"""Names from other libraries, and the corresponding keys."""
+"""Maps names of settings in other libraries to the corresponding keys."""
 
-_TWINS = {"answer_key": "completion_key", "completion_key": "answer_key"}
-"""Names of the same column in sources of prompts and of examples; users of another pipeline often keep its name."""
+_EQUIVALENT_COLUMNS = {"answer_key": "completion_key", "completion_key": "answer_key"}
+"""Maps a column's key in sources of prompts to its key in sources of examples and vice versa, for suggestions."""
 
 MAX_LINES = 20
-"""Lines of one message; a file that is not a configuration has more problems than anyone reads."""
+"""Maximum number of problems in one message."""
 
 _DOTTED = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)+")
 
 
 def format_problems(lines: Iterable[str]) -> str:
-    """Format lines as one message: a single line alone, or a heading and a list."""
+    """Format problems as one message: a single line, or a heading and a list."""
     unique = list(dict.fromkeys(lines))
     if len(unique) == 1:
         return unique[0]
@@ -80,7 +80,7 @@ def describe_errors(error: ValidationError, document: Document, model: type[Sect
 
 
 def format_value(value: Any) -> str:
-    """Return a value as a user would have written it, shortened."""
+    """Format a value as a user would write it, shortened."""
     if isinstance(value, str):
         text = f"'{value}'" if value.isprintable() else repr(value)
     else:
@@ -95,7 +95,7 @@ def format_value(value: Any) -> str:
 
 
 def format_location(document: Document, path: KeyPath) -> str:
-    """Return where a key was written, as in ` (quickstart.yaml:9)`; empty for a dictionary from Python."""
+    """Format the place where a key was written, as in ` (quickstart.yaml:9)`; empty for a dictionary from Python."""
     origin = document.find_origin(path)
     return f" ({origin})" if origin else ""
 
@@ -118,7 +118,7 @@ def _describe_error(detail: ErrorDetails, document: Document, model: type[Sectio
 
 
 def _describe_missing_key(field: FieldInfo | None, name: str) -> str:
-    """Return what a missing key is for, and how to write it."""
+    """Describe the meaning of a missing key, and how to write it."""
     if field is None:
         return "set it."
     example = dump({name: field.examples[0]}, flow=True).strip()[1:-1] if field.examples else ""
@@ -127,7 +127,7 @@ def _describe_missing_key(field: FieldInfo | None, name: str) -> str:
 
 
 def _locate_field(loc: tuple[str | int, ...], model: type[Section]) -> tuple[KeyPath, FieldInfo | None, Shape]:
-    """Return the path of Pydantic's location `loc`, without union tags, and the field and the shape found there."""
+    """Convert Pydantic's location `loc` to a path without union tags; return the path, its field and its shape."""
     path: list[str | int] = []
     field: FieldInfo | None = None
     shape = Shape(section=model)
@@ -175,7 +175,7 @@ def _suggest_fix(shape: Shape, value: Any) -> str:
 
 
 def _suggest_section(path: KeyPath, shape: Shape, value: Any) -> str:
-    """Return how to write a section if only the name of its kind was given; otherwise an empty string."""
+    """Return how to write a section if the user wrote only its type; otherwise an empty string."""
     if shape.section is None or not isinstance(value, str):
         return ""
     key = get_tag_key(shape.section)
@@ -197,7 +197,7 @@ def _is_number(text: str) -> bool:
 
 
 def _format_value_error(text: str, path: KeyPath, document: Document) -> str:
-    """Return a validator's message, with the key and where it was written."""
+    """Format a validator's message with the key and the place where it was written."""
     if path:
         return f"'{format_path(path)}'{format_location(document, path)}: {text}."
     for name in _DOTTED.findall(text):
@@ -227,7 +227,7 @@ def _describe_unknown_tag(path: KeyPath, shape: Shape, value: Any, document: Doc
 
 
 def describe_unknown_key(path: KeyPath, document: Document, model: type[Section]) -> str:
-    """Return the line for a key that does not exist, with the key that was probably meant."""
+    """Describe a key that does not exist, with a suggestion."""
     hint = _suggest_key(str(path[-1]), _list_siblings(path, document, model), model)
     return f"unknown key '{format_path(path)}'{format_location(document, path)}.{hint}"
 
@@ -237,10 +237,10 @@ def _count_parts(key: str) -> int:
 
 
 def _suggest_key(name: str, siblings: list[str], model: type[Section]) -> str:
-    """Return a hint that names the key that was probably meant, or lists the known keys; empty if there are none.
+    """Return a hint with the key that was probably meant, or with all known keys; empty if there are no keys.
 
-    Candidates in order: a close sibling or its twin, this name elsewhere, another library's name, the closest name
-    anywhere.
+    Candidates, in order: a similar key of the section or its equivalent column, a key with this name in another
+    section, the key for another library's name, the most similar key of any section.
     """
     places: dict[str, list[str]] = {}
     for key in iterate_keys(model):
@@ -248,14 +248,14 @@ def _suggest_key(name: str, siblings: list[str], model: type[Section]) -> str:
     sibling, likeness = _find_closest(name, siblings)
     if likeness >= 0.85:
         return f" Did you mean '{sibling}'?"
-    if (twin := _TWINS.get(name)) in siblings:
+    if (twin := _EQUIVALENT_COLUMNS.get(name)) in siblings:
         return f" Did you mean '{twin}'?"
     if name in places:
         depth = min(map(_count_parts, places[name]))  # most users mean the most general place
         parents = {place.rpartition(".")[0] for place in places[name] if _count_parts(place) == depth}
         shown = sorted(f"'{parent}'" if parent else "the top level" for parent in parents)
         return f" '{name}' belongs under {' or '.join(shown)}." if len(shown) <= 3 else ""
-    other = NAMES_ELSEWHERE.get(name, "")
+    other = NAMES_IN_OTHER_LIBRARIES.get(name, "")
     if other in places.get(other.rpartition(".")[2], ()):
         return f" Did you mean '{other}'?"
     other, other_likeness = _find_closest(name, list(places))
@@ -275,7 +275,7 @@ def _find_closest(name: str, known: list[str]) -> tuple[str, float]:
 
 
 def _list_siblings(path: KeyPath, document: Document, model: type[Section]) -> list[str]:
-    """Return the keys that exist next to `path`; the tag that was written selects the member of a union."""
+    """Return the keys in the same section as `path`; in a union, the written tag selects the section."""
     shape, value = Shape(section=model), document.tree
     for part in path[:-1]:
         found = find_children(shape, part, value)

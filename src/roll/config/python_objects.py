@@ -1,6 +1,6 @@
-"""Data and rewards that a script or a notebook passes as Python objects, and where they go.
+"""Configurations with data and rewards that a script or a notebook passes as Python objects.
 
-    config, data=rows, reward=function ──► a configuration whose `data` carry them (`PythonData`, `PythonReward`)
+    config, data=rows, reward=function ──► a configuration whose `data` contain them (`PythonData`, `PythonReward`)
 
 Objects are not written to files: the run directory holds the configuration without them, and they must be passed again
 when a run is resumed. Rows are then compared with the checkpoint by their fingerprint, like those of any source.
@@ -24,7 +24,7 @@ from roll.errors import ConfigError
 __all__ = ["Reward", "Rows", "load_with_python_objects", "with_python_objects"]
 
 Rows = Iterable[Any]
-"""Dictionaries with a prompt and, if rewards need it, an answer; or strings. Examples are rows as in files."""
+"""Rows of prompts (dictionaries with a prompt and, if rewards need it, an answer; or strings) or of examples."""
 Reward = Any
 """A function `(text, answer, metadata) -> float`, a reward's type or settings, or a list of these."""
 
@@ -42,7 +42,7 @@ def load_with_python_objects(
         reward: replaces the reward of every source.
 
     Raises:
-        ConfigError: the arguments do not fit together; the message tells how to pass them.
+        ConfigError: the arguments are incompatible; the message says how to pass them.
     """
     if rows is None and held_out is not None:
         raise ConfigError("held_out= needs data=: pass the training rows as data= as well.")
@@ -126,7 +126,7 @@ def _is_supervised(tree: dict[str, Any]) -> bool:
 
 
 def _convert_to_records(rows: Any) -> Any:
-    """Return the rows; the rows of a data frame are converted to dictionaries."""
+    """Convert a data frame to dictionaries, one per row; other rows are returned unchanged."""
     return rows.to_dict("records") if hasattr(rows, "iloc") and hasattr(rows, "to_dict") else rows
 
 
@@ -158,14 +158,14 @@ def _split_reward(reward: Reward | None) -> list[Any]:
 
 
 def _get_function(part: Any) -> Callable[..., Any] | None:
-    """Return the function of one part of a reward: the part itself or its setting `function`; `None` without one."""
+    """Return the function of one part of a reward: the part itself or its setting `function`; `None` if it has none."""
     if isinstance(part, Mapping):
         part = part.get("function")
     return part if callable(part) else None
 
 
 def _build_settings(part: Any) -> Any:
-    """Return the settings of one part of a reward; for a function, they contain the function's name.
+    """Build the settings of one part of a reward; for a function, they contain its name.
 
     Raises:
         ConfigError: The part is neither a function nor a reward's type or settings.

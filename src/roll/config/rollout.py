@@ -7,18 +7,18 @@ import os
 from pydantic import model_validator
 
 from roll.config.agents import AgentConfig
-from roll.config.base import FUNCTION, Section, option, path_option
+from roll.config.base import FUNCTION_PATTERN, Section, option, path_option
 from roll.config.episodes import EpisodesConfig
 from roll.config.scheduling import SchedulingConfig
 
 __all__ = ["EvaluationConfig", "RolloutConfig"]
 
 MAX_REWARD_WORKERS = 16
-"""Default maximum: a worker needs about 150 MB, and a dozen score mathematics faster than any engine generates it."""
+"""Maximum number of reward workers by default: a worker needs about 150 MB, and a dozen suffice for any engine."""
 
 
 def count_usable_cpus() -> int:
-    """Return the number of processors that this process may use."""
+    """Count the processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -58,7 +58,7 @@ class RolloutConfig(Section):
         "Your own coroutine function that generates one rollout, instead of ROLL's loop: `package.module:function`, or "
         "`path/to/file.py:function`. It gets (draw, index, first, generate, renderer) and returns a `Rollout`.",
         examples=["examples/loops/second_try.py:second_try"],
-        pattern=FUNCTION,
+        pattern=FUNCTION_PATTERN,
     )
     agent: AgentConfig | None = option(
         None,

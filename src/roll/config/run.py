@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 from pydantic import model_validator
 
 from roll.config.alarms import AlarmsConfig
-from roll.config.base import EXTENSION, NAME, Section, option, path_option
+from roll.config.base import EXTENSION_PATTERN, NAME_PATTERN, Section, option, path_option
 from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.config.model import ModelConfig
 from roll.config.operations import CheckpointConfig, TrackingConfig
@@ -21,19 +21,19 @@ S = TypeVar("S")
 
 
 class RunConfig(Section):
-    """The base of all pipelines' configurations; each pipeline adds sections of its own."""
+    """The base of all pipelines' configurations; each pipeline adds its own sections."""
 
     pipeline: str = option(
         ...,
         "The pipeline: a name, `path/to/file.py:Class`, `package.module:Class`, or a name that an installed package "
         "registers (entry points `roll.pipelines`).",
-        pattern=EXTENSION,
+        pattern=EXTENSION_PATTERN,
     )
     name: str = option(
         ...,
         "Name of the run and of the run directory.",
         examples=["my-run"],
-        pattern=NAME,
+        pattern=NAME_PATTERN,
     )
     output_dir: str = path_option("runs", "Parent directory of the run directories.", min_length=1)
     seed: int = option(0, "Random seed of the run.", ge=0, lt=2**64)
@@ -121,7 +121,7 @@ class RunConfig(Section):
         return self
 
     def _find_layout_problem(self, role: RoleDevices) -> str | None:
-        """Return why a role's number of ranks does not fit `training.parallel`, and what to do; `None` if it fits."""
+        """Return why `training.parallel` is not possible with a role's ranks, and what to do; `None` if it is."""
         training = getattr(self, "training", None)
         if not isinstance(training, TrainingConfig) or not (
             problem := training.parallel.find_layout_problem(role.count)
@@ -132,7 +132,7 @@ class RunConfig(Section):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Place a pipeline's own sections after `model`: files and pages then begin with what is trained."""
+        """Place a pipeline's own sections after `model`, in this order in files and on pages."""
         names = list(RunConfig.model_fields)
         before, after = names[: names.index("model") + 1], names[names.index("model") + 1 :]
         own = [name for name in cls.model_fields if name not in names]
@@ -151,7 +151,7 @@ class RunConfig(Section):
         return any(role.kind == "engine" for role in self.roles.values())
 
     def find_colocated_trainers(self, role: str) -> list[str]:
-        """Return the trainer roles that share devices with this role; empty if the run does not have the role."""
+        """Find the trainer roles that share devices with a role; empty if the run does not have the role."""
         roles = self.roles
         devices = set(roles[role].devices) if role in roles else set()
         return [name for name, other in roles.items() if other.kind == "trainer" and devices & set(other.devices)]

@@ -146,11 +146,11 @@ class SchedulingConfig(Section):
         return redundant or self.stale_policy == "drop" or (self.early_stop_groups and self.reward_range is not None)
 
     def compute_num_prompts(self, wanted: int) -> int:
-        """Return the number of prompts to launch for a step that trains `wanted` prompts, including redundant ones."""
+        """Compute the number of prompts to launch, with redundant ones, for a step that trains on `wanted` prompts."""
         return _scale(self.prompt_redundancy, self.type, wanted)
 
     def compute_num_rollouts(self, wanted: int) -> int:
-        """Return the number of rollouts to launch for a group of `wanted` rollouts, including redundant ones."""
+        """Compute the number of rollouts to launch, with redundant ones, for a group of `wanted` rollouts."""
         return _scale(self.rollout_redundancy, self.type, wanted)
 
 

@@ -13,8 +13,7 @@ __all__ = ["build_json_schema"]
 
 
 def build_json_schema(pipeline: str = DEFAULT_PIPELINE) -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12) of a pipeline's configuration file, with short forms such as `model:
-    NAME`.
+    """Build the JSON Schema (draft 2020-12) of a pipeline's configuration file, with short forms such as `model: NAME`.
 
     Raises:
         ConfigError: the pipeline does not exist.

@@ -1,4 +1,4 @@
-"""Input of `roll simulate` and `roll plan`: hardware, workload, and a run's `rollout` section."""
+"""The configuration of `roll simulate` and `roll plan`: hardware, workload, and a run's `rollout` section."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ class SimulationConfig(Section):
         return self.rollout.prompts_per_step * self.rollout.group_size
 
     def select_variant(self, name: str) -> SimulationConfig:
-        """Return this configuration with one variant's changes.
+        """Return a copy of this configuration with the changes of one variant.
 
         Raises:
             ConfigError: a change is wrong, or the variant does not exist.
@@ -281,7 +281,7 @@ class SimulationConfig(Section):
         return self.with_changes(self.variants[name] or {}, f"variant {name}")
 
     def with_overrides(self, overrides: Sequence[str]) -> SimulationConfig:
-        """Return this configuration with `key=value` overrides.
+        """Return a copy of this configuration with overrides, `key=value`.
 
         Raises:
             ConfigError: an override is wrong.
@@ -289,7 +289,7 @@ class SimulationConfig(Section):
         return _validate(Document(name="", tree=self.model_dump(mode="json")), overrides) if overrides else self
 
     def with_changes(self, changes: Mapping[str, Any], name: str = "") -> SimulationConfig:
-        """Return this configuration, without variants, with other values.
+        """Return a copy of this configuration without variants and with changed values.
 
         Args:
             changes: new values by dotted key.

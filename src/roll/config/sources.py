@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import PrivateAttr, field_validator, model_validator
 
-from roll.config.base import FUNCTION, Section, option, path_option
+from roll.config.base import FUNCTION_PATTERN, Section, option, path_option
 
 __all__ = [
     "ConversationColumns",
@@ -39,7 +39,7 @@ class DataEntryBase(Section):
 
 
 class ConversationColumns(DataEntryBase):
-    """Optional columns of rows in addition to messages, and how unreadable rows are treated."""
+    """Optional columns of rows in addition to messages, and the handling of malformed rows."""
 
     system_key: str | None = option(
         "system",
@@ -147,19 +147,19 @@ class PythonTable(Section):
         "plain text to train on. Rows for evaluation are the optional attribute `held_out`. `null` if rows are "
         "passed as objects.",
         examples=["my_package.tasks:make", "tasks.py:Sums"],
-        pattern=FUNCTION,
+        pattern=FUNCTION_PATTERN,
     )
     options: dict[str, Any] = option({}, "Keyword arguments of the function or class.")
     _rows: Any = PrivateAttr(None)
     _held_out_rows: Any = PrivateAttr(None)
 
     @property
-    def given(self) -> tuple[Any, Any]:
-        """Training and held-out rows if they were passed as objects, otherwise `None`."""
+    def passed_rows(self) -> tuple[Any, Any]:
+        """The training and the held-out rows that were passed as Python objects; `None` for rows that were not."""
         return self._rows, self._held_out_rows
 
     def with_rows(self, rows: Any, held_out: Any = None) -> Self:
-        """Return a copy that carries these objects; the resolved configuration does not include them."""
+        """Return a copy with rows as Python objects, which the resolved configuration does not include."""
         copy = self.model_copy()
         copy._rows, copy._held_out_rows = rows, held_out
         return copy

@@ -1,7 +1,7 @@
 """Assignment of a model's layers to pipeline stages (`training.parallel.pp`).
 
-Layers are assigned one by one, each to the stage with the least compute, and in it to the model chunk with the least
-compute. Of several such chunks the latest gets the layer, because earlier chunks keep more micro-batches in flight.
+Layers are assigned one by one to the stage with the least compute, and within it to the model chunk with the least
+compute. In a tie, the last chunk gets the layer, because earlier chunks have more micro-batches in flight.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ __all__ = ["assign_layers"]
 
 
 def assign_layers(num_layers: int, num_stages: int, num_chunks: int, projection: float) -> list[int]:
-    """Return the number of layers of each model chunk, from the first chunk to the last.
+    """Assign layers to pipeline stages, and return the number of layers of each model chunk, from first to last.
 
     Args:
         num_layers: number of layers, at least one for each chunk.

@@ -1,4 +1,4 @@
-"""Common base of the configurations of runs that train on given examples."""
+"""Common base of the configurations of runs that train on fixed examples."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from roll.config.base import Section, option
 from roll.config.cluster import RoleDevices
 from roll.config.data import DataConfig
 from roll.config.examples import ExampleDataConfig
-from roll.config.generating import PromptedConfig
 from roll.config.inference import InferenceConfig
 from roll.config.rollout import EvaluationConfig, RolloutConfig
+from roll.config.rollout_run import PromptRunConfig
 from roll.config.run import RunConfig
 from roll.config.sandbox import SandboxConfig
 from roll.config.sources import validate_unique_names
@@ -23,7 +23,7 @@ __all__ = ["AnswersConfig", "HeldOutConfig", "SupervisedConfig", "SupervisedTrai
 
 
 MAX_DRAWS = 2**53
-"""Maximum number of examples that a run draws: far more than any run needs, and still exact as a float."""
+"""Maximum number of examples that a run draws, the largest integer range that is exact as a float."""
 
 
 class SupervisedTraining(TrainingConfig):
@@ -45,7 +45,7 @@ class SupervisedTraining(TrainingConfig):
     share_prefix: bool = option(True, "Whether the common prefix of a pair's answers is computed only once.")
 
     def compute_max_draws(self, num_examples: int) -> int | None:
-        """Return the number of examples to draw for all epochs; `None` if only the number of steps ends the run.
+        """Compute the number of examples to draw in all epochs; `None` if only the number of steps ends the run.
 
         Args:
             num_examples: number of examples in all sources together.
@@ -54,7 +54,7 @@ class SupervisedTraining(TrainingConfig):
         return None if epochs is None else max(round(min(epochs * num_examples, MAX_DRAWS)), 1)
 
     def with_num_steps(self, num_examples: int, step: int = 0, num_drawn: int = 0) -> Self:
-        """Return this section with the run's final number of steps.
+        """Return a copy of this section with the run's final number of steps.
 
         Args:
             num_examples: number of examples in all sources together.
@@ -106,7 +106,7 @@ class HeldOutConfig(Section):
 
 
 class SupervisedConfig(RunConfig):
-    """Sections of learning from examples; a pipeline adds its objective."""
+    """A run that learns from examples; a pipeline adds its objective."""
 
     data: list[ExampleDataConfig] = option(
         ...,
@@ -134,12 +134,12 @@ class SupervisedConfig(RunConfig):
             )
         return roles
 
-    def build_answering_config(self) -> PromptedConfig | None:
-        """Return the configuration that opens the engines of `evaluation.answers`; `None` if it is not set."""
+    def build_answering_config(self) -> PromptRunConfig | None:
+        """Build the configuration that opens the engines of `evaluation.answers`; `None` if it is not set."""
         answers = self.evaluation.answers
         if answers is None:
             return None
-        return PromptedConfig(
+        return PromptRunConfig(
             pipeline=self.pipeline,
             name=self.name,
             output_dir=self.output_dir,

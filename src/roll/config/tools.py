@@ -1,4 +1,4 @@
-"""The tools of a model in an environment, and the format and limits of tool calls."""
+"""The tools that a model may call in an environment, and the format and limits of tool calls."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Tag, model_validator
 
-from roll.config.base import FUNCTION, Section, option, path_option
+from roll.config.base import FUNCTION_PATTERN, Section, option, path_option
 
 __all__ = [
     "CalculatorTool",
     "HttpSearchTool",
     "McpTool",
-    "OwnTool",
     "PythonTool",
     "SearchTool",
     "ToolCallsConfig",
     "ToolConfig",
     "ToolList",
+    "UserTool",
     "WorkspaceTool",
-    "as_tool_list",
     "build_tool_arguments",
+    "expand_tools",
 ]
 
-OWN = "file.py:name"
-"""Name of a user's own tool in lists of tools."""
+USER_TOOL_TAG = "file.py:name"
+"""Tag of user-defined tools in the union of tools."""
 
 
 class _Tool(Section):
@@ -95,14 +95,14 @@ class McpTool(_Tool):
         return self
 
 
-class OwnTool(_Tool):
+class UserTool(_Tool):
     """Your own function or class; it runs in a separate process, one for each episode."""
 
     tool: str = path_option(
         ...,
         "Import path of the function or class: `package.module:name`, or `path/to/file.py:name`. The arguments and the "
         "description of a function are its signature and its docstring; docs/tools.md describes classes.",
-        pattern=FUNCTION,
+        pattern=FUNCTION_PATTERN,
     )
     options: dict[str, Any] = option(
         {}, "Arguments of the function or class that the configuration sets and the model does not."
@@ -116,7 +116,7 @@ class OwnTool(_Tool):
 
 def _get_kind(value: Any) -> str:
     name = value.get("tool") if isinstance(value, dict) else getattr(value, "tool", None)
-    return OWN if ":" in str(name) else str(name)
+    return USER_TOOL_TAG if ":" in str(name) else str(name)
 
 
 ToolConfig = Annotated[
@@ -126,13 +126,13 @@ ToolConfig = Annotated[
     | Annotated[SearchTool, Tag("search")]
     | Annotated[HttpSearchTool, Tag("http_search")]
     | Annotated[McpTool, Tag("mcp")]
-    | Annotated[OwnTool, Tag(OWN)],
+    | Annotated[UserTool, Tag(USER_TOOL_TAG)],
     Discriminator(_get_kind),
 ]
 ToolList: TypeAlias = list[ToolConfig]
 
 
-def as_tool_list(value: Any) -> Any:
+def expand_tools(value: Any) -> Any:
     """Expand tool names, such as `calculator`, which is short for `{tool: calculator}`."""
     return (
         [{"tool": entry} if isinstance(entry, str) else entry for entry in value] if isinstance(value, list) else value
@@ -185,7 +185,7 @@ class ToolCallsConfig(Section):
 
 
 def build_tool_arguments(tools: Sequence[ToolConfig], calls: ToolCallsConfig) -> dict[str, Any]:
-    """Return the arguments with which `roll.envs.equipping` adds tools to an environment; empty without tools."""
+    """Build the arguments with which `roll.envs.equipping` adds tools to an environment; empty without tools."""
     if not tools:
         return {}
     return {

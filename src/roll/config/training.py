@@ -1,4 +1,4 @@
-"""The trainer."""
+"""The section `training`: the trainer's back-end, optimizer and memory settings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import ValidationInfo, field_validator
 
-from roll.config.base import EXTENSION, Section, option
+from roll.config.base import EXTENSION_PATTERN, Section, option
 from roll.config.deepspeed import DeepSpeedConfig
 from roll.config.model import ModelConfig
 from roll.config.parallel import ParallelConfig
@@ -30,16 +30,16 @@ TRAINERS: ExtensibleRegistry[Callable[..., TrainBackend]] = ExtensibleRegistry(
     },
     group="roll.trainers",
 )
-"""Classes that build one rank of a trainer from a `roll.training.TrainerSpec`, by name in `training.backend`. They are
-registered here so that an unknown name is rejected when a configuration is loaded.
-"""
+"""The training back-ends by name: classes that build one rank of a trainer from a `roll.training.TrainerSpec`.
+
+They are registered here so that an unknown name is rejected when a configuration is loaded."""
 
 
 def check_back_end(name: str) -> None:
     """Check, before a run starts, that the user's own training back-end can be used.
 
     Raises:
-        ConfigError: It cannot be imported, does not take a spec, or its class lacks a method.
+        ConfigError: The back-end cannot be imported, does not take a spec, or its class lacks a method.
     """
     if name in TRAINERS.built_in:
         return
@@ -78,7 +78,7 @@ class TrainingConfig(Section):
         "torch",
         "Training back-end: `torch`, `deepspeed` or `megatron` (extras). Or your own: a name that an installed package "
         "registers (entry points `roll.trainers`), or `path/to/file.py:Class`.",
-        pattern=EXTENSION,
+        pattern=EXTENSION_PATTERN,
     )
     parallel: ParallelConfig = option(
         ParallelConfig(),

@@ -1,4 +1,4 @@
-"""Effect of `rollout.top_p` and `top_k` on ratios to the engine's probabilities.
+"""Checks of truncated sampling (`rollout.top_p`, `top_k`), which changes ratios to the engine's probabilities.
 
 The log-probs of an engine are those of the truncated distribution from which it sampled, as an importance weight needs
 them. The trainer's log-probs are those of the whole distribution. So old/rollout is not 1 but the probability mass that
@@ -35,7 +35,7 @@ def _has_engine_ratio(algorithm: AlgorithmConfig) -> bool:
 
 
 def find_truncation_problem(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> str:
-    """Return why the algorithm cannot be used with truncated sampling; empty if it can."""
+    """Return why the algorithm does not support truncated sampling; empty if it does."""
     setting, correction, ratio = _format_setting(rollout), algorithm.correction, algorithm.ratio
     if not setting or algorithm.loss is not None:
         return ""
@@ -59,7 +59,7 @@ def find_truncation_problem(algorithm: AlgorithmConfig, rollout: RolloutConfig) 
 
 
 def describe_truncation(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> str:
-    """Return a note about truncated sampling; empty if the algorithm does not divide by the engine's probabilities."""
+    """Describe the effect of truncated sampling; empty if the algorithm does not use the engine's probabilities."""
     setting, correction = _format_setting(rollout), algorithm.correction
     bounds = (correction.upper, correction.mask_low, correction.mask_high, correction.veto)
     corrects = correction.corrects != "staleness" and any(bound is not None for bound in bounds)
@@ -74,7 +74,7 @@ def describe_truncation(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> s
 
 
 def find_distillation_truncation_problem(distillation: DistillationConfig, rollout: RolloutConfig) -> str:
-    """Return why a teacher's rewards and truncated sampling cannot be used together; empty if they can.
+    """Return why distillation with `mode: reward` does not support the truncated sampling; empty if it does.
 
     The student's log-probs come from the engine, under the truncated distribution, and the teacher's are under the
     whole distribution: each advantage would be too low by the logarithm of the probability mass that was kept, so that
@@ -91,7 +91,7 @@ def find_distillation_truncation_problem(distillation: DistillationConfig, rollo
 
 
 def describe_distillation_truncation(distillation: DistillationConfig, rollout: RolloutConfig) -> str:
-    """Return a note about truncated sampling with rewards; empty without rewards or without truncation."""
+    """Describe the effect of truncated sampling on rewards; empty without rewards or without truncation."""
     setting = _format_setting(rollout)
     if not setting or not distillation.reward_weight:
         return ""

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from roll.config.renamed import rename_metrics
+from roll.config.former_names import rename_metrics
 from roll.errors import RunDirectoryError
 from roll.tracking.reading.files import SafeDirectory, Tail, parse_json
 

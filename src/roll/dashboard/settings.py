@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from roll.config.document import format_path, parse
-from roll.config.history import CONFIG, HISTORY
-from roll.config.renamed import rename_config, rename_setting
+from roll.config.former_names import rename_config, rename_setting
+from roll.config.history import CONFIG_FILE, HISTORY_FILE
 from roll.errors import ConfigError, RunDirectoryError
 from roll.tracking.reading.files import SafeDirectory, Stamp
 
@@ -33,20 +33,20 @@ class Settings:
 
     def refresh(self) -> None:
         """Read changed files; `problem` describes a file that cannot be read."""
-        stamps = self._run_dir.get_stamp(CONFIG), self._run_dir.get_stamp(HISTORY)
+        stamps = self._run_dir.get_stamp(CONFIG_FILE), self._run_dir.get_stamp(HISTORY_FILE)
         if stamps == self._stamps:
             return
         self._stamps, self.problem, self.text, self.values, self.history = stamps, "", "", {}, []
         try:
-            self.text = self._run_dir.read(CONFIG, limit=_MAX_FILE_BYTES).decode("utf-8", "replace")
-            tree = _parse_plain(self.text, CONFIG)
+            self.text = self._run_dir.read(CONFIG_FILE, limit=_MAX_FILE_BYTES).decode("utf-8", "replace")
+            tree = _parse_plain(self.text, CONFIG_FILE)
             if not isinstance(tree, dict):
-                raise RunDirectoryError(f"'{CONFIG}' is not a mapping of keys to values.")
+                raise RunDirectoryError(f"'{CONFIG_FILE}' is not a mapping of keys to values.")
             tree = rename_config(tree)
             _flatten(tree, (), self.values)
             if stamps[1] is not None:
                 history = _parse_plain(
-                    self._run_dir.read(HISTORY, limit=_MAX_FILE_BYTES).decode("utf-8", "replace"), HISTORY
+                    self._run_dir.read(HISTORY_FILE, limit=_MAX_FILE_BYTES).decode("utf-8", "replace"), HISTORY_FILE
                 )
                 self.history = [_apply_renames(entry) for entry in history] if isinstance(history, list) else []
         except RunDirectoryError as error:
@@ -92,7 +92,7 @@ def _parse_plain(text: str, name: str) -> Any:
 
 def _flatten(value: Any, path: tuple[str | int, ...], into: dict[str, Any]) -> None:
     if len(into) > _MAX_KEYS:
-        raise RunDirectoryError(f"'{CONFIG}' has more than {_MAX_KEYS:,} values, too many to show.")
+        raise RunDirectoryError(f"'{CONFIG_FILE}' has more than {_MAX_KEYS:,} values, too many to show.")
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             _flatten(inner, (*path, key), into)

@@ -26,7 +26,7 @@ def build_python_tables(config: PythonTable, domain: str, text_key: str | None) 
         DataError: There are no rows, or they are malformed.
         ConfigError: The user's function cannot be imported.
     """
-    rows, held_out = config.given
+    rows, held_out = config.passed_rows
     if rows is None:
         rows, held_out = _call_data_function(config, domain)
     table = ObjectTable(f"data of '{domain}'", rows, text_key)

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Literal, Protocol, TypeAlias
 
-from roll.config.generating import GeneratingConfig
+from roll.config.rollout_run import RolloutRunConfig
 from roll.inference import get_engine_capabilities
 from roll.protocols import StateKind, TrainerGroup
 
@@ -25,7 +25,7 @@ Phase: TypeAlias = Literal["generation", "training"]
 EVERYTHING: tuple[StateKind, ...] = ("parameters", "optimizer")
 
 
-def should_offload_colocated(config: GeneratingConfig, *, accelerated: bool) -> bool:
+def should_offload_colocated(config: RolloutRunConfig, *, accelerated: bool) -> bool:
     """Return whether engines and trainers on the same devices take turns: one sleeps or offloads while the other runs.
 
     Args:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from roll.config.engines import check_engine
-from roll.config.generating import GeneratingConfig
+from roll.config.rollout_run import RolloutRunConfig
 
 __all__ = ["check_engines"]
 
 
-def check_engines(config: GeneratingConfig) -> None:
+def check_engines(config: RolloutRunConfig) -> None:
     """Check the capabilities of the engines of a run and of its judge.
 
     Raises:

@@ -12,8 +12,8 @@ from typing import Any
 
 from roll.cluster.base import open_cluster
 from roll.config.alarms import AlarmsConfig
-from roll.config.generating import GeneratingConfig
 from roll.config.rollout import EvaluationConfig
+from roll.config.rollout_run import RolloutRunConfig
 from roll.errors import AlarmError, DataError
 from roll.pipelines import measures
 from roll.pipelines.generation import open_generation, start_roles
@@ -115,7 +115,7 @@ class Evaluator:
             raise AlarmError("; ".join(stopping))
 
 
-async def measure(config: GeneratingConfig) -> dict[str, float]:
+async def measure(config: RolloutRunConfig) -> dict[str, float]:
     """Evaluate the configuration's model on the held-out prompts, and return the metrics.
 
     Raises:
@@ -127,7 +127,7 @@ async def measure(config: GeneratingConfig) -> dict[str, float]:
 
 
 async def _measure_with_media(
-    config: GeneratingConfig, prepared: Prepared, media_dir: Path, stack: AsyncExitStack
+    config: RolloutRunConfig, prepared: Prepared, media_dir: Path, stack: AsyncExitStack
 ) -> dict[str, float]:
     draws = prepared.data.get_evaluation_draws(config.evaluation.num_prompts)
     if not draws:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from roll.config.base import EXTENSION, FUNCTION
+from roll.config.base import EXTENSION_PATTERN, FUNCTION_PATTERN
 from roll.config.run import RunConfig
 from roll.config.sources import PythonTable
 from roll.errors import CheckpointError
@@ -62,7 +62,11 @@ def _list_functions(section: BaseModel) -> Iterator[str]:
         value = getattr(section, name)
         if isinstance(value, str):
             patterns = {getattr(limit, "pattern", None) for limit in field.metadata}
-            is_named = ":" in value and patterns & {EXTENSION, FUNCTION} and not isinstance(section, PythonTable)
+            is_named = (
+                ":" in value
+                and patterns & {EXTENSION_PATTERN, FUNCTION_PATTERN}
+                and not isinstance(section, PythonTable)
+            )
             if is_named or (name == "environment" and ".py:" in value):
                 yield value
             continue

@@ -14,7 +14,7 @@ from typing import Any
 
 from roll.agents.agent_loop import open_agents
 from roll.cluster.base import Cluster, start_concurrently
-from roll.config.generating import GeneratingConfig
+from roll.config.rollout_run import RolloutRunConfig
 from roll.data import ChatRenderer
 from roll.envs.image_storage import ImageStorage
 from roll.envs.run_hosts import open_hosts
@@ -51,7 +51,7 @@ class StartedRoles:
 
 
 async def start_roles(
-    config: GeneratingConfig,
+    config: RolloutRunConfig,
     cluster: Cluster,
     prepared: Prepared,
     stack: AsyncExitStack,
@@ -125,7 +125,7 @@ class GenerationParts:
 
 
 async def open_generation(
-    config: GeneratingConfig,
+    config: RolloutRunConfig,
     roles: StartedRoles,
     renderer: ChatRenderer,
     stack: AsyncExitStack,
@@ -186,7 +186,7 @@ async def open_generation(
 
 
 def _build_proxy(
-    config: GeneratingConfig,
+    config: RolloutRunConfig,
     roles: StartedRoles,
     proxy_type: type[LLMProxy],
     bring_up: Callable[[InferenceEngine], Awaitable[object]] | None,
@@ -202,7 +202,7 @@ def _build_proxy(
     )
 
 
-def build_episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
+def build_episode_plan(config: RolloutRunConfig, max_context: int) -> EpisodePlan:
     """Return the settings of episodes for contexts of `max_context` tokens."""
     episodes = config.rollout.episodes
     return EpisodePlan(
@@ -214,7 +214,7 @@ def build_episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePla
 
 
 async def _build_loop(
-    config: GeneratingConfig, roles: StartedRoles, stack: AsyncExitStack, images: ImageStorage | None
+    config: RolloutRunConfig, roles: StartedRoles, stack: AsyncExitStack, images: ImageStorage | None
 ) -> RolloutLoop | None:
     """Return the loop of `rollout.agent` or `rollout.loop`, or `None` for ROLL's own; `stack` closes the agent."""
     agent = config.rollout.agent

@@ -11,7 +11,7 @@ from typing import Any
 
 from roll.agents.programs import check_agent
 from roll.cluster.decoding import decode_in_worker
-from roll.config.generating import GeneratingConfig
+from roll.config.rollout_run import RolloutRunConfig
 from roll.config.run import RunConfig
 from roll.data import Data, build_data, render_held_out
 from roll.errors import ConfigError
@@ -76,7 +76,7 @@ def open_media_dir(config: RunConfig) -> Iterator[Path]:
 
 
 @decode_in_worker()
-def prepare(config: GeneratingConfig, media_dir: Path | None = None, *, scores: bool = True) -> Prepared:
+def prepare(config: RolloutRunConfig, media_dir: Path | None = None, *, scores: bool = True) -> Prepared:
     """Resolve the model and read the data.
 
     Args:
@@ -129,12 +129,12 @@ def prepare(config: GeneratingConfig, media_dir: Path | None = None, *, scores: 
 
 def prestart_first_engine(config: RunConfig) -> AbstractContextManager[None]:
     """Return a context in which the model-independent start of the first engine runs in the background."""
-    if not isinstance(config, GeneratingConfig) or not config.starts_engines or config.cluster.type != "local":
+    if not isinstance(config, RolloutRunConfig) or not config.starts_engines or config.cluster.type != "local":
         return nullcontext()
     return prestart_engine(config.inference.engine, config.training.num_threads)
 
 
-def build_sampling_plans(config: GeneratingConfig, stop_ids: tuple[int, ...]) -> tuple[SamplingPlan, SamplingPlan]:
+def build_sampling_plans(config: RolloutRunConfig, stop_ids: tuple[int, ...]) -> tuple[SamplingPlan, SamplingPlan]:
     """Return the sampling plans of training and evaluation."""
     rollout, evaluation = config.rollout, config.evaluation
     sampling = SamplingParams(
@@ -155,7 +155,7 @@ def build_sampling_plans(config: GeneratingConfig, stop_ids: tuple[int, ...]) ->
 
 
 def build_engine_specs(
-    config: GeneratingConfig, prepared: Prepared, run: RunDirectory | None, *, sleeps: bool = False
+    config: RolloutRunConfig, prepared: Prepared, run: RunDirectory | None, *, sleeps: bool = False
 ) -> list[EngineSpec]:
     """Return one spec per engine of the device mapping; with `sleeps`, engines free their memory while trainers
     compute.

@@ -10,7 +10,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
-from roll.config.renamed import rename_alarms
+from roll.config.former_names import rename_alarms
 from roll.errors import CheckpointVersionError
 from roll.version import DISTRIBUTION, __version__
 

@@ -138,8 +138,8 @@ def resolve_function(config: PythonReward) -> str | PickledFunction:
     Raises:
         ConfigError: The reward has no function.
     """
-    if config.given is not None:
-        return pickle_function(config.given)
+    if config.passed_function is not None:
+        return pickle_function(config.passed_function)
     if config.function is not None:
         return config.function
     label = f" '{config.name}'" if config.name else ""

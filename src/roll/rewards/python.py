@@ -40,7 +40,7 @@ def check_reward_functions(data: Iterable[DataConfig]) -> None:
         ConfigError: A function cannot be imported.
     """
     for reward in (reward for entry in data for reward in entry.reward):
-        if isinstance(reward, PythonReward) and reward.given is None:
+        if isinstance(reward, PythonReward) and reward.passed_function is None:
             load_reward(resolve_function(reward))
 
 

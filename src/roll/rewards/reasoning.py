@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from roll.config.rewards.base import AUTO, KEEP
+from roll.config.rewards.base import AUTO_REASONING, KEEP_REASONING
 from roll.data.reasoning import extract_answer
 from roll.types import Rollout
 
@@ -21,9 +21,9 @@ def get_scored_text(rollout: Rollout, reasoning: str) -> str | None:
         rollout: The rollout.
         reasoning: How to treat the model's reasoning, as in `RewardSection.reasoning`.
     """
-    if reasoning == KEEP:
+    if reasoning == KEEP_REASONING:
         return rollout.text
-    if reasoning == AUTO:
+    if reasoning == AUTO_REASONING:
         final = extract_answer(rollout.text) if rollout.final_text is None else rollout.final_text
         return final if final or not rollout.text else None
     _, closed, rest = rollout.text.rpartition(reasoning)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from roll.cluster.decoding import decode_in_worker
-from roll.config.generating import GeneratingConfig, PromptedConfig
+from roll.config.rollout_run import PromptRunConfig, RolloutRunConfig
 from roll.config.supervised import SupervisedConfig
 from roll.data import build_data
 from roll.data.examples import ExampleKind, build_examples
@@ -20,14 +20,14 @@ MAX_MEASURED_SAMPLES = 64
 
 
 @decode_in_worker()
-def measure_prompts(config: GeneratingConfig, model: str) -> list[float]:
+def measure_prompts(config: RolloutRunConfig, model: str) -> list[float]:
     """Return the numbers of tokens of a run's first prompts; empty if data or tokenizer cannot be read here.
 
     Args:
         config: configuration of the run.
         model: the model whose tokenizer is used; it is not downloaded.
     """
-    if not isinstance(config, PromptedConfig) or not _is_local(model):
+    if not isinstance(config, PromptRunConfig) or not _is_local(model):
         return []
     try:
         directory = resolve_model(model)

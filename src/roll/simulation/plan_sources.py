@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.document import read
-from roll.config.generating import GeneratingConfig
 from roll.config.load import load_config
+from roll.config.rollout_run import RolloutRunConfig
 from roll.config.run import RunConfig
 from roll.config.simulation import SimulationConfig, load_simulation
 from roll.config.supervised import SupervisedConfig
@@ -134,7 +134,7 @@ def _read_run(config: RunConfig, file: Path, device_name: str | None, num_device
     ]
     trainer = TrainerSettings(model=config.model, training=_get_training(config))
     base: dict[str, Any] = {"name": config.name, "model": name, "device": device, "placement": {"generation": devices}}
-    if isinstance(config, GeneratingConfig):
+    if isinstance(config, RolloutRunConfig):
         workload, assumed = _build_workload(config, name)
         found = SimulationConfig.model_validate(base | workload)
         constants += [*assumed, *_list_update_constants(found, _PASSES), *_list_device_constants(load_device(device))]
@@ -198,7 +198,7 @@ def _read_model(source: str, overrides: Sequence[str], device_name: str | None, 
     return PlanSource(config=config, constants=constants)
 
 
-def _build_workload(config: GeneratingConfig, model_name: str) -> tuple[dict[str, Any], list[Constant]]:
+def _build_workload(config: RolloutRunConfig, model_name: str) -> tuple[dict[str, Any], list[Constant]]:
     """Return a run as a workload, and the constants that describe it; the run must have a pipeline with rollouts."""
     rollout, turns = config.rollout, max(entry.turns for entry in config.data)
     lengths = measure_prompts(config, model_name)
@@ -237,7 +237,7 @@ def _build_workload(config: GeneratingConfig, model_name: str) -> tuple[dict[str
     return tree, constants
 
 
-def _count_passes(config: GeneratingConfig) -> float:
+def _count_passes(config: RolloutRunConfig) -> float:
     """Return the compute per token of a step, in forward passes of the model.
 
     An update counts 3 (4 with activation checkpointing), and log-probs of the policy or the reference count 1 each.
@@ -250,7 +250,7 @@ def _count_passes(config: GeneratingConfig) -> float:
 
 
 def _get_training(config: RunConfig) -> Any:
-    if isinstance(config, GeneratingConfig | SupervisedConfig):
+    if isinstance(config, RolloutRunConfig | SupervisedConfig):
         return config.training
     raise ConfigError(f"the pipeline {config.pipeline} does not train, so there is nothing to plan.")
 

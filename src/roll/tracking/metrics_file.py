@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypeAlias
 
-from roll.config.renamed import rename_metrics
+from roll.config.former_names import rename_metrics
 from roll.errors import RunDirectoryError
 from roll.tracking import atomic
 from roll.tracking.reading.files import SafeDirectory

@@ -73,7 +73,7 @@ class RunDirectory:
             RunDirectoryError: the run exists already, another process writes to it, or the disk cannot be written.
         """
         from roll.config.document import dump
-        from roll.config.history import ORIGIN
+        from roll.config.history import ORIGIN_FILE
 
         run = cls(Path(path))
         with convert_write_errors(run.path):
@@ -84,7 +84,7 @@ class RunDirectory:
                 run._reject_existing()  # again: another process may have created the run before this one had the lock
                 run._make_directories()
                 atomic.write_text(run.config_path, dump(resolved_config))
-                atomic.write_text(run.path / ORIGIN, dump({"directory": os.getcwd(), "config": resolved_config}))
+                atomic.write_text(run.path / ORIGIN_FILE, dump({"directory": os.getcwd(), "config": resolved_config}))
             except BaseException:
                 run.close()
                 raise
@@ -124,8 +124,8 @@ class RunDirectory:
         """
         from roll.config.document import dump, read
         from roll.config.history import (
-            HISTORY,
-            ORIGIN,
+            HISTORY_FILE,
+            ORIGIN_FILE,
             build_transition_history,
             dump_entries,
             extend_history,
@@ -140,13 +140,13 @@ class RunDirectory:
         with convert_write_errors(self.path):
             if config != current:
                 before = build_transition_history(before, history, step)
-                atomic.write_text(self.path / HISTORY, dump_entries(before))
+                atomic.write_text(self.path / HISTORY_FILE, dump_entries(before))
             if config != on_disk:
                 atomic.write_text(self.config_path, dump(config))
             if origin is not None and config != origin.config:
-                atomic.write_text(self.path / ORIGIN, dump({"directory": origin.directory, "config": config}))
+                atomic.write_text(self.path / ORIGIN_FILE, dump({"directory": origin.directory, "config": config}))
             if history != before:
-                atomic.write_text(self.path / HISTORY, dump_entries(history))
+                atomic.write_text(self.path / HISTORY_FILE, dump_entries(history))
 
     def find_working_directory(self) -> Path:
         """Return the directory to which the configuration's relative paths refer.

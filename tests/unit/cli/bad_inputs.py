@@ -131,7 +131,9 @@ def shape_at(path: tuple[Any, ...]) -> Shape:
     return next(key.shape for key in KEYS if key.path == wanted) if wanted != ("inference", "options") else Shape()
 
 
-LIMITED = [key for key in KEYS if any(word in key.type_words for word in (">= ", "> ")) and "data" not in key.path]
+LIMITED = [
+    key for key in KEYS if any(word in key.type_description for word in (">= ", "> ")) and "data" not in key.path
+]
 
 
 def out_of_range(rng: random.Random) -> BadInput:

@@ -71,10 +71,10 @@ def test_config_engines_that_lack_a_capability_are_named_with_those_that_have_it
     with pytest.raises(ConfigError) as caught:
         check_engine("sleeper", [EngineRequirement(capability="lora", reason="an adapter", alternative="merge it")])
     assert str(caught.value) == (
-        "inference.engine is sleeper, which cannot generate with adapters (lora), but an adapter needs it: set "
+        "an adapter needs an engine that can generate with adapters (lora), but inference.engine is sleeper: set "
         "inference.engine to nowhere, or merge it."
     )
-    with pytest.raises(ConfigError, match=r"needs it\. No installed engine has this capability\.$"):
+    with pytest.raises(ConfigError, match=r"is sleeper\. No installed engine has this capability\.$"):
         check_engine("sleeper", [EngineRequirement(capability="supports_images", reason="a picture")])
 
 

@@ -11,12 +11,12 @@ import pytest
 from worlds.model_sizes import Sizes
 
 from roll.config.activation_memory import (
-    FullestStage,
+    PeakStageShares,
+    compute_peak_stage_shares,
     estimate_activation_bytes_per_token,
     estimate_forward_backward_bytes,
     estimate_gathered_bytes,
     estimate_logit_bytes,
-    find_fullest_stage,
 )
 from roll.config.estimate import (
     DEFAULT_CPU_KV_BYTES,
@@ -522,8 +522,10 @@ def test_config_estimate_of_experts_those_that_a_token_goes_through_are_weighed_
         num_parameters=600 + 8 * 1000, num_layers=8, vocab_size=60, hidden_size=10, expert_parameters=8 * 800,
         experts_per_token=1,
     )  # fmt: skip
-    assert find_fullest_stage(sizes, ParallelConfig(pp=2)) == FullestStage(weights=5_600 / 8_600, activations=2 * 5 / 8)
-    assert find_fullest_stage(sizes, ParallelConfig()) == FullestStage(weights=1.0, activations=1.0)
+    assert compute_peak_stage_shares(sizes, ParallelConfig(pp=2)) == PeakStageShares(
+        weights=5_600 / 8_600, activations=2 * 5 / 8
+    )
+    assert compute_peak_stage_shares(sizes, ParallelConfig()) == PeakStageShares(weights=1.0, activations=1.0)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ KEYS = list(iterate_keys(RLVRConfig))
 def test_config_explain_every_key_is_documented():
     for key in KEYS:
         assert key.meaning.endswith("."), f"the meaning of {key.dotted} is no sentence"
-        assert key.type_words, key
+        assert key.type_description, key
         assert "\n" not in key.meaning, key
         if key.path[-1].endswith(("_tokens", "_s", "_bytes")) or key.path[-1] == "max_context":
             assert key.unit, f"{key.dotted} is a quantity without a unit"

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from roll.config.document import parse
 from roll.config.history import (
-    CONFIG,
-    HISTORY,
+    CONFIG_FILE,
+    HISTORY_FILE,
     build_transition_history,
     dump_entries,
     extend_history,
@@ -50,7 +50,7 @@ def resume(run: RunDirectory, step: int, *overrides: str):
 def test_config_history_overrides_of_a_resume_are_kept_with_the_step_from_which_they_hold(run):
     resume(run, 400, "training.num_steps=1000")
     assert resume(run, 700).training.num_steps == 1000, "a plain resume keeps them"
-    assert load_config(run.path / CONFIG).training.num_steps == 1000
+    assert load_config(run.path / CONFIG_FILE).training.num_steps == 1000
     assert [entry.fields for entry in read_history(run.path)] == [
         {
             "from_step": 401,
@@ -63,7 +63,7 @@ def test_config_history_overrides_of_a_resume_are_kept_with_the_step_from_which_
 def test_config_history_every_step_has_the_settings_it_was_trained_with(run):
     resume(run, 10, "training.learning_rate=2e-5")
     resume(run, 20, "training.learning_rate=3e-5", "training.num_steps=500")
-    current, history = dump_config(load_config(run.path / CONFIG)), read_history(run.path)
+    current, history = dump_config(load_config(run.path / CONFIG_FILE)), read_history(run.path)
     rates = {
         step: restore_config(current, history, step)["training"]["learning_rate"] for step in (1, 10, 11, 20, 21, 99)
     }
@@ -87,11 +87,11 @@ def test_config_history_a_resume_from_an_earlier_checkpoint_dates_the_settings_a
 
 
 def test_config_history_a_run_that_goes_on_as_it_was_has_no_history(run):
-    before = (run.path / CONFIG).read_bytes()
+    before = (run.path / CONFIG_FILE).read_bytes()
     resume(run, 5)
     resume(run, 6, "training.num_steps=400")
-    assert (run.path / CONFIG).read_bytes() == before
-    assert not (run.path / HISTORY).exists()
+    assert (run.path / CONFIG_FILE).read_bytes() == before
+    assert not (run.path / HISTORY_FILE).exists()
 
 
 def test_config_history_a_change_that_is_taken_back_before_it_was_trained_leaves_no_trace(run):
@@ -112,7 +112,7 @@ def test_config_history_a_run_that_recorded_from_its_first_step_on_is_replayed_f
     resume(run, 0, "tracking.record_rollouts=true", "rollout.max_new_tokens=17")
     resume(run, 8, "rollout.max_new_tokens=99")
     history = read_history(run.path)
-    (run.path / HISTORY).write_text(dump_entries(history[1:]))  # as if it had been so from the start
+    (run.path / HISTORY_FILE).write_text(dump_entries(history[1:]))  # as if it had been so from the start
     assert find_first_recorded_config(run.path)["rollout"]["max_new_tokens"] == 17
 
 
@@ -125,7 +125,7 @@ def test_config_history_a_replay_begins_with_the_settings_that_were_recorded_fir
 
 @pytest.mark.parametrize("text", ["- from_step: one\n", "- {from_step: 1, changed: {name: x}}\n", "- 3\n"])
 def test_config_history_a_history_that_was_damaged_is_named(run, text):
-    (run.path / HISTORY).write_text(text)
+    (run.path / HISTORY_FILE).write_text(text)
     with pytest.raises(RunDirectoryError, match=r"config_history\.yaml' is not a history of settings \(a change"):
         resume(run, 5)
 
@@ -159,7 +159,7 @@ def test_config_history_undoing_changes_gives_what_was_trained(resumes):
         if end == "whole":
             trained |= dict.fromkeys(range(step + 1, step + 3), tree)
         assert [restore_config(current, history, s) for s in trained] == list(trained.values())
-    assert parse(dump_entries(history), HISTORY)[0] == [entry.fields for entry in history]
+    assert parse(dump_entries(history), HISTORY_FILE)[0] == [entry.fields for entry in history]
 
 
 @pytest.mark.parametrize("written", [0, 1, 2, 3])
@@ -179,7 +179,7 @@ def test_config_history_a_resume_that_is_killed_between_its_files_leaves_a_true_
         resume(run, 30, f"training.learning_rate={usual}")
     monkeypatch.undo()
     goes_on_with = resume(run, 30).training.learning_rate
-    current, history = dump_config(load_config(run.path / CONFIG)), read_history(run.path)
+    current, history = dump_config(load_config(run.path / CONFIG_FILE)), read_history(run.path)
     rates = [restore_config(current, history, step)["training"]["learning_rate"] for step in (30, 31)]
     assert rates == [usual, goes_on_with]
     assert goes_on_with == (2e-5 if written < 2 else usual)

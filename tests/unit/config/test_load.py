@@ -12,7 +12,7 @@ from roll.config.document import parse
 from roll.config.keys import iterate_keys
 from roll.config.load import dump_config, dump_yaml, format_overrides, load_config, load_run_config
 from roll.config.pipelines.rlvr import RLVRConfig
-from roll.config.problems import MAX_LINES, NAMES_ELSEWHERE
+from roll.config.problems import MAX_LINES, NAMES_IN_OTHER_LIBRARIES
 from roll.errors import ConfigError, RunDirectoryError
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
@@ -202,8 +202,8 @@ def test_config_load_a_key_of_another_source_says_what_this_source_has():
 
 def test_config_load_names_from_elsewhere_lead_to_keys_that_exist():
     known = {key.dotted for key in iterate_keys(RLVRConfig)}
-    assert set(NAMES_ELSEWHERE.values()) <= known
-    assert not set(NAMES_ELSEWHERE) & {key.path[-1] for key in iterate_keys(RLVRConfig)}
+    assert set(NAMES_IN_OTHER_LIBRARIES.values()) <= known
+    assert not set(NAMES_IN_OTHER_LIBRARIES) & {key.path[-1] for key in iterate_keys(RLVRConfig)}
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_flow_grpo_step_and_loss_equal_those_of_the_published_code() -> None:
     torch.testing.assert_close(step.mean, given["mean"], rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(compute_logprob(step, given["next_latents"]), given["logprob"], rtol=1e-5, atol=1e-5)
     loss = PolicyGradientLoss(
-        clip_range=given["clip_range"], kl_coefficient=given["beta"], kl_form="published", noise_level=0.7
+        clip_range=given["clip_range"], kl_coefficient=given["beta"], kl_variant="published", noise_level=0.7
     )
     data = {
         "next_latents": given["next_latents"],
@@ -68,7 +68,7 @@ def test_flow_grpo_exact_kl_is_the_divergence_of_the_two_gaussians() -> None:
         "old_logprob": given["old_logprob"],
     }
     terms = make_terms(given["latents"], now, data, reference=given["reference"])
-    _, metrics = PolicyGradientLoss(kl_coefficient=1.0, kl_form="exact", noise_level=0.7).compute(
+    _, metrics = PolicyGradientLoss(kl_coefficient=1.0, kl_variant="exact", noise_level=0.7).compute(
         given["velocity"], terms
     )
     own, other = (

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from roll.cluster.pool import LocalWorkerPool
-from roll.config.rewards import RewardList, as_reward_list
+from roll.config.rewards import RewardList, expand_rewards
 from roll.errors import UnscorableError
 from roll.protocols import Reward
 from roll.rewards import build_reward
@@ -26,7 +26,7 @@ MakeRollout = Callable[..., Rollout]
 
 
 def build(pool: LocalWorkerPool, *entries: Any) -> Reward:
-    return build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(list(entries))), pool)
+    return build_reward(TypeAdapter(RewardList).validate_python(expand_rewards(list(entries))), pool)
 
 
 CHOSEN = [

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from roll.cluster.pool import LocalWorkerPool
-from roll.config.rewards import JudgeReward, RewardList, as_reward_list
+from roll.config.rewards import JudgeReward, RewardList, expand_rewards
 from roll.errors import ConfigError, RewardInfraError, UnscorableError
 from roll.models import find_stop_token_ids, load_tokenizer
 from roll.rewards import build_reward
@@ -143,7 +143,7 @@ def test_reward_engine_judge_shares_of_all_verdicts_are_products_along_the_tree_
 
 
 def build(model: Model | None, pool: LocalWorkerPool, **settings: Any) -> Any:
-    entries = TypeAdapter(RewardList).validate_python(as_reward_list({"type": "judge", **settings}))
+    entries = TypeAdapter(RewardList).validate_python(expand_rewards({"type": "judge", **settings}))
     return build_reward(entries, pool, None, model.judge if model else None)
 
 

@@ -9,7 +9,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from roll.cluster.pool import LocalWorkerPool
-from roll.config.rewards import RewardList, as_reward_list
+from roll.config.rewards import RewardList, expand_rewards
 from roll.errors import ConfigError
 from roll.rewards import build_reward
 from roll.rewards.compose import WeightedReward
@@ -20,7 +20,7 @@ GOOD = "<think>3 + 4</think>\n<answer>7</answer>"
 
 
 def build(pool: LocalWorkerPool, *entries: Any) -> WeightedReward:
-    return build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(list(entries))), pool)
+    return build_reward(TypeAdapter(RewardList).validate_python(expand_rewards(list(entries))), pool)
 
 
 def form(**settings: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from roll.cluster.pool import LocalWorkerPool
-from roll.config.rewards import RewardList, as_reward_list
+from roll.config.rewards import RewardList, expand_rewards
 from roll.errors import ConfigError, MalformedPromptError, UnscorableError
 from roll.rewards import build_reward, instruction_checks
 from roll.rewards.compose import WeightedReward
@@ -238,7 +238,7 @@ def test_reward_instructions_a_language_needs_its_package(monkeypatch: pytest.Mo
 
 def build(pool: LocalWorkerPool, **settings: Any) -> WeightedReward:
     entry = {"type": "instructions", **settings}
-    return build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(entry)), pool)
+    return build_reward(TypeAdapter(RewardList).validate_python(expand_rewards(entry)), pool)
 
 
 METADATA = {

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 from unit.rewards.judge_server import JudgeServer, completion, judge_server, score
 
 from roll.cluster.pool import LocalWorkerPool
-from roll.config.rewards import JudgeReward, RewardList, as_reward_list
+from roll.config.rewards import JudgeReward, RewardList, expand_rewards
 from roll.errors import ConfigError, RewardInfraError, UnscorableError
 from roll.rewards import build_reward
 from roll.rewards.compose import WeightedReward
@@ -43,7 +43,7 @@ def config(server: JudgeServer, **settings: Any) -> JudgeReward:
 
 def build(server: JudgeServer, pool: LocalWorkerPool, **settings: Any) -> WeightedReward:
     entry = config(server, **settings).model_dump()
-    return build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(entry)), pool)
+    return build_reward(TypeAdapter(RewardList).validate_python(expand_rewards(entry)), pool)
 
 
 def content(body: dict[str, Any]) -> str:
@@ -499,7 +499,7 @@ async def test_reward_judge_a_watched_judge_that_fails_costs_no_rollout(
 ) -> None:
     server.answer = status(500)
     watched = config(server, weight=0.0, max_attempts=1).model_dump()
-    reward = build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(["math", watched])), pool)
+    reward = build_reward(TypeAdapter(RewardList).validate_python(expand_rewards(["math", watched])), pool)
     result = await reward(rollout("7", "7"))
     assert (result.value, result.correct, dict(result.components)) == (1.0, True, {"math": 1.0})
     await reward.close()

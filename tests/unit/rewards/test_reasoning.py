@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from roll.cluster.pool import LocalWorkerPool
-from roll.config.rewards import RewardList, as_reward_list
+from roll.config.rewards import RewardList, expand_rewards
 from roll.rewards import build_reward
 from roll.rewards.code.extract import extract_code
 from roll.rewards.compose import WeightedReward
@@ -33,7 +33,7 @@ NO_JSON = {"type": "format", "json_schema": {"type": "object"}}
 
 
 def build(pool: LocalWorkerPool, *entries: Any) -> WeightedReward:
-    return build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(list(entries))), pool)
+    return build_reward(TypeAdapter(RewardList).validate_python(expand_rewards(list(entries))), pool)
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from roll.cluster.pool import LocalWorkerPool
-from roll.config.rewards import RewardList, as_reward_list
+from roll.config.rewards import RewardList, expand_rewards
 from roll.data.reasoning_gym import load_task
 from roll.errors import ConfigError, RewardInfraError, UnscorableError
 from roll.protocols import Reward
@@ -24,7 +24,7 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "rewards" / "short_answer.py"
 
 
 def build(pool: LocalWorkerPool, *entries: Any) -> Reward:
-    return build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(list(entries))), pool)
+    return build_reward(TypeAdapter(RewardList).validate_python(expand_rewards(list(entries))), pool)
 
 
 async def test_reward_math_is_scored_in_the_pool(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
@@ -155,7 +155,7 @@ async def test_reward_components_are_weighted_named_and_agree_on_what_is_solved(
 
 def test_reward_an_empty_list_of_rewards_is_refused() -> None:
     with pytest.raises(ValueError, match="add at least one reward"):
-        as_reward_list([])
+        expand_rewards([])
 
 
 USER_MODULE = """
@@ -288,7 +288,7 @@ async def test_reward_an_async_reward_waits_for_many_answers_at_once_and_for_no_
 @pytest.mark.parametrize("path", ["no_function", "module:", ":name", "a b:c", "x.py", "dir/module:name"])
 def test_reward_a_malformed_import_path_is_refused_by_the_configuration(path: str) -> None:
     with pytest.raises(ValidationError):
-        TypeAdapter(RewardList).validate_python(as_reward_list(python(path)))
+        TypeAdapter(RewardList).validate_python(expand_rewards(python(path)))
 
 
 async def test_reward_reasoning_gym_scores_with_the_tasks_own_scorer(

@@ -15,7 +15,7 @@ from worlds.tiny_model import write_tiny_model
 
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.load import load_config
-from roll.config.rewards import RewardList, as_reward_list
+from roll.config.rewards import RewardList, expand_rewards
 from roll.data.chat import ChatRenderer
 from roll.errors import ModelError, RewardInfraError, UnscorableError
 from roll.rewards import build_reward
@@ -54,7 +54,7 @@ def expected(model_path: Path) -> Callable[[str], list[float]]:
 
 def build(pool: LocalWorkerPool, path: Path, **settings: Any) -> WeightedReward:
     entry = {"type": "reward_model", "path": str(path), "device": "cpu", **settings}
-    return build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(entry)), pool)
+    return build_reward(TypeAdapter(RewardList).validate_python(expand_rewards(entry)), pool)
 
 
 async def test_reward_model_answers_scored_together_get_what_each_gets_alone(

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
 from roll.cluster.pool import LocalWorkerPool
-from roll.config.rewards import RewardList, as_reward_list
+from roll.config.rewards import RewardList, expand_rewards
 from roll.errors import UnscorableError
 from roll.rewards import build_reward
 from roll.rewards.compose import WeightedReward
@@ -24,7 +24,7 @@ MakeRollout = Callable[..., Rollout]
 
 
 def build(pool: LocalWorkerPool, entry: Any) -> WeightedReward:
-    return build_reward(TypeAdapter(RewardList).validate_python(as_reward_list([entry])), pool)
+    return build_reward(TypeAdapter(RewardList).validate_python(expand_rewards([entry])), pool)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
-"""One module for each pipeline: the sections of its configuration, and their constraints.
+"""The configuration of each pipeline: one module per pipeline, with its sections and their constraints.
 
-Each module exports its class as `CONFIG`; a new pipeline is a new module and a line here. A user's own pipeline is a
-class elsewhere, which `pipeline: path/to/file.py:Class` names.
+Each module exports its class as `CONFIG`; to add a pipeline, add a module and a line here. A user-defined pipeline is a
+class in a user's file, selected by `pipeline: path/to/file.py:Class`.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ __all__ = ["DEFAULT_PIPELINE", "PIPELINES", "PipelineRegistry"]
 
 T = TypeVar("T")
 
-_CALLED_WITH = {"check": ("config",), "open": ("config", "session"), "facts": ("config", "at"), "evaluate": ("config",)}
+_FUNCTION_ARGUMENTS = {
+    "check": ("config",),
+    "open": ("config", "session"),
+    "facts": ("config", "at"),
+    "evaluate": ("config",),
+}
 """Arguments of the functions of a user's own pipeline."""
 
 
 class PipelineRegistry(ExtensibleRegistry[T]):
-    """Registry of one part of every pipeline, such as its configuration class, by the pipeline's name.
+    """A registry of one part of every pipeline, such as its configuration class, by the name of the pipeline.
 
     Args:
         entries: import paths of that part, by name.
@@ -47,7 +52,7 @@ class PipelineRegistry(ExtensibleRegistry[T]):
 
 
 def _build_user_pipeline(path: str) -> Any:
-    """Import the user's pipeline class at `path`, and return an instance of it once all of its members are checked."""
+    """Import a user-defined pipeline class, check its members, and return an instance."""
     prepare_environment()  # its file imports torch
     factory = load_function(path, "pipeline")
     check_call(factory, f"pipeline '{path}'")
@@ -57,11 +62,11 @@ def _build_user_pipeline(path: str) -> Any:
         raise ConfigError(
             f"pipeline '{path}' cannot be built ({find_raise_location(error)}): {one_line_error(error)}"
         ) from error
-    if missing := [part for part in ("config", "state", *_CALLED_WITH) if not hasattr(pipeline, part)]:
+    if missing := [part for part in ("config", "state", *_FUNCTION_ARGUMENTS) if not hasattr(pipeline, part)]:
         raise ConfigError(f"pipeline '{path}' lacks {', '.join(missing)}: docs/python.md describes each member.")
     if not (isinstance(pipeline.config, type) and issubclass(pipeline.config, RunConfig)):
         raise ConfigError(f"pipeline '{path}': its `config` must be a subclass of roll.config.run.RunConfig.")
-    for part, arguments in _CALLED_WITH.items():
+    for part, arguments in _FUNCTION_ARGUMENTS.items():
         check_call(getattr(pipeline, part), f"pipeline '{path}': {part}", *arguments)
     return pipeline
 

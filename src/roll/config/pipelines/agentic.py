@@ -8,13 +8,13 @@ from pydantic import field_validator, model_validator
 
 from roll.config.base import Section, option
 from roll.config.data import EnvironmentData
-from roll.config.reinforcing import ReinforcingConfig
+from roll.config.reinforcement_run import ReinforcementRunConfig
 
 __all__ = ["CONFIG", "AgenticConfig", "AnchorsConfig", "CurriculumConfig"]
 
 
 class CurriculumConfig(Section):
-    """A curriculum that draws environments more often if half of the episodes succeed, since these teach most."""
+    """A curriculum: environments in which about half of the episodes succeed are drawn most often."""
 
     num_episodes: int = option(
         64, "Approximate number of episodes of an environment over which the success rate is averaged.", ge=1
@@ -28,7 +28,7 @@ class CurriculumConfig(Section):
 
 
 class AnchorsConfig(Section):
-    """Groups that begin in the middle of a successful episode: its first turns are replayed, and the policy continues.
+    """Groups that begin in the middle of a successful episode: its first turns are replayed, then the policy continues.
 
     This is IPA's chunk-level initialized resampling (arXiv 2512.24873). The replayed turns are context, imitated once
     for each group according to `algorithm.imitation`. An environment must repeat an episode for the same seed and
@@ -76,7 +76,7 @@ class AnchorsConfig(Section):
     )
 
 
-class AgenticConfig(ReinforcingConfig):
+class AgenticConfig(ReinforcementRunConfig):
     """Reinforcement learning in environments: games, tools, worlds, or your own classes."""
 
     pipeline: Literal["agentic"] = option("agentic", "Name of the pipeline.")

@@ -7,14 +7,14 @@ from typing import Literal
 from pydantic import model_validator
 
 from roll.config.base import option
-from roll.config.generating import PromptedConfig
-from roll.config.reinforcing import ReinforcingConfig
+from roll.config.reinforcement_run import ReinforcementRunConfig
 from roll.config.replay import ReplayConfig
+from roll.config.rollout_run import PromptRunConfig
 
 __all__ = ["CONFIG", "RLVRConfig"]
 
 
-class RLVRConfig(PromptedConfig, ReinforcingConfig):
+class RLVRConfig(PromptRunConfig, ReinforcementRunConfig):
     """Reinforcement learning with verifiable rewards."""
 
     pipeline: Literal["rlvr"] = option("rlvr", "Name of the pipeline.")

@@ -58,7 +58,7 @@ PresetName: TypeAlias = Literal[
 ]
 PRESET_NAMES: tuple[str, ...] = get_args(PresetName)
 DEFAULT_PRESET = "grpo"
-_BASE: dict[str, Any] = {"gate": {"type": "min_clip"}}
+_BASE_PRESET: dict[str, Any] = {"gate": {"type": "min_clip"}}
 
 
 def load_preset(name: str) -> dict[str, Any]:
@@ -67,12 +67,12 @@ def load_preset(name: str) -> dict[str, Any]:
 
 
 def describe_preset(name: str) -> str:
-    """Return the paper, formula and assumptions of preset `name`."""
+    """Return the description of a preset: paper, formula and assumptions."""
     return inspect.cleandoc(importlib.import_module(f"{__name__}.{name}").__doc__ or "")
 
 
 def format_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Yield `key=value` for every key that a preset sets, as an override would be written."""
+    """Yield every key that a preset sets, formatted as an override `key=value`."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from format_settings(value, f"{prefix}{key}.")
@@ -84,7 +84,7 @@ def format_settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[str
 class PresetNote:
     """The use case, the cost and the stability of a preset."""
 
-    when: str
+    use_case: str
     cost: str
     stability: str
 
@@ -92,13 +92,13 @@ class PresetNote:
 def load_preset_note(name: str) -> PresetNote:
     """Return the use case of a preset, its cost in addition to generation and training, and its stability."""
     module = importlib.import_module(f"{__name__}.{name}")
-    return PresetNote(module.WHEN, module.COST, module.STABILITY)
+    return PresetNote(module.USE_CASE, module.COST, module.STABILITY)
 
 
 def expand_preset(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge the user's keys over those of the preset that `type` names; an unknown name adds nothing."""
+    """Merge the user's keys over those of the preset selected by `type`; an unknown preset adds no keys."""
     name = given.get("type", DEFAULT_PRESET)
-    return _merge(_merge(_BASE, load_preset(name)), given) if name in PRESET_NAMES else dict(given)
+    return _merge(_merge(_BASE_PRESET, load_preset(name)), given) if name in PRESET_NAMES else dict(given)
 
 
 def _merge(base: dict[str, Any], top: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ Critics may be smaller than the policy (`critic.model`). The paper does not give
 1, as in `ppo`, and the entropy coefficient is 0.001, small enough that the model keeps ending short answers.
 """
 
-WHEN = "PPO for a large policy with small critics."
+USE_CASE = "PPO for a large policy with small critics."
 COST = "policy and 2 critics"
 STABILITY = "more stable than one critic"
 PRESET = {

@@ -10,7 +10,7 @@ of the update. With several updates per batch, they come from a forward pass bef
 thresholds for the coupled form; here they are quantiles of the answer.
 """
 
-WHEN = "Long reasoning in which few tokens decide the result."
+USE_CASE = "Long reasoning in which few tokens decide the result."
 COST = "1 model; attention maps of 5 layers"
 STABILITY = "like grpo; sensitive to its constants"
 PRESET = {"credit": {"type": "coupled"}}

@@ -9,7 +9,7 @@ bound. The ratio to the engine covers staleness, mismatch and earlier updates on
 further correction.
 """
 
-WHEN = "Several updates per batch, stale rollouts; rare tokens must keep their gradient."
+USE_CASE = "Several updates per batch, stale rollouts; rare tokens must keep their gradient."
 COST = "1 model"
 STABILITY = "stable; no trust region"
 PRESET = {

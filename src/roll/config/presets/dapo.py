@@ -8,7 +8,7 @@ The soft overlong penalty depends on the answer's length limit: set `reward.over
 refills, and `data/refills` counts them.
 """
 
-WHEN = "Long reasoning; many prompts that are always or never solved."
+USE_CASE = "Long reasoning; many prompts that are always or never solved."
 COST = "up to max_refills + 1 times the generation"
 STABILITY = "preserves entropy; set reward.overlong_buffer"
 PRESET = {

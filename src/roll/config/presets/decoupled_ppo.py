@@ -8,7 +8,7 @@ bounds its variance. As in GRPO, the loss is the mean over an answer's tokens, a
 one mean over all tokens (`aggregation: token_mean`).
 """
 
-WHEN = "Stale rollouts and several updates per batch."
+USE_CASE = "Stale rollouts and several updates per batch."
 COST = "one more forward pass if there are several updates"
 STABILITY = "stable off-policy"
 PRESET = {"correction": {"level": "token", "upper": 5.0}}

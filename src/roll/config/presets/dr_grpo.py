@@ -7,7 +7,7 @@ answer's own length favors long wrong answers. Dr. GRPO omits both. The constant
 So the loss is smaller than GRPO's if answers are shorter than the limit, and needs a larger learning rate.
 """
 
-WHEN = "GRPO without the bias toward long wrong answers."
+USE_CASE = "GRPO without the bias toward long wrong answers."
 COST = "1 model"
 STABILITY = "stable; needs a larger learning rate if answers are short"
 PRESET = {"advantage": {"std": "none"}, "aggregation": "constant_length"}

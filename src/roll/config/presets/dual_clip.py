@@ -5,7 +5,7 @@
 Without the second bound, a token with a negative advantage and a large ratio has an unbounded loss.
 """
 
-WHEN = "Several updates per batch, large negative advantages."
+USE_CASE = "Several updates per batch, large negative advantages."
 COST = "1 model"
 STABILITY = "more stable than grpo off-policy"
 PRESET = {"gate": {"type": "dual_clip", "bound": 3.0}}

@@ -8,7 +8,7 @@ state recurs, GiGPO equals GRPO. A group whose rewards are all equal is kept, si
 that succeed sooner or later, or that earn intermediate rewards.
 """
 
-WHEN = "Episodes of several turns in which states recur."
+USE_CASE = "Episodes of several turns in which states recur."
 COST = "1 model"
 STABILITY = "like grpo"
 PRESET = {

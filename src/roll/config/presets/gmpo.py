@@ -7,7 +7,7 @@ range is e^-0.4 to e^0.4). The geometric mean keeps single tokens from dominatin
 uses a geometric mean.
 """
 
-WHEN = "Several updates per batch with outlier tokens."
+USE_CASE = "Several updates per batch with outlier tokens."
 COST = "1 model"
 STABILITY = "stable"
 PRESET = {

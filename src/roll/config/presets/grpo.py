@@ -8,7 +8,7 @@ most later work, so that no reference model is loaded. A group whose rewards are
 dropped, and excluded from counts and KL penalty (`filters.skip_zero_variance`). std is the unbiased standard deviation.
 """
 
-WHEN = "Verifiable rewards, groups of 4 or more; the default."
+USE_CASE = "Verifiable rewards, groups of 4 or more; the default."
 COST = "1 model"
 STABILITY = "stable; dividing by a group's standard deviation can amplify small differences"
 PRESET = {}

@@ -7,7 +7,7 @@ token ratios jump. The clip range is taken from the paper, which uses 4 mini-bat
 never reached. The engine correction is also one factor per answer: the geometric mean of the tokens' factors.
 """
 
-WHEN = "Mixture-of-experts models; several updates per batch."
+USE_CASE = "Mixture-of-experts models; several updates per batch."
 COST = "1 model"
 STABILITY = "stable even if token ratios jump"
 PRESET = {

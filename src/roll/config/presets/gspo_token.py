@@ -6,7 +6,7 @@ Value and gradient equal those of GSPO if all tokens of an answer have the same 
 advantages per token.
 """
 
-WHEN = "Like gspo, if advantages differ within an answer."
+USE_CASE = "Like gspo, if advantages differ within an answer."
 COST = "1 model"
 STABILITY = "like gspo"
 PRESET = {

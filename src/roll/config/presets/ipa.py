@@ -12,7 +12,7 @@ over the group, so failures get the negative sign that the split needs. The pape
 is `anchors` of the pipeline `agentic`.
 """
 
-WHEN = "Episodes of many turns with tools; mismatch between engine and trainer."
+USE_CASE = "Episodes of many turns with tools; mismatch between engine and trainer."
 COST = "1 model"
 STABILITY = "stable off-policy"
 PRESET = {

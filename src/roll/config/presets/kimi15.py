@@ -7,7 +7,7 @@ on a batch. The loss is per token, as in ROLL Flash (arXiv 2510.11345); the pape
 answer and gives no tau.
 """
 
-WHEN = "Several updates per batch, with a squared penalty instead of a clip."
+USE_CASE = "Several updates per batch, with a squared penalty instead of a clip."
 COST = "1 model"
 STABILITY = "stable; tau bounds the distance from the old policy"
 PRESET = {"advantage": {"std": "none"}, "gate": {"type": "squared_penalty", "tau": 0.1}}

@@ -6,7 +6,7 @@ There is no critic and no KL term. std_batch is computed over all rollouts of a 
 advantages equal GRPO's.
 """
 
-WHEN = "Base models; rewards of any scale."
+USE_CASE = "Base models; rewards of any scale."
 COST = "1 model"
 STABILITY = "stable"
 PRESET = {"advantage": {"std": "batch"}, "aggregation": "token_mean"}

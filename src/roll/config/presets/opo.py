@@ -6,7 +6,7 @@ The length-weighted mean minimizes the gradient's variance if a rollout's square
 method is exactly on-policy: one update per batch, no clip, no KL term, no entropy bonus.
 """
 
-WHEN = "Answers of very different lengths, trained strictly on-policy."
+USE_CASE = "Answers of very different lengths, trained strictly on-policy."
 COST = "1 model"
 STABILITY = "one update per batch only"
 PRESET = {

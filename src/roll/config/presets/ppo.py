@@ -10,7 +10,7 @@ the policy's tokens, not the environment's. gamma = lambda = 1 makes the return 
 needs a second model.
 """
 
-WHEN = "Dense or delayed rewards, one rollout per prompt, long episodes."
+USE_CASE = "Dense or delayed rewards, one rollout per prompt, long episodes."
 COST = "policy and critic"
 STABILITY = "needs a trained critic; see critic.warmup_steps"
 PRESET = {

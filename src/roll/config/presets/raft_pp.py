@@ -7,7 +7,7 @@ in training and worse later. It works with groups of one rollout. A group in whi
 well. R is the reward after penalties (`algorithm.reward`), so an answer is dropped if penalties reduce it to 0 or less.
 """
 
-WHEN = "Verifiers whose verdict is reliable only for correct answers."
+USE_CASE = "Verifiers whose verdict is reliable only for correct answers."
 COST = "1 model"
 STABILITY = "entropy decreases fast"
 PRESET = {

@@ -8,7 +8,7 @@ in GEM's games, and favors episodes that end sooner. With one turn, the method i
 the number of rollouts.
 """
 
-WHEN = "Episodes of several turns with intermediate rewards and a discount."
+USE_CASE = "Episodes of several turns with intermediate rewards and a discount."
 COST = "1 model"
 STABILITY = "one update per batch only"
 PRESET = {

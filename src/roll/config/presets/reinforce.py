@@ -7,7 +7,7 @@ baseline, so one rollout per prompt suffices; the variance is large if prompts d
 `advantage.mean: none` to use no baseline.
 """
 
-WHEN = "The simplest baseline; one rollout per prompt."
+USE_CASE = "The simplest baseline; one rollout per prompt."
 COST = "1 model"
 STABILITY = "noisy; one update per batch only"
 PRESET = {

@@ -8,7 +8,7 @@ reward. beta is 0 by default, so that no reference model is loaded; the paper us
 the method has no groups.
 """
 
-WHEN = "One rollout per prompt, prompts of equal difficulty."
+USE_CASE = "One rollout per prompt, prompts of equal difficulty."
 COST = "1 model"
 STABILITY = "stable; noisy if prompts differ in difficulty"
 PRESET = {

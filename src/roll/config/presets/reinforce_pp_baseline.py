@@ -7,7 +7,7 @@ amplified. Groups with equal rewards are not trained, but their zeros count in t
 k2 in the loss; the coefficient is 0 by default, so that no reference is loaded.
 """
 
-WHEN = "Groups of rollouts, normalized by the standard deviation of the whole batch."
+USE_CASE = "Groups of rollouts, normalized by the standard deviation of the whole batch."
 COST = "1 model"
 STABILITY = "stable"
 PRESET = {

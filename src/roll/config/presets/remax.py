@@ -6,7 +6,7 @@ The method needs one more (greedy) answer per prompt, and works with one rollout
 all equal still has a gradient if the greedy answer's reward differs, so it is not dropped.
 """
 
-WHEN = "One rollout per prompt with a baseline per prompt."
+USE_CASE = "One rollout per prompt with a baseline per prompt."
 COST = "one more answer per prompt"
 STABILITY = "stable; one update per batch only"
 PRESET = {

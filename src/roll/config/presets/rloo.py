@@ -6,7 +6,7 @@ The gradient is unbiased, because a rollout does not count in its own baseline. 
 reward. The whole answer is one action: log-probs are summed over its tokens. Groups must have at least 2 rollouts.
 """
 
-WHEN = "Unbiased baseline; on-policy training with small groups."
+USE_CASE = "Unbiased baseline; on-policy training with small groups."
 COST = "1 model"
 STABILITY = "one update per batch only"
 PRESET = {

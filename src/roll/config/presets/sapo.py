@@ -5,7 +5,7 @@
 A smooth gate replaces the clip. Its gradient is 1 at r = 1 and decreases on both sides, faster if A is negative.
 """
 
-WHEN = "Several updates per batch without a hard clip."
+USE_CASE = "Several updates per batch without a hard clip."
 COST = "1 model"
 STABILITY = "stable"
 PRESET = {"gate": {"type": "soft"}}

@@ -7,7 +7,7 @@ For StarPO-S, set `filters.top_variance: 0.25` (train only the prompts whose rew
 `gate.high: 0.28`. RAGEN adds an entropy bonus of 0.001, which is off here, because it needs a pass over the vocabulary.
 """
 
-WHEN = "Episodes of several turns, reward at the end."
+USE_CASE = "Episodes of several turns, reward at the end."
 COST = "1 model"
 STABILITY = "may collapse into repetition (echo trap): use top_variance"
 PRESET = {"aggregation": "token_mean"}

@@ -9,7 +9,7 @@ correction. Relative to the trainer's policy before the update (`ratio.against: 
 would be 1 in the only update of a batch, however stale the batch is.
 """
 
-WHEN = "Stale rollouts (asynchronous training)."
+USE_CASE = "Stale rollouts (asynchronous training)."
 COST = "1 model"
 STABILITY = "stable off-policy"
 PRESET = {

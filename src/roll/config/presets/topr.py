@@ -9,7 +9,7 @@ selects the case; in the paper, the sign of the reward minus a baseline. The pap
 `ratio.level: sequence` with `ratio.reduce: product`.
 """
 
-WHEN = "Stale rollouts; correct answers are rare."
+USE_CASE = "Stale rollouts; correct answers are rare."
 COST = "1 model"
 STABILITY = "stable off-policy; may lose entropy"
 PRESET = {

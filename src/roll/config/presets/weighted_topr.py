@@ -6,7 +6,7 @@ The paper gives no values for the weights. Here w- is 0.5. With group-centered r
 same total weight as many wrong ones; a smaller negative weight slows the loss of entropy.
 """
 
-WHEN = "Like topr, with a smaller weight for negative advantages."
+USE_CASE = "Like topr, with a smaller weight for negative advantages."
 COST = "1 model"
 STABILITY = "like topr"
 PRESET = {

@@ -1,4 +1,4 @@
-"""Rewards: how answers are scored."""
+"""The settings of rewards."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pydantic import Field
 
 from roll.config.rewards.base import RewardSection, check_pattern
 from roll.config.rewards.code import CodeReward
-from roll.config.rewards.form import FormatReward, InstructionsReward
+from roll.config.rewards.external import EnvironmentReward, PythonReward, ReasoningGymReward
+from roll.config.rewards.instructions import FormatReward, InstructionsReward
 from roll.config.rewards.models import JudgeReward, RewardModelReward
-from roll.config.rewards.own import EnvironmentReward, PythonReward, ReasoningGymReward
 from roll.config.rewards.text import (
     ChoiceReward,
     ExactReward,
@@ -47,8 +47,8 @@ __all__ = [
     "RewardModelReward",
     "RewardSection",
     "ShortAnswerReward",
-    "as_reward_list",
     "check_pattern",
+    "expand_rewards",
 ]
 
 
@@ -79,7 +79,7 @@ INSTALLED_REWARDS: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry("
 """Reward functions that installed packages register; `type: NAME` is short for `type: python` with their function."""
 
 
-def as_reward_list(value: Any) -> Any:
+def expand_rewards(value: Any) -> Any:
     """Expand the short forms of a reward to a list of sections: `math` and `{type: math}` become `[{type: math}]`.
 
     Types of installed rewards (`INSTALLED_REWARDS`) become rewards of type `python`.

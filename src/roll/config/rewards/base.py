@@ -9,9 +9,9 @@ from pydantic import field_validator
 
 from roll.config.base import Section, option
 
-__all__ = ["AUTO", "KEEP", "RewardSection", "auto_reasoning_option", "check_pattern"]
+__all__ = ["AUTO_REASONING", "KEEP_REASONING", "RewardSection", "build_auto_reasoning_option", "check_pattern"]
 
-AUTO, KEEP = "auto", "keep"
+AUTO_REASONING, KEEP_REASONING = "auto", "keep"
 
 
 class RewardSection(Section):
@@ -34,7 +34,7 @@ class RewardSection(Section):
     )
     require_finished: bool = option(True, "Whether an answer that was cut off scores 0.")
     reasoning: str = option(
-        KEEP,
+        KEEP_REASONING,
         "Part of an answer that is scored. `auto`: the text after the model's reasoning, in the format of its chat "
         "template; an answer that never ends its reasoning scores 0. `keep`: the whole answer. Any other value is a "
         "closing tag: the text after its last occurrence is scored.",
@@ -49,14 +49,14 @@ class RewardSection(Section):
     @field_validator("reasoning")
     @classmethod
     def _check_reasoning(cls, value: str) -> str:
-        if value not in (AUTO, KEEP) and (not value.strip() or value.strip().isalnum()):
+        if value not in (AUTO_REASONING, KEEP_REASONING) and (not value.strip() or value.strip().isalnum()):
             raise ValueError(f"'{value}' is not a closing tag: write auto, keep, or a tag such as </reasoning>")
         return value
 
     @property
     def scores_reasoning(self) -> bool:
-        """Whether the verifier receives the whole answer, and drops the reasoning itself if it must."""
-        return self.reasoning == KEEP
+        """Whether the verifier receives the whole answer, including the reasoning, which it may remove itself."""
+        return self.reasoning == KEEP_REASONING
 
     @property
     def reads_prompt_text(self) -> bool:
@@ -75,20 +75,18 @@ class RewardSection(Section):
 
     @property
     def asks_own_judge(self) -> bool:
-        """Whether the reward uses the run's own judge; its verifier is then built with the judge, not with a worker
-        pool.
-        """
+        """Whether the reward uses the run's own judge; its verifier is then built with the judge, without a pool."""
         return False
 
 
-def auto_reasoning_option() -> Any:
-    """Return the option `reasoning` of rewards that by default score the text after the reasoning."""
+def build_auto_reasoning_option() -> Any:
+    """Build the option `reasoning` for rewards that score the text after the reasoning by default."""
     inherited = RewardSection.model_fields["reasoning"]
-    return option(AUTO, inherited.description or "", examples=inherited.examples)
+    return option(AUTO_REASONING, inherited.description or "", examples=inherited.examples)
 
 
 def check_pattern(pattern: str) -> str:
-    """Return `pattern` if it is valid.
+    """Check that a pattern is a regular expression, and return it.
 
     Raises:
         ValueError: the pattern is not a regular expression.

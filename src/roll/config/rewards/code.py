@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from roll.config.base import option
-from roll.config.rewards.base import RewardSection, auto_reasoning_option
+from roll.config.rewards.base import RewardSection, build_auto_reasoning_option
 
 __all__ = ["LANGUAGES", "CodeReward"]
 
@@ -18,7 +18,7 @@ class CodeReward(RewardSection):
     """The answer's program runs in a sandbox on the test cases of its prompt: see docs/code-rewards.md."""
 
     type: Literal["code"] = option(..., "Kind of reward.")
-    reasoning: str = auto_reasoning_option()
+    reasoning: str = build_auto_reasoning_option()
     language: Literal["python", "bash", "javascript", "cpp"] = option(
         "python", "Language of the answers, if the prompt's tests do not name one."
     )

@@ -13,9 +13,7 @@ from roll.config.rewards.base import RewardSection
 __all__ = ["JudgeReward", "RewardModelReward"]
 
 MAX_VERDICTS = 101
-"""Maximum number of verdicts on the scale of the run's own judge; engines restrict sampling to at most this many
-tokens.
-"""
+"""Maximum number of verdicts on the scale of the run's own judge, and of tokens to which sampling is restricted."""
 
 
 class JudgeReward(RewardSection):
@@ -146,9 +144,7 @@ class JudgeReward(RewardSection):
 
     @property
     def asks_own_judge(self) -> bool:
-        """Whether the reward uses the run's own judge; its verifier is then built with the judge, not with a worker
-        pool.
-        """
+        """Whether the reward uses the run's own judge; its verifier is then built with the judge, without a pool."""
         return self.url is None
 
     @property

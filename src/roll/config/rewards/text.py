@@ -1,4 +1,4 @@
-"""Rewards that compare an answer's text with a reference, or check its form."""
+"""Rewards that compare an answer's text with a reference, or penalize its length or repetitions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from roll.config.base import option
-from roll.config.rewards.base import RewardSection, auto_reasoning_option, check_pattern
+from roll.config.rewards.base import RewardSection, build_auto_reasoning_option, check_pattern
 
 __all__ = [
     "ChoiceReward",
@@ -24,7 +24,7 @@ class MathReward(RewardSection):
     """1 if the final answer is mathematically equal to the reference, otherwise 0."""
 
     type: Literal["math"] = option(..., "Kind of reward.")
-    reasoning: str = auto_reasoning_option()
+    reasoning: str = build_auto_reasoning_option()
     extract: Literal["auto", "boxed", "last_number"] = option(
         "auto",
         "Expression that is used as the final answer. `boxed`: the content of `\\boxed`. `last_number`: the last "
@@ -41,7 +41,7 @@ class ExactReward(RewardSection):
     """1 if the answer's text equals the reference, otherwise 0."""
 
     type: Literal["exact"] = option(..., "Kind of reward.")
-    reasoning: str = auto_reasoning_option()
+    reasoning: str = build_auto_reasoning_option()
     ignore_case: bool = option(True, "Whether the comparison ignores case.")
     strip: bool = option(True, "Whether the comparison ignores leading and trailing white space.")
 
@@ -73,7 +73,7 @@ class ChoiceReward(RewardSection):
     """Multiple choice: 1 if the answer chooses the letter of the reference, otherwise 0."""
 
     type: Literal["choice"] = option(..., "Kind of reward.")
-    reasoning: str = auto_reasoning_option()
+    reasoning: str = build_auto_reasoning_option()
     letters: str = option("ABCDE", "Letters that may be chosen.", pattern=r"^[A-Z]{2,26}$")
 
     @property
@@ -89,7 +89,7 @@ class ShortAnswerReward(RewardSection):
     """
 
     type: Literal["short_answer"] = option(..., "Kind of reward.")
-    reasoning: str = auto_reasoning_option()
+    reasoning: str = build_auto_reasoning_option()
     score: Literal["exact", "f1"] = option(
         "f1", "`exact`: 1 if the words are equal, otherwise 0. `f1`: F1 score over words."
     )

@@ -1,11 +1,11 @@
-"""Settings of rewards for answers about images: boxes, points, and text that was read."""
+"""Rewards for answers about images: bounding boxes, points, and recognized text (OCR)."""
 
 from __future__ import annotations
 
 from typing import Literal
 
 from roll.config.base import option
-from roll.config.rewards.base import RewardSection, auto_reasoning_option
+from roll.config.rewards.base import RewardSection, build_auto_reasoning_option
 
 __all__ = ["BoxReward", "EditDistanceReward", "PointReward"]
 
@@ -18,7 +18,7 @@ class BoxReward(RewardSection):
     """
 
     type: Literal["box"] = option(..., "Kind of reward.")
-    reasoning: str = auto_reasoning_option()
+    reasoning: str = build_auto_reasoning_option()
     score: Literal["iou", "hit"] = option(
         "iou", "`iou`: the IoU. `hit`: 1 if the IoU reaches `solved_at`, otherwise 0."
     )
@@ -37,7 +37,7 @@ class PointReward(RewardSection):
     """
 
     type: Literal["point"] = option(..., "Kind of reward.")
-    reasoning: str = auto_reasoning_option()
+    reasoning: str = build_auto_reasoning_option()
 
     @property
     def needs_answer(self) -> bool:
@@ -46,14 +46,14 @@ class PointReward(RewardSection):
 
 
 class EditDistanceReward(RewardSection):
-    """Text that was read (OCR): 1 minus the edit distance to the reference, divided by the longer length.
+    """Recognized text (OCR): 1 - edit distance to the reference / length of the longer text.
 
     The text between the last `<answer>` and `</answer>` is compared, or the whole text without these tags. Runs of
     whitespace count as one space.
     """
 
     type: Literal["edit_distance"] = option(..., "Kind of reward.")
-    reasoning: str = auto_reasoning_option()
+    reasoning: str = build_auto_reasoning_option()
     ignore_case: bool = option(False, "Whether upper and lower case are equal.")
     solved_at: float = option(1.0, "Value from which the task counts as solved.", gt=0, le=1)
 

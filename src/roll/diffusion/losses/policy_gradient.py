@@ -37,7 +37,7 @@ class PolicyGradientLoss:
     """Largest absolute advantage; larger ones are clipped."""
     kl_coefficient: float = 0.0
     """Coefficient beta of the KL divergence from the initial policy."""
-    kl_form: Literal["exact", "published"] = "exact"
+    kl_variant: Literal["exact", "published"] = "exact"
     """Form of the KL divergence."""
     noise_level: float = 0.7
     """Noise level of the SDE that generated the samples."""
@@ -96,7 +96,7 @@ class PolicyGradientLoss:
             other = compute_sde_step(
                 terms.latents, terms.other_velocities["reference"], now, then, second, self.noise_level
             )
-            scale = step.deviation if self.kl_form == "exact" else step.diffusion
+            scale = step.deviation if self.kl_variant == "exact" else step.diffusion
             kl = mean_over_entries((step.mean - other.mean) ** 2 / (2 * scale**2), terms.mask)
             loss = loss + self.kl_coefficient * kl
             metrics["kl/mean"] = kl.detach()

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from roll.config.base import FUNCTION
+from roll.config.base import FUNCTION_PATTERN
 from roll.diffusion.models.base import DiffusionModel
 from roll.errors import ConfigError, ModelError, find_raise_location, one_line_error
 from roll.user_code import load_function
@@ -48,7 +48,7 @@ def load_diffusion_model(
         ModelError: The directory or the weights cannot be used.
         ConfigError: The class cannot be imported or built.
     """
-    if re.match(FUNCTION, path):
+    if re.match(FUNCTION_PATTERN, path):
         model = _build_own_model(path, options or {}, seed)
         model.denoiser.to(dtype)
     else:

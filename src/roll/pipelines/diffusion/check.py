@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from roll.config.base import FUNCTION
+from roll.config.base import FUNCTION_PATTERN
 from roll.config.diffusion import OnlineAlgorithm
 from roll.config.pipelines.diffusion import DiffusionConfig
 from roll.errors import ModelError
@@ -30,7 +30,7 @@ def _check_model(report: Report, config: DiffusionConfig) -> None:
         raise ModelError(
             f"model.weights '{config.model.weights}' has no safetensors files: give the directory of an export"
         )
-    if re.match(FUNCTION, config.model.path):
+    if re.match(FUNCTION_PATTERN, config.model.path):
         from roll.diffusion.models import load_diffusion_model
 
         model = load_diffusion_model(config.model.path, options=config.model.options, seed=config.seed)

@@ -35,7 +35,7 @@ def build_loss(config: DiffusionConfig) -> DiffusionLoss | RewardGradientLoss:
                 clip_range=grpo.clip_range,
                 max_advantage=grpo.max_advantage,
                 kl_coefficient=grpo.kl_coefficient,
-                kl_form=grpo.kl_form,
+                kl_variant=grpo.kl_variant,
                 noise_level=config.sampling.noise_level,
             )
         case DDPO() as ddpo:
@@ -49,7 +49,7 @@ def build_loss(config: DiffusionConfig) -> DiffusionLoss | RewardGradientLoss:
                 beta=nft.beta,
                 max_advantage=nft.max_advantage,
                 kl_coefficient=nft.kl_coefficient,
-                distance=nft.form,
+                distance=nft.loss_target,
                 num_draws=nft.num_draws,
             )
         case RewardGradient() as gradient:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.cluster.base import Cluster
-from roll.config.generating import GeneratingConfig
+from roll.config.rollout_run import RolloutRunConfig
 from roll.config.run import RunConfig
 from roll.errors import ConfigError, InfraError, RewardInfraError, UserError, one_line_error
 from roll.inference import get_engine_capabilities
@@ -143,7 +143,7 @@ class JudgeRole:
 
 
 async def start_judge(
-    config: GeneratingConfig,
+    config: RolloutRunConfig,
     cluster: Cluster,
     run: RunDirectory | None = None,
     emit: Callable[..., None] = lambda **fields: None,
@@ -188,7 +188,7 @@ async def open_scoring(
     """Open the rewards of a configuration outside a run, with the judge if it has one, and yield them by domain."""
     async with AsyncExitStack() as stack:
         judge = None
-        if not isinstance(config, GeneratingConfig):
+        if not isinstance(config, RolloutRunConfig):
             raise ConfigError(f"'{config.name}' runs the pipeline {config.pipeline}, which does not score answers.")
         if config.judge is not None:
             role = await start_judge(config, cluster)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from roll.config.generating import GeneratingConfig
+from roll.config.rollout_run import RolloutRunConfig
 from roll.errors import ConfigError
 from roll.inference import EngineSpec, get_engine_capabilities, resolve_engine_kind
 from roll.models import describe_model, read_context_length
@@ -20,7 +20,7 @@ MIN_CACHED_REQUESTS = 4
 """Number of full-length requests that fit in the KV cache if the engine's default does not fit a single one."""
 
 
-def resolve_judge_kind(config: GeneratingConfig) -> str:
+def resolve_judge_kind(config: RolloutRunConfig) -> str:
     """Return the name of the judge's engine, with `auto` resolved.
 
     Raises:
@@ -30,7 +30,7 @@ def resolve_judge_kind(config: GeneratingConfig) -> str:
     return resolve_engine_kind(config.judge.engine, "judge.engine")
 
 
-def compute_judge_context(config: GeneratingConfig, path: Path | str) -> int:
+def compute_judge_context(config: RolloutRunConfig, path: Path | str) -> int:
     """Return the judge's context length, the longest request plus reply, in tokens.
 
     Raises:
@@ -53,7 +53,7 @@ def compute_judge_context(config: GeneratingConfig, path: Path | str) -> int:
     return found
 
 
-def build_judge_specs(config: GeneratingConfig, path: Path, run: RunDirectory | None) -> list[EngineSpec]:
+def build_judge_specs(config: RolloutRunConfig, path: Path, run: RunDirectory | None) -> list[EngineSpec]:
     """Return one spec per engine of the judge."""
     judge = config.judge
     assert judge is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from roll.algorithms.hacking import BASELINE_STEPS
-from roll.config.generating import GeneratingConfig
+from roll.config.rollout_run import RolloutRunConfig
 from roll.pipelines import measures
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.learner import Learner
@@ -26,7 +26,7 @@ __all__ = ["BatchSource", "OnlineRun", "Recorder", "RunEngines"]
 
 logger = logging.getLogger(__name__)
 
-C_co = TypeVar("C_co", bound=GeneratingConfig, covariant=True)
+C_co = TypeVar("C_co", bound=RolloutRunConfig, covariant=True)
 E_co = TypeVar("E_co", bound="RunEngines", covariant=True)
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from roll.cluster.base import Cluster, count_accelerators, open_cluster
-from roll.config.generating import GeneratingConfig
 from roll.config.online import OnlineConfig
+from roll.config.rollout_run import RolloutRunConfig
 from roll.config.training import check_back_end
 from roll.data import Data
 from roll.inference import EngineSpec, resolve_engine_kind
@@ -42,7 +42,7 @@ __all__ = ["RoleSpec", "build_facts", "build_policy_spec", "build_weight_sync", 
 
 logger = logging.getLogger(__name__)
 
-C = TypeVar("C", bound=GeneratingConfig)
+C = TypeVar("C", bound=RolloutRunConfig)
 
 
 class RoleSpec(NamedTuple):
@@ -117,7 +117,7 @@ async def open_online(
 
 
 async def _begin(
-    config: GeneratingConfig,
+    config: RolloutRunConfig,
     session: Session,
     prepared: Prepared,
     placed: Sequence[RoleSpec],
@@ -137,7 +137,7 @@ async def _begin(
 
 
 async def _start(
-    config: GeneratingConfig,
+    config: RolloutRunConfig,
     session: Session,
     cluster: Cluster,
     prepared: Prepared,
@@ -190,7 +190,7 @@ async def _restore(run: Run[Any], learner: Learner, live: ServedPolicy, saved: S
 
 def build_weight_sync(
     cluster: Cluster,
-    config: GeneratingConfig,
+    config: RolloutRunConfig,
     data: Data,
     policy: TrainerGroup,
     engines: EngineGroup,
@@ -218,7 +218,7 @@ def build_weight_sync(
     )
 
 
-def _list_held_out_draws(config: GeneratingConfig, data: Data) -> list[PromptDraw]:
+def _list_held_out_draws(config: RolloutRunConfig, data: Data) -> list[PromptDraw]:
     """Return the prompt draws of every evaluation."""
     draws = data.get_evaluation_draws(config.evaluation.num_prompts)
     if not draws:
@@ -228,7 +228,7 @@ def _list_held_out_draws(config: GeneratingConfig, data: Data) -> list[PromptDra
 
 
 def build_facts(
-    config: GeneratingConfig, _: RunState, method: str, *, engines: str | None = None, ranks: str | None = None
+    config: RolloutRunConfig, _: RunState, method: str, *, engines: str | None = None, ranks: str | None = None
 ) -> RunFacts:
     """Return the facts that are shown about a run before its first step.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from roll.config.generating import GeneratingConfig
+from roll.config.rollout_run import RolloutRunConfig
 from roll.data import Data
 from roll.pipelines.generation import GenerationParts
 from roll.pipelines.learning.state import LearningState
@@ -28,7 +28,7 @@ class DrawSource(Protocol):
 
 
 def build_controller(
-    config: GeneratingConfig,
+    config: RolloutRunConfig,
     state: LearningState,
     data: Data,
     ledger: DataLedger,

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import ValidationError
 
 from roll.config.algorithm import AlgorithmConfig
-from roll.config.history import CONFIG, find_differences, find_first_recorded_config, get_value
+from roll.config.history import CONFIG_FILE, find_differences, find_first_recorded_config, get_value
 from roll.config.load import Overrides, format_overrides, load_config
 from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 from roll.config.problems import format_value
@@ -43,7 +43,7 @@ def load_replay_config(
         ConfigError: An override is wrong, or the run's pipeline does not support replay.
     """
     path = Path(run) if Path(run).name not in ("", "..") else Path(run).resolve()
-    if not (path / CONFIG).is_file():
+    if not (path / CONFIG_FILE).is_file():
         raise RunDirectoryError(f"'{run}' is not a run: it has no config.yaml.")
     changes = format_overrides(overrides)
     tree = find_first_recorded_config(path)

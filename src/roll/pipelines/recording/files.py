@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
-from roll.config.renamed import rename_config
+from roll.config.former_names import rename_config
 from roll.errors import DataError, one_line_error
 from roll.pipelines.recording.records import FORMAT, RecordedSession, RecordedStep
 from roll.pipelines.recording.table_schemas import build_schemas

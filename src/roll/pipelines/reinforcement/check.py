@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from roll.config.activation_memory import ModelSizes, get_element_bytes
 from roll.config.estimate import RoleMemory, count_trained_parameters, estimate_frozen_bytes
-from roll.config.reinforcing import ReinforcingConfig
+from roll.config.reinforcement_run import ReinforcementRunConfig
 from roll.config.truncation import describe_truncation
 from roll.pipelines.online.check.estimate import (
     ExtraMemory,
@@ -22,7 +22,7 @@ from roll.preflight.report import Report
 __all__ = ["estimate_extra_memory", "inspect"]
 
 
-C = TypeVar("C", bound=ReinforcingConfig)
+C = TypeVar("C", bound=ReinforcementRunConfig)
 
 
 def inspect(config: C, *checks: Callable[[Report, C], None]) -> Report:
@@ -38,7 +38,7 @@ def inspect(config: C, *checks: Callable[[Report, C], None]) -> Report:
     )
 
 
-def _check_user_functions(report: Report, config: ReinforcingConfig) -> None:
+def _check_user_functions(report: Report, config: ReinforcementRunConfig) -> None:
     algorithm = config.algorithm
     if algorithm.advantage.function is not None or algorithm.loss is not None or algorithm.gate.type == "python":
         from roll.pipelines.learning.losses import check_own_functions  # imports torch, as user functions do
@@ -46,24 +46,24 @@ def _check_user_functions(report: Report, config: ReinforcingConfig) -> None:
         check_own_functions(algorithm)
 
 
-def _check_critic(report: Report, config: ReinforcingConfig) -> None:
+def _check_critic(report: Report, config: ReinforcementRunConfig) -> None:
     if config.algorithm.uses_critic and config.algorithm.critic.model is not None:
         report.critic = inspect_model(report, config.algorithm.critic.model, "the critics' model")
 
 
-def _check_truncation(report: Report, config: ReinforcingConfig) -> None:
+def _check_truncation(report: Report, config: ReinforcementRunConfig) -> None:
     truncation = describe_truncation(config.algorithm, config.rollout)
     report.notes += [truncation] if truncation else []
 
 
-def _estimate_extra_memory_from_report(report: Report, config: ReinforcingConfig, batch: RunSizes) -> ExtraMemory:
+def _estimate_extra_memory_from_report(report: Report, config: ReinforcementRunConfig, batch: RunSizes) -> ExtraMemory:
     assert report.model is not None, "the model was described"
     on_accelerator = report.machine.has_accelerators
     return estimate_extra_memory(config, report.model, batch, critic_sizes=report.critic, on_accelerator=on_accelerator)
 
 
 def estimate_extra_memory(
-    config: ReinforcingConfig,
+    config: ReinforcementRunConfig,
     sizes: ModelSizes,
     batch: RunSizes,
     *,

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from roll.config.reinforcing import ReinforcingConfig
+from roll.config.reinforcement_run import ReinforcementRunConfig
 from roll.data import ChatRenderer
 from roll.errors import InfraError
 from roll.pipelines.served_policy import ServedPolicy
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 async def play_demonstrations(
-    config: ReinforcingConfig, live: ServedPolicy, draws: Sequence[PromptDraw]
+    config: ReinforcementRunConfig, live: ServedPolicy, draws: Sequence[PromptDraw]
 ) -> list[Rollout]:
     """Return a scored expert rollout for every draw whose prompt has a demonstration; empty if imitation has weight 0.
 
@@ -85,7 +85,7 @@ def build_anchor_demonstration(draw: PromptDraw, anchor: Anchor, index: int) -> 
     )
 
 
-async def play_demonstration(config: ReinforcingConfig, live: ServedPolicy, draw: PromptDraw) -> Rollout | None:
+async def play_demonstration(config: ReinforcementRunConfig, live: ServedPolicy, draw: PromptDraw) -> Rollout | None:
     """Play and score the expert's answers; return `None` if no attempt could score them.
 
     Raises:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeAlias, TypeVar
 
 from roll.algorithms.selection import Selection, select_training_rollouts
-from roll.config.reinforcing import ReinforcingConfig
+from roll.config.reinforcement_run import ReinforcementRunConfig
 from roll.pipelines.learning.measures import compute_learning_metrics, compute_mean_advantages
 from roll.pipelines.learning.token_columns import build_token_columns
 from roll.pipelines.learning.updates import learn
@@ -22,7 +22,7 @@ from roll.types import Rollout
 
 __all__ = ["DemonstrationSource", "ReinforcementObjective", "build_demonstration_player"]
 
-C = TypeVar("C", bound=ReinforcingConfig)
+C = TypeVar("C", bound=ReinforcementRunConfig)
 
 DemonstrationSource: TypeAlias = Callable[[Batch], Awaitable[Sequence[Rollout]]]
 """Coroutine function that returns demonstrations of a batch's prompts."""

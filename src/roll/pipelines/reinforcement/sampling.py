@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 from roll.algorithms.selection import build_early_stop_predicate, find_group_filter_reason
-from roll.config.reinforcing import ReinforcingConfig
+from roll.config.reinforcement_run import ReinforcementRunConfig
 from roll.data import Data
 from roll.pipelines.generation import GenerationParts
 from roll.pipelines.learning.state import LearningState
@@ -21,7 +21,7 @@ GREEDY = "greedy"
 
 
 def build_controller(
-    config: ReinforcingConfig,
+    config: ReinforcementRunConfig,
     state: LearningState,
     data: Data,
     ledger: DataLedger,
@@ -54,7 +54,7 @@ def build_controller(
     )
 
 
-def _build_companion_plans(config: ReinforcingConfig, plan: SamplingPlan) -> tuple[SamplingPlan, ...]:
+def _build_companion_plans(config: ReinforcementRunConfig, plan: SamplingPlan) -> tuple[SamplingPlan, ...]:
     """Return the sampling plan of greedy answers, if the baseline is greedy."""
     if config.algorithm.advantage.mean != "greedy":
         return ()
@@ -62,7 +62,7 @@ def _build_companion_plans(config: ReinforcingConfig, plan: SamplingPlan) -> tup
     return (replace(plan, purpose=GREEDY, group_size=1, sampling=greedy),)
 
 
-def _build_configured_early_stop(config: ReinforcingConfig) -> EarlyStopPredicate | None:
+def _build_configured_early_stop(config: ReinforcementRunConfig) -> EarlyStopPredicate | None:
     scheduling = config.rollout.scheduling
     if not scheduling.early_stop_groups or scheduling.reward_range is None:
         return None

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from roll.config.reinforcing import ReinforcingConfig
+from roll.config.reinforcement_run import ReinforcementRunConfig
 from roll.errors import ModelError
 from roll.models import load_tokenizer, resolve_model
 from roll.pipelines.learner import BaseModelScorer, Learner
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 
-def build_learner(config: ReinforcingConfig, started: Sequence[TrainerGroup]) -> Learner:
+def build_learner(config: ReinforcementRunConfig, started: Sequence[TrainerGroup]) -> Learner:
     """Build the learner from the started trainers, in the order of `build_trainer_specs`."""
     policy, *others = started
     num_critics = config.algorithm.num_critic_models
@@ -47,7 +47,7 @@ def build_learner(config: ReinforcingConfig, started: Sequence[TrainerGroup]) ->
     )
 
 
-def resolve_critic_path(config: ReinforcingConfig, model_path: Path) -> Path:
+def resolve_critic_path(config: ReinforcementRunConfig, model_path: Path) -> Path:
     """Return the path of the critics' backbone.
 
     Raises:
@@ -66,7 +66,7 @@ def resolve_critic_path(config: ReinforcingConfig, model_path: Path) -> Path:
     return path
 
 
-def build_trainer_specs(config: ReinforcingConfig, model_path: Path) -> list[TrainerSpec]:
+def build_trainer_specs(config: ReinforcementRunConfig, model_path: Path) -> list[TrainerSpec]:
     """Return the specs of a run's trainers: the policy, its critics, and the reference if it is a separate role.
 
     Raises:
@@ -84,7 +84,7 @@ def get_device_role(spec: TrainerSpec) -> str:
     return "actor_train" if spec.role == "policy" else spec.role
 
 
-def build_policy_spec(config: ReinforcingConfig, model_path: Path) -> TrainerSpec:
+def build_policy_spec(config: ReinforcementRunConfig, model_path: Path) -> TrainerSpec:
     """Return the trainer spec of the policy, for a single rank; a cluster adapts every spec to several ranks."""
     algorithm = config.algorithm
     return TrainerSpec(
@@ -103,7 +103,7 @@ def build_policy_spec(config: ReinforcingConfig, model_path: Path) -> TrainerSpe
     )
 
 
-def build_critic_specs(config: ReinforcingConfig, backbone: Path) -> list[TrainerSpec]:
+def build_critic_specs(config: ReinforcementRunConfig, backbone: Path) -> list[TrainerSpec]:
     """Return one spec per critic; empty if the algorithm uses none."""
     algorithm, critic = config.algorithm, config.algorithm.critic
     if not algorithm.num_critic_models:
@@ -126,14 +126,16 @@ def build_critic_specs(config: ReinforcingConfig, backbone: Path) -> list[Traine
     ]
 
 
-def build_reference_specs(config: ReinforcingConfig, model_path: Path) -> list[TrainerSpec]:
+def build_reference_specs(config: ReinforcementRunConfig, model_path: Path) -> list[TrainerSpec]:
     """Return the spec of the reference, if it is a separate role."""
     if not config.starts_reference:
         return []
     return [TrainerSpec.for_frozen_model(model_path, config.model, config.training, config.seed)]
 
 
-def build_reference(config: ReinforcingConfig, policy: TrainerGroup, separate: list[TrainerGroup]) -> Scorer | None:
+def build_reference(
+    config: ReinforcementRunConfig, policy: TrainerGroup, separate: list[TrainerGroup]
+) -> Scorer | None:
     """Return the model that computes `ref_logprobs`; `None` if none is needed or the trainer holds it.
 
     It is the separate reference, if `separate` has one, otherwise the policy without adapters.

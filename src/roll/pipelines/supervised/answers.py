@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 from typing import Any
 
 from roll.cluster.base import Cluster, count_accelerators
-from roll.config.generating import GeneratingConfig
+from roll.config.rollout_run import RolloutRunConfig
 from roll.errors import DataError
 from roll.pipelines.colocation import EVERYTHING, SharedDevices, should_offload_colocated
 from roll.pipelines.evaluation import Evaluator
@@ -22,7 +22,7 @@ __all__ = ["open_answers"]
 
 
 async def open_answers(
-    config: GeneratingConfig,
+    config: RolloutRunConfig,
     session: Session,
     cluster: Cluster,
     run: Run[Any],

@@ -21,8 +21,8 @@ from roll.config.estimate import (
     estimate_kernel_bytes,
     estimate_training_bytes,
 )
-from roll.config.generating import GeneratingConfig
 from roll.config.judge import JudgeConfig
+from roll.config.rollout_run import RolloutRunConfig
 from roll.config.training import should_trim_heap
 
 __all__ = [
@@ -66,7 +66,7 @@ class RunSizes:
 
 
 def compute_run_sizes(
-    config: GeneratingConfig,
+    config: RolloutRunConfig,
     *,
     longest_prompt: int,
     train_prompts: Mapping[str, int],
@@ -112,7 +112,7 @@ def compute_run_sizes(
     )
 
 
-def _count_evaluations(config: GeneratingConfig) -> int:
+def _count_evaluations(config: RolloutRunConfig) -> int:
     steps, every = config.training.num_steps, config.evaluation.every_num_steps
     during = (steps - 1) // every if every else 0
     return during + 1 + config.evaluation.before_training
@@ -133,7 +133,7 @@ NO_EXTRA_MEMORY = ExtraMemory()
 
 
 def estimate_memory_by_role(
-    config: GeneratingConfig,
+    config: RolloutRunConfig,
     sizes: ModelSizes,
     batch: RunSizes,
     *,
@@ -193,7 +193,7 @@ def estimate_memory_by_role(
 
 
 def estimate_frozen_memory(
-    config: GeneratingConfig,
+    config: RolloutRunConfig,
     role: str,
     sizes: ModelSizes,
     batch: RunSizes,
@@ -213,7 +213,7 @@ def estimate_frozen_memory(
 
 
 def estimate_trainer_memory(
-    config: GeneratingConfig, sizes: ModelSizes, batch: RunSizes, ranks: int, *, on_accelerator: bool
+    config: RolloutRunConfig, sizes: ModelSizes, batch: RunSizes, ranks: int, *, on_accelerator: bool
 ) -> dict[str, int]:
     """Estimate the memory of a trainer's rank, by content; logits are not included."""
     return estimate_training_bytes(
@@ -228,7 +228,7 @@ def estimate_trainer_memory(
     )
 
 
-def _estimate_micro_batch_tokens(config: GeneratingConfig, batch: RunSizes, ranks: int) -> int:
+def _estimate_micro_batch_tokens(config: RolloutRunConfig, batch: RunSizes, ranks: int) -> int:
     """Return the largest number of tokens in a micro-batch, if the trainer has `ranks` ranks."""
     training = config.training
     return min(
@@ -237,7 +237,7 @@ def _estimate_micro_batch_tokens(config: GeneratingConfig, batch: RunSizes, rank
 
 
 def _estimate_judge_memory(
-    config: GeneratingConfig, section: JudgeConfig, judge: JudgeEngines, on_accelerator: bool
+    config: RolloutRunConfig, section: JudgeConfig, judge: JudgeEngines, on_accelerator: bool
 ) -> RoleMemory:
     parts = estimate_engine_bytes(
         section,
@@ -251,7 +251,7 @@ def _estimate_judge_memory(
     return RoleMemory(role="judge", count=config.num_judges, parts=parts)
 
 
-def estimate_rollout_bytes(config: GeneratingConfig, batch: RunSizes, longest_prompt: int) -> int:
+def estimate_rollout_bytes(config: RolloutRunConfig, batch: RunSizes, longest_prompt: int) -> int:
     """Estimate the disk space of all rollouts that the run records; 0 without `tracking.rollouts`."""
     rollouts = config.training.num_steps * batch.rollouts_per_step + batch.num_evaluations * batch.evaluation_samples
     tokens = config.max_answer_tokens + longest_prompt

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from roll.config.activation_memory import get_element_bytes
 from roll.config.estimate import JudgeEngines, count_quantized_parameters, estimate_disk_use, estimate_sync_bytes
-from roll.config.generating import GeneratingConfig
+from roll.config.rollout_run import RolloutRunConfig
 from roll.errors import ConfigError
 from roll.media import MediaStore
 from roll.pipelines.colocation import should_offload_colocated
@@ -33,7 +33,7 @@ from roll.types import Prompt
 
 __all__ = ["inspect_run"]
 
-C = TypeVar("C", bound=GeneratingConfig)
+C = TypeVar("C", bound=RolloutRunConfig)
 
 MAX_REFERENCES = 20_000
 """Maximum number of prompts per source whose references are scored against themselves."""
@@ -75,7 +75,7 @@ def inspect_run(
     )
 
 
-def _check_roles(report: Report, config: GeneratingConfig) -> None:
+def _check_roles(report: Report, config: RolloutRunConfig) -> None:
     from roll.agents.programs import check_agent
     from roll.rollout.loops import load_user_loop
 
@@ -90,7 +90,7 @@ def _check_roles(report: Report, config: GeneratingConfig) -> None:
     report.is_colocated = should_offload_colocated(config, accelerated=report.machine.has_accelerators)
 
 
-def _check_continuations(report: Report, config: GeneratingConfig) -> None:
+def _check_continuations(report: Report, config: RolloutRunConfig) -> None:
     """Note if the engine samples the rest of an interrupted answer with other random numbers."""
     from roll.inference import get_engine_capabilities
 
@@ -107,7 +107,7 @@ def _check_continuations(report: Report, config: GeneratingConfig) -> None:
     )
 
 
-def _check_model(report: Report, config: GeneratingConfig) -> None:
+def _check_model(report: Report, config: RolloutRunConfig) -> None:
     report.model = inspect_model(report, config.model.path, "the model")
     if report.model is not None and config.inference.quantization != "none":
         _check_linear_weights(config)
@@ -115,14 +115,14 @@ def _check_model(report: Report, config: GeneratingConfig) -> None:
         _check_context(config, report.model.context_length)
 
 
-def _check_linear_weights(config: GeneratingConfig) -> None:
+def _check_linear_weights(config: RolloutRunConfig) -> None:
     from roll.models import check_quantizable, find_model
 
     if directory := find_model(config.model.path):
         check_quantizable(directory)
 
 
-def _check_judge(report: Report, config: GeneratingConfig) -> None:
+def _check_judge(report: Report, config: RolloutRunConfig) -> None:
     if config.judge is None:
         return
     from roll.inference import get_engine_capabilities
@@ -134,7 +134,7 @@ def _check_judge(report: Report, config: GeneratingConfig) -> None:
         report.judge = JudgeEngines(sizes=sizes, kind=kind, max_context=compute_judge_context(config, path))
 
 
-def _check_context(config: GeneratingConfig, context_length: int) -> None:
+def _check_context(config: RolloutRunConfig, context_length: int) -> None:
     max_context = config.inference.max_context
     if max_context is not None and max_context > context_length:
         raise ConfigError(
@@ -148,7 +148,7 @@ def _check_context(config: GeneratingConfig, context_length: int) -> None:
         )
 
 
-def _check_prompts(report: Report, config: GeneratingConfig) -> None:
+def _check_prompts(report: Report, config: RolloutRunConfig) -> None:
     from roll.data import build_data
     from roll.data.media_text import count_media_tokens
     from roll.models import check_rope_scaling, find_model, load_tokenizer
@@ -196,7 +196,7 @@ def _check_prompts(report: Report, config: GeneratingConfig) -> None:
             break
 
 
-def _report_prompt_counts(report: Report, config: GeneratingConfig) -> None:
+def _report_prompt_counts(report: Report, config: RolloutRunConfig) -> None:
     """Report the number of prompts of each source without a tokenizer: prompts are read, but not rendered."""
     from roll.data.build import load_source
 
@@ -209,7 +209,7 @@ def _report_prompt_counts(report: Report, config: GeneratingConfig) -> None:
         report.num_held_out += len(held_out)
 
 
-def _open_store(config: GeneratingConfig) -> MediaStore | None:
+def _open_store(config: RolloutRunConfig) -> MediaStore | None:
     """Return a store in memory for the media of rows; `None` for a text-only model."""
     from roll.models import find_model
     from roll.models.multimodal import open_media
@@ -221,14 +221,14 @@ def _open_store(config: GeneratingConfig) -> MediaStore | None:
     return None if media is None else media.store
 
 
-def _check_tests(report: Report, config: GeneratingConfig) -> None:
+def _check_tests(report: Report, config: RolloutRunConfig) -> None:
     if any(reward.needs_sandbox for entry in config.data for reward in entry.reward):
         from roll.preflight.rewards import describe_bad_tests
 
         report.notes += describe_bad_tests(config.data, config.sandbox, config.seed, _open_store(config))
 
 
-def _check_references(report: Report, config: GeneratingConfig) -> None:
+def _check_references(report: Report, config: RolloutRunConfig) -> None:
     from roll.data.build import load_source
     from roll.preflight.references import find_bad_references
 
@@ -291,13 +291,13 @@ def _estimate(
     check_memory(report)
 
 
-def _check_configured_reward_models(report: Report, config: GeneratingConfig) -> None:
+def _check_configured_reward_models(report: Report, config: RolloutRunConfig) -> None:
     from roll.rewards.reward_model import check_reward_models
 
     check_reward_models(config.data)
 
 
-def _try_rewards_on_examples(report: Report, config: GeneratingConfig) -> None:
+def _try_rewards_on_examples(report: Report, config: RolloutRunConfig) -> None:
     """Score one prompt of every domain that has answers, in a worker process as a run does."""
     entries = {entry.domain or entry.source: entry for entry in config.data}
     # the reward of an environment comes from playing: there is no answer to try
@@ -320,7 +320,7 @@ def _try_rewards_on_examples(report: Report, config: GeneratingConfig) -> None:
             )
 
 
-def _describe_batch(batch: RunSizes, config: GeneratingConfig, train_prompts: Mapping[str, int]) -> Iterator[str]:
+def _describe_batch(batch: RunSizes, config: RolloutRunConfig, train_prompts: Mapping[str, int]) -> Iterator[str]:
     rollout, training = config.rollout, config.training
     yield (
         f"{rollout.prompts_per_step} prompts x {rollout.group_size} = {batch.rollouts_per_step} rollouts per step, "

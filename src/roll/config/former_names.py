@@ -1,10 +1,10 @@
-"""Former names of configuration keys and values, metrics and alarms: one table, which every reader applies.
+"""Former names of configuration keys and values, metrics and alarms, in one table that every reader applies.
 
     YAML file, overrides, dictionaries, run directories ──► `rename_tree` ──► validation (new names only)
     metrics.jsonl, state.json                           ──► `rename_metrics`, `rename_alarms`
 
-ROLL writes new names only. To rename one, change it everywhere and add a line here. A key is written with the sections
-above it that make it unique, without positions in lists, and keeps its section.
+ROLL writes current names only. To rename something, change it everywhere and add a line here. A key is written with as
+many of its enclosing sections as make it unique, without positions in lists; it stays in its section.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ RENAMED_KEYS: Mapping[str, str] = {
     "algorithm.credit.back_share": "introduction_share",
     "algorithm.credit.calm_quantile": "waad_quantile",
     "algorithm.credit.introduction": "introduction_window",
+    "algorithm.form": "loss_target",
     "algorithm.kl.place": "apply_to",
+    "algorithm.kl_form": "kl_variant",
     "algorithm.ratio.token_limit": "max_token_log_ratio",
     "cluster.hand_over": "offload_colocated",
     "curriculum.least_share": "min_share",
@@ -59,7 +61,7 @@ RENAMED_KEYS: Mapping[str, str] = {
     "training.close_heap": "malloc_trim",
     "training.mlp_slice_tokens": "tiled_mlp_tokens",
 }
-"""New last part by old key."""
+"""Maps former keys to the last part of their current names."""
 
 RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "distillation.mode": {"kept": "precomputed"},
@@ -67,7 +69,7 @@ RENAMED_VALUES: Mapping[str, Mapping[str, str]] = {
     "reward.verdict": {"likeliest": "most_likely"},  # vocabulary: a former value
     "rollout.agent.format_constraints": {"refuse": "reject", "tell": "prompt"},
 }
-"""New values by key (its new name) and old value."""
+"""Maps keys (by current names) and former values to current values."""
 
 RENAMED_METRICS: Mapping[str, str] = {
     "agreement/experts_alike": "agreement/expert_overlap",
@@ -76,13 +78,13 @@ RENAMED_METRICS: Mapping[str, str] = {
     "time/hand_over_s": "time/offload_s",
     "training/mismatch/left_out": "training/mismatch/masked",
 }
-"""New name by old name; a name that ends with `/` stands for all metrics below it."""
+"""Maps former to current names of metrics; a name that ends with `/` stands for all metrics below it."""
 
 RENAMED_ALARMS: Mapping[str, str] = {}
-"""New name by old name, of keys of `alarms`, entries of `alarms.stop_on`, `alarm/…` metrics and a run's state."""
+"""Maps former to current names of alarms, in `alarms`, `alarms.stop_on`, `alarm/…` metrics and a run's state."""
 
-_FREE_FORM = frozenset({"options", "env", "environment", "files", "json_schema"})
-"""Mappings whose keys are the user's own."""
+_USER_DEFINED_MAPPINGS = frozenset({"options", "env", "environment", "files", "json_schema"})
+"""Mappings whose keys the user defines, and which are not renamed."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -96,10 +98,10 @@ class Renames:
 
 
 def rename_path(path: KeyPath) -> KeyPath:
-    """Return the path of a key with the current name of each part."""
+    """Replace former names in the path of a key by current names."""
     result: KeyPath = ()
     for part in path:
-        result = (*result, part if _is_free_form(result) else _rename_key(result, part))
+        result = (*result, part if _is_user_defined(result) else _rename_key(result, part))
     return result
 
 
@@ -111,12 +113,12 @@ def rename_tree(document: Document) -> tuple[Document, Renames]:
 
 
 def rename_config(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return configuration data with former names of keys and values replaced by current ones."""
+    """Replace former names of keys and values in configuration data by current names."""
     return rename_tree(Document(name="", tree=tree))[0].tree
 
 
 def rename_setting(key: str, value: Any) -> tuple[str, Any]:
-    """Return a dotted key and its value with current names."""
+    """Replace former names in a dotted key and in its value by current names."""
     old: KeyPath = tuple(key.split("."))
     new = rename_path(old)
     return format_path(new), _rename(value, old, new, Document(name="", tree={}), Renames())
@@ -133,19 +135,19 @@ def rename_metric(name: str) -> str:
 
 
 def rename_metrics(row: Mapping[str, V]) -> dict[str, V]:
-    """Return the metrics keyed by current names; if a metric has a value under both names, the current one wins."""
+    """Key metrics by current names; if a metric has values under both names, the value of the current name is kept."""
     # a resumed run writes new names; `null` under a former name must not replace them
     renamed = {rename_metric(name): value for name, value in row.items()}
     return renamed | {name: value for name, value in row.items() if name in renamed}
 
 
 def rename_alarms(counts: Mapping[str, V]) -> dict[str, V]:
-    """Return counts of alarms keyed by the current names of the alarms."""
+    """Key counts of alarms by the current names of the alarms."""
     return {RENAMED_ALARMS.get(name, name): value for name, value in counts.items()}
 
 
 def _rename(value: Any, old: KeyPath, new: KeyPath, document: Document, renames: Renames) -> Any:
-    """Return `value` with current names, and add the changes to `renames`.
+    """Replace former names in a part of a configuration, and record the changes in `renames`.
 
     Args:
         value: part of a configuration.
@@ -158,7 +160,7 @@ def _rename(value: Any, old: KeyPath, new: KeyPath, document: Document, renames:
         return [_rename(entry, (*old, index), (*new, index), document, renames) for index, entry in enumerate(value)]
     if not isinstance(value, dict):
         return _rename_value(value, new, renames)
-    if _is_free_form(new):
+    if _is_user_defined(new):
         return value
     result: dict[Any, Any] = {}
     for key, entry in value.items():
@@ -193,7 +195,7 @@ def _describe_both_names(document: Document, old: KeyPath, new: KeyPath) -> str:
 
 
 def _rename_key(section: KeyPath, key: Any) -> Any:
-    """Return the current name of the key `key` of a section."""
+    """Return the current name of a key in a section."""
     if not isinstance(key, str):
         return key
     words = _get_names(section)
@@ -203,8 +205,9 @@ def _rename_key(section: KeyPath, key: Any) -> Any:
 
 
 def _find_entry(table: Mapping[str, V], words: tuple[str, ...]) -> V | None:
-    """Return the entry of a table whose key equals the last 2 or 3 parts of the path, since sections occur at different
-    depths.
+    """Find the entry of a table whose key equals the last 2 or 3 parts of a path.
+
+    Only the last parts are compared because sections occur at different depths.
     """
     return next((table[key] for length in (2, 3) if (key := ".".join(words[-length:])) in table), None)
 
@@ -213,12 +216,12 @@ def _get_names(path: Iterable[Any]) -> tuple[str, ...]:
     return tuple(part for part in path if isinstance(part, str) and not part.isdecimal())
 
 
-def _is_free_form(path: KeyPath) -> bool:
-    return not _FREE_FORM.isdisjoint(path)
+def _is_user_defined(path: KeyPath) -> bool:
+    return not _USER_DEFINED_MAPPINGS.isdisjoint(path)
 
 
-_warned: set[tuple[str, ...]] = set()
-"""Renames that were reported: a run loads its configuration several times."""
+_reported_renames: set[tuple[str, ...]] = set()
+"""Renames for which a warning was logged; a run loads its configuration several times."""
 
 
 def warn_renamed(where: str, notes: Iterable[str]) -> None:
@@ -229,8 +232,8 @@ def warn_renamed(where: str, notes: Iterable[str]) -> None:
         notes: `old -> new` of each name.
     """
     listed = tuple(dict.fromkeys(notes))
-    if not listed or (where, *listed) in _warned:
+    if not listed or (where, *listed) in _reported_renames:
         return
-    _warned.add((where, *listed))
+    _reported_renames.add((where, *listed))
     source = f"'{where}'" if where else "the configuration"
     logger.warning("%s has former names, which were replaced: %s. Use the new names.", source, "; ".join(listed))

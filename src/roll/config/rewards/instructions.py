@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import field_validator, model_validator
 
 from roll.config.base import option
-from roll.config.rewards.base import AUTO, RewardSection, auto_reasoning_option, check_pattern
+from roll.config.rewards.base import AUTO_REASONING, RewardSection, build_auto_reasoning_option, check_pattern
 
 __all__ = ["FormatReward", "InstructionsReward"]
 
@@ -16,7 +16,7 @@ class InstructionsReward(RewardSection):
     """Verifiable instructions, as the data set IFEval lists them in every row; each instruction has a metric."""
 
     type: Literal["instructions"] = option(..., "Kind of reward.")
-    reasoning: str = auto_reasoning_option()
+    reasoning: str = build_auto_reasoning_option()
     score: Literal["all", "share"] = option(
         "all", "`all`: 1 if all instructions are followed, otherwise 0. `share`: the share that is followed."
     )
@@ -36,7 +36,7 @@ class FormatReward(RewardSection):
 
     type: Literal["format"] = option(..., "Kind of reward.")
     reasoning: str = option(
-        AUTO,
+        AUTO_REASONING,
         "Part of the answer from which JSON is read. `auto`: the text after the model's reasoning. `keep`: the whole "
         "answer. Any other value is a closing tag: the text after its last occurrence. Tags and pattern always apply "
         "to the whole answer.",

@@ -1,4 +1,4 @@
-"""Host of an environment, and its timeouts."""
+"""The host on which an environment runs, and its timeouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Hosting"]
 
 
 class Hosting(Section):
-    """Host of an environment; a failure there affects only one episode."""
+    """The host on which an environment runs; a failure of the environment affects only one episode."""
 
     host: Literal["loop", "pool", "sandbox", "http"] | None = option(
         None,

@@ -1,4 +1,4 @@
-"""Common base of the configurations of runs whose policy generates while it is trained."""
+"""Common base of the configurations of runs with rollouts of the policy."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from roll.config.sandbox import SandboxConfig
 from roll.config.sources import validate_unique_names
 from roll.config.training import TrainingConfig
 
-__all__ = ["GeneratingConfig", "PromptedConfig"]
+__all__ = ["PromptRunConfig", "RolloutRunConfig"]
 
 
-class GeneratingConfig(RunConfig):
-    """Sections of generation, scoring, training and evaluation; a pipeline adds its objective and its data."""
+class RolloutRunConfig(RunConfig):
+    """A run with rollouts: generation, scoring, training and evaluation. A pipeline adds its objective and its data."""
 
     rollout: RolloutConfig = option(RolloutConfig(), "Generation of each step's rollouts.")
     inference: InferenceConfig = option(InferenceConfig(), "The engines that generate.")
@@ -95,7 +95,7 @@ class GeneratingConfig(RunConfig):
 
     @property
     def required_engine_capabilities(self) -> list[EngineRequirement]:
-        """Capabilities that the run needs of the engines of `inference`; a pipeline adds its own needs."""
+        """Capabilities that the run needs of the engines in `inference`; a pipeline adds its own requirements."""
         inference, sync, replay = self.inference, self.weight_sync, self.training.router_replay
         required = {
             "updates_weights": (True, "a policy that is trained", ""),
@@ -170,8 +170,9 @@ class GeneratingConfig(RunConfig):
 
     @property
     def max_rollout_tokens(self) -> int:
-        """Maximum number of tokens after a prompt, for which engines keep room: all answers, and observations that are
-        not part of the prompt.
+        """Maximum number of tokens after a prompt, for which the engines' context must have room.
+
+        These are all answers, and the observations that are not part of the prompt.
         """
         between = self.rollout.episodes.observation_tokens
         return self.rollout.max_new_tokens + max(
@@ -186,7 +187,7 @@ class GeneratingConfig(RunConfig):
         return self.rollout.prompts_per_step * self.rollout.group_size
 
 
-class PromptedConfig(GeneratingConfig):
+class PromptRunConfig(RolloutRunConfig):
     """A run with prompts from data sources."""
 
     data: list[DataConfig] = option(

@@ -10,14 +10,14 @@ from roll.config.algorithm import AlgorithmConfig
 from roll.config.base import option
 from roll.config.cluster import RoleDevices
 from roll.config.engines import LOGPROBS, EngineRequirement
-from roll.config.generating import GeneratingConfig
+from roll.config.rollout_run import RolloutRunConfig
 from roll.config.truncation import find_truncation_problem
 
-__all__ = ["ReinforcingConfig"]
+__all__ = ["ReinforcementRunConfig"]
 
 
-class ReinforcingConfig(GeneratingConfig):
-    """Rollouts, rewards, and an algorithm that trains on them."""
+class ReinforcementRunConfig(RolloutRunConfig):
+    """A run with rollouts, rewards, and an RL algorithm."""
 
     algorithm: AlgorithmConfig = option(AlgorithmConfig(), "RL algorithm.")
 
@@ -141,5 +141,5 @@ class ReinforcingConfig(GeneratingConfig):
 
     @property
     def starts_reference(self) -> bool:
-        """Whether the reference model is a role: it is neither the policy without adapters, nor held by the trainer."""
+        """Whether the reference model is a separate role, not the policy without adapters or part of the trainer."""
         return self.algorithm.uses_reference and self.model.lora is None and not self.trainer_holds_reference

@@ -7,18 +7,18 @@ from typing import Any, Literal, Self
 
 from pydantic import PrivateAttr
 
-from roll.config.base import FUNCTION, option, path_option
-from roll.config.rewards.base import RewardSection, auto_reasoning_option
+from roll.config.base import FUNCTION_PATTERN, option, path_option
+from roll.config.rewards.base import RewardSection, build_auto_reasoning_option
 
 __all__ = ["EnvironmentReward", "PythonReward", "ReasoningGymReward"]
 
 
 class PythonReward(RewardSection):
-    """Your own function: `def reward(text, answer, metadata) -> float`, or one written for verl: `def
-    compute_score(data_source, solution_str, ground_truth, extra_info)`, whose arguments are passed by name.
+    """Your own function: `def reward(text, answer, metadata) -> float`.
 
-    An `async def` function can score many answers concurrently. A function with the annotation `-> bool` also decides
-    whether the task was solved, which accuracy counts.
+    A function for verl, `def compute_score(data_source, solution_str, ground_truth, extra_info)`, is also supported;
+    its arguments are passed by name. An `async def` function can score many answers concurrently. A function with the
+    annotation `-> bool` also decides whether the task was solved, for the accuracy.
     """
 
     type: Literal["python"] = option(..., "Kind of reward.")
@@ -27,19 +27,19 @@ class PythonReward(RewardSection):
         "Import path of the function: `package.module:function`, or `path/to/file.py:function`. `null` if the function "
         "is passed as an object: `roll.train(config, reward=function)`.",
         examples=["my_package.rewards:score", "examples/rewards/short_answer.py:score"],
-        pattern=FUNCTION,
+        pattern=FUNCTION_PATTERN,
     )
     options: dict[str, Any] = option({}, "Additional keyword arguments of the function.")
     max_concurrent: int = option(64, "Maximum number of concurrent calls to an `async def` function.", ge=1)
     _object: Any = PrivateAttr(None)
 
     @property
-    def given(self) -> Callable[..., Any] | None:
-        """The function if it was passed as an object, otherwise `None`."""
+    def passed_function(self) -> Callable[..., Any] | None:
+        """The function that was passed as a Python object; otherwise `None`."""
         return self._object
 
     def with_object(self, function: Callable[..., Any]) -> Self:
-        """Return a copy that carries this function; the resolved configuration does not include it."""
+        """Return a copy with a function as a Python object, which the resolved configuration does not include."""
         copy = self.model_copy()
         copy._object = function
         return copy
@@ -49,7 +49,7 @@ class ReasoningGymReward(RewardSection):
     """The scorer of a reasoning-gym task."""
 
     type: Literal["reasoning_gym"] = option(..., "Kind of reward.")
-    reasoning: str = auto_reasoning_option()
+    reasoning: str = build_auto_reasoning_option()
 
 
 class EnvironmentReward(RewardSection):

@@ -28,7 +28,7 @@ def tree() -> dict:
 
 @pytest.fixture(autouse=True)
 def _nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renamed, "_warned", set())
+    monkeypatch.setattr(renamed, "_reported_renames", set())
 
 
 def write(directory: Path, tree: dict, *lines: str) -> Path:
