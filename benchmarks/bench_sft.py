@@ -143,9 +143,9 @@ def run_trl(kind: str, rows: Path, num_steps: int, dtype: str) -> dict[str, Any]
 
 def _pair(chosen: Conversation, rejected: Conversation) -> dict[str, Any]:
     return {
-        "prompt": [m.to_dict() for m in chosen.messages[: chosen.num_given]],
-        "chosen": [m.to_dict() for m in chosen.messages[chosen.num_given :]],
-        "rejected": [m.to_dict() for m in rejected.messages[rejected.num_given :]],
+        "prompt": [m.to_dict() for m in chosen.messages[: chosen.num_prompt_messages]],
+        "chosen": [m.to_dict() for m in chosen.messages[chosen.num_prompt_messages :]],
+        "rejected": [m.to_dict() for m in rejected.messages[rejected.num_prompt_messages :]],
     }
 
 

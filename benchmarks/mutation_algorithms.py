@@ -303,9 +303,9 @@ BUGS = (
     ),
     Bug(
         "an answer of a pair that is marked as context is judged",
-        "data/examples/reading.py",
-        'if kind != "supervised" and any(place >= conversation.num_given for place in conversation.untrained):',
-        "if False:",
+        "data/examples/reader.py",
+        "any(place >= conversation.num_prompt_messages for place in conversation.untrained):",
+        "False:",
         "data/conversations/test_row_forms.py",
     ),
     Bug(

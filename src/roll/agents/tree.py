@@ -25,7 +25,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from roll.data.expert_choices import merge_experts
+from roll.data.router_replay import merge_experts
 from roll.types import (
     Branch,
     FinishReason,

@@ -36,8 +36,8 @@ class AgentConfig(Section):
     command: list[str] | None = option(
         None,
         "A program and its arguments, instead of `function`. The program reads the task as plain text from standard "
-        "input, and address and key from environment variables (`OPENAI_BASE_URL`, `OPENAI_API_KEY` and Anthropic's). "
-        "The answer is the program's standard output.",
+        "input, and the URL and the key from environment variables (`OPENAI_BASE_URL`, `OPENAI_API_KEY` and "
+        "Anthropic's). The answer is the program's standard output.",
         examples=[["python", "my_agent.py"]],
         min_length=1,
     )

@@ -1,4 +1,4 @@
-"""Prompt sources, chat rendering, and training samples."""
+"""Data sources, chat rendering, and training samples."""
 
 from roll.data.build import Data, build_data, render_held_out
 from roll.data.chat import ChatRenderer

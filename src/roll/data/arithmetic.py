@@ -1,4 +1,4 @@
-"""Sums such as `3 + 4`: every ordered pair of operands and every operation, in a seeded order."""
+"""Prompts with sums such as `3 + 4`, for every pair of operands and every operation, in a seeded order."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ArithmeticPrompts:
         )
 
     def get_terms(self, index: int) -> tuple[int, str, int]:
-        """Return first operand, operator and second operand of the prompt at `index`, such as `(3, "+", 4)`."""
+        """Return the first operand, the operator and the second operand of a prompt, such as `(3, "+", 4)`."""
         config = self._config
         pair, which = divmod(index, len(config.operations))
         span = config.max_operand - config.min_operand + 1
@@ -61,7 +61,7 @@ class ArithmeticPrompts:
 
 
 def build_arithmetic_prompts(config: SumsTask, domain: str, seed: int) -> tuple[ArithmeticPrompts, ArithmeticPrompts]:
-    """Return training and held-out prompts, which share no ordered pair of operands.
+    """Build training and held-out prompts, which have no ordered pair of operands in common.
 
     `(3, 4)` is held out for all operations or for none. Operands 1 … 9 make 81 pairs; with `held_out` 0.3, 57 pairs are
     trained on and 24 are held out.

@@ -1,4 +1,4 @@
-"""Unusable rows of a source: counts by reason, and the first rows with each reason."""
+"""Reports on a source's unusable rows: counts by reason, and the messages of the first rows with each reason."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from roll.errors import DataError
 __all__ = ["BadRows"]
 
 NUM_REASONS = 20
-"""Number of reasons that are shown, the most frequent ones."""
+"""Maximum number of reasons in a report; the most frequent ones are shown."""
 NUM_SHOWN = 3
-"""Number of rows that are shown per reason."""
+"""Maximum number of rows in a report for each reason."""
 
 
 class BadRows:
@@ -23,7 +23,7 @@ class BadRows:
         self.counts: Counter[str] = Counter()
         self.first: dict[str, list[str]] = {}
         self.num_rows = 0
-        """Number of rows of the source, good and bad."""
+        """Number of rows of the source, including the unusable ones."""
 
     def add(self, reason: str, message: str) -> None:
         """Record that a row is unusable; only the first `NUM_SHOWN` messages for each reason are kept."""

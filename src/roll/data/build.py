@@ -1,4 +1,4 @@
-"""Build a training stream and held-out draws from the configuration's `data` entries."""
+"""Builds the training stream and the held-out draws from the configuration's `data` entries."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SOURCES: Registry[Loader] = Registry(
     },
 )
 
-REFUSED = "rejected by the chat template"
+REJECTED_BY_TEMPLATE = "rejected by the chat template"
 MAX_CHECKED_AT_START = 20_000
 """With at most this many prompts, all are rendered at the start, so a prompt that is too long is rejected before
 training."""
@@ -59,17 +59,18 @@ class Data:
     held_out: PromptSource
     """All held-out prompts, domains interleaved."""
     held_out_fingerprints: Mapping[str, str]
-    """Fingerprints by domain; equal for equal prompts in equal order."""
+    """Fingerprints of the held-out prompts by domain; equal for equal prompts in equal order."""
     renderer: ChatRenderer
     max_prompt_tokens: int | None
     longest_prompt: int | None
-    """Tokens of the longest training or held-out prompt; `None` if there are too many to render them all."""
+    """Number of tokens of the longest prompt; `None` if there are too many prompts to render them all."""
     most_media: int = 0
-    """Feature tokens of the different images, audio and videos of the prompt with most of them, among those rendered
-    before the run."""
+    """Maximum number of feature tokens of the distinct images, audio and videos of one prompt, over the prompts that
+    were rendered before the run.
+    """
 
     def get_evaluation_draws(self, num_prompts: int) -> list[PromptDraw]:
-        """Return the first `num_prompts` held-out prompts (all, if there are fewer), always the same ones."""
+        """Return the first `num_prompts` held-out prompts, or all if there are fewer; the result is always the same."""
         prompts = [self.held_out[i] for i in range(min(num_prompts, len(self.held_out)))]
         return render_held_out(prompts, self.renderer, self.max_prompt_tokens)
 
@@ -77,7 +78,7 @@ class Data:
 def render_held_out(
     prompts: Sequence[Prompt], renderer: ChatRenderer, max_prompt_tokens: int | None = None
 ) -> list[PromptDraw]:
-    """Return rendered prompts as draws for evaluation; their draw IDs count from 0 and are not in the data ledger.
+    """Render prompts as draws for evaluation, whose draw IDs count from 0 and are not in the data ledger.
 
     Raises:
         DataError: A prompt is longer than `max_prompt_tokens` or cannot be rendered.
@@ -160,7 +161,7 @@ class _LoadedSource:
 
 
 def _find_text_rewards(loaded: Sequence[_LoadedSource]) -> dict[str, str]:
-    """Return, by domain, the type of a reward that reads only text, for domains that have one."""
+    """Find the domains with a reward that reads only text, and return the type of this reward by domain."""
     return {entry.domain: reward.type for entry in loaded for reward in entry.config.reward if reward.reads_prompt_text}
 
 
@@ -180,7 +181,7 @@ def _check_then_render(
 def load_source(
     config: DataConfig, domain: str, seed: int, pipeline: str = "", media: MediaStore | None = None
 ) -> tuple[Source[Prompt], Source[Prompt]]:
-    """Return the training and held-out prompts of the data source `domain`.
+    """Load the training and held-out prompts of a data source.
 
     Raises:
         DataError: The source cannot be read, or has no prompt to train on.
@@ -228,7 +229,7 @@ def _render_all(
                     if not isinstance(side, RowItems):
                         raise
                     bad.add(
-                        error.reason if isinstance(error, BadRow) else REFUSED,
+                        error.reason if isinstance(error, BadRow) else REJECTED_BY_TEMPLATE,
                         f"{side.describe_location(index)}: {error}",
                     )
                     out.append(index)

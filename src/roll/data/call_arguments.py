@@ -1,4 +1,4 @@
-"""Arguments of tool calls in the two forms that chat templates read: as an object, and as JSON text."""
+"""The arguments of tool calls in the two formats that chat templates read: an object, or JSON text."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from roll.types import Message
 
 __all__ = ["has_python_style_arguments", "with_json_arguments"]
 
-NUM_TRIED = 8
-"""Maximum number of calls that are searched for in the rendered text, so that the time is not quadratic."""
+MAX_SEARCHED_CALLS = 8
+"""Maximum number of calls that are searched in the rendered text, so that the time is not quadratic."""
 
 
 def with_json_arguments(messages: Sequence[Message]) -> list[Message]:
-    """Return the messages with the arguments of their calls as JSON text."""
+    """Convert the arguments of tool calls in messages to JSON text."""
     return [
         replace(message, tool_calls=tuple(_with_text_arguments(call) for call in message.tool_calls))
         if message.tool_calls
@@ -34,14 +34,14 @@ def _with_text_arguments(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_python_style_arguments(messages: Sequence[Message], text: str) -> bool:
-    """Return whether the template wrote the arguments of a call in Python syntax instead of JSON into the text."""
+    """Return whether the rendered text has the arguments of a call in Python syntax instead of JSON."""
     # A template that expects JSON text and gets an object prints Python's `repr`, with single quotes, without an error.
     # Only some of the calls are searched for: a template writes all of them in the same way.
-    return any(python in text for python in islice(_format_as_python(messages), NUM_TRIED))
+    return any(python in text for python in islice(_format_as_python(messages), MAX_SEARCHED_CALLS))
 
 
 def _format_as_python(messages: Sequence[Message]) -> Iterator[str]:
-    """Yield the arguments of each tool call in Python syntax; skip calls for which it is the same as JSON."""
+    """Yield the arguments of each tool call in Python syntax, if it differs from JSON."""
     for message in messages:
         for call in message.tool_calls:
             arguments = call.get("function", {}).get("arguments")

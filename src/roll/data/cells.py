@@ -1,4 +1,4 @@
-"""Strict reading of one column of a row: errors name the location of a wrong value."""
+"""Strict reading of the columns of a row; errors contain the location of the wrong value."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BadRow(DataError):
     """A row that cannot be used.
 
     Args:
-        reason: A few words, the same for all rows with the same problem.
+        reason: A short reason, which is the same for all rows with the same problem.
         message: The problem, its location, and the remedy.
     """
 
@@ -35,8 +35,14 @@ class BadRow(DataError):
         self.reason = reason
 
 
-def read_column(row: Row, name: str, where: str, option: str) -> Any:
-    """Return the row's value in the column that `option` names.
+def read_column(row: Row, name: str, location: str, option: str) -> Any:
+    """Return a row's value in a column.
+
+    Args:
+        row: The row.
+        name: The name of the column.
+        location: The row's location, for messages.
+        option: The configuration key with the column's name, for messages.
 
     Raises:
         BadRow: The row has no such column.
@@ -45,14 +51,14 @@ def read_column(row: Row, name: str, where: str, option: str) -> Any:
         columns = ", ".join(short(column) for column in list(row)[:20]) or "none"
         raise BadRow(
             "missing column",
-            f"{where}: there is no column '{name}'.{did_you_mean(name, [c for c in row if isinstance(c, str)])} "
+            f"{location}: there is no column '{name}'.{did_you_mean(name, [c for c in row if isinstance(c, str)])} "
             f"The columns are: {columns}. Set `{option}` to the right column.",
         )
     return row[name]
 
 
 def is_null(value: Any) -> bool:
-    """Return whether a cell is null, or the value that data frames write for null (NaN, NA, NaT)."""
+    """Return whether a cell is null, or a data frame's value for null (NaN, NA, NaT)."""
     return (
         value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
     )
@@ -63,14 +69,15 @@ def as_list(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") and not isinstance(value, str) else value
 
 
-def check_unicode(value: str, what: str, where: str) -> str:
-    """Return the string, after checking that it is valid Unicode: JSON allows unpaired surrogates, but they have no
-    tokens.
+def check_unicode(value: str, label: str, location: str) -> str:
+    """Check that a string is valid Unicode, and return it.
+
+    JSON allows unpaired surrogates, but tokenizers do not.
 
     Args:
         value: A cell, or a part of one.
-        what: The name of the value, for messages: "column 'text'".
-        where: File and line.
+        label: The name of the value, for messages: "column 'text'".
+        location: File and line.
 
     Raises:
         BadRow: The string is not valid Unicode.
@@ -80,6 +87,6 @@ def check_unicode(value: str, what: str, where: str) -> str:
     except UnicodeEncodeError as error:
         raise BadRow(
             "invalid Unicode",
-            f"{where}: {what} is not valid Unicode text at character {error.start}: {short(value)}.",
+            f"{location}: {label} is not valid Unicode text at character {error.start}: {short(value)}.",
         ) from None
     return value

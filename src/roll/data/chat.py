@@ -1,4 +1,4 @@
-"""Token-exact chat rendering: messages to the token IDs of the model's training format, and token IDs back to text."""
+"""Chat rendering through the model's chat template: messages to exact token IDs, and token IDs back to text."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from roll.data.beginning import BosDeduplicator
+from roll.data.bos import BosDeduplicator
 from roll.data.decoding import Decoder, get_rust_backend
-from roll.data.harmless import compile_boundaries, escape_special
 from roll.data.media_text import MediaText
 from roll.data.reasoning import ReasoningFormat
+from roll.data.special_token_escaping import compile_boundaries, escape_special
 from roll.data.template_check import check_fully_rendered
-from roll.data.templates import TODAY, ChatTemplate, Tool, supports_late_system, translate_errors
+from roll.data.templates import TEMPLATE_DATE, ChatTemplate, Tool, supports_late_system, translate_errors
 from roll.data.turns import RenderFn, SpecialTokens, count_extra_ends, find_turns, list_thinking_modes, tokenize
 from roll.errors import DataError
 from roll.types import BoolArray, EncodedText, IntArray, Message, shift_media
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
     from roll.models.multimodal import MediaInputs
 
-__all__ = ["TODAY", "ChatRenderer", "Tool"]
+__all__ = ["TEMPLATE_DATE", "ChatRenderer", "Tool"]
 
 
 class ChatRenderer:
-    """Renders through the tokenizer's own chat template.
+    """Renders conversations with the tokenizer's chat template.
 
     A tokenizer without a template belongs to a base model: its prompts are the text of the messages, separated by blank
     lines, with only the tokenizer's own special tokens.
@@ -59,7 +59,7 @@ class ChatRenderer:
         tools: Sequence[Tool] = (),
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> IntArray:
-        """Return the token IDs of the conversation, up to the start of the assistant's answer, shape [P].
+        """Render a conversation to token IDs, up to the start of the assistant's answer, shape [P].
 
         Args:
             messages: The conversation.
@@ -67,7 +67,7 @@ class ChatRenderer:
             template_kwargs: Further variables of the template, such as `enable_thinking`.
 
         Raises:
-            DataError: The template rejects the conversation (some models have no system role, for instance).
+            DataError: The template rejects the conversation, for instance because the model has no system role.
         """
         return self.tokenize_rendered(self.render_text(messages, tools, template_kwargs))
 
@@ -77,7 +77,7 @@ class ChatRenderer:
         tools: Sequence[Tool] = (),
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the rendered text of the conversation, which `render` tokenizes.
+        """Render a conversation to text, up to the start of the assistant's answer.
 
         Raises:
             DataError: The template rejects the conversation.
@@ -88,7 +88,7 @@ class ChatRenderer:
         return _join_texts(messages, self.decode_raw(np.array([self.end_token_id])) if _has_answer(messages) else "")
 
     def tokenize_rendered(self, text: str) -> IntArray:
-        """Return the token IDs of text that `render_text` returned, shape [P]."""
+        """Tokenize rendered text, the result of `render_text`, shape [P]."""
         return self.encode(text).token_ids
 
     def encode(self, text: str) -> EncodedText:
@@ -101,7 +101,9 @@ class ChatRenderer:
         return EncodedText(self.tokenize(text)) if self.media is None else self.media.encode(text, self.tokenize)
 
     def parse_answer(self, answer: IntArray, context: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
-        """Return the text of an answer without its end token, and whether it has one. Other special tokens are kept.
+        """Return the text of an answer without its end token, and whether it has an end token.
+
+        Other special tokens are kept.
 
         Args:
             answer: Token IDs of the answer, shape [T].
@@ -118,9 +120,9 @@ class ChatRenderer:
         return (whole[len(before) :] if whole.startswith(before) else self.decode_raw(body)), ended
 
     def encode_suffix(self, text: str, ended: bool) -> EncodedText | None:
-        """Return the token IDs after an answer, and the spans of the images in them.
+        """Tokenize the rendered text after an answer, with the spans of its images.
 
-        `None` if no special token separates them from the answer.
+        The result is `None` if no special token separates the text from the answer.
 
         Args:
             text: The rendered text after the answer's content, including the end of its message.
@@ -146,11 +148,11 @@ class ChatRenderer:
         return supports_late_system(self.render_text)
 
     def decode_raw(self, token_ids: IntArray) -> str:
-        """Return the text, special tokens included, as the model wrote it."""
+        """Decode token IDs with all special tokens, as the model wrote them."""
         return self._decoder.decode_raw(token_ids)
 
     def tokenize(self, text: str, *, first: bool = False) -> IntArray:
-        """Return the token IDs of a text, shape [N]; special tokens such as BOS are added only with `first`."""
+        """Tokenize a text, shape [N]; special tokens such as BOS are added only with `first`."""
         if not text.isascii():
             text = text.encode(errors="replace").decode()  # tokenizers reject unpaired surrogates
         if self._backend is not None:
@@ -160,7 +162,7 @@ class ChatRenderer:
         return np.asarray(self._beginning.remove_duplicate(text, ids) if first else ids, dtype=np.int32)
 
     def escape_special_tokens(self, text: str) -> str:
-        """Escape message delimiters in untrusted text: `<|im_end|>` becomes `< |im_end|>`, and cannot end a message."""
+        """Escape message delimiters in untrusted text: `<|im_end|>` becomes `< |im_end|>`, which ends no message."""
         return text if self._boundaries is None else escape_special(text, self._boundaries)
 
     @cached_property
@@ -196,20 +198,20 @@ class ChatRenderer:
     def tokenize_conversation(
         self,
         messages: Sequence[Message],
-        num_given: int = 0,
+        num_prompt_messages: int = 0,
         *,
         untrained: Collection[int] = (),
         tools: Sequence[Tool] = (),
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[IntArray, BoolArray]:
-        """Return the token IDs of a whole conversation, and the loss mask of the assistant's tokens, shape [L] each.
+        """Tokenize a whole conversation; return its token IDs and the loss mask of the assistant's tokens, [L] each.
 
         The mask covers the content of the assistant's turns and their end tokens, never a header or text between turns;
         see `roll.data.turns`.
 
         Args:
             messages: The conversation.
-            num_given: Number of leading messages that are context only.
+            num_prompt_messages: Number of leading messages that are context only.
             untrained: Indices of other messages that are context only.
             tools: JSON schemas of the functions that the model may call.
             template_kwargs: Further variables of the template, such as `enable_thinking`.
@@ -218,15 +220,15 @@ class ChatRenderer:
             DataError: The template rejects the conversation, leaves out a part of an answer, or changes the last one.
         """
         answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
-        places = [i for i in answers if i >= num_given and i not in untrained]
+        indices = [i for i in answers if i >= num_prompt_messages and i not in untrained]
         self.check_fully_rendered(messages, tools, template_kwargs or {})
         if not self.has_template:
-            return _tokenize_texts(self, messages, places)
+            return _tokenize_texts(self, messages, indices)
         given = dict(template_kwargs or {})
         render: RenderFn = partial(self._template.render, tools=tools, **given)
         modes = [mode for mode in list_thinking_modes(self._template.source) if not mode.keys() & given.keys()]
         text, turns = find_turns(
-            messages, places, render, self._special, modes=modes, num_extra_ends=self._num_extra_ends
+            messages, indices, render, self._special, modes=modes, num_extra_ends=self._num_extra_ends
         )
         marked = self._template.find_generated_spans(messages, tools, **given)
         if marked is not None:  # some marks leave out the token that ends the turn
@@ -245,7 +247,7 @@ class ChatRenderer:
         return count_extra_ends(self._template.render, self._special)
 
     def tokenize_plain(self, text: str) -> tuple[IntArray, BoolArray]:
-        """Return the token IDs of a text with the tokenizer's special and end tokens, shape [L], and the loss mask."""
+        """Tokenize plain text with the special and end tokens; return token IDs and loss mask, shape [L] each."""
         ids = self._beginning.remove_duplicate(text, self._tokenizer(text, verbose=False)["input_ids"])
         end = self.end_token_id
         ids += [end] if ids[-1:] != [end] else []
@@ -267,7 +269,7 @@ class ChatRenderer:
 
     @cached_property
     def longest_token_length(self) -> int:
-        """Number of characters of the longest token; in a byte-level BPE vocabulary, each stands for a byte."""
+        """Number of characters of the longest token, or of bytes in a byte-level BPE vocabulary."""
         return max(map(len, self._tokenizer.get_vocab()))
 
     def find_special_token(self, text: str) -> str | None:
@@ -275,7 +277,7 @@ class ChatRenderer:
         return self._special.find_first(text)
 
     def tokenize_answer(self, text: str) -> IntArray:
-        """Return the token IDs of an answer as the model would write it, with the token that ends its message.
+        """Tokenize an answer as the model would generate it, with the token that ends the message.
 
         Raises:
             DataError: The template renders the start of an assistant's message differently from its generation prompt.
@@ -293,9 +295,9 @@ class ChatRenderer:
         return ids[mask]
 
     def tokenize_follow_up(self, observation: str) -> IntArray:
-        """Return the token IDs of an observation between two answers, up to the start of the second answer.
+        """Tokenize an observation between two answers, up to the start of the second answer.
 
-        The IDs start after the stop token of the first answer, which the model generates itself.
+        The token IDs start after the end token of the first answer, which the model generates itself.
 
         Raises:
             DataError: The template rejects a second turn, or changes the turns before it.
@@ -317,11 +319,11 @@ class ChatRenderer:
         return np.asarray(full[ends[-1] + 1 :], dtype=np.int32)
 
     def decode(self, token_ids: IntArray) -> str:
-        """Return the text, without special tokens except those that mark reasoning and tool calls."""
+        """Decode token IDs without special tokens, except those that mark reasoning and tool calls."""
         return self._decoder.decode(token_ids)
 
     def decode_final_text(self, token_ids: IntArray, context: IntArray) -> str:
-        """Return the part of an answer after the model's reasoning; empty if the reasoning never ends."""
+        """Decode the part of an answer after the model's reasoning; empty if the reasoning never ends."""
         return self._decoder.decode_final_text(token_ids, context)
 
     @property
@@ -331,9 +333,9 @@ class ChatRenderer:
 
 
 def _join_texts(messages: Sequence[Message], end: str) -> str:
-    """Return the text of a conversation for a tokenizer without a template.
+    """Join the messages of a conversation to text, for a tokenizer without a template.
 
-    Each answer is followed by `end`; all other messages are separated from their neighbors by a blank line.
+    Each answer is followed by `end`; other messages are separated by blank lines.
     """
     text = ""
     for answers, block in groupby(messages, lambda message: message.role == "assistant"):
@@ -351,9 +353,9 @@ def _has_answer(messages: Sequence[Message]) -> bool:
 
 
 def _tokenize_texts(
-    renderer: ChatRenderer, messages: Sequence[Message], places: Sequence[int]
+    renderer: ChatRenderer, messages: Sequence[Message], indices: Sequence[int]
 ) -> tuple[IntArray, BoolArray]:
-    """Return token IDs of a conversation without a template, and a loss mask of the messages at `places`."""
+    """Return token IDs of a conversation without a template, and a loss mask of the messages at `indices`."""
     ids: list[IntArray] = []
     is_trained: list[bool] = []
     first = next(i for i, message in enumerate(messages) if message.role == "assistant")
@@ -363,7 +365,7 @@ def _tokenize_texts(
         answers = messages[i].role == "assistant"
         content = messages[i].text
         ids.append(renderer.tokenize_answer(content) if answers else renderer.tokenize_follow_up(content))
-        is_trained.append(i in places)
+        is_trained.append(i in indices)
     mask = np.repeat(is_trained, [len(part) for part in ids])
     mask[:1] = False
     return np.concatenate(ids), mask

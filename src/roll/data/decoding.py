@@ -1,4 +1,4 @@
-"""Decode tokens to text: as the model wrote it, for people and verifiers, or only the part after the reasoning."""
+"""Decodes tokens to text: with all special tokens, without them, or only the part after the reasoning."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from roll.types import IntArray
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["CONTEXT_SEEN", "Decoder", "get_rust_backend"]
+__all__ = ["NUM_CONTEXT_TOKENS", "Decoder", "get_rust_backend"]
 
-CONTEXT_SEEN = 24
-"""Number of tokens before an answer that are searched for the start of its reasoning."""
+NUM_CONTEXT_TOKENS = 24
+"""Number of tokens before an answer in which the start of its reasoning is searched."""
 _CALL_MARK = re.compile(r"tool|call|python_tag|constrain|ARGS|\|\"\|", re.IGNORECASE)
 _CALL_ENDS = ("<|call|>", "<|tool_response>")
 """Tokens with which models end a message that calls tools."""
@@ -39,13 +39,13 @@ class Decoder:
         self._backend = get_rust_backend(tokenizer)
 
     def decode_raw(self, token_ids: IntArray) -> str:
-        """Return the text with all special tokens, as the model wrote it."""
+        """Decode token IDs with all special tokens, as the model wrote them."""
         return self._decode(token_ids, skip_special=False)
 
     def decode(self, token_ids: IntArray) -> str:
-        """Return the text, without special tokens except those that mark reasoning and tool calls.
+        """Decode token IDs without special tokens, except those that mark reasoning and tool calls.
 
-        The token that ends a message is always left out.
+        The token that ends a message is always removed.
         """
         if not self._marks:
             return self._decode(token_ids, skip_special=True)
@@ -56,14 +56,13 @@ class Decoder:
         return self._decode(ids, skip_special=False)
 
     def decode_final_text(self, token_ids: IntArray, context: IntArray) -> str:
-        """Return the part of an answer after the model's reasoning, as `decode` shows it; empty if the reasoning never
-        ends.
+        """Decode the part of an answer after the model's reasoning, as in `decode`; empty if the reasoning never ends.
 
         Args:
             token_ids: The answer's token IDs, shape [T].
             context: The token IDs before it, shape [C]: some templates begin the reasoning in the generation prompt.
         """
-        begun = bool(find_reasoning_start(self.decode_raw(context[-CONTEXT_SEEN:]), self.reasoning))
+        begun = bool(find_reasoning_start(self.decode_raw(context[-NUM_CONTEXT_TOKENS:]), self.reasoning))
         return extract_answer(self.decode(token_ids), self.reasoning, begun=begun) or ""
 
     @cached_property
@@ -98,7 +97,7 @@ class Decoder:
 
 
 def get_rust_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return the Rust backend of a tokenizer if calling it directly gives the same result; else `None`."""
+    """Return the Rust backend of a tokenizer if it can be called directly with the same result; otherwise `None`."""
     from transformers import TokenizersBackend as Backend
 
     kind = type(tokenizer)

@@ -1,4 +1,4 @@
-"""Episodes in an environment, which defines the prompt when an episode begins."""
+"""Prompts for episodes in an environment, which defines the actual prompt when an episode begins."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class EpisodeList:
     def __init__(self, config: EnvironmentData, domain: str, first: int, count: int) -> None:
         self._config, self._domain, self._first, self._count = config, domain, first, count
         digest = Fingerprint()
-        what = (config.environment, config.options, config.wrappers, config.num_turns, config.build_settings(0).tools)
+        label = (config.environment, config.options, config.wrappers, config.num_turns, config.build_settings(0).tools)
         asked = (config.system_prompt, config.prompt_template, domain, first, count)
-        digest.add([json.dumps([*what, *asked], sort_keys=True, default=repr)])
+        digest.add([json.dumps([*label, *asked], sort_keys=True, default=repr)])
         self.fingerprint = digest.hexdigest()
 
     def __len__(self) -> int:
@@ -40,7 +40,7 @@ class EpisodeList:
 
 
 def build_environment_prompts(config: EnvironmentData, domain: str, seed: int) -> tuple[EpisodeList, EpisodeList]:
-    """Return prompts for the first `num_episodes` episodes (training) and for the episodes after them (evaluation)."""
+    """Build prompts for the first `num_episodes` episodes (training) and the episodes after them (evaluation)."""
     del seed
     count = config.num_episodes
     return EpisodeList(config, domain, 0, count), EpisodeList(config, domain, count, config.num_held_out)

@@ -1,4 +1,4 @@
-"""Prompts and examples from a JSONL or Parquet file."""
+"""Tables of rows in JSONL and Parquet files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from roll.registry import did_you_mean, search_directory_note
 
 __all__ = ["JsonlTable", "ParquetTable", "open_file_tables", "open_table"]
 
-_NO_ROW = (b"", b"[", b"]", b"\xef\xbb\xbf[")
-"""Lines without a row: blank lines, and the brackets of a JSON array that is written one object per line."""
+_LINES_WITHOUT_ROW = (b"", b"[", b"]", b"\xef\xbb\xbf[")
+"""Lines without a row: blank lines, and the brackets of a JSON array with one object per line."""
 MAX_LINE_LENGTH = 64 * 2**20
-"""Length of a line in bytes from which the file is not considered to be JSON Lines."""
+"""Number of bytes of a line from which the file is not considered to be JSON Lines."""
 
 
 def open_file_tables(config: FileTable) -> tuple[Table, Table | None]:
-    """Return the file's table, and the held-out table if it is another file.
+    """Open the file's table, and the held-out table if it is another file.
 
     Raises:
         DataError: A file does not exist, or is of an unsupported type.
@@ -36,7 +36,7 @@ def open_file_tables(config: FileTable) -> tuple[Table, Table | None]:
 
 
 def open_table(path: Path) -> Table:
-    """Return the file as a table; nothing is read yet.
+    """Open a file as a table, without reading it.
 
     Raises:
         DataError: The file does not exist, or is of an unsupported type.
@@ -66,7 +66,7 @@ def _describe_missing_file(path: Path) -> str:
 
 
 class JsonlTable:
-    """One JSON object per line; lines of a JSON array are accepted too. Blank lines do not count.
+    """A JSONL file: one JSON object per line. Blank lines are ignored, and lines of a JSON array are also accepted.
 
     Only the position of each line is kept in memory, not its content.
     """
@@ -86,7 +86,7 @@ class JsonlTable:
                 offset, number = 0, 0
                 while (limit is None or len(self._lines) < limit) and (line := file.readline(MAX_LINE_LENGTH)):
                     number += 1
-                    if line.strip() not in _NO_ROW:
+                    if line.strip() not in _LINES_WITHOUT_ROW:
                         self._offsets.append(offset)
                         self._lines.append(number)
                         yield _parse_line_or_error(line, self.describe_location(len(self._lines) - 1))
@@ -122,7 +122,7 @@ def _get_size_and_time(descriptor: int) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _parse_line_or_error(line: bytes, where: str) -> Row | DataError:
+def _parse_line_or_error(line: bytes, location: str) -> Row | DataError:
     """Parse a line to a row; return a `BadRow` if the line is malformed.
 
     Raises:
@@ -130,38 +130,38 @@ def _parse_line_or_error(line: bytes, where: str) -> Row | DataError:
     """
     if len(line) >= MAX_LINE_LENGTH:
         raise DataError(
-            f"{where}: the line has {MAX_LINE_LENGTH:,} bytes or more: check that this is a JSON Lines file."
+            f"{location}: the line has {MAX_LINE_LENGTH:,} bytes or more: check that this is a JSON Lines file."
         )
     try:
-        return _parse_line(line, where)
+        return _parse_line(line, location)
     except BadRow as error:
         return error
 
 
-def _parse_line(line: bytes, where: str) -> Row:
+def _parse_line(line: bytes, location: str) -> Row:
     try:
         text = line.decode("utf-8-sig").strip()
         # Lines of a JSON array, one object each, end with commas.
         value = json.loads(text.removesuffix(",") if text.endswith("},") else text, object_pairs_hook=_as_dict)
     except _RepeatedKey as error:
-        raise BadRow("repeated key", f"{where}: the key {error} occurs twice in one object: keep one.") from None
+        raise BadRow("repeated key", f"{location}: the key {error} occurs twice in one object: keep one.") from None
     except UnicodeDecodeError as error:
         raise BadRow(
-            "not UTF-8 text", f"{where}: the line is not UTF-8 text (byte {error.start}): {line[:40]!r}."
+            "not UTF-8 text", f"{location}: the line is not UTF-8 text (byte {error.start}): {line[:40]!r}."
         ) from None
     except (json.JSONDecodeError, RecursionError) as error:
-        raise BadRow("not JSON", f"{where}: the line is not valid JSON ({error}): {line[:60]!r}.") from None
+        raise BadRow("not JSON", f"{location}: the line is not valid JSON ({error}): {line[:60]!r}.") from None
     except ValueError as error:  # an integer with too many digits for Python
-        raise BadRow("not JSON", f"{where}: the line has an integer with too many digits ({error}).") from None
+        raise BadRow("not JSON", f"{location}: the line has an integer with too many digits ({error}).") from None
     if not isinstance(value, dict):
         raise BadRow(
-            "not an object", f"{where}: a row must be a JSON object, got {type(value).__name__}: {line[:60]!r}."
+            "not an object", f"{location}: a row must be a JSON object, got {type(value).__name__}: {line[:60]!r}."
         )
     return value
 
 
 class _RepeatedKey(Exception):
-    """A key that an object has twice."""
+    """A JSON object has the same key twice."""
 
 
 def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class ParquetTable:
-    """A Parquet file; its columns are kept in memory in Arrow's compact form."""
+    """A Parquet file, whose columns are kept in memory in Arrow's compact format."""
 
     def __init__(self, path: Path) -> None:
         self.name = f"'{path}'"

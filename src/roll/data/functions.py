@@ -1,4 +1,4 @@
-"""Tiny programming tasks: one-line functions, scored by hidden cases. Every kind is combined with every constant."""
+"""Prompts of small programming tasks: one-line functions, scored by hidden test cases."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from roll.data.source import PromptList
 from roll.errors import DataError
 from roll.types import Prompt
 
-__all__ = ["KINDS", "FunctionKind", "build_functions_prompts"]
+__all__ = ["FUNCTION_KINDS", "FunctionKind", "build_functions_prompts"]
 
-Draw: TypeAlias = Callable[[np.random.Generator], tuple[Any, ...]]
+DrawArguments: TypeAlias = Callable[[np.random.Generator], tuple[Any, ...]]
 WORDS = ("apple", "river", "stone", "cloud", "maple", "tiger", "ocean", "candle", "window", "garden")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FunctionKind:
-    """A kind of one-line functions, such as adding a constant; in its texts, `{k}` stands for the constant."""
+    """A kind of one-line functions, such as adding a constant; in its fields, `{k}` stands for the constant."""
 
     name: str
     parameters: str
@@ -31,8 +31,8 @@ class FunctionKind:
     """Expression of a correct solution."""
     solve: Callable[..., Any]
     """The solution as a function of the constant and the arguments."""
-    draw: Draw
-    """Draws the arguments of a case."""
+    draw: DrawArguments
+    """Draws the arguments of a test case."""
 
 
 def _draw_number(rng: np.random.Generator) -> tuple[Any, ...]:
@@ -52,14 +52,14 @@ def _draw_word(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def _build_kind(
-    name: str, parameters: str, meaning: str, expression: str, solve: Callable[..., Any], draw: Draw
+    name: str, parameters: str, meaning: str, expression: str, solve: Callable[..., Any], draw: DrawArguments
 ) -> FunctionKind:
     return FunctionKind(
         name=name, parameters=parameters, meaning=meaning, expression=expression, solve=solve, draw=draw
     )
 
 
-KINDS = (
+FUNCTION_KINDS = (
     _build_kind("add_{k}", "x", "x plus {k}", "x + {k}", lambda k, x: x + k, _draw_number),
     _build_kind("subtract_{k}", "x", "x minus {k}", "x - {k}", lambda k, x: x - k, _draw_number),
     _build_kind("multiply_by_{k}", "x", "x times {k}", "x * {k}", lambda k, x: x * k, _draw_number),
@@ -128,12 +128,12 @@ KINDS = (
 
 
 def build_functions_prompts(config: FunctionsData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
-    """Return training and held-out prompts, which share no pair of kind and constant.
+    """Build training and held-out prompts, which have no pair of function kind and constant in common.
 
     Raises:
-        DataError: `held_out` leaves no prompt for one of the two.
+        DataError: `held_out` leaves no prompt for training or for evaluation.
     """
-    pairs = [(kind, k) for kind in KINDS for k in range(2, 2 + config.num_constants)]
+    pairs = [(kind, k) for kind in FUNCTION_KINDS for k in range(2, 2 + config.num_constants)]
     order = np.random.default_rng([seed, 0xF0C5]).permutation(len(pairs))
     num_held_out = round(len(pairs) * config.held_out)
     if config.held_out and num_held_out in (0, len(pairs)):
@@ -145,7 +145,7 @@ def build_functions_prompts(config: FunctionsData, domain: str, seed: int) -> tu
 
 def _build_prompt(config: FunctionsData, domain: str, kind: FunctionKind, k: int, seed: int) -> Prompt:
     name, meaning, expression = (text.format(k=k) for text in (kind.name, kind.meaning, kind.expression))
-    rng = np.random.default_rng([seed, KINDS.index(kind), k])
+    rng = np.random.default_rng([seed, FUNCTION_KINDS.index(kind), k])
     cases = [{"args": list(args), "returns": kind.solve(k, *args)} for args in _draw_cases(kind, rng, config.num_cases)]
     text = f"Write a Python function {name}({kind.parameters}) that returns {meaning}."
     return Prompt(

@@ -1,4 +1,4 @@
-"""A small task of several turns: guess a number, with `higher` and `lower` as hints."""
+"""Prompts of a small multi-turn task: to guess a number, with the hints `higher` and `lower`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MAX_LISTED = 9
 
 
 def build_guess_number_prompts(config: GuessNumberData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
-    """Return one prompt per secret number, the same for training and evaluation.
+    """Build one prompt per secret number, the same for training and evaluation.
 
     All prompts have the same text, so no answer can be memorized: the policy learns the first guess, and the meaning of
     `higher` and `lower`.
@@ -30,7 +30,7 @@ def build_guess_number_prompts(config: GuessNumberData, domain: str, seed: int) 
 
 
 def build_question(max_number: int) -> str:
-    """Return the game's question; if there are few numbers, it lists all of them to be easier for small models."""
+    """Build the game's question, which lists all numbers if they are few, so that small models can solve the task."""
     if max_number > _MAX_LISTED:
         return f"Pick a number from 1 to {max_number}. Answer with a number."
     numbers = [str(n) for n in range(1, max_number + 1)]
@@ -38,7 +38,7 @@ def build_question(max_number: int) -> str:
 
 
 def compute_halving_guesses(max_number: int, num_turns: int, secret: int) -> tuple[str, ...]:
-    """Return up to `num_turns` guesses of an expert, who halves the interval until `secret` is found."""
+    """Compute the guesses of an expert that uses binary search, at most `num_turns`."""
     low, high = 1, max_number
     guesses: list[str] = []
     for _ in range(num_turns):

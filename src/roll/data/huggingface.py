@@ -1,4 +1,4 @@
-"""Prompts and examples from a Hugging Face dataset: a directory or a hub ID, through `datasets`."""
+"""Tables of rows in Hugging Face datasets, which are directories or hub IDs, through `datasets`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from roll.registry import did_you_mean, search_directory_note
 __all__ = ["DatasetTable", "load_huggingface_tables"]
 
 MAX_CHECKED_FILES = 64
-"""Maximum number of files that are checked before a row is read, which takes about 0.1 ms."""
+"""Maximum number of files whose modification times are checked before a row is read, in about 0.1 ms."""
 
 
 def load_huggingface_tables(config: HuggingFaceTable) -> tuple[Table, Table | None]:
-    """Return the split's table, and the held-out table if it is another split.
+    """Load the table of the split, and the held-out table if it is another split.
 
     Raises:
         DataError: The dataset or a split does not exist.

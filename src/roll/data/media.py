@@ -1,11 +1,11 @@
-"""Media of rows: paths, bytes, base64, data URLs, arrays, Pillow images and frames become parts of messages.
+"""Reads the media of rows: paths, bytes, base64, data URLs, arrays, Pillow images and frames become message parts.
 
     images: [a.png, b.png]      messages: Compare <image> with <image>.
                                            text, image a, text, image b, text
 
 The media in a row's columns replace `<image>`, `<audio>` and `<video>` in the row's messages, in order; media of a kind
 without such a placeholder precede the text of the first user message. Each medium is decoded and stored when its row is
-read: a bad one makes a bad row.
+read; a row with an unreadable medium is a bad row.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ MEDIA_FIELDS: Mapping[MediaKind, tuple[str, ...]] = {
     "audio": ("array", "bytes", "audio", "base64", "data", "path", "url", "audio_url", "input_audio"),
     "video": ("frames", "bytes", "video", "base64", "data", "path", "url", "video_url"),
 }
-"""Fields of an object that may hold its medium."""
+"""Fields of an object that may contain its medium."""
 MEDIA_NOUNS: Mapping[MediaKind, str] = {"image": "an image", "audio": "audio", "video": "a video"}
-"""Words for one medium, in messages."""
-_PARTS: Mapping[MediaKind, type[RowMedia]] = {"image": ImagePart, "audio": AudioPart, "video": VideoPart}
+"""A noun for each kind of medium, for messages."""
+_PART_TYPES: Mapping[MediaKind, type[RowMedia]] = {"image": ImagePart, "audio": AudioPart, "video": VideoPart}
 _PLURALS: Mapping[MediaKind, str] = {"image": "images", "audio": "audio files", "video": "videos"}
-_NEXT = re.compile("\ufdd0(image|audio|video)\ufdd1")
-"""The mark of a part of a message that stands for the next medium of the row's column."""
-_MAX_BASE64: Mapping[MediaKind, int] = {"image": 96 * 2**20, "audio": 384 * 2**20, "video": 384 * 2**20}
+_NEXT_MEDIUM_MARK = re.compile("\ufdd0(image|audio|video)\ufdd1")
+"""Mark of a message part that refers to the next medium of the row's column."""
+_MAX_BASE64_CHARACTERS: Mapping[MediaKind, int] = {"image": 96 * 2**20, "audio": 384 * 2**20, "video": 384 * 2**20}
 """Maximum number of base64 characters of a medium: more than 4 / 3 of the limit on decoded bytes."""
 
 
@@ -86,131 +86,131 @@ class MediaReader:
         """Cached digests by kind, and by file, size and time or by encoded content: a row is read again whenever it is
         drawn."""
 
-    def mark(self, value: Any, where: str, kind: MediaKind = "image") -> str:
+    def mark(self, value: Any, location: str, kind: MediaKind = "image") -> str:
         """Read and store one medium, and return a mark for its position in a text, which `place_media` replaces.
 
         Raises:
             BadRow: The medium cannot be read.
         """
-        return f"\ufdd0{kind} {self.read(value, where, kind).digest}\ufdd1"
+        return f"\ufdd0{kind} {self.read(value, location, kind).digest}\ufdd1"
 
     def mark_next(self, kind: MediaKind) -> str:
         """Return a mark for the next medium of the row's column, at its position in a text."""
         return f"\ufdd0{kind}\ufdd1"
 
-    def read(self, value: Any, where: str, kind: MediaKind = "image") -> RowMedia:
+    def read(self, value: Any, location: str, kind: MediaKind = "image") -> RowMedia:
         """Read and store one medium.
 
         Args:
             value: A path, encoded bytes, base64 text, a data URL, or an object with one of them in a field of
                 `MEDIA_FIELDS`. An image may also be an array or a Pillow image; audio an `array` with its
                 `sampling_rate`; a video a list of `frames` with `fps`.
-            where: The medium's location, for messages.
+            location: The medium's location, for messages.
             kind: The kind of medium.
 
         Raises:
             BadRow: The medium cannot be read, or the model does not read media of this kind.
         """
         try:
-            self._store.check_kind(kind, f"{where}: the {kind}")
-            digest, source = self._store_value(value, where, kind)
+            self._store.check_kind(kind, f"{location}: the {kind}")
+            digest, source = self._store_value(value, location, kind)
         except BadRow:
             raise
         except DataError as error:
             raise BadRow(kind, f"{error} Correct the {kind}, or leave the row out.") from error
-        return _PARTS[kind](digest=digest, source=source)
+        return _PART_TYPES[kind](digest=digest, source=source)
 
-    def _store_value(self, value: Any, where: str, kind: MediaKind) -> tuple[str, str]:
+    def _store_value(self, value: Any, location: str, kind: MediaKind) -> tuple[str, str]:
         """Store a medium, and return its digest and its source."""
-        what = f"{where}: the {kind}"
+        label = f"{location}: the {kind}"
         value = as_list(value)
         if kind == "audio" and isinstance(value, Mapping) and value.get("array") is not None:
-            return self._store.add_clip(convert_array_to_audio(value["array"], value.get("sampling_rate"), what)), ""
+            return self._store.add_clip(convert_array_to_audio(value["array"], value.get("sampling_rate"), label)), ""
         if kind == "video" and (frames := _get_frames(value)) is not None:
             fps = value.get("fps") if isinstance(value, Mapping) else None
-            return self._store.add_clip(build_video(self._load_frames(frames, where), fps, what)), ""
+            return self._store.add_clip(build_video(self._load_frames(frames, location), fps, label)), ""
         if kind == "video" and isinstance(value, Mapping) and value.get("fps") is not None:
-            raise DataError(f"{what} is a file with `fps`: a file has its own frame rate, so remove `fps`.")
-        found = self._find_content(value, where, kind)
+            raise DataError(f"{label} is a file with `fps`: a file has its own frame rate, so remove `fps`.")
+        found = self._find_content(value, location, kind)
         if isinstance(found, Path):
-            return self._store_file(found, where, kind), str(found)
+            return self._store_file(found, location, kind), str(found)
         if isinstance(found, bytes):
-            return self._store_bytes(found, what, kind), ""
+            return self._store_bytes(found, label, kind), ""
         if kind == "image":
-            return self._store.add_image(_to_image(found, where)), ""
+            return self._store.add_image(_to_image(found, location)), ""
         raise DataError(
-            f"{what} must be a path, bytes, base64, or an object with "
+            f"{label} must be a path, bytes, base64, or an object with "
             f"{'`array` and `sampling_rate`' if kind == 'audio' else '`frames` and `fps`'}, got {short(value)}."
         )
 
-    def _load_frames(self, frames: Any, where: str) -> Any:
+    def _load_frames(self, frames: Any, location: str) -> Any:
         """Return the frames of a video: an array, or images."""
         if isinstance(frames, np.ndarray) or (frames and isinstance(as_list(frames[0]), list)):
             return _as_bytes(frames)
-        return [self._load_image(frame, f"{where}, frame {number}") for number, frame in enumerate(frames, 1)]
+        return [self._load_image(frame, f"{location}, frame {number}") for number, frame in enumerate(frames, 1)]
 
-    def _load_image(self, value: Any, where: str) -> Image:
-        found = self._find_content(value, where, "image")
+    def _load_image(self, value: Any, location: str) -> Image:
+        found = self._find_content(value, location, "image")
         if isinstance(found, Path):
-            found = self._read_file(found, where, "image")
+            found = self._read_file(found, location, "image")
         if not isinstance(found, bytes):
-            return _to_image(found, where)
-        return cast("Image", self._store.decode(found, f"{where}: the image"))
+            return _to_image(found, location)
+        return cast("Image", self._store.decode(found, f"{location}: the image"))
 
-    def _find_content(self, value: Any, where: str, kind: MediaKind) -> Any:
+    def _find_content(self, value: Any, location: str, kind: MediaKind) -> Any:
         """Return the path or the bytes of a medium, or the value itself if it is neither."""
         if isinstance(value, Mapping):
-            return self._find_content(_select_field(value, where, kind), where, kind)
+            return self._find_content(_select_field(value, location, kind), location, kind)
         if isinstance(value, str):
-            return self._parse_text(value, where, kind)
+            return self._parse_text(value, location, kind)
         return bytes(value) if isinstance(value, bytearray | memoryview) else value
 
-    def _parse_text(self, value: str, where: str, kind: MediaKind) -> Path | bytes:
-        """Return the path that a text names, or the bytes that it encodes."""
+    def _parse_text(self, value: str, location: str, kind: MediaKind) -> Path | bytes:
+        """Parse a text to the path that it contains, or to the bytes that it encodes."""
         scheme, _, rest = value.partition(":")
         if scheme == "data" and "base64," in rest[:80]:
-            return _decode_base64(rest.partition("base64,")[2], where, kind)
+            return _decode_base64(rest.partition("base64,")[2], location, kind)
         if scheme.lower() in ("http", "https", "ftp", "s3", "gs", "hf"):
             raise DataError(
-                f"{where}: the {kind} is the URL {short(value)}, and {_PLURALS[kind]} are not downloaded during a "
+                f"{location}: the {kind} is the URL {short(value)}, and {_PLURALS[kind]} are not downloaded during a "
                 "run: download them first, and give paths."
             )
         if scheme == "file":
-            raise DataError(f"{where}: the {kind} is the URL {short(value)}: give the path without `file:`.")
+            raise DataError(f"{location}: the {kind} is the URL {short(value)}: give the path without `file:`.")
         path = Path(value) if len(value) < 4096 and "\0" not in value else None
         if path is not None and (found := self._directory / path).is_file():
             return found
         if (len(value) > 255 and path is None) or len(value) > 1024:
-            return _decode_base64(value, where, kind)
-        raise DataError(f"{where}: the {kind} {short(value)} is not a file in '{self._directory.absolute()}'.")
+            return _decode_base64(value, location, kind)
+        raise DataError(f"{location}: the {kind} {short(value)} is not a file in '{self._directory.absolute()}'.")
 
-    def _store_file(self, path: Path, where: str, kind: MediaKind) -> str:
+    def _store_file(self, path: Path, location: str, kind: MediaKind) -> str:
         try:
             status = path.stat()
         except OSError as error:
-            raise DataError(f"{where}: the {kind} '{path}' cannot be read: {error.strerror}.") from error
+            raise DataError(f"{location}: the {kind} '{path}' cannot be read: {error.strerror}.") from error
         key = kind, str(path), status.st_size, status.st_mtime_ns
         if key not in self._known:
-            data = self._read_file(path, where, kind)
-            self._known[key] = self._store.add(data, f"{where}: the {kind} '{path}'", kind)
+            data = self._read_file(path, location, kind)
+            self._known[key] = self._store.add(data, f"{location}: the {kind} '{path}'", kind)
         return self._known[key]
 
-    def _read_file(self, path: Path, where: str, kind: MediaKind) -> bytes:
+    def _read_file(self, path: Path, location: str, kind: MediaKind) -> bytes:
         try:
-            self._store.check_size(path.stat().st_size, f"{where}: the {kind} '{path}'", kind)
+            self._store.check_size(path.stat().st_size, f"{location}: the {kind} '{path}'", kind)
             return path.read_bytes()
         except OSError as error:
-            raise DataError(f"{where}: the {kind} '{path}' cannot be read: {error.strerror}.") from error
+            raise DataError(f"{location}: the {kind} '{path}' cannot be read: {error.strerror}.") from error
 
-    def _store_bytes(self, data: bytes, what: str, kind: MediaKind) -> str:
+    def _store_bytes(self, data: bytes, label: str, kind: MediaKind) -> str:
         key = kind, hashlib.blake2b(data, digest_size=20).digest()
         if key not in self._known:
-            self._known[key] = self._store.add(data, what, kind)
+            self._known[key] = self._store.add(data, label, kind)
         return self._known[key]
 
 
 def build_media_reader(config: object, store: MediaStore | None) -> MediaReader | None:
-    """Return the reader of a source's media; relative paths refer to the directory of its file.
+    """Build the reader of a source's media; relative paths refer to the directory of the source's file.
 
     Args:
         config: The source's entry in the configuration.
@@ -222,21 +222,21 @@ def build_media_reader(config: object, store: MediaStore | None) -> MediaReader 
 
 
 def place_media(
-    messages: Sequence[Message], media: Sequence[RowMedia], where: str, columns: Collection[MediaKind] = ()
+    messages: Sequence[Message], media: Sequence[RowMedia], location: str, columns: Collection[MediaKind] = ()
 ) -> tuple[Message, ...]:
-    """Return the messages with the row's media inserted, and with the media that `MediaReader.mark` marked.
+    """Insert a row's media into its messages, at placeholders and at the marks of `MediaReader.mark`.
 
     Args:
         messages: The messages, with a placeholder for each medium of a kind, or without any.
         media: The media of the row's columns, in order within each kind.
-        where: The row's location, for messages.
+        location: The row's location, for messages.
         columns: The kinds of media for which the row has a column, even if it is empty. Without media, a placeholder of
             another kind is text.
 
     Raises:
         BadRow: The numbers of media and placeholders of a kind differ, or there is no user message.
     """
-    expected = {*columns, *(kind for one in messages for kind in _NEXT.findall(str(one.content)))}
+    expected = {*columns, *(kind for one in messages for kind in _NEXT_MEDIUM_MARK.findall(str(one.content)))}
     messages = tuple(map(_replace_marks, messages))
     texts = [text for message in messages for text in iter_texts(message.content)]
     queues: dict[str, list[RowMedia]] = {}
@@ -247,7 +247,7 @@ def place_media(
         if places not in (0, len(own)):
             raise BadRow(
                 kind,
-                f"{where}: the row has {len(own)} {_PLURALS[kind]}, but its messages have {places} placeholders "
+                f"{location}: the row has {len(own)} {_PLURALS[kind]}, but its messages have {places} placeholders "
                 f"{placeholder}: write one for each, or none.",
             )
         if places:
@@ -260,28 +260,30 @@ def place_media(
         return messages
     first = next((i for i, message in enumerate(messages) if message.role == "user"), None)
     if first is None:
-        raise BadRow(unplaced[0].kind, f"{where}: the row has {unplaced[0].kind}, but no user message to show it in.")
+        raise BadRow(
+            unplaced[0].kind, f"{location}: the row has {unplaced[0].kind}, but no user message to show it in."
+        )
     asked = messages[first]
     own_parts = (TextPart(text=asked.content),) if isinstance(asked.content, str) else asked.content
     return (*messages[:first], replace(asked, content=(*unplaced, *own_parts)), *messages[first + 1 :])
 
 
 def describe_marks(text: str) -> str:
-    """Return a text with a readable placeholder for each mark of a medium, for messages."""
+    """Replace the marks of media in a text by readable placeholders, for messages."""
     return re.sub("\ufdd0([a-z]+(?: [0-9a-f]{12})?)[0-9a-f]*\ufdd1", r"[\1]", text)
 
 
 def _replace_marks(message: Message) -> Message:
-    """Return the message with a part instead of each mark of a medium in its text."""
+    """Replace each mark of a medium in a message by a media part."""
     if not isinstance(message.content, str) or "\ufdd0" not in message.content:
         return message
-    text = _NEXT.sub(lambda mark: f"<{mark[1]}>", message.content)
+    text = _NEXT_MEDIUM_MARK.sub(lambda mark: f"<{mark[1]}>", message.content)
     pieces = re.split("\ufdd0((?:image|audio|video) [0-9a-f]+)\ufdd1", text)
     parts: list[Part] = []
     for number, piece in enumerate(pieces):
         if number % 2:
             kind, _, digest = piece.partition(" ")
-            parts += [part(digest=digest) for name, part in _PARTS.items() if name == kind]
+            parts += [part(digest=digest) for name, part in _PART_TYPES.items() if name == kind]
         elif piece:
             parts.append(TextPart(text=piece))
     return replace(message, content=tuple(parts))
@@ -311,38 +313,39 @@ def _get_frames(value: Any) -> Any:
     return value if isinstance(value, list | tuple | np.ndarray) else None
 
 
-def _to_image(value: Any, where: str) -> Image:
-    """Return the image of an array, a nested list or a Pillow image."""
+def _to_image(value: Any, location: str) -> Image:
+    """Convert an array, a nested list or a Pillow image to an image."""
     if hasattr(value, "convert") and hasattr(value, "tobytes"):  # a Pillow image; its lazy file may be damaged
-        return convert_pillow_to_image(value, f"{where}: the image")
+        return convert_pillow_to_image(value, f"{location}: the image")
     if isinstance(value, np.ndarray) or (isinstance(value, list) and value and isinstance(value[0], list)):
-        return convert_array_to_image(_as_bytes(value), f"{where}: the image")
-    raise DataError(f"{where}: an image must be a path, bytes, base64, or an array, got {short(value)}.")
+        return convert_array_to_image(_as_bytes(value), f"{location}: the image")
+    raise DataError(f"{location}: an image must be a path, bytes, base64, or an array, got {short(value)}.")
 
 
 def _as_bytes(value: Any) -> np.ndarray[Any, Any]:
-    """Convert an array of integers from 0 to 255 to uint8: lists and some tables store wider integers."""
+    """Convert integers from 0 to 255 to uint8, because lists and some tables store wider integers."""
     array = np.asarray(value)
     fits = np.issubdtype(array.dtype, np.integer) and array.size and 0 <= array.min() <= array.max() <= 255
     return array.astype(np.uint8) if fits else array
 
 
-def _select_field(value: Mapping[str, Any], where: str, kind: MediaKind) -> Any:
+def _select_field(value: Mapping[str, Any], location: str, kind: MediaKind) -> Any:
     """Return the value of the first field of an object that has a medium."""
     for name in MEDIA_FIELDS[kind]:
         if value.get(name) is not None:
             return value[name]
     raise DataError(
-        f"{where}: {MEDIA_NOUNS[kind]} must have bytes or a path, got an object with {', '.join(map(str, value))}."
+        f"{location}: {MEDIA_NOUNS[kind]} must have bytes or a path, got an object with {', '.join(map(str, value))}."
     )
 
 
-def _decode_base64(text: str, where: str, kind: MediaKind) -> bytes:
-    if len(text) > _MAX_BASE64[kind]:
+def _decode_base64(text: str, location: str, kind: MediaKind) -> bytes:
+    if len(text) > _MAX_BASE64_CHARACTERS[kind]:
         raise DataError(
-            f"{where}: the {kind} has {len(text):,} characters of base64, but at most {_MAX_BASE64[kind]:,} are read."
+            f"{location}: the {kind} has {len(text):,} characters of base64, but at most "
+            f"{_MAX_BASE64_CHARACTERS[kind]:,} are read."
         )
     try:
         return base64.b64decode("".join(text.split()), validate=True)
     except (binascii.Error, ValueError) as error:
-        raise DataError(f"{where}: the {kind} is not valid base64: {error}.") from error
+        raise DataError(f"{location}: the {kind} is not valid base64: {error}.") from error

@@ -1,11 +1,11 @@
-"""Media in rendered text: each one is marked by its digest, and the mark becomes the medium's tokens.
+"""Media in rendered text: each medium is marked by its digest, and the mark is expanded to the medium's tokens.
 
     chat template    user\\nLook: <image>\\n           the template writes the model's placeholder
     text             user\\nLook: [3f9c…]\\n           equal text means equal media
     token ids        user\\nLook: f f f f …\\n         and the spans of the media in them
 
-A placeholder that someone wrote into a message stays text: a space after its first character escapes it, as in other
-special tokens of untrusted text.
+If the text of a message itself contains a placeholder, a space after its first character escapes it, like other special
+tokens in untrusted text.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["MediaText", "count_media_tokens"]
 
 # Noncharacters of Unicode, which no text contains; tokenizers never see them.
-_MARK = re.compile("\ufdd0([0-9a-f]+)\ufdd1")
+_MEDIA_MARK = re.compile("\ufdd0([0-9a-f]+)\ufdd1")
 
 
 def count_media_tokens(media: Iterable[MediaSpan], inputs: MediaInputs | None) -> int:
@@ -65,10 +65,10 @@ class MediaText:
         return self._special.sub(lambda found: f"{found[0][0]} {found[0][1:]}", text)
 
     def mark(self, text: str, messages: Sequence[Message]) -> str:
-        """Return a rendered text with a mark for each image, audio and video of the messages.
+        """Replace the template's placeholders in a rendered text by a mark for each medium of the messages.
 
         Raises:
-            DataError: The placeholders that the template wrote are not those of the media, in this order.
+            DataError: The placeholders that the template wrote do not match the media of the messages, in order.
         """
         media = [part for message in messages for part in message.media]
         written = [self._kinds[found] for found in self._placeholder.findall(text)]
@@ -82,7 +82,7 @@ class MediaText:
         return self._placeholder.sub(lambda _: f"\ufdd0{next(digests)}\ufdd1", text)
 
     def encode(self, text: str, tokenize: Callable[[str], IntArray]) -> EncodedText:
-        """Return the tokens of a text in which each mark is replaced by the tokens of its medium.
+        """Tokenize a text, and expand each mark to the tokens of its medium.
 
         Args:
             text: The text, with marks of media.
@@ -91,20 +91,20 @@ class MediaText:
         Raises:
             DataError: A medium is not in the run's store, or the processor rejects it.
         """
-        digests = _MARK.findall(text)
+        digests = _MEDIA_MARK.findall(text)
         if not digests:
             return EncodedText(tokenize(text))
-        return self.expand(tokenize(_MARK.sub(lambda mark: self._get_placeholder(mark[1]), text)), digests)
+        return self.expand(tokenize(_MEDIA_MARK.sub(lambda mark: self._get_placeholder(mark[1]), text)), digests)
 
     def expand(self, token_ids: IntArray, digests: Sequence[str]) -> EncodedText:
-        """Return the tokens with each placeholder replaced by the tokens of its medium."""
+        """Expand each placeholder token to the tokens of its medium."""
         media = {digest: self.inputs.get_without_inputs(digest) for digest in digests}
         return EncodedText(*self.inputs.processor.expand(token_ids, digests, media))
 
     def expand_conversation(
         self, token_ids: IntArray, mask: BoolArray, messages: Sequence[Message]
     ) -> tuple[IntArray, BoolArray, tuple[MediaSpan, ...]]:
-        """Return tokens and loss mask of a conversation with its media expanded; no token of a medium is trained."""
+        """Expand the media in a conversation's tokens and loss mask; media tokens are not trained."""
         encoded = self.expand(token_ids, [part.digest for message in messages for part in message.media])
         is_text = np.ones(len(encoded.token_ids), np.bool_)
         for span in encoded.media:

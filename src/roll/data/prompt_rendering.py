@@ -1,4 +1,4 @@
-"""Render prompts, optionally with the start of an answer (prefill), to the engine's input tokens."""
+"""Renders prompts, optionally with the start of an answer (prefill), to the engine's input tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from roll.data.cells import BadRow
 from roll.data.chat import ChatRenderer
 from roll.data.source import get_message_texts, get_tool_texts
-from roll.data.templates import PROBE
+from roll.data.templates import PROBE_TEXT
 from roll.types import EncodedText, Message, Prompt
 
 __all__ = ["tokenize_prompt"]
@@ -16,7 +16,7 @@ _OPENED_TAG = re.compile(r"<[^<>\s]+>\s*\Z")
 
 
 def tokenize_prompt(prompt: Prompt, renderer: ChatRenderer) -> EncodedText:
-    """Return the tokens of a prompt, up to where the model's answer starts or continues.
+    """Tokenize a prompt, up to the position where the model's answer starts or continues.
 
     Text that is already rendered is not rendered again. If the last message is the assistant's, its text follows the
     generation prompt, and the model continues it.
@@ -41,13 +41,13 @@ def tokenize_prompt(prompt: Prompt, renderer: ChatRenderer) -> EncodedText:
 
 
 def _is_rendered(text: str, renderer: ChatRenderer) -> bool:
-    """Return whether a text starts with a special token, and has the template's text between question and answer."""
+    """Return whether a text is already rendered: it starts with a special token, and has the template's headers."""
     if not renderer.has_template:
         return True
     found = renderer.find_special_token(text)
     if found is None or not text.lstrip().startswith(found):
         return False
-    _, _, between = renderer.render_text([Message(role="user", content=PROBE)]).partition(PROBE)
+    _, _, between = renderer.render_text([Message(role="user", content=PROBE_TEXT)]).partition(PROBE_TEXT)
     return between.strip() in text
 
 
@@ -66,7 +66,7 @@ def _check_special_tokens(prompt: Prompt, renderer: ChatRenderer) -> None:
 
 
 def _append_prefill(head: str, prefill: str) -> str:
-    r"""Return a rendered prompt with the start of the answer; a tag such as `<think>` that both have is kept once.
+    r"""Append the start of the answer to a rendered prompt; a tag such as `<think>` that both contain is kept once.
 
     >>> _append_prefill("<|im_start|>assistant\n<think>\n", "<think>Let me")
     '<|im_start|>assistant\n<think>Let me'

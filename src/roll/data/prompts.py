@@ -1,4 +1,4 @@
-"""Read rows as prompts: the question, the reference answer, and metadata for the rewards."""
+"""Reads rows as prompts: messages, the reference answer, and metadata for rewards."""
 
 from __future__ import annotations
 
@@ -62,18 +62,20 @@ class PromptReader:
         self._media = media
         self.held_out, self.limit = config.held_out, config.limit
 
-    def read(self, row: Row, key: str, where: str) -> Prompt:
+    def read(self, row: Row, key: str, location: str) -> Prompt:
         """Read one row as a prompt; see `RowReader.read`."""
         try:
-            return self._read_prompt(RowView(row, media=self._media), row, key, where)
+            return self._read_prompt(RowView(row, media=self._media), row, key, location)
         except UnsupportedMedia as error:
             raise error.with_pipeline(self._pipeline) from None
         except DataError:
             raise
         except Exception as error:  # rows from Python may be of classes that raise anything
-            raise BadRow("unreadable", f"{where}: the row cannot be read: {type(error).__name__}: {error}") from error
+            raise BadRow(
+                "unreadable", f"{location}: the row cannot be read: {type(error).__name__}: {error}"
+            ) from error
 
-    def handle_error(self, error: DataError, where: str) -> None:
+    def handle_error(self, error: DataError, location: str) -> None:
         """Record the error; all errors are reported at once."""
         self._bad.add_error(error)
 
@@ -85,19 +87,19 @@ class PromptReader:
         """Return all content that distinguishes the prompt from others."""
         return get_prompt_content(item)
 
-    def _read_prompt(self, row: RowView, raw: Row, key: str, where: str) -> Prompt:
-        """Return one row as a prompt; columns other than prompt, answer and demonstration become its metadata."""
+    def _read_prompt(self, row: RowView, raw: Row, key: str, location: str) -> Prompt:
+        """Convert a row to a prompt; columns other than prompt, answer and demonstration become its metadata."""
         config = self._config
         view = RowView(raw, config.ignored_fields)
-        content = read_column(row, config.prompt_key, where, "prompt_key")
-        context = read_context(view, config, where)
-        messages, text = _read_messages(content, context, row, config, where)
+        content = read_column(row, config.prompt_key, location, "prompt_key")
+        context = read_context(view, config, location)
+        messages, text = _read_messages(content, context, row, config, location)
         columns = () if row.media is None else list_media_columns(row, config)
-        messages = place_media(messages, read_media(row, config, where), where, columns)
+        messages = place_media(messages, read_media(row, config, location), location, columns)
         text = text if not any(message.media for message in messages) else None
-        answer, expert = _read_answer(row, config, where), _read_demonstration(row, config, where)
+        answer, expert = _read_answer(row, config, location), _read_demonstration(row, config, location)
         view.read |= row.read
-        check_media(view, where)
+        check_media(view, location)
         return Prompt(
             uid=f"{self._domain}/{key}",
             domain=self._domain,
@@ -112,12 +114,12 @@ class PromptReader:
 
 
 def _read_messages(
-    content: Any, context: RowContext, row: RowView, config: TableConfig, where: str
+    content: Any, context: RowContext, row: RowView, config: TableConfig, location: str
 ) -> tuple[tuple[Message, ...], str | None]:
-    """Return the messages of a prompt, and its text if it is only a plain string; else `None` instead of the text."""
+    """Read the messages of a prompt; also return its text if it is a plain string, otherwise `None`."""
     key, text, messages = config.prompt_key, None, None
     if isinstance(content, str):
-        check_text(content, key, where)
+        check_text(content, key, location)
         found = parse_prompt_text(content)
         messages = found.messages if found else None
         content = found.listed if found and found.listed else content
@@ -125,8 +127,8 @@ def _read_messages(
         if not content.strip():
             raise BadRow(
                 "empty prompt",
-                f"{where}: column '{key}' must be text or a list of chat messages, but is empty: fill it in, or leave "
-                "the row out.",
+                f"{location}: column '{key}' must be text or a list of chat messages, but is empty: fill it in, or "
+                "leave the row out.",
             )
         messages = build_messages(content, None, config.prompt_template)
         plain = context.is_empty and config.system_prompt is None and config.prompt_template == "{prompt}"
@@ -134,64 +136,65 @@ def _read_messages(
     else:
         if messages is None:
             reader = MessageReader(ignored=frozenset(config.ignored_fields), drop_nulls=row.drop_nulls, media=row.media)
-            messages = reader.read(content, key, where).as_context(where)
-        messages = with_prompt_template(messages, config.prompt_template, where)
+            messages = reader.read(content, key, location).as_context(location)
+        messages = with_prompt_template(messages, config.prompt_template, location)
     system = messages[:1] if messages[0].role == "system" else ()
-    messages = with_system((*system, *context.history, *messages[len(system) :]), context, config, where)
-    check_order(messages, where, answered=False)
+    messages = with_system((*system, *context.history, *messages[len(system) :]), context, config, location)
+    check_order(messages, location, answered=False)
     return messages, text
 
 
-def _read_answer(row: RowView, config: TableConfig, where: str) -> str:
+def _read_answer(row: RowView, config: TableConfig, location: str) -> str:
     if config.answer_key is None:
         return ""
-    value = read_column(row, config.answer_key, where, "answer_key")
+    value = read_column(row, config.answer_key, location, "answer_key")
     value = value.item() if isinstance(value, np.generic) else value
     if not isinstance(value, str | int | float) and not hasattr(value, "as_tuple"):  # a Decimal has `as_tuple`
         raise BadRow(
-            "wrong type", f"{where}: column '{config.answer_key}' must be text or a number, got {short(value)}."
+            "wrong type", f"{location}: column '{config.answer_key}' must be text or a number, got {short(value)}."
         )
     if not isinstance(value, str | int) and not math.isfinite(value):  # data frames write missing values as NaN
         raise BadRow(
-            "empty answer", f"{where}: column '{config.answer_key}' is {value}: give an answer, or leave the row out."
+            "empty answer",
+            f"{location}: column '{config.answer_key}' is {value}: give an answer, or leave the row out.",
         )
     try:
         text = str(value)
     except ValueError:  # an integer of more than 4,300 digits
         raise BadRow(
-            "wrong type", f"{where}: column '{config.answer_key}' has a number that is too long: give it as text."
+            "wrong type", f"{location}: column '{config.answer_key}' has a number that is too long: give it as text."
         ) from None
-    text = check_unicode(text, f"column '{config.answer_key}'", where)
+    text = check_unicode(text, f"column '{config.answer_key}'", location)
     if config.answer_pattern is not None:
         found = re.search(config.answer_pattern, text)
         if found is None:
             raise BadRow(
                 "answer_pattern not found",
-                f"{where}: answer_pattern {config.answer_pattern!r} does not match {short(text)}: correct the pattern, "
-                "or leave the row out.",
+                f"{location}: answer_pattern {config.answer_pattern!r} does not match {short(text)}: correct the "
+                "pattern, or leave the row out.",
             )
         text = ((found.group(1) if found.re.groups else found.group(0)) or "").strip()
     comparing = [reward.type for reward in config.reward if reward.needs_answer]
     if comparing and not text.strip():
         raise BadRow(
             "empty answer",
-            f"{where}: the answer is empty, but the reward '{comparing[0]}' needs a reference answer: fill it in, "
+            f"{location}: the answer is empty, but the reward '{comparing[0]}' needs a reference answer: fill it in, "
             "or choose a reward that needs none.",
         )
     return text
 
 
-def _read_demonstration(row: RowView, config: TableConfig, where: str) -> tuple[str, ...]:
-    """Return the demonstration; empty if the row has none."""
+def _read_demonstration(row: RowView, config: TableConfig, location: str) -> tuple[str, ...]:
+    """Read a row's demonstration; empty if it has none."""
     if config.expert_key is None:
         return ()
-    value = read_column(row, config.expert_key, where, "expert_key")
+    value = read_column(row, config.expert_key, location, "expert_key")
     if value is None or value == "":
         return ()
     if not isinstance(value, str):
         raise BadRow(
             "wrong type",
-            f"{where}: column '{config.expert_key}' must be the text of an answer, or null for no answer, got "
+            f"{location}: column '{config.expert_key}' must be the text of an answer, or null for no answer, got "
             f"{short(value)}.",
         )
-    return (check_unicode(value, f"column '{config.expert_key}'", where),)
+    return (check_unicode(value, f"column '{config.expert_key}'", location),)

@@ -1,4 +1,4 @@
-"""Prompts and examples from Python rows: objects that were passed in, or the result of a function or class."""
+"""Tables of Python rows: objects passed by a script or notebook, or the result of a user's function or class."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from roll.user_code import load_function
 
 __all__ = ["ObjectTable", "build_python_tables"]
 
-_EXAMPLE = "{'prompt': 'What is 3 + 4?', 'answer': '7'}"
+_EXAMPLE_ROW = "{'prompt': 'What is 3 + 4?', 'answer': '7'}"
 
 
 def build_python_tables(config: PythonTable, domain: str, text_key: str | None) -> tuple[Table, Table | None]:
-    """Return the table of the rows, and the held-out table if there is one.
+    """Build the table of the rows, and the held-out table if there is one.
 
     A row that is a string becomes a row with the column `text_key`.
 
@@ -34,7 +34,7 @@ def build_python_tables(config: PythonTable, domain: str, text_key: str | None) 
 
 
 def _call_data_function(config: PythonTable, domain: str) -> tuple[Any, Any]:
-    """Return the result of the user's function or class, and its `held_out` attribute, if any."""
+    """Call the user's function or class; return the result, and its `held_out` attribute if it has one."""
     if config.function is None:
         raise DataError(
             f"the rows of '{domain}' are Python objects, which are not stored in files: pass them again, as "
@@ -51,7 +51,7 @@ def _call_data_function(config: PythonTable, domain: str) -> tuple[Any, Any]:
 
 
 class ObjectTable:
-    """Rows in memory: dictionaries, or strings.
+    """A table of rows in memory, which are dictionaries or strings.
 
     An object with an index and a length (a list, a `datasets.Dataset`) is read in place; any other iterable is read
     once.
@@ -62,7 +62,7 @@ class ObjectTable:
         self._text_key = text_key
         if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
             raise DataError(
-                f"{name} is of type {type(rows).__name__}: give a list of dictionaries, such as [{_EXAMPLE}]."
+                f"{name} is of type {type(rows).__name__}: give a list of dictionaries, such as [{_EXAMPLE_ROW}]."
             )
         if hasattr(rows, "to_dict") and hasattr(rows, "columns"):
             raise DataError(f"{name} is a data frame: give its rows, as `frame.to_dict('records')`.")
@@ -94,7 +94,7 @@ class ObjectTable:
         if not isinstance(row, Mapping):
             raise DataError(
                 f"{self.describe_location(index)} is of type {type(row).__name__}, but must be a dictionary, such as "
-                f"{_EXAMPLE}."
+                f"{_EXAMPLE_ROW}."
             )
         return row
 

@@ -1,12 +1,12 @@
-"""Split a model's reasoning from its answer, in the model's format.
+"""Separates a model's reasoning from its answer, in the model's format.
 
     "<think>Two and two.</think>Four."                                              ──► "Four."
     "Two and two.</think>Four."           the prompt began the reasoning            ──► "Four."
     "<think>Two and"                      it never ends                             ──► None: no answer
     "<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>Four."  ──► "Four."
 
-The format comes from the model's chat template or tokenizer. If neither has one, or they are unknown, the marks in the
-text itself decide. All functions accept arbitrary text.
+The format is detected from the model's chat template or tokenizer. If neither shows one, or they are unknown, the
+format is detected from the marks in the text. All functions accept arbitrary text.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 __all__ = [
-    "CHANNELS",
+    "HARMONY_FORMAT",
     "ReasoningFormat",
     "detect_reasoning_format",
     "extract_answer",
@@ -32,7 +32,7 @@ class ReasoningFormat:
     begins: tuple[str, ...]
     """Strings that begin the reasoning."""
     ends: tuple[str, ...]
-    """Strings that end the reasoning: the answer follows the last one."""
+    """Strings that end the reasoning; the answer follows the last one."""
     answer_ends: tuple[str, ...] = ()
     """Strings that end the answer."""
     messages: re.Pattern[str] | None = None
@@ -41,7 +41,7 @@ class ReasoningFormat:
     """Start of the text and end of its reasoning, in text whose special tokens were removed."""
 
     def split(self, text: str, *, begun: bool = False) -> tuple[str, str | None]:
-        """Return the reasoning and the answer; the answer is `None` if the reasoning never ends.
+        """Split a text into reasoning and answer; the answer is `None` if the reasoning never ends.
 
         Reasoning that begins after the answer and never ends is not part of the answer.
 
@@ -76,7 +76,7 @@ class ReasoningFormat:
         return (*self.begins, *self.ends, *self.answer_ends)
 
     def _remove_marks(self, thought: str) -> str:
-        """Return the reasoning without the marks around it."""
+        """Remove the marks around the reasoning."""
         if self.messages is not None:
             return "\n".join(self.messages.findall(thought)).strip()
         thought = thought.lstrip()
@@ -89,7 +89,7 @@ def _build_tag_format(name: str) -> ReasoningFormat:
     return ReasoningFormat(begins=(f"<{name}>",), ends=(f"</{name}>",))
 
 
-CHANNELS = ReasoningFormat(
+HARMONY_FORMAT = ReasoningFormat(
     begins=("<|channel|>analysis", "<|channel|>commentary"),
     ends=("<|channel|>final<|message|>",),
     answer_ends=("<|end|>", "<|return|>", "<|start|>"),
@@ -97,9 +97,9 @@ CHANNELS = ReasoningFormat(
     bare=("analysis", "assistantfinal"),
 )
 """Harmony: gpt-oss."""
-_THINK = _build_tag_format("think")
-_KNOWN = (
-    CHANNELS,
+_THINK_FORMAT = _build_tag_format("think")
+_KNOWN_FORMATS = (
+    HARMONY_FORMAT,
     ReasoningFormat(begins=("<|channel>thought", "<|channel>"), ends=("<channel|>",)),  # Gemma 4
     ReasoningFormat(  # Muse Glimmer
         begins=(" to=self<|message|>",),
@@ -111,14 +111,14 @@ _KNOWN = (
     ReasoningFormat(begins=("\u25c1think\u25b7",), ends=("\u25c1/think\u25b7",)),  # Kimi
     _build_tag_format("seed:think"),
     _build_tag_format("mm:think"),
-    _THINK,
+    _THINK_FORMAT,
 )
-"""Formats with unambiguous marks: they are recognized in any text."""
-_GRANITE = ReasoningFormat(begins=("Here is my thought process:",), ends=("Here is my response:",))
+"""Formats with unambiguous marks, which are recognized in any text."""
+_GRANITE_FORMAT = ReasoningFormat(begins=("Here is my thought process:",), ends=("Here is my response:",))
 _MAX_BEGINNING_LENGTH = 64
-_HEADER = re.compile(r"(?:thought|<\|message\|>)?\s*")
+_HEADER_PATTERN = re.compile(r"(?:thought|<\|message\|>)?\s*")
 """Text that belongs to the mark at the start of the reasoning."""
-_TAG = re.compile(r"</([\w:|.-]{0,20}(?:think|thought|reason)[\w:|.-]{0,20})>")
+_TAG_PATTERN = re.compile(r"</([\w:|.-]{0,20}(?:think|thought|reason)[\w:|.-]{0,20})>")
 
 
 def detect_reasoning_format(template: str, tokens: Collection[str] = ()) -> ReasoningFormat | None:
@@ -128,20 +128,22 @@ def detect_reasoning_format(template: str, tokens: Collection[str] = ()) -> Reas
         template: The chat template's text.
         tokens: Added tokens of the tokenizer.
     """
-    for known in _KNOWN[:-1]:
+    for known in _KNOWN_FORMATS[:-1]:
         if any(mark in template for mark in (*known.begins, *known.ends)):
             return known
-    if all(mark in template for mark in (*_GRANITE.begins, *_GRANITE.ends)):
-        return _GRANITE
-    if names := dict.fromkeys(_TAG.findall(template)):
+    if all(mark in template for mark in (*_GRANITE_FORMAT.begins, *_GRANITE_FORMAT.ends)):
+        return _GRANITE_FORMAT
+    if names := dict.fromkeys(_TAG_PATTERN.findall(template)):
         return ReasoningFormat(begins=tuple(f"<{name}>" for name in names), ends=tuple(f"</{name}>" for name in names))
-    return next((known for known in _KNOWN if all(mark in tokens for mark in (*known.begins, *known.ends))), None)
+    return next(
+        (known for known in _KNOWN_FORMATS if all(mark in tokens for mark in (*known.begins, *known.ends))), None
+    )
 
 
 def split_reasoning(
     text: str, reasoning_format: ReasoningFormat | None = None, *, begun: bool = False
 ) -> tuple[str, str | None]:
-    """Return the reasoning in a text, and the answer; the answer is `None` if the reasoning never ends.
+    """Split a text into reasoning and answer; the answer is `None` if the reasoning never ends.
 
     Args:
         text: A model's text, with the special tokens that mark its reasoning.
@@ -150,12 +152,12 @@ def split_reasoning(
     """
     # An unknown model may still write a known format, for example after fine-tuning on another model's reasoning.
     if reasoning_format is None:
-        reasoning_format = next((known for known in _KNOWN if known.has_marks(text)), _THINK)
+        reasoning_format = next((known for known in _KNOWN_FORMATS if known.has_marks(text)), _THINK_FORMAT)
     return reasoning_format.split(text, begun=begun)
 
 
 def extract_answer(text: str, reasoning_format: ReasoningFormat | None = None, *, begun: bool = False) -> str | None:
-    """Return the part of a text after its reasoning; `None` if the reasoning never ends. See `split_reasoning`.
+    """Return the part of a text after the reasoning; `None` if the reasoning never ends. See `split_reasoning`.
 
     >>> extract_answer("<think>Two and two.</think>Four.")
     'Four.'
@@ -174,9 +176,9 @@ def find_reasoning_start(prompt: str, reasoning_format: ReasoningFormat | None =
     '<think>'
     """
     end = prompt[-_MAX_BEGINNING_LENGTH:]
-    for known in _KNOWN if reasoning_format is None else (reasoning_format,):
+    for known in _KNOWN_FORMATS if reasoning_format is None else (reasoning_format,):
         for begin in known.begins:
             _, found, after = end.rpartition(begin)
-            if found and _HEADER.fullmatch(after) and not any(mark in after for mark in known.ends):
+            if found and _HEADER_PATTERN.fullmatch(after) and not any(mark in after for mark in known.ends):
                 return begin
     return ""

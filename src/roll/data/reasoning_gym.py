@@ -1,4 +1,4 @@
-"""Tasks of the `reasoning-gym` package: seeded generators, each with its own scorer."""
+"""Prompts from the tasks of the `reasoning-gym` package, which are seeded generators with their own scorers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HELD_OUT_SEED_OFFSET = 1_000_003
 
 
 def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
-    """Return reasoning-gym's dataset for the task `name`, with `size` items generated from `seed`.
+    """Load reasoning-gym's dataset for a task, with `size` items generated from `seed`.
 
     Raises:
         DataError: The task does not exist, or rejects the options.
@@ -51,7 +51,7 @@ def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
 
 
 def build_reasoning_gym_prompts(config: ReasoningGymData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
-    """Return training prompts, and held-out prompts that do not occur among them.
+    """Build training prompts, and held-out prompts that differ from all training prompts.
 
     Raises:
         DataError: The task does not exist, rejects the options, or has too few different questions to hold any out.

@@ -1,6 +1,6 @@
-"""Read a table's rows as prompts or examples, and split off the held-out ones.
+"""Reads a table's rows as prompts or examples, and splits them into training and held-out items.
 
-    table ── one pass: every row is checked, and its side decided ──► row numbers to train on │ row numbers held out
+    table ── one pass checks every row and decides its side ──► row numbers to train on │ row numbers held out
                                                                          │
                                       a row is read again when it is drawn ◄┘
 
@@ -29,15 +29,15 @@ T = TypeVar("T")
 
 
 class Table(Protocol):
-    """Rows of a file, a dataset or a Python object, numbered from 0."""
+    """Interface of tables: the rows of a file, a dataset or a Python object, numbered from 0."""
 
     name: str
     """Name for messages: the file, or the dataset and its split."""
 
     def scan(self, limit: int | None) -> Iterator[Row | DataError]:
-        """Yield the rows from the first one on, at most `limit`; called before `read_row`.
+        """Yield the first `limit` rows; must be called before `read_row`.
 
-        Instead of a row that cannot be read, its error is yielded; if no row can be read, an error is raised.
+        For a row that cannot be read, its error is yielded. If the whole table cannot be read, the error is raised.
         """
         ...
 
@@ -46,7 +46,7 @@ class Table(Protocol):
         ...
 
     def get_key(self, index: int) -> str:
-        """Return the end of the row's UID: its number (or line) from 1."""
+        """Return the row's key, the last part of its UID: the number of the row or line, from 1."""
         ...
 
     def describe_location(self, index: int) -> str:
@@ -55,12 +55,12 @@ class Table(Protocol):
 
 
 class RowReader(Protocol[T]):
-    """Converts the rows of a table to items."""
+    """Interface of readers, which convert the rows of a table to items."""
 
     held_out: float
     limit: int | None
 
-    def read(self, row: Row, key: str, where: str) -> T:
+    def read(self, row: Row, key: str, location: str) -> T:
         """Read one row, whose UID ends with `key`.
 
         Raises:
@@ -68,12 +68,12 @@ class RowReader(Protocol[T]):
         """
         ...
 
-    def handle_error(self, error: DataError, where: str) -> None:
+    def handle_error(self, error: DataError, location: str) -> None:
         """Handle the error of a row that cannot be read: raise it, or record it and skip the row."""
         ...
 
     def get_question(self, item: T) -> Iterable[str]:
-        """Return the item's question. Items with the same question end up on the same side of the held-out split."""
+        """Return the item's question; items with the same question are on the same side of the held-out split."""
         ...
 
     def get_content(self, item: T) -> Iterable[str]:
@@ -104,14 +104,14 @@ class RowItems(Generic[T]):
         return self._table.describe_location(int(self._rows[index]))
 
     def exclude(self, indices: Collection[int]) -> RowItems[T]:
-        """Return a source without the items at `indices`."""
+        """Return a copy of the source without the items at `indices`."""
         return RowItems(
             self._reader, self._table, np.delete(self._rows, sorted(indices)), self.fingerprint, self._prefix
         )
 
 
 def split_rows(reader: RowReader[T], tables: tuple[Table, Table | None], seed: int) -> tuple[RowItems[T], RowItems[T]]:
-    """Return the training items and the held-out items, which are a share of the first table, or the second table.
+    """Split rows into training and held-out items, which are a share of the first table, or the second table.
 
     Raises:
         DataError: A table cannot be read, is empty, or a row is malformed; or all questions of the first table are also
@@ -146,7 +146,7 @@ def _to_array(rows: array[int]) -> NDArray[np.int64]:
 
 
 def _shuffle(rows: array[int], seed: int) -> NDArray[np.int64]:
-    """Shuffle held-out row numbers by the seed, so that the first few are a fair sample even of a sorted table."""
+    """Shuffle held-out row numbers, so that the first ones are a representative sample even of a sorted table."""
     return _to_array(rows)[np.random.default_rng([seed, 0x0E1D]).permutation(len(rows))]
 
 
@@ -167,9 +167,9 @@ def _split_by_share(reader: RowReader[T], table: Table, seed: int) -> tuple[RowI
 
 
 def _split_by_table(reader: RowReader[T], table: Table, held_out: Table, seed: int) -> tuple[RowItems[T], RowItems[T]]:
-    """Return the items of the first table for training, and those of the second, which are held out.
+    """Split by table: the items of the first table are for training, and those of the second are held out.
 
-    Items of the first table whose question is also in the second are left out.
+    Items of the first table whose question is also in the second table are removed.
     """
     kept, evaluation = array("q"), array("q")
     digests = (Fingerprint(), Fingerprint())

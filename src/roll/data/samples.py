@@ -1,4 +1,4 @@
-"""Convert scored rollouts to training samples: flat token sequences, with masks and log-probs aligned to them."""
+"""Converts scored rollouts to training samples: flat token sequences with aligned loss masks and log-probs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ __all__ = ["build_batch", "build_samples"]
 
 
 def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[TrainingSample, ...]:
-    """Return one training sample per context of a rollout, as the engine saw it; the loss counts only the policy's
-    tokens.
+    """Build one training sample per context of a rollout, as the engine saw it; only the policy's tokens are trained.
 
     >>> # prompt of 3 tokens, answer of 2:                     loss_mask [F F F T T]
     >>> # then a context of 4 in their place, answer of 1:     loss_mask [F F F F T]
@@ -69,7 +68,7 @@ def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[Trainin
 
 
 def build_batch(rollouts: Sequence[Rollout], *, temperature: float, max_new_tokens: int) -> TrainingBatch:
-    """Return all rollouts of a step as one batch, with advantages of 0."""
+    """Build a batch of all rollouts of a step, with advantages of 0."""
     return TrainingBatch(
         samples=tuple(s for rollout in rollouts for s in build_samples(rollout, max_new_tokens=max_new_tokens)),
         temperature=temperature,

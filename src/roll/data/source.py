@@ -1,4 +1,4 @@
-"""Base types of all sources: items by index, and a fingerprint that shows whether they changed."""
+"""Base types of data sources: items by index, and a fingerprint that detects changes."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Source(Items[Item_co], Protocol[Item_co]):
     """Prompts or examples with a fingerprint of their content."""
 
     fingerprint: str
-    """Equal for equal content in equal order; checked when a run is resumed."""
+    """Digest that is equal for equal content in equal order; checked when a run is resumed."""
 
 
 class Fingerprint:
-    """Digest of a sequence of items, added one after the other."""
+    """The incremental digest of a sequence of items."""
 
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=8)
@@ -69,7 +69,7 @@ class PromptList:
 
 
 class InterleavedSource(Generic[T]):
-    """Items of several sources in turn, read on demand, so that any prefix covers every source."""
+    """The items of several sources, interleaved, so that any prefix has items of every source."""
 
     def __init__(self, parts: Sequence[Items[T]]) -> None:
         self._parts = list(parts)
@@ -139,7 +139,7 @@ def _collect_texts(value: Any) -> Iterator[str]:
 
 
 def hash_question(question: Iterable[str], seed: int = 0) -> int:
-    """Return a 64-bit hash of the question, which depends only on its content and the seed."""
+    """Compute a 64-bit hash of a question, which depends only on its content and the seed."""
     content = "\x00".join(question)
     digest = hashlib.blake2b(f"{seed}/{content}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big")

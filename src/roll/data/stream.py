@@ -38,7 +38,7 @@ class WeightedSource(Generic[T]):
     items: Items[T]
     weight: float = 1.0
     fingerprint: str = ""
-    """Equal for equal items in equal order."""
+    """Digest that is equal for equal items in equal order."""
 
 
 class WeightedStream(ABC, Generic[T, D]):
@@ -62,7 +62,7 @@ class WeightedStream(ABC, Generic[T, D]):
 
     @abstractmethod
     def _draw(self, draw_id: int, item: T, position: int) -> D:
-        """Return the item as a draw."""
+        """Convert an item to a draw."""
 
     @property
     def num_items(self) -> int:
@@ -80,16 +80,16 @@ class WeightedStream(ABC, Generic[T, D]):
         return self._sources[self._find_most_underdrawn()].domain
 
     def peek(self, count: int) -> list[T]:
-        """Return the first `count` items of the first source, in the source's own order; they do not count as drawn."""
+        """Return the first `count` items of the first source, in the source's own order, without drawing them."""
         items = self._sources[0].items
         return [items[i] for i in range(min(count, len(items)))]
 
     def get_first_by_domain(self) -> dict[str, T]:
-        """Return the first item of every source by its domain; the items do not count as drawn."""
+        """Return the first item of every source by domain, without drawing it."""
         return {source.domain: source.items[0] for source in self._sources}
 
     def sample_by_domain(self, count: int) -> dict[str, list[T]]:
-        """Return by domain at most `count` items, evenly spread over the source; they do not count as drawn."""
+        """Return at most `count` items by domain, evenly spread over each source, without drawing them."""
         items: dict[str, list[T]] = {}
         for source in self._sources:
             size = len(source.items)
@@ -98,7 +98,7 @@ class WeightedStream(ABC, Generic[T, D]):
         return items
 
     def draw(self, count: int, domain: str | None = None) -> list[D]:
-        """Return the next `count` draws; only from `domain`, if it is given.
+        """Draw the next `count` items, only from `domain` if it is given.
 
         Raises:
             DataError: An item cannot be used.
@@ -106,7 +106,7 @@ class WeightedStream(ABC, Generic[T, D]):
         return [self._draw_next(domain) for _ in range(count)]
 
     def redraw(self, draw_id: int, domain: str, position: int) -> D:
-        """Return the draw that was made before at a position of a domain's stream, with its `draw_id`.
+        """Reconstruct an earlier draw from its ID, its domain and its position in the domain's stream.
 
         Raises:
             CheckpointError: No source has this domain.
@@ -153,7 +153,7 @@ class WeightedStream(ABC, Generic[T, D]):
         return self._draw(draw_id, source.items[int(self._get_order(source_index, epoch)[offset])], position)
 
     def _find_most_underdrawn(self) -> int:
-        """Return the index of the source that must be drawn from next: the one furthest below its share of all draws.
+        """Return the index of the source that is furthest below its share of all draws; the next draw is from it.
 
         Ties go to the first source.
         """
@@ -165,7 +165,7 @@ class WeightedStream(ABC, Generic[T, D]):
         return max(range(len(lag)), key=lambda i: (round(lag[i], 9), -i))
 
     def _get_order(self, source_index: int, epoch: int) -> IntArray:
-        """Return the source's shuffled order in this epoch; cached for the current epoch."""
+        """Compute the shuffled order of a source in an epoch; the order of the current epoch is cached."""
         kept = self._orders.get(source_index)
         if kept is None or kept[0] != epoch:
             source = self._sources[source_index]
@@ -183,7 +183,7 @@ class WeightedStream(ABC, Generic[T, D]):
         }
 
     def _get_settings(self, source: WeightedSource[T]) -> dict[str, Any]:
-        """Return the settings of a source that must not change when a run is resumed, by name."""
+        """Return the settings of a source that must not change when a run is resumed, by the name of the setting."""
         return {
             self.size_name: len(source.items),
             "weight": source.weight,
@@ -192,7 +192,7 @@ class WeightedStream(ABC, Generic[T, D]):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state that `state` returned.
+        """Restore the position of the stream from the result of `state`.
 
         Raises:
             CheckpointError: The sources, their content, their weights, or the seed differ from the checkpoint.
@@ -248,9 +248,9 @@ def _format_names(sources: dict[str, Any]) -> str:
     return ", ".join(f"'{name}'" for name in sources)
 
 
-def _describe_change(what: str) -> str:
+def _describe_change(label: str) -> str:
     return (
-        f"the data changed since the checkpoint: {what}. Resume with the data as it was, or start a new run from the "
+        f"the data changed since the checkpoint: {label}. Resume with the data as it was, or start a new run from the "
         "checkpoint's model."
     )
 
@@ -258,7 +258,7 @@ def _describe_change(what: str) -> str:
 def render_and_check(
     prompt: Prompt, render: Callable[[Prompt], EncodedText], max_prompt_tokens: int | None
 ) -> EncodedText:
-    """Return the rendered prompt, after checking its length.
+    """Render a prompt, and check its length.
 
     Raises:
         DataError: The prompt is longer than `max_prompt_tokens`.

@@ -1,4 +1,4 @@
-"""Prompts and examples from rows of a file, of a Hugging Face dataset, or of Python objects."""
+"""Loads prompts and examples from the rows of files, Hugging Face datasets or Python objects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def load_table_prompts(
     pipeline: str = "",
     media: MediaStore | None = None,
 ) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
-    """Return training and held-out prompts, from one table or from two.
+    """Load training and held-out prompts from one table or from two.
 
     Raises:
         DataError: A table is missing, malformed (the message names the row), or empty.
@@ -45,10 +45,10 @@ def load_table_prompts(
 
 
 def report_bad_rows(bad: BadRows, config: FileData | HuggingFaceData | PythonData, domain: str) -> None:
-    """Report the rows that cannot be used, if any.
+    """Report unusable rows, if there are any.
 
     Raises:
-        DataError: The rows must not be skipped.
+        DataError: There are unusable rows, and they must not be skipped.
     """
     if not bad.counts:
         return
@@ -61,7 +61,7 @@ def report_bad_rows(bad: BadRows, config: FileData | HuggingFaceData | PythonDat
 def open_tables(
     config: FileTable | HuggingFaceTable | PythonTable, domain: str, text_key: str | None
 ) -> tuple[Table, Table | None]:
-    """Return the table, and the held-out table if there is a separate one; nothing is read yet.
+    """Open the table, and the held-out table if there is a separate one, without reading them.
 
     Args:
         config: The source's entry in the configuration.

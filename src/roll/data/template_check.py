@@ -1,4 +1,4 @@
-"""Check that a chat template renders all of its input, so that no part of a conversation is dropped silently."""
+"""Checks that a chat template renders all of its input, so that no part of a conversation is dropped silently."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _check_messages(messages: Sequence[Message], render: _Render) -> None:
 
 
 def _remove_each_part(message: Message) -> Iterator[tuple[Message, str]]:
-    """Yield, for each part that a template might leave out, the message without this part and the part's name."""
+    """Yield the message without each part that a template might leave out, and the name of this part."""
     if message.role == "tool":
         if get_content_key(message.content).strip():
             yield replace(message, content=""), "the tool result"

@@ -1,4 +1,4 @@
-"""Render conversations to text through a tokenizer's chat template."""
+"""Renders conversations to text with a tokenizer's chat template."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from roll.types import Message, TextPart, map_text
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["PROBE", "TODAY", "ChatTemplate", "Tool", "supports_late_system", "translate_errors"]
+__all__ = ["PROBE_TEXT", "TEMPLATE_DATE", "ChatTemplate", "Tool", "supports_late_system", "translate_errors"]
 
 Tool: TypeAlias = Mapping[str, Any]
-"""A function's JSON schema, in the form of chat templates."""
-TODAY = datetime(2025, 1, 1)
-"""The date for templates that write it: fixed, so that it is the same past midnight and in a resumed run."""
-PROBE = "7321640958"
-"""A string that no template contains or changes."""
-_REASONING = ("reasoning", "thinking")
+"""A function's JSON schema, in the format of chat templates."""
+TEMPLATE_DATE = datetime(2025, 1, 1)
+"""The date for templates that write one; it is constant, so that it does not change during a run."""
+PROBE_TEXT = "7321640958"
+"""A string that no template contains or changes, with which the behavior of templates is tested."""
+_REASONING_NAMES = ("reasoning", "thinking")
 """Other names of `reasoning_content` in published templates."""
-_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class ChatTemplate:
@@ -39,7 +39,7 @@ class ChatTemplate:
         self.source = str(getattr(tokenizer, "chat_template", None) or "")
         """The template's text; empty if the tokenizer has none."""
         self._asks_date = "strftime_now" in self.source
-        self._reasoning_fields = [name for name in _REASONING if re.search(rf"\b{name}\b", self.source)]
+        self._reasoning_fields = [name for name in _REASONING_NAMES if re.search(rf"\b{name}\b", self.source)]
 
     def render(
         self,
@@ -49,7 +49,7 @@ class ChatTemplate:
         tools: Sequence[Tool] = (),
         **switches: Any,
     ) -> str:
-        """Return the conversation's text; empty for no messages.
+        """Render a conversation to text; the text is empty if there are no messages.
 
         Args:
             messages: The conversation.
@@ -67,12 +67,12 @@ class ChatTemplate:
     def find_generated_spans(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), **switches: Any
     ) -> list[tuple[int, int]] | None:
-        """Return the spans that the template marks as generated in the conversation's text; `None` if it has no marks.
+        """Find the spans of the rendered text that the template marks as generated; `None` if it has no marks.
 
         Raises:
             DataError: The template rejects the conversation.
         """
-        if not _MARK.search(self.source):
+        if not _GENERATION_MARK.search(self.source):
             return None
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -93,7 +93,7 @@ class ChatTemplate:
     def _render_with_arguments(
         self, messages: Sequence[Message], generation_prompt: bool, tools: Sequence[Tool], switches: Mapping[str, Any]
     ) -> tuple[Sequence[Message], str]:
-        """Render messages; return them with call arguments in the form that the template reads, and their text.
+        """Render messages; return them with call arguments in the format that the template reads, and their text.
 
         Arguments are passed as objects first, and as JSON text if the template does not support objects.
         """
@@ -128,9 +128,9 @@ class ChatTemplate:
     @cached_property
     def drops_system(self) -> bool:
         """Whether the template silently drops system messages."""
-        messages = [Message(role="system", content=PROBE), Message(role="user", content="a")]
+        messages = [Message(role="system", content=PROBE_TEXT), Message(role="user", content="a")]
         try:
-            return PROBE not in self.render(messages)
+            return PROBE_TEXT not in self.render(messages)
         except DataError:
             return False
 
@@ -139,21 +139,23 @@ class ChatTemplate:
         """Whether the template silently drops tool results; without a template, nothing is dropped."""
         messages = [Message(role="user", content="a"), Message(role="assistant", content="b")]
         try:
-            return bool(self.source) and PROBE not in self.render([*messages, Message(role="tool", content=PROBE)])
+            return bool(self.source) and PROBE_TEXT not in self.render(
+                [*messages, Message(role="tool", content=PROBE_TEXT)]
+            )
         except DataError:
             return False
 
     @property
     def _date(self) -> dict[str, Any]:
-        return {"strftime_now": TODAY.strftime} if self._asks_date else {}
+        return {"strftime_now": TEMPLATE_DATE.strftime} if self._asks_date else {}
 
     @cached_property
     def _requires_parts(self) -> bool:
         """Whether the template accepts content only as a list of parts, as templates of some vision models do."""
-        asked = [Message(role="user", content=PROBE)]
+        asked = [Message(role="user", content=PROBE_TEXT)]
         for parts in (False, True):
             try:
-                if PROBE in self._render(asked, True, (), {}, parts):
+                if PROBE_TEXT in self._render(asked, True, (), {}, parts):
                     return parts
             except DataError:
                 continue
@@ -179,7 +181,7 @@ class ChatTemplate:
             )
 
     def _to_template_messages(self, messages: Sequence[Message], parts: bool) -> list[dict[str, Any]]:
-        """Return the messages in the form that the template reads."""
+        """Convert messages to the format that the template reads."""
         read: list[dict[str, Any]] = []
         for message in messages:
             if self._escape is None:
@@ -200,21 +202,21 @@ class ChatTemplate:
 
 def supports_late_system(render: Callable[[Sequence[Message]], str]) -> bool:
     """Return whether a template accepts system messages that are not the first message, and renders them in place."""
-    asked, answer = Message(role="user", content="a"), PROBE[::-1]
-    late = Message(role="system", content=PROBE)
+    asked, answer = Message(role="user", content="a"), PROBE_TEXT[::-1]
+    late = Message(role="system", content=PROBE_TEXT)
     for messages in ([asked, late], [asked, Message(role="assistant", content=answer), late, asked]):
         try:
             text = render(messages)
         except DataError:
             return False
-        if text.count(PROBE) != 1 or text.find(answer) > text.find(PROBE):
+        if text.count(PROBE_TEXT) != 1 or text.find(answer) > text.find(PROBE_TEXT):
             return False
     return True
 
 
 @contextmanager
 def translate_errors(messages: Sequence[Message]) -> Iterator[None]:
-    """Raise a template's own errors as `DataError`."""
+    """Convert a template's errors within the `with` block to `DataError`."""
     from jinja2 import TemplateError
 
     try:

@@ -1,4 +1,4 @@
-"""Find the turns of a long conversation in linear time, by rendering short pieces of it.
+"""Finds the turns of a long conversation in linear time, by rendering short pieces of it.
 
     messages:  lead │ piece │ piece │ piece │ …         each piece is rendered after the lead, as a conversation
     text:      lead │ piece │ piece │ piece │ …         the same text, shifted?   ──► its turns, shifted
@@ -13,11 +13,11 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import TypeAlias
 
-from roll.data.templates import PROBE
+from roll.data.templates import PROBE_TEXT
 from roll.errors import DataError
 from roll.types import Message, get_content_key
 
-__all__ = ["MIN_LENGTH", "compute_common_length", "find_turns_in_pieces"]
+__all__ = ["MIN_MESSAGES", "compute_common_length", "find_turns_in_pieces"]
 
 Span: TypeAlias = tuple[int, int]
 RenderText: TypeAlias = Callable[[Sequence[Message]], str]
@@ -25,14 +25,14 @@ RenderText: TypeAlias = Callable[[Sequence[Message]], str]
 FindTurns: TypeAlias = Callable[[Sequence[Message], Sequence[int], str], dict[int, Span]]
 """Finds the turns at some message indices of a conversation, given its text, by rendering every prompt."""
 
-MIN_LENGTH = 64
+MIN_MESSAGES = 64
 """Minimum number of messages of a conversation that is split into pieces."""
-_PIECE = 16
+_MIN_PIECE_MESSAGES = 16
 """Minimum number of messages of a piece."""
 
 
 def compute_common_length(one: str, other: str) -> int:
-    """Return the length of the common prefix of two strings, in characters."""
+    """Compute the length of the common prefix of two strings, in characters."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -45,17 +45,17 @@ def compute_common_length(one: str, other: str) -> int:
 
 def find_turns_in_pieces(
     messages: Sequence[Message],
-    places: Sequence[int],
+    indices: Sequence[int],
     text: str,
     render: RenderText,
     find: FindTurns,
     strip_extra_ends: Callable[[str], str],
 ) -> dict[int, Span] | None:
-    """Return the span of the turn at each index in `places`; `None` if the conversation cannot be split into pieces.
+    """Find the span of the turn at each message index; `None` if the conversation cannot be split into pieces.
 
     Args:
         messages: The conversation.
-        places: Indices of the assistant's messages to train on.
+        indices: Indices of the assistant's messages to train on.
         text: The whole conversation's text.
         render: Renders messages.
         find: Finds turns by rendering every prompt.
@@ -63,7 +63,7 @@ def find_turns_in_pieces(
             last message.
     """
     cuts, overlap = _find_cuts(messages)
-    if len(messages) < MIN_LENGTH or len(cuts) < 3 or not places:
+    if len(messages) < MIN_MESSAGES or len(cuts) < 3 or not indices:
         return None
     found: dict[int, Span] = {}
     # Independence is not assumed, but checked: after the same first messages, the pieces, which overlap by a question,
@@ -81,7 +81,7 @@ def find_turns_in_pieces(
             if own[:head] != text[:head] or not text.startswith(shown[head:], head + shift):
                 return None
             moved = len(lead) - begin
-            inside = [place + moved for place in places if begin <= place < end]
+            inside = [place + moved for place in indices if begin <= place < end]
             turns = find(piece, inside, own)
             found |= {place - moved: (a + shift, b + shift) for place, (a, b) in turns.items()}
             if is_last:
@@ -92,8 +92,8 @@ def find_turns_in_pieces(
             if following[:head] != text[:head] or not own.endswith(following[head:]):
                 return None
             shift += len(own) - len(following)
-        found |= find(messages, [place for place in places if place < cuts[0]], text)
-        checked = sorted({places[len(places) // 3], places[2 * len(places) // 3], places[-1]})
+        found |= find(messages, [place for place in indices if place < cuts[0]], text)
+        checked = sorted({indices[len(indices) // 3], indices[2 * len(indices) // 3], indices[-1]})
         whole = find(messages, checked, text)
     except DataError:  # rendering every prompt reports the error
         return None
@@ -101,7 +101,7 @@ def find_turns_in_pieces(
 
 
 def _find_cuts(messages: Sequence[Message]) -> tuple[list[int], int]:
-    """Return the message indices at which pieces start, and by how many messages consecutive pieces overlap.
+    """Find the message indices at which pieces start, and the number of messages by which pieces overlap.
 
     A piece must render to the same text after the lead as in the conversation. So pieces start with a question; if
     there is only one question, with an answer after a tool result.
@@ -118,14 +118,14 @@ def _find_cuts(messages: Sequence[Message]) -> tuple[list[int], int]:
     chosen, overlap = (questions, 1) if len(questions) > 2 or not calls else (calls, 2)
     cuts: list[int] = []
     for place in chosen:
-        if not cuts or place - cuts[-1] >= _PIECE:
+        if not cuts or place - cuts[-1] >= _MIN_PIECE_MESSAGES:
             cuts.append(place)
     return cuts, overlap
 
 
 def _measure_head(lead: Sequence[Message], following: Message, render: RenderText) -> int:
-    """Return the length of the rendered text up to the content of `following`, the message after the lead."""
+    """Measure the rendered text before the content of `following`, the message after the lead, in characters."""
     if following.role == "assistant":
         return len(render(lead))
-    texts = [render((*lead, Message(role="user", content=content))) for content in (PROBE, f"q{PROBE}")]
+    texts = [render((*lead, Message(role="user", content=content))) for content in (PROBE_TEXT, f"q{PROBE_TEXT}")]
     return compute_common_length(*texts)

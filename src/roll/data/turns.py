@@ -1,4 +1,4 @@
-"""Loss mask of a conversation: the tokens that its assistant would have generated.
+"""The loss mask of a conversation: the tokens that the assistant would have generated.
 
 Other libraries call it the assistant mask (`assistant_masks`, `assistant_only_loss`).
 
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from roll.data.templates import PROBE
+from roll.data.templates import PROBE_TEXT
 from roll.data.turn_pieces import compute_common_length, find_turns_in_pieces
 from roll.errors import DataError
 from roll.types import BoolArray, IntArray, Message
@@ -34,7 +34,7 @@ __all__ = ["RenderFn", "SpecialTokens", "count_extra_ends", "find_turns", "list_
 
 Span = tuple[int, int]
 """Index of the first character, and the index after the last one."""
-_THINKING = ("enable_thinking", "thinking")
+_THINKING_VARIABLES = ("enable_thinking", "thinking")
 """Variables of published templates that turn reasoning on and off."""
 
 
@@ -60,11 +60,11 @@ class SpecialTokens:
         return text in self._names
 
     def find_at_start(self, text: str) -> str | None:
-        """Return the longest special token with which the text starts, or `None`."""
+        """Return the longest special token at the start of the text; `None` if there is none."""
         return next((text[:length] for length in self._lengths if text[:length] in self._names), None)
 
     def extend_span(self, text: str, span: Span) -> Span:
-        """Return the span with the special tokens that directly follow it in the text; an empty span unchanged."""
+        """Extend a span by the special tokens that directly follow it in the text; an empty span stays unchanged."""
         begin, end = span
         while end > begin and (name := self.find_at_start(text[end : end + self._lengths[0]])) is not None:
             end += len(name)
@@ -99,25 +99,24 @@ class RenderFn(Protocol):
 
 
 def list_thinking_modes(template: str) -> tuple[Mapping[str, bool], ...]:
-    """Return the variables with which the template opens or closes the reasoning in the generation prompt, default
-    first.
+    """List the template variables that open or close the reasoning in the generation prompt, the default first.
 
     >>> list_thinking_modes("{% if enable_thinking %}<think>{% endif %}")
     ({}, {'enable_thinking': True}, {'enable_thinking': False})
     """
-    names = [name for name in _THINKING if re.search(rf"\b{name}\b", template)]
+    names = [name for name in _THINKING_VARIABLES if re.search(rf"\b{name}\b", template)]
     return ({}, *({name: value} for name in names for value in (True, False)))
 
 
 def count_extra_ends(render: RenderFn, special: SpecialTokens) -> int:
-    """Count the special tokens at a conversation's end that end the conversation, not its last message.
+    """Count the special tokens at the end of a conversation that end the conversation, not its last message.
 
     Phi's template, for instance, ends an answer with `<|end|>` and a conversation that ends there with `<|endoftext|>`.
     """
-    chat = [Message(role="user", content="a"), Message(role="assistant", content=PROBE)]
+    chat = [Message(role="user", content="a"), Message(role="assistant", content=PROBE_TEXT)]
     try:
         tails = [
-            render(messages, False).rpartition(PROBE)[2]
+            render(messages, False).rpartition(PROBE_TEXT)[2]
             for messages in (chat, [*chat, Message(role="user", content="b")])
         ]
     except DataError:
@@ -129,18 +128,18 @@ def count_extra_ends(render: RenderFn, special: SpecialTokens) -> int:
 
 def find_turns(
     messages: Sequence[Message],
-    places: Sequence[int],
+    indices: Sequence[int],
     render: RenderFn,
     special: SpecialTokens,
     *,
     modes: Sequence[Mapping[str, bool]] = ({},),
     num_extra_ends: int = 0,
 ) -> tuple[str, list[Span]]:
-    """Return the conversation's text, and the turns to train on.
+    """Render a conversation, and find the turns to train on.
 
     Args:
         messages: The conversation.
-        places: Indices of the assistant's messages to train on.
+        indices: Indices of the assistant's messages to train on.
         render: Renders through the chat template.
         special: The model's special tokens.
         modes: Alternative template variables; with one of them, the template writes the generation prompt of the
@@ -159,7 +158,7 @@ def find_turns(
             turn = _find_turn(text, so_far, head, chat[i], special, num_extra_ends)
             if head.matches_prompt and turn is not None:
                 found[i] = turn
-            elif not head.matches_prompt and chat is messages and i == places[-1]:
+            elif not head.matches_prompt and chat is messages and i == indices[-1]:
                 raise DataError(_describe_mismatch(head, so_far, chat[i]))
         return found
 
@@ -167,14 +166,14 @@ def find_turns(
         return text[: special.find_spans(text)[-num_extra_ends][0]] if num_extra_ends else text
 
     text = render(messages, False)
-    turns = find_turns_in_pieces(messages, places, text, lambda chat: render(chat, False), find, strip_extra_ends)
-    turns = find(messages, places, text) if turns is None else turns
+    turns = find_turns_in_pieces(messages, indices, text, lambda chat: render(chat, False), find, strip_extra_ends)
+    turns = find(messages, indices, text) if turns is None else turns
     return text, [turns[i] for i in sorted(turns)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Head:
-    """The rendered text before an assistant's message, and whether it is the model's prompt."""
+    """The rendered text before an assistant message, compared with the model's prompt for this message."""
 
     prompt: str
     """The model's prompt for writing the message."""
@@ -190,7 +189,7 @@ class _Head:
 def _find_head(
     messages: Sequence[Message], so_far: str, render: RenderFn, modes: Sequence[Mapping[str, bool]]
 ) -> _Head:
-    """Return the rendered text before an assistant's message, up to where that message starts.
+    """Find the rendered text before an assistant message, up to the start of the message.
 
     `messages` are the messages before it; `so_far` is the text of the conversation up to and including it. The first of
     `modes` is used whose generation prompt is the beginning of `so_far`. If there is none, the head ends where the
@@ -212,7 +211,7 @@ def _find_head(
 def _find_turn(
     text: str, so_far: str, head: _Head, message: Message, special: SpecialTokens, num_extra_ends: int
 ) -> Span | None:
-    """Return the turn's span in the whole text; `None` if the whole text renders the turn differently.
+    """Find a turn's span in the text of the whole conversation; `None` if it is rendered differently there.
 
     Args:
         text: The whole conversation.
@@ -231,10 +230,10 @@ def _find_turn(
     start, end = closing[-1] if closing else (begin, len(so_far))
     # Some templates begin the reasoning in the generation prompt, and the message repeats it.
     written = _remove_whitespace("".join(head.text.split()[-1:]) + so_far[begin:end])
-    for what, part in _list_parts(message):
+    for label, part in _list_parts(message):
         if _remove_whitespace(part) not in written:
             raise DataError(
-                _describe_untrainable_turn(f"leaves out {what}, or ends it without a special token", message)
+                _describe_untrainable_turn(f"leaves out {label}, or ends it without a special token", message)
             )
     if not closing and head.matches_prompt:
         raise DataError(_describe_untrainable_turn("does not end an assistant's message with a special token", message))
@@ -257,12 +256,12 @@ def _list_parts(message: Message) -> Iterator[tuple[str, str]]:
 
 
 def _remove_whitespace(text: str) -> str:
-    """Return the text without whitespace, which templates add and remove."""
+    """Remove whitespace from a text, because templates add and remove it."""
     return "".join(text.split())
 
 
 def _describe_mismatch(head: _Head, so_far: str, message: Message) -> str:
-    """Return the error message for a turn whose rendered start differs from the generation prompt."""
+    """Describe the error of a turn whose rendered start differs from the generation prompt."""
     other = so_far[len(head.text) :][:30]
     return _describe_untrainable_turn(
         "renders the start of an assistant's message differently from its generation prompt (which ends with "
@@ -271,11 +270,11 @@ def _describe_mismatch(head: _Head, so_far: str, message: Message) -> str:
     )
 
 
-def _describe_untrainable_turn(what: str, message: Message) -> str:
-    """Return the error message for a turn that cannot be trained on because the template does `what`."""
+def _describe_untrainable_turn(label: str, message: Message) -> str:
+    """Describe why a turn cannot be trained on; `label` is what the template does."""
     beginning = repr(message.text[:60])
     return (
-        f"the model's chat template {what}, so the tokens that the model would write cannot be determined: leave such "
+        f"the model's chat template {label}, so the tokens that the model would write cannot be determined: leave such "
         f"conversations out, or choose a model whose template renders answers unchanged (the answer was {beginning})."
     )
 
@@ -283,9 +282,9 @@ def _describe_untrainable_turn(what: str, message: Message) -> str:
 def tokenize(
     tokenizer: PreTrainedTokenizerBase, text: str, turns: Sequence[Span], marked: Sequence[Span] | None = None
 ) -> tuple[IntArray, BoolArray]:
-    """Return the token IDs of a rendered text, and the loss mask, shape [L] each.
+    """Tokenize a rendered text; return its token IDs and the loss mask, shape [L] each.
 
-    A token that would cross the border of a turn is cut there, as when the model generates after a prompt.
+    A token that would cross the border of a turn is split there, as when the model generates after a prompt.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -315,7 +314,7 @@ def _mark_spans(starts: Sequence[int], spans: Sequence[Span]) -> BoolArray:
 def _tokenize_pieces(
     tokenizer: PreTrainedTokenizerBase, text: str, borders: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Return token IDs, and the start of each token's text; no token crosses a border."""
+    """Tokenize a text so that no token crosses a border; return token IDs, and the start of each token's text."""
     encoded = _encode(tokenizer, text)
     starts = [start for start, _ in encoded["offset_mapping"]]
     ends = [end for _, end in encoded["offset_mapping"]]
@@ -323,18 +322,16 @@ def _tokenize_pieces(
     if not crossed:
         return list(encoded["input_ids"]), starts
     ids: list[int] = []
-    places: list[int] = []
+    indices: list[int] = []
     for begin, end in pairwise([0, *crossed, len(text)]):
         piece = _encode(tokenizer, text[begin:end])
         ids += piece["input_ids"]
-        places += [begin + start for start, _ in piece["offset_mapping"]]
-    return ids, places
+        indices += [begin + start for start, _ in piece["offset_mapping"]]
+    return ids, indices
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> Any:
-    """Tokenize with offsets; the tokenizer's warning about long texts is disabled, since such rows are reported
-    elsewhere.
-    """
+    """Tokenize with offsets, without the tokenizer's warning about long texts, which ROLL reports itself."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     if "offset_mapping" not in encoded:
         raise DataError(

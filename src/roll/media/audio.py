@@ -58,12 +58,12 @@ class AudioClip:
         return digest.hexdigest()
 
 
-def decode_audio(data: bytes, what: str, rate: int | None, limits: AudioLimits | None = None) -> AudioClip:
+def decode_audio(data: bytes, label: str, rate: int | None, limits: AudioLimits | None = None) -> AudioClip:
     """Decode an audio file. WAV is always supported; FLAC, OGG and MP3 if `soundfile` is installed.
 
     Args:
         data: The encoded audio.
-        what: How messages refer to the audio, for example by its row.
+        label: How messages refer to the audio, for example by its row.
         rate: The rate to which it is resampled, in Hz; `None` keeps the rate of the file.
         limits: The limits; by default `AudioLimits()`.
 
@@ -72,22 +72,22 @@ def decode_audio(data: bytes, what: str, rate: int | None, limits: AudioLimits |
     """
     limits = limits or AudioLimits()
     if len(data) > limits.num_bytes:
-        raise DataError(f"{what} has {len(data):,} bytes, but at most {limits.num_bytes:,} are allowed.")
+        raise DataError(f"{label} has {len(data):,} bytes, but at most {limits.num_bytes:,} are allowed.")
     if not data:
-        raise DataError(f"{what} is empty: 0 bytes.")
-    samples, found = read_wav(data, what) if is_wav(data) else _read_with_soundfile(data, what)
-    return convert_array_to_audio(samples, found, what, rate, limits)
+        raise DataError(f"{label} is empty: 0 bytes.")
+    samples, found = read_wav(data, label) if is_wav(data) else _read_with_soundfile(data, label)
+    return convert_array_to_audio(samples, found, label, rate, limits)
 
 
 def convert_array_to_audio(
-    array: Any, rate: Any, what: str, target_rate: int | None = None, limits: AudioLimits | None = None
+    array: Any, rate: Any, label: str, target_rate: int | None = None, limits: AudioLimits | None = None
 ) -> AudioClip:
     """Convert an array of samples to a clip; channels are averaged.
 
     Args:
         array: Floating-point, int16 or int32 samples [n], [n, channels] or [channels, n], with at most 32 channels.
         rate: Samples per second, in Hz.
-        what: How messages refer to the audio.
+        label: How messages refer to the audio.
         target_rate: The rate to which it is resampled, in Hz; `None` keeps `rate`.
         limits: The limits; by default `AudioLimits()`.
 
@@ -97,20 +97,20 @@ def convert_array_to_audio(
     limits = limits or AudioLimits()
     array = np.asarray(array)
     if isinstance(rate, bool) or not isinstance(rate, int | float | np.number) or not 1000 <= rate <= 1_000_000:
-        raise DataError(f"{what} has the sampling rate {rate!r}: it must be from 1,000 to 1,000,000 Hz.")
+        raise DataError(f"{label} has the sampling rate {rate!r}: it must be from 1,000 to 1,000,000 Hz.")
     if array.dtype.name not in _SAMPLE_TYPES or array.ndim not in (1, 2):
         raise DataError(
-            f"{what} is an array of {array.dtype} with shape {array.shape}: it must be [n] or [n, channels], of "
+            f"{label} is an array of {array.dtype} with shape {array.shape}: it must be [n] or [n, channels], of "
             "floating-point samples from -1 to 1, int16 or int32."
         )
     if array.ndim == 2 and min(array.shape) > 32:
-        raise DataError(f"{what} is an array with shape {array.shape}: it may have at most 32 channels.")
+        raise DataError(f"{label} is an array with shape {array.shape}: it may have at most 32 channels.")
     if not array.size:
-        raise DataError(f"{what} has no samples.")
+        raise DataError(f"{label} has no samples.")
     length = max(array.shape)
     if length > limits.duration_s * rate:
         raise DataError(
-            f"{what} takes {length / rate:,.1f} s, but at most {limits.duration_s:,.0f} s are allowed: split it, or "
+            f"{label} takes {length / rate:,.1f} s, but at most {limits.duration_s:,.0f} s are allowed: split it, or "
             "leave it out."
         )
     if np.issubdtype(array.dtype, np.integer):
@@ -119,7 +119,7 @@ def convert_array_to_audio(
         array = array.mean(axis=int(np.argmin(array.shape)), dtype=np.float64)
     samples = np.ascontiguousarray(array, np.float32)
     if not np.isfinite(samples).all():
-        raise DataError(f"{what} has samples that are not finite numbers: correct the file, or leave it out.")
+        raise DataError(f"{label} has samples that are not finite numbers: correct the file, or leave it out.")
     target = int(rate) if target_rate is None else target_rate
     return AudioClip(samples=resample(samples, int(rate), target), rate=target)
 
@@ -152,16 +152,16 @@ def resample(samples: NDArray[np.float32], rate: int, target: int) -> NDArray[np
     return result.astype(np.float32)
 
 
-def _read_with_soundfile(data: bytes, what: str) -> tuple[NDArray[np.float32], int]:
+def _read_with_soundfile(data: bytes, label: str) -> tuple[NDArray[np.float32], int]:
     try:
         import soundfile  # pyrefly: ignore[missing-import]
     except ImportError:
         raise DataError(
-            f"{what} is not a WAV file; it begins with {data[:12]!r}. Convert it to WAV, or install the package "
+            f"{label} is not a WAV file; it begins with {data[:12]!r}. Convert it to WAV, or install the package "
             "`soundfile`, which reads FLAC, OGG and MP3."
         ) from None
     try:
         samples, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
     except Exception as error:  # libsndfile raises various errors for damaged files
-        raise DataError(f"{what} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
+        raise DataError(f"{label} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
     return samples, int(rate)

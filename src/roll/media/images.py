@@ -43,12 +43,12 @@ class ImageLimits:
     """Maximum number of pixels: 64 Mi, which take 192 MiB as RGB."""
 
 
-def decode_image(data: bytes, what: str, limits: ImageLimits | None = None) -> Image:
+def decode_image(data: bytes, label: str, limits: ImageLimits | None = None) -> Image:
     """Decode an image to mode RGB.
 
     Args:
         data: The encoded image.
-        what: How messages refer to the image, for example by its row.
+        label: How messages refer to the image, for example by its row.
         limits: The limits; by default `ImageLimits()`.
 
     Raises:
@@ -58,52 +58,52 @@ def decode_image(data: bytes, what: str, limits: ImageLimits | None = None) -> I
 
     limits = limits or ImageLimits()
     if not data:
-        raise DataError(f"{what} is empty: 0 bytes.")
+        raise DataError(f"{label} is empty: 0 bytes.")
     if len(data) > limits.num_bytes:
-        raise DataError(f"{what} has {len(data):,} bytes, but at most {limits.num_bytes:,} are allowed.")
+        raise DataError(f"{label} has {len(data):,} bytes, but at most {limits.num_bytes:,} are allowed.")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Pillow warns about large images, which are rejected below
-            return _load_upright(Image.open(io.BytesIO(data), formats=FORMATS), what, limits)
+            return _load_upright(Image.open(io.BytesIO(data), formats=FORMATS), label, limits)
     except DataError:
         raise
     except Image.DecompressionBombError as error:  # Pillow's own limit on pixels, checked before any is decoded
-        raise DataError(f"{what} has too many pixels; at most {limits.num_pixels:,} are allowed: {error}.") from error
+        raise DataError(f"{label} has too many pixels; at most {limits.num_pixels:,} are allowed: {error}.") from error
     except UnidentifiedImageError as error:
         raise DataError(
-            f"{what} is not an image in a supported format ({', '.join(FORMATS)}); it begins with {data[:12]!r}."
+            f"{label} is not an image in a supported format ({', '.join(FORMATS)}); it begins with {data[:12]!r}."
         ) from error
     except Exception as error:  # decoders raise various errors for damaged files
-        raise DataError(f"{what} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
+        raise DataError(f"{label} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
 
 
-def convert_pillow_to_image(image: Any, what: str, limits: ImageLimits | None = None) -> Image:
+def convert_pillow_to_image(image: Any, label: str, limits: ImageLimits | None = None) -> Image:
     """Convert a Pillow image, which may not be decoded yet, to mode RGB, as `decode_image` converts a file.
 
     Args:
         image: A Pillow image of any mode.
-        what: How messages refer to the image.
+        label: How messages refer to the image.
         limits: The limits; by default `ImageLimits()`.
 
     Raises:
         DataError: The image is too large, animated, empty or damaged.
     """
     if not image.width * image.height:
-        raise DataError(f"{what} has {image.width} × {image.height} pixels: it is empty.")
+        raise DataError(f"{label} has {image.width} × {image.height} pixels: it is empty.")
     try:
-        return _load_upright(image, what, limits or ImageLimits())
+        return _load_upright(image, label, limits or ImageLimits())
     except DataError:
         raise
     except Exception as error:  # the decoders of a file that was opened lazily raise various errors
-        raise DataError(f"{what} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
+        raise DataError(f"{label} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
 
 
-def convert_array_to_image(array: Any, what: str) -> Image:
+def convert_array_to_image(array: Any, label: str) -> Image:
     """Convert an array to an image in mode RGB.
 
     Args:
         array: uint8 of shape [height, width], [height, width, 3] or [height, width, 4].
-        what: How messages refer to the image.
+        label: How messages refer to the image.
 
     Raises:
         DataError: The array has another dtype or shape.
@@ -113,17 +113,17 @@ def convert_array_to_image(array: Any, what: str) -> Image:
     array = np.asarray(array)
     if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (3, 4)):
         raise DataError(
-            f"{what} is an array of {array.dtype} with shape {array.shape}: it must be uint8 with shape "
+            f"{label} is an array of {array.dtype} with shape {array.shape}: it must be uint8 with shape "
             "[height, width], [height, width, 3] or [height, width, 4]."
         )
     if not array.size:
-        raise DataError(f"{what} is an array with shape {array.shape}: it has no pixels.")
+        raise DataError(f"{label} is an array with shape {array.shape}: it has no pixels.")
     if array.shape[0] * array.shape[1] > ImageLimits().num_pixels:
         raise DataError(
-            f"{what} has {array.shape[0] * array.shape[1]:,} pixels, but at most {ImageLimits().num_pixels:,} are "
+            f"{label} has {array.shape[0] * array.shape[1]:,} pixels, but at most {ImageLimits().num_pixels:,} are "
             "allowed: make it smaller."
         )
-    return _to_rgb(Image.fromarray(np.ascontiguousarray(array)), what)
+    return _to_rgb(Image.fromarray(np.ascontiguousarray(array)), label)
 
 
 def read_image_size(file: IO[bytes]) -> tuple[int, int] | None:
@@ -158,36 +158,36 @@ def compute_digest(image: Image) -> str:
     return digest.hexdigest()
 
 
-def _load_upright(image: Any, what: str, limits: ImageLimits) -> Image:
+def _load_upright(image: Any, label: str, limits: ImageLimits) -> Image:
     """Decode a Pillow image within the limits; return it upright and in mode RGB."""
     from PIL import ImageOps
 
-    _check_header(image, what, limits)  # before any pixel is decoded
+    _check_header(image, label, limits)  # before any pixel is decoded
     image.load()
     upright = ImageOps.exif_transpose(image)
-    return _to_rgb(upright if upright is not None else image, what)
+    return _to_rgb(upright if upright is not None else image, label)
 
 
-def _check_header(image: Any, what: str, limits: ImageLimits) -> None:
+def _check_header(image: Any, label: str, limits: ImageLimits) -> None:
     if image.width * image.height > limits.num_pixels:
         raise DataError(
-            f"{what} has {image.width} × {image.height} pixels, but at most {limits.num_pixels:,} are allowed: make it "
-            "smaller."
+            f"{label} has {image.width} × {image.height} pixels, but at most {limits.num_pixels:,} are allowed: make "
+            "it smaller."
         )
     # Not `n_frames`, which reads a whole GIF to count: 30 s for one of 48 MB. The further images of an MPO file, which
     # some cameras write instead of JPEG, are previews or the view of the other eye.
     if getattr(image, "is_animated", False) and image.format != "MPO":
-        raise DataError(f"{what} is animated: choose one frame, and store it as an image.")
+        raise DataError(f"{label} is animated: choose one frame, and store it as an image.")
 
 
-def _to_rgb(image: Image, what: str) -> Image:
+def _to_rgb(image: Image, label: str) -> Image:
     """Convert an image of any mode to RGB; transparent pixels show white."""
     from PIL import Image as Images
 
     if image.mode == "RGB" and "transparency" not in image.info:
         return image
     if image.mode == "F":  # the range is unknown: values up to 1, for example, would all become black
-        raise DataError(f"{what} has floating-point pixels: store it with 8 or 16 bits per channel.")
+        raise DataError(f"{label} has floating-point pixels: store it with 8 or 16 bits per channel.")
     if image.mode.startswith("I"):
         # Pillow clips 16-bit values at 255, so bright images would become white.
         values = np.asarray(image).astype(np.float64)

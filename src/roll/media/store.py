@@ -40,12 +40,12 @@ AUDIO_RATE = 16_000
 """The rate of the audio encoders in use, in Hz (Whisper and its successors)."""
 
 
-def decode_medium(data: bytes, what: str, kind: MediaKind, limits: ImageLimits, audio_rate: int) -> MediaContent:
+def decode_medium(data: bytes, label: str, kind: MediaKind, limits: ImageLimits, audio_rate: int) -> MediaContent:
     """Decode an encoded medium.
 
     Args:
         data: The encoded image, audio or video.
-        what: How messages refer to the medium, for example by its row.
+        label: How messages refer to the medium, for example by its row.
         kind: The kind of medium.
         limits: The limits of an image.
         audio_rate: The rate to which audio is resampled, in Hz.
@@ -54,8 +54,8 @@ def decode_medium(data: bytes, what: str, kind: MediaKind, limits: ImageLimits, 
         DataError: The medium cannot be decoded.
     """
     if kind == "image":
-        return decode_image(data, what, limits)
-    return decode_audio(data, what, audio_rate) if kind == "audio" else decode_video(data, what)
+        return decode_image(data, label, limits)
+    return decode_audio(data, label, audio_rate) if kind == "audio" else decode_video(data, label)
 
 
 DECODER: ContextVar[Decoder] = ContextVar("DECODER", default=decode_medium)
@@ -96,30 +96,30 @@ class MediaStore:
         self._decoding: dict[str, threading.Lock] = {}
         """Locks of the media that threads are decoding."""
 
-    def add(self, data: bytes, what: str, kind: MediaKind = "image") -> str:
+    def add(self, data: bytes, label: str, kind: MediaKind = "image") -> str:
         """Decode an encoded medium, store it, and return its digest.
 
         Args:
             data: The encoded image, audio or video.
-            what: How messages refer to the medium, for example by its row.
+            label: How messages refer to the medium, for example by its row.
             kind: The kind of medium.
 
         Raises:
             DataError: The medium cannot be decoded, or the model does not read media of this kind.
         """
-        self.check_kind(kind, what)
-        content = self.decode(data, what, kind)
+        self.check_kind(kind, label)
+        content = self.decode(data, label, kind)
         return self.add_clip(content) if isinstance(content, AudioClip | VideoClip) else self._add(content, data)
 
-    def decode(self, data: bytes, what: str, kind: MediaKind = "image") -> MediaContent:
+    def decode(self, data: bytes, label: str, kind: MediaKind = "image") -> MediaContent:
         """Decode an encoded medium without storing it.
 
         Raises:
             DataError: The medium cannot be decoded.
         """
-        return DECODER.get()(data, what, kind, self._limits, self.audio_rate)
+        return DECODER.get()(data, label, kind, self._limits, self.audio_rate)
 
-    def check_size(self, num_bytes: int, what: str, kind: MediaKind) -> None:
+    def check_size(self, num_bytes: int, label: str, kind: MediaKind) -> None:
         """Check the size of an encoded medium, before it is read.
 
         Raises:
@@ -127,7 +127,7 @@ class MediaStore:
         """
         most = {"image": self._limits, "audio": AudioLimits(), "video": VideoLimits()}[kind].num_bytes
         if num_bytes > most:
-            raise DataError(f"{what} has {num_bytes:,} bytes, but at most {most:,} are allowed.")
+            raise DataError(f"{label} has {num_bytes:,} bytes, but at most {most:,} are allowed.")
 
     def add_image(self, image: Image) -> str:
         """Store a decoded image, as PNG, and return its digest."""
@@ -142,14 +142,14 @@ class MediaStore:
         clip = convert_array_to_audio(clip.samples, clip.rate, "audio", self.audio_rate)
         return self._add(clip, write_wav(clip.samples, clip.rate))
 
-    def check_kind(self, kind: MediaKind, what: str) -> None:
+    def check_kind(self, kind: MediaKind, label: str) -> None:
         """Check that the model reads media of a kind.
 
         Raises:
             DataError: The model does not read media of this kind.
         """
         if kind not in self.kinds:
-            raise DataError(f"{what} is of kind '{kind}', but the model reads only: {', '.join(self.kinds)}.")
+            raise DataError(f"{label} is of kind '{kind}', but the model reads only: {', '.join(self.kinds)}.")
 
     def cache_image(self, digest: str, size: tuple[int, int], pixels: bytes) -> None:
         """Cache an image of the store that another process has decoded.

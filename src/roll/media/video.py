@@ -66,7 +66,7 @@ class VideoClip:
         return target.getvalue()
 
     @classmethod
-    def decode(cls, data: bytes, what: str) -> VideoClip:
+    def decode(cls, data: bytes, label: str) -> VideoClip:
         """Read the archive that `encode` wrote.
 
         Raises:
@@ -76,10 +76,10 @@ class VideoClip:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 settings = json.loads(archive.read("video.json"))
                 count, fps = int(settings["frames"]), float(settings["fps"])
-                images = [decode_image(archive.read(f"{i:06d}.png"), f"{what}, frame {i}") for i in range(count)]
+                images = [decode_image(archive.read(f"{i:06d}.png"), f"{label}, frame {i}") for i in range(count)]
         except (zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
-            raise DataError(f"{what} is damaged: {type(error).__name__}: {error}.") from error
-        return build_video(images, fps, what)
+            raise DataError(f"{label} is damaged: {type(error).__name__}: {error}.") from error
+        return build_video(images, fps, label)
 
 
 def is_stored_video(data: bytes) -> bool:
@@ -87,13 +87,13 @@ def is_stored_video(data: bytes) -> bool:
     return data[:4] == b"PK\x03\x04"
 
 
-def build_video(frames: Iterable[Image] | Any, fps: Any, what: str, limits: VideoLimits | None = None) -> VideoClip:
+def build_video(frames: Iterable[Image] | Any, fps: Any, label: str, limits: VideoLimits | None = None) -> VideoClip:
     """Build a video from its frames.
 
     Args:
         frames: Images in mode RGB, or an array uint8 [frames, height, width, 3].
         fps: Frames per second.
-        what: How messages refer to the video.
+        label: How messages refer to the video.
         limits: The limits; by default `VideoLimits()`.
 
     Raises:
@@ -101,36 +101,36 @@ def build_video(frames: Iterable[Image] | Any, fps: Any, what: str, limits: Vide
     """
     limits = limits or VideoLimits()
     if isinstance(fps, bool) or not isinstance(fps, int | float | np.number) or not 0.01 <= fps <= 1000:
-        raise DataError(f"{what} has the frame rate {fps!r}: `fps` must be a number of frames per second up to 1,000.")
+        raise DataError(f"{label} has the frame rate {fps!r}: `fps` must be a number of frames per second up to 1,000.")
     if isinstance(frames, np.ndarray):
         shape: tuple[int, ...] = frames.shape
         if frames.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3:
             raise DataError(
-                f"{what} is an array of {frames.dtype} with shape {shape}: it must be uint8 with shape "
+                f"{label} is an array of {frames.dtype} with shape {shape}: it must be uint8 with shape "
                 "[frames, height, width, 3]."
             )
-        _check_size(shape[0], shape[1] * shape[2], what, limits)
+        _check_size(shape[0], shape[1] * shape[2], label, limits)
         return VideoClip(frames=np.ascontiguousarray(frames), fps=float(fps))
     kept: list[NDArray[np.uint8]] = []
     for image in frames:
         frame = np.asarray(image)
-        _check_size(len(kept) + 1, frame.shape[0] * frame.shape[1], what, limits)
+        _check_size(len(kept) + 1, frame.shape[0] * frame.shape[1], label, limits)
         if kept and frame.shape != kept[0].shape:
             raise DataError(
-                f"{what} has frames of {kept[0].shape[1]} × {kept[0].shape[0]} and of {frame.shape[1]} × "
+                f"{label} has frames of {kept[0].shape[1]} × {kept[0].shape[0]} and of {frame.shape[1]} × "
                 f"{frame.shape[0]} pixels: all frames of a video must have the same size."
             )
         kept.append(frame)
-    _check_size(len(kept), 1, what, limits)
+    _check_size(len(kept), 1, label, limits)
     return VideoClip(frames=np.stack(kept), fps=float(fps))
 
 
-def decode_video(data: bytes, what: str, limits: VideoLimits | None = None) -> VideoClip:
+def decode_video(data: bytes, label: str, limits: VideoLimits | None = None) -> VideoClip:
     """Decode a video file: an animated GIF, WebP or PNG, or any other format if PyAV (`av`) is installed.
 
     Args:
         data: The encoded video.
-        what: How messages refer to the video, for example by its row.
+        label: How messages refer to the video, for example by its row.
         limits: The limits; by default `VideoLimits()`.
 
     Raises:
@@ -140,54 +140,54 @@ def decode_video(data: bytes, what: str, limits: VideoLimits | None = None) -> V
 
     limits = limits or VideoLimits()
     if len(data) > limits.num_bytes:
-        raise DataError(f"{what} has {len(data):,} bytes, but at most {limits.num_bytes:,} are allowed.")
+        raise DataError(f"{label} has {len(data):,} bytes, but at most {limits.num_bytes:,} are allowed.")
     if not data:
-        raise DataError(f"{what} is empty: 0 bytes.")
+        raise DataError(f"{label} is empty: 0 bytes.")
     try:
         animation = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
-        return _decode_with_av(data, what, limits)
+        return _decode_with_av(data, label, limits)
     except Exception as error:  # decoders raise various errors for damaged files
-        raise DataError(f"{what} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
-    return _decode_animation(animation, what, limits)
+        raise DataError(f"{label} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
+    return _decode_animation(animation, label, limits)
 
 
-def _check_size(count: int, pixels: int, what: str, limits: VideoLimits) -> None:
+def _check_size(count: int, pixels: int, label: str, limits: VideoLimits) -> None:
     if not count or not pixels:
-        raise DataError(f"{what} has no frames, or frames without pixels.")
+        raise DataError(f"{label} has no frames, or frames without pixels.")
     if count > limits.num_frames or count * pixels > limits.num_pixels:
         raise DataError(
-            f"{what} has at least {count:,} frames of {pixels:,} pixels, but at most {limits.num_frames:,} frames and "
+            f"{label} has at least {count:,} frames of {pixels:,} pixels, but at most {limits.num_frames:,} frames and "
             f"{limits.num_pixels:,} pixels in all are allowed: use fewer or smaller frames."
         )
 
 
-def _decode_animation(animation: Any, what: str, limits: VideoLimits) -> VideoClip:
+def _decode_animation(animation: Any, label: str, limits: VideoLimits) -> VideoClip:
     """Return the frames of an animated image."""
     if not getattr(animation, "is_animated", False):
-        raise DataError(f"{what} is an image with one frame, not a video: put it in the column of images.")
+        raise DataError(f"{label} is an image with one frame, not a video: put it in the column of images.")
     pixels = animation.width * animation.height
     if animation.format != "GIF":  # to count the frames of a GIF, Pillow would read the whole file
-        _check_size(animation.n_frames, pixels, what, limits)
+        _check_size(animation.n_frames, pixels, label, limits)
     durations: list[float] = []
     frames: list[Image] = []
     try:
         for number in range(limits.num_frames + 1):
             if number and not _seek(animation, number):
                 break
-            _check_size(number + 1, pixels, what, limits)
+            _check_size(number + 1, pixels, label, limits)
             frames.append(animation.convert("RGB"))
             durations.append(float(animation.info.get("duration", 0)))
     except DataError:
         raise
     except Exception as error:  # decoders raise various errors for damaged files
-        raise DataError(f"{what} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
+        raise DataError(f"{label} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
     if min(durations) <= 0 or max(durations) > min(durations):
         raise DataError(
-            f"{what} has frames of {min(durations):g} to {max(durations):g} ms: all frames must have the same "
+            f"{label} has frames of {min(durations):g} to {max(durations):g} ms: all frames must have the same "
             "duration. Give the frames as a list with `fps` instead."
         )
-    return build_video(frames, 1000.0 / durations[0], what, limits)
+    return build_video(frames, 1000.0 / durations[0], label, limits)
 
 
 def _seek(animation: Any, number: int) -> bool:
@@ -199,29 +199,29 @@ def _seek(animation: Any, number: int) -> bool:
     return True
 
 
-def _decode_with_av(data: bytes, what: str, limits: VideoLimits) -> VideoClip:
+def _decode_with_av(data: bytes, label: str, limits: VideoLimits) -> VideoClip:
     """Return the frames of a video file, decoded by FFmpeg's libraries."""
     try:
         import av  # pyrefly: ignore[missing-import]
     except ImportError:
         raise DataError(
-            f"{what} is not an animated image; it begins with {data[:12]!r}. Give its frames as a list of images with "
+            f"{label} is not an animated image; it begins with {data[:12]!r}. Give its frames as a list of images with "
             "`fps`, or install the package `av`, which decodes video files."
         ) from None
 
     def read(container: Any, stream: Any) -> Iterator[Any]:
         for number, frame in enumerate(container.decode(stream), 1):
-            _check_size(number, frame.width * frame.height, what, limits)
+            _check_size(number, frame.width * frame.height, label, limits)
             yield frame.to_ndarray(format="rgb24")
 
     try:
         with av.open(io.BytesIO(data)) as container:
             stream = next(iter(container.streams.video), None)
             if stream is None or not stream.average_rate:
-                raise DataError(f"{what} has no video with a frame rate.")
+                raise DataError(f"{label} has no video with a frame rate.")
             fps = float(stream.average_rate)
-            return build_video(read(container, stream), fps, what, limits)
+            return build_video(read(container, stream), fps, label, limits)
     except DataError:
         raise
     except Exception as error:  # FFmpeg raises various errors for damaged files
-        raise DataError(f"{what} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error
+        raise DataError(f"{label} cannot be decoded: {type(error).__name__}: {str(error)[:200]}.") from error

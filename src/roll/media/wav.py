@@ -22,12 +22,12 @@ def is_wav(data: bytes) -> bool:
     return data[:4] == b"RIFF" and data[8:12] == b"WAVE"
 
 
-def read_wav(data: bytes, what: str) -> tuple[NDArray[np.float32], int]:
+def read_wav(data: bytes, label: str) -> tuple[NDArray[np.float32], int]:
     """Read the samples of a WAV file.
 
     Args:
         data: The content of the file.
-        what: How messages refer to the file.
+        label: How messages refer to the file.
 
     Returns:
         Samples from -1 to 1, float32 [n, channels], and their rate in Hz.
@@ -46,11 +46,11 @@ def read_wav(data: bytes, what: str) -> tuple[NDArray[np.float32], int]:
                 size = len(data) - start
             if size > len(data) - start:
                 raise DataError(
-                    f"{what} is truncated: its header names {size:,} bytes of samples, but it has "
+                    f"{label} is truncated: its header names {size:,} bytes of samples, but it has "
                     f"{len(data) - start:,}."
                 )
-            return _read_samples(form, data[start : start + size], what)
-    raise DataError(f"{what} is a WAV file without a format or without samples.")
+            return _read_samples(form, data[start : start + size], label)
+    raise DataError(f"{label} is a WAV file without a format or without samples.")
 
 
 def write_wav(samples: NDArray[np.float32], rate: int) -> bytes:
@@ -70,14 +70,14 @@ def _iter_chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
         position += 8 + size + size % 2
 
 
-def _read_samples(form: bytes, content: bytes, what: str) -> tuple[NDArray[np.float32], int]:
+def _read_samples(form: bytes, content: bytes, label: str) -> tuple[NDArray[np.float32], int]:
     kind, channels, rate, _, block, bits = struct.unpack_from("<HHIIHH", form)
     if kind == _EXTENSIBLE_FORMAT and len(form) >= 26:
         kind = struct.unpack_from("<H", form, 24)[0]
     supported = (kind == _PCM_FORMAT and bits in (8, 16, 24, 32)) or (kind == _FLOAT_FORMAT and bits in (32, 64))
     if not supported or not channels or not rate or block != channels * bits // 8:
         raise DataError(
-            f"{what} is a WAV file with format {kind}, {channels} channels and {bits} bits at {rate} Hz: it must have "
+            f"{label} is a WAV file with format {kind}, {channels} channels and {bits} bits at {rate} Hz: it must have "
             "integer samples of 8, 16, 24 or 32 bits, or floating-point samples of 32 or 64 bits."
         )
     content = content[: len(content) // block * block]

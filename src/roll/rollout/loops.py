@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
-from roll.data.expert_choices import merge_experts
+from roll.data.router_replay import merge_experts
 from roll.errors import CallbackError, RollError, find_raise_location, one_line_error
 from roll.types import (
     Branch,

@@ -30,7 +30,7 @@ from functools import partial
 
 import numpy as np
 
-from roll.data.expert_choices import merge_records
+from roll.data.router_replay import merge_records
 from roll.errors import EngineDiedError
 from roll.protocols import InferenceEngine, PauseMode
 from roll.rollout.engine_connection import EngineConnection

@@ -16,7 +16,7 @@ class Conversation:
     """Chat messages, or plain text."""
 
     messages: tuple[Message, ...] = ()
-    num_given: int = 0
+    num_prompt_messages: int = 0
     """Number of leading messages that are the prompt; the assistant messages after them are trained on."""
     untrained: frozenset[int] = frozenset()
     """Indices of the later assistant messages that are context only."""

@@ -60,13 +60,13 @@ SequenceMedia: TypeAlias = Sequence[Sequence[MediaSpan]]
 """Media spans of several sequences, one entry per sequence; empty if none has media."""
 
 
-def check_spans(media: Sequence[MediaSpan], num_tokens: int, what: str) -> None:
+def check_spans(media: Sequence[MediaSpan], num_tokens: int, label: str) -> None:
     """Check that the media spans of a sequence lie within it, in order and without overlap.
 
     Args:
         media: The spans.
         num_tokens: Length of the sequence.
-        what: Name of the sequence's owner, for messages.
+        label: Name of the sequence's owner, for messages.
 
     Raises:
         DataError: A span lies outside the sequence, or spans are out of order or overlap.
@@ -75,7 +75,7 @@ def check_spans(media: Sequence[MediaSpan], num_tokens: int, what: str) -> None:
     for span in media:
         if not end <= span.start < span.end <= num_tokens:
             raise DataError(
-                f"{what} has {num_tokens} tokens, but its '{span.kind}' span is [{span.start}, {span.end}), and the "
+                f"{label} has {num_tokens} tokens, but its '{span.kind}' span is [{span.start}, {span.end}), and the "
                 f"previous span ends at {end}: spans must be in order, must not overlap, and must lie in the sequence."
             )
         end = span.end

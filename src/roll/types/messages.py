@@ -215,9 +215,9 @@ def get_text(content: Content) -> str:
     if isinstance(content, str):
         return content
     for part in list_media(content):
-        where = f" (from {part.source})" if part.source else ""
+        location = f" (from {part.source})" if part.source else ""
         raise UnsupportedError(
-            f"a message has a part of kind '{part.kind}'{where}, which is not supported here: only text is."
+            f"a message has a part of kind '{part.kind}'{location}, which is not supported here: only text is."
         )
     return "".join(part.text for part in content if isinstance(part, TextPart))
 

@@ -34,9 +34,9 @@ def tokenizer_of(model: Path, template: Template) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def learnt(tokenizer: PreTrainedTokenizerBase, messages: list[Message], num_given: int = 0) -> list[str]:
+def learnt(tokenizer: PreTrainedTokenizerBase, messages: list[Message], num_prompt_messages: int = 0) -> list[str]:
     """The texts of the stretches that are learnt."""
-    ids, mask = ChatRenderer(tokenizer).tokenize_conversation(messages, num_given)
+    ids, mask = ChatRenderer(tokenizer).tokenize_conversation(messages, num_prompt_messages)
     assert ids.dtype == np.int32 and mask.dtype == np.bool_ and ids.shape == mask.shape
     borders = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
     return [tokenizer.decode(ids[a:b]) for a, b in zip(borders[::2], borders[1::2], strict=True)]

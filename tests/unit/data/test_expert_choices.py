@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from roll.data.expert_choices import merge_experts, merge_records
+from roll.data.router_replay import merge_experts, merge_records
 from roll.data.samples import build_samples
 from roll.types import Branch, IntArray, Prompt, Rollout, Turn
 

@@ -6,7 +6,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from roll.config.data import DataConfig, FunctionsData
-from roll.data.functions import KINDS, build_functions_prompts
+from roll.data.functions import FUNCTION_KINDS, build_functions_prompts
 from roll.errors import DataError
 from roll.rewards.code.tasks import CallCase, parse_task
 from roll.types import Prompt
@@ -27,7 +27,7 @@ def test_data_function_training_and_held_out_tasks_are_disjoint_and_complete() -
     training, held_out = build_functions_prompts(config(num_constants=5, held_out=0.3), "functions", 7)
     uids = [[side[i].uid for i in range(len(side))] for side in (training, held_out)]
     assert (len(uids[0]), len(uids[1])) == (49, 21)  # 14 kinds x 5 constants, 30 % of them
-    assert len(set(uids[0]) | set(uids[1])) == 70 == len(KINDS) * 5
+    assert len(set(uids[0]) | set(uids[1])) == 70 == len(FUNCTION_KINDS) * 5
     again, _ = build_functions_prompts(config(num_constants=5, held_out=0.3), "functions", 7)
     assert again.fingerprint == training.fingerprint
     other, _ = build_functions_prompts(config(num_constants=5, held_out=0.3), "functions", 8)

@@ -168,7 +168,7 @@ def test_held_out_rows_of_equal_texts_are_told_apart_by_their_images(
     def ignore_media(content: Any) -> str:
         return "".join(iter_texts(content))
 
-    for module in (source_module, "roll.data.examples.reading", "roll.data.prompts"):
+    for module in (source_module, "roll.data.examples.reader", "roll.data.prompts"):
         name = module if isinstance(module, str) else module.__name__
         monkeypatch.setattr(f"{name}.get_content_key", ignore_media)
     training, held_out, other = split()

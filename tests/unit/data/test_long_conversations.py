@@ -15,7 +15,7 @@ from unit.data.training_templates import tokenizers_of
 
 from roll.data import ChatRenderer, turn_pieces
 from roll.data.templates import ChatTemplate
-from roll.data.turn_pieces import MIN_LENGTH, compute_common_length
+from roll.data.turn_pieces import MIN_MESSAGES, compute_common_length
 from roll.errors import DataError
 from roll.models import load_tokenizer
 from roll.types import Message
@@ -124,13 +124,13 @@ def test_conversation_long_masks_of_long_conversations_are_those_of_every_prompt
     tokenizers: dict[str, PreTrainedTokenizerBase], shape: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = SHAPES[shape]()
-    assert len(chat) >= MIN_LENGTH
+    assert len(chat) >= MIN_MESSAGES
     for name, tokenizer in tokenizers.items():
         if shape not in ("mixed", "questions") and name not in SOME:
             continue
         found = outcome(tokenizer, chat)
         with monkeypatch.context() as patched:
-            patched.setattr(turn_pieces, "MIN_LENGTH", 10**9)
+            patched.setattr(turn_pieces, "MIN_MESSAGES", 10**9)
             assert found == outcome(tokenizer, chat), name
 
 
@@ -187,7 +187,7 @@ def test_conversation_long_masks_of_long_conversations_of_templates_that_look_fa
     tokenizer.chat_template = COUNTING.replace("EACH", each).replace("ASKING", asking)
     chat = questions(70)
     found = outcome(tokenizer, chat)
-    monkeypatch.setattr(turn_pieces, "MIN_LENGTH", 10**9)
+    monkeypatch.setattr(turn_pieces, "MIN_MESSAGES", 10**9)
     assert found == outcome(tokenizer, chat)
 
 
@@ -195,9 +195,9 @@ def test_conversation_long_masks_of_long_conversations_leave_out_what_is_not_to_
     tokenizers: dict[str, PreTrainedTokenizerBase], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     chat = questions(70)
-    given = {"num_given": 31, "untrained": {35, 61, 69}}
+    given = {"num_prompt_messages": 31, "untrained": {35, 61, 69}}
     found = outcome(tokenizers["qwen3"], chat, **given)
-    monkeypatch.setattr(turn_pieces, "MIN_LENGTH", 10**9)
+    monkeypatch.setattr(turn_pieces, "MIN_MESSAGES", 10**9)
     assert found == outcome(tokenizers["qwen3"], chat, **given)
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedTokenizerBase
 from unit.data.training_templates import templates, tokenizers_of
 
 from roll.data import ChatRenderer
-from roll.data.templates import TODAY
+from roll.data.templates import TEMPLATE_DATE
 from roll.errors import DataError
 from roll.models import load_tokenizer
 from roll.types import Message
@@ -196,7 +196,7 @@ def check(
     assert [tokenizer.decode(ids[a:b]) for a, b in zip(borders[::2], borders[1::2], strict=True)] == turns
     places = [i for i, message in enumerate(messages) if message.role == "assistant"]
     parts = tokenizer.apply_chat_template(
-        _as_read(messages, tokenizer), tokenize=True, return_dict=False, strftime_now=TODAY.strftime
+        _as_read(messages, tokenizer), tokenize=True, return_dict=False, strftime_now=TEMPLATE_DATE.strftime
     )
     assert ids.tolist() == parts
     for place, begin in zip(places, borders[::2], strict=True):
@@ -205,7 +205,7 @@ def check(
             tokenize=True,
             return_dict=False,
             add_generation_prompt=True,
-            strftime_now=TODAY.strftime,
+            strftime_now=TEMPLATE_DATE.strftime,
             **dict(mode),
         )
         assert ids[:begin].tolist() == prompt

@@ -103,7 +103,7 @@ def build_pair(world: VisionWorld) -> tuple[TrainingSample, ...]:
     look, answer = (Message(role="assistant", content=text) for text in ("look", "darker"))
     question = Message(role="user", content=(first, TextPart(text="Darker than this?")))
     sides = tuple(
-        Conversation(messages=(question, look, Message(role="user", content=(image,)), answer), num_given=1)
+        Conversation(messages=(question, look, Message(role="user", content=(image,)), answer), num_prompt_messages=1)
         for image in later
     )
     example = Example(uid="d/0", domain="d", conversations=sides)

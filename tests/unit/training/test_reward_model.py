@@ -40,7 +40,7 @@ def spec_of(path: Path, lora: LoRAConfig | None = None, **settings: Any) -> Trai
 
 def conversation(question: str, answer: str) -> Conversation:
     messages = (Message(role="user", content=question), Message(role="assistant", content=answer))
-    return Conversation(messages=messages, num_given=1)
+    return Conversation(messages=messages, num_prompt_messages=1)
 
 
 def batch_of(path: Path) -> TrainingBatch:

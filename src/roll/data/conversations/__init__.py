@@ -1,6 +1,5 @@
-"""The reader of conversations, for rows of every pipeline, in any of the known formats."""
+"""Reads conversations in all supported formats from the rows of data sets."""
 
-from roll.data.conversations.asking import build_messages, parse_prompt_text, with_prompt_template
 from roll.data.conversations.columns import (
     RowContext,
     RowView,
@@ -13,6 +12,7 @@ from roll.data.conversations.columns import (
 )
 from roll.data.conversations.dialogs import parse_dialog
 from roll.data.conversations.messages import MessageReader, ParsedMessages, check_order
+from roll.data.conversations.prompt_text import build_messages, parse_prompt_text, with_prompt_template
 
 __all__ = [
     "MessageReader",

@@ -1,4 +1,4 @@
-"""Tool calls and tools, in the formats of OpenAI, Anthropic and data sets."""
+"""Reads tool calls and tools in the formats of OpenAI, Anthropic and data sets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CALL_FIELDS = ("id", "type", "function", "name", "arguments")
 _TOOL_FIELDS = ("type", "function", "name", "description", "parameters", "input_schema", "strict")
 
 
-def decode_json(value: str, what: str, where: str) -> Any:
+def decode_json(value: str, label: str, location: str) -> Any:
     """Parse a JSON string.
 
     Raises:
@@ -27,16 +27,16 @@ def decode_json(value: str, what: str, where: str) -> Any:
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise BadRow("not JSON", f"{where}: {what} is not valid JSON ({error}): {short(value)}.") from None
+        raise BadRow("not JSON", f"{location}: {label} is not valid JSON ({error}): {short(value)}.") from None
 
 
-def to_plain_data(value: Any, what: str, where: str, *, drop_nulls: bool = False) -> Any:
-    """Return nested data as dictionaries, lists, strings, numbers and nulls only, as in JSON.
+def to_plain_data(value: Any, label: str, location: str, *, drop_nulls: bool = False) -> Any:
+    """Convert nested data to the types of JSON: dictionaries, lists, strings, numbers, booleans and nulls.
 
     Args:
         value: The data; NumPy arrays and numbers become lists and Python numbers.
-        what: The data's name, for messages.
-        where: The row's location, for messages.
+        label: The data's name, for messages.
+        location: The row's location, for messages.
         drop_nulls: Whether to leave out fields that are null.
 
     Raises:
@@ -48,99 +48,100 @@ def to_plain_data(value: Any, what: str, where: str, *, drop_nulls: bool = False
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str):
-                raise BadRow("wrong type", f"{where}: the keys of {what} must be strings, got {short(key)}.")
+                raise BadRow("wrong type", f"{location}: the keys of {label} must be strings, got {short(key)}.")
         return {
-            check_unicode(key, what, where): to_plain_data(inner, what, where, drop_nulls=drop_nulls)
+            check_unicode(key, label, location): to_plain_data(inner, label, location, drop_nulls=drop_nulls)
             for key, inner in value.items()
             if not (drop_nulls and is_null(inner))
         }
     if isinstance(value, list | tuple):
-        return [to_plain_data(inner, what, where, drop_nulls=drop_nulls) for inner in value]
+        return [to_plain_data(inner, label, location, drop_nulls=drop_nulls) for inner in value]
     if isinstance(value, str):
-        return check_unicode(value, what, where)
+        return check_unicode(value, label, location)
     if value is None or isinstance(value, bool | int | float):
         return value
-    raise BadRow("wrong type", f"{where}: {what} contains {short(value)}, which JSON cannot represent.")
+    raise BadRow("wrong type", f"{location}: {label} contains {short(value)}, which JSON cannot represent.")
 
 
 def build_function_call(
-    name: Any, arguments: Any, call_id: Any, where: str, *, drop_nulls: bool = False
+    name: Any, arguments: Any, call_id: Any, location: str, *, drop_nulls: bool = False
 ) -> dict[str, Any]:
-    """Return a tool call in the form of chat templates, as in `roll.types.Message`.
+    """Build a tool call in the format of chat templates, as in `roll.types.Message`.
 
     Args:
         name: The function's name.
         arguments: An object, or an object as a JSON string; null for no arguments.
         call_id: The ID by which the tool's result refers to the call, or null.
-        where: The call's location, for messages.
+        location: The call's location, for messages.
         drop_nulls: Whether to leave out arguments that are null, because Arrow tables add such arguments.
 
     Raises:
         BadRow: A part of the call has a wrong type.
     """
     if not isinstance(name, str) or not name.strip():
-        raise BadRow("wrong type", f"{where}: a tool call must name its function, got {short(name)}.")
+        raise BadRow("wrong type", f"{location}: a tool call must name its function, got {short(name)}.")
     if isinstance(arguments, str):
         drop_nulls = False  # a null in JSON text was written by the model, not added by Arrow
-        arguments = decode_json(arguments, "a call's `arguments`", where) if arguments.strip() else {}
+        arguments = decode_json(arguments, "a call's `arguments`", location) if arguments.strip() else {}
     arguments = {} if is_null(arguments) else arguments
     if not isinstance(arguments, Mapping):
-        raise BadRow("wrong type", f"{where}: a call's `arguments` must be an object, got {short(arguments)}.")
+        raise BadRow("wrong type", f"{location}: a call's `arguments` must be an object, got {short(arguments)}.")
     function = {
-        "name": check_unicode(name, "the name of a tool call", where),
-        "arguments": to_plain_data(arguments, "a call's `arguments`", where, drop_nulls=drop_nulls),
+        "name": check_unicode(name, "the name of a tool call", location),
+        "arguments": to_plain_data(arguments, "a call's `arguments`", location, drop_nulls=drop_nulls),
     }
     call: dict[str, Any] = {"type": "function", "function": function}
     if not is_null(call_id):
-        call = {"id": check_unicode(str(call_id), "the id of a tool call", where), **call}
+        call = {"id": check_unicode(str(call_id), "the id of a tool call", location), **call}
     return call
 
 
-def read_calls(value: Any, where: str, *, drop_nulls: bool = False) -> list[dict[str, Any]]:
-    """Return a message's `tool_calls` in the form of chat templates.
+def read_calls(value: Any, location: str, *, drop_nulls: bool = False) -> list[dict[str, Any]]:
+    """Read a message's `tool_calls`, and convert them to the format of chat templates.
 
     Args:
         value: A list of `{"id": …, "type": "function", "function": {"name": …, "arguments": …}}` or of
             `{"name": …, "arguments": …}`, or such a list as a JSON string.
-        where: The message's location, for messages.
+        location: The message's location, for messages.
         drop_nulls: Whether to leave out arguments that are null, as in `build_function_call`.
 
     Raises:
         BadRow: The value has another form.
     """
-    value = decode_json(value, "`tool_calls`", where) if isinstance(value, str) else as_list(value)
+    value = decode_json(value, "`tool_calls`", location) if isinstance(value, str) else as_list(value)
     if not isinstance(value, list | tuple):
-        raise BadRow("wrong type", f"{where}: `tool_calls` must be a list of calls, got {short(value)}.")
-    return [_read_call(call, where, drop_nulls) for call in value]
+        raise BadRow("wrong type", f"{location}: `tool_calls` must be a list of calls, got {short(value)}.")
+    return [_read_call(call, location, drop_nulls) for call in value]
 
 
-def _read_call(value: Any, where: str, drop_nulls: bool) -> dict[str, Any]:
+def _read_call(value: Any, location: str, drop_nulls: bool) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise BadRow("wrong type", f"{where}: a tool call must be an object, got {short(value)}.")
+        raise BadRow("wrong type", f"{location}: a tool call must be an object, got {short(value)}.")
     fields = Fields(value)
     call_id, kind, function = (fields.pop(name) for name in ("id", "type", "function"))
     if kind not in (None, "function"):
         raise BadRow(
-            "wrong type", f"{where}: a tool call has the unsupported type {short(kind)}: only 'function' is supported."
+            "wrong type",
+            f"{location}: a tool call has the unsupported type {short(kind)}: only 'function' is supported.",
         )
     inner = fields
     if function is not None:
         if not isinstance(function, Mapping):
-            raise BadRow("wrong type", f"{where}: a call's `function` must be an object, got {short(function)}.")
+            raise BadRow("wrong type", f"{location}: a call's `function` must be an object, got {short(function)}.")
         inner = Fields(function)
     name, arguments = inner.pop("name"), inner.pop("arguments")
     for left in (fields, inner):
-        left.check_all_read(IGNORED_PART_FIELDS, _CALL_FIELDS, "a tool call", where)
-    return build_function_call(name, arguments, call_id, where, drop_nulls=drop_nulls)
+        left.check_all_read(IGNORED_PART_FIELDS, _CALL_FIELDS, "a tool call", location)
+    return build_function_call(name, arguments, call_id, location, drop_nulls=drop_nulls)
 
 
-def read_tools(value: Any, where: str, *, drop_nulls: bool = False) -> tuple[dict[str, Any], ...]:
-    """Return the tools of a row in the form of chat templates: `{"type": "function", "function": {…}}` each.
+def read_tools(value: Any, location: str, *, drop_nulls: bool = False) -> tuple[dict[str, Any], ...]:
+    """Read a row's tools, and convert each to the format of chat templates: `{"type": "function", "function": {…}}`.
 
     Args:
         value: A list of such objects, of bare functions (`name`, `description`, `parameters`), or of Anthropic's tools
             (`input_schema`); or such a list as a JSON string.
-        where: The row's location, for messages.
+        location: The row's location, for messages.
         drop_nulls: Whether to leave out fields that are null.
 
     Raises:
@@ -148,32 +149,34 @@ def read_tools(value: Any, where: str, *, drop_nulls: bool = False) -> tuple[dic
     """
     if isinstance(value, str):
         drop_nulls = False
-        value = decode_json(value, "the column of tools", where) if value.strip() else []
+        value = decode_json(value, "the column of tools", location) if value.strip() else []
     value = as_list(value)
     value = [] if is_null(value) else value
     if not isinstance(value, list | tuple):
-        raise BadRow("wrong type", f"{where}: tools must be a list of function schemas, got {short(value)}.")
-    return tuple(_read_tool(tool, where, drop_nulls) for tool in value)
+        raise BadRow("wrong type", f"{location}: tools must be a list of function schemas, got {short(value)}.")
+    return tuple(_read_tool(tool, location, drop_nulls) for tool in value)
 
 
-def _read_tool(value: Any, where: str, drop_nulls: bool) -> dict[str, Any]:
+def _read_tool(value: Any, location: str, drop_nulls: bool) -> dict[str, Any]:
     if isinstance(value, str):
         drop_nulls = False
-        value = decode_json(value, "a tool", where)
+        value = decode_json(value, "a tool", location)
     if not isinstance(value, Mapping):
-        raise BadRow("wrong type", f"{where}: a tool must be a function schema, got {short(value)}.")
-    tool = to_plain_data(value, "a tool", where, drop_nulls=drop_nulls)
+        raise BadRow("wrong type", f"{location}: a tool must be a function schema, got {short(value)}.")
+    tool = to_plain_data(value, "a tool", location, drop_nulls=drop_nulls)
     kind = tool.pop("type", None)
     function = tool.pop("function", None)
     if kind not in (None, "function", "custom") or (kind == "custom" and "input_schema" not in tool):
         raise BadRow(
-            "wrong type", f"{where}: a tool has the unsupported type {short(kind)}: only 'function' is supported."
+            "wrong type", f"{location}: a tool has the unsupported type {short(kind)}: only 'function' is supported."
         )
     if function is None:
         function, tool = tool, {}
         if "input_schema" in function and "parameters" not in function:
             function["parameters"] = function.pop("input_schema")
     if not isinstance(function, dict) or not isinstance(function.get("name"), str) or not function["name"]:
-        raise BadRow("wrong type", f"{where}: a tool must be a function schema with a `name`, got {short(function)}.")
-    Fields(tool).check_all_read((), _TOOL_FIELDS, "a tool", where)
+        raise BadRow(
+            "wrong type", f"{location}: a tool must be a function schema with a `name`, got {short(function)}."
+        )
+    Fields(tool).check_all_read((), _TOOL_FIELDS, "a tool", location)
     return {"type": "function", "function": function}

@@ -1,4 +1,4 @@
-"""Columns of a row other than its messages: a system message, tools, earlier turns, arguments of the chat template."""
+"""Reads the columns of a row other than its messages: system message, tools, earlier turns, template arguments."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from roll.config.sources import ConversationColumns
 from roll.data.cells import ArrowRow, BadRow, Row, as_list
 from roll.data.conversations.calls import decode_json, read_tools, to_plain_data
-from roll.data.conversations.fields import IGNORED_COLUMNS, MEDIA, is_empty, is_media, reject_unread
+from roll.data.conversations.fields import IGNORED_COLUMNS, MEDIA_NAMES, is_empty, is_media, reject_unread
 from roll.data.conversations.messages import MessageReader, check_text
 from roll.data.media import MediaReader
 from roll.errors import short
@@ -26,7 +26,7 @@ __all__ = [
     "with_system",
 ]
 
-_RESERVED = frozenset(
+_RESERVED_ARGUMENTS = frozenset(
     (
         *("conversation", "messages", "tools", "chat_template", "add_generation_prompt", "continue_final_message"),
         *("tokenize", "return_dict", "return_tensors", "return_assistant_tokens_mask", "padding", "truncation"),
@@ -37,7 +37,7 @@ _RESERVED = frozenset(
 
 
 class RowView(Mapping[Any, Any]):
-    """A row without the columns that the configuration ignores; records which columns were read."""
+    """A view of a row without the ignored columns, which records the columns that were read."""
 
     def __init__(self, row: Row, ignored: Iterable[str] = (), media: MediaReader | None = None) -> None:
         self._row = row
@@ -94,7 +94,7 @@ class RowContext:
         """Whether the row has no system message, history, tools or arguments of the chat template."""
         return not (self.system or self.history or self.tools or self.template_kwargs)
 
-    def check_empty(self, where: str) -> None:
+    def check_empty(self, location: str) -> None:
         """Check that the row has no system message, tools, history or template arguments, for a row of plain text.
 
         Raises:
@@ -103,29 +103,29 @@ class RowContext:
         if not self.is_empty:
             raise BadRow(
                 "text with a system message or tools",
-                f"{where}: plain text is trained on as it is, so the row must not have a system message, tools, "
+                f"{location}: plain text is trained on as it is, so the row must not have a system message, tools, "
                 "history or chat template arguments: write them into the text, or give `messages` instead of text.",
             )
 
 
-def read_context(row: RowView, config: ConversationColumns, where: str) -> RowContext:
-    """Return the parts of a row other than its messages.
+def read_context(row: RowView, config: ConversationColumns, location: str) -> RowContext:
+    """Read the parts of a row other than its messages.
 
     Raises:
         BadRow: A column has a wrong type.
     """
     return RowContext(
-        system=_read_system(row, config, where),
-        history=_read_history(row, config, where),
-        tools=_read_tools_column(row, config, where),
-        template_kwargs=_read_template_kwargs(row, config, where),
+        system=_read_system(row, config, location),
+        history=_read_history(row, config, location),
+        tools=_read_tools_column(row, config, location),
+        template_kwargs=_read_template_kwargs(row, config, location),
     )
 
 
 def with_system(
-    messages: tuple[Message, ...], context: RowContext, config: ConversationColumns, where: str
+    messages: tuple[Message, ...], context: RowContext, config: ConversationColumns, location: str
 ) -> tuple[Message, ...]:
-    """Return the row's system message followed by the messages; the configuration's system message if the row has none.
+    """Prepend the row's system message, or that of the configuration if the row has none, and return the messages.
 
     Raises:
         BadRow: The row has two system messages.
@@ -134,7 +134,7 @@ def with_system(
     if first is not None and context.system is not None and first.strip() != context.system.strip():
         raise BadRow(
             "two system messages",
-            f"{where}: the messages begin with a system message, but a column has a different one "
+            f"{location}: the messages begin with a system message, but a column has a different one "
             f"({short(context.system)}): keep one.",
         )
     system = context.system or config.system_prompt
@@ -143,14 +143,14 @@ def with_system(
     return (Message(role="system", content=system), *messages)
 
 
-def check_columns(row: RowView, config: ConversationColumns, known: Collection[str], where: str) -> None:
+def check_columns(row: RowView, config: ConversationColumns, known: Collection[str], location: str) -> None:
     """Check that every column with a value was read or may be ignored.
 
     Args:
         row: The row, after all reading.
         config: The configuration, whose keys name columns; if a key is null, its default column may stay unread.
         known: Columns that are read in other rows.
-        where: The row's location, for messages.
+        location: The row's location, for messages.
 
     Raises:
         BadRow: A column was not read.
@@ -165,7 +165,7 @@ def check_columns(row: RowView, config: ConversationColumns, known: Collection[s
         if name.endswith("_key") and getattr(config, name) is None
     }
     if left := [name for name in left if name not in off]:
-        reject_unread(left, "column", {*known, *_list_system_keys(config)}, where)
+        reject_unread(left, "column", {*known, *_list_system_keys(config)}, location)
 
 
 def list_media_columns(row: RowView, config: ConversationColumns) -> dict[MediaKind, list[str]]:
@@ -182,7 +182,9 @@ def list_media_columns(row: RowView, config: ConversationColumns) -> dict[MediaK
     return {kind: names for kind, names in found.items() if names}
 
 
-def read_media(row: RowView, config: ConversationColumns, where: str) -> tuple[ImagePart | AudioPart | VideoPart, ...]:
+def read_media(
+    row: RowView, config: ConversationColumns, location: str
+) -> tuple[ImagePart | AudioPart | VideoPart, ...]:
     """Return the images, audio and videos of the row's columns, in order; empty without any, or if not supported.
 
     Raises:
@@ -198,22 +200,24 @@ def read_media(row: RowView, config: ConversationColumns, where: str) -> tuple[I
             if kind == "image" and is_list and value and isinstance(value[0], list | int | float):
                 is_list = False  # the rows of one image
             for number, one in enumerate(value if is_list else [value], 1):
-                found.append(row.media.read(one, f"{where}, {kind} {number} of column '{name}'", kind))
+                found.append(row.media.read(one, f"{location}, {kind} {number} of column '{name}'", kind))
     return tuple(found)
 
 
-def check_media(row: RowView, where: str) -> None:
-    """Check that no unread column of a prompt has images, audio or video, which the model would not be shown.
+def check_media(row: RowView, location: str) -> None:
+    """Check that no unread column of a prompt has images, audio or video.
 
     Raises:
         BadRow: The prompt has media.
     """
-    left = [name for name in row.unread_columns if str(name).lower() in MEDIA or is_media(as_list(row.peek(name)))]
+    left = [
+        name for name in row.unread_columns if str(name).lower() in MEDIA_NAMES or is_media(as_list(row.peek(name)))
+    ]
     if left:
-        reject_unread(left, "column", (), where, media=True)
+        reject_unread(left, "column", (), location, media=True)
 
 
-def _read_system(row: RowView, config: ConversationColumns, where: str) -> str | None:
+def _read_system(row: RowView, config: ConversationColumns, location: str) -> str | None:
     texts: dict[str, str] = {}
     for name in _list_system_keys(config):
         if not row.has_value(name):
@@ -222,78 +226,78 @@ def _read_system(row: RowView, config: ConversationColumns, where: str) -> str |
         if not isinstance(value, str):
             raise BadRow(
                 "wrong type",
-                f"{where}: column '{name}' must be the text of a system message, got {short(value)}. If the column has "
-                "another meaning, set system_key to null or to another column.",
+                f"{location}: column '{name}' must be the text of a system message, got {short(value)}. If the column "
+                "has another meaning, set system_key to null or to another column.",
             )
-        check_text(value, name, where)
+        check_text(value, name, location)
         texts[name] = value
     if len(set(texts.values())) > 1:
-        raise BadRow("two system messages", f"{where}: the columns {' and '.join(texts)} differ: keep one.")
+        raise BadRow("two system messages", f"{location}: the columns {' and '.join(texts)} differ: keep one.")
     return next(iter(texts.values()), None)
 
 
 def _list_system_keys(config: ConversationColumns) -> list[str]:
-    """Return the columns that may hold a system message: `system_key` and, if it has its default, `system_prompt`."""
+    """List the columns of system messages: `system_key` and, if this key has its default, `system_prompt`."""
     if config.system_key is None:
         return []
     is_default = config.system_key == type(config).model_fields["system_key"].default
     return [config.system_key, "system_prompt"] if is_default else [config.system_key]
 
 
-def _read_history(row: RowView, config: ConversationColumns, where: str) -> tuple[Message, ...]:
+def _read_history(row: RowView, config: ConversationColumns, location: str) -> tuple[Message, ...]:
     name = config.history_key
     if name is None or not row.has_value(name):
         return ()
     value = as_list(row[name])
-    value = decode_json(value, f"column '{name}'", where) if isinstance(value, str) else value
+    value = decode_json(value, f"column '{name}'", location) if isinstance(value, str) else value
     hint = f"If column '{name}' has another meaning, set history_key to null or to another column."
     if not isinstance(value, list | tuple):
         raise BadRow(
-            "wrong type", f"{where}: column '{name}' must be a list of earlier turns, got {short(value)}. {hint}"
+            "wrong type", f"{location}: column '{name}' must be a list of earlier turns, got {short(value)}. {hint}"
         )
     first = as_list(value[0])
     if isinstance(first, Mapping):
         reader = MessageReader(drop_nulls=row.drop_nulls, media=row.media)
-        return reader.read(value, name, where).as_context(where)
+        return reader.read(value, name, location).as_context(location)
     messages: list[Message] = []
     for turn in map(as_list, value):
         pair = list(turn) if isinstance(turn, list | tuple) else []
         if len(pair) != 2 or not all(isinstance(text, str) for text in pair):
             raise BadRow(
                 "wrong type",
-                f"{where}: column '{name}' must be a list of [question, answer], got {short(turn)}. {hint}",
+                f"{location}: column '{name}' must be a list of [question, answer], got {short(turn)}. {hint}",
             )
         for text in pair:
-            check_text(text, name, where)
+            check_text(text, name, location)
         messages.append(Message(role="user", content=pair[0]))
         messages.append(Message(role="assistant", content=pair[1]))
     return tuple(messages)
 
 
-def _read_tools_column(row: RowView, config: ConversationColumns, where: str) -> tuple[dict[str, Any], ...]:
+def _read_tools_column(row: RowView, config: ConversationColumns, location: str) -> tuple[dict[str, Any], ...]:
     name = config.tools_key
     if name is None or not row.has_value(name):
         return ()
     try:
-        return read_tools(row[name], where, drop_nulls=row.drop_nulls)
+        return read_tools(row[name], location, drop_nulls=row.drop_nulls)
     except BadRow as error:
         hint = f"If column '{name}' has another meaning, set tools_key to null or to another column."
         raise BadRow(error.reason, f"{error} {hint}") from None
 
 
-def _read_template_kwargs(row: RowView, config: ConversationColumns, where: str) -> dict[str, Any]:
+def _read_template_kwargs(row: RowView, config: ConversationColumns, location: str) -> dict[str, Any]:
     name = config.template_kwargs_key
     if name is None or not row.has_value(name):
         return {}
     value = row[name]
-    value = decode_json(value, f"column '{name}'", where) if isinstance(value, str) else value
+    value = decode_json(value, f"column '{name}'", location) if isinstance(value, str) else value
     if not isinstance(value, Mapping):
-        raise BadRow("wrong type", f"{where}: column '{name}' must be an object, got {short(value)}.")
-    found = to_plain_data(value, f"column '{name}'", where, drop_nulls=row.drop_nulls)
-    reserved = next((key for key in found if key in _RESERVED or not key.isidentifier()), None)
+        raise BadRow("wrong type", f"{location}: column '{name}' must be an object, got {short(value)}.")
+    found = to_plain_data(value, f"column '{name}'", location, drop_nulls=row.drop_nulls)
+    reserved = next((key for key in found if key in _RESERVED_ARGUMENTS or not key.isidentifier()), None)
     if reserved is not None:
         raise BadRow(
             "argument of the chat template",
-            f"{where}: column '{name}' sets {short(reserved)}, an argument that a row must not set: remove it.",
+            f"{location}: column '{name}' sets {short(reserved)}, an argument that a row must not set: remove it.",
         )
     return found

@@ -8,11 +8,11 @@ from roll.types import Message
 
 __all__ = ["parse_dialog"]
 
-_SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
+_SPEAKER_PATTERN = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 
 
 def parse_dialog(text: str) -> tuple[Message, ...] | None:
-    r"""Return the messages of a dialog, or `None` if the text is not a dialog.
+    r"""Parse the messages of a dialog; return `None` if the text is not a dialog.
 
     A dialog starts with `Human:`, and has an `Assistant:` after a blank line. An `Assistant:` at its end, with no text
     after it, asks for an answer and is not a message.
@@ -23,7 +23,7 @@ def parse_dialog(text: str) -> tuple[Message, ...] | None:
     text = text.strip()
     if not text.startswith("Human:") or "\n\nAssistant:" not in text:
         return None
-    _, *pieces = _SPEAKER.split(text)
+    _, *pieces = _SPEAKER_PATTERN.split(text)
     messages: list[Message] = [
         Message(role="user" if speaker == "Human" else "assistant", content=content.strip())
         for speaker, content in zip(pieces[::2], pieces[1::2], strict=True)

@@ -1,6 +1,6 @@
-"""Fields of rows, messages and content parts that may be ignored; every other field is read or rejected by name.
+"""Fields of rows, messages and content parts that may be ignored; any other field that is not read is an error.
 
-The tables of `docs/data-formats.md` list the same names; a test compares them.
+The tables in `docs/data-formats.md` list the same names; a test compares them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = [
     "IGNORED_COLUMNS",
     "IGNORED_MESSAGE_FIELDS",
     "IGNORED_PART_FIELDS",
-    "MEDIA",
+    "MEDIA_NAMES",
     "MEDIA_TYPES",
     "Fields",
     "UnsupportedMedia",
@@ -26,28 +26,30 @@ __all__ = [
     "reject_unread",
 ]
 
-_NAMES = """
+_ID_COLUMNS = """
     id _id uid uuid guid idx index row_id example_id sample_id prompt_id question_id problem_id task_id instance_id
     conversation_id conv_id dialog_id dialogue_id thread_id session_id message_id hash __index_level_0__
 """
-_ORIGINS = """
+_ORIGIN_COLUMNS = """
     source sources source_dataset dataset dataset_name data_source subset split origin url urls link license created
     created_at updated_at timestamp date author annotator annotator_id annotators user_id model model_name generator
     generated_by teacher_model chosen_model rejected_model chosen-model rejected-model
 """
-_SUBJECTS = """
+_SUBJECT_COLUMNS = """
     category categories subcategory topic topics subject domain field task task_type task_name type tag tags keywords
     ability language lang locale difficulty level quality
 """
-_COUNTS = """
+_COUNT_COLUMNS = """
     num_turns num_tokens n_tokens token_count num_messages length score_chosen score_rejected chosen_score
     rejected_score chosen_rating rejected_rating
 """
-_KEPT = "metadata meta extra_info info extra"
-IGNORED_COLUMNS = frozenset(" ".join((_NAMES, _ORIGINS, _SUBJECTS, _COUNTS, _KEPT)).split())
-"""Columns that name or describe a row, or its origin: they do not change the question or the answer."""
-_OF_MESSAGES = "message_id uuid idx turn turn_id turn_identifier timestamp created created_at date model model_name"
-IGNORED_MESSAGE_FIELDS = frozenset(f"id index source metadata cache_control {_OF_MESSAGES}".split())
+_METADATA_COLUMNS = "metadata meta extra_info info extra"
+IGNORED_COLUMNS = frozenset(
+    " ".join((_ID_COLUMNS, _ORIGIN_COLUMNS, _SUBJECT_COLUMNS, _COUNT_COLUMNS, _METADATA_COLUMNS)).split()
+)
+"""Columns with IDs, descriptions or origins of rows, which do not change the question or the answer."""
+_MESSAGE_FIELDS = "message_id uuid idx turn turn_id turn_identifier timestamp created created_at date model model_name"
+IGNORED_MESSAGE_FIELDS = frozenset(f"id index source metadata cache_control {_MESSAGE_FIELDS}".split())
 """Fields of a message that do not change its content."""
 IGNORED_PART_FIELDS = frozenset(("id", "index", "cache_control", "signature", "format"))
 """Fields of a content part, a tool call or a reasoning detail that do not change its content."""
@@ -57,7 +59,7 @@ MEDIA_TYPES: Mapping[MediaKind, tuple[str, ...]] = {
     "video": ("video", "videos", "video_url"),
 }
 """Columns, fields and types of content parts with media of each kind."""
-MEDIA = frozenset((*(name for names in MEDIA_TYPES.values() for name in names), "file"))
+MEDIA_NAMES = frozenset((*(name for names in MEDIA_TYPES.values() for name in names), "file"))
 """Columns, fields and types of content parts with images, audio or video, which not every pipeline supports."""
 
 
@@ -65,7 +67,7 @@ class UnsupportedMedia(BadRow):
     """A row with images, audio or video, which the pipeline does not support; the caller adds the pipeline's name.
 
     Args:
-        reason: A few words, the same for all rows with the same problem.
+        reason: A short reason, which is the same for all rows with the same problem.
         found: The part with media, and its location.
         remedy: The remedy.
         pipeline: The pipeline's name; empty if it is unknown.
@@ -77,12 +79,12 @@ class UnsupportedMedia(BadRow):
         self._found, self._remedy = found, remedy
 
     def with_pipeline(self, pipeline: str) -> UnsupportedMedia:
-        """Return the same error with the pipeline's name."""
+        """Return a copy of this error with the pipeline's name."""
         return UnsupportedMedia(self.reason, self._found, self._remedy, pipeline)
 
 
 def is_media(value: Any) -> bool:
-    """Return whether a value is an image, audio or video, or a list of them; the column's name does not matter.
+    """Return whether a value is an image, audio or video, or a list of them, whatever its column is called.
 
     Libraries store a medium as its file (`bytes`, `path`), audio as an `array` with its `sampling_rate`, and an open
     image as a PIL object.
@@ -95,7 +97,7 @@ def is_media(value: Any) -> bool:
 
 
 def is_empty(value: Any) -> bool:
-    """Return whether a value is null, or an empty string or container, which data sets use for missing values."""
+    """Return whether a value is null, an empty string or an empty container, which data sets use for missing values."""
     if is_null(value):
         return True
     value = as_list(value)
@@ -103,7 +105,7 @@ def is_empty(value: Any) -> bool:
 
 
 class Fields:
-    """The non-empty fields of a message or content part that were not read yet.
+    """The non-empty fields of a message or content part that have not been read yet.
 
     Args:
         value: All fields.
@@ -115,40 +117,40 @@ class Fields:
 
     @property
     def names(self) -> Collection[str]:
-        """Names of the fields that were not read yet."""
+        """Names of the fields that have not been read yet."""
         return self._left.keys()
 
     def pop(self, name: str) -> Any:
-        """Remove a field, and return its value; `None` if it is empty or missing."""
+        """Remove a field and return its value; `None` if it is empty or missing."""
         return as_list(self._left.pop(name, None))
 
-    def check_all_read(self, ignored: Collection[str], known: Collection[str], what: str, where: str) -> None:
+    def check_all_read(self, ignored: Collection[str], known: Collection[str], label: str, location: str) -> None:
         """Check that all remaining fields may be ignored.
 
         Args:
             ignored: Names of fields that do not change the content.
             known: Names of fields that are read, to suggest the right name.
-            what: The owner of the fields, for messages.
-            where: Location of the owner, for messages.
+            label: The owner of the fields, for messages.
+            location: Location of the owner, for messages.
 
         Raises:
             BadRow: A field was not read.
         """
         left = [name for name in self._left if name not in ignored]
         if left:
-            reject_unread(left, f"field of {what}", known, where)
+            reject_unread(left, f"field of {label}", known, location)
 
 
 def reject_unread(
-    names: list[Any], what: str, known: Collection[str], where: str, hint: str = "", *, media: bool = False
+    names: list[Any], label: str, known: Collection[str], location: str, hint: str = "", *, media: bool = False
 ) -> NoReturn:
-    """Raise an error about fields or columns with a value that nothing reads.
+    """Raise an error about fields or columns with a value that are not read.
 
     Args:
         names: Names of the fields or columns.
-        what: Their kind, for messages.
+        label: Their kind, for messages.
         known: Names of fields that are read, to suggest the right name.
-        where: Location of the fields, for messages.
+        location: Location of the fields, for messages.
         hint: A remedy, instead of a suggested name.
         media: Whether the fields hold images, audio or video although their names do not say so.
 
@@ -157,11 +159,11 @@ def reject_unread(
     """
     listed = ", ".join(map(short, names[:10])) + (", …" if len(names) > 10 else "")
     if len(names) > 1:
-        what = what.replace("field", "fields", 1).replace("column", "columns", 1)
-    reason = f"unread {what}: {listed}"
-    found = f"{where}: the {what} {listed} would not be read, and may change what the row means"
+        label = label.replace("field", "fields", 1).replace("column", "columns", 1)
+    reason = f"unread {label}: {listed}"
+    found = f"{location}: the {label} {listed} would not be read, and may change what the row means"
     remedy = "Remove it, or name it in `ignored_fields` to leave it unread."
-    if not hint and (media or any(name in MEDIA for name in names)):
+    if not hint and (media or any(name in MEDIA_NAMES for name in names)):
         raise UnsupportedMedia(reason, found, remedy)
     if not hint and names[0] in known:
         hint = " The row was read in another format, or this pipeline uses other columns."

@@ -1,8 +1,8 @@
-"""Lists of chat messages, in the formats of OpenAI, Anthropic, ShareGPT, axolotl, LLaMA-Factory and TRL.
+"""Reads lists of chat messages in the formats of OpenAI, Anthropic, ShareGPT, axolotl, LLaMA-Factory and TRL.
 
     a list or its JSON text ─► each message: role, content or parts, reasoning, tool calls, marks ─► `ParsedMessages`
 
-Every field of a message with a value is read, may be ignored (`fields`), or is rejected by its name.
+Every field of a message that has a value is read, ignored (see `fields`), or rejected with an error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from roll.data.cells import ROLES, BadRow, as_list, check_unicode, is_null
 from roll.data.conversations.calls import decode_json, read_calls
 from roll.data.conversations.fields import IGNORED_MESSAGE_FIELDS, Fields
 from roll.data.conversations.parts import Parts, read_parts
-from roll.data.conversations.reasoning import FIELDS, merge_reasoning, read_reasoning
+from roll.data.conversations.reasoning import REASONING_FIELDS, merge_reasoning, read_reasoning
 from roll.data.media import MediaReader
 from roll.errors import short
 from roll.types import Message, Speaker, get_content_key
@@ -38,25 +38,25 @@ _ROLE_NAMES = {
     "function_response": "tool",
     "function_call": "assistant",
 }
-"""Other names of roles, and the roles that they stand for."""
-_TRAINED = ("train", "training", "trainable", "loss")
-_KNOWN = (
+"""Maps other names of roles to the standard roles."""
+_TRAIN_FLAGS = ("train", "training", "trainable", "loss")
+_KNOWN_FIELDS = (
     *("role", "content", "from", "value", "name", "tool_calls", "function_call", "tool_call_id", "weight", "masked"),
-    *_TRAINED,
-    *FIELDS,
+    *_TRAIN_FLAGS,
+    *REASONING_FIELDS,
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedMessages:
-    """The messages of a row, and which of them are marked for training."""
+    """The messages of a row, and their marks for training."""
 
     messages: tuple[Message, ...]
     marks: Mapping[int, bool] = field(default_factory=dict)
-    """By message index: whether to train on the answer. Only for messages that are marked."""
+    """Whether to train on an answer, by the message's index, for messages that have a mark."""
 
     def prepend(self, before: Sequence[Message]) -> ParsedMessages:
-        """Return the messages preceded by `before`; messages of `before` have no marks."""
+        """Prepend messages without marks, and return all messages."""
         marks = {len(before) + place: mark for place, mark in self.marks.items()}
         return ParsedMessages(messages=(*before, *self.messages), marks=marks)
 
@@ -65,8 +65,8 @@ class ParsedMessages:
         """Indices of the answers that are context only."""
         return frozenset(place for place, mark in self.marks.items() if not mark)
 
-    def as_context(self, where: str) -> tuple[Message, ...]:
-        """Return the messages as a prompt, after checking that none of them is marked for training.
+    def as_context(self, location: str) -> tuple[Message, ...]:
+        """Check that no message is marked for training, and return the messages as a prompt.
 
         Raises:
             BadRow: A message is marked for training.
@@ -75,8 +75,8 @@ class ParsedMessages:
         if marked is not None:
             raise BadRow(
                 "prompt marked for training",
-                f"{where}: message {marked + 1} of the prompt is marked for training, but prompts are never trained: "
-                "give the conversation as `messages`, or remove the mark.",
+                f"{location}: message {marked + 1} of the prompt is marked for training, but prompts are never trained: give "
+                "the conversation as `messages`, or remove the mark.",
             )
         return self.messages
 
@@ -92,109 +92,109 @@ class MessageReader:
     media: MediaReader | None = None
     """Reads media of content parts; see `read_parts`."""
 
-    def read(self, value: Any, key: str, where: str) -> ParsedMessages:
-        """Return the messages of a column.
+    def read(self, value: Any, key: str, location: str) -> ParsedMessages:
+        """Read the messages in a column.
 
         Args:
             value: A list (a tuple, an array) of messages, one message, or a list as a JSON string.
             key: The column's name, for messages.
-            where: The row's location, for messages.
+            location: The row's location, for messages.
 
         Raises:
             BadRow: A message is malformed, or has a field that is not read.
         """
         if isinstance(value, str) and value.lstrip().startswith("["):
-            value = decode_json(value, f"column '{key}'", where)
+            value = decode_json(value, f"column '{key}'", location)
         value = [value] if isinstance(value, Mapping) else as_list(value)
         if isinstance(value, list | tuple) and len(value) > MAX_MESSAGES:
             raise BadRow(
                 "too many messages",
-                f"{where}: the conversation has {len(value):,} messages, but at most {MAX_MESSAGES:,} are "
+                f"{location}: the conversation has {len(value):,} messages, but at most {MAX_MESSAGES:,} are "
                 "supported: split it.",
             )
         if not isinstance(value, list | tuple) or not value:
             raise BadRow(
                 "wrong type",
-                f"{where}: column '{key}' must be text or a list of chat messages ({{role, content}}, roles "
+                f"{location}: column '{key}' must be text or a list of chat messages ({{role, content}}, roles "
                 f"{', '.join(ROLES)}), got {short(value)}.",
             )
         messages: list[Message] = []
         marks: dict[int, bool] = {}
         for number, message in enumerate(value, 1):
-            read, mark = self._read_message(message, key, f"{where}, message {number}")
+            read, mark = self._read_message(message, key, f"{location}, message {number}")
             for each in read:
-                _check_not_empty(each, f"message {number}, of the {each.role},", where)
+                _check_not_empty(each, f"message {number}, of the {each.role},", location)
             if mark is not None:
                 marks |= {len(messages) + i: mark for i, each in enumerate(read) if each.role == "assistant"}
             messages += read
         return ParsedMessages(messages=tuple(messages), marks=marks)
 
-    def _read_message(self, value: Any, key: str, where: str) -> tuple[list[Message], bool | None]:
-        """Return one message of a row as messages in the form of chat templates, and whether to train on it.
+    def _read_message(self, value: Any, key: str, location: str) -> tuple[list[Message], bool | None]:
+        """Convert one message of a row to chat template messages, and return them with the message's training mark.
 
-        Tool results in the message become separate messages. Whether to train is `None` if the message has no mark.
+        Tool results in the message become separate messages. The mark is `None` if the message has none.
         """
         if not isinstance(value, Mapping):
-            raise BadRow("wrong type", f"{where}: a chat message must be {{role, content}}, got {short(value)}.")
+            raise BadRow("wrong type", f"{location}: a chat message must be {{role, content}}, got {short(value)}.")
         fields = Fields(value, self.ignored)
         if fields.names == {"role", "content"} and value["role"] in ROLES and isinstance(value["content"], str):
-            check_text(value["content"], key, where)  # no other field is left to read
+            check_text(value["content"], key, location)  # no other field is left to read
             return [Message(role=value["role"], content=value["content"])], None
-        written_role, role = _read_role(fields, where)
-        mark = _read_train_flag(fields, role, where)
-        reasoning = read_reasoning(fields, where)
-        calls = self._read_calls(fields, where)
+        written_role, role = _read_role(fields, location)
+        mark = _read_train_flag(fields, role, location)
+        reasoning = read_reasoning(fields, location)
+        calls = self._read_calls(fields, location)
         name = "content" if fields.pop("content") is not None or "value" not in value else "value"
         fields.pop("value") if name == "value" else None
         content: Any = as_list(value.get(name))
         if written_role == "function_call":  # ShareGPT: the content of such a message is the call, as JSON
-            calls += self._parse_calls(content, where)
+            calls += self._parse_calls(content, location)
             content = ""
-        parts = self._read_content(content, bool(calls), where)
+        parts = self._read_content(content, bool(calls), location)
         calls += parts.calls
         if parts.reasoning:
             reasoning["content"] = "\n\n".join(parts.reasoning)
         message = Message(
             role=role,
             content=parts.text,
-            reasoning=merge_reasoning(reasoning, where) or None,
+            reasoning=merge_reasoning(reasoning, location) or None,
             tool_calls=tuple(calls),
-            tool_call_id=_read_name(fields, "tool_call_id", where) if role == "tool" else None,
-            name=_read_name(fields, "name", where),
+            tool_call_id=_read_name(fields, "tool_call_id", location) if role == "tool" else None,
+            name=_read_name(fields, "name", location),
         )
         if role != "assistant" and (message.reasoning or calls):
             raise BadRow(
                 "not the assistant's",
-                f"{where}: a message with role '{role}' has reasoning or tool calls, which only assistant "
+                f"{location}: a message with role '{role}' has reasoning or tool calls, which only assistant "
                 "messages may have.",
             )
         if parts.results and role not in ("user", "tool"):
             raise BadRow(
                 "unread content part",
-                f"{where}: a tool result must be in a message with role 'user' or 'tool', not '{role}'.",
+                f"{location}: a tool result must be in a message with role 'user' or 'tool', not '{role}'.",
             )
-        fields.check_all_read(IGNORED_MESSAGE_FIELDS, _KNOWN, "a message", where)
+        fields.check_all_read(IGNORED_MESSAGE_FIELDS, _KNOWN_FIELDS, "a message", location)
         for text in (parts.text, message.reasoning, message.name, *(result for _, result in parts.results)):
-            check_text(str(text or ""), key, where)
+            check_text(str(text or ""), key, location)
         return _separate_results(message, parts), mark
 
-    def _read_calls(self, fields: Fields, where: str) -> list[dict[str, Any]]:
+    def _read_calls(self, fields: Fields, location: str) -> list[dict[str, Any]]:
         calls, single = fields.pop("tool_calls"), fields.pop("function_call")
-        found = [] if calls is None else read_calls(calls, where, drop_nulls=self.drop_nulls)
-        return found + ([] if single is None else self._parse_calls(single, where))
+        found = [] if calls is None else read_calls(calls, location, drop_nulls=self.drop_nulls)
+        return found + ([] if single is None else self._parse_calls(single, location))
 
-    def _parse_calls(self, value: Any, where: str) -> list[dict[str, Any]]:
-        value = decode_json(value, "a function call", where) if isinstance(value, str) else value
-        return read_calls(value if isinstance(value, list | tuple) else [value], where, drop_nulls=self.drop_nulls)
+    def _parse_calls(self, value: Any, location: str) -> list[dict[str, Any]]:
+        value = decode_json(value, "a function call", location) if isinstance(value, str) else value
+        return read_calls(value if isinstance(value, list | tuple) else [value], location, drop_nulls=self.drop_nulls)
 
-    def _read_content(self, content: Any, calls: bool, where: str) -> Parts:
+    def _read_content(self, content: Any, calls: bool, location: str) -> Parts:
         if isinstance(content, str):
             return Parts(text=content)
         if calls and (is_null(content) or content == []):
             return Parts()
         if not isinstance(content, list | tuple) or not content:
-            raise BadRow("wrong type", f"{where}: `content` must be text, got {short(content)}.")
-        return read_parts(content, self.ignored, where, drop_nulls=self.drop_nulls, media=self.media)
+            raise BadRow("wrong type", f"{location}: `content` must be text, got {short(content)}.")
+        return read_parts(content, self.ignored, location, drop_nulls=self.drop_nulls, media=self.media)
 
 
 def _separate_results(message: Message, parts: Parts) -> list[Message]:
@@ -202,8 +202,8 @@ def _separate_results(message: Message, parts: Parts) -> list[Message]:
     return results if results and not parts.text else [*results, message]
 
 
-def _read_role(fields: Fields, where: str) -> tuple[str, Speaker]:
-    """Return a message's role as written in the row, such as `human`, and the standard role, such as `user`.
+def _read_role(fields: Fields, location: str) -> tuple[str, Speaker]:
+    """Read a message's role; return it as written in the row (`human`), and as the standard role (`user`).
 
     Raises:
         BadRow: The role is unknown.
@@ -212,75 +212,77 @@ def _read_role(fields: Fields, where: str) -> tuple[str, Speaker]:
     written = fields.pop("from") if written is None else written
     role = _ROLE_NAMES.get(written, written) if isinstance(written, str) else written
     if not isinstance(role, str) or role not in ROLES:
-        raise BadRow("unknown role", f"{where}: the role must be one of {', '.join(ROLES)}, got {short(written)}.")
+        raise BadRow("unknown role", f"{location}: the role must be one of {', '.join(ROLES)}, got {short(written)}.")
     return str(written), cast(Speaker, role)
 
 
-def _read_train_flag(fields: Fields, role: str, where: str) -> bool | None:
-    """Return whether the message is marked for training; `None` if it has no mark.
+def _read_train_flag(fields: Fields, role: str, location: str) -> bool | None:
+    """Read whether a message is marked for training; `None` if it has no mark.
 
     Raises:
         BadRow: The marks contradict each other, are not true or false, or mark a message that is not the assistant's.
     """
-    found = {name: _read_boolean(fields, name, where) for name in _TRAINED}
-    masked = _read_boolean(fields, "masked", where)
+    found = {name: _read_boolean(fields, name, location) for name in _TRAIN_FLAGS}
+    masked = _read_boolean(fields, "masked", location)
     found["masked"] = None if masked is None else not masked
     weight = fields.pop("weight")
     if weight is not None and (isinstance(weight, str | bool) or weight not in (0, 1)):
         raise BadRow(
             "message with a weight",
-            f"{where}: `weight` must be 1 (train on the answer) or 0 (context only), got {short(weight)}.",
+            f"{location}: `weight` must be 1 (train on the answer) or 0 (context only), got {short(weight)}.",
         )
     marks = {mark for mark in found.values() if mark is not None}
     marks |= {False} if weight is not None and not weight else set()
     if len(marks) > 1:
         names = ", ".join(f"`{name}`" for name, mark in found.items() if mark is not None)
-        raise BadRow("contradictory marks", f"{where}: the fields {names} contradict each other: keep one.")
+        raise BadRow("contradictory marks", f"{location}: the fields {names} contradict each other: keep one.")
     mark = next(iter(marks), None)
     if mark and role != "assistant":
         raise BadRow(
             "message of another role marked for training",
-            f"{where}: the {role}'s message is marked for training, but only an assistant's message can be trained on.",
+            f"{location}: the {role}'s message is marked for training, but only an assistant's message can be trained "
+            "on.",
         )
     return mark
 
 
-def _read_boolean(fields: Fields, name: str, where: str) -> bool | None:
+def _read_boolean(fields: Fields, name: str, location: str) -> bool | None:
     value = fields.pop(name)
     value = value.item() if isinstance(value, np.generic) else value
     if value is None:
         return None
     if not isinstance(value, bool | int | float) or value not in (0, 1):
-        raise BadRow("wrong type", f"{where}: `{name}` must be true or false, got {short(value)}.")
+        raise BadRow("wrong type", f"{location}: `{name}` must be true or false, got {short(value)}.")
     return bool(value)
 
 
-def _read_name(fields: Fields, field_name: str, where: str) -> str | None:
+def _read_name(fields: Fields, field_name: str, location: str) -> str | None:
     value = fields.pop(field_name)
     if value is not None and not isinstance(value, str):
-        raise BadRow("wrong type", f"{where}: `{field_name}` must be text, got {short(value)}.")
+        raise BadRow("wrong type", f"{location}: `{field_name}` must be text, got {short(value)}.")
     return value
 
 
-def check_text(text: str, key: str, where: str) -> None:
+def check_text(text: str, key: str, location: str) -> None:
     """Check that a string has only valid characters.
 
     Raises:
         BadRow: The string has an unpaired surrogate or a NUL.
     """
-    check_unicode(text, f"column '{key}'", where)
+    check_unicode(text, f"column '{key}'", location)
     if "\x00" in text:
         raise BadRow(
-            "NUL character", f"{where}: column '{key}' has a NUL character at position {text.index(chr(0))}: remove it."
+            "NUL character",
+            f"{location}: column '{key}' has a NUL character at position {text.index(chr(0))}: remove it.",
         )
 
 
-def check_order(messages: Sequence[Message], where: str, *, answered: bool = True) -> None:
-    """Check that the roles are in an order that can be rendered, and that no message is empty.
+def check_order(messages: Sequence[Message], location: str, *, answered: bool = True) -> None:
+    """Check that chat templates support the order of the roles, and that no message is empty.
 
     Args:
         messages: The messages, at least one.
-        where: The row's location, for messages.
+        location: The row's location, for messages.
         answered: Whether the last message must be an answer; if not, the conversation is a prompt, which may end with
             the start of an answer.
 
@@ -301,12 +303,12 @@ def check_order(messages: Sequence[Message], where: str, *, answered: bool = Tru
     elif not answered and (messages[-1].tool_calls or messages[-1].reasoning):
         problem = "the start of an answer (prefill) must be plain text: write its reasoning or tool call into `content`"
     if problem is not None:
-        raise BadRow("roles out of order", f"{where}: {problem} (the roles are {', '.join(roles[:8])}).")
+        raise BadRow("roles out of order", f"{location}: {problem} (the roles are {', '.join(roles[:8])}).")
     for message in messages:
-        _check_not_empty(message, f"a message of the {message.role}", where)
+        _check_not_empty(message, f"a message of the {message.role}", location)
 
 
-def _check_not_empty(message: Message, which: str, where: str) -> None:
+def _check_not_empty(message: Message, which: str, location: str) -> None:
     """Check that a question or an answer is not empty.
 
     Raises:
@@ -314,5 +316,5 @@ def _check_not_empty(message: Message, which: str, where: str) -> None:
     """
     role = message.role
     if role in ("user", "assistant") and not get_content_key(message.content).strip() and not message.tool_calls:
-        what = "answer" if role == "assistant" else "prompt"
-        raise BadRow(f"empty {what}", f"{where}: {which} is empty: fill it in.")
+        label = "answer" if role == "assistant" else "prompt"
+        raise BadRow(f"empty {label}", f"{location}: {which} is empty: fill it in.")

@@ -1,4 +1,4 @@
-"""A model's reasoning before an answer, in the fields of services and data sets."""
+"""Reads a model's reasoning before an answer from the fields of inference services and data sets."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from roll.data.cells import BadRow, as_list
 from roll.data.conversations.fields import IGNORED_PART_FIELDS, Fields
 from roll.errors import short
 
-__all__ = ["FIELDS", "merge_reasoning", "read_reasoning"]
+__all__ = ["REASONING_FIELDS", "merge_reasoning", "read_reasoning"]
 
-FIELDS = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
-"""Field names of DeepSeek and vLLM; OpenRouter; Ollama and TRL; as lists of parts: OpenRouter; Anthropic."""
-_TEXT_OF = {
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
+"""Names of reasoning fields: text (DeepSeek and vLLM; OpenRouter; Ollama and TRL), lists (OpenRouter; Anthropic)."""
+_TEXT_FIELDS = {
     "reasoning.text": "text",
     "reasoning.summary": "summary",
     "thinking": "thinking",
@@ -22,31 +22,31 @@ _TEXT_OF = {
 }
 
 
-def read_reasoning(fields: Fields, where: str) -> dict[str, str]:
-    """Return the text of each reasoning field of a message, by field name, and mark these fields as read.
+def read_reasoning(fields: Fields, location: str) -> dict[str, str]:
+    """Read the text of each reasoning field of a message, by field name.
 
     Raises:
         BadRow: A field is not text, or is encrypted.
     """
     found: dict[str, str] = {}
-    for name in FIELDS:
+    for name in REASONING_FIELDS:
         value = fields.pop(name)
         if isinstance(value, list | tuple):
-            value = "\n\n".join(_read_detail(detail, name, where) for detail in value)
+            value = "\n\n".join(_read_detail(detail, name, location) for detail in value)
         if value is None:
             continue
         if not isinstance(value, str):
-            raise BadRow("wrong type", f"{where}: `{name}` must be text, got {short(value)}.")
+            raise BadRow("wrong type", f"{location}: `{name}` must be text, got {short(value)}.")
         found[name] = value
     return found
 
 
-def merge_reasoning(found: Mapping[str, str], where: str) -> str | None:
-    """Return the reasoning of a message, which may be repeated in several fields; `None` without reasoning.
+def merge_reasoning(found: Mapping[str, str], location: str) -> str | None:
+    """Merge the reasoning fields of a message, which may repeat each other; `None` without reasoning.
 
     Args:
         found: The text of each field, by field name.
-        where: The message's location, for messages.
+        location: The message's location, for messages.
 
     Raises:
         BadRow: The fields differ.
@@ -54,23 +54,23 @@ def merge_reasoning(found: Mapping[str, str], where: str) -> str | None:
     # Services repeat the reasoning in several fields, with different whitespace, for clients of different APIs.
     texts = {name: text for name, text in found.items() if text.strip()}
     if len({"".join(text.split()) for text in texts.values()}) > 1:
-        raise BadRow("two kinds of reasoning", f"{where}: the reasoning fields {', '.join(texts)} differ: keep one.")
+        raise BadRow("two kinds of reasoning", f"{location}: the reasoning fields {', '.join(texts)} differ: keep one.")
     return next(iter(texts.values()), None)
 
 
-def _read_detail(value: Any, name: str, where: str) -> str:
+def _read_detail(value: Any, name: str, location: str) -> str:
     if not isinstance(value, Mapping):
         raise BadRow(
-            "wrong type", f"{where}: `{name}` must be text, or a list of objects with text, got {short(value)}."
+            "wrong type", f"{location}: `{name}` must be text, or a list of objects with text, got {short(value)}."
         )
     fields = Fields(value)
     kind = fields.pop("type")
-    field = _TEXT_OF.get(kind) if isinstance(kind, str) else None
+    field = _TEXT_FIELDS.get(kind) if isinstance(kind, str) else None
     text = as_list(fields.pop(field)) if field else None
     if not isinstance(text, str):
         raise BadRow(
             "unreadable reasoning",
-            f"{where}: `{name}` has an entry of type {short(kind)}, which has no readable text.",
+            f"{location}: `{name}` has an entry of type {short(kind)}, which has no readable text.",
         )
-    fields.check_all_read(IGNORED_PART_FIELDS, ("type", "text", "summary", "thinking"), f"`{name}`", where)
+    fields.check_all_read(IGNORED_PART_FIELDS, ("type", "text", "summary", "thinking"), f"`{name}`", location)
     return text

@@ -1,7 +1,7 @@
-"""Examples for training on fixed data, from rows of data sets to training samples."""
+"""Examples for offline training: from rows of data sets to training samples."""
 
 from roll.data.examples.build import Examples, build_examples, count_examples
-from roll.data.examples.reading import ExampleKind
+from roll.data.examples.reader import ExampleKind
 from roll.data.examples.report import Report
 from roll.data.examples.samples import SampleBuilder, UnusableExample, truncate_tokens
 from roll.data.examples.stream import ExampleStream

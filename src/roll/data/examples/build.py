@@ -1,6 +1,6 @@
-"""Build a stream of examples, held-out examples, and a report of bad rows from the configuration's `data` entries.
+"""Builds the stream of examples, the held-out examples, and a report from the configuration's `data` entries.
 
-table ── structure of every row ──► examples ── with few of them: every one rendered ──► stream │ held-out draws
+table ── structure of every row ──► examples ── if they are few: all rendered ──► stream │ held-out draws
                   │                                          │
                   └────────────────► bad rows, counted ◄─────┘   rejected, or skipped and reported
 """
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from roll.config.examples import ArithmeticExamples, ExampleDataConfig
 from roll.data.bad_rows import BadRows
 from roll.data.chat import ChatRenderer
-from roll.data.examples.checking import ExampleChecker, Source, is_skipped
-from roll.data.examples.reading import ExampleKind, ExampleReader
+from roll.data.examples.checker import ExampleChecker, Source, is_skipped
+from roll.data.examples.reader import ExampleKind, ExampleReader
 from roll.data.examples.report import Report
 from roll.data.examples.samples import SampleBuilder, UnusableExample
 from roll.data.examples.stream import ExampleStream
@@ -52,14 +52,14 @@ class Examples:
     held_out: Items[Example]
     """All held-out examples, domains interleaved."""
     held_out_fingerprints: Mapping[str, str]
-    """Fingerprints by domain; equal for equal examples in equal order."""
+    """Fingerprints of the held-out examples by domain; equal for equal examples in equal order."""
     sample_builder: SampleBuilder
     settings: dict[str, ExampleDataConfig]
     """Settings by domain."""
     report: Report
 
     def build_samples(self, draw: ExampleDraw) -> tuple[TrainingSample, ...] | str:
-        """Return the training samples of a drawn example, or the reason why it is skipped.
+        """Build the training samples of a drawn example, or return the reason why it is skipped.
 
         Raises:
             UnusableExample: The example cannot be trained on, and its source does not skip such examples.
@@ -73,7 +73,7 @@ class Examples:
             raise UnusableExample(error.reason, f"example '{draw.uid}': {error}") from error
 
     def get_evaluation_draws(self, num_examples: int) -> list[ExampleDraw]:
-        """Return the first `num_examples` held-out examples (all, if there are fewer), always the same ones."""
+        """Return the first `num_examples` held-out examples, or all if there are fewer; always the same examples."""
         chosen = [self.held_out[i] for i in range(min(num_examples, len(self.held_out)))]
         return [ExampleDraw(draw_id=i, example=example, position=-1) for i, example in enumerate(chosen)]
 

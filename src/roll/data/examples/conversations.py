@@ -1,4 +1,4 @@
-"""Read rows as conversations to train on: lists of messages, prompts with answers, instructions, plain text."""
+"""Reads rows as conversations to train on: lists of messages, prompts with answers, instructions, or plain text."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ class RowParser:
     Args:
         row: The row, which records which of its columns were read.
         config: The configuration with the columns' names.
-        where: The row's location, for messages.
+        location: The row's location, for messages.
 
     Raises:
         BadRow: A column other than the messages is malformed.
     """
 
-    def __init__(self, row: RowView, config: ExampleColumns, where: str) -> None:
-        self._row, self._config, self._where = row, config, where
+    def __init__(self, row: RowView, config: ExampleColumns, location: str) -> None:
+        self._row, self._config, self._where = row, config, location
         self._reader = MessageReader(
             ignored=frozenset(config.ignored_fields), drop_nulls=row.drop_nulls, media=row.media
         )
-        self._context: RowContext = read_context(row, config, where)
+        self._context: RowContext = read_context(row, config, location)
 
     def read_conversation(self) -> Conversation:
-        """Return the row's conversation or plain text, in any of the known formats.
+        """Read the row's conversation or plain text, in any of the known formats.
 
         Raises:
             BadRow: The row matches no known format, or is malformed.
@@ -65,7 +65,7 @@ class RowParser:
         return self._raise_unknown_format()
 
     def read_answer(self, key: str, option: str) -> Conversation:
-        """Return the conversation that consists of the row's prompt and the answer in a column.
+        """Read the conversation that consists of the row's prompt and the answer in a column.
 
         A column with a whole conversation includes the prompt: a list that does not start with the assistant, or a
         dialog as in hh-rlhf. If `prompt_key` is null, a string is plain text.
@@ -75,13 +75,13 @@ class RowParser:
             option: The key of the configuration that names the column.
 
         Raises:
-            BadRow: The column's value has an unsupported form.
+            BadRow: The column's value has an unsupported format.
         """
         value = read_column(self._row, key, self._where, option)
         found = parse_prompt_text(value) if isinstance(value, str) else None
         value = found.listed if found and found.listed else value
         if isinstance(value, str):
-            text = self._check_text_cell(value, key, what="answer")
+            text = self._check_text_cell(value, key, label="answer")
             if self._config.prompt_key is None:
                 self._context.check_empty(self._where)
                 return Conversation(text=text)
@@ -103,26 +103,26 @@ class RowParser:
             if answer.messages[0].role != "assistant":
                 return self._build_whole_conversation(answer)
         asked = self._read_prompt()
-        return self._build_conversation(answer.prepend(asked), num_given=len(asked))
+        return self._build_conversation(answer.prepend(asked), num_prompt_messages=len(asked))
 
-    def check(self, conversation: Conversation, where: str | None = None) -> Conversation:
-        """Return the conversation, after checking that its roles are in an order that can be trained on.
+    def check(self, conversation: Conversation, location: str | None = None) -> Conversation:
+        """Check the order of a conversation's roles, and return the conversation.
 
         Args:
             conversation: The row's conversation.
-            where: The conversation's location, for messages; by default the row's location.
+            location: The conversation's location, for messages; by default the row's location.
 
         Raises:
             BadRow: The roles are in the wrong order.
         """
         if conversation.text is None:
-            check_order(conversation.messages, where or self._where)
+            check_order(conversation.messages, location or self._where)
         return conversation
 
-    def _build_conversation(self, parsed: ParsedMessages, num_given: int = 0) -> Conversation:
+    def _build_conversation(self, parsed: ParsedMessages, num_prompt_messages: int = 0) -> Conversation:
         return Conversation(
             messages=parsed.messages,
-            num_given=num_given,
+            num_prompt_messages=num_prompt_messages,
             untrained=parsed.untrained,
             tools=self._context.tools,
             template_kwargs=self._context.template_kwargs,
@@ -130,40 +130,40 @@ class RowParser:
 
     def _build_whole_conversation(self, parsed: ParsedMessages) -> Conversation:
         """Build a conversation from messages that already include the prompt; only a system message may be added."""
-        config, where = self._config, self._where
+        config, location = self._config, self._where
         if self._context.history:
             raise BadRow(
                 "two forms in one row",
-                f"{where}: the messages are the whole conversation, but column '{config.history_key}' has earlier "
+                f"{location}: the messages are the whole conversation, but column '{config.history_key}' has earlier "
                 "turns: move these turns into the messages.",
             )
-        messages = with_prompt_template(parsed.messages, config.prompt_template, where, last=False)
-        complete = with_system(messages, self._context, config, where)
+        messages = with_prompt_template(parsed.messages, config.prompt_template, location, last=False)
+        complete = with_system(messages, self._context, config, location)
         before = complete[: len(complete) - len(messages)]
         return self._build_conversation(ParsedMessages(messages=messages, marks=parsed.marks).prepend(before))
 
     def _read_instruction_and_output(self, output_key: str) -> Conversation:
         output = self._check_text_cell(
-            read_column(self._row, output_key, self._where, "output_key"), output_key, what="answer"
+            read_column(self._row, output_key, self._where, "output_key"), output_key, label="answer"
         )
         asked = self._read_instruction()
         answer = Message(role="assistant", content=output)
-        return self._build_conversation(ParsedMessages(messages=(*asked, answer)), num_given=len(asked))
+        return self._build_conversation(ParsedMessages(messages=(*asked, answer)), num_prompt_messages=len(asked))
 
     def _read_instruction(self) -> tuple[Message, ...]:
         row, config = self._row, self._config
         assert config.instruction_key is not None
-        asked = self._check_text_cell(row[config.instruction_key], config.instruction_key, what="prompt")
+        asked = self._check_text_cell(row[config.instruction_key], config.instruction_key, label="prompt")
         if config.input_key is not None and row.has_value(config.input_key):
-            asked += "\n\n" + self._check_text_cell(row[config.input_key], config.input_key, what="prompt")
+            asked += "\n\n" + self._check_text_cell(row[config.input_key], config.input_key, label="prompt")
         return self._complete_prompt(build_messages(asked, None, config.prompt_template))
 
     def _read_prompt(self) -> tuple[Message, ...]:
-        """Return the messages of the row's prompt.
+        """Read the messages of the row's prompt.
 
         Without a prompt column, they are read from the column of messages, of conversations or of instructions.
         """
-        row, config, where = self._row, self._config, self._where
+        row, config, location = self._row, self._config, self._where
         name = config.prompt_key or "prompt"
         if not row.has_value(name):
             for key in (config.messages_key, config.conversations_key):
@@ -171,19 +171,19 @@ class RowParser:
                     return self._read_message_list(row[key], key)
             if row.has_value(config.instruction_key):
                 return self._read_instruction()
-        value = read_column(row, name, where, "prompt_key")
+        value = read_column(row, name, location, "prompt_key")
         if is_null(value):
-            raise BadRow("empty prompt", f"{where}: column '{name}' is null: fill it in, or leave the row out.")
+            raise BadRow("empty prompt", f"{location}: column '{name}' is null: fill it in, or leave the row out.")
         if not isinstance(value, str):
             return self._read_message_list(value, name)
-        text = self._check_text_cell(value, name, what="prompt")
+        text = self._check_text_cell(value, name, label="prompt")
         found = parse_prompt_text(text)
         if found is None:
             return self._complete_prompt(build_messages(text, None, config.prompt_template))
         if found.listed is not None:
             return self._read_message_list(found.listed, name)
         assert found.messages is not None
-        return self._complete_prompt(with_prompt_template(found.messages, config.prompt_template, where))
+        return self._complete_prompt(with_prompt_template(found.messages, config.prompt_template, location))
 
     def _has_prompt(self) -> bool:
         """Return whether the row has a column from which its prompt can be read."""
@@ -196,21 +196,21 @@ class RowParser:
         return self._complete_prompt(with_prompt_template(messages, self._config.prompt_template, self._where))
 
     def _complete_prompt(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Return the row's system message and earlier turns, followed by the prompt's messages."""
+        """Prepend the row's system message and earlier turns to the prompt's messages."""
         history, system = self._context.history, messages[:1] if messages[0].role == "system" else ()
         return with_system((*system, *history, *messages[len(system) :]), self._context, self._config, self._where)
 
-    def _check_text_cell(self, value: Any, key: str, what: str = "text") -> str:
+    def _check_text_cell(self, value: Any, key: str, label: str = "text") -> str:
         if not isinstance(value, str):
             raise BadRow("wrong type", f"{self._where}: column '{key}' must be text, got {short(value)}.")
         if not value.strip():
-            raise BadRow(f"empty {what}", f"{self._where}: column '{key}' is empty: fill it in, or leave the row out.")
+            raise BadRow(f"empty {label}", f"{self._where}: column '{key}' is empty: fill it in, or leave the row out.")
         check_text(value, key, self._where)
         return value
 
     def _raise_unknown_format(self) -> Conversation:
         """Raise an error that explains why no format matches."""
-        row, config, where = self._row, self._config, self._where
+        row, config, location = self._row, self._config, self._where
         keys = (
             config.messages_key,
             config.conversations_key,
@@ -222,23 +222,23 @@ class RowParser:
             if key is None or key not in row:
                 continue
             if is_null(row.peek(key)):
-                raise BadRow("empty answer", f"{where}: column '{key}' is null: fill it in, or leave the row out.")
+                raise BadRow("empty answer", f"{location}: column '{key}' is null: fill it in, or leave the row out.")
             if key in (config.messages_key, config.conversations_key):
-                self._reader.read(row[key], key, where)  # raises with the required form
+                self._reader.read(row[key], key, location)  # raises with the required form
             if key == config.completion_key:
                 self.read_answer(key, "completion_key")
-            self._check_text_cell(row[key], key, what="text" if key == config.text_key else "answer")
+            self._check_text_cell(row[key], key, label="text" if key == config.text_key else "answer")
         columns = ", ".join(short(name) for name in list(row)[:20]) or "none"
         if config.chosen_key in row and config.rejected_key in row:
             raise BadRow(
                 "pairs",
-                f"{where}: the row has two answers to compare, '{config.chosen_key}' and '{config.rejected_key}': use "
-                "the pipeline `preference` or `reward_model`, or set completion_key to the column to train on.",
+                f"{location}: the row has two answers to compare, '{config.chosen_key}' and '{config.rejected_key}': "
+                "use the pipeline `preference` or `reward_model`, or set completion_key to the column to train on.",
             )
         if row.has_value(config.prompt_key) and config.completion_key is not None:
-            read_column(row, config.completion_key, where, "completion_key")  # raises with the missing column
+            read_column(row, config.completion_key, location, "completion_key")  # raises with the missing column
         raise BadRow(
             "missing column",
-            f"{where}: no column has the text to train on. The columns are: {columns}. A row has `messages`, or "
+            f"{location}: no column has the text to train on. The columns are: {columns}. A row has `messages`, or "
             "`prompt` and `completion`, or `text`: set messages_key, completion_key or text_key to the column's name.",
         )

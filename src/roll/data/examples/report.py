@@ -1,4 +1,4 @@
-"""What the check of the examples before training found."""
+"""The report of the check of examples before training."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Report"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What the check of the examples before training found."""
+    """The findings of the check of examples before training."""
 
     bad: Mapping[str, BadRows]
     """Bad rows by domain, which are skipped."""
     longest: int | None
-    """Tokens of the longest sample; `None` if there are too many to render them all."""
+    """Number of tokens of the longest sample; `None` if there are too many samples to render them all."""
     num_tokens: float
-    """Average number of tokens per example that the loss counts."""
+    """Average number of loss tokens per example."""
     num_cut: int
     """Number of rendered examples whose answers are too long and are truncated."""
     num_rewritten: int
@@ -28,7 +28,7 @@ class Report:
     """Further notes for the user."""
 
     def format_lines(self) -> Iterator[str]:
-        """Yield the lines of the report; none if there are no findings."""
+        """Yield the lines of the report, which is empty without findings."""
         for domain, rows in self.bad.items():
             if rows.counts:
                 yield from rows.format_lines(domain)

@@ -1,4 +1,4 @@
-"""Build training samples from examples: rendered, truncated to the context, with the fields of each loss."""
+"""Builds training samples from examples: token IDs, truncated to the context, with the fields that losses need."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from roll.types import (
     iter_texts,
 )
 
-__all__ = ["TOO_LONG", "SampleBuilder", "UnusableExample", "truncate_tokens"]
+__all__ = ["TOO_LONG_REASON", "SampleBuilder", "UnusableExample", "truncate_tokens"]
 
-TOO_LONG = "too long"
-LONG = 1_000_000
+TOO_LONG_REASON = "too long"
+LONG_TEXT_CHARACTERS = 1_000_000
 """Number of characters above which the length of a text is checked before it is tokenized."""
 Tokens = tuple[IntArray, BoolArray, tuple[MediaSpan, ...]]
 """Token IDs and whether the loss counts each, shape [L] each, and the spans of images."""
 
 
 class UnusableExample(DataError):
-    """An example that cannot be trained on; `reason` is the same for all examples with the same problem."""
+    """An example cannot be trained on; `reason` is the same for all examples with the same problem."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -45,10 +45,10 @@ class SampleBuilder:
     max_tokens: int | None = None
     """Longest context, in tokens; `None` for no limit."""
     score_at_end: bool = False
-    """Whether to append an end token as the only loss token, at which a value head has seen the whole answer."""
+    """Whether to append an end token as the only loss token, where a value head scores the whole answer."""
 
     def build_samples(self, draw: ExampleDraw, too_long: TooLong = "refuse") -> tuple[tuple[TrainingSample, ...], bool]:
-        """Return one sample per conversation of the example, all in one unit, and whether an answer was truncated.
+        """Build one sample per conversation of an example, all in one unit; also return whether one was truncated.
 
         Raises:
             UnusableExample: The example is too long, has no trained token, or the template cannot render it.
@@ -76,7 +76,7 @@ class SampleBuilder:
         return samples, cut
 
     def _render(self, conversations: tuple[Conversation, ...], too_long: TooLong) -> tuple[list[Tokens], bool]:
-        """Return the tokens of each conversation, and whether one was truncated to the context.
+        """Render each conversation to tokens; also return whether one was truncated to the context.
 
         Raises:
             UnusableExample: The template rejects a conversation, or it is too long and must not be truncated.
@@ -96,10 +96,10 @@ class SampleBuilder:
         if cut:
             message = f"the example has {longest:,} tokens, but the context has room for {limit:,}"
             if too_long != "cut":
-                raise UnusableExample(TOO_LONG, f"{message}: shorten it, or set `too_long` to cut or skip.")
+                raise UnusableExample(TOO_LONG_REASON, f"{message}: shorten it, or set `too_long` to cut or skip.")
             rendered = [truncate_tokens(*tokens, limit) for tokens in rendered]
             if not all(mask.any() for _, mask, _ in rendered):
-                raise UnusableExample(TOO_LONG, f"{message}, and the prompt fills it: no answer token is left.")
+                raise UnusableExample(TOO_LONG_REASON, f"{message}, and the prompt fills it: no answer token is left.")
         keys = [build_sequence_key(ids, media) for ids, _, media in rendered]
         if len(keys) == 2 and np.array_equal(keys[0], keys[1]):
             raise UnusableExample("equal sides", "both answers have the same tokens, so they cannot be compared.")
@@ -110,12 +110,12 @@ class SampleBuilder:
         return rendered, cut
 
     def _reject_oversized(self, conversations: tuple[Conversation, ...], limit: int) -> None:
-        """Raise an error if a text is too long for the context, however it is tokenized."""
+        """Raise an error if a text has too many characters for the context, before it is tokenized."""
         # Tokenizing the longest lines would take a minute.
         longest = max(map(_count_characters, conversations))
-        if longest > LONG and longest > limit * self.renderer.longest_token_length:
+        if longest > LONG_TEXT_CHARACTERS and longest > limit * self.renderer.longest_token_length:
             raise UnusableExample(
-                TOO_LONG,
+                TOO_LONG_REASON,
                 f"the example has {longest:,} characters, but the context has room for {limit:,} tokens: split the "
                 "example, or set `too_long` to cut or skip.",
             )
@@ -125,7 +125,7 @@ class SampleBuilder:
             return (*self.renderer.tokenize_plain(conversation.text), ())
         ids, mask = self.renderer.tokenize_conversation(
             conversation.messages,
-            conversation.num_given,
+            conversation.num_prompt_messages,
             untrained=conversation.untrained,
             tools=conversation.tools,
             template_kwargs=conversation.template_kwargs,
@@ -141,7 +141,7 @@ def _count_characters(conversation: Conversation) -> int:
 
 
 def _compute_shared_prefix_length(rendered: list[Tokens]) -> int:
-    """Return how many tokens both conversations of a pair share before the first trained token.
+    """Compute the number of tokens that both conversations of a pair share before the first trained token.
 
     The result is 0 for a single conversation.
     """
@@ -151,7 +151,7 @@ def _compute_shared_prefix_length(rendered: list[Tokens]) -> int:
 
 
 def _compute_common_length(rendered: list[Tokens]) -> int:
-    """Return the number of tokens that both conversations of a pair have in common at the start."""
+    """Compute the length of the common prefix of a pair's conversations, in tokens."""
     a, b = (build_sequence_key(ids, media) for ids, _, media in rendered)
     length = min(len(a), len(b))
     different = np.flatnonzero(a[:length] != b[:length])
@@ -159,7 +159,7 @@ def _compute_common_length(rendered: list[Tokens]) -> int:
 
 
 def truncate_tokens(ids: IntArray, mask: BoolArray, media: tuple[MediaSpan, ...], limit: int | None) -> Tokens:
-    """Return at most the first `limit` tokens, their loss mask and media; an image that would be cut is left out.
+    """Truncate tokens, loss mask and media to `limit` tokens; an image that would be split is removed.
 
     Args:
         ids: Tokens [L].

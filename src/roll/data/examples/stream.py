@@ -1,4 +1,4 @@
-"""The stream of examples."""
+"""The stream of training examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums such as `3 + 4` with their answers: the prompts of `roll.data.arithmetic` as examples."""
+"""Examples of sums such as `3 + 4`: the prompts of `roll.data.arithmetic` with their answers."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class ArithmeticExamplesSource:
         asked = " ".join(map(str, self._prompts.get_terms(number)))
         text = self._answer_template.replace("{sum}", asked).replace("{answer}", prompt.answer)
         answer = Message(role="assistant", content=text)
-        conversation = Conversation(messages=(*prompt.messages, answer), num_given=len(prompt.messages))
+        conversation = Conversation(messages=(*prompt.messages, answer), num_prompt_messages=len(prompt.messages))
         return Example(uid=prompt.uid, domain=prompt.domain, conversations=(conversation,))
 
     def describe_location(self, index: int) -> str:
-        """Return the UID of the example at `index`, which contains the sum, for messages."""
+        """Return the UID of an example, which contains the sum, for messages."""
         return self[index].uid
 
     def exclude(self, indices: Collection[int]) -> ArithmeticExamplesSource:
-        """Return a source without the items at `indices`."""
+        """Return a copy of the source without the items at `indices`."""
         kept = [number for i, number in enumerate(self._numbers) if i not in indices]
         return ArithmeticExamplesSource(self._prompts, self._answer_template, kept)
 
@@ -45,7 +45,7 @@ class ArithmeticExamplesSource:
 def build_arithmetic_examples(
     config: ArithmeticExamples, domain: str, seed: int
 ) -> tuple[ArithmeticExamplesSource, ArithmeticExamplesSource]:
-    """Return training and held-out examples, with the same operand pairs as `build_arithmetic_prompts`.
+    """Build training and held-out examples, with the same operand pairs as `build_arithmetic_prompts`.
 
     Raises:
         DataError: There are too few pairs, or too many.

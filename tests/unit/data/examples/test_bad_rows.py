@@ -216,11 +216,11 @@ def test_examples_bad_row_a_source_of_bad_rows_alone_leaves_nothing(world: World
         world.examples([{"x": 1}], "supervised", on_bad_row="skip")
 
 
-LONG = messages(user("1 + 1?"), assistant("two, " * 40))
+LONG_TEXT_CHARACTERS = messages(user("1 + 1?"), assistant("two, " * 40))
 
 
 def test_examples_bad_row_an_example_longer_than_the_context_is_refused_cut_or_skipped(world: World) -> None:
-    rows = [GOOD["supervised"], LONG]
+    rows = [GOOD["supervised"], LONG_TEXT_CHARACTERS]
     with pytest.raises(
         DataError, match=r"1 × too long\n.*line 2: the example has 2\d\d tokens, but the context has room for 100"
     ):
@@ -270,8 +270,8 @@ def test_examples_bad_row_of_many_rows_what_cannot_be_rendered_is_found_when_it_
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building, "MAX_CHECKED_AT_START", 3)
-    monkeypatch.setattr("roll.data.examples.checking.NUM_MEASURED", 2)
-    rows = [GOOD["supervised"], GOOD["supervised"], GOOD["supervised"], LONG]
+    monkeypatch.setattr("roll.data.examples.checker.NUM_ESTIMATE_EXAMPLES", 2)
+    rows = [GOOD["supervised"], GOOD["supervised"], GOOD["supervised"], LONG_TEXT_CHARACTERS]
     for settings in ({"too_long": "skip"}, {"on_bad_row": "skip"}):
         examples = world.examples(rows, "supervised", 100, **settings)
         assert examples.train.num_items == 4 and examples.report.longest is None
@@ -286,7 +286,7 @@ def test_examples_bad_row_held_out_examples_that_are_all_left_out_are_said(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(building, "MAX_CHECKED_AT_START", 1)
-    monkeypatch.setattr("roll.data.examples.checking.NUM_MEASURED", 1)
+    monkeypatch.setattr("roll.data.examples.checker.NUM_ESTIMATE_EXAMPLES", 1)
     held_out = world.path.with_name("held_out.jsonl")
     held_out.write_text((json.dumps(messages(user("other"), assistant("two, " * 50))) + "\n") * 2)
     examples = world.examples([GOOD["supervised"]], "supervised", 100, too_long="skip", held_out_path=str(held_out))
@@ -323,7 +323,7 @@ def test_examples_bad_row_lines_that_are_no_rows_are_counted_and_left_out_like_o
 
 
 def test_examples_bad_row_what_cannot_fit_is_not_tokenised(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(samples, "LONG", 1000)
+    monkeypatch.setattr(samples, "LONG_TEXT_CHARACTERS", 1000)
     monkeypatch.setattr(turns, "_encode", lambda tokenizer, text: pytest.fail(f"{len(text)} characters"))
     rows = [{"prompt": "p", "completion": "x" * 5000}]
     with pytest.raises(

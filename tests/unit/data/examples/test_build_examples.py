@@ -20,7 +20,7 @@ from roll.config.examples import (
     PythonExamples,
 )
 from roll.data.examples import ExampleKind, Examples, build_examples
-from roll.data.examples.reading import ExampleReader
+from roll.data.examples.reader import ExampleReader
 from roll.data.examples.report import BadRows
 from roll.errors import DataError
 from roll.models import load_tokenizer

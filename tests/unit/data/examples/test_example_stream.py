@@ -110,7 +110,7 @@ def test_examples_stream_memory_holds_a_few_bytes_of_every_row(
 ) -> None:
     """Rows of 4 KiB: what reading four times as many costs is far below what they hold."""
     monkeypatch.setattr("roll.data.examples.build.MAX_CHECKED_AT_START", 100)
-    monkeypatch.setattr("roll.data.examples.checking.NUM_MEASURED", 5)
+    monkeypatch.setattr("roll.data.examples.checker.NUM_ESTIMATE_EXAMPLES", 5)
 
     def peak(num_rows: int) -> int:
         path = tmp_path / f"{num_rows}.jsonl"

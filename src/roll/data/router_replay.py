@@ -1,12 +1,12 @@
-"""Router replay: merge the expert IDs that engines chose in a rollout's requests into those of trained sequences.
+"""Router replay: merges the expert IDs that engines recorded in a rollout's requests into those of trained sequences.
 
     request 1   prompt, answer                          recorded: all but the answer's last token
-    request 2   prompt, answer, next turn, answer       recorded again: the first three; the first record counts
+    request 2   prompt, answer, next turn, answer       the first three are recorded again; the first record is used
 
 A token's log-prob is from the forward pass that generated it, so training must replay the experts of that pass. A
-request that was aborted before its first token has no record. Later requests read tokens again, and recompute them
-unless they are cached: perhaps with other weights, and so with other experts. Their records only fill gaps, such as an
-answer's last token, which no earlier pass read.
+request that was aborted before its first token has no record. Later requests process earlier tokens again unless they
+are cached, possibly with other weights and so with other experts. Their records are used only for tokens without an
+earlier record, such as an answer's last token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["merge_experts", "merge_records"]
 
 
 def merge_records(records: Sequence[IntArray | None], length: int) -> IntArray | None:
-    """Merge the expert IDs that several requests recorded for one sequence; the first known ID of a token counts.
+    """Merge the expert IDs that several requests recorded for one sequence; the first known ID of a token is used.
 
     Args:
         records: Expert IDs of a prefix, each of shape [L, layers, k], -1 where unknown; `None` if nothing was recorded.
@@ -38,12 +38,12 @@ def merge_records(records: Sequence[IntArray | None], length: int) -> IntArray |
     merged = np.full((length, *known[0].shape[1:]), -1, known[0].dtype)
     for record in known:
         prefix = merged[: len(record)]
-        np.copyto(prefix, record, where=prefix < 0)
+        np.copyto(prefix, record, location=prefix < 0)
     return merged
 
 
 def merge_experts(rollout: Rollout, records: Sequence[tuple[int, IntArray | None]]) -> tuple[IntArray, ...]:
-    """Return the expert IDs of each context of a rollout (`Rollout.experts`); empty if nothing was recorded.
+    """Merge the expert IDs of each context of a rollout (`Rollout.experts`); empty if nothing was recorded.
 
     Args:
         rollout: The rollout, with its branches.

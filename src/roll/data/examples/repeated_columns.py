@@ -1,4 +1,4 @@
-"""Detect columns that repeat other columns of the row in another form."""
+"""Detects columns that repeat other columns of the row in another format."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ __all__ = ["is_repetition"]
 
 _MAX_HEADER_LENGTH = 2_000
 """Maximum number of characters between two messages in rendered text, without tool calls."""
-_MARKS = re.compile(r"<[|\uff5c][^<>]{0,60}>|</?[A-Za-z][\w:.-]{0,30}>|<</?SYS>>|\[/?[A-Z_]{1,30}\]")
-"""Marks that chat templates put around messages."""
-_ROLES = frozenset(
+_TEMPLATE_MARKS = re.compile(r"<[|\uff5c][^<>]{0,60}>|</?[A-Za-z][\w:.-]{0,30}>|<</?SYS>>|\[/?[A-Z_]{1,30}\]")
+"""Matches the marks that chat templates put around messages."""
+_HEADER_WORDS = frozenset(
     (
         *(
             "system",
@@ -38,19 +38,19 @@ _ROLES = frozenset(
         *("response", "answer", "output", "completion", "reply", "final", "bos", "eos"),
     )
 )
-"""Words of headers, in lower case."""
-_ALPACA = re.compile(
+"""Words that chat templates use in headers, in lower case."""
+_ALPACA_PREAMBLE = re.compile(
     r"Below is an instruction that describes a task(?:, paired with an input that provides further context)?\. "
     r"Write a response that appropriately completes the request\."
 )
 """The start of the text in Alpaca's rows, and in all data sets with its format."""
-_WORD = re.compile(r"\w+")
+_WORD_PATTERN = re.compile(r"\w+")
 
 
 def is_repetition(
     value: Any, conversations: Sequence[Conversation], reader: MessageReader, *, rendered: bool = False
 ) -> bool:
-    """Return whether a column only repeats, in another form, the conversations that were read from other columns.
+    """Return whether a column repeats, in another format, the conversations that were read from other columns.
 
     Args:
         value: The column's value: a string, or messages, which must agree in roles, order, calls, reasoning and marks.
@@ -75,9 +75,9 @@ def _list_contents(messages: Sequence[Message]) -> list[str]:
 
 
 def _contains_messages(conversation: Conversation, messages: ParsedMessages) -> bool:
-    """Return whether the messages `read` occur in the conversation, in order; whitespace is ignored.
+    """Return whether messages occur in a conversation, in order, without regard to whitespace.
 
-    A message that is context only must be context only in the conversation too.
+    A message that is context only must also be context only in the conversation.
     """
     rest = iter(enumerate(map(_remove_whitespace, conversation.messages)))
     for place, message in enumerate(map(_remove_whitespace, messages.messages)):
@@ -96,7 +96,7 @@ def _is_rendering(text: str, conversation: Conversation) -> bool:
     """Return whether a text is the rendered conversation: its messages in order, with only headers between them."""
     places = [place for place, character in enumerate(text) if not character.isspace()]
     squeezed, places = "".join(text.split()), [*places, len(text)]
-    known = _ROLES | _collect_header_words(conversation)
+    known = _HEADER_WORDS | _collect_header_words(conversation)
     position = 0
     for i, message in enumerate(conversation.messages):
         content = "".join("".join(iter_texts(message.content)).split())
@@ -124,13 +124,13 @@ def _is_at_word_boundaries(text: str, begin: int, end: int) -> bool:
 
 
 def _is_header(text: str, known: frozenset[str]) -> bool:
-    """Return whether a text between two messages only names the next speaker."""
-    text = _MARKS.sub(" ", _ALPACA.sub(" ", " ".join(text.split())))
-    return all(word.casefold().strip("_") in known for word in _WORD.findall(text))
+    """Return whether a text between two messages is only a header with the next role."""
+    text = _TEMPLATE_MARKS.sub(" ", _ALPACA_PREAMBLE.sub(" ", " ".join(text.split())))
+    return all(word.casefold().strip("_") in known for word in _WORD_PATTERN.findall(text))
 
 
 def _collect_header_words(conversation: Conversation) -> frozenset[str]:
-    """Return the words of a conversation's calls, reasoning and tools, which templates write between its messages."""
+    """Collect the words of a conversation's calls, reasoning and tools, which templates write between messages."""
     around = [
         {name: value for name, value in message.to_dict().items() if name not in ("role", "content")}
         for message in conversation.messages
@@ -138,4 +138,4 @@ def _collect_header_words(conversation: Conversation) -> frozenset[str]:
     if not any(around) and not conversation.tools:
         return frozenset()
     text = json.dumps([around, list(conversation.tools)], ensure_ascii=False, default=str)
-    return frozenset(word.casefold().strip("_") for word in _WORD.findall(text))
+    return frozenset(word.casefold().strip("_") for word in _WORD_PATTERN.findall(text))

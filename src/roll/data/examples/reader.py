@@ -1,4 +1,4 @@
-"""Read rows as examples of a pipeline's kind, and record bad rows."""
+"""Reads rows as examples of the kind that a pipeline trains on, and records bad rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roll.data.cells import BadRow, Row, read_column
 from roll.data.conversations import MessageReader, RowView, check_columns, list_media_columns, read_media
 from roll.data.conversations.fields import UnsupportedMedia
 from roll.data.examples.conversations import RowParser
-from roll.data.examples.repeated import is_repetition
+from roll.data.examples.repeated_columns import is_repetition
 from roll.data.media import MEDIA_NOUNS, MediaReader, describe_marks, place_media
 from roll.data.source import get_message_content, get_message_texts, get_template_inputs, get_tool_texts
 from roll.errors import DataError, short
@@ -24,11 +24,11 @@ from roll.types import Conversation, Example, get_content_key
 
 __all__ = ["ExampleKind", "ExampleReader"]
 
-MAX_SIZE = 1e18
-"""Largest score or margin; a loss computes its square in float32."""
+MAX_ABS_VALUE = 1e18
+"""Largest absolute value of a score or margin; a loss computes its square in float32."""
 ExampleKind: TypeAlias = Literal["supervised", "pair", "labelled", "scored"]
-"""One conversation; two answers to the same prompt, the preferred one first; one answer and whether it is wanted; one
-answer and its score."""
+"""One conversation; two answers to the same prompt, the preferred one first; one answer that is labeled desirable or
+undesirable; one answer with a score."""
 
 
 class ExampleReader:
@@ -61,63 +61,65 @@ class ExampleReader:
         self._bad = bad
         self._columns = {getattr(config, name) for name in type(config).model_fields if name.endswith("_key")} - {None}
 
-    def read(self, row: Row, key: str, where: str) -> Example:
+    def read(self, row: Row, key: str, location: str) -> Example:
         """Read one row as an example; see `RowReader.read`."""
         try:
-            return self._read_example(row, key, where)
+            return self._read_example(row, key, location)
         except UnsupportedMedia as error:
             raise error.with_pipeline(self._pipeline) from None
         except DataError:
             raise
         except Exception as error:  # rows from Python may be of classes that raise anything
-            raise BadRow("unreadable", f"{where}: the row cannot be read: {type(error).__name__}: {error}") from error
+            raise BadRow(
+                "unreadable", f"{location}: the row cannot be read: {type(error).__name__}: {error}"
+            ) from error
 
-    def _read_example(self, raw: Row, key: str, where: str) -> Example:
+    def _read_example(self, raw: Row, key: str, location: str) -> Example:
         config = self._config
         row = RowView(raw, config.ignored_fields, self._media)
-        reading = RowParser(row, config, where)
+        reading = RowParser(row, config, location)
         conversations = (
-            _read_pair(reading, config, where)
+            _read_pair(reading, config, location)
             if self._kind == "pair"
             else (_select_last_answer(reading.read_conversation(), self._kind),)
         )
-        conversations = self._with_media(row, conversations, where)
+        conversations = self._with_media(row, conversations, location)
         for conversation in conversations:
-            _check_marks(conversation, self._kind, where)
-            self._check_special_tokens(conversation, where)
+            _check_marks(conversation, self._kind, location)
+            self._check_special_tokens(conversation, location)
         example = Example(
             uid=f"{self._domain}/{key}",
             domain=self._domain,
             conversations=conversations,
-            preferred=_read_label(row, config, where) if self._kind == "labelled" else None,
-            target=self._read_target(row, where),
+            preferred=_read_label(row, config, location) if self._kind == "labelled" else None,
+            target=self._read_target(row, location),
             metadata={name: row.peek(name) for name in row if name not in self._columns},
         )
-        self._check_columns(row, conversations, where)
+        self._check_columns(row, conversations, location)
         return example
 
     def _with_media(
-        self, row: RowView, conversations: tuple[Conversation, ...], where: str
+        self, row: RowView, conversations: tuple[Conversation, ...], location: str
     ) -> tuple[Conversation, ...]:
-        """Return the conversations with the row's media; both conversations of a pair get the same media."""
+        """Insert the row's media into its conversations; both conversations of a pair get the same media."""
         if row.media is None:
             return conversations
-        media, columns = read_media(row, self._config, where), list_media_columns(row, self._config)
+        media, columns = read_media(row, self._config, location), list_media_columns(row, self._config)
         if media and any(conversation.text is not None for conversation in conversations):
             kind = media[0].kind
-            raise BadRow(kind, f"{where}: the row has {kind}, but plain text instead of messages: give `messages`.")
+            raise BadRow(kind, f"{location}: the row has {kind}, but plain text instead of messages: give `messages`.")
         placed = tuple(
             conversation
             if conversation.text is not None
-            else replace(conversation, messages=place_media(conversation.messages, media, where, columns))
+            else replace(conversation, messages=place_media(conversation.messages, media, location, columns))
             for conversation in conversations
         )
         for conversation in placed:
-            _check_answers(conversation, where)
+            _check_answers(conversation, location)
         return placed
 
-    def _check_columns(self, row: RowView, conversations: tuple[Conversation, ...], where: str) -> None:
-        """Check that no column is left unread; a column that repeats other columns in another form counts as read."""
+    def _check_columns(self, row: RowView, conversations: tuple[Conversation, ...], location: str) -> None:
+        """Check that every column was read; a column that repeats other columns in another format counts as read."""
         config = self._config
         if self._kind != "pair" and config.completion_key in (config.chosen_key, config.rejected_key):
             row.read |= {config.chosen_key, config.rejected_key}  # the configuration selects one of the two answers
@@ -132,9 +134,9 @@ class ExampleReader:
             for name in row.unread_columns
             if name in forms and is_repetition(row.peek(name), conversations, reader, rendered=name == config.text_key)
         }
-        check_columns(row, config, self._columns, where)
+        check_columns(row, config, self._columns, location)
 
-    def handle_error(self, error: DataError, where: str) -> None:
+    def handle_error(self, error: DataError, location: str) -> None:
         """Record the error; all errors are reported at once."""
         self._bad.add_error(error)
 
@@ -144,7 +146,7 @@ class ExampleReader:
         if conversation.text is not None:
             # The prompt of a plain-text pair is not marked: it is their common prefix.
             return [conversation.text[: _compute_common_length(*(str(c.text) for c in item.conversations))]]
-        given = max(conversation.num_given, 1)
+        given = max(conversation.num_prompt_messages, 1)
         first = next(i for i, m in enumerate(conversation.messages) if m.role == "assistant" and i >= given)
         return [get_content_key(m.content) for m in conversation.messages[:first]]
 
@@ -152,13 +154,13 @@ class ExampleReader:
         """Yield all content that distinguishes the example from others."""
         yield f"{item.uid}\x00{item.preferred}\x00{item.target}"
         for conversation in item.conversations:
-            yield f"{conversation.num_given}\x00{conversation.text or ''}"
+            yield f"{conversation.num_prompt_messages}\x00{conversation.text or ''}"
             yield from map(get_message_content, conversation.messages)
             yield from get_template_inputs(conversation.tools, conversation.template_kwargs)
             if conversation.untrained:
                 yield f"untrained {sorted(conversation.untrained)}"
 
-    def _check_special_tokens(self, conversation: Conversation, where: str) -> None:
+    def _check_special_tokens(self, conversation: Conversation, location: str) -> None:
         # Rejected rather than escaped: in chat data, special tokens are mostly leftovers of another model's template,
         # which the model should not learn in any spelling.
         for message in conversation.messages:
@@ -166,78 +168,82 @@ class ExampleReader:
             if found is not None:
                 raise BadRow(
                     "special token in a message",
-                    f"{where}: the {message.role}'s message contains {found!r}, which the model would read as the "
+                    f"{location}: the {message.role}'s message contains {found!r}, which the model would read as the "
                     "token that its template puts between messages: remove it, or give such rows as `text`.",
                 )
         found = next(filter(None, map(self._special_in, get_tool_texts(conversation.tools))), None)
         if found is not None:
             raise BadRow(
                 "special token in a tool",
-                f"{where}: a tool's description contains {found!r}, a special token of the model: remove it.",
+                f"{location}: a tool's description contains {found!r}, a special token of the model: remove it.",
             )
 
-    def _read_target(self, row: RowView, where: str) -> float | None:
+    def _read_target(self, row: RowView, location: str) -> float | None:
         config = self._config
         if self._kind == "scored":
-            return _read_number(read_column(row, config.score_key, where, "score_key"), config.score_key, where)
+            return _read_number(read_column(row, config.score_key, location, "score_key"), config.score_key, location)
         if self._kind == "pair" and config.margin_key is not None and row.get(config.margin_key) is not None:
-            return _read_number(row[config.margin_key], config.margin_key, where)
+            return _read_number(row[config.margin_key], config.margin_key, location)
         return None
 
 
 def _select_last_answer(conversation: Conversation, kind: ExampleKind) -> Conversation:
-    if kind == "supervised" or conversation.text is not None or conversation.num_given:
+    if kind == "supervised" or conversation.text is not None or conversation.num_prompt_messages:
         return conversation
     # The label or score of a whole conversation is that of its last answer.
-    return replace(conversation, num_given=len(conversation.messages) - 1)
+    return replace(conversation, num_prompt_messages=len(conversation.messages) - 1)
 
 
-def _check_marks(conversation: Conversation, kind: ExampleKind, where: str) -> None:
-    """Check that at least one answer is trained on, and that no judged answer is marked as context only."""
+def _check_marks(conversation: Conversation, kind: ExampleKind, location: str) -> None:
+    """Check that at least one answer is trained on, and that no labeled or scored answer is marked as context only."""
     answers = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
-    if conversation.untrained and conversation.untrained.issuperset(i for i in answers if i >= conversation.num_given):
+    if conversation.untrained and conversation.untrained.issuperset(
+        i for i in answers if i >= conversation.num_prompt_messages
+    ):
         raise BadRow(
             "nothing to learn",
-            f"{where}: every answer is marked as context only: mark one for training, or leave the row out.",
+            f"{location}: every answer is marked as context only: mark one for training, or leave the row out.",
         )
-    if kind != "supervised" and any(place >= conversation.num_given for place in conversation.untrained):
+    if kind != "supervised" and any(place >= conversation.num_prompt_messages for place in conversation.untrained):
         raise BadRow(
             "judged answer that is context only",
-            f"{where}: the answer that has the label or score is marked as context only: remove the mark, or leave "
+            f"{location}: the answer that has the label or score is marked as context only: remove the mark, or leave "
             "the row out.",
         )
 
 
-def _check_answers(conversation: Conversation, where: str) -> None:
+def _check_answers(conversation: Conversation, location: str) -> None:
     """Check that no answer to train on has an image, audio or a video.
 
     Raises:
-        BadRow: An answer has one.
+        BadRow: An answer has an image, audio or a video.
     """
     for place, message in enumerate(conversation.messages):
-        trained = place >= conversation.num_given and place not in conversation.untrained
+        trained = place >= conversation.num_prompt_messages and place not in conversation.untrained
         if message.role == "assistant" and message.media and trained:
             kind = message.media[0].kind
             raise BadRow(
                 kind,
-                f"{where}: the assistant's message {place + 1} has {MEDIA_NOUNS[kind]}, but the model writes only "
+                f"{location}: the assistant's message {place + 1} has {MEDIA_NOUNS[kind]}, but the model writes only "
                 f"text: move the {kind} into another message, or leave the row out.",
             )
 
 
-def _read_pair(parser: RowParser, config: ExampleColumns, where: str) -> tuple[Conversation, Conversation]:
+def _read_pair(parser: RowParser, config: ExampleColumns, location: str) -> tuple[Conversation, Conversation]:
     chosen = parser.read_answer(config.chosen_key, "chosen_key")
     rejected = parser.read_answer(config.rejected_key, "rejected_key")
     if (chosen.text is None) != (rejected.text is None):
-        raise BadRow("wrong type", f"{where}: one answer is text and the other a list of chat messages: use one form.")
+        raise BadRow(
+            "wrong type", f"{location}: one answer is text and the other a list of chat messages: use one form."
+        )
     if chosen == rejected:
-        raise BadRow("equal sides", f"{where}: both answers are the same, so there is nothing to learn from them.")
+        raise BadRow("equal sides", f"{location}: both answers are the same, so there is nothing to learn from them.")
     if chosen.text is not None and rejected.text is not None:
         if chosen.text[0] != rejected.text[0]:
             raise BadRow(
                 "different prompts",
-                f"{where}: the two strings have no common prefix, which would be the prompt: give two answers to the "
-                "same prompt, or name the prompt's column (prompt_key).",
+                f"{location}: the two strings have no common prefix, which would be the prompt: give two answers to "
+                "the same prompt, or name the prompt's column (prompt_key).",
             )
         return chosen, rejected
     a, b = chosen.messages, rejected.messages
@@ -247,18 +253,18 @@ def _read_pair(parser: RowParser, config: ExampleColumns, where: str) -> tuple[C
         content = short(describe_marks(get_content_key(other.content)))
         raise BadRow(
             "different prompts",
-            f"{where}: the two answers have different prompts: only one of the two conversations contains this "
+            f"{location}: the two answers have different prompts: only one of the two conversations contains this "
             f"{other.role} message: {content}. Give two answers to the same prompt.",
         )
     sides = [
-        parser.check(replace(side, num_given=common), f"{where}, column '{key}'")
+        parser.check(replace(side, num_prompt_messages=common), f"{location}, column '{key}'")
         for side, key in ((chosen, config.chosen_key), (rejected, config.rejected_key))
     ]
     if common in (len(a), len(b)):
         raise BadRow(
             "empty answer",
-            f"{where}: one conversation is only the beginning of the other, so the shorter one has no answer: fill it "
-            "in, or leave the row out.",
+            f"{location}: one conversation is only the beginning of the other, so the shorter one has no answer: fill "
+            "it in, or leave the row out.",
         )
     return sides[0], sides[1]
 
@@ -273,20 +279,20 @@ def _to_python_number(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) and value.dtype.kind in "biuf" else value
 
 
-def _read_label(row: RowView, config: ExampleColumns, where: str) -> bool:
-    value = _to_python_number(read_column(row, config.label_key, where, "label_key"))
+def _read_label(row: RowView, config: ExampleColumns, location: str) -> bool:
+    value = _to_python_number(read_column(row, config.label_key, location, "label_key"))
     if not isinstance(value, bool | int | float) or value not in (0, 1):
         raise BadRow(
             "label is not true or false",
-            f"{where}: column '{config.label_key}' must be true or false, 1 or 0, got {short(value)}.",
+            f"{location}: column '{config.label_key}' must be true or false, 1 or 0, got {short(value)}.",
         )
     return bool(value)
 
 
-def _read_number(value: Any, key: str, where: str) -> float:
+def _read_number(value: Any, key: str, location: str) -> float:
     value = _to_python_number(value)
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
-        raise BadRow("wrong type", f"{where}: column '{key}' must be a number, got {short(value)}.")
+        raise BadRow("wrong type", f"{location}: column '{key}' must be a number, got {short(value)}.")
     try:
         number = float(value)
     except OverflowError:
@@ -294,10 +300,11 @@ def _read_number(value: Any, key: str, where: str) -> float:
     except ValueError:  # a signaling Decimal
         number = math.nan
     if not math.isfinite(number):
-        raise BadRow("not a finite number", f"{where}: column '{key}' is {short(value)}: give a finite number.")
-    if abs(number) > MAX_SIZE:
+        raise BadRow("not a finite number", f"{location}: column '{key}' is {short(value)}: give a finite number.")
+    if abs(number) > MAX_ABS_VALUE:
         raise BadRow(
             "too large a number",
-            f"{where}: column '{key}' is {short(value)}: give numbers between -{MAX_SIZE:g} and {MAX_SIZE:g}.",
+            f"{location}: column '{key}' is {short(value)}: give numbers between -{MAX_ABS_VALUE:g} and "
+            f"{MAX_ABS_VALUE:g}.",
         )
     return number

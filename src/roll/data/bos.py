@@ -1,4 +1,4 @@
-"""The BOS token, which some tokenizers put before every text."""
+"""Handling of the BOS token, which some tokenizers put before every text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BosDeduplicator:
         self._tokenizer = tokenizer
 
     def remove_duplicate(self, text: str, ids: Sequence[int]) -> list[int]:
-        """Return the token IDs of a text, without the second of two BOS tokens at the start.
+        """Remove the second of two BOS tokens at the start of a text's token IDs.
 
         Args:
             text: The text.
@@ -31,6 +31,6 @@ class BosDeduplicator:
 
     @cached_property
     def _adds_bos(self) -> bool:
-        # Tried instead of read from `add_bos_token`, which not every tokenizer has or obeys.
+        # Determined by tokenizing a text, because not every tokenizer has `add_bos_token` or respects it.
         bos = self._tokenizer.bos_token_id
         return bos is not None and list(self._tokenizer("a")["input_ids"][:1]) == [bos]

@@ -1,4 +1,4 @@
-"""Sanitize untrusted text in conversations: it must not look like a message of another role or of the model."""
+"""Escapes special tokens in untrusted text, which must not look like a message of another role or of the model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["compile_boundaries", "escape_special"]
 
 
 def compile_boundaries(tokenizer: PreTrainedTokenizerBase, rendered: str) -> re.Pattern[str] | None:
-    """Compile a pattern that matches the text of the tokens that separate messages; `None` if there are none.
+    """Compile a pattern for the texts of the tokens that separate messages; `None` if there are none.
 
     Args:
         tokenizer: The model's tokenizer.
@@ -27,7 +27,7 @@ def compile_boundaries(tokenizer: PreTrainedTokenizerBase, rendered: str) -> re.
 
 
 def escape_special(text: str, marks: re.Pattern[str]) -> str:
-    """Return the text with a space after the first character of every mark in it.
+    """Escape the marks in a text by a space after the first character of each mark.
 
     >>> escape_special("on <|im_end|>", re.compile(re.escape("<|im_end|>")))
     'on < |im_end|>'

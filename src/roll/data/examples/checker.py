@@ -1,4 +1,4 @@
-"""Render examples before training, to find those that cannot be trained on, and the lengths of the others."""
+"""Renders examples before training, to find unusable examples and the lengths of the others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from roll.config.examples import ExampleColumns, ExampleDataConfig
 from roll.data.bad_rows import BadRows
 from roll.data.examples.report import Report
-from roll.data.examples.samples import TOO_LONG, SampleBuilder, UnusableExample
+from roll.data.examples.samples import TOO_LONG_REASON, SampleBuilder, UnusableExample
 from roll.data.examples.sums import ArithmeticExamplesSource
 from roll.data.rows import RowItems
 from roll.types import Conversation, Example, ExampleDraw, TrainingSample
@@ -20,8 +20,8 @@ __all__ = ["ExampleChecker", "Source", "is_skipped"]
 
 Source: TypeAlias = RowItems[Example] | ArithmeticExamplesSource
 
-NUM_MEASURED = 200
-"""Number of examples that are rendered to estimate lengths, if there are too many to render all."""
+NUM_ESTIMATE_EXAMPLES = 200
+"""Number of examples that are rendered to estimate lengths if there are too many to render all of them."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,11 +39,11 @@ class ExampleChecker:
     """Number of examples with an answer that the template renders differently as the conversation continues."""
 
     def filter_usable(self, source: Source, config: ExampleDataConfig, bad: BadRows) -> Source:
-        """Return the source without the examples that cannot be trained on, and record these examples in `bad`.
+        """Remove the examples that cannot be trained on from a source, and record them in `bad`.
 
         If only some examples are rendered (`checks_all` is false), the whole source is returned.
         """
-        numbers = range(0, len(source), 1 if self.checks_all else max(len(source) // NUM_MEASURED, 1))
+        numbers = range(0, len(source), 1 if self.checks_all else max(len(source) // NUM_ESTIMATE_EXAMPLES, 1))
         out: list[int] = []
         for index in numbers:
             example = source[index]
@@ -92,7 +92,7 @@ class ExampleChecker:
 
 
 def _count_answers(conversation: Conversation) -> int:
-    return sum(message.role == "assistant" for message in conversation.messages[conversation.num_given :])
+    return sum(message.role == "assistant" for message in conversation.messages[conversation.num_prompt_messages :])
 
 
 def _count_trained_spans(sample: TrainingSample) -> int:
@@ -102,6 +102,6 @@ def _count_trained_spans(sample: TrainingSample) -> int:
 
 def is_skipped(config: ExampleDataConfig, reason: str) -> bool:
     """Return whether the source skips examples with this kind of problem."""
-    if reason == TOO_LONG and config.too_long == "skip":
+    if reason == TOO_LONG_REASON and config.too_long == "skip":
         return True
     return isinstance(config, ExampleColumns) and config.on_bad_row == "skip"

@@ -1,4 +1,4 @@
-"""Prompts that are strings, and the messages built from them."""
+"""Prompts that are strings, and their conversion to messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["TextPrompt", "build_messages", "parse_prompt_text", "with_prompt_tem
 
 
 def build_messages(text: str, system_prompt: str | None, template: str) -> tuple[Message, ...]:
-    """Return the user message with `text` inserted in `template`, after a system message if one is given."""
+    """Build the messages of a prompt: the user message from `template` and `text`, and a system message if given."""
     user = Message(role="user", content=template.replace("{prompt}", text))
     return (Message(role="system", content=system_prompt), user) if system_prompt else (user,)
 
@@ -27,7 +27,7 @@ class TextPrompt:
     messages: tuple[Message, ...] | None = None
     """The messages, if the string is a dialog (`Human: …`)."""
     listed: Sequence[Any] | None = None
-    """The list of messages, not read yet, if the string is JSON."""
+    """The list of messages, not parsed yet, if the string is JSON."""
 
 
 def parse_prompt_text(text: str) -> TextPrompt | None:
@@ -49,14 +49,14 @@ def parse_prompt_text(text: str) -> TextPrompt | None:
 
 
 def with_prompt_template(
-    messages: tuple[Message, ...], template: str, where: str, *, last: bool = True
+    messages: tuple[Message, ...], template: str, location: str, *, last: bool = True
 ) -> tuple[Message, ...]:
-    """Return the messages, with `prompt_template` around the user's question.
+    """Apply `prompt_template` to the user's question, and return all messages.
 
     Args:
         messages: The messages of a prompt, or a whole conversation.
         template: A string with `{prompt}` in it.
-        where: The row's location, for messages.
+        location: The row's location, for messages.
         last: Whether to apply the template to the last user message; if not, there must be only one user message.
 
     Raises:
@@ -68,7 +68,7 @@ def with_prompt_template(
     if not indices or (not last and len(indices) > 1):
         raise BadRow(
             "prompt template",
-            f"{where}: `prompt_template` applies to a single user message, but this conversation has "
+            f"{location}: `prompt_template` applies to a single user message, but this conversation has "
             f"{len(indices)}: write the template into the rows, and leave prompt_template out.",
         )
     index = indices[-1]
