@@ -60,7 +60,7 @@ The following conventions hold in every formula:
 
 - R is the reward after shaping by `algorithm.reward`. Filters use the same reward, unless `filters.metric` is
   `accuracy`.
-- With `kl.place: reward`, R is the penalized reward, R - beta sum_t KL_t over an answer's tokens. The penalty is
+- With `kl.apply_to: reward`, R is the penalized reward, R - beta sum_t KL_t over an answer's tokens. The penalty is
   subtracted before baseline and deviation, and filters do not use it. If turns or tokens have their own returns
   (`rebn`; `reinforce_pp`, `remax`, `ppo`, `asy_ppo`), the KL of each turn or token is subtracted from its own reward.
   If a rollout is not trained, its penalty in baselines is the mean penalty per token of the trained rollouts.

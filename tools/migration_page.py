@@ -9,8 +9,8 @@ from pathlib import Path
 
 from roll.cli.migration.rules import Rule
 from roll.cli.migration.trl import TRAINERS, TRL_VERSION
-from roll.cli.migration.trl_common import COMMON
-from roll.cli.migration.trl_older import OLDER, RENAMED
+from roll.cli.migration.trl_common import COMMON_RULES
+from roll.cli.migration.trl_older import OLDER_KEY_RULES, RENAMED_KEYS
 from roll.cli.migration.verl import VERL_COMMIT
 from roll.cli.migration.verl_rules import VERL
 
@@ -69,10 +69,10 @@ _TITLES = {"grpo": "TRL: GRPO", "sft": "TRL: supervised fine-tuning", "dpo": "TR
 def _section(title: str, rules: Sequence[Rule]) -> Iterator[str]:
     yield from ("", f"## {title}", "", "| key | default | key in ROLL | note |", "|---|---|---|---|")
     for rule in rules:
-        if rule.kind in ("moved", "with"):
+        if rule.kind in ("renamed", "companion"):
             where = ", ".join(f"`{key}`" for key in rule.to) or "no key: ROLL does the same"
             yield _row(rule, where, rule.note)
-    for kind, words in (("lacking", "no counterpart"), ("needless", "not needed")):
+    for kind, words in (("unsupported", "no counterpart"), ("ignored", "not needed")):
         for rule in rules:
             if rule.kind == kind:
                 yield _row(rule, words, rule.note)
@@ -85,13 +85,13 @@ def _row(rule: Rule, where: str, note: str) -> str:
 
 def page() -> str:
     """Return the whole page."""
-    common = {rule.key for rule in COMMON}
+    common = {rule.key for rule in COMMON_RULES}
     lines: list[str] = [_HEAD.rstrip()]
     for trainer, rules in TRAINERS.items():
         lines += _section(_TITLES[trainer], [rule for rule in rules if rule.key not in common])
-    lines += _section("TRL: every trainer", COMMON)
-    lines += _section("TRL: keys of older versions", OLDER)
-    lines += ["", "Renamed by TRL: " + ", ".join(f"`{old}` is `{new}`" for old, new in RENAMED.items()) + "."]
+    lines += _section("TRL: every trainer", COMMON_RULES)
+    lines += _section("TRL: keys of older versions", OLDER_KEY_RULES)
+    lines += ["", "Renamed by TRL: " + ", ".join(f"`{old}` is `{new}`" for old, new in RENAMED_KEYS.items()) + "."]
     lines += _section("verl", VERL)
     return "\n".join([*lines, ""])
 

@@ -24,10 +24,10 @@ from roll.types import Message, Prompt, Rollout
 
 __all__ = ["ANSWER_KEYS", "AnswerLine", "encode_words", "read_answers"]
 
-_RESPONSE = ("response", "text", "completion")
+_RESPONSE_KEYS = ("response", "text", "completion")
 ANSWER_KEYS = ("answer", "reference", "ground_truth")
-_PROMPT = ("prompt", "question", "messages")
-_OTHER = ("metadata", "finished", "domain", "expected")
+_PROMPT_KEYS = ("prompt", "question", "messages")
+_OTHER_KEYS = ("metadata", "finished", "domain", "expected")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,7 +42,7 @@ class AnswerLine:
 
 
 def encode_words(text: str) -> list[int]:
-    """Return one number per word, the same for equal words: for length penalties without a model's tokenizer."""
+    """Return one integer ID per word, equal for equal words; replaces a model's tokenizer for length penalties."""
     numbers: dict[str, int] = {}
     return [numbers.setdefault(word, len(numbers)) for word in text.split()]
 
@@ -88,17 +88,17 @@ def _parse_line(
         raise DataError(f"{where}: the line is not valid JSON ({error}): {short(line.strip())}") from None
     if not isinstance(row, dict):
         raise DataError(f"{where}: an answer must be a JSON object, got {type(row).__name__}: {short(line.strip())}")
-    response_key = _find_key(row, _RESPONSE)
+    response_key = _find_key(row, _RESPONSE_KEYS)
     if response_key is None:
-        hint = did_you_mean(next(iter(row), ""), _RESPONSE)
+        hint = did_you_mean(next(iter(row), ""), _RESPONSE_KEYS)
         keys = ", ".join(map(repr, list(row)[:20])) or "none"
         raise DataError(f"{where}: the key 'response', the answer to score, is missing. Keys: {keys}.{hint}")
     response = _read_typed_value(row, response_key, str, "", where)
-    answer_key, prompt_key = _find_key(row, ANSWER_KEYS), _find_key(row, _PROMPT)
+    answer_key, prompt_key = _find_key(row, ANSWER_KEYS), _find_key(row, _PROMPT_KEYS)
     answer = _read_plain_value(row[answer_key], answer_key, where) if answer_key else ""
     finished = _read_typed_value(row, "finished", bool, True, where)
     metadata = _read_typed_value(row, "metadata", dict, {}, where)
-    taken = {response_key, answer_key, prompt_key, *_OTHER}
+    taken = {response_key, answer_key, prompt_key, *_OTHER_KEYS}
     prompt = Prompt(
         uid=f"line {number}",
         domain=_read_domain(row, domains, where),

@@ -32,7 +32,7 @@ __all__ = ["SamplingOptions", "chat_with_models"]
 MAX_CONTEXT = 8192
 """Context length of an engine, if the model supports as much."""
 POLL_INTERVAL_S = 0.05
-_MAX_SIZE = 1e6
+_MAX_NUMBER = 1e6
 """Largest number that a command of the chat accepts."""
 HELP = """\
 /reset              reset the conversation
@@ -251,7 +251,7 @@ class _Conversation:
             model.messages.append(Message(role="assistant", content="".join(pieces)))
 
     async def _stream(self, model: _ChatModel, pieces: list[str]) -> None:
-        """Generate a model's answer, print the text as it grows, and append it to `pieces`."""
+        """Generate a model's answer, print the text while it is generated, and append the text pieces to `pieces`."""
         from roll.inference.hf import get_partial_tokens
         from roll.types import GenerationRequest, SamplingParams
 
@@ -309,6 +309,6 @@ def _parse_number(text: str, kind: Callable[[str], Any], least: float) -> Any:
         value = kind(text)
     except ValueError:
         value = None
-    if value is None or not least <= value <= _MAX_SIZE:
-        raise UserError(f"'{escape_controls(text)}' is not a number from {least:g} to {_MAX_SIZE:,.0f}.")
+    if value is None or not least <= value <= _MAX_NUMBER:
+        raise UserError(f"'{escape_controls(text)}' is not a number from {least:g} to {_MAX_NUMBER:,.0f}.")
     return value

@@ -34,11 +34,11 @@ from roll.tracking.summary import summarize
 __all__ = ["compare_runs"]
 
 RECENT_STEPS = 5
-_MAX_SUMMARY = 2**20
+_MAX_SUMMARY_BYTES = 2**20
 DEFAULT_METRICS = ("reward/*", "eval/*", "training/loss", "entropy/*", "agreement/*", "response/*", "rollout/length*")
 """Metrics that are compared by default."""
 MAX_WIDTH = 160
-_ABSENT = "–"
+_MISSING_CELL = "–"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,10 +47,10 @@ class _ComparedRun:
 
     label: str
     settings: dict[str, Any]
-    """Settings by dotted key, without those that always differ between runs."""
+    """Configured values by dotted key, without the keys that always differ between runs."""
     summary: Summary
     steps: list[dict[str, float]]
-    """Numbers of each training step, including its `step`."""
+    """Metrics of each training step, including the step number `step`."""
     evaluations: list[dict[str, float]]
 
 
@@ -87,7 +87,7 @@ def _open_run(path: str) -> _ComparedRun:
         settings = flatten(rename_config(read(run.config_path).tree))
         lines = read_untrusted_metrics(run.metrics_path)
         summary_there = os.path.lexists(run.summary_path)
-        written = parse_json(inside.read(run.summary_path.name, limit=_MAX_SUMMARY)) if summary_there else {}
+        written = parse_json(inside.read(run.summary_path.name, limit=_MAX_SUMMARY_BYTES)) if summary_there else {}
     except RunDirectoryError as error:
         raise RunDirectoryError(f"'{path}' cannot be compared: {error}") from None
     except (ValueError, RecursionError) as error:
@@ -141,7 +141,7 @@ def _make_label_unique(run: _ComparedRun, runs: Sequence[_ComparedRun], path: st
 
 
 def _find_differences(runs: Sequence[_ComparedRun]) -> dict[str, list[Any]]:
-    """Return the settings that differ: one value per run, by dotted key; `None` for a run without the key."""
+    """Return the keys whose values differ, each with one value per run; `None` for a run without the key."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     columns = {key: [run.settings.get(key) for run in runs] for key in keys}
     return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
@@ -240,7 +240,7 @@ def _format_table(labels: Sequence[str], rows: dict[str, list[Any]], *, with_cha
 
 def _format_cell(value: Any) -> str:
     if value is None:
-        return _ABSENT
+        return _MISSING_CELL
     if isinstance(value, float):
         return f"{value:.4g}"
     return shorten(value if isinstance(value, str) else json.dumps(value, default=str), 60).replace("\n", "⏎")

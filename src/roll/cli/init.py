@@ -13,22 +13,26 @@ from typing import Any
 import click
 
 from roll.cli.completing import complete_directories
-from roll.cli.scaffold import OWN, PIPELINES, REWARDS, SAMPLE, NewRun, build_files, read_column_names
+from roll.cli.scaffold import OWN_CODE, PIPELINES, REWARDS, SAMPLE_DATA, NewRun, build_files, read_column_names
 from roll.errors import UserError
 
 __all__ = ["find_shipped_examples", "init"]
 
-MODEL = "smollm2-135m-instruct"
+DEFAULT_MODEL = "smollm2-135m-instruct"
 
 
 @click.command()
 @click.argument("directory", metavar="[DIR]", default=".", shell_complete=complete_directories)
 @click.option("--pipeline", type=click.Choice(list(PIPELINES)), help="Pipeline of the run; by default rlvr.")
-@click.option("--model", help=f"Model directory, hub id, or a name that ROLL knows; by default {MODEL}.")
-@click.option("--data", metavar="FILE", help=f"JSONL or Parquet file with your rows; `{SAMPLE}` writes a small file.")
-@click.option("--reward", type=click.Choice(list(REWARDS)), help=f"Reward of an answer; `{OWN}` writes a reward.py.")
+@click.option("--model", help=f"Model directory, hub id, or a name that ROLL knows; by default {DEFAULT_MODEL}.")
+@click.option(
+    "--data", metavar="FILE", help=f"JSONL or Parquet file with your rows; `{SAMPLE_DATA}` writes a small file."
+)
+@click.option(
+    "--reward", type=click.Choice(list(REWARDS)), help=f"Reward of an answer; `{OWN_CODE}` writes a reward.py."
+)
 @click.option("--teacher", help="Teacher model, for pipelines that distill.")
-@click.option("--environment", help=f"Environment id of an agentic run; `{OWN}` writes an environment.py.")
+@click.option("--environment", help=f"Environment id of an agentic run; `{OWN_CODE}` writes an environment.py.")
 @click.option("--examples", is_flag=True, help="Write the shipped examples to DIR/examples instead.")
 @click.option("--yes", is_flag=True, help="Do not prompt: use the default of every option that is not given.")
 @click.pass_context
@@ -82,13 +86,13 @@ def _choose_options(target: Path, given: Mapping[str, str | None], *, interactiv
         return value if value is not None else str(default)
 
     pipeline = choose_one("pipeline", "What should the run do?", "rlvr", PIPELINES)
-    options: dict[str, Any] = {"pipeline": pipeline, "model": choose_one("model", "Which model?", MODEL)}
+    options: dict[str, Any] = {"pipeline": pipeline, "model": choose_one("model", "Which model?", DEFAULT_MODEL)}
     options["name"] = target.resolve().name or "run"
     empty = NewRun(**options)
     if empty.needs_data:
-        file = choose_one("data", f"Which JSONL or Parquet file? ({SAMPLE} writes a small one)", SAMPLE)
+        file = choose_one("data", f"Which JSONL or Parquet file? ({SAMPLE_DATA} writes a small one)", SAMPLE_DATA)
         options["data"] = file
-        if file != SAMPLE:
+        if file != SAMPLE_DATA:
             options["columns"] = read_column_names(Path(file))
             options["data"] = str(_make_relative(target, Path(file)))
     if empty.needs_reward:
@@ -96,7 +100,7 @@ def _choose_options(target: Path, given: Mapping[str, str | None], *, interactiv
     if empty.needs_teacher:
         options["teacher"] = choose_one("teacher", "Which model teaches? (a run, a directory or a hub id)", None)
     if not empty.needs_data:
-        options["environment"] = choose_one("environment", f"Which environment? ({OWN} writes one)", OWN)
+        options["environment"] = choose_one("environment", f"Which environment? ({OWN_CODE} writes one)", OWN_CODE)
     if unused := [f"--{name}" for name, value in given.items() if value is not None and name not in options]:
         raise UserError(f"the pipeline '{pipeline}' does not support {', '.join(unused)}: remove the option.")
     return NewRun(**options)

@@ -34,7 +34,7 @@ __all__ = ["exit_process", "run", "run_guarded"]
 
 END_TIMEOUT_S = 1.0
 """Timeout for threads to notice that their processes were ended, and to clean up."""
-_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def run(arguments: Sequence[str], *, own_process: bool = False) -> int:
@@ -135,7 +135,7 @@ def _report_failure(error: Exception, session: Session) -> int:
     if too_long is not None:
         _print_error(f"Error: the file name {short(too_long.filename)} is too long.")
         return 2
-    disk = next((leaf for leaf in files if leaf.errno in _DISK), None)
+    disk = next((leaf for leaf in files if leaf.errno in _DISK_ERRORS), None)
     if disk is not None:
         place = f" '{disk.filename}'" if disk.filename else ""
         _print_error(f"Error: cannot write{place}: {disk.strerror}. Free disk space or check permissions.")

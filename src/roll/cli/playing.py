@@ -31,7 +31,7 @@ _MAX_CONTEXT = 8192
 
 @dataclass(frozen=True, kw_only=True)
 class PlayerSettings:
-    """The model that plays, the server that may run it, and sampling options."""
+    """The model that chooses the actions, the server that may run the model, and sampling options."""
 
     model: str | None
     url: str | None
@@ -45,7 +45,7 @@ async def play_episodes(
     policy: Literal["random", "model", "openai"],
     sampling: PlayerSettings,
     seeds: Iterable[int],
-    most_turns: int,
+    max_turns: int,
     tools: Sequence[Any] = (),
     tool_format: str = "auto",
 ) -> list[Transcript]:
@@ -57,7 +57,7 @@ async def play_episodes(
         policy: who plays: random actions, an embedded model, or a model behind an OpenAI-compatible server.
         sampling: the model and its sampling options.
         seeds: seeds of the episodes.
-        most_turns: maximum number of turns of an episode.
+        max_turns: maximum number of turns of an episode.
         tools: tools of the player, as entries of `roll.envs.tools.build_tools`.
         tool_format: format of tool calls.
 
@@ -75,7 +75,7 @@ async def play_episodes(
 
     async with _open_policy(policy, sampling) as answer:
         return [
-            await play_one_episode(id, options, seed, most_turns, lambda env: choose(env, answer), tools, tool_format)
+            await play_one_episode(id, options, seed, max_turns, lambda env: choose(env, answer), tools, tool_format)
             for seed in seeds
         ]
 
@@ -84,7 +84,7 @@ async def play_one_episode(
     id: str,
     options: dict[str, Any],
     seed: int,
-    most_turns: int,
+    max_turns: int,
     choose: Callable[[Any], Policy],
     tools: Sequence[Any] = (),
     tool_format: str = "auto",
@@ -105,7 +105,7 @@ async def play_one_episode(
         environment = make(id, options)
         if tools:
             environment = equipped = with_tools(environment, tools, tool_format=tool_format)
-        return await play_episode(environment, choose(environment), environment=id, seed=seed, most_turns=most_turns)
+        return await play_episode(environment, choose(environment), environment=id, seed=seed, max_turns=max_turns)
     except ProtocolError as error:
         raise InfraError(f"environment '{id}', seed {seed}: {error}") from error
     except (UserError, InfraError):
@@ -154,7 +154,7 @@ def build_messages(transcript: Transcript) -> list[Message]:
 async def _open_policy(
     policy: Literal["random", "model", "openai"], sampling: PlayerSettings
 ) -> AsyncIterator[Policy | None]:
-    """Run the body with the policy of the embedded model or of the server; with `None` if `policy` is `random`."""
+    """Yield the policy of the embedded model or of the server, or `None` if `policy` is `random`."""
     if policy == "random":
         yield None
     elif policy == "model":

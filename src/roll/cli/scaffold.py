@@ -10,11 +10,11 @@ from textwrap import dedent
 
 from roll.errors import UserError
 
-__all__ = ["OWN", "PIPELINES", "REWARDS", "SAMPLE", "NewRun", "build_files", "read_column_names"]
+__all__ = ["OWN_CODE", "PIPELINES", "REWARDS", "SAMPLE_DATA", "NewRun", "build_files", "read_column_names"]
 
-OWN = "own"
+OWN_CODE = "own"
 """Choice of the user's own reward or environment: a file with a stub is written."""
-SAMPLE = "sample"
+SAMPLE_DATA = "sample"
 """Choice of sample rows: a file with sample rows is written."""
 PIPELINES: Mapping[str, str] = {
     "rlvr": "reinforcement learning from rewards of the model's own answers (GRPO, PPO, …)",
@@ -32,7 +32,7 @@ REWARDS: Mapping[str, str] = {
     "exact": "the answer equals the reference as text",
     "choice": "the answer is the letter of the reference",
     "short_answer": "F1 score over the words of the reference",
-    OWN: "your own function: a file reward.py is written",
+    OWN_CODE: "your own function: a file reward.py is written",
 }
 _CONVERSATIONS = ("sft", "distill_offline")
 _PAIRS = ("preference", "reward_model")
@@ -49,21 +49,21 @@ class NewRun:
         pipeline: a key of `PIPELINES`.
         name: name of the run, and of its directory below `runs/`.
         model: a directory, a hub id, or a name that ROLL knows.
-        data: path of a JSONL or Parquet file, relative to the configuration's directory, or `SAMPLE`.
-        columns: names of the columns of `data`; empty for `SAMPLE`.
+        data: path of a JSONL or Parquet file, relative to the configuration's directory, or `SAMPLE_DATA`.
+        columns: names of the columns of `data`; empty for `SAMPLE_DATA`.
         reward: a key of `REWARDS`.
         teacher: a directory, a hub id or a run, for pipelines that distill.
-        environment: id or import path of an environment, or `OWN`, for the pipeline `agentic`.
+        environment: id or import path of an environment, or `OWN_CODE`, for the pipeline `agentic`.
     """
 
     pipeline: str
     name: str
     model: str
-    data: str = SAMPLE
+    data: str = SAMPLE_DATA
     columns: Sequence[str] = ()
     reward: str = "math"
     teacher: str | None = None
-    environment: str = OWN
+    environment: str = OWN_CODE
 
     @property
     def needs_data(self) -> bool:
@@ -111,12 +111,12 @@ def build_files(run: NewRun) -> dict[str, str]:
         UserError: no column has a name that is known for prompts.
     """
     files = {"config.yaml": _format_configuration(run)}
-    if run.needs_data and run.data == SAMPLE:
+    if run.needs_data and run.data == SAMPLE_DATA:
         files["data.jsonl"] = "".join(json.dumps(row) + "\n" for row in _build_sample_rows(run.pipeline))
-    if run.needs_reward and run.reward == OWN:
-        files["reward.py"] = _REWARD
-    if run.pipeline == "agentic" and run.environment == OWN:
-        files["environment.py"] = _ENVIRONMENT
+    if run.needs_reward and run.reward == OWN_CODE:
+        files["reward.py"] = _REWARD_FILE
+    if run.pipeline == "agentic" and run.environment == OWN_CODE:
+        files["environment.py"] = _ENVIRONMENT_FILE
     return files
 
 
@@ -137,7 +137,7 @@ def _format_configuration(run: NewRun) -> str:
 
 
 def _format_data(run: NewRun) -> list[str]:
-    path = "data.jsonl" if run.data == SAMPLE else run.data
+    path = "data.jsonl" if run.data == SAMPLE_DATA else run.data
     lines = ["data:", "  - source: file", f"    path: {_quote(path)}  # JSONL or Parquet"]
     if run.pipeline in _CONVERSATIONS + _PAIRS:
         return [*lines, "    held_out: 0.1  # share of the rows that is kept for evaluation"]
@@ -145,7 +145,7 @@ def _format_data(run: NewRun) -> list[str]:
     if prompt is None:
         raise UserError(
             f"--data '{run.data}' has the columns {', '.join(run.columns)}, and none of these names is known for "
-            f"prompts. Rename the column with the prompts to 'prompt', or use --data {SAMPLE} and set "
+            f"prompts. Rename the column with the prompts to 'prompt', or use --data {SAMPLE_DATA} and set "
             "data.0.path and data.0.prompt_key."
         )
     answer = _choose_column(run, _ANSWER_COLUMNS)
@@ -156,7 +156,7 @@ def _format_data(run: NewRun) -> list[str]:
     ]
     if not run.needs_reward:
         return [*lines, "    reward: math  # only for the evaluation: the loss comes from the teacher"]
-    if run.reward == OWN:
+    if run.reward == OWN_CODE:
         reward = '{type: python, function: "reward.py:score", require_finished: true}'
         return [*lines, f"    reward: {reward}  # a truncated answer scores 0"]
     return [
@@ -166,7 +166,7 @@ def _format_data(run: NewRun) -> list[str]:
 
 
 def _format_environment(run: NewRun) -> list[str]:
-    place = "environment.py:Environment" if run.environment == OWN else run.environment
+    place = "environment.py:Environment" if run.environment == OWN_CODE else run.environment
     return [
         "environments:",
         f"  - environment: {_quote(place)}  # `roll env list` shows the shipped ones",
@@ -240,7 +240,7 @@ def _build_sample_rows(pipeline: str) -> list[dict[str, object]]:
     return [{"prompt": f"What is {a} + {b}? Answer with a number.", "answer": str(a + b)} for a, b in sums]
 
 
-_REWARD = dedent('''\
+_REWARD_FILE = dedent('''\
     """The reward of this run. It can be tested without a model: `score("4", "4", {})`."""
 
     from collections.abc import Mapping
@@ -257,7 +257,7 @@ _REWARD = dedent('''\
         """
         return 1.0 if answer and answer in text else 0.0
     ''')
-_ENVIRONMENT = dedent('''\
+_ENVIRONMENT_FILE = dedent('''\
     """The environment of this run: find a number. Try it: `roll env play environment.py:Environment`."""
 
     from random import Random

@@ -27,7 +27,7 @@ from roll.process_environment import prepare_environment
 
 __all__ = ["parse_rewards", "score_file"]
 
-_PENALTIES = {"length", "repetition"}
+_PENALTY_TYPES = {"length", "repetition"}
 
 
 class _CommandLineRewards(Section):
@@ -102,7 +102,7 @@ def score_file(
         raise ConfigError(f"'{overrides[0]}' overrides a configuration: it requires --config.")
     lists, loaded = _read_rewards(config, overrides, named)
     model = loaded.model.path if loaded else None
-    penalised = any(reward.type in _PENALTIES for rewards in lists.values() for reward in rewards)
+    penalised = any(reward.type in _PENALTY_TYPES for rewards in lists.values() for reward in rewards)
     tokens = _load_tokenize_function(model) if penalised else lambda text: [0] * len(text.split())
     lines = list(read_answers(Path(path), list(lists), tokens, limit))
     _check_answers(path, lines, lists)
@@ -133,7 +133,7 @@ def _read_rewards(
 
 
 def _load_tokenize_function(model: str | None) -> Callable[[str], list[int]]:
-    """Return a function that tokenizes text for length penalties: with the model's tokenizer, else into words."""
+    """Return a function that tokenizes text for length penalties, with the model's tokenizer or by words."""
     if model is None:
         return encode_words
     prepare_environment()

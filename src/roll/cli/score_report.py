@@ -20,7 +20,7 @@ from roll.types import RewardResult
 
 __all__ = ["ScoredLine", "format_json_lines", "render"]
 
-WIDEST = 160
+MAX_TABLE_WIDTH = 160
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,7 +75,7 @@ def render(found: Sequence[ScoredLine], wall_s: float, note: str = "") -> str:
         wall_s: duration of scoring, including the start of workers.
         note: printed at the end.
     """
-    screen = Console(file=io.StringIO(), width=WIDEST, force_terminal=False, color_system=None)
+    screen = Console(file=io.StringIO(), width=MAX_TABLE_WIDTH, force_terminal=False, color_system=None)
     screen.print(_format_table(found))
     for line in _format_summary(found, wall_s, note):
         screen.print(Text(line), soft_wrap=True)

@@ -237,7 +237,7 @@ def count_causes(run_dir: SafeDirectory, rollouts: Rollouts) -> list[dict[str, A
     for name, places in list(files.items())[:50]:
         try:
             with open_rollout_file(run_dir, name) as file:
-                found = file.read_beginnings([place for place, _ in places], "cause", _MAX_CAUSE_LENGTH)
+                found = file.read_excerpts([place for place, _ in places], "cause", _MAX_CAUSE_LENGTH)
         except RunDirectoryError:
             continue
         for cause, (_, step) in zip(found, places, strict=True):

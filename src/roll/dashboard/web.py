@@ -221,7 +221,7 @@ def _add_routes_of_one_rollout(app: FastAPI) -> None:
             name = decode_row(row)[0]
             places = [decode_row(one["row"])[1] for one in rows]
             with open_rollout_file(run.run_dir, name) as file:
-                cut = file.read_beginnings(places, "text", _MAX_GROUP_CHARACTERS // len(rows))
+                cut = file.read_excerpts(places, "text", _MAX_GROUP_CHARACTERS // len(rows))
             return {"rows": [one | {"text": text} for one, text in zip(rows, cut, strict=True)]}
 
     @app.get("/api/runs/{run}/rollouts/{row}/tokens")

@@ -12,7 +12,7 @@ import pytest
 
 from roll.cli.init import find_shipped_examples
 from roll.cli.main import run
-from roll.cli.scaffold import OWN, PIPELINES
+from roll.cli.scaffold import OWN_CODE, PIPELINES
 from roll.config.load import load_config
 
 ROLL = [sys.executable, "-c", "from roll.cli import main; main()"]
@@ -66,7 +66,7 @@ def test_cli_init_writes_a_configuration_of_every_pipeline_that_check_accepts(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
     more = ["--teacher", str(tiny_model)] if pipeline.startswith("distill") else []
-    more += ["--reward", OWN] if pipeline == "rlvr" else []
+    more += ["--reward", OWN_CODE] if pipeline == "rlvr" else []
     assert run(["init", "work", "--yes", "--pipeline", pipeline, "--model", str(tiny_model), *more]) == 0
     assert {path.name for path in Path("work").iterdir()} == NEEDED.get(pipeline, {"config.yaml", "data.jsonl"})
     said = capsys.readouterr().out
@@ -75,7 +75,7 @@ def test_cli_init_writes_a_configuration_of_every_pipeline_that_check_accepts(
 
 def test_cli_init_stub_of_a_reward_trains(tmp_path, tiny_model, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert run(["init", "--yes", "--model", str(tiny_model), "--reward", OWN]) == 0
+    assert run(["init", "--yes", "--model", str(tiny_model), "--reward", OWN_CODE]) == 0
     written = Path("reward.py").read_text()
     assert "in text else 0.0" in written
     # a random model is never right and never ends: any two answers get another reward

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from roll.config import renamed
+from roll.config import former_names
 from roll.config.keys import iterate_keys
 from roll.config.load import load_config
 from roll.config.pipelines import PIPELINES
@@ -28,7 +28,7 @@ def tree() -> dict:
 
 @pytest.fixture(autouse=True)
 def _nothing_warned(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renamed, "_reported_renames", set())
+    monkeypatch.setattr(former_names, "_reported_renames", set())
 
 
 def write(directory: Path, tree: dict, *lines: str) -> Path:
@@ -40,13 +40,13 @@ def write(directory: Path, tree: dict, *lines: str) -> Path:
 def test_table_leads_to_names_that_exist() -> None:
     keys = {key.dotted.replace(".N", "") for name in PIPELINES for key in iterate_keys(PIPELINES.get(name))}
     keys |= {key.dotted.replace(".N", "") for key in iterate_keys(SimulationConfig)}
-    for old, last in renamed.RENAMED_KEYS.items():
+    for old, last in former_names.RENAMED_KEYS.items():
         section = old.rpartition(".")[0]
         assert any(f".{key}".endswith(f".{section}.{last}") for key in keys), old
         assert not any(f".{key}".endswith(f".{old}") for key in keys), old
-    for key in renamed.RENAMED_VALUES:
+    for key in former_names.RENAMED_VALUES:
         assert any(f".{each}".endswith(f".{key}") for each in keys), key
-    for old, new in renamed.RENAMED_METRICS.items():
+    for old, new in former_names.RENAMED_METRICS.items():
         suffix = "reward_counted" if old.endswith("/") else ""
         assert find_meaning(new + suffix) is not None and find_meaning(old + suffix) is None, old
 
@@ -108,13 +108,13 @@ def test_the_users_own_mappings_keep_their_keys(tree: dict) -> None:
 
 
 def test_alarms_are_renamed_in_configuration_state_and_metrics(tree: dict, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(renamed, "RENAMED_ALARMS", {"too_long_above": "unfinished_above"})
+    monkeypatch.setattr(former_names, "RENAMED_ALARMS", {"too_long_above": "unfinished_above"})
     tree["alarms"] = {"too_long_above": 0.25, "stop_on": ["too_long_above"]}
     alarms = load_config(tree).alarms  # type: ignore[attr-defined]
     assert alarms.unfinished_above == 0.25 and alarms.stop_on == ["unfinished_above"]
     state = RunState(alarms={"too_long_above": 2}).to_json()
     assert RunState.from_json(state).alarms == {"unfinished_above": 2}
-    assert renamed.rename_metrics({"alarm/too_long_above": 2.0}) == {"alarm/unfinished_above": 2.0}
+    assert former_names.rename_metrics({"alarm/too_long_above": 2.0}) == {"alarm/unfinished_above": 2.0}
 
 
 def test_metrics_of_a_file_that_changes_names_are_one_series(tmp_path: Path) -> None:
@@ -124,4 +124,4 @@ def test_metrics_of_a_file_that_changes_names_are_one_series(tmp_path: Path) -> 
     assert [row["selection/reward_counted"] for row in read_metrics(path)] == [0.5, 0.75]
     assert json.loads(path.read_text().splitlines()[1]).keys() == {"step", "kind", "selection/reward_counted"}
     both = {"choice/reward_counted": None, "selection/reward_counted": 0.5}
-    assert renamed.rename_metrics(both) == {"selection/reward_counted": 0.5}
+    assert former_names.rename_metrics(both) == {"selection/reward_counted": 0.5}

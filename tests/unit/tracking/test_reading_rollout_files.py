@@ -65,7 +65,7 @@ def test_tracking_rollout_reader_a_text_that_all_rows_share_is_held_once(run: Pa
             most, rows = max(most, pa.total_allocated_bytes() - before), rows + portion.num_rows
         assert rows == MANY
         assert most < 2**27
-        assert file.read_beginnings([0, MANY - 1], "text", 3) == ["AéA", "AéA"]
+        assert file.read_excerpts([0, MANY - 1], "text", 3) == ["AéA", "AéA"]
     previews: list[tuple[str, str]] = []
     columns = read_columns(SafeDirectory(run), NAME, previews.extend)
     assert len(previews) == MANY and previews[-1] == ("", "Aé" * 100)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from roll.cli.migration.rules import Rule, UnsupportedValue, Values
+from roll.cli.migration.rules import Rule, UnsupportedValueError, Values
 from roll.config.document import dump
 from roll.config.load import dump_config, load_config
 from roll.config.problems import format_value
@@ -16,7 +16,7 @@ from roll.registry import did_you_mean
 
 __all__ = ["ConvertedConfig", "KeyResult", "convert"]
 
-_KEPT = (
+_ALWAYS_WRITTEN_KEYS = (
     "pipeline",
     "name",
     "model.path",
@@ -27,7 +27,7 @@ _KEPT = (
 )
 """Keys that are written even with ROLL's defaults, since readers look for them first."""
 _MAX_LINE_LENGTH = 1000
-NO_VALUE = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError)
+INVALID_VALUE_ERRORS = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError)
 """Exceptions that a rule may raise for a value that the library itself would reject."""
 
 
@@ -39,7 +39,7 @@ class KeyResult:
     value: Any
     given: bool
     """Whether the file has the key; otherwise it is the other library's default."""
-    outcome: Literal["became", "default", "needless", "lost"]
+    outcome: Literal["converted", "default", "ignored", "unsupported"]
     text: str
 
 
@@ -52,24 +52,24 @@ class ConvertedConfig:
     results: Sequence[KeyResult]
 
     @property
-    def lost_keys(self) -> list[KeyResult]:
+    def unsupported_keys(self) -> list[KeyResult]:
         """Keys that could not be converted."""
-        return [result for result in self.results if result.outcome == "lost"]
+        return [result for result in self.results if result.outcome == "unsupported"]
 
     def format_yaml(self) -> str:
         """Return the configuration file, with the keys that could not be converted in comments at its top."""
         lines = [f"Converted from {self.source} by `roll config`."]
-        if self.lost_keys:
-            lines += ["Not converted:", *(f"  {result.key}: {result.text}" for result in self.lost_keys)]
+        if self.unsupported_keys:
+            lines += ["Not converted:", *(f"  {result.key}: {result.text}" for result in self.unsupported_keys)]
         return "\n".join([*(f"# {_to_one_line(line)}" for line in lines), dump(self.tree)])
 
     def format_report(self) -> str:
-        """Return one line for every key of the file, and for the defaults of the other library that matter to ROLL."""
+        """Return one line for every key of the file, and for every default of the other library that was converted."""
         titles = {
-            "became": "Converted",
+            "converted": "Converted",
             "default": "Equal to ROLL's default",
-            "needless": "Not needed",
-            "lost": "NOT converted",
+            "ignored": "Not needed",
+            "unsupported": "NOT converted",
         }
         lines: list[str] = []
         for outcome, title in titles.items():
@@ -90,10 +90,16 @@ def _to_one_line(text: str) -> str:
 
 @dataclass(slots=True)
 class _ConversionState:
+    """Input and partial output of a conversion."""
+
     values: Values
+    """Values of the other library by dotted key, with its defaults."""
     given: set[str]
+    """Dotted keys of the other library that the file has."""
     flat: dict[str, Any] = field(default_factory=dict)
-    lost: dict[str, str] = field(default_factory=dict)
+    """Converted values by dotted key of ROLL."""
+    unsupported: dict[str, str] = field(default_factory=dict)
+    """Reason by dotted key of the other library, for keys whose values ROLL does not support."""
 
 
 def convert(
@@ -153,13 +159,13 @@ def _apply_rules(
             continue
         try:
             new = rule.convert(work.values)
-        except UnsupportedValue as lost:
-            work.lost[rule.key] = str(lost)
+        except UnsupportedValueError as lost:
+            work.unsupported[rule.key] = str(lost)
             continue
         except ConfigError as error:
             problems += str(error).splitlines()
             continue
-        except NO_VALUE as error:
+        except INVALID_VALUE_ERRORS as error:
             if not wrong:  # otherwise the problem may be a consequence of these
                 problems.append(
                     f"'{rule.key}' is {format_value(work.values[rule.key])}: {str(error) or type(error).__name__}."
@@ -176,7 +182,7 @@ def _find_wrong_types(rules: Sequence[Rule], given: Mapping[str, Any]) -> list[s
     for rule in rules:
         value = given.get(rule.key)
         takes_number = isinstance(rule.default, int | float) and not isinstance(rule.default, bool)
-        if value is None or not takes_number or rule.kind not in ("moved", "with"):
+        if value is None or not takes_number or rule.kind not in ("renamed", "companion"):
             continue
         try:
             float(value if not isinstance(value, bool) else "")
@@ -186,7 +192,7 @@ def _find_wrong_types(rules: Sequence[Rule], given: Mapping[str, Any]) -> list[s
 
 
 def _describe_problems(source: str, problems: Sequence[str], unread: Sequence[KeyResult]) -> str:
-    """Return one message with all distinct problems, and the unread parts of the file, which may have caused them."""
+    """Return one message with all distinct problems, and the parts of the file that could not be read."""
     unique = list(dict.fromkeys(problems))
     lines = [f"{source}: {unique[0]}"]
     if len(unique) > 1:
@@ -201,11 +207,11 @@ def _describe_problems(source: str, problems: Sequence[str], unread: Sequence[Ke
 
 
 def _remove_defaults(work: _ConversionState, full: Mapping[str, Any]) -> None:
-    """Remove every key whose removal leaves the complete configuration equal to `full`: it only repeats a default."""
+    """Remove every key that only repeats a default: without it, the resolved configuration still equals `full`."""
     # Comparing whole configurations also finds defaults that depend on other keys. Deep keys are tried first, so that
     # a section is removed only after its keys.
     for key in sorted(work.flat, key=lambda key: -key.count(".")):
-        if key in _KEPT:
+        if key in _ALWAYS_WRITTEN_KEYS:
             continue
         fewer = {other: value for other, value in work.flat.items() if other != key}
         with suppress(ConfigError):
@@ -222,23 +228,23 @@ def _report_known_keys(
         own = [key for key in work.given if owner[key] is rule]
         for key in own or ([] if rule.key.endswith(".*") else [rule.key]):
             one = _build_result(rule, key, work, decided)
-            if one.given or one.outcome == "lost" or (one.outcome == "became" and rule.kind == "moved"):
+            if one.given or one.outcome == "unsupported" or (one.outcome == "converted" and rule.kind == "renamed"):
                 results.append(one)
     return results
 
 
 def _build_result(rule: Rule, key: str, work: _ConversionState, decided: Mapping[str, tuple[str, ...]]) -> KeyResult:
     value = work.values.get(key, rule.default)
-    outcome: Literal["became", "default", "needless", "lost"]
-    if key in work.lost:
-        outcome, text = "lost", work.lost[key]
-    elif rule.kind in ("needless", "lacking"):
-        same = rule.kind == "needless" or value == rule.default or value in rule.harmless
-        outcome, text = ("needless" if same else "lost"), rule.note
+    outcome: Literal["converted", "default", "ignored", "unsupported"]
+    if key in work.unsupported:
+        outcome, text = "unsupported", work.unsupported[key]
+    elif rule.kind in ("ignored", "unsupported"):
+        same = rule.kind == "ignored" or value == rule.default or value in rule.equivalent_values
+        outcome, text = ("ignored" if same else "unsupported"), rule.note
     else:
         targets = decided.get(key) or rule.to
         written = [target for target in targets if target in work.flat]
-        outcome = "became" if written else "default"
+        outcome = "converted" if written else "default"
         text = (
             ", ".join(f"{target}={format_value(work.flat[target])}" for target in written)
             or ", ".join(targets)
@@ -256,7 +262,7 @@ def _report_unknown_keys(rules: Sequence[Rule], work: _ConversionState) -> list[
             key=key,
             value=work.values[key],
             given=True,
-            outcome="lost",
+            outcome="unsupported",
             text=f"the key is not known to this version.{did_you_mean(key, names)}",
         )
         for key in sorted(work.given)

@@ -10,7 +10,7 @@ from roll.errors import ConfigError
 
 __all__ = [
     "Rule",
-    "UnsupportedValue",
+    "UnsupportedValueError",
     "Values",
     "companion_rule",
     "conversion_rule",
@@ -24,8 +24,7 @@ __all__ = [
 
 
 class Values(dict[str, Any]):
-    """The values of all dotted keys of the other library, including defaults, and the values that the caller has
-    given.
+    """Values by dotted key of the other library, including its defaults.
 
     Keys are also attributes, as in that library's own code: `values.algorithm.gamma`.
     """
@@ -37,8 +36,8 @@ class Values(dict[str, Any]):
         return Values(below) if below else self[name]
 
 
-class UnsupportedValue(Exception):
-    """A value has no counterpart in ROLL; the message describes what ROLL does instead."""
+class UnsupportedValueError(Exception):
+    """Error: a value has no counterpart in ROLL; the message describes what ROLL does instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,15 +48,19 @@ class Rule:
     """Dotted key; `.*` at the end stands for all keys below."""
     default: Any
     """Default of the other library."""
-    kind: Literal["moved", "with", "needless", "lacking"]
+    kind: Literal["renamed", "companion", "ignored", "unsupported"]
+    """`renamed`: has a counterpart in ROLL; `companion`: modifies how another key is converted; `ignored`: does not
+    affect training; `unsupported`: has no counterpart.
+    """
     to: tuple[str, ...] = ()
     """Dotted keys of ROLL that the rule sets."""
     note: str = ""
+    """Explanation for the user, printed in the conversion report."""
     convert: Callable[[Values], Mapping[str, Any]] | None = None
-    """Converts all values to keys of ROLL. Raises `UnsupportedValue` for a value without a counterpart, and
-    `ConfigError` for a value that is invalid for the key.
+    """Returns values by dotted key of ROLL, given all values of the other library. Raises `UnsupportedValueError` for
+    a value without a counterpart, and `ConfigError` for a value that is invalid for the key.
     """
-    harmless: tuple[Any, ...] = ()
+    equivalent_values: tuple[Any, ...] = ()
     """For a key that ROLL does not support: values with which both libraries behave the same."""
 
     def covers(self, key: str) -> bool:
@@ -82,24 +85,24 @@ def renamed_key_rule(
     def convert(values: Values) -> Mapping[str, Any]:
         return {to: values[key] if change is None else change(values[key], values)}
 
-    return Rule(key=key, default=default, kind="moved", to=(to,), note=note, convert=convert, **more)
+    return Rule(key=key, default=default, kind="renamed", to=(to,), note=note, convert=convert, **more)
 
 
 def conversion_rule(
     key: str, default: Any, to: Iterable[str], convert: Callable[[Values], Mapping[str, Any]], note: str
 ) -> Rule:
     """Return a rule for a key that, together with other keys, determines several keys of ROLL."""
-    return Rule(key=key, default=default, kind="moved", to=tuple(to), note=note, convert=convert)
+    return Rule(key=key, default=default, kind="renamed", to=tuple(to), note=note, convert=convert)
 
 
 def companion_rule(key: str, default: Any, to: Iterable[str], note: str) -> Rule:
     """Return a rule for a key that only modifies how another key is converted; `to` are the affected keys of ROLL."""
-    return Rule(key=key, default=default, kind="with", to=tuple(to), note=note)
+    return Rule(key=key, default=default, kind="companion", to=tuple(to), note=note)
 
 
 def ignored_key_rule(key: str, default: Any, note: str) -> Rule:
     """Return a rule for a key that does not affect training, or whose effect ROLL always has."""
-    return Rule(key=key, default=default, kind="needless", note=note)
+    return Rule(key=key, default=default, kind="ignored", note=note)
 
 
 def ignored_key_rules(keys: Mapping[str, Any], note: str) -> list[Rule]:
@@ -107,9 +110,9 @@ def ignored_key_rules(keys: Mapping[str, Any], note: str) -> list[Rule]:
     return [ignored_key_rule(key, default, note) for key, default in keys.items()]
 
 
-def unsupported_key_rule(key: str, default: Any, note: str, *, harmless: tuple[Any, ...] = ()) -> Rule:
-    """Return a rule for a key that ROLL does not support; the default and the values in `harmless` are accepted."""
-    return Rule(key=key, default=default, kind="lacking", note=note, harmless=harmless)
+def unsupported_key_rule(key: str, default: Any, note: str, *, equivalent_values: tuple[Any, ...] = ()) -> Rule:
+    """Return a rule for a key that ROLL does not support; the default and `equivalent_values` are accepted."""
+    return Rule(key=key, default=default, kind="unsupported", note=note, equivalent_values=equivalent_values)
 
 
 def run_all(*parts: Callable[[], Any]) -> list[Any]:

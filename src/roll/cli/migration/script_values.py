@@ -1,7 +1,7 @@
 """Evaluates constant expressions in the syntax tree of a Python script; the script is never run.
 
 A name has the value that it is assigned if there is one unconditional assignment to it, and if nothing can change the
-value afterwards. All other expressions raise `NotStatic` with the reason and the line.
+value afterwards. All other expressions raise `NotConstantError` with the reason and the line.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Binding", "NotStatic", "Scope", "Syntax", "format_source"]
+__all__ = ["Binding", "NotConstantError", "Scope", "Syntax", "format_source"]
 
 _NUMBER_TYPES = ("bfloat16", "float16", "float32", "float64", "half", "float")
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -23,7 +23,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Mod: lambda a, b: a % b,
 }
 """Powers are missing, since their value may be larger than memory."""
-_READERS = ("print", "len", "str", "repr", "sorted", "dict", "list", "tuple")
+_READ_ONLY_FUNCTIONS = ("print", "len", "str", "repr", "sorted", "dict", "list", "tuple")
 """Functions that do not modify their arguments."""
 _MAX_SOURCE_LENGTH = 80
 _MAX_TEXT_LENGTH = 10_000
@@ -33,8 +33,8 @@ _MAX_EXPRESSIONS = 100_000
 """Maximum number of expressions read from one script: lists may refer to each other."""
 
 
-class NotStatic(Exception):
-    """The value of an expression is known only by running the script; the message has the reason."""
+class NotConstantError(Exception):
+    """Error: the value of an expression is known only by running the script; the message has the reason."""
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +43,7 @@ class Binding:
 
     line: int
     value: ast.expr | None
-    """The assigned expression; `None` for a statement without a single one, such as a loop or an import."""
+    """The assigned expression; `None` for a statement that does not assign exactly one, such as a loop or an import."""
     what: str
     """The kind of binding, for messages."""
     is_conditional: bool
@@ -85,7 +85,7 @@ class Syntax:
         self._loads: dict[str, list[ast.Name]] = {}
         self._stars: list[int] = []
         self.known: dict[ast.expr, Any] = {}
-        """Values of nodes that are not in the file: one for each entry of a dictionary that a call gets as `**`."""
+        """Values of synthetic nodes: one for each entry of a dictionary that a call expands with `**`."""
         self._only_reads = only_reads
         self._num_read = 0
         self._visit(tree, self.module, False)
@@ -100,32 +100,32 @@ class Syntax:
         """Return the expression that a name stands for.
 
         Raises:
-            NotStatic: the name does not have exactly one unconditional assignment, or `import *` may replace it.
+            NotConstantError: the name does not have exactly one unconditional assignment, or `import *` may replace it.
         """
         found = self.scopes[name].find(name.id)
         if not found:
-            raise NotStatic(f"`{name.id}` is not assigned in the script")
+            raise NotConstantError(f"`{name.id}` is not assigned in the script")
         if len(found) > 1:
-            raise NotStatic(f"`{name.id}` is assigned on lines {', '.join(str(one.line) for one in found)}")
+            raise NotConstantError(f"`{name.id}` is assigned on lines {', '.join(str(one.line) for one in found)}")
         (only,) = found
         if only.value is None:
-            raise NotStatic(f"`{name.id}` is {only.what} (line {only.line})")
+            raise NotConstantError(f"`{name.id}` is {only.what} (line {only.line})")
         if only.is_conditional:
-            raise NotStatic(f"`{name.id}` is assigned under a condition, or in a loop (line {only.line})")
+            raise NotConstantError(f"`{name.id}` is assigned under a condition, or in a loop (line {only.line})")
         if later := [line for line in self._stars if line >= only.line]:
-            raise NotStatic(f"`{name.id}` may be replaced by `import *` on line {later[0]}")
+            raise NotConstantError(f"`{name.id}` may be replaced by `import *` on line {later[0]}")
         return only.value
 
     def resolve(self, node: ast.expr) -> ast.expr:
         """Return the expression that `node` stands for: `node` itself or, for a name, the assigned expression.
 
         Raises:
-            NotStatic: a name does not stand for a single expression, or stands for itself.
+            NotConstantError: a name does not stand for a single expression, or stands for itself.
         """
         seen: set[str] = set()
         while isinstance(node, ast.Name):
             if node.id in seen:
-                raise NotStatic(f"`{node.id}` is defined in terms of itself")
+                raise NotConstantError(f"`{node.id}` is defined in terms of itself")
             seen.add(node.id)
             node = self.find_bound_expression(node)
         return node
@@ -134,11 +134,11 @@ class Syntax:
         """Return the value of an expression as plain data: strings, numbers, booleans, `None`, lists, dictionaries.
 
         Raises:
-            NotStatic: the value cannot be read without running the script.
+            NotConstantError: the value cannot be read without running the script.
         """
         self._num_read += 1
         if self._num_read > _MAX_EXPRESSIONS:
-            raise NotStatic(f"the script has more than {_MAX_EXPRESSIONS:,} expressions to read")
+            raise NotConstantError(f"the script has more than {_MAX_EXPRESSIONS:,} expressions to read")
         if node in self.known:
             return self.known[node]
         match node:
@@ -164,7 +164,7 @@ class Syntax:
                 return self._evaluate_lookup(node)
             case ast.Attribute(value=ast.Name(id="torch"), attr=name) if name in _NUMBER_TYPES:
                 return name
-        raise NotStatic(f"`{format_source(node)}` is known only when the script runs")
+        raise NotConstantError(f"`{format_source(node)}` is known only when the script runs")
 
     def _evaluate_dictionary(self, node: ast.Dict) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -172,47 +172,47 @@ class Syntax:
             if key is None:
                 more = self.evaluate(value)
                 if not isinstance(more, dict):
-                    raise NotStatic(f"`**{format_source(value)}` is not a dictionary")
+                    raise NotConstantError(f"`**{format_source(value)}` is not a dictionary")
                 found |= more
                 continue
             name = self.evaluate(key)
             if not isinstance(name, str):
-                raise NotStatic(f"the key `{format_source(key)}` is not a string")
+                raise NotConstantError(f"the key `{format_source(key)}` is not a string")
             found[name] = self.evaluate(value)
         return found
 
     def _evaluate_number(self, node: ast.expr) -> int | float:
         value = self.evaluate(node)
         if not _is_number(value):
-            raise NotStatic(f"`{format_source(node)}` is not a number")
+            raise NotConstantError(f"`{format_source(node)}` is not a number")
         return value
 
     def _evaluate_arithmetic(self, node: ast.BinOp) -> Any:
         compute = _ARITHMETIC.get(type(node.op))
         if compute is None:
-            raise NotStatic(f"`{format_source(node)}` is known only when the script runs")
+            raise NotConstantError(f"`{format_source(node)}` is known only when the script runs")
         left, right = self.evaluate(node.left), self.evaluate(node.right)
         is_text = isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add)
         if not is_text and not (_is_number(left) and _is_number(right)):
-            raise NotStatic(f"`{format_source(node)}` is known only when the script runs")
+            raise NotConstantError(f"`{format_source(node)}` is known only when the script runs")
         try:
             found = compute(left, right)
         except ArithmeticError as error:
-            raise NotStatic(f"`{format_source(node)}` has no value ({error})") from None
+            raise NotConstantError(f"`{format_source(node)}` has no value ({error})") from None
         if (len(found) if is_text else abs(found)) > (_MAX_TEXT_LENGTH if is_text else _MAX_NUMBER):
-            raise NotStatic(f"`{format_source(node)}` is too large")
+            raise NotConstantError(f"`{format_source(node)}` is too large")
         return found
 
     def _evaluate_f_string_part(self, node: ast.expr) -> str:
         """Return the text of a part of an f-string.
 
         Raises:
-            NotStatic: the part has a conversion or a format, or its value cannot be read.
+            NotConstantError: the part has a conversion or a format, or its value cannot be read.
         """
         if isinstance(node, ast.FormattedValue):
             value = self.evaluate(node.value)
             if node.conversion != -1 or node.format_spec is not None or not isinstance(value, str | int):
-                raise NotStatic(f"`{format_source(node.value)}` is formatted when the script runs")
+                raise NotConstantError(f"`{format_source(node.value)}` is formatted when the script runs")
             return str(value)
         return str(self.evaluate(node))
 
@@ -221,7 +221,7 @@ class Syntax:
         try:
             return container[key]
         except (TypeError, LookupError):
-            raise NotStatic(
+            raise NotConstantError(
                 f"`{format_source(node)}` has no value that can be read without running the script"
             ) from None
 
@@ -229,12 +229,12 @@ class Syntax:
         """Reject a list or dictionary that is used anywhere except in lookups and in calls that only read it.
 
         Raises:
-            NotStatic: another use may change the value.
+            NotConstantError: another use may change the value.
         """
         bindings = self.scopes[name].find(name.id)
         for load in self._loads.get(name.id, ()):
             if self.scopes[load].find(name.id) is bindings and not self._is_only_read(load):
-                raise NotStatic(f"`{name.id}` may be changed on line {load.lineno}")
+                raise NotConstantError(f"`{name.id}` may be changed on line {load.lineno}")
 
     def _is_only_read(self, load: ast.Name) -> bool:
         node: ast.AST = load
@@ -246,7 +246,7 @@ class Syntax:
         if isinstance(parent, ast.keyword | ast.Starred):
             parent = self.parents[parent]
         if isinstance(parent, ast.Call) and node is not parent.func:
-            return (name := self.get_called_name(parent)) in _READERS or self._only_reads(name)
+            return (name := self.get_called_name(parent)) in _READ_ONLY_FUNCTIONS or self._only_reads(name)
         if isinstance(parent, ast.Dict | ast.BinOp | ast.FormattedValue | ast.Compare | ast.Expr):
             return True
         return node is not load and isinstance(parent, ast.Assign | ast.AnnAssign) and self._reads_constant(node)
@@ -256,7 +256,7 @@ class Syntax:
         assert isinstance(node, ast.Subscript)
         try:
             container = self.resolve(node.value)
-        except NotStatic:
+        except NotConstantError:
             return False
         entries = container.values if isinstance(container, ast.Dict) else getattr(container, "elts", [container])
         return all(isinstance(entry, ast.Constant | ast.UnaryOp) for entry in entries)

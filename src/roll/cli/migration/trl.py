@@ -10,7 +10,7 @@ from typing import Any
 from roll.cli.migration import trl_examples, trl_grpo
 from roll.cli.migration.convert import ConvertedConfig, KeyResult, convert
 from roll.cli.migration.rules import Rule, replace_defaults
-from roll.cli.migration.trl_older import OLDER, RENAMED
+from roll.cli.migration.trl_older import OLDER_KEY_RULES, RENAMED_KEYS
 from roll.cli.migration.trl_script import ParsedScript, read_script
 from roll.config.document import read
 from roll.errors import ConfigError
@@ -19,13 +19,13 @@ __all__ = ["TRAINERS", "TRL_VERSION", "from_trl"]
 
 TRL_VERSION = "1.16"
 TRAINERS: Mapping[str, Sequence[Rule]] = {
-    "grpo": replace_defaults(trl_grpo.GRPO, {"learning_rate": 1e-6, "remove_unused_columns": False}),
-    "sft": replace_defaults(trl_examples.SFT, {"learning_rate": 2e-5}),
-    "dpo": replace_defaults(trl_examples.DPO, {"learning_rate": 1e-6}),
-    "reward": replace_defaults(trl_examples.REWARD, {"learning_rate": 1e-4}),
+    "grpo": replace_defaults(trl_grpo.GRPO_RULES, {"learning_rate": 1e-6, "remove_unused_columns": False}),
+    "sft": replace_defaults(trl_examples.SFT_RULES, {"learning_rate": 2e-5}),
+    "dpo": replace_defaults(trl_examples.DPO_RULES, {"learning_rate": 1e-6}),
+    "reward": replace_defaults(trl_examples.REWARD_MODEL_RULES, {"learning_rate": 1e-4}),
 }
 """Rules of every supported trainer."""
-_START: Mapping[str, Mapping[str, Any]] = {
+_INITIAL_KEYS: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"pipeline": "rlvr", "algorithm.type": "grpo", "algorithm.filters.skip_zero_variance": False},
     "sft": {"pipeline": "sft"},
     "dpo": {"pipeline": "preference"},
@@ -69,10 +69,10 @@ def from_trl(
         caller_values |= {"updates_per_step": trl_grpo.count_updates, "total_steps": trl_grpo.count_steps}
     no_model = f"{path}: the key model_name_or_path, the model to train, is missing."
     converted = convert(
-        [*TRAINERS[chosen], *OLDER],
+        [*TRAINERS[chosen], *OLDER_KEY_RULES],
         given,
         source=f"TRL's {Path(path).name} ({chosen})",
-        start=_START[chosen],
+        start=_INITIAL_KEYS[chosen],
         caller_values=caller_values,
         problems=[no_model] if given.get("model_name_or_path") is None else [],
         unread=unread,
@@ -82,8 +82,8 @@ def from_trl(
 
 def _rename_older_keys(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the values under the key names of TRL 1.16, and the older name of each key that was renamed."""
-    older = {new: old for old, new in RENAMED.items() if old in given and new not in given}
-    return {RENAMED[key] if key in older.values() else key: value for key, value in given.items()}, older
+    older = {new: old for old, new in RENAMED_KEYS.items() if old in given and new not in given}
+    return {RENAMED_KEYS[key] if key in older.values() else key: value for key, value in given.items()}, older
 
 
 def _restore_older_name(result: KeyResult, older: Mapping[str, str]) -> KeyResult:

@@ -10,7 +10,7 @@ from typing import Any
 
 from roll.cli.migration.rules import (
     Rule,
-    UnsupportedValue,
+    UnsupportedValueError,
     Values,
     companion_rule,
     conversion_rule,
@@ -20,7 +20,7 @@ from roll.cli.migration.rules import (
 )
 from roll.errors import ConfigError
 
-__all__ = ["COMMON", "compute_generation_sizes", "count_epoch_rows", "count_update_rows", "is_fraction"]
+__all__ = ["COMMON_RULES", "compute_generation_sizes", "count_epoch_rows", "count_update_rows", "is_fraction"]
 
 _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "constant_with_warmup": "constant"}
 
@@ -36,7 +36,7 @@ def compute_generation_sizes(values: Values) -> tuple[int, int]:
 
     Raises:
         ConfigError: `generation_batch_size` and `steps_per_generation` are both set.
-        UnsupportedValue: an optimizer step would mix completions of two generations.
+        UnsupportedValueError: an optimizer step would mix completions of two generations.
     """
     batch = int(values.per_device_train_batch_size) * int(values.processes)
     size, steps = values.get("generation_batch_size"), values.get("steps_per_generation")
@@ -47,7 +47,7 @@ def compute_generation_sizes(values: Values) -> tuple[int, int]:
     steps = int(size) // batch if size is not None else int(steps or values.gradient_accumulation_steps)
     accumulated = int(values.gradient_accumulation_steps)
     if steps % accumulated:
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             f"steps_per_generation {steps} is not a multiple of gradient_accumulation_steps {accumulated}, so updates "
             "would mix two generations; ROLL makes one update from each generation"
         )
@@ -86,14 +86,14 @@ def _convert_directory(values: Values) -> Mapping[str, Any]:
 
 def _convert_dtype(_: Any, values: Values) -> str:
     if values.fp16:
-        raise UnsupportedValue("training in float16 is not supported; use bfloat16, which needs no loss scaling")
+        raise UnsupportedValueError("training in float16 is not supported; use bfloat16, which needs no loss scaling")
     return "float32" if values.bf16 is False else "bfloat16"
 
 
 def _convert_schedule(value: str, _: Values) -> str:
     if value not in _SCHEDULES:
         known = ", ".join(sorted(set(_SCHEDULES.values())))
-        raise UnsupportedValue(f"{value} is not among {known}; ROLL's default is constant")
+        raise UnsupportedValueError(f"{value} is not among {known}; ROLL's default is constant")
     return _SCHEDULES[value]
 
 
@@ -102,7 +102,7 @@ def _convert_optimizer(value: str, _: Values) -> str:
     if name.startswith(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")):
         return "adamw_8bit"
     if not name.startswith(("adamw", "paged_adamw")):
-        raise UnsupportedValue("the only optimizer is AdamW, with moments in float32 or in 8 bits")
+        raise UnsupportedValueError("the only optimizer is AdamW, with moments in float32 or in 8 bits")
     return "adamw"
 
 
@@ -114,7 +114,7 @@ def _convert_save(values: Values) -> Mapping[str, Any]:
     if values.save_strategy != "steps":
         return {}
     if is_fraction(values.save_steps):
-        raise UnsupportedValue("a share of all steps is not supported; by default ROLL saves every ten minutes")
+        raise UnsupportedValueError("a share of all steps is not supported; by default ROLL saves every ten minutes")
     return {"checkpoint.every_num_steps": max(1, round(values.save_steps / values.updates_per_step(values)))}
 
 
@@ -129,7 +129,7 @@ def _convert_report(values: Values) -> Mapping[str, Any]:
     known = {"wandb": {"tracking.wandb": project}, "swanlab": {"tracking.swanlab": project}, "tensorboard": {}}
     lost = [name for name in names if name not in (*known, "none", "all")]
     if lost:
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             f"trackers that are not converted: {', '.join(lost)}; metrics.jsonl and TensorBoard are always written"
         )
     return {key: value for name in names for key, value in known.get(name, {}).items()}
@@ -153,8 +153,8 @@ def _convert_lora(values: Values) -> Mapping[str, Any]:
     return {f"model.lora.{name}": value for name, value in lora.items()}
 
 
-_WITH_LORA = ("model.lora",)
-_TRAINER: list[Rule] = [
+_LORA_KEYS = ("model.lora",)
+_TRAINER_RULES: list[Rule] = [
     conversion_rule(
         "output_dir",
         None,
@@ -177,7 +177,7 @@ _TRAINER: list[Rule] = [
     renamed_key_rule(
         "bf16", None, "model.dtype", _convert_dtype, "even if it is not set, as in TRL's own configurations"
     ),
-    unsupported_key_rule("fp16", False, "training in float16 is not supported", harmless=(None,)),
+    unsupported_key_rule("fp16", False, "training in float16 is not supported", equivalent_values=(None,)),
     renamed_key_rule("gradient_checkpointing", True, "training.activation_checkpointing", lambda value, _: bool(value)),
     renamed_key_rule("seed", 42, "seed"),
     renamed_key_rule(
@@ -202,7 +202,9 @@ _TRAINER: list[Rule] = [
     unsupported_key_rule("batch_eval_metrics", False, "the pipeline determines the metrics of an evaluation"),
     unsupported_key_rule("resume_from_checkpoint", None, "`roll resume RUN` continues from ROLL's own checkpoints"),
     unsupported_key_rule("deepspeed", None, "set training.backend: deepspeed and training.deepspeed.zero_stage"),
-    unsupported_key_rule("fsdp", None, "weights are always sharded with FSDP2", harmless=("", [], False, True)),
+    unsupported_key_rule(
+        "fsdp", None, "weights are always sharded with FSDP2", equivalent_values=("", [], False, True)
+    ),
     unsupported_key_rule("fsdp_config", None, "weights are always sharded with FSDP2"),
     unsupported_key_rule("parallelism_config", None, "set training.parallel"),
     unsupported_key_rule("push_to_hub", False, "`roll export RUN DIR --to-hub OWNER/NAME` uploads"),
@@ -213,7 +215,7 @@ _TRAINER: list[Rule] = [
     unsupported_key_rule("ignore_data_skip", False, "a resumed run continues at its position in the data"),
 ]
 
-_SPEED = {
+_SPEED_KEYS = {
     "average_tokens_across_devices": True,
     "bf16_full_eval": False,
     "fp16_full_eval": False,
@@ -252,7 +254,7 @@ _SPEED = {
     "local_rank": -1,
     "full_determinism": False,
 }
-_LOGGING = {
+_LOGGING_KEYS = {
     "logging_strategy": "steps",
     "logging_steps": 10,
     "logging_first_step": False,
@@ -266,7 +268,7 @@ _LOGGING = {
     "trackio_bucket_id": None,
     "trackio_static_space_id": None,
 }
-_EVALUATION = {
+_EVALUATION_KEYS = {
     "prediction_loss_only": False,
     "eval_do_concat_batches": True,
     "eval_use_gather_object": False,
@@ -277,13 +279,13 @@ _EVALUATION = {
     "eval_delay": 0,
     "per_device_eval_batch_size": 8,
 }
-_CHECKPOINTS = {
+_CHECKPOINT_KEYS = {
     "save_only_model": False,
     "save_on_each_node": False,
     "enable_jit_checkpoint": False,
     "restore_callback_states_from_checkpoint": False,
 }
-_HUB = {
+_HUB_KEYS = {
     "hub_token": None,
     "hub_private_repo": None,
     "hub_model_id": None,
@@ -301,10 +303,10 @@ _MODEL: list[Rule] = [
     renamed_key_rule("trust_remote_code", False, "model.trust_remote_code"),
     unsupported_key_rule("model_init_kwargs", None, "models are loaded with the settings in config.json"),
     conversion_rule(
-        "use_peft", False, _WITH_LORA, _convert_lora, "default target modules are those of peft: q_proj and v_proj"
+        "use_peft", False, _LORA_KEYS, _convert_lora, "default target modules are those of peft: q_proj and v_proj"
     ),
     *(
-        companion_rule(key, default, _WITH_LORA, "with use_peft")
+        companion_rule(key, default, _LORA_KEYS, "with use_peft")
         for key, default in (
             ("lora_r", 16),
             ("lora_alpha", 32),
@@ -327,20 +329,20 @@ _MODEL: list[Rule] = [
     *ignored_key_rules({"attn_implementation": None}, "the implementation of packed attention depends on the device"),
     *ignored_key_rules({"bnb_4bit_quant_storage": None}, "4-bit weights are stored as bytes"),
 ]
-_SCRIPT: list[Rule] = [
+_SCRIPT_RULES: list[Rule] = [
     *ignored_key_rules(
         {"dataset_streaming": False, "streaming": False}, "data sets are read from disk as they are needed"
     ),
     *ignored_key_rules({"ignore_bias_buffers": False}, "weights are sharded with FSDP2"),
     unsupported_key_rule("test_split_size", None, "set data.0.held_out to this share"),
 ]
-COMMON: list[Rule] = [
-    *_TRAINER,
-    *ignored_key_rules(_SPEED, "affects only speed or memory; ROLL's own settings are in the section training"),
-    *ignored_key_rules(_LOGGING, "every step is recorded; trackers are set in the section tracking"),
-    *ignored_key_rules(_EVALUATION, "the pipeline determines the batches and metrics of an evaluation"),
-    *ignored_key_rules(_CHECKPOINTS, "checkpoints always have the whole state"),
-    *ignored_key_rules(_HUB, "uploads are a command of their own: `roll export RUN DIR --to-hub OWNER/NAME`"),
+COMMON_RULES: list[Rule] = [
+    *_TRAINER_RULES,
+    *ignored_key_rules(_SPEED_KEYS, "affects only speed or memory; ROLL's own settings are in the section training"),
+    *ignored_key_rules(_LOGGING_KEYS, "every step is recorded; trackers are set in the section tracking"),
+    *ignored_key_rules(_EVALUATION_KEYS, "the pipeline determines the batches and metrics of an evaluation"),
+    *ignored_key_rules(_CHECKPOINT_KEYS, "checkpoints always have the whole state"),
+    *ignored_key_rules(_HUB_KEYS, "uploads are a command of their own: `roll export RUN DIR --to-hub OWNER/NAME`"),
     *_MODEL,
-    *_SCRIPT,
+    *_SCRIPT_RULES,
 ]

@@ -9,7 +9,7 @@ from typing import Any
 
 from roll.cli.migration.rules import (
     Rule,
-    UnsupportedValue,
+    UnsupportedValueError,
     Values,
     companion_rule,
     conversion_rule,
@@ -35,7 +35,7 @@ def _convert_tables(values: Values) -> list[dict[str, Any]]:
         for number, one in enumerate(values.datasets):
             odd = sorted(set(one) - {"path", "name", "split"})
             if odd:
-                raise UnsupportedValue(
+                raise UnsupportedValueError(
                     f"the keys {', '.join(odd)} of a data set are not supported: prepare the rows in a file"
                 )
             entry = _convert_table(one["path"], one.get("name"), one.get("split", "train"))
@@ -50,7 +50,7 @@ def _convert_tables(values: Values) -> list[dict[str, Any]]:
 
 
 def build_data_rules(further: Callable[[Values], Mapping[str, Any]]) -> list[Rule]:
-    """Return the rules for TRL's keys of data sets; `further` computes keys of ROLL for every data set."""
+    """Return the rules for TRL's data set keys; `further` computes additional ROLL keys for every data set."""
 
     def convert(values: Values) -> Mapping[str, Any]:
         more, tables = run_all(lambda: further(values), lambda: _convert_tables(values))
@@ -81,12 +81,12 @@ def _convert_eval_every(value: Any, values: Values) -> int:
         return 0
     steps = float(value or values.logging_steps)
     if is_fraction(steps):
-        raise UnsupportedValue("a share of all steps is not supported: set evaluation.every_num_steps")
+        raise UnsupportedValueError("a share of all steps is not supported: set evaluation.every_num_steps")
     return max(1, round(steps / values.updates_per_step(values)))
 
 
 def _convert_warmup(value: float, values: Values) -> int:
-    """Return the warm-up in steps of ROLL; TRL gives it as a number of optimizer steps, or as a share of all steps."""
+    """Return the warm-up in ROLL steps; TRL gives it as a number of optimizer steps, or as a share of all steps."""
     if not value:
         return 0
     updates = values.updates_per_step(values)
@@ -94,7 +94,7 @@ def _convert_warmup(value: float, values: Values) -> int:
         return math.ceil(value / updates)
     total = values.total_steps(values)
     if total is None:
-        raise UnsupportedValue("a share of all steps depends on the number of rows: set training.warmup_steps")
+        raise UnsupportedValueError("a share of all steps depends on the number of rows: set training.warmup_steps")
     return math.ceil(float(value) * total)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.cli.migration.rules import (
     Rule,
-    UnsupportedValue,
+    UnsupportedValueError,
     Values,
     companion_rule,
     conversion_rule,
@@ -16,10 +16,10 @@ from roll.cli.migration.rules import (
     renamed_key_rule,
     unsupported_key_rule,
 )
-from roll.cli.migration.trl_common import COMMON, count_update_rows
+from roll.cli.migration.trl_common import COMMON_RULES, count_update_rows
 from roll.cli.migration.trl_data import build_data_rules, build_step_rules
 
-__all__ = ["DPO", "REWARD", "SFT", "count_steps"]
+__all__ = ["DPO_RULES", "REWARD_MODEL_RULES", "SFT_RULES", "count_steps"]
 
 _METHODS = {
     "sigmoid": "dpo",
@@ -58,16 +58,16 @@ def _convert_loss(values: Values) -> Mapping[str, Any]:
     if len(kinds) == 2 and kinds[1] == "sft" and weight == 1:
         found["likelihood"] = float(weights[1])
     elif len(kinds) > 1 or weight != 1:
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             "a weighted sum of losses is supported only for `sft` and one other loss; the converted file has DPO's loss"
         )
     if main not in _METHODS:
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             f"loss_type {main} is not among {', '.join(_METHODS)}; the converted file has DPO's loss"
         )
     if main in ("robust", "exo_pair"):
         if not values.label_smoothing and main == "exo_pair":
-            raise UnsupportedValue("exo_pair requires label_smoothing; the converted file has DPO's loss")
+            raise UnsupportedValueError("exo_pair requires label_smoothing; the converted file has DPO's loss")
         found["label_smoothing"] = float(values.label_smoothing)
     if main == "discopop":
         found["tau"] = float(values.discopop_tau)
@@ -86,7 +86,7 @@ def _convert_sft_data(values: Values) -> Mapping[str, Any]:
 
 def _convert_sft_loss(values: Values) -> Mapping[str, Any]:
     if values.loss_type not in ("nll", "chunked_nll"):
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             f"loss_type {values['loss_type']} is not supported: ROLL's SFT loss is the mean negative log-likelihood"
         )
     return {}
@@ -94,7 +94,7 @@ def _convert_sft_loss(values: Values) -> Mapping[str, Any]:
 
 def _convert_assistant_only(values: Values) -> Mapping[str, Any]:
     if not values.assistant_only_loss:
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             "for rows with `messages`, ROLL trains on the assistant's messages and TRL on every token; other rows are "
             "trained in the same way"
         )
@@ -103,11 +103,11 @@ def _convert_assistant_only(values: Values) -> Mapping[str, Any]:
 
 def _convert_completion_only(values: Values) -> Mapping[str, Any]:
     if values.completion_only_loss is False:
-        raise UnsupportedValue("prompts are not trained; use rows with `text` to train on every token")
+        raise UnsupportedValueError("prompts are not trained; use rows with `text` to train on every token")
     return {}
 
 
-_EXAMPLES: list[Rule] = [
+_DATASET_RULES: list[Rule] = [
     renamed_key_rule(
         "per_device_train_batch_size",
         8,
@@ -125,17 +125,17 @@ _EXAMPLES: list[Rule] = [
     ),
     renamed_key_rule("router_aux_loss_coef", None, "training.router_aux_loss", lambda value, _: float(value or 0.0)),
     unsupported_key_rule("truncation_mode", "keep_start", "the end of a long example is truncated"),
-    unsupported_key_rule("pad_token", None, "sequences are packed without padding", harmless=("<pad>",)),
+    unsupported_key_rule("pad_token", None, "sequences are packed without padding", equivalent_values=("<pad>",)),
     *build_step_rules(),
     *ignored_key_rules(
         {"dataset_num_proc": None, "padding_free": False, "pad_to_multiple_of": "auto"},
         "rows are packed without padding, and attention does not cross their borders",
     ),
     *ignored_key_rules({"activation_offloading": False}, "affects only memory; see training.offload_activations"),
-    *COMMON,
+    *COMMON_RULES,
 ]
 
-SFT: list[Rule] = [
+SFT_RULES: list[Rule] = [
     conversion_rule("loss_type", "nll", [], _convert_sft_loss, "the same loss"),
     conversion_rule("assistant_only_loss", False, [], _convert_assistant_only, "as ROLL always does"),
     conversion_rule(
@@ -151,16 +151,16 @@ SFT: list[Rule] = [
     unsupported_key_rule("eos_token", None, "the tokenizer and the chat template determine the end token"),
     *ignored_key_rules({"packing_strategy": "bfd", "eval_packing": None}, "packing never changes the loss"),
     *ignored_key_rules({"shuffle_dataset": False}, "rows always come in random order"),
-    *_EXAMPLES,
+    *_DATASET_RULES,
 ]
 
-_PREFERENCE = ("preference.type", "preference.beta", "preference.label_smoothing")
-DPO: list[Rule] = [
+_PREFERENCE_KEYS = ("preference.type", "preference.beta", "preference.label_smoothing")
+DPO_RULES: list[Rule] = [
     conversion_rule(
-        "loss_type", ["sigmoid"], _PREFERENCE, _convert_loss, "`sft` with one other loss is preference.likelihood"
+        "loss_type", ["sigmoid"], _PREFERENCE_KEYS, _convert_loss, "`sft` with one other loss is preference.likelihood"
     ),
     *(
-        companion_rule(key, default, _PREFERENCE, "with loss_type")
+        companion_rule(key, default, _PREFERENCE_KEYS, "with loss_type")
         for key, default in (
             ("beta", 0.1),
             ("loss_weights", None),
@@ -182,7 +182,7 @@ DPO: list[Rule] = [
         "the reference computes log-probs once for each example, before the first step",
     ),
     *ignored_key_rules({"disable_dropout": True}, "only adapters have dropout (model.lora.dropout)"),
-    *_EXAMPLES,
+    *_DATASET_RULES,
 ]
 
 
@@ -190,8 +190,8 @@ def _convert_max_length(values: Values) -> Mapping[str, Any]:
     return {"too_long": "skip"} if values.max_length is not None else {}
 
 
-_NOT_OF_REWARD = ("max_length", "padding_free", "router_aux_loss_coef", "truncation_mode")
-REWARD: list[Rule] = [
+_NOT_REWARD_MODEL_KEYS = ("max_length", "padding_free", "router_aux_loss_coef", "truncation_mode")
+REWARD_MODEL_RULES: list[Rule] = [
     renamed_key_rule(
         "center_rewards_coefficient", None, "reward_model.centering", lambda value, _: float(value or 0.0)
     ),
@@ -202,5 +202,5 @@ REWARD: list[Rule] = [
     unsupported_key_rule("chat_template_path", None, "put the template into the model's directory"),
     unsupported_key_rule("eos_token", None, "the tokenizer and the chat template determine the end token"),
     *ignored_key_rules({"disable_dropout": True}, "only adapters have dropout (model.lora.dropout)"),
-    *(rule for rule in _EXAMPLES if rule.key not in _NOT_OF_REWARD),
+    *(rule for rule in _DATASET_RULES if rule.key not in _NOT_REWARD_MODEL_KEYS),
 ]

@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.cli.migration.rules import (
     Rule,
-    UnsupportedValue,
+    UnsupportedValueError,
     Values,
     companion_rule,
     conversion_rule,
@@ -16,11 +16,11 @@ from roll.cli.migration.rules import (
     renamed_key_rule,
     unsupported_key_rule,
 )
-from roll.cli.migration.trl_common import COMMON, compute_generation_sizes, count_epoch_rows
+from roll.cli.migration.trl_common import COMMON_RULES, compute_generation_sizes, count_epoch_rows
 from roll.cli.migration.trl_data import build_data_rules, build_step_rules
 from roll.errors import ConfigError
 
-__all__ = ["GRPO", "count_steps", "count_updates"]
+__all__ = ["GRPO_RULES", "count_steps", "count_updates"]
 
 _AGGREGATION = {
     "grpo": "sequence_mean",
@@ -61,7 +61,7 @@ def _convert_batch(values: Values) -> Mapping[str, Any]:
 def _convert_loss(values: Values) -> Mapping[str, Any]:
     kind = values.loss_type
     if kind not in _AGGREGATION:
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             f"loss_type {kind} is not among {', '.join(_AGGREGATION)}; the converted file has GRPO's"
         )
     low, high = float(values.epsilon), values.epsilon_high
@@ -90,11 +90,11 @@ def _convert_correction(values: Values) -> Mapping[str, Any]:
     cap = values.vllm_importance_sampling_cap
     high = cap if cap is not None else high
     if low is not None and form == "truncate":
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             "importance weights are truncated only from above, so vllm_importance_sampling_clip_min has no counterpart"
         )
     if high is None:
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             "importance weights without an upper bound are not supported; the converted file truncates them at 2"
         )
     found: dict[str, Any] = {"level": level, "upper": float(high)}
@@ -163,7 +163,7 @@ def _convert_rewards(values: Values) -> Mapping[str, Any]:
 def _check_functions(values: Values) -> Mapping[str, Any]:
     own = [name for name in _read_reward_names(values) if "." in name]
     if own:
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             f"{', '.join(own)} must be rewritten: ROLL calls `def reward(text, answer, metadata) -> float` for one "
             "answer, TRL a function of all completions"
         )
@@ -172,7 +172,7 @@ def _check_functions(values: Values) -> Mapping[str, Any]:
 
 def _check_bias_correction(values: Values) -> Mapping[str, Any]:
     if values.use_bias_correction_kl and values.beta:
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             "KL terms are not weighted by the ratio; values agree at the first update of each batch, gradients differ"
         )
     return {}
@@ -182,7 +182,7 @@ _BATCH = ("rollout.prompts_per_step", "rollout.group_size", "algorithm.updates.n
 _GATE = ("algorithm.gate", "algorithm.aggregation")
 _CORRECTION = ("algorithm.correction.level", "algorithm.correction.upper", "algorithm.correction.mask_high")
 
-GRPO: list[Rule] = [
+GRPO_RULES: list[Rule] = [
     conversion_rule(
         "per_device_train_batch_size",
         8,
@@ -328,5 +328,5 @@ GRPO: list[Rule] = [
         "every rollout is recorded",
     ),
     conversion_rule("use_bias_correction_kl", True, [], _check_bias_correction, "has no effect without beta"),
-    *COMMON,
+    *COMMON_RULES,
 ]

@@ -6,11 +6,11 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from roll.cli.migration.rules import Rule, UnsupportedValue, Values, conversion_rule, unsupported_key_rule
+from roll.cli.migration.rules import Rule, UnsupportedValueError, Values, conversion_rule, unsupported_key_rule
 
-__all__ = ["OLDER", "RENAMED"]
+__all__ = ["OLDER_KEY_RULES", "RENAMED_KEYS"]
 
-RENAMED: Mapping[str, str] = {
+RENAMED_KEYS: Mapping[str, str] = {
     "evaluation_strategy": "eval_strategy",
     "max_seq_length": "max_length",
     "torch_dtype": "dtype",
@@ -30,7 +30,9 @@ def _convert_warmup(values: Values) -> Mapping[str, Any]:
         raise ValueError("it is a share of all steps, and must be between 0 and 1")
     total = values.total_steps(values)
     if total is None:
-        raise UnsupportedValue("a share of all steps requires the number of rows: set --rows or training.warmup_steps")
+        raise UnsupportedValueError(
+            "a share of all steps requires the number of rows: set --rows or training.warmup_steps"
+        )
     return {"training.warmup_steps": math.ceil(float(share) * total)}
 
 
@@ -38,7 +40,7 @@ _PROMPTS = (
     "prompts are never truncated: TRL kept the last tokens of a longer prompt, ROLL trains on the whole prompt. Remove "
     "longer prompts from the file; inference.max_context limits prompt and answer together"
 )
-OLDER: list[Rule] = [
+OLDER_KEY_RULES: list[Rule] = [
     conversion_rule(
         "warmup_ratio", None, ["training.warmup_steps"], _convert_warmup, "times all steps, if warmup_steps is not set"
     ),

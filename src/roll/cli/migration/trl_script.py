@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from roll.cli.migration.convert import KeyResult
-from roll.cli.migration.script_values import NotStatic, Syntax, format_source
+from roll.cli.migration.script_values import NotConstantError, Syntax, format_source
 from roll.cli.migration.trl_script_parts import (
+    IGNORED_MODEL_ARGUMENTS,
     MODEL_KEYS,
-    NEEDLESS_MODEL_ARGUMENTS,
     PEFT_DEFAULTS,
     PEFT_KEYS,
     TRL_REWARDS,
@@ -35,18 +35,18 @@ __all__ = ["ParsedScript", "read_script"]
 
 _TRAINERS = {"GRPOTrainer": "grpo", "SFTTrainer": "sft", "DPOTrainer": "dpo", "RewardTrainer": "reward"}
 _CONFIGS = {"GRPOConfig": "grpo", "SFTConfig": "sft", "DPOConfig": "dpo", "RewardConfig": "reward"}
-_ORDER = {
+_ARGUMENT_ORDER = {
     "grpo": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
     "sft": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
     "dpo": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset"),
     "reward": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
 }
 """Positional arguments of the constructors of TRL 1.16."""
-_READ = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "peft_config", "processing_class")
+_READ_ARGUMENTS = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "peft_config", "processing_class")
 _OTHER_TRAINER = re.compile(r"[A-Z]\w*Trainer")
-_MAX_SIZE = 2**20
+_MAX_FILE_BYTES = 2**20
 """Maximum bytes of a script."""
-_UNREAD = "TRL's default is used instead"
+_UNREAD_NOTE = "TRL's default is used instead"
 
 
 @dataclass(eq=False, slots=True)
@@ -69,9 +69,9 @@ def read_script(path: str | Path) -> ParsedScript:
     """
     try:
         with Path(path).open("rb") as file:
-            text = file.read(_MAX_SIZE + 1)
-        if len(text) > _MAX_SIZE:
-            raise ConfigError(f"{path} has more than {_MAX_SIZE:,} bytes, too many for a script.")
+            text = file.read(_MAX_FILE_BYTES + 1)
+        if len(text) > _MAX_FILE_BYTES:
+            raise ConfigError(f"{path} has more than {_MAX_FILE_BYTES:,} bytes, too many for a script.")
         tree = ast.parse(text)  # bytes, so that the parser handles encoding declarations
     except ConfigError:
         raise
@@ -92,7 +92,7 @@ def read_script(path: str | Path) -> ParsedScript:
 class _Reader:
     def __init__(self, path: str, tree: ast.Module) -> None:
         self._path = path
-        self._syntax = Syntax(tree, lambda name: name in _TRAINERS or name in _CONFIGS or name in _KNOWN)
+        self._syntax = Syntax(tree, lambda name: name in _TRAINERS or name in _CONFIGS or name in _SUPPORTED_CALLS)
         self._script = ParsedScript()
 
     def read(self) -> ParsedScript:
@@ -158,18 +158,16 @@ class _Reader:
         raise ConfigError(f"{self._path} does not call a supported trainer of TRL: {known}.")
 
     def _record_unread(self, key: str, node: ast.AST, why: str, value: Any = None) -> None:
-        line = getattr(node, "lineno", 0)
         shown = format_source(node) if value is None else value
-        self._script.unread.append(
-            KeyResult(key=key, value=shown, given=True, outcome="lost", text=f"line {line}: {why}")
-        )
+        text = f"line {getattr(node, 'lineno', 0)}: {why}"
+        self._script.unread.append(KeyResult(key=key, value=shown, given=True, outcome="unsupported", text=text))
 
     def _read_value(self, key: str, node: ast.expr) -> Any:
         """Store the value of `node` under `key`, and return it; if it cannot be read, report the key."""
         try:
             self._script.given[key] = self._syntax.evaluate(node)
-        except NotStatic as reason:
-            self._record_unread(key, node, f"{reason}; {_UNREAD}")
+        except NotConstantError as reason:
+            self._record_unread(key, node, f"{reason}; {_UNREAD_NOTE}")
         return self._script.given.get(key)
 
     def _read_keywords(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
@@ -181,9 +179,9 @@ class _Reader:
             try:
                 found = self._syntax.evaluate(keyword.value)
                 if not isinstance(found, dict):
-                    raise NotStatic(f"`{format_source(keyword.value)}` is not a dictionary")
-            except NotStatic as reason:
-                self._record_unread(f"**{format_source(keyword.value)}", keyword.value, f"{reason}; {_UNREAD}")
+                    raise NotConstantError(f"`{format_source(keyword.value)}` is not a dictionary")
+            except NotConstantError as reason:
+                self._record_unread(f"**{format_source(keyword.value)}", keyword.value, f"{reason}; {_UNREAD_NOTE}")
                 continue
             for name, value in found.items():
                 entry = ast.copy_location(ast.Constant(value=value), keyword.value)
@@ -191,23 +189,25 @@ class _Reader:
                 yield name, entry
 
     def _read_trainer(self, call: ast.Call) -> None:
-        order = _ORDER[self._script.trainer]
+        order = _ARGUMENT_ORDER[self._script.trainer]
         arguments: dict[str, ast.expr] = {}
         for place, node in enumerate(call.args):
             if isinstance(node, ast.Starred) or place >= len(order):
                 self._record_unread(
-                    f"argument {place + 1}", node, f"trainer arguments must be passed by name; {_UNREAD}"
+                    f"argument {place + 1}", node, f"trainer arguments must be passed by name; {_UNREAD_NOTE}"
                 )
                 break
             arguments[order[place]] = node
         arguments |= dict(self._read_keywords(call))
         if "tokenizer" in arguments:
             arguments.setdefault("processing_class", arguments.pop("tokenizer"))
-        for name in sorted(arguments, key=lambda name: _READ.index(name) if name in _READ else len(_READ)):
+        for name in sorted(
+            arguments, key=lambda name: _READ_ARGUMENTS.index(name) if name in _READ_ARGUMENTS else len(_READ_ARGUMENTS)
+        ):
             node = arguments[name]
             if isinstance(node, ast.Constant) and node.value is None:
                 continue
-            if name in _READ:
+            if name in _READ_ARGUMENTS:
                 getattr(self, f"_read_{name}")(node)
             else:
                 self._record_unread(name, node, f"the trainer's argument `{name}` has no counterpart in a file of ROLL")
@@ -222,9 +222,9 @@ class _Reader:
             if not is_one:
                 given, found = format_source(node), format_source(config)
                 subject = f"`{given}`" if given == found else f"`{given}`, which is `{found}`,"
-                raise NotStatic(f"{subject} is not a configuration class of TRL, such as `GRPOConfig`")
-        except NotStatic as reason:
-            self._record_unread("args", node, f"{reason}; {_UNREAD}")
+                raise NotConstantError(f"{subject} is not a configuration class of TRL, such as `GRPOConfig`")
+        except NotConstantError as reason:
+            self._record_unread("args", node, f"{reason}; {_UNREAD_NOTE}")
             return
         assert isinstance(config, ast.Call)
         self._read_config(config)
@@ -255,7 +255,7 @@ class _Reader:
             if place == 0 and not isinstance(node, ast.Starred):
                 self._read_value("output_dir", node)
             else:
-                self._record_unread(f"argument {place + 1}", node, f"arguments must be passed by name; {_UNREAD}")
+                self._record_unread(f"argument {place + 1}", node, f"arguments must be passed by name; {_UNREAD_NOTE}")
         for name, node in self._read_keywords(call):
             self._read_value(name, node)
 
@@ -264,8 +264,8 @@ class _Reader:
             made = self._syntax.resolve(node)
             if not (isinstance(made, ast.Call) and self._syntax.get_called_name(made) == "from_pretrained"):
                 made = None
-        except NotStatic as reason:
-            self._record_unread("model_name_or_path", node, f"{reason}; {_UNREAD}")
+        except NotConstantError as reason:
+            self._record_unread("model_name_or_path", node, f"{reason}; {_UNREAD_NOTE}")
             return
         if made is None:
             self._read_value("model_name_or_path", node)
@@ -276,28 +276,28 @@ class _Reader:
                 self._read_value("model_name_or_path", value)
             elif name in MODEL_KEYS:
                 self._read_value(MODEL_KEYS[name], value)
-            elif name not in NEEDLESS_MODEL_ARGUMENTS:
+            elif name not in IGNORED_MODEL_ARGUMENTS:
                 self._record_unread(
                     name, value, "an argument of from_pretrained without a counterpart in a file of ROLL"
                 )
 
     def _read_reward_funcs(self, node: ast.expr) -> None:
         entries = [node]
-        with suppress(NotStatic):  # not static if it is a function
+        with suppress(NotConstantError):  # not static if it is a function
             found = self._syntax.resolve(node)
             entries = found.elts if isinstance(found, ast.List | ast.Tuple) else [node]
         if isinstance(node, ast.Name) and entries != [node]:
             try:
                 self._syntax.check_unchanged(node)
-            except NotStatic as reason:
-                self._record_unread("reward_funcs", node, f"{reason}; {_UNREAD}")
+            except NotConstantError as reason:
+                self._record_unread("reward_funcs", node, f"{reason}; {_UNREAD_NOTE}")
                 return
         names: list[str] = []
         for place, entry in enumerate(entries):
             try:
                 names.append(self._read_reward(entry, place))
-            except NotStatic as reason:
-                self._record_unread(f"reward_funcs[{place}]", entry, f"{reason}; {_UNREAD}")
+            except NotConstantError as reason:
+                self._record_unread(f"reward_funcs[{place}]", entry, f"{reason}; {_UNREAD_NOTE}")
         if any(names):
             self._script.given["reward_funcs"] = [name for name in names if name]
 
@@ -305,7 +305,7 @@ class _Reader:
         """Return a reward function's name as on TRL's command line; for a reward model, store its name, and return "".
 
         Raises:
-            NotStatic: `node` is neither a function nor a model's name, or a model is not the first reward.
+            NotConstantError: `node` is neither a function nor a model's name, or a model is not the first reward.
         """
         if isinstance(node, ast.Attribute) and node.attr in TRL_REWARDS:
             return node.attr
@@ -317,9 +317,9 @@ class _Reader:
                 return f"{Path(self._path).stem}.{node.id}"
         model = self._syntax.evaluate(node)
         if not isinstance(model, str):
-            raise NotStatic(f"`{format_source(node)}` must be a function or the name of a model")
+            raise NotConstantError(f"`{format_source(node)}` must be a function or the name of a model")
         if place:
-            raise NotStatic(f"the reward model '{model}' must be the first of reward_funcs")
+            raise NotConstantError(f"the reward model '{model}' must be the first of reward_funcs")
         self._script.given["reward_model_name_or_path"] = model
         return ""
 
@@ -328,12 +328,12 @@ class _Reader:
             names = node.names if isinstance(node, ast.ImportFrom) else []
             if isinstance(node, ast.ImportFrom) and any((one.asname or one.name) == name.id for one in names):
                 return node.module or Path(self._path).parent.name
-        raise NotStatic(f"`{name.id}` is a module, not a function")
+        raise NotConstantError(f"`{name.id}` is a module, not a function")
 
     def _read_dataset(self, key: str, node: ast.expr) -> ScriptDataset | None:
         try:
             rows = read_dataset(self._syntax, node)
-        except NotStatic as reason:
+        except NotConstantError as reason:
             self._record_unread(key, node, f"{reason}; prepare the rows in a file: data.0.path")
             return None
         for method, line in rows.changes:
@@ -360,13 +360,13 @@ class _Reader:
         try:
             made = self._syntax.resolve(node)
             if not (isinstance(made, ast.Call) and self._syntax.get_called_name(made) == "LoraConfig"):
-                raise NotStatic(f"`{format_source(made)}` is not a LoraConfig")
-        except NotStatic as reason:
-            self._record_unread("peft_config", node, f"{reason}; {_UNREAD}")
+                raise NotConstantError(f"`{format_source(made)}` is not a LoraConfig")
+        except NotConstantError as reason:
+            self._record_unread("peft_config", node, f"{reason}; {_UNREAD_NOTE}")
             return
         self._script.given |= {"use_peft": True, **PEFT_DEFAULTS}
         if made.args:
-            self._record_unread("peft_config", made.args[0], f"arguments must be passed by name; {_UNREAD}")
+            self._record_unread("peft_config", made.args[0], f"arguments must be passed by name; {_UNREAD_NOTE}")
         for name, value in self._read_keywords(made):
             if name in PEFT_KEYS:
                 key = PEFT_KEYS[name]
@@ -380,7 +380,7 @@ class _Reader:
         try:
             made = self._syntax.resolve(node)
             name = self._syntax.evaluate(made.args[0]) if isinstance(made, ast.Call) and made.args else None
-        except NotStatic:
+        except NotConstantError:
             name = None
         if name is None or name != self._script.given.get("model_name_or_path"):
             self._record_unread(
@@ -390,4 +390,4 @@ class _Reader:
             )
 
 
-_KNOWN = ("LoraConfig", "from_pretrained", "load_dataset")
+_SUPPORTED_CALLS = ("LoraConfig", "from_pretrained", "load_dataset")

@@ -6,11 +6,11 @@ import ast
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roll.cli.migration.script_values import NotStatic, Syntax, format_source
+from roll.cli.migration.script_values import NotConstantError, Syntax, format_source
 
 __all__ = [
+    "IGNORED_MODEL_ARGUMENTS",
     "MODEL_KEYS",
-    "NEEDLESS_MODEL_ARGUMENTS",
     "PEFT_DEFAULTS",
     "PEFT_KEYS",
     "TRL_REWARDS",
@@ -27,7 +27,7 @@ MODEL_KEYS = {
     "use_cache": "use_cache",
 }
 """Arguments of `from_pretrained`, and their names on TRL's command line."""
-NEEDLESS_MODEL_ARGUMENTS = ("device_map", "low_cpu_mem_usage")
+IGNORED_MODEL_ARGUMENTS = ("device_map", "low_cpu_mem_usage")
 """Arguments that set where weights are loaded, which cluster.device_mapping does in ROLL."""
 PEFT_KEYS = {
     "lora_alpha": "lora_alpha",
@@ -50,8 +50,8 @@ TRL_REWARDS = (
     "think_format_reward",
 )
 """Functions of TRL that its command line accepts by name."""
-_FILES = ("json", "parquet")
-_KEEPS_ROWS = ("shuffle",)
+_FILE_FORMATS = ("json", "parquet")
+_ROW_PRESERVING_METHODS = ("shuffle",)
 """Methods that keep the rows of a data set."""
 
 
@@ -71,7 +71,7 @@ def read_dataset(syntax: Syntax, node: ast.expr) -> ScriptDataset:
     """Return the data set of an expression: the arguments of `load_dataset`, and later methods that change its rows.
 
     Raises:
-        NotStatic: the rows do not come from `load_dataset`, or an argument cannot be read.
+        NotConstantError: the rows do not come from `load_dataset`, or an argument cannot be read.
     """
     match node:
         case ast.Name():
@@ -79,14 +79,14 @@ def read_dataset(syntax: Syntax, node: ast.expr) -> ScriptDataset:
         case ast.Subscript():
             split = syntax.evaluate(node.slice)
             if not isinstance(split, str):
-                raise NotStatic(f"`{format_source(node)}` is not a split")
+                raise NotConstantError(f"`{format_source(node)}` is not a split")
             return replace(read_dataset(syntax, node.value), split=split)
         case ast.Call() if syntax.get_called_name(node) == "load_dataset":
             return _read_load_call(syntax, node)
         case ast.Call(func=ast.Attribute(value=inner, attr=method)) if not _is_imported(syntax, inner):
             rows = read_dataset(syntax, inner)
-            return rows if method in _KEEPS_ROWS else replace(rows, changes=(*rows.changes, (method, node)))
-    raise NotStatic(f"`{format_source(node)}` is not a call of load_dataset")
+            return rows if method in _ROW_PRESERVING_METHODS else replace(rows, changes=(*rows.changes, (method, node)))
+    raise NotConstantError(f"`{format_source(node)}` is not a call of load_dataset")
 
 
 def _is_imported(syntax: Syntax, node: ast.expr) -> bool:
@@ -95,13 +95,13 @@ def _is_imported(syntax: Syntax, node: ast.expr) -> bool:
 
 
 def _read_dataset_of_name(syntax: Syntax, node: ast.Name) -> ScriptDataset:
-    """Return the data set of a name, which is assigned once, or again from itself as in `rows = rows.map(f)`."""
+    """Return the data set that a name refers to; reassignments must be of the form `rows = rows.map(f)`."""
     found = syntax.scopes[node].find(node.id)
     if len(found) <= 1:
         return read_dataset(syntax, syntax.find_bound_expression(node))
     if any(one.value is None or one.is_conditional for one in found):
         lines = ", ".join(str(one.line) for one in found)
-        raise NotStatic(f"`{node.id}` is assigned on lines {lines}")
+        raise NotConstantError(f"`{node.id}` is assigned on lines {lines}")
     first, *others = (one.value for one in found)
     assert first is not None
     rows = read_dataset(syntax, first)
@@ -115,8 +115,8 @@ def _read_dataset_of_name(syntax: Syntax, node: ast.Name) -> ScriptDataset:
             rows = replace(rows, split=str(syntax.evaluate(root.slice)))
             root = root.value
         if not (isinstance(root, ast.Name) and root.id == node.id):
-            raise NotStatic(f"`{node.id}` is assigned on lines {', '.join(str(one.line) for one in found)}")
-        changes = [one for one in changes if one[0] not in _KEEPS_ROWS]
+            raise NotConstantError(f"`{node.id}` is assigned on lines {', '.join(str(one.line) for one in found)}")
+        changes = [one for one in changes if one[0] not in _ROW_PRESERVING_METHODS]
         rows = replace(rows, changes=(*rows.changes, *changes))
     return rows
 
@@ -126,15 +126,15 @@ def _read_load_call(syntax: Syntax, call: ast.Call) -> ScriptDataset:
     for name, argument in zip(("path", "name"), call.args, strict=False):
         given[name] = syntax.evaluate(argument)
     if len(call.args) > 2 or any(keyword.arg is None for keyword in call.keywords):
-        raise NotStatic(f"the arguments of `{format_source(call)}` must be passed by name")
+        raise NotConstantError(f"the arguments of `{format_source(call)}` must be passed by name")
     given |= {keyword.arg: syntax.evaluate(keyword.value) for keyword in call.keywords if keyword.arg is not None}
     path, split, files = given.pop("path", None), given.pop("split", None), given.pop("data_files", None)
     name = given.pop("name", None)
     given.pop("streaming", None)  # streaming yields the same rows
     if given:
-        raise NotStatic(f"load_dataset's {', '.join(given)} has no counterpart")
-    if path in _FILES and isinstance(files, str) and files.endswith((".jsonl", ".parquet")):
+        raise NotConstantError(f"load_dataset's {', '.join(given)} has no counterpart")
+    if path in _FILE_FORMATS and isinstance(files, str) and files.endswith((".jsonl", ".parquet")):
         path, files = files, None
     if files is not None or not isinstance(path, str) or not isinstance(split, str | None):
-        raise NotStatic(f"`{format_source(call)}` does not load one file or one data set, with one split")
+        raise NotConstantError(f"`{format_source(call)}` does not load one file or one data set, with one split")
     return ScriptDataset(path=path, name=name, split=split)

@@ -42,4 +42,4 @@ def from_verl(path: str | Path, *, rows: int | None = None) -> ConvertedConfig:
 
 def _report_unset(key: str, value: Any, names: list[str]) -> KeyResult:
     text = f"only a shell can resolve {', '.join(names)}, so verl's default is used: write the value, and convert again"
-    return KeyResult(key=key, value=value, given=True, outcome="lost", text=text)
+    return KeyResult(key=key, value=value, given=True, outcome="unsupported", text=text)

@@ -20,11 +20,11 @@ _OVERRIDE = re.compile(r"^\+{0,2}([A-Za-z_][\w@/-]*(?:\.[\w@/-]+)+)=(.*)$", re.D
 _VARIABLE = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
 _MAX_LENGTH = 100_000
 """Maximum length of a value: nested variables could otherwise fill the memory from a few lines."""
-_MAX_SIZE = 2**20
+_MAX_FILE_BYTES = 2**20
 """Maximum bytes of a file."""
 _MAX_SUM_LENGTH = 1000
-_USE = re.compile(r"\$\{(\w+)(?::-([^}]{0,1000}))?\}|\$(\w+)")
-_SUM = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
+_VARIABLE_USE = re.compile(r"\$\{(\w+)(?::-([^}]{0,1000}))?\}|\$(\w+)")
+_ARITHMETIC_EXPANSION = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 _HOME = "HOME"
 """A variable that every shell defines; it is expanded only when a path is opened."""
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -44,15 +44,17 @@ def read_keys(path: str | Path) -> dict[str, Any]:
     """
     try:
         with Path(path).open("rb") as file:
-            content = file.read(_MAX_SIZE + 1)
-        text = content[:_MAX_SIZE].decode("utf-8")
+            content = file.read(_MAX_FILE_BYTES + 1)
+        text = content[:_MAX_FILE_BYTES].decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"file '{path}' does not exist{search_directory_note(path)}.") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"'{path}' cannot be read: {reason}.") from None
-    if len(content) > _MAX_SIZE:
-        raise ConfigError(f"'{path}' is larger than {_MAX_SIZE / 2**20:g} MiB, too large for a configuration of verl.")
+    if len(content) > _MAX_FILE_BYTES:
+        raise ConfigError(
+            f"'{path}' is larger than {_MAX_FILE_BYTES / 2**20:g} MiB, too large for a configuration of verl."
+        )
     if Path(path).suffix in (".yaml", ".yml", ".json"):
         tree, _ = parse(text, str(path))
         if not isinstance(tree, Mapping):
@@ -70,7 +72,7 @@ def find_shell_parts(value: Any) -> list[str]:
     """Return the parts of a value that only a shell could resolve: commands, and variables that the script does not
     set.
     """
-    names = {f"${use[1] or use[3]}" for use in _USE.finditer(str(value))} - {f"${_HOME}"}
+    names = {f"${use[1] or use[3]}" for use in _VARIABLE_USE.finditer(str(value))} - {f"${_HOME}"}
     return sorted(names | ({"$(…)"} if "$(" in str(value) else set()))
 
 
@@ -79,7 +81,11 @@ def _is_reference(key: str, value: Any) -> bool:
     (`???`), or the class of an object to build (`_target_`).
     """
     is_text = isinstance(value, str)
-    return key.split(".")[-1] == "_target_" or value == "???" or (is_text and "${" in value and not _USE.search(value))
+    return (
+        key.split(".")[-1] == "_target_"
+        or value == "???"
+        or (is_text and "${" in value and not _VARIABLE_USE.search(value))
+    )
 
 
 def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -93,7 +99,7 @@ def _flatten(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 def _read_overrides(text: str, name: str) -> Iterator[tuple[str, Any]]:
     try:
         # Without spaces, shlex keeps `$((a + b))` as one word.
-        joined = _SUM.sub(lambda found: re.sub(r"\s+", "", found[0]), text.replace("\\\n", " "))
+        joined = _ARITHMETIC_EXPANSION.sub(lambda found: re.sub(r"\s+", "", found[0]), text.replace("\\\n", " "))
         words = shlex.split(joined, comments=True)
     except ValueError as error:
         raise ConfigError(f"{name}: the file is not a valid shell script: {error}.") from None
@@ -128,7 +134,7 @@ def _substitute_variables(text: str, variables: Mapping[str, str], name: str) ->
         inner = re.sub(
             r"\b[A-Za-z_]\w*\b",
             lambda word: f"({variables.get(word[0], word[0])})",
-            _USE.sub(replace_variable, found[1]),
+            _VARIABLE_USE.sub(replace_variable, found[1]),
         )
         try:
             return (
@@ -139,7 +145,7 @@ def _substitute_variables(text: str, variables: Mapping[str, str], name: str) ->
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):  # the last two: many signs
             return found[0]
 
-    return _USE.sub(replace_variable, _SUM.sub(replace_sum, text))
+    return _VARIABLE_USE.sub(replace_variable, _ARITHMETIC_EXPANSION.sub(replace_sum, text))
 
 
 def _evaluate_arithmetic(node: ast.expr) -> int:

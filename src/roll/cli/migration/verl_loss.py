@@ -7,7 +7,7 @@ from typing import Any
 
 from roll.cli.migration.rules import (
     Rule,
-    UnsupportedValue,
+    UnsupportedValueError,
     Values,
     companion_rule,
     conversion_rule,
@@ -50,7 +50,7 @@ _AGGREGATION = {
 def _convert_advantage(values: Values) -> Mapping[str, Any]:
     kind = values.algorithm.adv_estimator
     if kind not in _ADVANTAGES:
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             f"adv_estimator {kind} is not among {', '.join(_ADVANTAGES)}; the converted file has GRPO's"
         )
     found: dict[str, Any] = dict(_ADVANTAGES[kind])
@@ -93,7 +93,7 @@ def _convert_gate(values: Values) -> Mapping[str, Any]:
         },
     }
     if mode not in forms:
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             f"loss_mode {mode} is not among {', '.join(forms)}; the converted file has PPO's clip at 0.2"
         )
     return forms[mode]
@@ -101,7 +101,9 @@ def _convert_gate(values: Values) -> Mapping[str, Any]:
 
 def _convert_aggregation(value: str, values: Values) -> str:
     if value == "seq-mean-token-sum-norm" and values[f"{_ACTOR}.loss_scale_factor"] is not None:
-        raise UnsupportedValue("loss_scale_factor is not supported: the converted file divides by max_response_length")
+        raise UnsupportedValueError(
+            "loss_scale_factor is not supported: the converted file divides by max_response_length"
+        )
     if values[f"{_ACTOR}.policy_loss.loss_mode"] in ("gspo", "sapo"):
         return "sequence_mean"
     return _AGGREGATION[value]
@@ -110,7 +112,7 @@ def _convert_aggregation(value: str, values: Values) -> str:
 def _convert_kl(values: Values) -> Mapping[str, Any]:
     in_loss, in_reward = values[f"{_ACTOR}.use_kl_loss"], values.algorithm.use_kl_in_reward
     if in_loss and in_reward:
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             "KL penalties in both the loss and the reward are not supported; the converted file has no KL penalty"
         )
     if in_loss:
@@ -122,7 +124,7 @@ def _convert_kl(values: Values) -> Mapping[str, Any]:
     else:
         return {}
     if estimator not in _KL:
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             f"the estimator {estimator} is not among {', '.join(_KL)}; the converted file has no KL penalty"
         )
     found = {"coefficient": float(coefficient), "estimator": _KL[estimator], "apply_to": apply_to}

@@ -10,7 +10,7 @@ from typing import Any
 
 from roll.cli.migration.rules import (
     Rule,
-    UnsupportedValue,
+    UnsupportedValueError,
     Values,
     companion_rule,
     conversion_rule,
@@ -18,8 +18,8 @@ from roll.cli.migration.rules import (
     renamed_key_rule,
     unsupported_key_rule,
 )
+from roll.cli.migration.verl_ignored import IGNORED_RULES
 from roll.cli.migration.verl_loss import LOSS_RULES
-from roll.cli.migration.verl_needless import NEEDLESS
 from roll.errors import ConfigError
 
 __all__ = ["VERL"]
@@ -60,7 +60,7 @@ def _convert_warmup(own: Any, values: Values) -> int:
 def _convert_schedule(value: str, values: Values) -> str:
     value = values[f"{_ACTOR}.optim.warmup_style"] or value
     if value not in ("constant", "cosine", "linear"):
-        raise UnsupportedValue(f"{value} is not among constant, linear and cosine; ROLL's default is constant")
+        raise UnsupportedValueError(f"{value} is not among constant, linear and cosine; ROLL's default is constant")
     return value
 
 
@@ -99,7 +99,7 @@ def _convert_data(values: Values) -> Mapping[str, Any]:
 
 
 def _reject_answers(_: Values) -> Mapping[str, Any]:
-    raise UnsupportedValue(
+    raise UnsupportedValueError(
         "verl's rows have the reference in reward_model.ground_truth: copy it to a separate column `answer` "
         "(docs/migration.md has the code). verl selects a scorer by this column; the converted file has `math` for all "
         "rows"
@@ -137,7 +137,7 @@ def _convert_logger(values: Values) -> Mapping[str, Any]:
     found = {f"tracking.{name}": str(values.trainer.project_name) for name in names if name in known}
     other = [name for name in names if name not in (*known, "console", "tensorboard", "file")]
     if other:
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             f"trackers that are not converted: {', '.join(other)}; metrics.jsonl and TensorBoard are always written"
         )
     return found
@@ -156,7 +156,7 @@ def _convert_temperature(_: Any, values: Values) -> float:
 
 def _convert_quantization(value: str | None, _: Values) -> str:
     if value not in (None, "fp8"):
-        raise UnsupportedValue(
+        raise UnsupportedValueError(
             f"quantization {value} is not supported, only fp8; engines get the trainer's weights, unquantized"
         )
     return value or "none"
@@ -237,7 +237,7 @@ VERL: list[Rule] = [
     renamed_key_rule(f"{_ROLLOUT}.max_num_seqs", 256, "inference.max_num_seqs"),
     renamed_key_rule(f"{_ROLLOUT}.quantization", None, "inference.quantization", _convert_quantization),
     unsupported_key_rule(
-        f"{_ROLLOUT}.name", "vllm", "engines are vLLM or ROLL's own (inference.engine)", harmless=(None, "hf")
+        f"{_ROLLOUT}.name", "vllm", "engines are vLLM or ROLL's own (inference.engine)", equivalent_values=(None, "hf")
     ),
     unsupported_key_rule(f"{_ROLLOUT}.ignore_eos", False, "answers always end at the end token"),
     unsupported_key_rule(f"{_ROLLOUT}.over_sample_rate", 0, "see rollout.scheduling.rollout_redundancy"),
@@ -279,7 +279,9 @@ VERL: list[Rule] = [
     unsupported_key_rule(
         "data.truncation", "error", "prompts are never truncated; a prompt that is too long ends the run"
     ),
-    unsupported_key_rule("data.filter_overlong_prompts", False, "remove long prompts from the file", harmless=()),
+    unsupported_key_rule(
+        "data.filter_overlong_prompts", False, "remove long prompts from the file", equivalent_values=()
+    ),
     unsupported_key_rule("data.tokenizer", None, "the model's own tokenizer is used"),
     unsupported_key_rule("data.custom_cls.path", None, "see data.0.source: python"),
     unsupported_key_rule("data.sampler.class_path", None, "rows are drawn in random order, and sources by weight"),
@@ -297,5 +299,5 @@ VERL: list[Rule] = [
         f"{_MODEL}.exclude_modules", None, "list the modules with an adapter: model.lora.target_modules"
     ),
     *LOSS_RULES,
-    *NEEDLESS,
+    *IGNORED_RULES,
 ]

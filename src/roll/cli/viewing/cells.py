@@ -12,13 +12,13 @@ from roll.cli.viewing.index import Row
 from roll.errors import UserError
 from roll.tracking.escape import escape_controls
 
-__all__ = ["LISTED", "SHOWN", "format_cell", "format_cells"]
+__all__ = ["INDEX_COLUMNS", "LIST_COLUMNS", "format_cell", "format_cells"]
 
-SHOWN = ("step", "kind", "id", "reward", "correct", "advantage", "tokens", "domain", "finish", "verdict")
+INDEX_COLUMNS = ("step", "kind", "id", "reward", "correct", "advantage", "tokens", "domain", "finish", "verdict")
 """Columns of a list that are in the index."""
-LISTED = (*SHOWN, "prompt", "answer")
+LIST_COLUMNS = (*INDEX_COLUMNS, "prompt", "answer")
 """All columns of a list."""
-CELL_CHARACTERS = 40
+MAX_CELL_CHARACTERS = 40
 """Maximum number of characters in a cell."""
 
 
@@ -30,24 +30,24 @@ def format_cell(value: Any) -> Text:
         return Text(f"{value:.3g}", justify="right")
     if isinstance(value, int):
         return Text(str(value), justify="right")
-    line = " ".join(escape_controls(str(value)[: CELL_CHARACTERS + 1]).split())
-    return Text(line if len(line) <= CELL_CHARACTERS else f"{line[: CELL_CHARACTERS - 1]}…")
+    line = " ".join(escape_controls(str(value)[: MAX_CELL_CHARACTERS + 1]).split())
+    return Text(line if len(line) <= MAX_CELL_CHARACTERS else f"{line[: MAX_CELL_CHARACTERS - 1]}…")
 
 
 def format_cells(rows: Sequence[Row]) -> list[tuple[Text, ...]]:
-    """Return the cells of each row, one per column in `LISTED`; prompt and answer are empty if they cannot be read."""
+    """Return the cells of each row, one per column in `LIST_COLUMNS`; unreadable prompts and answers are empty."""
     by_file: dict[Any, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         by_file[row.file].append(place)
     texts: list[tuple[str, str]] = [("", "")] * len(rows)
     for file, places in by_file.items():
         try:
-            found = file.read_beginnings([rows[place] for place in places], CELL_CHARACTERS + 1)
+            found = file.read_excerpts([rows[place] for place in places], MAX_CELL_CHARACTERS + 1)
         except UserError:
             continue
         for place, text in zip(places, found, strict=True):
             texts[place] = text
     return [
-        (*(format_cell(row.values[name]) for name in SHOWN), format_cell(prompt), format_cell(answer))
+        (*(format_cell(row.values[name]) for name in INDEX_COLUMNS), format_cell(prompt), format_cell(answer))
         for row, (prompt, answer) in zip(rows, texts, strict=True)
     ]

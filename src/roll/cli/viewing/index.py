@@ -39,9 +39,9 @@ if TYPE_CHECKING:
 
 __all__ = ["COLUMNS", "Filter", "RolloutFile", "Row", "list_rollout_files", "parse_filter", "sort_rows"]
 
-NUMBERS = ("step", "draw", "index", "reward", "advantage", "tokens")
-WORDS = ("kind", "domain", "verdict", "status", "finish", "correct", "engine", "id")
-COLUMNS = (*NUMBERS, *WORDS)
+NUMBER_COLUMNS = ("step", "draw", "index", "reward", "advantage", "tokens")
+TEXT_COLUMNS = ("kind", "domain", "verdict", "status", "finish", "correct", "engine", "id")
+COLUMNS = (*NUMBER_COLUMNS, *TEXT_COLUMNS)
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "<=": operator.le,
     ">=": operator.ge,
@@ -52,12 +52,12 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 }
 _CONDITION = re.compile(r"([a-z_]+)(<=|>=|!=|<|>|=)(.*)", re.DOTALL)
 _TEXTS = ("prompt", "text")
-_IN_FULL = [
+_DETAIL_COLUMNS = [
     "step", "rollout_id", "reward", "correct", "advantage", "verdict", "finish_reason", "status", "cause", "components",
     "messages", "text", "answer",
 ]  # fmt: skip
-_TOKENS = ["token_ids", "logprobs", "policy_versions"]
-_CLOSED = {
+_TOKEN_COLUMNS = ["token_ids", "logprobs", "policy_versions"]
+_COLUMN_VALUES = {
     "kind": ("train", "eval"),
     "correct": ("yes", "no"),
     "status": tuple(str(status) for status in RolloutStatus),
@@ -67,7 +67,7 @@ _CLOSED = {
 
 
 class _RowFields(NamedTuple):
-    """Fields of a rollout that are read for the list of rollouts; `None` for missing ones."""
+    """The fields of a rollout that the list of rollouts shows; missing fields are `None`."""
 
     step: int | None
     rollout_id: str | None
@@ -83,7 +83,7 @@ class _RowFields(NamedTuple):
     engine_id: str | None
 
 
-_READ = _RowFields._fields
+_ROW_COLUMNS = _RowFields._fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Row:
     number: int
     """Position of the rollout in its file, from 0."""
     values: dict[str, Any]
-    """Values by the names in `COLUMNS`; `None` for missing ones."""
+    """Values by column name in `COLUMNS`; missing values are `None`."""
 
     @property
     def group(self) -> tuple[Path, int]:
@@ -110,7 +110,7 @@ class RolloutFile:
     kind: Literal["train", "eval"]
     step: int
 
-    def read_beginnings(self, rows: Sequence[Row], longest: int) -> list[tuple[str, str]]:
+    def read_excerpts(self, rows: Sequence[Row], longest: int) -> list[tuple[str, str]]:
         """Return the beginnings of the prompt and of the answer of each row in `rows`.
 
         Args:
@@ -122,7 +122,7 @@ class RolloutFile:
         """
         places = [row.number for row in rows]
         with self._open() as file:
-            prompts, texts = (file.read_beginnings(places, name, longest) for name in _TEXTS)
+            prompts, texts = (file.read_excerpts(places, name, longest) for name in _TEXTS)
         return list(zip(prompts, texts, strict=True))
 
     def read_rows(self, wanted: Filter) -> Iterator[Row]:
@@ -138,10 +138,10 @@ class RolloutFile:
         with self._open() as file:
             lengths = next((name for name in ("num_tokens", "policy_versions") if name in file.names), "token_ids")
             start = 0
-            for portion in file.iter_batches({*_READ, *(_TEXTS if wanted.words else ()), lengths}):
+            for portion in file.iter_batches({*_ROW_COLUMNS, *(_TEXTS if wanted.words else ()), lengths}):
                 hits = _find_words(portion, wanted.words)
                 made = _count_tokens(portion, lengths)
-                columns = (_read_column(portion, name) for name in _READ)
+                columns = (_read_column(portion, name) for name in _ROW_COLUMNS)
                 for place, row in enumerate(starmap(_RowFields, zip(*columns, strict=True))):
                     values = self._build_values(row, made[place])
                     if hits[place] and wanted.may_match(values):
@@ -172,7 +172,7 @@ class RolloutFile:
         Raises:
             UserError: as `read_rows`; or the file has become shorter, for example after a resume.
         """
-        columns = _TOKENS if tokens else _IN_FULL
+        columns = _TOKEN_COLUMNS if tokens else _DETAIL_COLUMNS
         with self._open() as file:
             return dict.fromkeys(columns) | file.read_rows([number], columns)[0]
 
@@ -235,7 +235,7 @@ def list_rollout_files(directory: Path) -> list[RolloutFile]:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Conditions on rollouts: all must hold, and all words must occur in the prompt or answer."""
+    """A filter for rollouts: all conditions must hold, and all words must occur in the prompt or the answer."""
 
     conditions: tuple[tuple[str, Callable[[Any], bool]], ...] = ()
     words: tuple[str, ...] = ()
@@ -273,7 +273,7 @@ def parse_filter(text: str) -> Filter:
             (
                 name,
                 _parse_number_condition(name, sign, value)
-                if name in NUMBERS
+                if name in NUMBER_COLUMNS
                 else _parse_word_condition(name, sign, value),
             )
         )
@@ -299,10 +299,9 @@ def _parse_number_condition(name: str, sign: str, value: str) -> Callable[[Any],
 def _parse_word_condition(name: str, sign: str, value: str) -> Callable[[Any], bool]:
     if sign not in ("=", "!="):
         raise UserError(f"'{name}{sign}{value}': {name} is not a number: use {name}=… or {name}!=….")
-    if value not in _CLOSED.get(name, (value,)):
-        raise UserError(
-            f"'{name}{sign}{value}': {name} must be {' or '.join(_CLOSED[name])}.{did_you_mean(value, _CLOSED[name])}"
-        )
+    if value not in _COLUMN_VALUES.get(name, (value,)):
+        allowed = _COLUMN_VALUES[name]
+        raise UserError(f"'{name}{sign}{value}': {name} must be {' or '.join(allowed)}.{did_you_mean(value, allowed)}")
     return lambda found: ((found or "") == value) is (sign == "=")
 
 

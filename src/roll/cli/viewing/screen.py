@@ -21,7 +21,7 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 from textual.worker import get_current_worker
 
-from roll.cli.viewing.cells import LISTED, format_cells
+from roll.cli.viewing.cells import LIST_COLUMNS, format_cells
 from roll.cli.viewing.index import Filter, Row, list_rollout_files, parse_filter, sort_rows
 from roll.cli.viewing.tokens import TokenScreen
 from roll.errors import UserError
@@ -32,7 +32,7 @@ from roll.tracking.reading.files import SafeDirectory
 
 __all__ = ["RolloutApp"]
 
-MOST_ROWS = 20_000
+MAX_ROWS = 20_000
 """Maximum number of rows of a list; a filter finds the rest."""
 MAX_ATTEMPTS = 256
 """Maximum number of attempts of a group."""
@@ -90,7 +90,7 @@ class RolloutApp(App[None]):
 
     def on_mount(self) -> None:
         table = self._table
-        for name in LISTED:
+        for name in LIST_COLUMNS:
             table.add_column(name, key=name)
         table.focus()
         self.action_reload()
@@ -124,7 +124,7 @@ class RolloutApp(App[None]):
         count = 0
         for file in list_rollout_files(self.directory.rollouts_dir):
             try:
-                found = list(itertools.islice(file.read_rows(wanted), MOST_ROWS - count))
+                found = list(itertools.islice(file.read_rows(wanted), MAX_ROWS - count))
             except UserError as error:
                 self.call_from_thread(self._show_problem, str(error))
                 continue
@@ -132,7 +132,7 @@ class RolloutApp(App[None]):
             if worker.is_cancelled:
                 return
             self.call_from_thread(self._add_rows, found)
-            if count >= MOST_ROWS:
+            if count >= MAX_ROWS:
                 break
         if not worker.is_cancelled:
             self.call_from_thread(self._finish_reading)
@@ -164,7 +164,7 @@ class RolloutApp(App[None]):
             text = Text(escape_controls(self.problem), style="bold red")
         else:
             more = "" if self._complete else ", reading"
-            more = f", only the newest {MOST_ROWS}: use a filter for others" if len(self.rows) >= MOST_ROWS else more
+            more = f", only the newest {MAX_ROWS}: use a filter for others" if len(self.rows) >= MAX_ROWS else more
             order = f", sorted by {self._order}" if self._order else ""
             text = Text(f"{escape_controls(self.directory.name)}: {len(self.rows)} rollouts{order}{more}")
         self.screen_stack[0].query_one("#status", Static).update(text)

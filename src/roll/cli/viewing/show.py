@@ -12,14 +12,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roll.cli.viewing.cells import LISTED, format_cells
+from roll.cli.viewing.cells import LIST_COLUMNS, format_cells
 from roll.cli.viewing.index import Filter, RolloutFile, Row, list_rollout_files, parse_filter, sort_rows
 from roll.errors import UserError
 from roll.tracking import RunDirectory
 
 __all__ = ["show_rollouts"]
 
-WIDTH = 220
+TABLE_WIDTH = 220
 """Width of a table in characters: enough for the beginnings of prompt and answer."""
 _SORT_BATCH_SIZE = 10_000
 """Number of rows that are sorted together."""
@@ -75,11 +75,11 @@ def _read_rows(
 
 def _format_table(rows: list[Row]) -> str:
     table = Table(box=None, header_style="", padding=(0, 2, 0, 0))
-    for name in LISTED:
+    for name in LIST_COLUMNS:
         table.add_column(name, overflow="ellipsis", no_wrap=True)
     for cells in format_cells(rows):
         table.add_row(*cells)
-    screen = Console(file=io.StringIO(), width=WIDTH, force_terminal=False, color_system=None)
+    screen = Console(file=io.StringIO(), width=TABLE_WIDTH, force_terminal=False, color_system=None)
     screen.print(table if rows else Text("No rollout matches the filter."))
     assert isinstance(screen.file, io.StringIO)
     return "\n".join(line.rstrip() for line in screen.file.getvalue().rstrip().splitlines())

@@ -75,8 +75,8 @@ class ParsedMessages:
         if marked is not None:
             raise BadRow(
                 "prompt marked for training",
-                f"{location}: message {marked + 1} of the prompt is marked for training, but prompts are never trained: give "
-                "the conversation as `messages`, or remove the mark.",
+                f"{location}: message {marked + 1} of the prompt is marked for training, but prompts are not trained: "
+                "give the conversation as `messages`, or remove the mark.",
             )
         return self.messages
 

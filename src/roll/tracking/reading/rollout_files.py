@@ -129,7 +129,7 @@ class RolloutReader:
             found |= zip(inner, cast_to_schema(taken).to_pylist(), strict=True)
         return [found[place] for place in positions]
 
-    def read_beginnings(self, positions: Sequence[int], column: str, num_characters: int) -> list[str]:
+    def read_excerpts(self, positions: Sequence[int], column: str, num_characters: int) -> list[str]:
         """Return the first characters of a string column, for the rows at `positions`; empty for null values.
 
         Raises:

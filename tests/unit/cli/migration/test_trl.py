@@ -139,18 +139,18 @@ def test_migration_trl_a_share_of_steps_by_its_older_name_is_warm_up(tmp_path):
         converted(tmp_path, GRPO | {"warmup_ratio": 1.5})
     texts = {"model_name_or_path": "some/model", "dataset_name": "chats.jsonl", "warmup_ratio": 0.1}
     result, _ = converted(tmp_path, texts, trainer="sft")
-    assert "set --rows" in next(said.text for said in result.lost_keys if said.key == "warmup_ratio")
+    assert "set --rows" in next(said.text for said in result.unsupported_keys if said.key == "warmup_ratio")
     _, config = converted(tmp_path, texts, trainer="sft", rows=800)
     assert config.training.warmup_steps == 30  # 3 epochs of 100 steps
 
 
 def test_migration_trl_the_longest_prompt_of_older_versions_is_spoken_of(tmp_path):
     result, _ = converted(tmp_path, GRPO | {"max_prompt_length": 512})
-    (said,) = [said for said in result.lost_keys if said.key == "max_prompt_length"]
+    (said,) = [said for said in result.unsupported_keys if said.key == "max_prompt_length"]
     assert "prompts are never truncated" in said.text and "inference.max_context" in said.text
     assert "max_prompt_length=512" in result.format_report()
     result, _ = converted(tmp_path, GRPO | {"max_prompt_length": None})
-    assert "max_prompt_length" not in {said.key for said in result.lost_keys}
+    assert "max_prompt_length" not in {said.key for said in result.unsupported_keys}
 
 
 def test_migration_trl_keys_that_were_renamed_are_read_and_spoken_of_by_the_name_in_the_file(tmp_path):
@@ -160,7 +160,7 @@ def test_migration_trl_keys_that_were_renamed_are_read_and_spoken_of_by_the_name
     assert {"max_seq_length", "torch_dtype"} <= {each.key for each in result.results if each.given}
     result, config = converted(tmp_path, texts | {"max_length": 88}, trainer="sft")
     assert config.training.max_example_tokens == 88
-    assert "max_seq_length" in {said.key for said in result.lost_keys}
+    assert "max_seq_length" in {said.key for said in result.unsupported_keys}
 
 
 def test_migration_trl_all_problems_of_a_file_are_told_at_once(tmp_path):
@@ -193,7 +193,7 @@ def test_migration_trl_rewards_keep_their_weights_and_columns(tmp_path):
     ]
     assert source.answer_key == "solution"
     assert source.reward[2].function == "mine.rewards:short"
-    assert any(said.key == "reward_funcs" and "rewritten" in said.text for said in result.lost_keys)
+    assert any(said.key == "reward_funcs" and "rewritten" in said.text for said in result.unsupported_keys)
 
 
 def test_migration_trl_rank_stabilised_adapters_have_the_same_scale(tmp_path):
@@ -208,7 +208,7 @@ def test_migration_trl_rank_stabilised_adapters_have_the_same_scale(tmp_path):
 )
 def test_migration_trl_what_cannot_be_converted_is_said(tmp_path, key, value):
     result, _ = converted(tmp_path, GRPO | {key: value})
-    assert key in {said.key for said in result.lost_keys}
+    assert key in {said.key for said in result.unsupported_keys}
     assert f"#   {key}: " in result.format_yaml()
 
 
@@ -225,7 +225,7 @@ def test_migration_trl_sft_keeps_batch_length_and_epochs(tmp_path):
     training = config.training
     assert (config.pipeline, training.examples_per_step, training.num_epochs) == ("sft", 16, 2)
     assert (training.max_example_tokens, training.learning_rate) == (512, 2e-5)
-    assert [said.key for said in result.lost_keys] == ["assistant_only_loss"]
+    assert [said.key for said in result.unsupported_keys] == ["assistant_only_loss"]
 
 
 @pytest.mark.parametrize(

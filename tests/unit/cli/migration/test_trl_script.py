@@ -113,7 +113,7 @@ def test_migration_trl_script_is_converted_with_its_model_data_rewards_and_adapt
     (source,) = config.data
     assert (source.path, source.name, source.answer_key) == ("some/set", "main", "solution")
     assert [getattr(reward, "function", None) for reward in source.reward] == [None, "train:own", "mine.rewards:short"]
-    assert [said.key for said in result.lost_keys] == ["reward_funcs", "use_bias_correction_kl"]
+    assert [said.key for said in result.unsupported_keys] == ["reward_funcs", "use_bias_correction_kl"]
 
 
 @pytest.mark.parametrize(
@@ -407,7 +407,7 @@ def test_migration_trl_script_problems_are_all_listed_with_what_was_not_read(tmp
     said = {"model_name_or_path": "some/model", "temperature": 1, "learning_rate": 1e-5, "max_steps": 5}
     result = from_trl(path, further={**said, "reward_funcs": "accuracy_reward", "dataset_name": "a/b"})
     assert load_config(result.tree).training.learning_rate == 1e-5
-    assert "learning_rate" not in {one.key for one in result.lost_keys}
+    assert "learning_rate" not in {one.key for one in result.unsupported_keys}
 
 
 def test_migration_trl_script_may_declare_its_encoding(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.cli.migration.convert import NO_VALUE
-from roll.cli.migration.rules import UnsupportedValue, Values
+from roll.cli.migration.convert import INVALID_VALUE_ERRORS
+from roll.cli.migration.rules import UnsupportedValueError, Values
 from roll.cli.migration.verl import from_verl
 from roll.cli.migration.verl_file import read_keys
 from roll.cli.migration.verl_rules import VERL
@@ -120,7 +120,7 @@ def test_migration_verl_dynamic_sampling_is_refilling(tmp_path):
 )
 def test_migration_verl_what_cannot_be_converted_is_said(tmp_path, override):
     result, _ = converted(tmp_path, f"trainer.total_training_steps=5 actor_rollout_ref.rollout.n=8 {override}")
-    assert override.split("=")[0] in {said.key for said in result.lost_keys}
+    assert override.split("=")[0] in {said.key for said in result.unsupported_keys}
 
 
 def test_migration_verl_epochs_need_the_number_of_rows(tmp_path):
@@ -141,7 +141,7 @@ def test_migration_verl_sums_of_a_script_are_computed_and_what_it_does_not_set_i
     config = load_config(converted.tree)
     assert (config.rollout.prompts_per_step, config.rollout.max_new_tokens) == (256, 2048)
     assert config.data[0].path.endswith("/x.parquet") and "$" not in config.data[0].path
-    lost = {said.key: said.text for said in converted.lost_keys}
+    lost = {said.key: said.text for said in converted.unsupported_keys}
     assert "resolve $MODEL," in lost["actor_rollout_ref.model.path"]
     assert "resolve $NODES," in lost["trainer.nnodes"]
 
@@ -150,7 +150,7 @@ def test_migration_verl_sums_of_a_script_are_computed_and_what_it_does_not_set_i
 def test_migration_verl_what_only_a_shell_knows_is_said(tmp_path, text):
     path = tmp_path / "run.sh"
     path.write_text(f"python3 -m verl.trainer.main_ppo 'trainer.nnodes={text}' trainer.total_training_steps=3\n")
-    lost = {said.key: said.text for said in from_verl(path).lost_keys}
+    lost = {said.key: said.text for said in from_verl(path).unsupported_keys}
     assert "only a shell can resolve $(…)" in lost["trainer.nnodes"]
 
 
@@ -199,7 +199,7 @@ def test_migration_verl_no_value_of_a_rule_is_unexpected(number):
 
 
 def refused_or_taken(rule, values):
-    with contextlib.suppress(UnsupportedValue, ConfigError, *NO_VALUE):
+    with contextlib.suppress(UnsupportedValueError, ConfigError, *INVALID_VALUE_ERRORS):
         rule.convert(Values(values))
 
 

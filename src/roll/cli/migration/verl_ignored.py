@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from roll.cli.migration.rules import Rule, ignored_key_rule
 
-__all__ = ["NEEDLESS"]
+__all__ = ["IGNORED_RULES"]
 
 _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout", "actor_rollout_ref.model"
 
@@ -65,5 +65,5 @@ _REASONS: Mapping[str, Sequence[str]] = {
     "belongs to verl's data set reader": ("data.*",),
 }
 
-NEEDLESS: list[Rule] = [ignored_key_rule(key, None, note) for note, keys in _REASONS.items() for key in keys]
+IGNORED_RULES: list[Rule] = [ignored_key_rule(key, None, note) for note, keys in _REASONS.items() for key in keys]
 """The first rule that covers a key applies, so these rules, which cover whole sections, come last."""
