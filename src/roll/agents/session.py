@@ -26,7 +26,7 @@ from roll.agents.session_images import SessionImages
 from roll.agents.tool_calls import ToolCall, ToolFormat, detect_format, read_calls
 from roll.agents.tree import Call
 from roll.data import ChatRenderer
-from roll.data.decoding import CONTEXT_SEEN
+from roll.data.decoding import NUM_CONTEXT_TOKENS
 from roll.data.reasoning import find_reasoning_start, split_reasoning
 from roll.envs.image_storage import ImageStorage
 from roll.rollout.loops import Generate, build_next_request
@@ -251,7 +251,7 @@ class Session:
     def _split_reasoning(self, text: str, context: IntArray) -> tuple[str, str | None]:
         """Split an answer into its reasoning and the text after it; the text is `None` if the reasoning never ends."""
         reasoning_format = self.renderer.reasoning
-        begun = find_reasoning_start(self.renderer.decode_raw(context[-CONTEXT_SEEN:]), reasoning_format)
+        begun = find_reasoning_start(self.renderer.decode_raw(context[-NUM_CONTEXT_TOKENS:]), reasoning_format)
         thought, answer = split_reasoning(text, reasoning_format, begun=bool(begun))
         return thought, None if answer is None else answer.lstrip("\n") if thought else answer
 

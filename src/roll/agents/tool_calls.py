@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
-from roll.data.reasoning import CHANNELS, extract_answer
+from roll.data.reasoning import HARMONY_FORMAT, extract_answer
 from roll.envs.tools.calls import TOOL_CALL_FORMATS
 from roll.envs.tools.calls.gemma import END as GEMMA_END
 from roll.envs.tools.calls.gemma import MARK as GEMMA_CALL
@@ -110,7 +110,7 @@ def _extract_text_outside_calls(text: str, tool_format: ToolFormat) -> str:
     if tool_format == "mistral":
         return text.partition(_MISTRAL)[0] if _MISTRAL in text else ""
     if tool_format == "harmony":
-        return extract_answer(text, CHANNELS) or ""
+        return extract_answer(text, HARMONY_FORMAT) or ""
     if tool_format == "gemma4":
         head, *parts = text.split(GEMMA_CALL)
         return "".join([head, *(part.partition(GEMMA_END)[2] for part in parts)])

@@ -38,7 +38,7 @@ def merge_records(records: Sequence[IntArray | None], length: int) -> IntArray |
     merged = np.full((length, *known[0].shape[1:]), -1, known[0].dtype)
     for record in known:
         prefix = merged[: len(record)]
-        np.copyto(prefix, record, location=prefix < 0)
+        np.copyto(prefix, record, where=prefix < 0)
     return merged
 
 

@@ -68,9 +68,9 @@ def make_random_policy(env: Any) -> Policy:
 
 
 async def play_episode(
-    env: Any, policy: Policy, *, environment: str, seed: int | None = None, most_turns: int = 200
+    env: Any, policy: Policy, *, environment: str, seed: int | None = None, max_turns: int = 200
 ) -> Transcript:
-    """Play an episode with `policy`, at most `most_turns` turns long, and return its transcript.
+    """Play an episode with `policy`, at most `max_turns` turns long, and return its transcript.
 
     Exceptions of the environment or the policy propagate to the caller.
 
@@ -79,7 +79,7 @@ async def play_episode(
     """
     observation, info = check_reset_result(await await_if_needed(env.reset(seed=seed)))
     played = Transcript(environment=environment, seed=seed, first=format_observation(observation, info), turns=[])
-    while len(played.turns) < most_turns and not (played.terminated or played.truncated):
+    while len(played.turns) < max_turns and not (played.terminated or played.truncated):
         action = await await_if_needed(policy(played))
         if action is None:
             break

@@ -13,7 +13,7 @@ from typing import Any
 
 from roll.config.data import DataConfig
 from roll.config.rewards import RewardModelReward
-from roll.data.chat import TODAY
+from roll.data.chat import TEMPLATE_DATE
 from roll.errors import ModelError, RewardInfraError
 from roll.models import find_model
 from roll.models.directory import read_json
@@ -117,7 +117,7 @@ def _tokenize(tokenizer: Any, conversation: Conversation, answer: str, max_lengt
     if getattr(tokenizer, "chat_template", None):
         chat = [message.to_dict() for message in (*conversation, Message(role="assistant", content=answer))]
         # a template that writes the date gets the training date; otherwise scores would change from day to day
-        dated = {"strftime_now": TODAY.strftime} if "strftime_now" in str(tokenizer.chat_template) else {}
+        dated = {"strftime_now": TEMPLATE_DATE.strftime} if "strftime_now" in str(tokenizer.chat_template) else {}
         ids = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False, **dated)
     else:
         question = "\n\n".join(message.text for message in conversation)

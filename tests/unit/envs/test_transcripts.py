@@ -51,7 +51,7 @@ def test_env_transcripts_coroutines_and_boards_beside_the_observation_are_played
     async def policy(so_far: Transcript) -> str:
         return str(len(so_far.turns))
 
-    played = asyncio.run(play_episode(Late(), policy, environment="late", most_turns=2))
+    played = asyncio.run(play_episode(Late(), policy, environment="late", max_turns=2))
     assert (played.first, played.turns[1].observation, played.ending) == ("Rules.[board]", "now 1", "left unfinished")
 
 
