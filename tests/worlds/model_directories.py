@@ -181,7 +181,7 @@ REFUSED: dict[str, tuple[Callable[[Path], None], str]] = {
     "adapter next to weights": (_write_adapter, r"PEFT adapter \(adapter_config\.json\) next to full weights.*move"),
     "adapter alone": (_write_adapter_alone, r"is a PEFT adapter of 'owner/base', not a full model: merge it"),
     "tied, different head stored": (_store_other_head, r"ties .*'lm_head\.weight' and 'model\.embed_tokens\.weight'"),
-    "single file and index": (_shard, r"has both 'model\.safetensors'.*lists 2 files and which vLLM uses\. Remove"),
+    "single file and index": (_shard, r"has both 'model\.safetensors'.*with 2 files, which vLLM uses\. Remove"),
     "a weight in two shards": (_store_twice, r"weight '.*' is in two files"),
     "shards without an index": (
         _lose_index,
