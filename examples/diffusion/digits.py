@@ -2,7 +2,8 @@
 
     python examples/diffusion/digits.py data                       # writes data/digits from scikit-learn
     roll train examples/diffusion/digits-base.yaml                 # learns to draw digits
-    roll train examples/diffusion/digits-grpo.yaml                 # learns to draw threes only
+    roll train examples/diffusion/digits-grpo.yaml                 # learns to draw threes, from a reward
+    roll train examples/diffusion/digits-reward-gradient.yaml      # the same, from the gradient of a reward
 
 The model is a subclass of `DiffusionModel`: 8 x 8 pixels as latents, a digit or nothing as the prompt.
 """
@@ -140,6 +141,40 @@ def is_three(image: Any, prompt: str, metadata: dict[str, Any]) -> float:
 def looks_like_three(image: Any, prompt: str, metadata: dict[str, Any]) -> float:
     """Return whether an independent classifier, which training never sees, reads a 3."""
     return float(train_classifier(1).predict(read_pixels(image))[0] == 3)
+
+
+@functools.cache
+def train_network() -> nn.Module:
+    """Train a convolutional network on the images of the reward, with noise, which makes its gradients smooth."""
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    images = torch.from_numpy(to_bytes(digits.images[::2]))[:, None].float() / 255
+    labels = torch.from_numpy(digits.target[::2])
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        torch.manual_seed(0)
+        network = nn.Sequential(
+            nn.Conv2d(1, 32, 3, padding=1),
+            nn.SiLU(),
+            nn.Conv2d(32, 64, 3, padding=1, stride=2),
+            nn.SiLU(),
+            nn.Flatten(),
+            nn.Linear(64 * (SIZE // 2) ** 2, 10),
+        )
+        optimizer = torch.optim.AdamW(network.parameters(), lr=0.002)
+        for _ in range(300):
+            rows = torch.randint(len(images), (128,))
+            noisy = images[rows] + 0.2 * torch.randn(128, 1, SIZE, SIZE)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(network(noisy), labels[rows]).backward()
+            optimizer.step()
+    return network.requires_grad_(False)
+
+
+def compute_log_probs_of_three(images: Tensor, prompts: Sequence[str]) -> Tensor:
+    """Return the log-probabilities of a 3 [B], for images [B, 1, 8, 8] in [0, 1]; differentiable."""
+    network = train_network().to(images.device)
+    return network(images).log_softmax(dim=1)[:, 3]
 
 
 def looks_like_prompt(image: Any, prompt: str, metadata: dict[str, Any]) -> float:
