@@ -17,6 +17,7 @@ FILES = {
     "trackers": ["tests/unit/tracking/test_sinks.py"],
     "environments": ["tests/unit/envs/adapters/test_adapters.py", "tests/unit/training/test_fp8.py"],
     "verifiers": ["tests/unit/envs/adapters/test_verifiers.py"],
+    "ocr": ["tests/unit/pipelines/test_diffusion_text_reward.py"],
     "checkers": ["tests/unit/test_deploy.py"],
 }
 
