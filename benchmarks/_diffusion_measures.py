@@ -46,7 +46,7 @@ def load_real_digits(digit: int) -> Pictures:
     """Return all of scikit-learn's pictures of a digit."""
     from sklearn.datasets import load_digits
 
-    digits = load_digits()
+    digits: Any = load_digits()
     return load_example().to_bytes(digits.images[digits.target == digit]).reshape(-1, 64) / 255
 
 
