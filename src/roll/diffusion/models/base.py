@@ -44,7 +44,10 @@ class DiffusionModel(ABC):
         return (latents / 2 + 0.5).clamp(0, 1)
 
     def encode_images(self, images: NDArray[np.uint8]) -> Tensor:
-        """Return the latents [B, *latent_shape] of images [B, H, W, C]; here the latents are pixels in [-1, 1]."""
+        """Return the latents [B, *latent_shape] of images [B, H, W, C]; here the latents are pixels in [-1, 1].
+
+        The images of a video model are first frames, so it returns latents [B, C, 1, H, W].
+        """
         pixels = to_float_images(images).to(self.device)
         if pixels.shape[1:] != torch.Size(self.latent_shape):
             raise ValueError(
