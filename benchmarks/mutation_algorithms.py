@@ -262,14 +262,14 @@ BUGS = (
     Bug(
         "a verl-style function is bound by place",
         "rewards/signatures.py",
-        "return all(name not in (*OURS, *VERLS) or name == OURS[place] for",
-        "return all(True for",
+        "        name not in (*ROLL_PARAMETERS, *VERL_PARAMETERS) or name == ROLL_PARAMETERS[place]\n",
+        "        True\n",
         "rewards/test_signatures.py",
     ),
     Bug(
         "a judge's score that was cut off counts",
         "rewards/judge/replies.py",
-        "if depth and _BEGUN.match(text, begin):",
+        "if depth and _OBJECT_START.match(text, begin):",
         "if False:",
         "rewards/test_judge.py",
     ),

@@ -31,7 +31,7 @@ from roll.config.model import ModelConfig
 from roll.config.operations import CheckpointConfig
 from roll.config.training import TrainingConfig
 from roll.errors import RollError
-from roll.pipelines.checkpoint_files import UNFINISHED, find_checkpoint, read_checkpoint, remove_unfinished
+from roll.pipelines.checkpoint_files import UNFINISHED_PREFIX, find_checkpoint, read_checkpoint, remove_unfinished
 from roll.pipelines.checkpointer import Checkpointer
 from roll.pipelines.state import RunState
 from roll.protocols import LossFn
@@ -145,7 +145,7 @@ def problems(run: RunDirectory, count: int, model: Path) -> Iterator[str]:
     """What is wrong after a save that was killed (`count` is -1) or failed."""
     if (count >= 0) != FAILING:
         yield "an error that is not ROLL's" if FAILING else "the child was not killed"
-    if FAILING and list(run.checkpoints_dir.glob(f"{UNFINISHED}step-000002")):
+    if FAILING and list(run.checkpoints_dir.glob(f"{UNFINISHED_PREFIX}step-000002")):
         yield "what was not finished is left over"
     remove_unfinished(run.checkpoints_dir)
     found = find_checkpoint(run.checkpoints_dir)

@@ -20,7 +20,7 @@ from worlds.tiny_model import write_tiny_model
 import roll
 from roll.errors import ConfigError, LossError
 from roll.inference.hf import HFEngine
-from roll.inference.vllm.description import VLLM
+from roll.inference.vllm.description import VLLM_ENGINE
 from roll.pipelines.stop import Interrupted
 from roll.rollout import LLMProxy
 from roll.training import TorchBackend
@@ -228,8 +228,8 @@ def test_colocation_what_cannot_hand_over_is_refused(
     apart = {"type": "ray", "device_mapping": {"actor_train": 0, "actor_infer": 1}, "offload_colocated": True}
     with pytest.raises(ConfigError, match="no trainer shares a device with engines"):
         roll.train(config(tmp_path, tiny_model, cluster=apart))
-    vllm = replace(VLLM, library=None, capabilities=replace(VLLM.capabilities, can_sleep=False))
-    monkeypatch.setattr("roll.inference.vllm.description.VLLM", vllm)
+    vllm = replace(VLLM_ENGINE, library=None, capabilities=replace(VLLM_ENGINE.capabilities, can_sleep=False))
+    monkeypatch.setattr("roll.inference.vllm.description.VLLM_ENGINE", vllm)
     asked = config(tmp_path, tiny_model, inference={"engine": "vllm"})
     (problem,) = roll.check(asked).problems
     assert "vLLM cannot release its memory on a CPU" in problem

@@ -164,7 +164,7 @@ async def test_judge_run_an_engine_that_cannot_be_started_again_is_tried_again_w
             except RewardInfraError as error:  # hears of the last failure, and starts the engine once more
                 assert "cannot be started again: no memory" in str(error)
         assert generation is not None
-        assert judge.metrics()["judge/replaced"] == 1
+        assert judge.collect_metrics()["judge/replaced"] == 1
     finally:
         await judge.close()
 
@@ -287,6 +287,6 @@ async def test_judge_run_the_default_model_judges_in_form_and_alike_after_it_was
             settings.data, settings.sandbox, NoPool(), judge.model
         ) as rewards:  # another memory of replies
             assert await preferences() == pytest.approx(before, abs=1e-3)
-        assert judge.metrics()["judge/replaced"] == 1
+        assert judge.collect_metrics()["judge/replaced"] == 1
     finally:
         await judge.close()

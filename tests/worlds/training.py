@@ -352,7 +352,7 @@ class World:
                 if self.settings.hands_over:
                     await self.proxy.sleep()
                     self.engines.lent = True
-                async with self.weights.updating_weights():
+                async with self.weights.begin_update():
                     self.trainer.changes = True
                     await asyncio.sleep(self.chance.uniform(0, 8))
                     self.version += 1

@@ -42,14 +42,14 @@ def list_environments(containing: str, as_json: bool) -> None:
     """List the shipped environments with their arguments, or only those with CONTAINING in their names."""
     import json
 
-    from roll.envs.registration import ENVS, FAMILIES
+    from roll.envs.registration import ADAPTER_PATHS, ENVS
     from roll.errors import ConfigError
     from roll.registry import did_you_mean
 
     found = [spec for name, spec in sorted(ENVS.items()) if containing.lower() in name.lower()]
-    families = [item for item in sorted(FAMILIES.items()) if containing.lower() in item[0]]
+    families = [item for item in sorted(ADAPTER_PATHS.items()) if containing.lower() in item[0]]
     if not (found or families):
-        words = {word for name in [*ENVS, *FAMILIES] for word in name.lower().replace(":", "-").split("-")}
+        words = {word for name in [*ENVS, *ADAPTER_PATHS] for word in name.lower().replace(":", "-").split("-")}
         raise ConfigError(
             f"no environment has '{containing}' in its name.{did_you_mean(containing.lower(), sorted(words))}"
         )
@@ -240,7 +240,7 @@ def serve(ids: tuple[str, ...], host: str, port: int) -> None:
     from roll.config.sandbox import SandboxConfig
     from roll.envs.registration import ENVS, find
     from roll.envs.run_hosts import open_hosts
-    from roll.envs.server import environment_server
+    from roll.envs.server import serve_environments
     from roll.errors import ConfigError
     from roll.running import run_to_end
 
@@ -254,7 +254,7 @@ def serve(ids: tuple[str, ...], host: str, port: int) -> None:
         try:
             async with (
                 open_hosts(pool, SandboxConfig()) as hosts,
-                environment_server(hosts, {*ENVS, *ids}, host=host, port=port) as url,
+                serve_environments(hosts, {*ENVS, *ids}, host=host, port=port) as url,
             ):
                 click.echo(f"serving {len({*ENVS, *ids})} environments at {url}; {url}/environments lists them.")
                 await asyncio.Event().wait()

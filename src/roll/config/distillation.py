@@ -82,7 +82,7 @@ class DistillationBase(RunConfig):
         return self
 
     @property
-    def teacher_of(self) -> dict[str, int]:
+    def teacher_by_domain(self) -> dict[str, int]:
         """Index of the teacher that scores the answers of each domain."""
         named = {domain: i for i, teacher in enumerate(self.teacher) for domain in teacher.domains}
         rest = next((i for i, teacher in enumerate(self.teacher) if not teacher.domains), -1)

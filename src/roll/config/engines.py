@@ -158,8 +158,8 @@ class LazyEngine:
 ENGINES: ExtensibleRegistry[EngineFactory] = ExtensibleRegistry(
     "inference engine",
     {
-        "vllm": "roll.inference.vllm.description:VLLM",
-        "hf": "roll.inference.hf_description:HF",
+        "vllm": "roll.inference.vllm.description:VLLM_ENGINE",
+        "hf": "roll.inference.hf_description:HF_ENGINE",
     },
     group="roll.engines",
 )

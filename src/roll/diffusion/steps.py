@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-__all__ = ["SDEStep", "compute_logprob", "compute_sde_step", "compute_sigmas", "expand", "mean_over_entries"]
+__all__ = ["SDEStep", "compute_entry_mean", "compute_logprob", "compute_sde_step", "compute_sigmas", "expand"]
 
 
 def compute_sigmas(num_steps: int, shift: float = 1.0) -> NDArray[np.float32]:
@@ -72,7 +72,7 @@ def compute_sde_step(
     return SDEStep(mean, diffusion, diffusion * torch.sqrt(-d))
 
 
-def mean_over_entries(values: Tensor, mask: Tensor | None = None) -> Tensor:
+def compute_entry_mean(values: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return the mean [B] over the entries of each sample; with a mask, over the entries where it is 1.
 
     Args:
@@ -89,4 +89,4 @@ def mean_over_entries(values: Tensor, mask: Tensor | None = None) -> Tensor:
 def compute_logprob(step: SDEStep, next_latents: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return the log-density [B] of the next latents, as the mean over their entries (as in Flow-GRPO's code)."""
     squares = (next_latents - step.mean) ** 2 / (2 * step.deviation**2)
-    return mean_over_entries(-squares - torch.log(step.deviation) - 0.5 * math.log(2 * math.pi), mask)
+    return compute_entry_mean(-squares - torch.log(step.deviation) - 0.5 * math.log(2 * math.pi), mask)

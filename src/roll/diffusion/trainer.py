@@ -91,7 +91,7 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
             self.model,
             self._sampler,
             self.ranks,
-            self._with_weights,
+            self._use_weights,
             recompute=spec.training.activation_checkpointing,
         )
 
@@ -115,7 +115,7 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
             return []
         self.network.eval()
         found: list[DenoisingPath] = []
-        with self._with_weights(weights), self._random_states.activate():
+        with self._use_weights(weights), self._random_states.activate():
             for group in _split_by_start(requests):
                 own = self._passes.select_share(group)
                 paths: list[DenoisingPath] = []
@@ -134,7 +134,7 @@ class DiffusionTrainer(TorchRank[DiffusionBatch, Loss]):
         self._copies.move("old", decay)
 
     @contextlib.contextmanager
-    def _with_weights(self, name: WeightsName) -> Iterator[None]:
+    def _use_weights(self, name: WeightsName) -> Iterator[None]:
         """Run the body with these weights."""
         if name == "current":
             yield

@@ -30,10 +30,10 @@ from roll.running import run_to_end
 __all__ = ["Finding", "check", "check_object"]
 
 _MAX_TURNS = 100
-_ODD = ("", "\\boxed{}", "\x00\u202e\ud800", "\u0661\u00b2", "-1", "1e999")
-_REPEATED = ("x", "9", " ", "{", "\\boxed{", "<tool_call>", "a b ")
-_LENGTHS = (200, 2_000, 20_000, 200_000)
-_SLOW_S = 0.5
+_UNUSUAL_ACTIONS = ("", "\\boxed{}", "\x00\u202e\ud800", "\u0661\u00b2", "-1", "1e999")
+_REPEATED_TEXTS = ("x", "9", " ", "{", "\\boxed{", "<tool_call>", "a b ")
+_ACTION_LENGTHS = (200, 2_000, 20_000, 200_000)
+_SLOW_CALL_S = 0.5
 _TIME_LIMIT_S = 10.0
 
 
@@ -97,7 +97,7 @@ def check_object(build: Callable[[], Any], *, num_seeds: int = 3) -> list[Findin
         _check_interface,
         _check_equal_seeds,
         _check_different_seeds,
-        _check_odd_actions,
+        _check_unusual_actions,
         _check_end,
         _check_copies,
         _check_event_loop,
@@ -198,16 +198,16 @@ async def _check_different_seeds(build: Callable[[], Any], num_seeds: int) -> An
         )
 
 
-async def _check_odd_actions(build: Callable[[], Any], num_seeds: int) -> Any:
+async def _check_unusual_actions(build: Callable[[], Any], num_seeds: int) -> Any:
     env = build()
-    for text in _ODD:
+    for text in _UNUSUAL_ACTIONS:
         await _reset(env, 0)
         await _step(env, text)
-    for part in _REPEATED:
-        for length in _LENGTHS:  # increasing, so that superlinear time is found before it takes forever
+    for part in _REPEATED_TEXTS:
+        for length in _ACTION_LENGTHS:  # increasing, so that superlinear time is found before it takes forever
             text = part * (length // len(part))
             took = await _measure_seconds(partial(_step, env, text), before=partial(_reset, env, 0))
-            if took > _SLOW_S:
+            if took > _SLOW_CALL_S:
                 yield _make_slow_finding(text, f"took {took:.1f} s")
                 break
 
@@ -224,7 +224,7 @@ async def _measure_seconds(call: Callable[[], Any], before: Callable[[], Any] | 
         started = time.perf_counter()
         await call()
         took = min(took, time.perf_counter() - started)
-        if took <= _SLOW_S:
+        if took <= _SLOW_CALL_S:
             break
     return took
 
@@ -294,7 +294,7 @@ async def _check_event_loop(build: Callable[[], Any], num_seeds: int) -> Any:
         await _step(env, _sample_action(env))
 
     took = await _measure_seconds(play)
-    if took > _SLOW_S and not inspect.iscoroutinefunction(env.step):
+    if took > _SLOW_CALL_S and not inspect.iscoroutinefunction(env.step):
         yield Finding(
             rule="a step on the event loop takes microseconds",
             found=f"reset and a step took {took:.1f} s",
@@ -320,7 +320,7 @@ async def _call(rule: str, call: Callable[..., Any], *arguments: Any, **keywords
         return await asyncio.wait_for(value, _TIME_LIMIT_S) if inspect.isawaitable(value) else value
     except (_TimeoutError, TimeoutError) as error:
         found = f"did not end within {_TIME_LIMIT_S:g} s"
-        if isinstance(given, str) and len(given) >= _LENGTHS[0]:
+        if isinstance(given, str) and len(given) >= _ACTION_LENGTHS[0]:
             slow = _make_slow_finding(given, found)
             raise ProtocolError(slow.rule, slow.found, slow.remedy) from error
         raise _HangError(

@@ -16,7 +16,7 @@ from typing import Any
 
 from roll.envs.timing import report_activity
 from roll.envs.tools.base import Tool, ToolSource
-from roll.envs.tools.build import SANDBOXED, build_tools, get_tool_name
+from roll.envs.tools.build import SANDBOXED_TOOLS, build_tools, get_tool_name
 from roll.envs.tools.environment import ToolEnv
 from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
 from roll.envs.tools.user_tools import UserTools
@@ -40,29 +40,29 @@ class ToolBuilder:
     sandbox: Mapping[str, Any] = field(default_factory=dict)
     _lease: SandboxLease | None = field(init=False, default=None)
 
-    async def wrap(self, env: Any, name: str, given: Mapping[str, Any]) -> HostedToolEnv:
+    async def add_tools(self, env: Any, name: str, options: Mapping[str, Any]) -> HostedToolEnv:
         """Add tools to an environment, and return the result.
 
         Args:
             env: The environment of one episode.
             name: The environment's name, for messages.
-            given: The tools and their options, as arguments of `with_tools`.
+            options: The tools and their options, as arguments of `with_tools`.
 
         Raises:
             ConfigError: A tool does not exist, or rejects its options.
             SandboxUnavailableError: A tool runs programs, and this machine cannot isolate them.
         """
-        arguments = dict(given)
+        arguments = dict(options)
         limit_s = float(arguments.get("call_time_limit_s", 120.0))
         entries = [self._add_sandbox_options(entry) for entry in arguments.pop("tools")]
-        if any(get_tool_name(entry) in SANDBOXED for entry in entries):
+        if any(get_tool_name(entry) in SANDBOXED_TOOLS for entry in entries):
             if self._lease is None:  # held until the end, so that no step has to start sandboxes again
                 self._lease = SandboxLease(SandboxOptions(**self.sandbox), Limits())
             await self._lease.acquire()
         return HostedToolEnv(ToolEnv(env, [self._build_tool(entry, limit_s) for entry in entries], **arguments), name)
 
     def _add_sandbox_options(self, entry: str | Mapping[str, Any]) -> str | Mapping[str, Any]:
-        if get_tool_name(entry) not in SANDBOXED:
+        if get_tool_name(entry) not in SANDBOXED_TOOLS:
             return entry
         return {**self.sandbox, **({"tool": entry} if isinstance(entry, str) else entry)}
 
@@ -95,17 +95,17 @@ class HostedToolEnv:
         """See `HostedEnv`."""
         return await self._call("work", self.tools.step(action))
 
-    async def _call(self, what: str, given: Any) -> Any:
+    async def _call(self, action: str, result: Any) -> Any:
         try:
             with report_activity():
-                return await given if inspect.isawaitable(given) else given
+                return await result if inspect.isawaitable(result) else result
         except (UnscorableError, UserError, InfraError):
             self.failed = True
             raise
         except Exception as error:
             self.failed = True
-            place = f"environment '{self.name}': its tools failed to {what}"
-            raise InfraError(f"{place}: {error!r}") from error
+            label = f"environment '{self.name}': its tools failed to {action}"
+            raise InfraError(f"{label}: {error!r}") from error
 
     async def check(self) -> None:
         """See `ToolEnv.check_tools`."""

@@ -129,7 +129,7 @@ class EnvHosts:
         try:
             await env.start(host)
             if settings.tools:
-                tools = await self.tool_builder.wrap(env, settings.name, settings.tools)
+                tools = await self.tool_builder.add_tools(env, settings.name, settings.tools)
             yield tools or env
         finally:
             self.num_open -= 1
@@ -249,7 +249,7 @@ class _GuardedEnv:
             raise InfraError(f"environment '{self.settings.name}' is closed")
         return self._env
 
-    async def _call(self, what: str, limit_s: float, call: Callable[[], Awaitable[Any]]) -> Any:
+    async def _call(self, action: str, limit_s: float, call: Callable[[], Awaitable[Any]]) -> Any:
         """Await a call with a timeout and return its result.
 
         A timeout or an exception is raised as `InfraError`, except errors that repeating the rollout cannot fix.
@@ -269,10 +269,10 @@ class _GuardedEnv:
             # A `TimeoutError` that the environment itself raised is an ordinary failure.
             if isinstance(error, TimeoutError) and scope.expired():
                 self._count("time_limits")
-                raise InfraError(f"environment '{name}': its {what} took longer than {limit_s:g} s") from None
-            raise InfraError(f"environment '{name}': its {what} failed: {_describe_error(error)}") from error
+                raise InfraError(f"environment '{name}': its {action} took longer than {limit_s:g} s") from None
+            raise InfraError(f"environment '{name}': its {action} failed: {_describe_error(error)}") from error
         finally:
-            is_start = what == "start"
+            is_start = action == "start"
             self._count("starts" if is_start else "calls")
             self._count("start_seconds" if is_start else "seconds", loop.time() - begun)
 
@@ -280,13 +280,13 @@ class _GuardedEnv:
         self.failed |= kind == "failures"
         self.hosts.counts[self.settings.name, kind] += number  # type: ignore[assignment]
 
-    async def _read(self, what: str, result: Any, sanitize: Callable[[Any], T]) -> T:
+    async def _read(self, action: str, result: Any, sanitize: Callable[[Any], T]) -> T:
         """Return `sanitize(result)`; encode images in a thread, because an image takes milliseconds."""
         if not has_images(result):
-            return self._sanitize(what, result, sanitize)
-        return await run_in_thread(self._sanitize, what, result, sanitize)
+            return self._sanitize(action, result, sanitize)
+        return await run_in_thread(self._sanitize, action, result, sanitize)
 
-    def _sanitize(self, what: str, result: Any, sanitize: Callable[[Any], T]) -> T:
+    def _sanitize(self, action: str, result: Any, sanitize: Callable[[Any], T]) -> T:
         """Return `sanitize(result)`; raise any exception, such as one from a user's object, as an `InfraError`."""
         name = self.settings.name
         try:
@@ -297,17 +297,17 @@ class _GuardedEnv:
         except Exception as error:
             self._count("failures")
             raise InfraError(
-                f"environment '{name}': the result of its {what} cannot be read: {_describe_error(error)}"
+                f"environment '{name}': the result of its {action} cannot be read: {_describe_error(error)}"
             ) from error
 
 
-async def _close(opened: HostedEnv, what: str) -> None:
+async def _close(opened: HostedEnv, label: str) -> None:
     """Close an environment with a timeout; failures are only logged."""
     try:
         async with asyncio.timeout(CLOSE_TIME_LIMIT_S):
             await opened.close()
     except Exception as error:
-        logger.warning("%s: cannot be closed: %s: %s", what, type(error).__name__, error)
+        logger.warning("%s: cannot be closed: %s: %s", label, type(error).__name__, error)
 
 
 def _describe_error(error: BaseException) -> str:

@@ -24,10 +24,10 @@ LIMITS = ImageLimits(num_bytes=32 * 2**20, num_pixels=2**25)
 """Limits of an image of an environment or agent: 32 Mi pixels, a screen of 7680 × 4320, take 96 MiB as RGB."""
 MAX_IMAGES = 1_000
 """Maximum number of images in an observation or a request: each is decoded before its tokens can be counted."""
-MAX_DECODING = 4
+MAX_CONCURRENT_DECODES = 4
 """Maximum number of images that are decoded at once; the pool's other work must not wait for many large ones."""
 DECODE_TIME_LIMIT_S = 30.0
-MAX_KNOWN = 10_000
+MAX_CACHED_DIGESTS = 10_000
 """Maximum number of images whose digests are remembered, because an agent sends its whole history with each request."""
 
 
@@ -44,7 +44,9 @@ class ImageStorage:
     """The worker pool; without a pool, images are decoded in a thread."""
     _decoding: dict[str, asyncio.Task[str]] = field(default_factory=dict, init=False, repr=False)
     """Images that are being decoded, by the digest of the encoded image."""
-    _free: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_DECODING), init=False, repr=False)
+    _decode_slots: asyncio.Semaphore = field(
+        default_factory=lambda: asyncio.Semaphore(MAX_CONCURRENT_DECODES), init=False, repr=False
+    )
 
     async def store_result(self, result: Any, environment: str) -> Any:
         """Return the result of `reset` or `step` with the images of the observation and of `tool_results` stored.
@@ -52,23 +54,23 @@ class ImageStorage:
         Raises:
             InfraError: An image cannot be decoded, or the model's processor rejects it.
         """
-        what = f"environment '{environment}': the image of an observation"
+        label = f"environment '{environment}': the image of an observation"
         observation, *rest, info = result
         try:
-            observation = await self.store(observation, what)
+            observation = await self.store(observation, label)
             if results := info.get("tool_results"):
-                stored = [{**one, "content": await self.store(one["content"], what)} for one in results]
+                stored = [{**one, "content": await self.store(one["content"], label)} for one in results]
                 info = {**info, "tool_results": stored}
         except DataError as error:
             raise InfraError(f"{error} Correct the environment.") from error
         return (observation, *rest, info)
 
-    async def store(self, content: Content, what: str) -> Content:
+    async def store(self, content: Content, label: str) -> Content:
         """Return the content with each `ImageData` stored and replaced by an `ImagePart`.
 
         Args:
             content: The content.
-            what: How messages refer to an image.
+            label: How messages refer to an image.
 
         Raises:
             DataError: An image cannot be decoded in time, or the model's processor rejects it.
@@ -76,31 +78,31 @@ class ImageStorage:
         if isinstance(content, str) or not (media := list_media(content)):
             return content
         if len(media) > MAX_IMAGES:
-            raise DataError(f"{what}: there are {len(media)} images, but at most {MAX_IMAGES} are allowed at once.")
-        return tuple([await self.store_part(part, what) for part in content])
+            raise DataError(f"{label}: there are {len(media)} images, but at most {MAX_IMAGES} are allowed at once.")
+        return tuple([await self.store_part(part, label) for part in content])
 
     def count_tokens(self, part: Part) -> int:
         """Return the number of tokens of an image that was stored; 0 for text."""
         return len(self.inputs.get_without_inputs(part.digest).token_ids) if isinstance(part, ImagePart) else 0
 
-    async def store_part(self, part: Part, what: str) -> Part:
-        """Return one part of a content, like `store`.
+    async def store_part(self, part: Part, label: str) -> Part:
+        """Store one part of the content, as `store` does, and return it.
 
         Raises:
-            DataError: As `store`.
+            DataError: See `store`.
         """
         if not isinstance(part, ImagePart):
             return part
-        digest = await self._store_image(part, what) if isinstance(part, ImageData) else part.digest
+        digest = await self._store_image(part, label) if isinstance(part, ImageData) else part.digest
         try:
             if not self.inputs.has_tokens(digest):
                 # In a thread: rendering needs the number of the image's tokens, and must not wait for the processor.
                 await run_in_thread(self.inputs.get_without_inputs, digest)
         except DataError as error:
-            raise DataError(f"{what} cannot be used: {error}") from error
+            raise DataError(f"{label} cannot be used: {error}") from error
         return ImagePart(digest=digest)
 
-    async def _store_image(self, part: ImageData, what: str) -> str:
+    async def _store_image(self, part: ImageData, label: str) -> str:
         """Store an encoded image, and return the digest of its pixels."""
         known = self.inputs.store.known
         if part.digest in known:
@@ -108,7 +110,7 @@ class ImageStorage:
             return known[part.digest]
         # The rollouts of a group often send the same image at the same time; it is decoded once.
         if (task := self._decoding.get(part.digest)) is None:
-            task = self._decoding[part.digest] = asyncio.create_task(self._decode(part, what))
+            task = self._decoding[part.digest] = asyncio.create_task(self._decode(part, label))
             task.add_done_callback(lambda done: self._finish(part.digest, done))
         return await asyncio.shield(task)  # a caller that is canceled must not cancel the others
 
@@ -118,33 +120,33 @@ class ImageStorage:
             return
         known = self.inputs.store.known
         known[key] = done.result()
-        if len(known) > MAX_KNOWN:
+        if len(known) > MAX_CACHED_DIGESTS:
             known.popitem(last=False)
 
-    async def _decode(self, part: ImageData, what: str) -> str:
+    async def _decode(self, part: ImageData, label: str) -> str:
         store = self.inputs.store
         if store.directory is None:
-            return await run_in_thread(store.add, part.data, what)
-        arguments = store.directory, part.data, what
-        async with self._free:
+            return await run_in_thread(store.add, part.data, label)
+        arguments = store.directory, part.data, label
+        async with self._decode_slots:
             try:
                 if self.pool is None:
                     found = await run_in_thread(_store_image, *arguments)
                 else:
                     found = await self.pool.submit(_store_image, *arguments, time_limit_s=DECODE_TIME_LIMIT_S)
             except TimeoutError:
-                raise DataError(f"{what} was not decoded in {DECODE_TIME_LIMIT_S:g} s.") from None
+                raise DataError(f"{label} was not decoded in {DECODE_TIME_LIMIT_S:g} s.") from None
             digest, size, pixels = found
             await run_in_thread(store.cache_image, digest, size, pixels)
         return digest
 
 
-def _store_image(directory: Path, data: bytes, what: str) -> tuple[str, tuple[int, int], bytes]:
+def _store_image(directory: Path, data: bytes, label: str) -> tuple[str, tuple[int, int], bytes]:
     """Decode and store an image in a worker process; return its digest, its size, and its RGB pixels.
 
     With the pixels, the caller never decodes what an environment or agent sent.
     """
     store = MediaStore(directory, LIMITS, cache_bytes=0)
-    digest = store.add(data, what)
+    digest = store.add(data, label)
     image = cast("Image", store.get(digest))  # from the cache, which keeps the last one
     return digest, image.size, image.tobytes()

@@ -34,8 +34,8 @@ class PoolHost:
 
 
 class _ProcessEnv:
-    def __init__(self, kept: ActorHandle) -> None:
-        self._kept = kept
+    def __init__(self, actor: ActorHandle) -> None:
+        self._kept = actor
 
     async def reset(self, seed: int | None = None) -> ResetResult:
         return await self._kept.call("reset", seed)

@@ -20,7 +20,17 @@ from roll.extensions import ExtensibleRegistry
 from roll.registry import did_you_mean, find_similar_names, import_object
 from roll.user_code import load_function
 
-__all__ = ["ENVS", "FAMILIES", "INSTALLED_ENVS", "EnvSpec", "find", "is_user_class", "make", "make_vec", "register"]
+__all__ = [
+    "ADAPTER_PATHS",
+    "ENVS",
+    "INSTALLED_ENVS",
+    "EnvSpec",
+    "find",
+    "is_user_class",
+    "make",
+    "make_vec",
+    "register",
+]
 
 EntryPoint = str | Callable[..., Any]
 
@@ -57,9 +67,9 @@ ENVS: dict[str, EnvSpec] = {
 }
 ENVS["guess_number"] = EnvSpec(id="guess_number", entry_point="roll.envs.guess_number:GuessNumber", options={})
 
-FAMILIES: dict[str, str] = dict(ADAPTERS)
-"""Functions that build the environments of other libraries, as `package.module:function`, by the prefix before the
-colon. They are called with the name after the colon and the options.
+ADAPTER_PATHS: dict[str, str] = dict(ADAPTERS)
+"""Import paths (`package.module:function`) of the functions that build environments of other libraries, by the prefix
+before the colon. They are called with the name after the colon and the options.
 """
 
 INSTALLED_ENVS: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry(
@@ -100,8 +110,8 @@ def find(id: str) -> EnvSpec:
     if id in ENVS:
         return ENVS[id]
     family, colon, rest = id.partition(":")
-    if family in FAMILIES and rest:
-        return EnvSpec(id=id, entry_point=_FamilyMember(FAMILIES[family], rest), options={})
+    if family in ADAPTER_PATHS and rest:
+        return EnvSpec(id=id, entry_point=_AdapterFactory(ADAPTER_PATHS[family], rest), options={})
     if colon and family not in {known.partition(":")[0] for known in ENVS if ":" in known}:
         return EnvSpec(id=id, entry_point=load_function(id, "environment"), options={})
     if not colon and id in INSTALLED_ENVS:
@@ -117,7 +127,7 @@ def find(id: str) -> EnvSpec:
 
 def is_user_class(id: str) -> bool:
     """Return whether a name is the path of a user's own class: neither registered nor from another library."""
-    return id not in ENVS and id.partition(":")[0] not in FAMILIES
+    return id not in ENVS and id.partition(":")[0] not in ADAPTER_PATHS
 
 
 def make(id: str, options: Mapping[str, Any] | None = None, /, **overrides: Any) -> Any:
@@ -191,7 +201,7 @@ def make_vec(
 
 
 @dataclass(frozen=True)
-class _FamilyMember:
+class _AdapterFactory:
     """Builds an environment of another library; `name` is the part of the ID after the prefix, such as `gym:`."""
 
     path: str

@@ -26,7 +26,7 @@ async def open_hosts(
     Args:
         pool: The run's worker pool.
         sandbox: The isolation of sandboxes.
-        images: Stores the images of observations; `None` if the model reads only text.
+        images: The storage of images in observations; `None` if the model reads only text.
     """
     isolation = {"runtime": sandbox.runtime, "trust_programs": sandbox.trust_programs, "image": sandbox.image}
     if sandbox.url is not None:

@@ -29,9 +29,9 @@ __all__ = ["SandboxHost"]
 
 _LIBRARY = "/opt/roll"
 _MODULE = "roll.envs.episode_program"
-EPISODE_S = 86_400.0
+MAX_EPISODE_S = 86_400.0
 """Maximum duration of an episode in seconds; an episode's own limits end it long before."""
-LINE_BYTES = 2**24
+MAX_LINE_BYTES = 2**24
 
 
 class SandboxHost:
@@ -76,8 +76,8 @@ class SandboxHost:
         return env
 
     @property
-    def _is_unisolated(self) -> bool:
-        """Whether the runtime does not isolate the file system."""
+    def _shares_file_system(self) -> bool:
+        """Whether the sandbox shares the file system of this machine."""
         return self._config.runtime == "subprocess"
 
     def _build_spec(self) -> SandboxSpec:
@@ -89,14 +89,14 @@ class SandboxHost:
             **({} if sandbox in (library, packages) else {sandbox: "sandbox"}),  # no directory is mounted twice
         }
         limits = Limits(
-            wall_s=EPISODE_S,
+            wall_s=MAX_EPISODE_S,
             memory_bytes=config.memory_bytes,
             max_processes=config.max_processes,
             disk_bytes=config.disk_bytes,
             file_size_bytes=config.disk_bytes,
             output_bytes=2**30,
         )
-        if self._is_unisolated:
+        if self._shares_file_system:
             return SandboxSpec(limits=limits, trust="trusted", python_path=tuple(places))
         mounts = [Mount(source=place, target=f"{_LIBRARY}/{name}") for place, name in places.items()]
         return SandboxSpec(
@@ -129,13 +129,13 @@ class _SandboxEnv:
         result = await self.call("step", action=action)
         return tuple(result) if isinstance(result, list) else result
 
-    async def call(self, what: str, **given: Any) -> Any:
+    async def call(self, method: str, **arguments: Any) -> Any:
         """Call a method of the environment and return its result.
 
         Raises:
             InfraError: The call failed, or the environment's process ended.
         """
-        self._job.write(json.dumps({"call": what, **given}).encode() + b"\n")
+        self._job.write(json.dumps({"call": method, **arguments}).encode() + b"\n")
         try:
             reply = json.loads(await self._read_line())
         except (ValueError, RecursionError) as error:
@@ -148,8 +148,8 @@ class _SandboxEnv:
 
     async def _read_line(self) -> bytes:
         while (end := self._held.find(b"\n")) < 0:
-            if len(self._held) > LINE_BYTES:
-                raise InfraError(f"its answer has more than {LINE_BYTES} bytes")
+            if len(self._held) > MAX_LINE_BYTES:
+                raise InfraError(f"its answer has more than {MAX_LINE_BYTES} bytes")
             with sandbox_errors():
                 chunk = await anext(self._chunks, None)
             if chunk is None:

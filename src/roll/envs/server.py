@@ -8,7 +8,8 @@
 
 Status 400: the request is invalid; 404: the episode does not exist; 500: the environment failed. `error` has the
 details. Invariants: only the environments that the server was started with are served, since a class given by its path
-would run arbitrary code; an episode that is idle for `IDLE_S` is closed; closing the server closes all episodes.
+would run arbitrary code; an episode that is idle for `IDLE_TIMEOUT_S` is closed; closing the server closes all
+episodes.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ from roll.envs.hosting import EnvHosts, HostedEnv
 from roll.errors import InfraError, UserError
 from roll.types import EnvironmentSettings
 
-__all__ = ["IDLE_S", "environment_server"]
+__all__ = ["IDLE_TIMEOUT_S", "serve_environments"]
 
-IDLE_S = 600.0
+IDLE_TIMEOUT_S = 600.0
 MAX_BODY_BYTES = 2**24
 
 
@@ -120,13 +121,13 @@ def _make_handler(handle: Callable[[web.Request, dict[str, Any]], Awaitable[dict
 
 
 @asynccontextmanager
-async def environment_server(
+async def serve_environments(
     hosts: EnvHosts,
     names: Collection[str],
     *,
     host: str = "127.0.0.1",
     port: int = 0,
-    idle_s: float = IDLE_S,
+    idle_s: float = IDLE_TIMEOUT_S,
 ) -> AsyncIterator[str]:
     """Run the body with a server of environments; yield its address.
 

@@ -28,12 +28,12 @@ Autoreset: TypeAlias = Literal["same_step", "next_step", "disabled"]
 VectorStep: TypeAlias = tuple[list[str], np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]
 """Observations, rewards (float64), terminated and truncated (bool), infos: one per action."""
 
-_Finished: TypeAlias = Callable[[Any], Any]
-"""Returns a value, awaited if it is awaitable."""
+_AwaitValue: TypeAlias = Callable[[Any], Any]
+"""A function that returns a value, after awaiting it if it is awaitable."""
 
-_Work: TypeAlias = Callable[[_Finished], Any]
+_EnvCall: TypeAlias = Callable[[_AwaitValue], Any]
 
-LAST_TASKS_S = 5.0
+LAST_TASKS_TIMEOUT_S = 5.0
 """Timeout for tasks that closed environments left running."""
 
 
@@ -111,7 +111,7 @@ class VectorEnv:
                 given = "one text" if isinstance(actions, str) else f"{len(actions)} actions"
                 raise DataError(f"{given} for {self.num_envs} environments: give one each, or {{index: action}}.")
             actions = dict(enumerate(actions))
-        work: dict[int, _Work] = {}
+        work: dict[int, _EnvCall] = {}
         for index, action in actions.items():
             env = self.envs[self._check_index(index)]
             if not self._over[index]:
@@ -145,14 +145,14 @@ class VectorEnv:
         self._loop.close()
         self._raise_failures(results)
 
-    def _run(self, work: Mapping[int, _Work]) -> dict[int, Any]:
+    def _run(self, work: Mapping[int, _EnvCall]) -> dict[int, Any]:
         """Run one function per environment and return the results by index.
 
         An exception that a function raises is returned as its result.
         """
         raise NotImplementedError
 
-    def _run_and_catch(self, task: _Work) -> Any:
+    def _run_and_catch(self, task: _EnvCall) -> Any:
         try:
             # An exception is returned, so that the other environments still act before it is raised.
             return task(self._loop.wait_for)
@@ -181,7 +181,7 @@ class VectorEnv:
 class SyncVectorEnv(VectorEnv):
     """Environments that act one after the other."""
 
-    def _run(self, work: Mapping[int, _Work]) -> dict[int, Any]:
+    def _run(self, work: Mapping[int, _EnvCall]) -> dict[int, Any]:
         return {index: self._run_and_catch(task) for index, task in work.items()}
 
 
@@ -192,7 +192,7 @@ class AsyncVectorEnv(VectorEnv):
         super().__init__(*args, **kwargs)
         self._pool = ThreadPoolExecutor(max_workers=max(1, self.num_envs), thread_name_prefix="environment")
 
-    def _run(self, work: Mapping[int, _Work]) -> dict[int, Any]:
+    def _run(self, work: Mapping[int, _EnvCall]) -> dict[int, Any]:
         futures = {index: self._pool.submit(self._run_and_catch, task) for index, task in work.items()}
         return {index: wait_for_future(future) for index, future in futures.items()}
 
@@ -225,7 +225,7 @@ class _Loop:
         loop, self._loop = self._loop, None
         if loop is not None:
             loop.call_soon_threadsafe(loop.stop)
-            self._thread.join(timeout=LAST_TASKS_S)
+            self._thread.join(timeout=LAST_TASKS_TIMEOUT_S)
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
@@ -235,27 +235,27 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
     for task in left:
         task.cancel()
     if left:
-        loop.run_until_complete(asyncio.wait(left, timeout=LAST_TASKS_S))
+        loop.run_until_complete(asyncio.wait(left, timeout=LAST_TASKS_TIMEOUT_S))
     loop.close()
 
 
-def _reset(env: Any, seed: int | None, finished: _Finished) -> tuple[str, dict[str, Any]]:
-    return finished(env.reset(seed=seed))
+def _reset(env: Any, seed: int | None, await_value: _AwaitValue) -> tuple[str, dict[str, Any]]:
+    return await_value(env.reset(seed=seed))
 
 
-def _step(env: Any, action: str, again: bool, finished: _Finished) -> StepResult:
-    observation, reward, terminated, truncated, info = finished(env.step(action))
-    if not (again and (terminated or truncated)):
+def _step(env: Any, action: str, restart: bool, await_value: _AwaitValue) -> StepResult:
+    observation, reward, terminated, truncated, info = await_value(env.step(action))
+    if not (restart and (terminated or truncated)):
         return observation, reward, terminated, truncated, info
     final = {"final_observation": observation, "final_info": info}
-    observation, info = finished(env.reset())
+    observation, info = await_value(env.reset())
     return observation, reward, terminated, truncated, {**info, **final}
 
 
-def _restart(env: Any, finished: _Finished) -> StepResult:
-    observation, info = finished(env.reset())
+def _restart(env: Any, await_value: _AwaitValue) -> StepResult:
+    observation, info = await_value(env.reset())
     return observation, 0.0, False, False, info
 
 
-def _close(env: Any, finished: _Finished) -> None:
-    finished(env.close())
+def _close(env: Any, await_value: _AwaitValue) -> None:
+    await_value(env.close())

@@ -1,7 +1,7 @@
 """Attention of the `hf` engine over its own KV cache, registered in `transformers`' attention interface.
 
 The model code of `transformers` runs unchanged on one flat row of tokens. Each attention layer calls
-`engine_attention`, which passes queries, keys and values to the current *pass*:
+`compute_engine_attention`, which passes queries, keys and values to the current *pass*:
 
     CausalPass   one sequence from its beginning; keys and values may be stored in a row of the cache (prefill)
     DecodePass   one new token for each of many rows, against their cached past
@@ -67,15 +67,15 @@ class AttentionPass(Protocol):
 
 
 def register_attention() -> None:
-    """Register `engine_attention` with `transformers` as `ATTENTION_NAME`."""
+    """Register `compute_engine_attention` with `transformers` as `ATTENTION_NAME`."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
     AttentionMaskInterface.register(ATTENTION_NAME, read_mask_span)
-    AttentionInterface.register(ATTENTION_NAME, engine_attention)
+    AttentionInterface.register(ATTENTION_NAME, compute_engine_attention)
 
 
-def engine_attention(
+def compute_engine_attention(
     module: torch.nn.Module,
     query: Tensor,
     key: Tensor,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from roll.config.engines import EngineCapabilities, LazyEngine
 
-__all__ = ["HF"]
+__all__ = ["HF_ENGINE"]
 
-HF = LazyEngine(
+HF_ENGINE = LazyEngine(
     path="roll.inference.hf:HFEngine",
     capabilities=EngineCapabilities(
         shares_process=True,

@@ -37,22 +37,22 @@ def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, i
             The model is unchanged only if the manifest itself is wrong.
     """
     reject_adapter("hf", update.adapter)
-    live = _list_live_tensors(model)
+    model_tensors = _list_model_tensors(model)
     weights = drop_scales(update.manifest)
-    _check_manifest(weights, live)
+    _check_manifest(weights, model_tensors)
     sent_as = {spec.name: get_dtype(spec) for spec in weights}
     applied: dict[str, int] = {}
-    device = next(iter(live.values())).device
+    device = next(iter(model_tensors.values())).device
     with torch.no_grad(), open_update(update, device=device) as receiver:
         for name, tensor in dequantize_stream(receiver, update.manifest, model.dtype):
-            target = live[name]
+            target = model_tensors[name]
             target.copy_(tensor)
             same = sent_as[name] == target.dtype
             applied[name] = receiver.checksums[name] if same else compute_checksum(tensor.to(target.dtype))
     # The tensors are looked up again: the check must read the tensors in use, not those that were written.
-    live = _list_live_tensors(model)
+    model_tensors = _list_model_tensors(model)
     for name, checksum in applied.items():
-        if compute_checksum(live[name]) != checksum:
+        if compute_checksum(model_tensors[name]) != checksum:
             raise WeightSyncError(
                 f"tensor '{name}' of policy version {update.policy_version} was received, but the model holds other "
                 "values."
@@ -60,12 +60,12 @@ def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, i
     return dict(receiver.checksums)
 
 
-def _list_live_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+def _list_model_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
     """Return weights and persistent buffers, or views of them, by checkpoint name; tied weights have several names."""
     state = dict(model.state_dict(keep_vars=True))
     if not has_renamed_weights(model):
         return state
-    live: dict[str, Tensor] = {}
+    model_tensors: dict[str, Tensor] = {}
     for name, tensor in state.items():
         parts = to_checkpoint_tensors(model, name, tensor)
         # If a part were a copy, writing to it would not change the model.
@@ -74,20 +74,20 @@ def _list_live_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
                 f"tensor '{name}' cannot be updated in place, because its checkpoint format differs from the model's: "
                 "use inference.engine=vllm."
             )
-        live |= parts
-    return live
+        model_tensors |= parts
+    return model_tensors
 
 
-def _check_manifest(manifest: tuple[TensorSpec, ...], live: Mapping[str, Tensor]) -> None:
+def _check_manifest(manifest: tuple[TensorSpec, ...], model_tensors: Mapping[str, Tensor]) -> None:
     for spec in manifest:
-        if spec.name not in live:
+        if spec.name not in model_tensors:
             raise WeightSyncError(f"tensor '{spec.name}' is unknown to the engine's model.")
-        shape = tuple(live[spec.name].shape)
+        shape = tuple(model_tensors[spec.name].shape)
         if spec.shape != shape:
             raise WeightSyncError(f"tensor '{spec.name}' has shape {spec.shape}; the engine's model needs {shape}.")
     # Compared by address instead of name, because one of two tied weights is enough.
-    updated = {live[spec.name].data_ptr() for spec in manifest}
-    missing = [name for name, tensor in live.items() if tensor.data_ptr() not in updated]
+    updated = {model_tensors[spec.name].data_ptr() for spec in manifest}
+    missing = [name for name, tensor in model_tensors.items() if tensor.data_ptr() not in updated]
     if missing:
         more = f" and {len(missing) - 1} more are" if len(missing) > 1 else " is"
         raise WeightSyncError(f"tensor '{missing[0]}'{more} missing from the trainer's weights.")

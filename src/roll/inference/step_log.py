@@ -25,7 +25,7 @@ class StepLog:
 
     Args:
         clock: A monotonic clock, in seconds.
-        wall_clock: The wall_clock clock, in seconds since 1970.
+        wall_clock: The wall clock, in seconds since 1970.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class StepLog:
         since, self._since = self._since, now
         if since is None or self._num_silent or not num_decoding + num_started:
             return
-        # `perf_counter` starts at an arbitrary moment. The epoch converts its values to wall_clock-clock times, which
+        # `perf_counter` starts at an arbitrary moment. The epoch converts its values to wall-clock times, which
         # are comparable between the traces of several processes.
         span = EngineStepSpan(
             began_s=self._epoch + since,

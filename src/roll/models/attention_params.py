@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AttentionParams", "AttentionSpan", "compute_position_scale", "read_attention_params", "read_mask_span"]
 
-_UNKNOWN = ("position_bias", "alibi", "head_mask")
+_UNSUPPORTED_ARGUMENTS = ("position_bias", "alibi", "head_mask")
 
 
 class AttentionSpan(NamedTuple):
@@ -77,7 +77,7 @@ def read_attention_params(
     Raises:
         ModelError: the layer uses a feature that is not supported here.
     """
-    unknown = [name for name in _UNKNOWN if extra_arguments.get(name) is not None]
+    unknown = [name for name in _UNSUPPORTED_ARGUMENTS if extra_arguments.get(name) is not None]
     if unknown:
         raise ModelError(
             f"{type(module).__name__} passes {', '.join(unknown)} to the attention function, which ROLL does not "

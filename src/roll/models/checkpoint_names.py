@@ -41,14 +41,14 @@ def to_checkpoint_tensors(model: Any, name: str, weight: Tensor) -> dict[str, Te
     from torch.overrides import TorchFunctionMode
     from transformers.core_model_loading import revert_weight_conversion
 
-    class Views(TorchFunctionMode):
+    class ContiguousViews(TorchFunctionMode):
         """Makes `Tensor.contiguous` return the tensor itself, so that parts of a tensor are not copied."""
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return args[0] if func is torch.Tensor.contiguous else func(*args, **(kwargs or {}))
 
     try:
-        with Views(), torch.no_grad():
+        with ContiguousViews(), torch.no_grad():
             converted = revert_weight_conversion(model, {name: weight.detach()})
     except (ValueError, KeyError, RuntimeError, AttributeError) as error:
         raise ModelError(

@@ -50,17 +50,17 @@ def _find_mixer_names(model: Any, run: Callable[[], Any], num_calls: Callable[[]
     seen: dict[nn.Module, tuple[Any, Any, int]] = {}
     silent: dict[nn.Module, tuple[Any, Any, Any]] = {}
 
-    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+    def store_input(module: nn.Module, args: Any, kwargs: Any) -> None:
         seen[module] = args, kwargs, num_calls()
 
-    def after(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def check_output(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         # A child that calls attention needs no further check: packed attention keeps sequences apart.
         if seen[module][2] == num_calls():
             silent[module] = args, kwargs, output
 
     children = [child for layer in layers for child in layer.children()]
-    hooks = [c.register_forward_pre_hook(before, with_kwargs=True) for c in children]
-    hooks += [c.register_forward_hook(after, with_kwargs=True) for c in children]
+    hooks = [c.register_forward_pre_hook(store_input, with_kwargs=True) for c in children]
+    hooks += [c.register_forward_hook(check_output, with_kwargs=True) for c in children]
     try:
         with torch.no_grad():
             run()

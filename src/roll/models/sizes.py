@@ -79,6 +79,6 @@ def check_sizes(config: Mapping[str, Any], label: str) -> None:
     experts = next((n for n in counts if isinstance(n, int)), None)
     if isinstance(chosen, int) and experts and experts > 1 and not 1 <= chosen <= experts:
         raise ModelError(
-            f"{label} has num_experts_per_tok: {chosen}, but it must be from 1 to num_experts, {experts}: "
-            "restore the model's original config.json."
+            f"{label} has num_experts_per_tok: {chosen}, but it must be from 1 to the number of experts, "
+            f"{experts}: restore the model's original config.json."
         )

@@ -29,7 +29,7 @@ __all__ = [
 
 S = TypeVar("S", bound=RunState)
 
-UNFINISHED = ".saving-"
+UNFINISHED_PREFIX = ".saving-"
 """Prefix of the name of a directory that is being written or removed."""
 
 _STEP = re.compile(r"^step-(\d{6,})$")
@@ -69,13 +69,13 @@ class SavedRun(Generic[S]):
             CheckpointError: A trainer's part is missing, or cannot be read.
         """
         paths = [self.trainer_path, *map(self.get_critic_path, range(len(critics)))]
-        with _with_advice(self.path):
+        with _add_advice_on_error(self.path):
             for trainer, path in zip((policy, *critics), paths, strict=True):
                 await trainer.load(path)
 
 
 @contextmanager
-def _with_advice(path: Path) -> Iterator[None]:
+def _add_advice_on_error(path: Path) -> Iterator[None]:
     """Run the body; if it raises a `CheckpointError`, append advice on continuing without the checkpoint `path`."""
     try:
         yield
@@ -124,7 +124,7 @@ def read_checkpoint(path: Path, kind: type[S]) -> SavedRun[S]:
     except CheckpointVersionError as error:
         raise CheckpointVersionError(f"checkpoint '{path}' cannot be read: {error}") from None
     except (OSError, ValueError) as error:
-        with _with_advice(path):
+        with _add_advice_on_error(path):
             raise CheckpointError(f"checkpoint '{path}' cannot be read: {error}") from error
     return SavedRun(path=path, state=state, ledger=ledger)
 
@@ -133,5 +133,5 @@ def remove_unfinished(directory: Path) -> None:
     """Remove the unfinished checkpoints in `directory`, which a crash during saving or pruning left there."""
     if directory.is_dir():
         for path in directory.iterdir():
-            if path.name.startswith(UNFINISHED):
+            if path.name.startswith(UNFINISHED_PREFIX):
                 shutil.rmtree(path)

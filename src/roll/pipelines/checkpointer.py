@@ -26,7 +26,7 @@ from typing import Any
 from roll.config.operations import CheckpointConfig
 from roll.errors import CheckpointError, InfraError, RunDirectoryError
 from roll.pipelines.checkpoint_files import (
-    UNFINISHED,
+    UNFINISHED_PREFIX,
     find_checkpoint,
     get_critic_directory,
     list_checkpoints,
@@ -41,12 +41,12 @@ __all__ = ["Checkpointer"]
 
 logger = logging.getLogger(__name__)
 
-FULL_BELOW_BYTES = 2**20
+MIN_FREE_BYTES = 2**20
 """Free space below which the disk counts as full, since not all libraries report the reason of a failed write."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Pending:
+class _PendingCheckpoint:
     """A checkpoint that is not published yet."""
 
     step: int
@@ -58,7 +58,7 @@ class _Pending:
     @property
     def temporary(self) -> Path:
         """Directory in which the checkpoint is written."""
-        return self.final.with_name(f"{UNFINISHED}{self.final.name}")
+        return self.final.with_name(f"{UNFINISHED_PREFIX}{self.final.name}")
 
 
 @dataclass(eq=False)
@@ -81,7 +81,7 @@ class Checkpointer:
     before_writing: Callable[[], Awaitable[None]] | None = None
     """Called before writing; moves trainers' states to where they can be written."""
     _saved_at: float = field(init=False)
-    _pending: _Pending | None = field(init=False, default=None)
+    _pending: _PendingCheckpoint | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self._saved_at = self.clock()
@@ -102,7 +102,7 @@ class Checkpointer:
         """
         final = self.run.get_checkpoint_path(state.step)
         # Copied now: in an asynchronous run, rollouts continue while this writes.
-        new = _Pending(
+        new = _PendingCheckpoint(
             step=state.step,
             best_step=state.best_step,
             final=final,
@@ -115,7 +115,7 @@ class Checkpointer:
             logger.warning("%s", error)
         if final.is_dir():
             return final
-        async with self._with_advice(final, new.temporary):
+        async with self._add_advice_on_error(final, new.temporary):
             await asyncio.to_thread(remove_unfinished, self.run.checkpoints_dir)
             await self._start_writing(new.temporary)
         self._pending, self._saved_at = new, self.clock()
@@ -134,7 +134,7 @@ class Checkpointer:
         if pending is None:
             return
         try:
-            async with self._with_advice(pending.final, pending.temporary):
+            async with self._add_advice_on_error(pending.final, pending.temporary):
                 if self.config.asynchronous and not all([await t.is_save_written(wait=wait) for t in self._trainers]):
                     return
                 await asyncio.to_thread(self._publish, pending)
@@ -156,7 +156,7 @@ class Checkpointer:
             await critic.save(temporary / get_critic_directory(index), **how)
         await self.trainer.export(temporary / "model")
 
-    def _publish(self, pending: _Pending) -> None:
+    def _publish(self, pending: _PendingCheckpoint) -> None:
         atomic.write_text(pending.temporary / "ledger.jsonl", pending.ledger_text)
         atomic.write_json(pending.temporary / "state.json", pending.state_json)
         atomic.replace_directory(pending.temporary, pending.final)
@@ -168,7 +168,7 @@ class Checkpointer:
             keep.add(best_step)
         for step, path in saved.items():
             if step not in keep:
-                discard = path.with_name(f"{UNFINISHED}{path.name}")
+                discard = path.with_name(f"{UNFINISHED_PREFIX}{path.name}")
                 try:
                     path.rename(discard)
                     shutil.rmtree(discard)
@@ -180,7 +180,7 @@ class Checkpointer:
         return [self.trainer, *self.critics]
 
     @contextlib.asynccontextmanager
-    async def _with_advice(self, final: Path, temporary: Path) -> AsyncIterator[None]:
+    async def _add_advice_on_error(self, final: Path, temporary: Path) -> AsyncIterator[None]:
         """Run the body, which writes the checkpoint `final`; convert an error to one with advice.
 
         The unfinished checkpoint is removed once no trainer writes to it any more.
@@ -206,7 +206,7 @@ def _build_save_error(final: Path, temporary: Path, error: Exception) -> Checkpo
     shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the room
     newest = find_checkpoint(final.parent)
     before = f"The previous checkpoint, '{newest.name}', is complete" if newest else "The run has no earlier checkpoint"
-    reason = _get_os_reason(error) or ("No space left on device" if free < FULL_BELOW_BYTES else None)
+    reason = _get_os_reason(error) or ("No space left on device" if free < MIN_FREE_BYTES else None)
     what = f"the checkpoint '{final}' could not be written: {reason or error}. {before}."
     if reason is None:
         return CheckpointError(what)

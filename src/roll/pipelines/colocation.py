@@ -19,10 +19,10 @@ from roll.config.rollout_run import RolloutRunConfig
 from roll.inference import get_engine_capabilities
 from roll.protocols import StateKind, TrainerGroup
 
-__all__ = ["EVERYTHING", "SharedDevices", "should_offload_colocated"]
+__all__ = ["ALL_STATE_KINDS", "SharedDevices", "should_offload_colocated"]
 
 Phase: TypeAlias = Literal["generation", "training"]
-EVERYTHING: tuple[StateKind, ...] = ("parameters", "optimizer")
+ALL_STATE_KINDS: tuple[StateKind, ...] = ("parameters", "optimizer")
 
 
 def should_offload_colocated(config: RolloutRunConfig, *, accelerated: bool) -> bool:
@@ -78,7 +78,7 @@ class SharedDevices:
         assert self._engines is not None, "engines must be attached first"
         # In this order: trainers need the memory that engines release.
         await self._engines.sleep()
-        await asyncio.gather(*(trainer.onload(EVERYTHING) for trainer in self._trainers))
+        await asyncio.gather(*(trainer.onload(ALL_STATE_KINDS) for trainer in self._trainers))
         self.phase = "training"
 
     async def switch_to_generation(self) -> None:
@@ -86,12 +86,12 @@ class SharedDevices:
         assert self._engines is not None, "engines must be attached first"
         self.phase = "generation"
         # The policy's weights stay: the weight sync that follows reads them.
-        offloaded = ((each, ("optimizer",) if each is self._policy else EVERYTHING) for each in self._trainers)
+        offloaded = ((each, ("optimizer",) if each is self._policy else ALL_STATE_KINDS) for each in self._trainers)
         await asyncio.gather(*(trainer.offload(states) for trainer, states in offloaded))
         await self._engines.wake()
 
     @asynccontextmanager
-    async def syncing(self) -> AsyncIterator[None]:
+    async def onload_for_sync(self) -> AsyncIterator[None]:
         """Run the body, a weight sync, with the policy's weights on their device; offload them afterwards."""
         if self._policy not in self._trainers:
             yield

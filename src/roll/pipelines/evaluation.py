@@ -18,7 +18,7 @@ from roll.errors import AlarmError, DataError
 from roll.pipelines import measures
 from roll.pipelines.generation import open_generation, start_roles
 from roll.pipelines.learning.failures import check_failures, count_failures, describe_failures
-from roll.pipelines.preparation import Prepared, build_sampling_plans, open_media_dir, prepare
+from roll.pipelines.preparation import PreparedRun, build_sampling_plans, open_media_dir, prepare
 from roll.pipelines.run import Run
 from roll.pipelines.served_policy import ServedPolicy
 from roll.rollout import SamplingPlan
@@ -35,7 +35,7 @@ class Evaluator:
 
     run: Run[Any]
     """Run of the policy."""
-    live: ServedPolicy
+    policy_engines: ServedPolicy
     """Engines that hold the policy."""
     held_out: Sequence[PromptDraw]
     """Prompts of every evaluation."""
@@ -58,15 +58,15 @@ class Evaluator:
         """Evaluate the policy if an evaluation is due, while nothing else runs; return whether one was due."""
         if not self.is_due:
             return False
-        await self.live.wake()
+        await self.policy_engines.wake()
         with self.run.spans.phase("evaluate"):
             await self.run.stop.run_unless_stopped(self.evaluate())
         return True
 
     def begin_if_due(self) -> None:
-        """If an evaluation is due, start it in the background; the next weight sync waits until it ends."""
+        """Start an evaluation in the background if one is due; the next weight sync waits until it ends."""
         if self.is_due:
-            before = self.live.evaluation
+            before = self.policy_engines.evaluation
 
             async def work() -> None:
                 if before is not None:
@@ -74,12 +74,12 @@ class Evaluator:
                 with self.run.spans.phase("evaluate"):
                     await self.evaluate()
 
-            self.live.evaluation = asyncio.create_task(work(), name="evaluate")
+            self.policy_engines.evaluation = asyncio.create_task(work(), name="evaluate")
 
     def raise_last_error(self) -> None:
         """Raise the error of a background evaluation that failed."""
-        if self.live.evaluation is not None and self.live.evaluation.done():
-            self.live.evaluation.result()
+        if self.policy_engines.evaluation is not None and self.policy_engines.evaluation.done():
+            self.policy_engines.evaluation.result()
 
     async def evaluate(self) -> dict[str, float]:
         """Evaluate on the held-out prompts, record the metrics, and store the score in the run's state.
@@ -98,7 +98,7 @@ class Evaluator:
 
     async def measure(self) -> tuple[dict[str, float], list[Group]]:
         """Evaluate on the held-out prompts, and return metrics and answers."""
-        groups = await self.live.generation.scheduler.collect(self.held_out, self.plan)
+        groups = await self.policy_engines.generation.scheduler.collect(self.held_out, self.plan)
         return measures.compute_evaluation_metrics(groups), groups
 
     def check(self, groups: Sequence[Group]) -> None:
@@ -127,7 +127,7 @@ async def measure(config: RolloutRunConfig) -> dict[str, float]:
 
 
 async def _measure_with_media(
-    config: RolloutRunConfig, prepared: Prepared, media_dir: Path, stack: AsyncExitStack
+    config: RolloutRunConfig, prepared: PreparedRun, media_dir: Path, stack: AsyncExitStack
 ) -> dict[str, float]:
     draws = prepared.data.get_evaluation_draws(config.evaluation.num_prompts)
     if not draws:

@@ -18,7 +18,7 @@ from roll.registry import search_directory_note
 
 __all__ = ["check_hub", "export", "upload"]
 
-DENOISER = "diffusion_pytorch_model"
+DENOISER_FILE_PREFIX = "diffusion_pytorch_model"
 """Beginning of the names of the files with the weights of a diffusion model."""
 
 
@@ -48,7 +48,7 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
                 f"'{source}' has no adapter: it was trained without `model.lora`. Export the whole model instead."
             )
         read_tensor_headers([model / "adapter_model.safetensors"])
-    elif weights := sorted(model.glob(f"{DENOISER}*.safetensors")):
+    elif weights := sorted(model.glob(f"{DENOISER_FILE_PREFIX}*.safetensors")):
         read_tensor_headers(weights)
     else:
         check_directory(model)

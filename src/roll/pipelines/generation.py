@@ -22,7 +22,7 @@ from roll.envs.timing import watch_activity
 from roll.inference import resolve_engine_kind
 from roll.pipelines.judge import JudgeRole, start_judge
 from roll.pipelines.learning.failures import RetryCounter
-from roll.pipelines.preparation import Prepared, build_engine_specs
+from roll.pipelines.preparation import PreparedRun, build_engine_specs
 from roll.pipelines.start_notes import StartProgress
 from roll.protocols import InferenceEngine, Reward, WorkerPool
 from roll.rewards.compose import WeightedReward
@@ -53,7 +53,7 @@ class StartedRoles:
 async def start_roles(
     config: RolloutRunConfig,
     cluster: Cluster,
-    prepared: Prepared,
+    prepared: PreparedRun,
     stack: AsyncExitStack,
     *,
     run: RunDirectory | None = None,
@@ -113,10 +113,10 @@ class GenerationParts:
     wait_phases: WaitPhases
     retries: RetryCounter = field(default_factory=RetryCounter)
 
-    def metrics(self) -> dict[str, float]:
+    def collect_metrics(self) -> dict[str, float]:
         """Return the metrics of retries, environments and judge since the last call."""
-        figures = self.retries.metrics() | self.scheduler.hosts.collect_metrics()
-        return figures | (self.judge.metrics() if self.judge else {})
+        figures = self.retries.collect_metrics() | self.scheduler.hosts.collect_metrics()
+        return figures | (self.judge.collect_metrics() if self.judge else {})
 
     def restore(self, verifiers: Mapping[str, Any]) -> None:
         """Restore the rewards of each domain from the states that `ServedPolicy.get_verifier_states` returned."""

@@ -20,7 +20,7 @@ from roll.preflight.references import check_references
 from roll.preflight.rewards import check_rewards
 from roll.training import TrainerSpec
 
-__all__ = ["check_disk", "check_own_references", "check_own_rewards"]
+__all__ = ["check_disk", "check_run_references", "check_run_rewards"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def check_disk(
         )
 
 
-async def check_own_rewards(entries: Sequence[DataConfig], sandbox: SandboxConfig, data: Data) -> None:
+async def check_run_rewards(entries: Sequence[DataConfig], sandbox: SandboxConfig, data: Data) -> None:
     """Score one prompt of every source with the rewards that may not work on this machine.
 
     Raises:
@@ -76,7 +76,7 @@ async def check_own_rewards(entries: Sequence[DataConfig], sandbox: SandboxConfi
     await check_rewards(sandbox, [(entry, first[entry.domain or entry.source]) for entry in entries])
 
 
-async def check_own_references(entries: Sequence[DataConfig], data: Data) -> None:
+async def check_run_references(entries: Sequence[DataConfig], data: Data) -> None:
     """Check that reference answers score as correct, for at most `MAX_REFERENCES` prompts of every source.
 
     Raises:

@@ -79,7 +79,7 @@ def compute_rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
             "rollout/num_tokens": float(sum(lengths)),
         }
     )
-    metrics |= count_failures(groups).metrics()
+    metrics |= count_failures(groups).collect_metrics()
     for name in sorted({name for r in scored for name in r.counts}):
         metrics[f"rollout/{name}"] = float(sum(r.counts.get(name, 0) for r in scored))
     by_domain: dict[str, list[Rollout]] = defaultdict(list)

@@ -21,7 +21,7 @@ from roll.version import __version__
 
 __all__ = ["build_model_card"]
 
-_SETTINGS = (
+_LISTED_SETTINGS = (
     "pipeline",
     "algorithm.type",
     "algorithm.kl.coefficient",
@@ -54,7 +54,7 @@ _METHODS = {
 """Name of the method by pipeline, unless it is reinforcement learning."""
 _DIFFUSION_METHODS = {"flow_matching": "flow matching", "dpo": "learning from preferences"}
 """Name of the method of a diffusion model by algorithm, unless it is reinforcement learning."""
-_RECENT = 5
+_MEAN_STEPS = 5
 
 
 def build_model_card(checkpoint: Path, title: str, *, adapter: bool = False) -> str:
@@ -161,7 +161,7 @@ def _format_settings(config: Mapping[str, Any]) -> Iterator[str]:
     if not config:
         return
     yield from ("## Training", "", "| setting | value |", "|---|---|")
-    for key in _SETTINGS:
+    for key in _LISTED_SETTINGS:
         value = get_value(config, key)
         if value is not None and (key, value) != ("training.num_steps", 0):  # as many as its epochs have
             yield f"| `{key}` | {_escape_cell(value)} |"
@@ -184,8 +184,8 @@ def _format_metrics(rows: Sequence[Mapping[str, Any]], step: int) -> Iterator[st
         return
     yield from ("## Results", "", "| measured | value |", "|---|---|")
     if rewards:
-        yield f"| mean reward, first {min(_RECENT, len(rewards))} steps | {_format_mean(rewards[:_RECENT])} |"
-        yield f"| mean reward, last {min(_RECENT, len(rewards))} steps | {_format_mean(rewards[-_RECENT:])} |"
+        yield f"| mean reward, first {min(_MEAN_STEPS, len(rewards))} steps | {_format_mean(rewards[:_MEAN_STEPS])} |"
+        yield f"| mean reward, last {min(_MEAN_STEPS, len(rewards))} steps | {_format_mean(rewards[-_MEAN_STEPS:])} |"
     for row in dict.fromkeys((0, len(evaluations) - 1)) if evaluations else ():
         for key, value in evaluations[row].items():
             if key.startswith("eval/") and isinstance(value, int | float):

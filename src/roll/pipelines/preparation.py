@@ -36,7 +36,7 @@ from roll.tracking import RunDirectory
 from roll.types import PromptDraw, SamplingParams
 
 __all__ = [
-    "Prepared",
+    "PreparedRun",
     "build_engine_specs",
     "build_sampling_plans",
     "open_media_dir",
@@ -49,7 +49,7 @@ NUM_PROBES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class PreparedRun:
     """The parts of a run that need no device: the model's files, its tokenizer, the prompts."""
 
     model_path: Path
@@ -76,7 +76,7 @@ def open_media_dir(config: RunConfig) -> Iterator[Path]:
 
 
 @decode_in_worker()
-def prepare(config: RolloutRunConfig, media_dir: Path | None = None, *, scores: bool = True) -> Prepared:
+def prepare(config: RolloutRunConfig, media_dir: Path | None = None, *, scores: bool = True) -> PreparedRun:
     """Resolve the model and read the data.
 
     Args:
@@ -118,7 +118,7 @@ def prepare(config: RolloutRunConfig, media_dir: Path | None = None, *, scores: 
     if clear and config.inference.max_context is None and data.longest_prompt is not None:
         max_context = min(max_context, data.longest_prompt + config.max_rollout_tokens)
     check_rope_scaling(model_path, max_context, "inference.max_context")
-    return Prepared(
+    return PreparedRun(
         model_path=model_path,
         tokenizer=tokenizer,
         stop_token_ids=find_stop_token_ids(model_path),
@@ -155,7 +155,7 @@ def build_sampling_plans(config: RolloutRunConfig, stop_ids: tuple[int, ...]) ->
 
 
 def build_engine_specs(
-    config: RolloutRunConfig, prepared: Prepared, run: RunDirectory | None, *, sleeps: bool = False
+    config: RolloutRunConfig, prepared: PreparedRun, run: RunDirectory | None, *, sleeps: bool = False
 ) -> list[EngineSpec]:
     """Return one spec per engine of the device mapping; with `sleeps`, engines free their memory while trainers
     compute.

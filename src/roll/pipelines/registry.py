@@ -37,7 +37,7 @@ class RunFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
-    """One pipeline; each function takes a configuration of the pipeline's class."""
+    """The functions of a pipeline; each takes a configuration of the pipeline's class."""
 
     open: Callable[[Any, Session], AbstractAsyncContextManager[Callable[[], Awaitable[None]]]]
     """Context manager that starts the roles of a run, yields the function to run, and shuts the roles down."""

@@ -33,7 +33,7 @@ __all__ = ["Run", "Session", "restore_state", "run_session", "run_steps"]
 
 logger = logging.getLogger(__name__)
 
-MAX_LAST_SAVE_S = 1800.0
+LAST_SAVE_TIMEOUT_S = 1800.0
 """Timeout of the save of a failed run: a rank that hangs must not hide the error from the user forever."""
 
 
@@ -98,7 +98,7 @@ class Run(Generic[S]):
     """Whether a trainer's weights differ from the initial model: from a checkpoint, or after an update."""
 
     @classmethod
-    def of(
+    def create(
         cls,
         config: RunConfig,
         num_steps: int,
@@ -162,7 +162,7 @@ class Run(Generic[S]):
         """
         try:
             # The error may have broken a role that saving waits for, so the last save has a time limit.
-            async with asyncio.timeout(MAX_LAST_SAVE_S):
+            async with asyncio.timeout(LAST_SAVE_TIMEOUT_S):
                 # Without a new consistent boundary, only a checkpoint that is still being written can be completed.
                 if self.state.step == self.began_at or self.mid_update or not self.has_trained:
                     await self.checkpointer.publish_pending(wait=True)
@@ -216,12 +216,12 @@ async def run_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) -> 
             gc.unfreeze()
 
 
-async def _close_nothing() -> None:
+async def _do_nothing() -> None:
     """Do nothing; used for a run without background tasks."""
 
 
 @asynccontextmanager
-async def run_session(run: Run[Any], close: Callable[[], Awaitable[None]] = _close_nothing) -> AsyncIterator[None]:
+async def run_session(run: Run[Any], close: Callable[[], Awaitable[None]] = _do_nothing) -> AsyncIterator[None]:
     """Run the body, a whole session, and save a checkpoint when it ends, if possible also after an error.
 
     Args:

@@ -53,7 +53,7 @@ class ServedPolicy:
             self.devices.attach_engines(self.generation.proxy)
 
     @asynccontextmanager
-    async def running(self, stall_s: float) -> AsyncIterator[None]:
+    async def open_session(self, stall_s: float) -> AsyncIterator[None]:
         """Run the body, all steps, with synced engines and a watchdog; save a checkpoint when it ends, if possible also
         after an error.
 
@@ -71,10 +71,10 @@ class ServedPolicy:
             watchdog.cancel()
 
     @asynccontextmanager
-    async def learning(self) -> AsyncIterator[None]:
+    async def enter_training(self) -> AsyncIterator[None]:
         """Give the shared devices to trainers, and run the body, in which trainers may compute and change weights."""
         await self.release_devices()
-        async with self.weights.updating_weights():
+        async with self.weights.begin_update():
             yield
 
     async def release_devices(self) -> None:
@@ -111,19 +111,19 @@ class ServedPolicy:
 
     async def push(self) -> dict[str, float]:
         """Sync the new weights to every engine, and return the metrics of the sync."""
-        return (await self.sync()).metrics()
+        return (await self.sync()).compute_metrics()
 
-    def waiting(self, name: str) -> AbstractContextManager[None]:
+    def measure_wait(self, name: str) -> AbstractContextManager[None]:
         """Return a context that measures a wait for rollouts as phases; generation by the model is the phase `name`."""
         return self.generation.wait_phases.measure_wait(name)
 
-    def counts(self) -> Mapping[str, int]:
+    def get_counts(self) -> Mapping[str, int]:
         """Return the counts of replaced engines and reissued requests."""
         return self.generation.proxy.get_counters()
 
-    def metrics(self) -> dict[str, float]:
+    def collect_metrics(self) -> dict[str, float]:
         """Return the metrics of a step's generation."""
-        return self.generation.metrics()
+        return self.generation.collect_metrics()
 
     def get_verifier_states(self) -> dict[str, Any]:
         """Return the rewards' states on which later scores depend, by domain."""

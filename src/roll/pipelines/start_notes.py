@@ -20,7 +20,7 @@ class StartProgress:
     """
 
     def __init__(self, report: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
-        self._say = report
+        self._notify = report
         self._clock = clock
         self._began = clock()
         self._waiting: list[str] = []
@@ -28,12 +28,12 @@ class StartProgress:
     async def await_start(self, name: str, work: Awaitable[T]) -> T:
         """Await `work`, which starts the role `name`, and report the progress."""
         self._waiting.append(name)
-        self._say(f"starting {', '.join(self._waiting)}")
+        self._notify(f"starting {', '.join(self._waiting)}")
         try:
             started = await work
         finally:
             self._waiting.remove(name)
         if self._waiting:
             seconds = self._clock() - self._began
-            self._say(f"starting {', '.join(self._waiting)} ({name}: {seconds:.0f} s)")
+            self._notify(f"starting {', '.join(self._waiting)} ({name}: {seconds:.0f} s)")
         return started

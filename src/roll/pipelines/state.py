@@ -18,7 +18,7 @@ __all__ = ["RunState"]
 
 FORMAT = 5
 """Format version of `state.json`; docs/operations/upgrading.md lists incompatible changes."""
-OLDEST = 4
+OLDEST_FORMAT = 4
 """The oldest format that can be read."""
 
 
@@ -71,9 +71,9 @@ class RunState:
         """
         found, by = value.get("format"), value.get("roll", "")
         writer = f"ROLL {by}" if by else "another version of ROLL"
-        if not isinstance(found, int) or not OLDEST <= found <= FORMAT:
+        if not isinstance(found, int) or not OLDEST_FORMAT <= found <= FORMAT:
             raise CheckpointVersionError(
-                f"it has format {found!r} ({writer} wrote it), and ROLL {__version__} reads formats {OLDEST} to "
+                f"it has format {found!r} ({writer} wrote it), and ROLL {__version__} reads formats {OLDEST_FORMAT} to "
                 f"{FORMAT}. {_format_recovery_advice(found, by)}"
             )
         if found == 4 and "accuracies" in value:

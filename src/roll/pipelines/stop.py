@@ -34,11 +34,11 @@ class StopRequest:
     """A stop request, set by a signal; work that may be discarded runs inside `run_unless_stopped`.
 
     Args:
-        say: Called once, on the first signal, with a message that the run stops.
+        notify: Called once, on the first signal, with a message that the run stops.
     """
 
-    def __init__(self, say: Callable[[str], object] = lambda text: None) -> None:
-        self._event, self._say = asyncio.Event(), say
+    def __init__(self, notify: Callable[[str], object] = lambda text: None) -> None:
+        self._event, self._notify = asyncio.Event(), notify
         self.signal_name = ""
 
     def __bool__(self) -> bool:
@@ -49,7 +49,9 @@ class StopRequest:
         self._event.set()
         if not self.signal_name:
             self.signal_name = signal_name
-            self._say(f"{signal_name}: the run ends and saves its last complete step; a second signal ends it at once")
+            self._notify(
+                f"{signal_name}: the run ends and saves its last complete step; a second signal ends it at once"
+            )
 
     async def run_unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work`, and cancel it if a stop is requested.

@@ -16,7 +16,7 @@ from roll.types import Prompt, Rollout, describe_content
 
 __all__ = ["build_choice_verifier", "extract_letter", "get_question", "parse_options", "score_choice"]
 
-MAX_ALONE_LENGTH = 40
+MAX_LONE_LENGTH = 40
 """Maximum number of characters of a line, or of an answer, that consists of a letter with marks around it."""
 MAX_OPTION_LENGTH = 300
 """Maximum number of characters of an option's text."""
@@ -43,7 +43,7 @@ class _Patterns:
         either = f"[{re.escape(letters + letters.lower())}]"
         upper = f"[{re.escape(letters)}]"
         noun = r"(?i:(?:the |correct |final )?(?:option|choice|answer|letter)|选项|选|答)"
-        alone = rf"\W{{0,{MAX_ALONE_LENGTH}}}(?:{noun}\W{{0,8}})?(%s)\W{{0,{MAX_ALONE_LENGTH}}}(?:项|选项)?\W{{0,4}}"
+        alone = rf"\W{{0,{MAX_LONE_LENGTH}}}(?:{noun}\W{{0,8}})?(%s)\W{{0,{MAX_LONE_LENGTH}}}(?:项|选项)?\W{{0,4}}"
         self.alone = re.compile(alone % either)
         self.capital_alone = re.compile(alone % upper)
         self.leading = re.compile(
@@ -161,7 +161,7 @@ def _find_leading_letters(text: str, patterns: _Patterns, mentions: list[Mention
 
 def _match_lone_letter(text: str, pattern: re.Pattern[str]) -> str | None:
     text = text.strip()
-    if len(text) > MAX_ALONE_LENGTH:
+    if len(text) > MAX_LONE_LENGTH:
         return None
     match = pattern.fullmatch(text)
     return match[1].upper() if match else None
@@ -241,7 +241,7 @@ def score_choice(text: str, answer: str, letters: str, question: str = "") -> bo
 
 
 def build_choice_verifier(config: ChoiceReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier, which compares the letter that an answer chooses with the reference, in the worker pool."""
+    """Build the verifier of the reward `choice`, which compares letters in the worker pool."""
 
     async def judge(rollout: Rollout) -> Judgement:
         prompt = rollout.prompt

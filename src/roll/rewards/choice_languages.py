@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["OR_AND", "is_denied", "is_only_fitting_letter", "is_stated"]
+__all__ = ["CONJUNCTIONS", "is_denied", "is_only_fitting_letter", "is_stated"]
 
-OR_AND = r"oder|und|bzw\.|y|o|u|ou|et|e|ed"
+CONJUNCTIONS = r"oder|und|bzw\.|y|o|u|ou|et|e|ed"
 """Pattern of the words that join two letters into one statement."""
 _MARKS = r"[\s*_\"'“”„«\u2018’$(\[{<>]{0,12}"
 _ARTICLE = r"(?:(?:die|der|das|la|el|le|lo|il|a|o|l['’])\s{0,2})?"
@@ -19,32 +19,32 @@ _NOUN = (
     r"(?:antwort(?:möglichkeit)?|lösung|option|auswahl|buchstabe|respuesta|opción|opcion|alternativa|solución|letra"
     r"|inciso|réponse|reponse|choix|proposition|lettre|risposta|opzione|soluzione|lettera|resposta|opção|solução)"
 )
-_IS = r"(?:ist|lautet|heißt|es|est|è|é)"
-_RIGHT = (
+_IS_VERB = r"(?:ist|lautet|heißt|es|est|è|é)"
+_CORRECT_WORDS = (
     r"(?:richtig|korrekt|zutreffend|correct[ao]?|correcte|juste|bonne|corrett[ao]|giust[ao]|corret[ao]|cert[ao]|exacte"
     r"|verdader[ao]|vraie?|ver[ao]|verdadeir[ao])"
 )
-_WRONG = (
+_WRONG_WORDS = (
     r"(?:falsch|inkorrekt|unzutreffend|ausgeschlossen|incorrect[ao]?|incorrecte|fals[ao]|fausse|faux|erróne[ao]|errat[ao]"
     r"|sbagliat[ao]|errad[ao]|incorret[ao]|scorrett[ao]|descartad[ao]|exclue?|imposible|impossible|unmöglich)"
 )
 _TAIL = rf"{_MARKS}{_ARTICLE}(?:{_NOUN}\b)?{_MARKS}$"
 _CLOSING = r"[)\]}*_\"'”“’»$\s]{0,12}"
-_NOT = re.compile(
+_NEGATION = re.compile(
     r"\b(?:nicht|keine?|nie|niemals|weder|no|nunca|jamás|tampoco|ne|pas|jamais|non|mai|não|nem)\b|\bn['’]",
     re.IGNORECASE,
 )
 _STATED = re.compile(
-    rf"(?:\b{_NOUN}\b(?P<between>[^.!?:,;\n]{{0,40}}?)\s{{1,3}}{_IS}\b|\b{_RIGHT}\s{{1,3}}{_IS}\b"
-    rf"|\b{_NOUN}(?:\s{{1,3}}(?:final|finale|{_RIGHT}))?[\s*_]{{0,4}}:"
+    rf"(?:\b{_NOUN}\b(?P<between>[^.!?:,;\n]{{0,40}}?)\s{{1,3}}{_IS_VERB}\b|\b{_CORRECT_WORDS}\s{{1,3}}{_IS_VERB}\b"
+    rf"|\b{_NOUN}(?:\s{{1,3}}(?:final|finale|{_CORRECT_WORDS}))?[\s*_]{{0,4}}:"
     r"|\b(?:wähle|nehme|elijo|escojo|selecciono|opto por|choisis|scelgo|escolho)\b|\bentscheide mich für\b"
     r"|\b(?:es|das) ist\b|\bc['’]est\b|\b(?:es|è) la\b|\bé a\b|\b(?:sondern|sino(?: que es)?|bensì)\b"
-    rf"|\b(?:pero|mais|entonces|luego|ma|quindi|mas|logo|portanto) {_IS}\b)"
+    rf"|\b(?:pero|mais|entonces|luego|ma|quindi|mas|logo|portanto) {_IS_VERB}\b)"
     r"(?:\s{1,3}(?:daher|also|somit|folglich|eindeutig|claramente|entonces|donc|quindi|dunque|portanto|logo)\b)?"
     rf"{_TAIL}",
     re.IGNORECASE,
 )
-_IF = re.compile(r"\b(?:wenn|falls|ob|sofern|si|se)\b[^.,;:!?\n]{0,30}$", re.IGNORECASE)
+_CONDITION = re.compile(r"\b(?:wenn|falls|ob|sofern|si|se)\b[^.,;:!?\n]{0,30}$", re.IGNORECASE)
 _ENDS = re.compile(
     rf"[).:]|{_CLOSING}(?:$|[.,;:!(\n–—-]|(?:weil|denn|da|porque|ya que|parce|puisque|perché|poiché|pois)\b)",
     re.IGNORECASE,
@@ -53,21 +53,21 @@ _DOUBT = re.compile(
     r"[^.!;\n]{0,80}[?]|[^.!;\n]{0,30}\b(?:aber|jedoch|pero|mais|ma|mas|wenn|falls|sofern|sonst|si|sinon|se|altrimenti)\b",
     re.IGNORECASE,
 )
-_IS_BEFORE = re.compile(rf"\b{_IS}\s{{1,3}}{_ARTICLE}(?:{_NOUN}\s{{1,3}})?[*_(\"]{{0,4}}$", re.IGNORECASE)
-_RIGHT_BEHIND = re.compile(rf"{_CLOSING}{_RIGHT}\b", re.IGNORECASE)
+_IS_BEFORE = re.compile(rf"\b{_IS_VERB}\s{{1,3}}{_ARTICLE}(?:{_NOUN}\s{{1,3}})?[*_(\"]{{0,4}}$", re.IGNORECASE)
+_RIGHT_BEHIND = re.compile(rf"{_CLOSING}{_CORRECT_WORDS}\b", re.IGNORECASE)
 _IS_RIGHT = re.compile(
-    rf"{_CLOSING}{_IS}\s{{1,3}}(?:(?:die|der|das|la|el|le|il|a|o|un[ae]?|l['’]|einzig|allein|eindeutig|única|unica"
-    rf"|seule|claramente)\s{{0,3}}){{0,3}}(?:{_NOUN}\s{{1,3}})?(?:{_RIGHT}|richtige|korrekte)\b",
+    rf"{_CLOSING}{_IS_VERB}\s{{1,3}}(?:(?:die|der|das|la|el|le|il|a|o|un[ae]?|l['’]|einzig|allein|eindeutig|única|unica"
+    rf"|seule|claramente)\s{{0,3}}){{0,3}}(?:{_NOUN}\s{{1,3}})?(?:{_CORRECT_WORDS}|richtige|korrekte)\b",
     re.IGNORECASE,
 )
 _REFUSED = re.compile(
     r"\b(?:nicht|weder|noch|außer|statt|anstatt|ob|wenn|falls|no|ni|salvo|excepto|descarto|descartamos|pas|sauf|non|né"
-    rf"|tranne|não|nem|exceto)\b(?:\s{{1,3}}{_IS})?{_TAIL}",
+    rf"|tranne|não|nem|exceto)\b(?:\s{{1,3}}{_IS_VERB})?{_TAIL}",
     re.IGNORECASE,
 )
 _DENIED = re.compile(
     rf"{_CLOSING}(?:\(\s?|[:–—-]\s{{0,3}})?(?:(?:ist|es|est|è|é|sind|son|sont|sono|são|wäre|sería|serait)\s{{1,3}}"
-    rf"(?:\w{{1,14}}\s{{1,3}})?)?(?:{_WRONG}|nicht)\b"
+    rf"(?:\w{{1,14}}\s{{1,3}})?)?(?:{_WRONG_WORDS}|nicht)\b"
     rf"|{_CLOSING}(?:scheidet|entfällt|n['’]|ne\s|no\s(?:es|puede|cumple|son)\b|non\s|não\s|kann\s{{1,3}}nicht"
     r"|passt\s{1,3}nicht|erfüllt\s{1,3}(?:nicht|kein))",
     re.IGNORECASE,
@@ -99,11 +99,11 @@ def is_stated(left: str, right: str) -> bool:
         return False
     found = _STATED.search(left)
     if found is not None:
-        if not _ENDS.match(right) or _NOT.search(found["between"] or ""):
+        if not _ENDS.match(right) or _NEGATION.search(found["between"] or ""):
             return False
-        return not _IF.search(left[max(0, found.start() - 40) : found.start()])
+        return not _CONDITION.search(left[max(0, found.start() - 40) : found.start()])
     if _IS_RIGHT.match(right) or (_IS_BEFORE.search(left) and _RIGHT_BEHIND.match(right)):
-        return not _IF.search(left) and not _NOT.search(left[-20:])
+        return not _CONDITION.search(left) and not _NEGATION.search(left[-20:])
     return False
 
 
@@ -117,4 +117,4 @@ def is_only_fitting_letter(left: str, right: str) -> bool:
     fits = _FITS.match(right)
     if fits is None or fits["end"] == "?" or not _ONLY.search(left):
         return False
-    return not _PARTLY.search(fits["rest"]) and not _NOT.search(fits["rest"])
+    return not _PARTLY.search(fits["rest"]) and not _NEGATION.search(fits["rest"])

@@ -13,7 +13,7 @@ import unicodedata
 from dataclasses import dataclass
 
 from roll.rewards.base import MAX_TEXT_LENGTH
-from roll.rewards.choice_languages import OR_AND, is_denied, is_only_fitting_letter, is_stated
+from roll.rewards.choice_languages import CONJUNCTIONS, is_denied, is_only_fitting_letter, is_stated
 
 __all__ = ["Mention", "find_mentions", "normalize_letters"]
 
@@ -50,7 +50,7 @@ _IT_IS = re.compile(
     rf"(?:\s{{1,3}}(?:only|just|clearly))?{_MARKS}{_ARTICLE}(?:{_NOUN})?{_MARKS}$",
     re.IGNORECASE,
 )
-_THEREFORE = re.compile(
+_CONCLUSION = re.compile(
     r"(?:(?:^|[\s.,;!?*])(?:therefore|thus|hence|so|then|consequently|accordingly|finally|but|rather|instead|no|yes|yeah"
     r"|overall|in conclusion|definitely|certainly|probably|most likely|i(?:['’]d| would)? (?:think|believe|guess|say)"
     r"|(?:think|believe|say) it['’]s)"
@@ -75,17 +75,17 @@ _NEGATED = re.compile(
     r"\b(?:not|never|if|unless|whether|cannot|wrong|incorrect|without|nor|neither|false)\b|n['’]t\b|不|非|错",
     re.IGNORECASE,
 )
-_BEING = (
+_BEING_VERB = (
     r"(?:is|are|was|were|can|could|would|does|do|did|must|should|seems?|looks?|may|might|be|both|all|also|just|too|clearly"
     r"|obviously|simply|definitely|therefore|thus)\s{1,3}"
 )
 _CONDITION = re.compile(r"\bif\s$", re.IGNORECASE)
 _CLOSING = r"(?:[)\]}】*_\"'”’$.]|\\\)|\\\]|\s){0,12}"
 _DENIED = re.compile(
-    rf"{_CLOSING}(?:{_NOUN}\s{{0,3}})?(?:\(\s?|[:–—-]\s{{0,3}})?(?:{_BEING}){{0,4}}(?:(?:is|are|was|were|ca|could|would"
+    rf"{_CLOSING}(?:{_NOUN}\s{{0,3}})?(?:\(\s?|[:–—-]\s{{0,3}})?(?:{_BEING_VERB}){{0,4}}(?:(?:is|are|was|were|ca|could|would"
     r"|does|do|did)n['’]t|cannot\b|wrong\b|incorrect\b|false\b|out\b|eliminated\b|ruled out\b|impossible\b|excluded\b"
     rf"|never\b|no\b|rejected\b|invalid\b|fails?\b|not (?:it|correct|right|true|the)\b)"
-    rf"|{_CLOSING}(?:{_NOUN}\s{{0,3}})?(?:{_BEING}){{1,4}}not\b|{_CLOSING}(?:选?项|都|均|也|是|为|显然){{0,3}}(?:错|不|误|排除)|{_CLOSING}[?]"
+    rf"|{_CLOSING}(?:{_NOUN}\s{{0,3}})?(?:{_BEING_VERB}){{1,4}}not\b|{_CLOSING}(?:选?项|都|均|也|是|为|显然){{0,3}}(?:错|不|误|排除)|{_CLOSING}[?]"
     r"|\s?还是",
     re.IGNORECASE,
 )
@@ -108,7 +108,7 @@ _SENTENCE_END = re.compile(rf"{_CLOSING}(?:$|[.,;:!。\n])")
 _LOWER_END = re.compile(r"\s{0,3}(?:[.,;!:)*\]}。]|\\\)|\$|$|\n)")
 _SEPARATOR = re.compile(
     r"(?:[\s)\]}】*_]|\\\)){0,6}(?:[,、;/&+(]|\s?\b(?:or|and|nor|maybe|perhaps|possibly|probably|even"
-    rf"|{OR_AND})\b|或者?"
+    rf"|{CONJUNCTIONS})\b|或者?"
     r"|和|与|及|以及|还是){0,5}\s{0,3}"
     r"(?:[\s(\[{【*_]|\\\(){0,6}(?:(?:option|choice)s?\s{1,3}|选项)?(?:[(\[{【*_]){0,4}"
 )
@@ -241,7 +241,7 @@ def _is_stated_in_english_or_chinese(left: str, right: str) -> bool:
         return _CONDITION.search(left[max(0, meant.start() - 4) : meant.start()]) is None
     if _ANSWER.search(left) or _CHINESE.search(left):
         return True
-    if _THEREFORE.search(left) and _SENTENCE_END.match(right):
+    if _CONCLUSION.search(left) and _SENTENCE_END.match(right):
         return True
     confirmed = _CONFIRMED.match(right)
     return confirmed is not None and not _NEGATED.search(confirmed["between"] or "")

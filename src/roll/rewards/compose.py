@@ -78,7 +78,7 @@ class Component:
         what = str(error) if isinstance(error, RewardInfraError | UserError) else f"{type(error).__name__}: {error}"
         return f"reward '{self.name}': {what} (prompt '{rollout.prompt.uid}')"
 
-    def ran_out_of_time(self, judgement: Judgement) -> bool:
+    def has_timed_out(self, judgement: Judgement) -> bool:
         """Return whether the verifier itself ran out of time.
 
         The result is false if the model's own program timed out: that is only a wrong answer.
@@ -156,7 +156,7 @@ class WeightedReward:
     ) -> RewardResult:
         decisions = {c.name: j.correct for c, j in judgements if j.correct is not None}
         counted = [decisions[c.name] for c, _ in judgements if c.name in decisions and not c.is_logged_only]
-        timed_out = tuple(c.name for c, j in judgements if c.ran_out_of_time(j))
+        timed_out = tuple(c.name for c, j in judgements if c.has_timed_out(j))
         components = {c.name: j.value for c, j in judgements}
         components |= {f"{c.name}/{part}": value for c, j in judgements for part, value in j.parts.items()}
         value = sum(c.config.weight * j.value for c, j in judgements)

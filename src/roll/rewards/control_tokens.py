@@ -36,7 +36,7 @@ _COMMON = re.compile(
 )
 
 
-_LIKE_A_MARK = re.compile(r"[<\[].{1,60}[>\]]")
+_MARKUP_TOKEN = re.compile(r"[<\[].{1,60}[>\]]")
 """Matches added tokens such as `</think>`, which are often not marked as special."""
 
 
@@ -49,7 +49,7 @@ def make_escaper(tokenizer: Any) -> Callable[[str], str]:
     """Return a function that escapes the control tokens of a model's tokenizer, as `escape_control_tokens` does."""
     known = {str(token) for token in tokenizer.all_special_tokens}
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
-    known |= {str(token) for token in added if token.special or _LIKE_A_MARK.fullmatch(str(token))}
+    known |= {str(token) for token in added if token.special or _MARKUP_TOKEN.fullmatch(str(token))}
     words = sorted((word for word in known if len(word) > 1 and not word.isspace()), key=len, reverse=True)
     if not words:
         return lambda text: text

@@ -45,8 +45,33 @@ _MINUS = re.compile(r"\b(?:minus|negative)\s[$€£¥]?$", re.IGNORECASE)
 _BLANKS = re.compile(r"-?\d{1,3}(?: \d{3})+(?:\.\d+)?")
 _WORD = re.compile(r"[a-zA-Z]+")
 _TEXT_COMMAND = re.compile(r"\\(?:text|textrm|mathrm|mbox)(?![a-zA-Z])")
-_TAKING_BACK = {"but", "not", "no", "instead", "rather", "wait", "actually", "so", "then", "therefore", "thus", "hence"}
-_TAKING_BACK |= {"which", "answer", "since", "because", "wrong", "correct", "check", "final", "finally", "is", "first"}
+_CORRECTION_WORDS = {
+    "but",
+    "not",
+    "no",
+    "instead",
+    "rather",
+    "wait",
+    "actually",
+    "so",
+    "then",
+    "therefore",
+    "thus",
+    "hence",
+}
+_CORRECTION_WORDS |= {
+    "which",
+    "answer",
+    "since",
+    "because",
+    "wrong",
+    "correct",
+    "check",
+    "final",
+    "finally",
+    "is",
+    "first",
+}
 _SENTENCE = re.compile(r"(?<![\\a-zA-Z])(?:is|are|the|so)(?![a-zA-Z])|\n", re.IGNORECASE)
 _MARKED = re.compile(r"#{4}[ \t]*+(\S.*)")
 _STATED = "final answer is"
@@ -118,7 +143,7 @@ def _belongs_to_answer(between: str, several: bool) -> bool:
     separated = "," in between or ";" in between or any(word in ("and", "or") for word in words)
     if set(words) <= {"and", "or", "quad", "qquad", "lor", "text"} and "." not in between:
         return separated or (several and not between.strip()) or not between
-    taken_back = any(word.lower() in _TAKING_BACK for word in words)
+    taken_back = any(word.lower() in _CORRECTION_WORDS for word in words)
     return several and separated and not taken_back and not re.search(r"[.!?:]", between)
 
 

@@ -104,7 +104,8 @@ def check_format(text: str, answer: str | None, config: FormatReward, schema: st
 
 
 def build_format_verifier(config: FormatReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier, which runs in the worker pool: on some answers a pattern or a schema may take exponential
+    """Build the verifier of the reward `format`, which runs in the worker pool: on some answers a pattern or a schema
+    may take exponential
     time.
 
     Raises:

@@ -20,12 +20,12 @@ Box: TypeAlias = tuple[float, float, float, float]
 
 # Every repetition is bounded, so that a search takes linear time.
 _NUMBER = r"([-+]?\d{1,9}(?:\.\d{1,9})?)"
-_BETWEEN = r"\s{0,4},\s{0,4}"
+_COMMA = r"\s{0,4},\s{0,4}"
 _BOX = re.compile(
-    rf"(?<![\d.]){_NUMBER}{_BETWEEN}{_NUMBER}\s{{0,4}}(?:,|[\])]\s{{0,4}},?)\s{{0,4}}[\[(]?\s{{0,4}}"
-    rf"{_NUMBER}{_BETWEEN}{_NUMBER}(?![\d.]?\d)"
+    rf"(?<![\d.]){_NUMBER}{_COMMA}{_NUMBER}\s{{0,4}}(?:,|[\])]\s{{0,4}},?)\s{{0,4}}[\[(]?\s{{0,4}}"
+    rf"{_NUMBER}{_COMMA}{_NUMBER}(?![\d.]?\d)"
 )
-_POINT = re.compile(rf"[\[(]\s{{0,4}}{_NUMBER}{_BETWEEN}{_NUMBER}\s{{0,4}}[\])]")
+_POINT = re.compile(rf"[\[(]\s{{0,4}}{_NUMBER}{_COMMA}{_NUMBER}\s{{0,4}}[\])]")
 
 
 def find_last_box(text: str) -> Box | None:
@@ -71,10 +71,10 @@ def _score_box(text: str, reference: Box) -> float | None:
 
 def _score_point(text: str, reference: Box) -> bool | None:
     point = find_last_point(text)
-    return None if point is None else is_inside(point, reference)
+    return None if point is None else is_in_box(point, reference)
 
 
-def is_inside(point: Sequence[float], box: Box) -> bool:
+def is_in_box(point: Sequence[float], box: Box) -> bool:
     """Return whether a point (x, y) is in a box, edges included."""
     return box[0] <= point[0] <= box[2] and box[1] <= point[1] <= box[3]
 

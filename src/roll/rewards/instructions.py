@@ -78,7 +78,9 @@ def _make_error(prompt: Prompt, problem: str) -> MalformedPromptError:
 
 
 def build_instructions_verifier(config: InstructionsReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier, which runs in the worker pool. A task is solved if every instruction is followed."""
+    """Build the verifier of the reward `instructions`. It runs in the worker pool; a task needs every instruction
+    followed.
+    """
 
     async def judge(rollout: Rollout) -> Judgement:
         wanted = parse_instructions(rollout.prompt, config)

@@ -48,7 +48,7 @@ MAX_ANSWER_LENGTH = 1_000
 """Maximum number of characters of a final answer; a longer one is wrong, unless it equals the reference's text."""
 MAX_REFERENCE_LENGTH = 2_000
 """Maximum number of characters of a reference that is parsed as mathematics; a longer one is compared as plain text."""
-ALARM_AT = 0.8
+ALARM_FRACTION = 0.8
 """Share of the time limit after which an alarm in the worker interrupts a comparison, before the pool kills it."""
 
 _DECIMAL_COMMA = re.compile(r"-?(?:\d+,\d{1,2}|0,\d+)")
@@ -57,7 +57,7 @@ _BLANKS = re.compile(r"\s{2,}+")
 _PROSE = re.compile(r"[^\W\d_][^\\=<>^{}$]*")
 _NAMES = re.compile(r"\b(?:sqrt|pi|sin|cos|tan|log|ln|exp|infty|infinity)\b", re.IGNORECASE)
 _JOINED = re.compile(r"\b(?:or|and)\b", re.IGNORECASE)
-_NOTHING = {
+_NO_SOLUTION_TEXTS = {
     "no solution",
     "no solutions",
     "no real solution",
@@ -172,9 +172,9 @@ def _compare_words(answer: str, reference: str) -> bool | None:
     bare, given = _strip_layout(reference), _strip_layout(answer)
     if given == bare:
         return bool(given)
-    if given in _NOTHING and (bare in _NOTHING or reference.strip() in _EMPTY):
+    if given in _NO_SOLUTION_TEXTS and (bare in _NO_SOLUTION_TEXTS or reference.strip() in _EMPTY):
         return True
-    if bare in _NOTHING and answer.strip() in _EMPTY:
+    if bare in _NO_SOLUTION_TEXTS and answer.strip() in _EMPTY:
         return True
     if _is_prose(bare) or _is_prose(given):
         return False  # different words
@@ -209,8 +209,8 @@ def _equals_with_decimal_comma(answer: str, reference: str) -> bool:
 
 
 def build_math_verifier(config: MathReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier, which runs in the worker pool."""
-    limit_s = ALARM_AT * config.time_limit_s
+    """Build the verifier of the reward `math`, which runs in the worker pool."""
+    limit_s = ALARM_FRACTION * config.time_limit_s
 
     async def judge(rollout: Rollout) -> Judgement:
         arguments = (rollout.text[-MAX_TEXT_LENGTH:], rollout.prompt.answer, config.extract, limit_s)

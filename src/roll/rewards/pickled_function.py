@@ -29,7 +29,7 @@ __all__ = ["PickledFunction", "pickle_function", "resolve_function"]
 
 logger = logging.getLogger(__name__)
 
-LARGE_BYTES = 4 * 2**20
+LARGE_FUNCTION_BYTES = 4 * 2**20
 """Size of a pickled function above which a warning is logged: it is sent with every call."""
 
 
@@ -123,7 +123,7 @@ def pickle_function(function: Callable[..., Any]) -> PickledFunction:
             name if name.isidentifier() else "reward",
         )
         return PickledFunction(name=name, packed=b"", paths=(), function=function)
-    if len(packed) > LARGE_BYTES:
+    if len(packed) > LARGE_FUNCTION_BYTES:
         logger.warning(
             "The reward '%s' has captured %.0f MiB, which are sent with every call: load the data inside the function.",
             name,

@@ -115,7 +115,7 @@ def _returns_verdict(function: Callable[..., Any]) -> bool:
 
 
 def build_python_verifier(config: PythonReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier, which calls the function in the worker pool.
+    """Build the verifier of the reward `python`, which calls the user's function in the worker pool.
 
     The function is imported at once, so that a mistake is reported before training.
 

@@ -50,7 +50,9 @@ def score_task(name: str, options: str, entry: dict[str, Any], text: str) -> flo
 
 
 def build_reasoning_gym_verifier(config: ReasoningGymReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier, which runs in the worker pool. Only the full score counts as solved."""
+    """Build the verifier of the reward `reasoning_gym`. It runs in the worker pool; only the full score counts as
+    solved.
+    """
 
     async def judge(rollout: Rollout) -> Judgement:
         task = rollout.prompt.metadata.get("reasoning_gym")

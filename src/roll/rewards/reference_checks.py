@@ -20,9 +20,9 @@ from roll.types import Prompt
 __all__ = ["InvalidReference", "check_reference", "check_references", "find_invalid_references", "prepare_worker"]
 
 ROWS_PER_CALL = 200
-CALL_S = 120.0
+CALL_TIMEOUT_S = 120.0
 """Timeout of one call in seconds; after a timeout, the references of the call are skipped."""
-LIMIT_S = 0.5
+REFERENCE_TIMEOUT_S = 0.5
 """Timeout of the check of one reference, in seconds."""
 
 Row: TypeAlias = tuple[RewardConfig, str, str]
@@ -77,7 +77,7 @@ def _check_math_reference(config: MathReward, reference: str) -> str:
         )
     texts = {"boxed": [f"\\boxed{{{answer}}}"], "last_number": [answer]}.get(config.extract)
     verdicts = [
-        math.score_math(text, reference, config.extract, LIMIT_S)
+        math.score_math(text, reference, config.extract, REFERENCE_TIMEOUT_S)
         for text in texts or [f"\\boxed{{{answer}}}", f"<answer>{answer}</answer>"]
     ]
     if any(right for right, _ in verdicts):
@@ -110,7 +110,7 @@ async def find_invalid_references(
     for begin in range(0, len(rows), ROWS_PER_CALL):
         part = rows[begin : begin + ROWS_PER_CALL]
         try:
-            problems = await run_in_pool(pool, check_references, [row for _, row in part], time_limit_s=CALL_S)
+            problems = await run_in_pool(pool, check_references, [row for _, row in part], time_limit_s=CALL_TIMEOUT_S)
         except TimeoutError:
             continue
         invalid += [

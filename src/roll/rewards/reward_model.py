@@ -165,7 +165,7 @@ def _compute_scores(logits: Any, config: RewardModelReward) -> Any:
 
 
 def build_reward_model_verifier(config: RewardModelReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier, which runs in its own worker processes, separate from the pool."""
+    """Build the verifier of the reward `reward_model`, which runs in worker processes of its own."""
     import math
 
     workers = pool.create_sub_pool(config.num_workers)

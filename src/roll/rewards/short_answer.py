@@ -68,7 +68,7 @@ def is_exact_match(answer: str, reference: str) -> bool:
 
 
 def compute_f1(answer: str, reference: str) -> float:
-    """Return the harmonic mean of precision and recall over words, with multiplicity; 1 if both texts have no words."""
+    """Return the harmonic mean of precision and recall over words, with repetitions; 1 if both texts have no words."""
     given, wanted = _normalize_both(answer, reference)
     if not given or not wanted:
         return float(given == wanted)
@@ -97,25 +97,25 @@ def parse_references(value: Any) -> list[str]:
     return list(dict.fromkeys(_parse_nested_references(value, MAX_DEPTH)))
 
 
-def _parse_nested_references(value: Any, deepest: int) -> list[str]:
+def _parse_nested_references(value: Any, max_depth: int) -> list[str]:
     value = value.tolist() if hasattr(value, "tolist") else value
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return []
     if isinstance(value, str):
         listed = _parse_list(value)
-        return [value] if listed is None else _parse_nested_references(listed, deepest - 1)
+        return [value] if listed is None else _parse_nested_references(listed, max_depth - 1)
     if isinstance(value, int | float):
         return [str(value)]
-    if deepest == 0:
+    if max_depth == 0:
         raise ValueError("its lists and objects are nested too deeply")
     if isinstance(value, Mapping):
         known = [key for key in _REFERENCE_KEYS if key in value]
         if not known:
             keys = ", ".join(repr(key) for key in list(value)[:8]) or "none"
             raise ValueError(f"the object has the keys {keys}, but none of {', '.join(_REFERENCE_KEYS)}")
-        return [text for key in known for text in _parse_nested_references(value[key], deepest - 1)]
+        return [text for key in known for text in _parse_nested_references(value[key], max_depth - 1)]
     if isinstance(value, list | tuple):
-        return [text for item in value for text in _parse_nested_references(item, deepest - 1)]
+        return [text for item in value for text in _parse_nested_references(item, max_depth - 1)]
     raise ValueError(f"{short(value)} is not a string, a number, a list of these, or an object that contains them")
 
 
@@ -155,7 +155,7 @@ def get_references(config: ShortAnswerReward, prompt: Prompt) -> list[str]:
 
 
 def build_short_answer_verifier(config: ShortAnswerReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier, which runs in the worker pool. It accepts several references (`references_key`)."""
+    """Build the verifier of the reward `short_answer`. It runs in the worker pool, and accepts several references."""
 
     async def judge(rollout: Rollout) -> Judgement:
         references = get_references(config, rollout.prompt)

@@ -17,8 +17,8 @@ from roll.types import Prompt
 
 __all__ = ["bind_arguments", "check_signature", "make_values"]
 
-OURS = ("text", "answer", "metadata")
-VERLS = ("data_source", "solution_str", "ground_truth", "extra_info")
+ROLL_PARAMETERS = ("text", "answer", "metadata")
+VERL_PARAMETERS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _BATCHES = frozenset(
     {"prompts", "completions", "completion_ids", "data_sources", "solution_strs", "ground_truths", "extra_infos"}
 )
@@ -68,8 +68,8 @@ def check_signature(function: Callable[..., Any], name: object, options: Mapping
         further = "".join(f", {option}=…" for option in options)
         hint = " It is a class: name a function, or an instance of it." if inspect.isclass(function) else ""
         raise ConfigError(
-            f"reward function '{name}' cannot be called as ({', '.join(OURS)}{further}), nor as verl's "
-            f"({', '.join(VERLS)}{further}), since its signature is {signature}: {problem}.{hint}"
+            f"reward function '{name}' cannot be called as ({', '.join(ROLL_PARAMETERS)}{further}), nor as verl's "
+            f"({', '.join(VERL_PARAMETERS)}{further}), since its signature is {signature}: {problem}.{hint}"
         )
 
 
@@ -83,7 +83,7 @@ def bind_arguments(
         values: The values that may be passed, by parameter name, from `make_values`.
         options: Additional keyword arguments from the configuration.
     """
-    ours = tuple(values[name] for name in OURS)
+    ours = tuple(values[name] for name in ROLL_PARAMETERS)
     try:
         signature = inspect.signature(function)
     except ValueError:
@@ -106,11 +106,14 @@ def _fits_by_position(signature: inspect.Signature, options: Mapping[str, Any]) 
     The result is false if a known parameter name is at another position, since the function expects another order.
     """
     try:
-        signature.bind(*OURS, **options)
+        signature.bind(*ROLL_PARAMETERS, **options)
     except TypeError:
         return False
     names = [name for name, one in _get_parameters(signature).items() if one.kind is not inspect.Parameter.KEYWORD_ONLY]
-    return all(name not in (*OURS, *VERLS) or name == OURS[place] for place, name in enumerate(names[: len(OURS)]))
+    return all(
+        name not in (*ROLL_PARAMETERS, *VERL_PARAMETERS) or name == ROLL_PARAMETERS[place]
+        for place, name in enumerate(names[: len(ROLL_PARAMETERS)])
+    )
 
 
 def _find_problem(signature: inspect.Signature, options: Mapping[str, Any]) -> str:
@@ -120,13 +123,15 @@ def _find_problem(signature: inspect.Signature, options: Mapping[str, Any]) -> s
         return f"the parameter '{batch}' receives a batch, but ROLL scores one answer at a time"
     if _fits_by_position(signature, options):
         return ""
-    known = (*OURS, *VERLS)
-    if not any(name in VERLS for name in parameters) and not all(name in parameters for name in OURS):
+    known = (*ROLL_PARAMETERS, *VERL_PARAMETERS)
+    if not any(name in VERL_PARAMETERS for name in parameters) and not all(
+        name in parameters for name in ROLL_PARAMETERS
+    ):
         try:
-            signature.bind(*OURS, **options)
+            signature.bind(*ROLL_PARAMETERS, **options)
         except TypeError as error:
             return str(error)
-        return f"the parameters are not in the order {', '.join(OURS)}"
+        return f"the parameters are not in the order {', '.join(ROLL_PARAMETERS)}"
     for name, one in parameters.items():
         if name in known and one.kind is inspect.Parameter.POSITIONAL_ONLY:
             return f"'{name}' cannot be passed by name, since it is positional-only"

@@ -1,4 +1,4 @@
-"""Rewards that take only a few lines of code.
+"""Rewards with short implementations.
 
 They compare an answer with the reference or a pattern, return the reward of an environment, or subtract a penalty for
 repeated text or a long answer.
@@ -90,7 +90,7 @@ def compute_repeated_share(token_ids: Sequence[int] | np.ndarray, size: int) -> 
 
 
 def compute_overlength_share(length: int, free: int, full: int) -> float:
-    """Return how far `length` is on the way from `free` to `full` tokens: 0 below, 1 above, linear in between."""
+    """Return the overlength penalty of `length` tokens, 0 … 1: 0 up to `free`, 1 from `full` on, linear in between."""
     return min(max((length - free) / (full - free), 0.0), 1.0)
 
 

@@ -45,7 +45,7 @@ def build_workload(config: SimulationConfig, seed: int) -> Workload:
     recording = Recording.open(Path(config.recording))
     steps = range(recording.first_step, recording.last_step + 1)
     recording.check(steps)
-    return RecordedWorkload(config, seed, RecordedWork.of(map(recording.read, steps)))
+    return RecordedWorkload(config, seed, RecordedWork.from_steps(map(recording.read, steps)))
 
 
 class RecordedWorkload(Workload):

@@ -100,7 +100,9 @@ class ProbeChecker:
     _last: dict[str, _ProbeLogprobs] = field(init=False, default_factory=dict)
 
     def discard_logprobs(self, engine_id: str) -> None:
-        """Drop the last log-probs of an engine that was replaced: the new engine's are not comparable with them."""
+        """Discard the last log-probs of an engine that was replaced, since those of the new engine cannot be compared
+        to them.
+        """
         self._last.pop(engine_id, None)
 
     def check(

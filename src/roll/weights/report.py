@@ -39,7 +39,7 @@ class SyncReport:
     adapter: str | None = None
     """The adapter whose weights were pushed; `None` for the policy's own weights."""
 
-    def metrics(self) -> dict[str, float]:
+    def compute_metrics(self) -> dict[str, float]:
         """Return the metrics of the sync; probe metrics are the maxima over the engines."""
         values = {
             "sync/transfer_s": self.seconds,

@@ -35,9 +35,9 @@ from roll.weights.receiver import ReceiverLocation, TensorStream
 
 __all__ = ["SegmentHandle", "SharedMemorySender", "receive"]
 
-COPY_THREADS = 2
+NUM_COPY_THREADS = 2
 """Number of threads that copy tensors: a single core cannot use the whole memory bandwidth."""
-MAX_WAITING = 8
+MAX_PENDING_COPIES = 8
 """Maximum number of tensors that wait for a copying thread."""
 WRITE_BYTES = 2**30
 """Maximum number of bytes per write: Linux writes at most about 2 GiB in one call."""
@@ -70,7 +70,7 @@ class SharedMemorySender:
         manifest: list[TensorSpec] = []
         copies: list[Future[int]] = []
         end, descriptor = 0, -1
-        pool = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="stage-weights")
+        pool = ThreadPoolExecutor(NUM_COPY_THREADS, thread_name_prefix="stage-weights")
         with pool, iterate_to_end(source) as tensors:
             for name, tensor in tensors:
                 if tensor is None:
@@ -82,8 +82,10 @@ class SharedMemorySender:
                 start = -(-end // ALIGNMENT) * ALIGNMENT
                 end = start + tensor.numel() * tensor.element_size()
                 copies.append(pool.submit(_hash_and_copy, tensor, descriptor, start))
-                if len(copies) > MAX_WAITING:  # a merged or gathered tensor takes extra memory until it is copied
-                    copies[-MAX_WAITING].result()
+                if (
+                    len(copies) > MAX_PENDING_COPIES
+                ):  # a merged or gathered tensor takes extra memory until it is copied
+                    copies[-MAX_PENDING_COPIES].result()
         if not manifest:
             return None
         self._checksums = {spec.name: copy.result() for spec, copy in zip(manifest, copies, strict=True)}

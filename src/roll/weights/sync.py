@@ -89,7 +89,7 @@ class WeightSync:
         self._unchanged.set()
 
     @asynccontextmanager
-    async def updating_weights(self) -> AsyncIterator[None]:
+    async def begin_update(self) -> AsyncIterator[None]:
         """Block `push_to` during the body, which changes the trainer's weights.
 
         An engine that joins in the meantime waits until the body has ended, or for the next `push`. If the body fails

@@ -73,7 +73,7 @@ def test_config_online_teachers_are_a_role_where_the_students_trainer_does_not_h
 
 def test_config_online_every_source_has_the_teacher_that_names_it_or_the_one_that_names_none() -> None:
     config: Any = load_config({**DISTILL, "data": TWO, "teacher": ["m", {"model": "n", "domains": ["b"]}]})
-    assert config.teacher_of == {"a": 0, "b": 1}
+    assert config.teacher_by_domain == {"a": 0, "b": 1}
 
 
 @pytest.mark.parametrize(

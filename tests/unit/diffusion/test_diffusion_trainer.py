@@ -173,7 +173,7 @@ def test_nft_old_policy_is_an_average_and_current_weights_stay_bit_for_bit() -> 
     np.testing.assert_array_equal(old[0].latents, before[0].latents)
     assert all(torch.equal(value, read_weights(trainer)[name]) for name, value in now.items())
     trainer.update_old_policy(0.25)
-    with trainer._with_weights("old"):
+    with trainer._use_weights("old"):
         for name, value in read_weights(trainer).items():
             torch.testing.assert_close(value, 0.25 * start[name] + 0.75 * now[name])
 

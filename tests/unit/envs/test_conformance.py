@@ -213,7 +213,7 @@ def test_env_conformance_a_machine_that_pauses_once_is_no_slow_environment(
 
 
 def test_env_conformance_slow_parsing_and_hangs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conformance, "_SLOW_S", 0.01)
+    monkeypatch.setattr(conformance, "_SLOW_CALL_S", 0.01)
     slow = [finding for finding in check_object(Quadratic) if "grows at most linearly" in finding.rule]
     assert slow and "took" in slow[0].found
     monkeypatch.setattr(conformance, "_TIME_LIMIT_S", 0.2)

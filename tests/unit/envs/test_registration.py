@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from roll.envs import ENVS, make, make_vec, register
-from roll.envs.registration import FAMILIES
+from roll.envs.registration import ADAPTER_PATHS
 from roll.errors import ConfigError, DataError
 
 OWN = """
@@ -79,7 +79,7 @@ def test_env_registration_a_name_belongs_to_one_environment() -> None:
 
 
 def test_env_registration_a_family_builds_by_what_stands_behind_its_colon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(FAMILIES, "letters", "collections:Counter")
+    monkeypatch.setitem(ADAPTER_PATHS, "letters", "collections:Counter")
     assert make("letters:aab", c=3) == {"a": 2, "b": 1, "c": 3}
 
 

@@ -17,7 +17,7 @@ from roll.envs.episode_program import serve
 from roll.envs.hosting import EnvHosts
 from roll.envs.http_host import HttpHost
 from roll.envs.sandbox_host import SandboxHost
-from roll.envs.server import environment_server
+from roll.envs.server import serve_environments
 from roll.errors import DataError, InfraError
 from roll.types import EnvironmentSettings
 from roll_sandbox import SandboxManager, SandboxUnavailableError
@@ -42,7 +42,7 @@ async def transcript(hosts: EnvHosts, settings: EnvironmentSettings) -> list[obj
 async def test_env_remote_hosts_a_server_plays_what_this_process_would_play(hosts: EnvHosts) -> None:
     here = await transcript(hosts, EnvironmentSettings(name="guess_number", options=OPTIONS))
     served = EnvHosts()
-    async with environment_server(served, ["guess_number"]) as url:
+    async with serve_environments(served, ["guess_number"]) as url:
         there = EnvironmentSettings(name="guess_number", options=OPTIONS, host="http", url=url + "/")
         assert await transcript(hosts, there) == here
         async with hosts.open(there):
@@ -54,7 +54,7 @@ async def test_env_remote_hosts_a_server_plays_what_this_process_would_play(host
 
 
 async def test_env_remote_hosts_what_a_server_refuses_is_the_users_and_what_it_fails_is_ours(hosts: EnvHosts) -> None:
-    async with environment_server(EnvHosts(), ["guess_number"]) as url:
+    async with serve_environments(EnvHosts(), ["guess_number"]) as url:
         own = EnvironmentSettings(name="os.py:System", host="http", url=url)
         with pytest.raises(DataError, match=r"environment 'os.py:System' is not served: GET /environments"):
             await transcript(hosts, own)
@@ -107,7 +107,7 @@ async def test_env_remote_hosts_values_of_numpy_reach_another_process(tmp_path: 
     name = f"{tmp_path}/own.py:Own"
     begun, stepped = ["o", {"at": 3, "where": "{1}"}], ["o", 0.5, True, False, {"board": [0.0, 0.0]}]
     async with (
-        environment_server(EnvHosts(), [name]) as url,
+        serve_environments(EnvHosts(), [name]) as url,
         hosts.open(EnvironmentSettings(name=name, host="http", url=url)) as env,
     ):
         assert list(await env.reset(1)) == begun

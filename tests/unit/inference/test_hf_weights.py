@@ -75,7 +75,7 @@ async def test_hf_weights_in_codes_make_it_the_model_that_is_read_back(
         before = await engine.generate(request("a"))
         await sync(engine, dict(QuantizedWeights(Weights(weights), form, linear)), 1)
         after = await engine.generate(request("a"))
-        held = hf_weights._list_live_tensors(engine._decoder.model)  # type: ignore[union-attr]
+        held = hf_weights._list_model_tensors(engine._decoder.model)  # type: ignore[union-attr]
         assert all(torch.equal(held[name], tensor) for name, tensor in back.items())
         await sync(engine, back, 2)
         again = await engine.generate(request("a"))
@@ -164,7 +164,7 @@ async def test_hf_weights_a_wrong_offer_is_refused_with_the_tensors_name(
 async def test_hf_weights_a_layer_that_arrived_but_was_not_applied_is_caught(
     tiny_model: Path, other: Path, monkeypatch: pytest.MonkeyPatch, linear: tuple[str, ...]
 ) -> None:
-    weights, live_tensors = load_file(other / "model.safetensors"), hf_weights._list_live_tensors
+    weights, live_tensors = load_file(other / "model.safetensors"), hf_weights._list_model_tensors
     calls = 0
 
     def with_a_stale_copy(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -177,7 +177,7 @@ async def test_hf_weights_a_layer_that_arrived_but_was_not_applied_is_caught(
             tensors = {**tensors}
         return tensors
 
-    monkeypatch.setattr(hf_weights, "_list_live_tensors", with_a_stale_copy)
+    monkeypatch.setattr(hf_weights, "_list_model_tensors", with_a_stale_copy)
     async with running(tiny_model) as engine:
         with pytest.raises(WeightSyncError, match=f"'{NAME}' of policy version 4 was received, but the model holds"):
             await sync(engine, dict(QuantizedWeights(Weights(weights), "int8", linear)), 4)

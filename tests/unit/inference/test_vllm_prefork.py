@@ -221,7 +221,7 @@ def test_vllm_prestart_a_run_goes_on_without_one_where_no_process_can_be_told_th
 UNNAMED = """
 import os
 from roll.inference.vllm import child
-child._end_with_parent = child._take_over_streams = lambda: None
+child._end_with_parent = child._redirect_output = lambda: None
 os.environ._data[b""] = b"inherited"  # as `env '=inherited' …` leaves it; it can be neither set nor deleted
 os.environ["GONE_THEN"] = "1"
 child.set_up_process({name: value for name, value in os.environ.items() if name != "GONE_THEN"} | {"NEW": "yes"})
@@ -238,7 +238,7 @@ ORPHANED = """
 import os, signal, sys
 from roll.inference.vllm import prefork, child
 prefork._PROGRAM = (
-    "from roll.inference.vllm import child; child._IMPORTED_AHEAD = (); child.PARENT_POLL_S = 0.01; "
+    "from roll.inference.vllm import child; child._PRELOADED_MODULES = (); child.PARENT_POLL_S = 0.01; "
     "child.wait_for_work(tracker_fd=%d, pipe_handle=%d)"
 )
 variables = {child.OWNER_VARIABLE: str(os.getpid()), child.LAUNCH_VARIABLE: "a", child.LOG_VARIABLE: os.devnull}

@@ -58,7 +58,7 @@ def parts_of(model: Path, *, failures: int = 0, weight: float = 1.0) -> Any:
             algorithm=AlgorithmConfig.model_validate({"imitation": {"weight": weight}}),
             rollout=SimpleNamespace(max_attempts=2),
         ),
-        live=SimpleNamespace(
+        policy_engines=SimpleNamespace(
             plan=SamplingPlan(purpose="train", group_size=4, sampling=SamplingParams(max_new_tokens=3)),
             generation=SimpleNamespace(
                 renderer=ChatRenderer(load_tokenizer(str(model))),
@@ -70,7 +70,7 @@ def parts_of(model: Path, *, failures: int = 0, weight: float = 1.0) -> Any:
 
 
 async def shown(parts: Any, draws: list[PromptDraw]) -> list[Rollout]:
-    return await play_demonstrations(parts.config, parts.live, draws)
+    return await play_demonstrations(parts.config, parts.policy_engines, draws)
 
 
 def game(secret: int, expert: tuple[str, ...]) -> PromptDraw:
@@ -90,7 +90,7 @@ def game(secret: int, expert: tuple[str, ...]) -> PromptDraw:
 async def test_demonstrations_a_demonstration_is_played_and_scored_in_the_models_own_tokens(tiny_model: Path) -> None:
     parts = parts_of(tiny_model)
     (rollout,) = await shown(parts, [game(3, ("2", "3")), game(1, ())])
-    renderer = parts.live.generation.renderer
+    renderer = parts.policy_engines.generation.renderer
     hint = renderer.tokenize_follow_up("No, my number is higher than 2. Pick one: 1, 2 or 3. Answer with a number.")
     first, second = renderer.tokenize_answer("2"), renderer.tokenize_answer("3")
     assert rollout.token_ids.tolist() == [*first, *hint, *second]

@@ -19,7 +19,7 @@ from roll.algorithms.losses import DistillationLoss, PolicyLoss, SummedLoss
 from roll.config.distillation import DistillationConfig
 from roll.data.samples import build_batch
 from roll.errors import InfraError, ModelError
-from roll.pipelines.distill.objective import build_distillation_loss, estimate_divergence, with_advantages
+from roll.pipelines.distill.objective import attach_advantages, build_distillation_loss, estimate_divergence
 from roll.pipelines.distill.teachers import EngineTeacher, compute_teacher_logprobs
 from roll.types import Needs, Output, Outputs, Prompt, RewardResult, Rollout, TrainingBatch
 
@@ -64,7 +64,7 @@ def taught(rollouts: list[Rollout], value: float) -> TrainingBatch:
 def test_distill_a_token_is_worth_the_log_ratio_of_teacher_to_student_and_its_rollouts_advantage() -> None:
     rollouts = [rollout(0, 0, [-1.0, -3.0], reward=1.0), rollout(0, 1, [-2.0], reward=0.0)]
     config = DistillationConfig(mode="reward", coefficient=0.5, reward_weight=2.0)
-    batch = with_advantages(taught(rollouts, -2.0), rollouts, config)
+    batch = attach_advantages(taught(rollouts, -2.0), rollouts, config)
     # rewards 1 and 0: mean 0.5, unbiased deviation 0.70711, so advantages of 0.70711 and -0.70711, twice
     own = 2.0 * 0.5 / (np.sqrt(0.5) + 1e-6)
     first, second = (sample.advantages for sample in batch.samples)

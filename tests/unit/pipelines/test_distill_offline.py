@@ -19,7 +19,7 @@ from roll.errors import ConfigError, ModelError
 from roll.pipelines.distill_offline.losses import build_offline_loss
 from roll.pipelines.distill_offline.paths import resolve_offline_teachers
 from roll.pipelines.distill_offline.teachers import TeacherOutputs, compute_teacher_outputs
-from roll.pipelines.supervised.preparation import Prepared, build_policy_spec, prepare
+from roll.pipelines.supervised.preparation import PreparedRun, build_policy_spec, prepare
 from roll.training import TorchBackend
 from roll.training.precision import Precision
 from roll.types import TrainingBatch
@@ -70,18 +70,18 @@ class DoubleTeachers:
         return Group()
 
 
-def everything(prepared: Prepared) -> TrainingBatch:
+def everything(prepared: PreparedRun) -> TrainingBatch:
     draws = prepared.examples.train.draw(len(WORDS))
     return TrainingBatch(samples=tuple(s for draw in draws for s in prepared.examples.build_samples(draw)))  # type: ignore[arg-type]
 
 
 def ask(
-    settings: DistillOfflineConfig, prepared: Prepared, batch: TrainingBatch, cluster: Any = None
+    settings: DistillOfflineConfig, prepared: PreparedRun, batch: TrainingBatch, cluster: Any = None
 ) -> tuple[TeacherOutputs, TrainingBatch]:
     paths = resolve_offline_teachers(settings, prepared.model_path)
     cluster = cluster or DoubleTeachers()
     taught = asyncio.run(compute_teacher_outputs(settings, prepared, cluster, paths, batch.samples))
-    return taught, asyncio.run(taught.with_teacher_columns(batch))
+    return taught, asyncio.run(taught.add_teacher_columns(batch))
 
 
 def dense_table(path: Path, tokens: np.ndarray) -> torch.Tensor:
@@ -93,13 +93,13 @@ def dense_table(path: Path, tokens: np.ndarray) -> torch.Tensor:
         return torch.log_softmax(model(input_ids=torch.from_numpy(tokens.astype(np.int64))[None]).logits[0, :-1], -1)
 
 
-def by_hand(student: Path, teacher_of: dict[str, Path], batch: TrainingBatch, k: int, weight: float) -> float:
+def by_hand(student: Path, teacher_by_domain: dict[str, Path], batch: TrainingBatch, k: int, weight: float) -> float:
     """The loss in plain float64: a bucket for all but the k likeliest."""
     terms = []
     for sample in batch.samples:
         at = np.flatnonzero(sample.loss_mask) - 1
         p = dense_table(student, sample.token_ids)[at]
-        q = dense_table(teacher_of[sample.domain], sample.token_ids)[at]
+        q = dense_table(teacher_by_domain[sample.domain], sample.token_ids)[at]
         for place, row_p, row_q in zip(at, p.numpy(), q.numpy(), strict=True):
             top = np.argsort(row_q)[::-1][:k]
             pairs = [(np.exp(row_q[i]), np.exp(row_p[i])) for i in top]

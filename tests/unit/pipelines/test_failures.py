@@ -53,7 +53,7 @@ def test_failures_shares_are_of_the_answers_that_a_verifier_was_asked_about() ->
     groups = [group(0, boom[0], RIGHT, CUT, CUT), group(1, boom[1], LATE, CUT, "other")]
     found = count_failures(groups)
     assert (found.num_judged, found.failed, found.timed_out) == (5, 3, 1)  # three were cut off: nobody looked at them
-    assert found.metrics() == {
+    assert found.collect_metrics() == {
         "rollout/infra_errors": 3, "rollout/infra_error_share": 0.6, "reward/timeouts": 1, "reward/timeout_share": 0.2
     }  # fmt: skip
     assert describe_failures(found) == (
@@ -154,7 +154,7 @@ def test_failures_retries_are_counted_and_the_first_of_a_step_is_said(caplog: py
         move(RolloutState.REWARDING, RolloutState.QUEUED, "boom")
         move(RolloutState.REWARDING, RolloutState.INFRA_ERROR, "boom")
     assert [record.getMessage() for record in caplog.records] == ["an answer failed and is retried: boom"]
-    assert retries.metrics() == {"rollout/retries": 4}
-    assert retries.metrics() == {"rollout/retries": 0}
+    assert retries.collect_metrics() == {"rollout/retries": 4}
+    assert retries.collect_metrics() == {"rollout/retries": 0}
     move(RolloutState.REWARDING, RolloutState.INFRA_ERROR, "bang")
     assert caplog.records[-1].getMessage() == "an answer got no reward: bang"

@@ -27,7 +27,7 @@ class Engines:
         self.say("wake")
 
     @asynccontextmanager
-    async def learning(self) -> AsyncIterator[None]:
+    async def enter_training(self) -> AsyncIterator[None]:
         self.say("learning")
         yield
         self.say("learned")
@@ -43,14 +43,14 @@ class Steps:
 
     def __init__(self, *batches: str) -> None:
         self.log: list[tuple[float, str]] = []
-        self.live = Engines(self.log)
-        self.say = self.live.say
+        self.policy_engines = Engines(self.log)
+        self.say = self.policy_engines.say
         self.batches = list(batches)
         self.version = 0
         self.metrics: list[Any] = []
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def open_session(self) -> AsyncIterator[None]:
         self.say("begin")
         try:
             yield

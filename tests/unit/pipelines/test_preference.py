@@ -95,7 +95,7 @@ def test_preference_kto_measures_how_far_answers_to_other_prompts_have_come_from
     others = mismatch_answers(batch, None)
     kept.add(others, [build_rows(logprobs=np.full(s.loss_mask.sum(), -1.5, np.float32)) for s in others])
     section = PreferenceSection.model_validate({"type": "kto", "beta": 0.3})
-    objective = PreferenceObjective(section=section, policy=cast(Any, Policy()), kept=kept, max_tokens=None)
+    objective = PreferenceObjective(section=section, policy=cast(Any, Policy()), store=kept, max_tokens=None)
     loss = asyncio.run(objective.build_loss(batch))
     assert isinstance(loss, KTOLoss) and loss.beta == 0.3
     assert loss.reference_point == pytest.approx(0.5 * 4 / 3)

@@ -385,7 +385,7 @@ def test_recording_the_work_of_answers_is_found_by_their_names() -> None:
         RecordedRequest("train-2.0.t1", "e", 3.75, 4.0, 5.0, 9, 2, "length"),
         RecordedRequest("train-9.0", "e", 0.0, 0.0, 5.0, 3, -1, "cancelled"),
     )
-    work = RecordedWork.of([dataclasses.replace(small(2), requests=requests)])
+    work = RecordedWork.from_steps([dataclasses.replace(small(2), requests=requests)])
     assert work.tokens == {"train-2.0": 5, "train-2.0.t1": 2}
     assert work.stopped == {"train-2.0": True, "train-2.0.t1": False}
     assert work.environment_s == {"train-2.0.t1": 0.75}

@@ -665,7 +665,7 @@ def test_math_verifier_units_by_hand() -> None:
 def test_math_verifier_what_the_parser_remembers_of_new_texts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     prepare_worker()
     usual = parser_caches.count_cached()
-    monkeypatch.setattr(parser_caches, "MAX_CACHED", usual + 300)
+    monkeypatch.setattr(parser_caches, "MAX_CACHED_STATES", usual + 300)
     pieces = [r"\frac{a}{b}", r"\sqrt{c}", r"\sin x", r"|y|", r"(z)^{2}", r"n!", r"\binom{k}{2}", r"\log_2 t"]
     remembered = []
     for first in pieces:

@@ -31,7 +31,7 @@ def test_rollout_weight_sync_a_fresh_engine_waits_for_an_update_and_after_a_brok
         await weights.push(0)
 
         async def update() -> None:
-            async with weights.updating_weights():
+            async with weights.begin_update():
                 told.append("begins")
                 await asyncio.sleep(5)
                 if how == "failed":
@@ -166,7 +166,7 @@ def test_rollout_weight_sync_gives_up_an_evaluation_whose_engines_all_died_while
         await live.sync()
         evaluation = evaluating(world, live)
         await asyncio.sleep(0.1)
-        async with live.learning():
+        async with live.enter_training():
             world.engines.engines[0].die()  # a fresh one must wait for weights that stand still
             await asyncio.sleep(20.0)
             live.run.state.policy_version = 1

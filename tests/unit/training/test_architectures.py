@@ -175,7 +175,7 @@ def test_trainer_architecture_weights_have_the_checkpoint_s_names_and_an_export_
 def llama(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A model as the trainer loads it, tried anew."""
     monkeypatch.setattr(packing_check, "_passed", set())
-    monkeypatch.setattr(mixers, "_known", {})
+    monkeypatch.setattr(mixers, "_cached_mixers", {})
     return load_causal_lm(tiny_model, torch.float32, attention=register_attention())
 
 

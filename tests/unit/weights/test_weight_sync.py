@@ -231,7 +231,7 @@ async def test_weight_sync_every_engine_follows_the_trainer(open_bench: Callable
         assert result.mean_abs < 5e-6
         assert result.change > 1e-4
         assert result.change_missed < 5e-6
-    assert report.metrics()["sync/probe_mean_abs"] == max(r.mean_abs for r in report.probe.values())
+    assert report.compute_metrics()["sync/probe_mean_abs"] == max(r.mean_abs for r in report.probe.values())
 
 
 async def test_weight_sync_merged_adapters_arrive_as_plain_weights(open_bench: Callable[..., Any]):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from roll.diffusion.losses.base import CopyName, Term, Terms, interpolate
 from roll.diffusion.records import DenoisingSettings, DiffusionSample
-from roll.diffusion.steps import mean_over_entries
+from roll.diffusion.steps import compute_entry_mean
 
 __all__ = ["FlowMatchingLoss", "draw_sigma"]
 
@@ -64,4 +64,4 @@ class FlowMatchingLoss:
 
     def compute(self, velocity: Tensor, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the squared error of every term."""
-        return mean_over_entries((velocity - terms.data["target"]) ** 2, terms.mask), {}
+        return compute_entry_mean((velocity - terms.data["target"]) ** 2, terms.mask), {}

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from roll.diffusion.losses.base import CopyName, Term, Terms, interpolate
 from roll.diffusion.records import DenoisingSettings, DiffusionSample
-from roll.diffusion.steps import compute_sigmas, expand, mean_over_entries
+from roll.diffusion.steps import compute_entry_mean, compute_sigmas, expand
 
 __all__ = ["NFTLoss"]
 
@@ -42,7 +42,6 @@ class NFTLoss:
     """Coefficient of the squared distance of velocities from those of the reference."""
     distance: Literal["x0", "velocity"] = "x0"
     """Which form of D the loss uses; `x0` is that of the published code."""
-    """Distance D."""
     num_draws: int | None = None
     """Number of noise levels per sample, chosen from those of the sampler; `None`: all of them."""
 
@@ -50,7 +49,7 @@ class NFTLoss:
 
     @property
     def needs(self) -> frozenset[CopyName]:
-        """The old policy, and the reference if there is a KL penalty."""
+        """The weights whose velocities the loss needs: the old policy, and the reference if there is a KL penalty."""
         return frozenset[CopyName](("old", "reference") if self.kl_coefficient else ("old",))
 
     def build_terms(self, sample: DiffusionSample, clean: Tensor, settings: DenoisingSettings) -> list[Term]:
@@ -86,9 +85,9 @@ class NFTLoss:
         positive = self._compute_distance(beta * velocity + (1 - beta) * old, terms)
         negative = self._compute_distance((1 + beta) * old - beta * velocity, terms)
         loss = most * (good * positive + (1 - good) * negative) / beta
-        metrics = {"old_policy/distance": mean_over_entries((velocity.detach() - old) ** 2, terms.mask)}
+        metrics = {"old_policy/distance": compute_entry_mean((velocity.detach() - old) ** 2, terms.mask)}
         if self.kl_coefficient:
-            distance = mean_over_entries((velocity - terms.other_velocities["reference"]) ** 2, terms.mask)
+            distance = compute_entry_mean((velocity - terms.other_velocities["reference"]) ** 2, terms.mask)
             loss = loss + self.kl_coefficient * distance
             metrics["kl/mean"] = distance.detach()
         return loss, metrics
@@ -96,7 +95,7 @@ class NFTLoss:
     def _compute_distance(self, velocity: Tensor, terms: Terms) -> Tensor:
         clean, noise = terms.data["clean"], terms.data["noise"]
         if self.distance == "velocity":
-            return mean_over_entries((velocity - (noise - clean)) ** 2, terms.mask)
+            return compute_entry_mean((velocity - (noise - clean)) ** 2, terms.mask)
         error = terms.latents - expand(terms.sigma, velocity) * velocity - clean
-        divisor = mean_over_entries(error.detach().abs().double(), terms.mask).clamp(min=MIN_DIVISOR).to(error)
-        return mean_over_entries(error**2, terms.mask) / divisor
+        divisor = compute_entry_mean(error.detach().abs().double(), terms.mask).clamp(min=MIN_DIVISOR).to(error)
+        return compute_entry_mean(error**2, terms.mask) / divisor

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from roll.diffusion.losses.base import CopyName, Term, Terms
 from roll.diffusion.records import DenoisingSettings, DiffusionSample
-from roll.diffusion.steps import compute_logprob, compute_sde_step, mean_over_entries
+from roll.diffusion.steps import compute_entry_mean, compute_logprob, compute_sde_step
 
 __all__ = ["PolicyGradientLoss"]
 
@@ -46,7 +46,7 @@ class PolicyGradientLoss:
 
     @property
     def needs(self) -> frozenset[CopyName]:
-        """The reference, if there is a KL penalty."""
+        """The weights whose velocities the loss needs: the reference, if there is a KL penalty."""
         return frozenset[CopyName](("reference",) if self.kl_coefficient else ())
 
     def build_terms(self, sample: DiffusionSample, clean: Tensor, settings: DenoisingSettings) -> list[Term]:
@@ -97,7 +97,7 @@ class PolicyGradientLoss:
                 terms.latents, terms.other_velocities["reference"], now, then, second, self.noise_level
             )
             scale = step.deviation if self.kl_variant == "exact" else step.diffusion
-            kl = mean_over_entries((step.mean - other.mean) ** 2 / (2 * scale**2), terms.mask)
+            kl = compute_entry_mean((step.mean - other.mean) ** 2 / (2 * scale**2), terms.mask)
             loss = loss + self.kl_coefficient * kl
             metrics["kl/mean"] = kl.detach()
         return loss, metrics

@@ -18,7 +18,7 @@ from torch.nn.functional import logsigmoid
 from roll.diffusion.losses.base import CopyName, Term, Terms
 from roll.diffusion.losses.flow_matching import FlowMatchingLoss
 from roll.diffusion.records import DenoisingSettings, DiffusionSample
-from roll.diffusion.steps import mean_over_entries
+from roll.diffusion.steps import compute_entry_mean
 
 __all__ = ["DPOLoss"]
 
@@ -44,8 +44,8 @@ class DPOLoss:
     def compute(self, velocity: Tensor, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the loss of each pair at its preferred term, and 0 at the other."""
         target = terms.data["target"]
-        error = mean_over_entries((velocity - target) ** 2, terms.mask)
-        margin = mean_over_entries((terms.other_velocities["reference"] - target) ** 2, terms.mask) - error
+        error = compute_entry_mean((velocity - target) ** 2, terms.mask)
+        margin = compute_entry_mean((terms.other_velocities["reference"] - target) ** 2, terms.mask) - error
         won = 0.5 * self.beta * (margin[::2] - margin[1::2])
         zero = torch.zeros_like(won)
         loss = torch.stack([-logsigmoid(won), zero], dim=1).flatten()

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from roll.diffusion.losses.base import CopyName
-from roll.diffusion.steps import expand, mean_over_entries
+from roll.diffusion.steps import compute_entry_mean, expand
 from roll.errors import LossError, find_raise_location, one_line_error
 from roll.user_code import load_function
 
@@ -47,7 +47,7 @@ class RewardGradientLoss:
 
     @property
     def needs(self) -> frozenset[CopyName]:
-        """The reference, if there is a KL penalty."""
+        """The weights whose velocities the loss needs: the reference, if there is a KL penalty."""
         return frozenset[CopyName](("reference",) if self.kl_coefficient else ())
 
     def compute_rewards(self, images: Tensor, prompts: list[str]) -> Tensor:
@@ -81,4 +81,4 @@ class RewardGradientLoss:
 
     def compute_divergence(self, velocity: Tensor, reference: Tensor, sigma: Tensor, mask: Tensor | None) -> Tensor:
         """Return the divergence [B] of one step."""
-        return mean_over_entries((velocity - reference) ** 2 / (2 * expand(sigma, velocity) ** 2), mask)
+        return compute_entry_mean((velocity - reference) ** 2 / (2 * expand(sigma, velocity) ** 2), mask)

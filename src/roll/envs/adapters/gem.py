@@ -36,24 +36,24 @@ class GemEnv:
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """See `Env`."""
         self._randomness.seed(seed)
-        with self._randomness.swap_in():
+        with self._randomness.activate():
             return self.env.reset(seed=seed)
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """See `Env`."""
-        with self._randomness.swap_in():
+        with self._randomness.activate():
             observation, reward, ended, cut_off, info = self.env.step(action)
         return observation, float(reward), bool(ended), bool(cut_off), info
 
     def sample_random_action(self) -> str:
         """Return a random action from GEM."""
-        with self._randomness.swap_in():
+        with self._randomness.activate():
             return self.env.sample_random_action()
 
     def spawn(self, same_state: bool = False, **options: Any) -> GemEnv:
         """Return another environment with the same settings; with `same_state`, in the same state of the episode."""
         randomness = copy.copy(self._randomness) if same_state else RandomState()
-        with randomness.swap_in():
+        with randomness.activate():
             return GemEnv(self.env.spawn(same_state=same_state, **options), randomness)
 
 
@@ -66,7 +66,7 @@ def make(name: str, **options: Any) -> GemEnv:
     gem = import_package("gem", "gem-llm", f"environment 'gem:{name}'")
     randomness = RandomState()
     try:
-        with randomness.swap_in():  # environments already draw random numbers in their constructor
+        with randomness.activate():  # environments already draw random numbers in their constructor
             return GemEnv(gem.make(name, **options), randomness)
     except (ValueError, ImportError) as error:
         known = list(import_module("gem.envs.registration").ENV_REGISTRY)

@@ -10,7 +10,7 @@ import numpy as np
 
 from roll.envs.adapters.packages import import_package
 from roll.envs.tools.json_text import MalformedJsonError, read_json
-from roll.envs.worlds.world import FORMAT_ERROR, extract_answer
+from roll.envs.worlds.world import FORMAT_ERROR_REWARD, extract_answer
 from roll.errors import ConfigError
 
 __all__ = ["GymnasiumEnv", "make"]
@@ -49,7 +49,7 @@ class GymnasiumEnv:
         env: Any,
         observation: Literal["auto", "render", "value"] = "auto",
         actions: Sequence[str] | None = None,
-        format_reward: float = FORMAT_ERROR,
+        format_reward: float = FORMAT_ERROR_REWARD,
     ) -> None:
         self.env = env
         self._spaces = import_package("gymnasium.spaces", "gymnasium", "this environment")
@@ -165,7 +165,7 @@ def make(
     *,
     observation: Literal["auto", "render", "value"] = "auto",
     actions: Sequence[str] | None = None,
-    format_reward: float = FORMAT_ERROR,
+    format_reward: float = FORMAT_ERROR_REWARD,
     **options: Any,
 ) -> GymnasiumEnv:
     """Build `gymnasium.make(name, **options)`, rendered as text if possible.

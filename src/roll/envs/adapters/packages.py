@@ -16,13 +16,13 @@ from roll.errors import ConfigError
 __all__ = ["RandomState", "import_package"]
 
 
-def import_package(module: str, package: str, what: str, advice: str = "") -> ModuleType:
+def import_package(module: str, package: str, feature: str, advice: str = "") -> ModuleType:
     """Import an optional package.
 
     Args:
         module: Name of the module to import.
         package: Name of the package for `pip install`.
-        what: The feature that needs the package, for the message.
+        feature: The feature that needs the package, for the message.
         advice: How to install the package, if `pip install` is not enough.
 
     Raises:
@@ -32,7 +32,7 @@ def import_package(module: str, package: str, what: str, advice: str = "") -> Mo
         return importlib.import_module(module)
     except ImportError as error:
         how = advice or f"pip install '{package}'"
-        raise ConfigError(f"{what} needs the package '{package}': {how.rstrip('.')} ({error}).") from error
+        raise ConfigError(f"{feature} needs the package '{package}': {how.rstrip('.')} ({error}).") from error
 
 
 class RandomState:
@@ -53,7 +53,7 @@ class RandomState:
             self._numpy = np.random.RandomState(seed % 2**32).get_state()
 
     @contextlib.contextmanager
-    def swap_in(self) -> Iterator[None]:
+    def activate(self) -> Iterator[None]:
         """Run the body with this environment's state in the process-wide generators, and restore theirs afterward."""
         outside = random.getstate(), np.random.get_state()
         random.setstate(self._python)

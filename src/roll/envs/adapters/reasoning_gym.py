@@ -6,7 +6,7 @@ from typing import Any
 
 from roll.data.reasoning_gym import load_task
 from roll.envs.adapters.packages import RandomState, import_package
-from roll.envs.worlds.world import FORMAT_ERROR, extract_answer
+from roll.envs.worlds.world import FORMAT_ERROR_REWARD, extract_answer
 from roll.errors import DataError, InfraError
 
 __all__ = ["ReasoningGymEnv", "make"]
@@ -47,7 +47,7 @@ class ReasoningGymEnv:
         self._next = index + 1
         self._randomness.seed(index)
         try:
-            with self._randomness.swap_in():  # some tasks also draw from the process-wide generators
+            with self._randomness.activate():  # some tasks also draw from the process-wide generators
                 self._entry = self._task[index]
         except Exception as error:
             raise InfraError(
@@ -58,12 +58,12 @@ class ReasoningGymEnv:
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """See `Env`."""
-        answer = extract_answer(action, longest=_MAX_ANSWER_LENGTH)
+        answer = extract_answer(action, max_length=_MAX_ANSWER_LENGTH)
         info: dict[str, Any] = {"state": "answered", "correct": False}
         if answer is None:
-            return "There is no <answer>…</answer>.", FORMAT_ERROR, True, False, info
+            return "There is no <answer>…</answer>.", FORMAT_ERROR_REWARD, True, False, info
         try:
-            with self._randomness.swap_in():
+            with self._randomness.activate():
                 score = float(self._task.score_answer(answer=answer, entry=self._entry))
         except Exception:  # a scorer may raise anything on an answer that it cannot parse
             score = 0.0

@@ -49,14 +49,14 @@ class TextArenaEnv:
         self._seat = self._random.randrange(self._num_players)
         drawn = self._random.getrandbits(31)
         self._randomness.seed(drawn)
-        with self._randomness.swap_in():
+        with self._randomness.activate():
             self.env.reset(num_players=self._num_players, seed=drawn)
             observation, _ = self._play_other_seats(ended=False)
         return observation, {"state": observation, "seat": self._seat}
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         """See `Env`."""
-        with self._randomness.swap_in():
+        with self._randomness.activate():
             ended, _ = self.env.step(action=action)
             observation, ended = self._play_other_seats(bool(ended))
             if not ended:

@@ -6,7 +6,7 @@ import functools
 
 __all__ = ["list_clues"]
 
-_EASY = """
+_EASY_CLUES = """
 ant: insect that lives in a colony with a queen
 arm: it joins the hand to the shoulder
 bed: what you sleep in
@@ -197,7 +197,7 @@ window: opening in a wall, with glass
 winter: coldest season
 """
 
-_HARD = """
+_HARD_CLUES = """
 ale: beer brewed without a lager's patience
 asp: small snake of a queen's last hour
 awl: a cobbler makes holes with it
@@ -322,5 +322,5 @@ zephyr: gentle wind from the west
 @functools.cache
 def list_clues(hard: bool = False) -> dict[str, str]:
     """Return a clue for each word (in capitals): for the hard words if `hard` is set, else for the easy ones."""
-    pairs = (line.partition(": ") for line in (_HARD if hard else _EASY).strip().splitlines())
+    pairs = (line.partition(": ") for line in (_HARD_CLUES if hard else _EASY_CLUES).strip().splitlines())
     return {word.upper(): clue for word, _, clue in pairs}

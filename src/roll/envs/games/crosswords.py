@@ -9,7 +9,7 @@ from random import Random
 from roll.envs.games.answers import parse_numbers
 from roll.envs.games.clues import list_clues
 from roll.envs.games.game import Game, Outcome, check_minimum
-from roll.envs.games.letters import lay_out
+from roll.envs.games.letters import place_words
 
 __all__ = ["Crosswords"]
 
@@ -43,7 +43,7 @@ class Crosswords(Game[tuple[int, int, str]]):
             count, hard, turns = 3, rng.random() < 0.5, 20
         short_enough = [word for word in list_clues(hard) if len(word) <= turns // count]
         chosen = rng.sample(short_enough, count)
-        self._size, self._words = lay_out(chosen, rng, apart=True)
+        self._size, self._words = place_words(chosen, rng, is_separated=True)
         self._clues = [list_clues(hard)[each.word] for each in self._words]
         self._solution = {
             cell: letter for each in self._words for cell, letter in zip(each.cells, each.word, strict=True)

@@ -10,7 +10,7 @@ from roll.envs.games.game import Outcome, check_minimum
 
 __all__ = ["FifteenPuzzle"]
 
-_DRAWN = [(2, 10), (3, 20), (4, 50)]
+_SAMPLED_VARIANTS = [(2, 10), (3, 20), (4, 50)]
 """Possible numbers of rows and turns if `num_rows` is None."""
 
 _OPPOSITE = {"up": "down", "down": "up", "left": "right", "right": "left"}
@@ -35,7 +35,7 @@ class FifteenPuzzle(DirectionGame):
     def _begin_episode(self, rng: Random) -> int:
         rows, turns = self.num_rows, self.max_turns
         if rows is None or turns is None:
-            rows, turns = rng.choice(_DRAWN)
+            rows, turns = rng.choice(_SAMPLED_VARIANTS)
         self._size = rows
         self._goal = [*range(1, rows * rows), 0]
         self._tiles = list(self._goal)

@@ -12,7 +12,7 @@ __all__ = ["FrozenLake"]
 
 _Cell = tuple[int, int]
 
-_DRAWN = [(4, 15), (6, 25), (8, 40)]
+_SAMPLED_VARIANTS = [(4, 15), (6, 25), (8, 40)]
 """Size and turns of the variant that draws them."""
 
 
@@ -45,7 +45,7 @@ class FrozenLake(DirectionGame):
     def _begin_episode(self, rng: Random) -> int:
         size, turns = self.size, self.max_turns
         if size is None or turns is None:
-            size, turns = rng.choice(_DRAWN)
+            size, turns = rng.choice(_SAMPLED_VARIANTS)
         self._size, self._goal = size, (size - 1, size - 1)
         way: list[_Cell] = [(0, 0)]
         steps = rng.sample([(1, 0), (0, 1)] * (size - 1), 2 * size - 2)

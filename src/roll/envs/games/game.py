@@ -159,12 +159,12 @@ class Game(ABC, Generic[Move]):
         return reward
 
 
-def check_minimum(least: int, **arguments: int | None) -> None:
-    """Check that each argument is at least `least`, or None.
+def check_minimum(minimum: int, **arguments: int | None) -> None:
+    """Check that each argument is at least `minimum`, or None.
 
     Raises:
         ValueError: An argument is too small; the message names the first such argument.
     """
     for name, value in arguments.items():
-        if value is not None and value < least:
-            raise ValueError(f"{name} must be at least {least}, or None to draw it at every reset, got {value}")
+        if value is not None and value < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, or None to draw it at every reset, got {value}")

@@ -11,7 +11,7 @@ from roll.envs.games.game import Outcome, check_minimum
 
 __all__ = ["Game2048", "slide"]
 
-_DRAWN = [(16, 20), (32, 30), (64, 50)]
+_SAMPLED_VARIANTS = [(16, 20), (32, 30), (64, 50)]
 """Possible targets and turns if `target_tile` is None."""
 
 Board = tuple[tuple[int, ...], ...]
@@ -38,7 +38,7 @@ class Game2048(DirectionGame):
     def _begin_episode(self, rng: Random) -> int:
         target, turns = self.target_tile, self.max_turns
         if target is None or turns is None:
-            target, turns = rng.choice(_DRAWN)
+            target, turns = rng.choice(_SAMPLED_VARIANTS)
         self._target = target
         self._board: Board = ((0,) * self.board_size,) * self.board_size
         self._add_tile()

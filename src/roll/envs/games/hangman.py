@@ -11,7 +11,7 @@ from roll.envs.games.words import list_words
 
 __all__ = ["Hangman"]
 
-_DRAWN = [(3, 10), (5, 15), (7, 20)]
+_SAMPLED_VARIANTS = [(3, 10), (5, 15), (7, 20)]
 """Possible word lengths and turns if `word_length` is None."""
 
 
@@ -36,7 +36,7 @@ class Hangman(Game[str]):
     def _begin_episode(self, rng: Random) -> int:
         length, turns = self.word_length, self.max_turns
         if length is None or turns is None:
-            length, turns = rng.choice(_DRAWN)
+            length, turns = rng.choice(_SAMPLED_VARIANTS)
         self._length = length
         self._secret = rng.choice(list_words(length, self.hardcore))
         self._letters: set[str] = set()

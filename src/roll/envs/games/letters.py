@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
-__all__ = ["PlacedWord", "lay_out"]
+__all__ = ["PlacedWord", "place_words"]
 
 _Cell = tuple[int, int]
 
@@ -26,13 +26,13 @@ class PlacedWord:
         return [(self.row, self.col + step) if self.across else (self.row + step, self.col) for step in steps]
 
 
-def lay_out(words: Sequence[str], rng: Random, apart: bool) -> tuple[int, list[PlacedWord]]:
-    """Lay out words on a square; each word crosses earlier ones if possible.
+def place_words(words: Sequence[str], rng: Random, is_separated: bool) -> tuple[int, list[PlacedWord]]:
+    """Place words on a square grid; each word crosses earlier ones if possible.
 
     Args:
         words: Distinct words.
         rng: Samples the positions.
-        apart: Whether words may touch only where they cross, as in a crossword.
+        is_separated: Whether words may touch only where they cross, as in a crossword.
 
     Returns:
         The number of rows of the square, and the words in their order.
@@ -43,7 +43,7 @@ def lay_out(words: Sequence[str], rng: Random, apart: bool) -> tuple[int, list[P
         letters: dict[_Cell, str] = {}
         placed: list[PlacedWord] = []
         for word in sorted(words, key=len, reverse=True):
-            place = _place(word, letters, size, rng, apart)
+            place = _place_word(word, letters, size, rng, is_separated)
             if place is None:
                 break
             placed.append(place)
@@ -54,7 +54,7 @@ def lay_out(words: Sequence[str], rng: Random, apart: bool) -> tuple[int, list[P
         size += 1
 
 
-def _place(word: str, letters: dict[_Cell, str], size: int, rng: Random, apart: bool) -> PlacedWord | None:
+def _place_word(word: str, letters: dict[_Cell, str], size: int, rng: Random, is_separated: bool) -> PlacedWord | None:
     crossing: list[PlacedWord] = []
     free: list[PlacedWord] = []
     for across in (True, False):
@@ -62,17 +62,17 @@ def _place(word: str, letters: dict[_Cell, str], size: int, rng: Random, apart: 
         for row in range(last_row):
             for col in range(last_col):
                 candidate = PlacedWord(word=word, row=row, col=col, across=across)
-                crossings = _count_crossings(candidate, letters, apart)
+                crossings = _count_crossings(candidate, letters, is_separated)
                 if crossings is not None and crossings < len(word):
                     (crossing if crossings else free).append(candidate)
     chosen = crossing or free
     return rng.choice(chosen) if chosen else None
 
 
-def _count_crossings(candidate: PlacedWord, letters: dict[_Cell, str], apart: bool) -> int | None:
+def _count_crossings(candidate: PlacedWord, letters: dict[_Cell, str], is_separated: bool) -> int | None:
     """Return the number of letters that a candidate shares with other words, or None if it does not fit.
 
-    With `apart`, a candidate that touches another word without crossing it does not fit.
+    With `is_separated`, a candidate that touches another word without crossing it does not fit.
     """
     shared = 0
     cells = candidate.cells
@@ -81,9 +81,9 @@ def _count_crossings(candidate: PlacedWord, letters: dict[_Cell, str], apart: bo
             if letters[cell] != letter:
                 return None
             shared += 1
-        elif apart and any(near in letters for near in _list_adjacent(cell, candidate.across)):
+        elif is_separated and any(near in letters for near in _list_adjacent(cell, candidate.across)):
             return None
-    if apart:
+    if is_separated:
         (row, col), (last_row, last_col) = cells[0], cells[-1]
         ends = [(row, col - 1), (row, last_col + 1)] if candidate.across else [(row - 1, col), (last_row + 1, col)]
         if any(end in letters for end in ends):

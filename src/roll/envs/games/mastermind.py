@@ -11,7 +11,7 @@ from roll.envs.games.game import Game, Outcome, check_minimum
 
 __all__ = ["Mastermind", "count_pegs"]
 
-_DRAWN = [(2, 4, 10), (4, 6, 20), (4, 8, 30)]
+_SAMPLED_VARIANTS = [(2, 4, 10), (4, 6, 20), (4, 8, 30)]
 """Possible code lengths, numbers and turns if an argument is None."""
 
 
@@ -36,7 +36,9 @@ class Mastermind(Game[tuple[int, ...]]):
 
     def _begin_episode(self, rng: Random) -> int:
         drawn = None in (self.code_length, self.num_numbers, self.max_turns)
-        length, highest, turns = rng.choice(_DRAWN) if drawn else (self.code_length, self.num_numbers, self.max_turns)
+        length, highest, turns = (
+            rng.choice(_SAMPLED_VARIANTS) if drawn else (self.code_length, self.num_numbers, self.max_turns)
+        )
         assert length and highest and turns
         self._length, self._highest = length, highest
         numbers_ = range(1, highest + 1)

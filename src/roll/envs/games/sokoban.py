@@ -13,13 +13,13 @@ __all__ = ["Sokoban"]
 
 _Cell = tuple[int, int]
 
-_DRAWN = [((6, 6), 2, 20), ((8, 8), 5, 50)]
+_SAMPLED_VARIANTS = [((6, 6), 2, 20), ((8, 8), 5, 50)]
 """Possible rooms, boxes and turns if an argument is None."""
 
-_WALLS = 0.12
+_WALL_SHARE = 0.12
 """Share of cells inside the room that become walls."""
 
-_ATTEMPTS = 200
+_NUM_ATTEMPTS = 200
 
 
 @dataclass(kw_only=True, eq=False)
@@ -47,11 +47,11 @@ class Sokoban(DirectionGame):
     def _begin_episode(self, rng: Random) -> int:
         dim, boxes, turns = self.dim_room, self.num_boxes, self.max_turns
         if dim is None or boxes is None or turns is None:
-            dim, boxes, turns = rng.choice(_DRAWN)
+            dim, boxes, turns = rng.choice(_SAMPLED_VARIANTS)
         self._rows, self._cols = dim
         best: tuple[int, int] = (-1, -1)
         # A random walk often ends near the goals, so the attempt whose boxes are farthest from them is kept.
-        for _ in range(_ATTEMPTS):
+        for _ in range(_NUM_ATTEMPTS):
             floor = self._draw_floor(rng)
             if len(floor) < 2 * boxes + 1:
                 continue
@@ -68,7 +68,7 @@ class Sokoban(DirectionGame):
     def _draw_floor(self, rng: Random) -> frozenset[_Cell]:
         """Return the cells of a random floor; all of them are connected."""
         inside = [(row, col) for row in range(1, self._rows - 1) for col in range(1, self._cols - 1)]
-        free = {cell for cell in inside if rng.random() >= _WALLS}
+        free = {cell for cell in inside if rng.random() >= _WALL_SHARE}
         waiting = [rng.choice(inside)]
         reached = set(waiting)
         while waiting:
@@ -122,9 +122,9 @@ class Sokoban(DirectionGame):
 
 
 def _pull_boxes(
-    floor: frozenset[_Cell], goals: frozenset[_Cell], most_moves: int, rng: Random
+    floor: frozenset[_Cell], goals: frozenset[_Cell], max_moves: int, rng: Random
 ) -> tuple[_Cell, frozenset[_Cell]]:
-    """Walk randomly through the solved room, at most `most_moves` moves, and pull boxes off their goals.
+    """Walk randomly through the solved room, at most `max_moves` moves, and pull boxes off their goals.
 
     Of all positions on the way, return the one with the most boxes off their goals (of several, the one whose boxes are
     farthest from the goals): the cell of the player, and the cells of the boxes.
@@ -132,7 +132,7 @@ def _pull_boxes(
     player = rng.choice(sorted(floor - goals))
     boxes = goals
     best = (0, 0), player, boxes
-    for _ in range(most_moves):
+    for _ in range(max_moves):
         steps = [(step, _move(player, step)) for step in DirectionGame.steps]
         steps = [(step, cell) for step, cell in steps if cell in floor and cell not in boxes]
         if not steps:

@@ -12,7 +12,7 @@ from roll.envs.games.game import Game, Outcome, check_minimum
 
 __all__ = ["Sudoku", "iterate_solutions"]
 
-_DRAWN = [(4, 10, 15), (9, 50, 50)]
+_SAMPLED_VARIANTS = [(4, 10, 15), (9, 50, 50)]
 """Possible scales, clues and turns if an argument is None."""
 
 
@@ -38,7 +38,7 @@ class Sudoku(Game[tuple[int, int, int]]):
     def _begin_episode(self, rng: Random) -> int:
         scale, clues, turns = self.scale, self.clues, self.max_turns
         if scale is None or clues is None or turns is None:
-            scale, clues, turns = rng.choice(_DRAWN)
+            scale, clues, turns = rng.choice(_SAMPLED_VARIANTS)
         self._scale, self._box = scale, 2 if scale == 4 else 3
         self._solution = next(iterate_solutions([0] * scale**2, scale, rng))
         self._cells = list(self._solution)

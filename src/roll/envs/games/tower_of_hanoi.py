@@ -9,7 +9,7 @@ from roll.envs.games.game import Game, Outcome, check_minimum
 
 __all__ = ["TowerofHanoi"]
 
-_DRAWN = [(3, 10), (4, 20), (5, 35)]
+_SAMPLED_VARIANTS = [(3, 10), (4, 20), (5, 35)]
 """Possible numbers of disks and turns if `num_disks` is None."""
 
 
@@ -28,7 +28,7 @@ class TowerofHanoi(Game[tuple[str, str]]):
     def _begin_episode(self, rng: Random) -> int:
         disks, turns = self.num_disks, self.max_turns
         if disks is None or turns is None:
-            disks, turns = rng.choice(_DRAWN)
+            disks, turns = rng.choice(_SAMPLED_VARIANTS)
         self._disks = disks
         self._towers: dict[str, list[int]] = {"A": list(range(disks, 0, -1)), "B": [], "C": []}
         return turns

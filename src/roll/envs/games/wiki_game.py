@@ -1,4 +1,4 @@
-"""Walk from page to page of an encyclopedia by its links."""
+"""Reach a page of an encyclopedia by following links."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from random import Random
 
 from roll.envs.games.answers import parse_numbers
 from roll.envs.games.game import Game, Outcome, check_minimum
-from roll.envs.games.letters import lay_out
+from roll.envs.games.letters import place_words
 from roll.envs.games.words import list_words
 
 __all__ = ["WordSearch"]
@@ -42,7 +42,7 @@ class WordSearch(Game[_Span]):
         if count is None or hardcore is None or turns is None:
             count, hardcore, turns = 5, rng.random() < 0.5, 20
         source = [word for word in list_words(rare=hardcore) if len(word) >= _MIN_LENGTH]
-        self._size, placed = lay_out(rng.sample(source, count), rng, apart=False)
+        self._size, placed = place_words(rng.sample(source, count), rng, is_separated=False)
         self._words = {(*each.cells[0], *each.cells[-1]): each for each in placed}
         self._letters: list[list[str]] = [
             [rng.choice(string.ascii_uppercase) for _ in range(self._size)] for _ in range(self._size)

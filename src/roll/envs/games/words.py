@@ -6,7 +6,7 @@ import functools
 
 __all__ = ["list_words"]
 
-_COMMON = """
+_COMMON_WORDS = """
 act add age air and ant arm art ask axe bad bag bat bed bee big bird bit box boy bus buy cap car cat cow cry cup cut
 day dog dry ear eat egg end eye far fat few fig fire fit fly fog fox fun gas get gift gold hat hen hot ice ink jam jar
 job joy key kid leg lip log low man map mix mud net new nut oil old one our out owl own pan pen pet pie pig pin pot
@@ -60,7 +60,7 @@ subject success sunrise support surface teacher theater thunder traffic trainer 
 vitamin volcano warrior weather website welcome western whisper
 """
 
-_RARE = """
+_RARE_WORDS = """
 adz ale ape asp awl bog cob cub dew dye eel elm emu fen fir gem gnu hem hub ivy jay keg kin lea lye mar moa nib oar
 ode orb ore paw ply rye sap sod sty tor urn vat vex vow yak yam yew zap
 
@@ -103,5 +103,5 @@ def list_words(length: int | None = None, rare: bool = False) -> tuple[str, ...]
         length: The number of letters of each word; None for any length.
         rare: Whether to return the less common words instead of the common ones.
     """
-    source = _RARE if rare else _COMMON
+    source = _RARE_WORDS if rare else _COMMON_WORDS
     return tuple(sorted({word.upper() for word in source.split() if length is None or len(word) == length}))

@@ -13,7 +13,7 @@ from roll.errors import ConfigError, UserError
 from roll.registry import Registry
 from roll.user_code import load_function
 
-__all__ = ["SANDBOXED", "TOOLS", "build_tools", "get_tool_name", "with_tools"]
+__all__ = ["SANDBOXED_TOOLS", "TOOLS", "build_tools", "get_tool_name", "with_tools"]
 
 TOOLS: Registry[Any] = Registry(
     "tool",
@@ -29,8 +29,8 @@ TOOLS: Registry[Any] = Registry(
 """Tool constructors by name. A user's own class or function is named `package.module:name` or `file.py:name`."""
 
 
-SANDBOXED = ("python", "workspace")
-"""Tools that run the model's programs."""
+SANDBOXED_TOOLS = ("python", "workspace")
+"""Names of the tools that run programs of the model, for which sandboxes are started."""
 
 
 def build_tools(entries: Sequence[str | Mapping[str, Any]]) -> list[Tool | ToolSource]:

@@ -166,8 +166,8 @@ class _Parser:
 
     def _parse_product(self) -> Number:
         value = self._parse_signed()
-        while self.next in _PRODUCTS:
-            value = _check_size(_PRODUCTS[self._take()](value, self._parse_signed()))
+        while self.next in _PRODUCT_OPERATORS:
+            value = _check_size(_PRODUCT_OPERATORS[self._take()](value, self._parse_signed()))
         return value
 
     def _parse_signed(self) -> Number:
@@ -217,7 +217,7 @@ class _Parser:
         return values
 
 
-_PRODUCTS: Mapping[str, Callable[[Number, Number], Number]] = {
+_PRODUCT_OPERATORS: Mapping[str, Callable[[Number, Number], Number]] = {
     "*": lambda a, b: a * b,
     "×": lambda a, b: a * b,
     "/": lambda a, b: _divide(a, b),

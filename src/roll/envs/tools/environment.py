@@ -24,7 +24,7 @@ from roll.types import Content, TextPart, get_content_key, join_content, list_me
 
 __all__ = ["ToolEnv", "ToolRewards"]
 
-_LAST_USE = "\nThat was the last use of a tool: answer now."
+_LAST_USE_NOTE = "\nThat was the last use of a tool: answer now."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +232,7 @@ class ToolEnv:
         for part in (action, get_content_key(observation)):
             episode.digest.update(part.encode(errors="replace") + b"\0")
         if counts.uses >= self._max_tool_uses:
-            observation = join_content([observation, _LAST_USE], "")
+            observation = join_content([observation, _LAST_USE_NOTE], "")
         info = {"state": self._encode_state(), **counts.to_info(), "use_tool": True}
         return observation, reward, False, False, info
 

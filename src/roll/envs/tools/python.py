@@ -34,14 +34,14 @@ class PythonTool(SandboxOptions):
 
     async def open(self) -> Sequence[Tool]:
         """See `ToolSource`."""
-        return (_Python(self._lease, self.only_last_error_line),)
+        return (_PythonRunner(self._lease, self.only_last_error_line),)
 
     async def close(self) -> None:
         """See `ToolSource`."""
         await self._lease.release()
 
 
-class _Python:
+class _PythonRunner:
     name = "python"
     description = "Runs a Python program and gives what it prints. Nothing is kept from one program to the next."
     parameters: Mapping[str, Any] = {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}

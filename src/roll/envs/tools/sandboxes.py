@@ -23,8 +23,8 @@ Runtime: TypeAlias = Literal["bubblewrap", "docker", "subprocess"]
 class _SharedManager:
     manager: SandboxManager
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
-    runs: bool = False
+    num_users: int = 0
+    is_running: bool = False
 
 
 _SHARED: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _SharedManager]] = weakref.WeakKeyDictionary()
@@ -97,11 +97,11 @@ class SandboxLease:
             shared = of_loop[key] = _SharedManager(build_manager(self._config, spec=self.spec, warm=1))
         async with shared.lock:
             if self._shared is None:  # concurrent episodes may both get here
-                if not shared.runs:
+                if not shared.is_running:
                     with sandbox_errors():
                         await shared.manager.start()
-                    shared.runs = True
-                shared.users += 1
+                    shared.is_running = True
+                shared.num_users += 1
                 self._shared = shared
         return shared.manager
 
@@ -110,8 +110,8 @@ class SandboxLease:
         shared, self._shared = self._shared, None
         if shared is None:
             return
-        shared.users -= 1  # before the wait below, which may be canceled
+        shared.num_users -= 1  # before the wait below, which may be canceled
         async with shared.lock:
-            if shared.runs and not shared.users:
-                shared.runs = False
+            if shared.is_running and not shared.num_users:
+                shared.is_running = False
                 await shared.manager.close()

@@ -108,9 +108,9 @@ def _find_schema_error(schema: Mapping[str, Any], arguments: Mapping[str, Any]) 
     return f"'{place}': {error.message}" if place else error.message
 
 
-def truncate(text: str, most: int) -> str:
-    """Truncate text to about `most` characters: a note replaces the middle of longer text."""
-    if len(text) <= most:
+def truncate(text: str, max_chars: int) -> str:
+    """Truncate text to about `max_chars` characters: a note replaces the middle of longer text."""
+    if len(text) <= max_chars:
         return text
-    head, tail = (most + 1) // 2, most // 2
+    head, tail = (max_chars + 1) // 2, max_chars // 2
     return f"{text[:head]}\n[… {len(text) - head - tail} characters left out …]\n{text[len(text) - tail :]}"

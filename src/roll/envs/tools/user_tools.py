@@ -53,16 +53,16 @@ class UserTools:
 
     async def close(self) -> None:
         """See `ToolSource`."""
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            await kept.close()
+        actor, self._kept = self._kept, None
+        if actor is not None:
+            await actor.close()
 
 
 class _ProcessTool:
     """A `Tool` whose implementation is in another process."""
 
-    def __init__(self, kept: ActorHandle, name: str, description: str, parameters: Mapping[str, Any]) -> None:
-        self._kept, self.name, self.description, self.parameters = kept, name, description, parameters
+    def __init__(self, actor: ActorHandle, name: str, description: str, parameters: Mapping[str, Any]) -> None:
+        self._kept, self.name, self.description, self.parameters = actor, name, description, parameters
 
     async def call(self, arguments: Mapping[str, Any], /) -> str:
         """See `Tool`."""

@@ -10,27 +10,27 @@ from typing import Any
 
 __all__ = ["WORLDS"]
 
-_HERE = "roll.envs.worlds"
+_PACKAGE = "roll.envs.worlds"
 
 WORLDS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "math:Generated-v0-easy": (f"{_HERE}.mathematics:MathQuestion", {"level": 1}),
-    "math:Generated-v0-hard": (f"{_HERE}.mathematics:MathQuestion", {"level": 3}),
-    **{f"logic:RuleTaker-v0-d{depth}": (f"{_HERE}.logic:RuleTaker", {"depth": depth}) for depth in (0, 1, 2, 3, 5)},
-    "qa:MultiHop-v0-easy": (f"{_HERE}.multi_hop:make_multi_hop", {"hops": 2}),
-    "qa:MultiHop-v0-hard": (f"{_HERE}.multi_hop:make_multi_hop", {"hops": 3}),
-    "code:Generated-v0": (f"{_HERE}.code:CodeQuestion", {}),
-    "terminal:Tasks-v0": (f"{_HERE}.terminal:Terminal", {}),
-    "web:Shopping-v0": (f"{_HERE}.shopping:Shopping", {}),
-    "house:Household-v0": (f"{_HERE}.household:Household", {}),
-    "gui:Click-v0-easy": (f"{_HERE}.screen:Screen", {}),
+    "math:Generated-v0-easy": (f"{_PACKAGE}.mathematics:MathQuestion", {"level": 1}),
+    "math:Generated-v0-hard": (f"{_PACKAGE}.mathematics:MathQuestion", {"level": 3}),
+    **{f"logic:RuleTaker-v0-d{depth}": (f"{_PACKAGE}.logic:RuleTaker", {"depth": depth}) for depth in (0, 1, 2, 3, 5)},
+    "qa:MultiHop-v0-easy": (f"{_PACKAGE}.multi_hop:make_multi_hop", {"hops": 2}),
+    "qa:MultiHop-v0-hard": (f"{_PACKAGE}.multi_hop:make_multi_hop", {"hops": 3}),
+    "code:Generated-v0": (f"{_PACKAGE}.code:CodeQuestion", {}),
+    "terminal:Tasks-v0": (f"{_PACKAGE}.terminal:Terminal", {}),
+    "web:Shopping-v0": (f"{_PACKAGE}.shopping:Shopping", {}),
+    "house:Household-v0": (f"{_PACKAGE}.household:Household", {}),
+    "gui:Click-v0-easy": (f"{_PACKAGE}.screen:Screen", {}),
     "gui:Click-v0-hard": (
-        f"{_HERE}.screen:Screen",
+        f"{_PACKAGE}.screen:Screen",
         {"rows": 6, "columns": 6, "num_widgets": 12, "num_targets": 3, "max_turns": 5},
     ),
-    "dialogue:Booking-v0-easy": (f"{_HERE}.dialogue:Booking", {"num_wishes": 3, "num_told": 1}),
-    "dialogue:Booking-v0-hard": (f"{_HERE}.dialogue:Booking", {"num_wishes": 6, "num_told": 0, "max_turns": 12}),
-    "duel:Nim-v0": (f"{_HERE}.two_player:TwoPlayer", {"game": "nim"}),
-    "duel:TicTacToe-v0": (f"{_HERE}.two_player:TwoPlayer", {"game": "tic_tac_toe"}),
-    "duel:KuhnPoker-v0": (f"{_HERE}.two_player:TwoPlayer", {"game": "kuhn_poker"}),
+    "dialogue:Booking-v0-easy": (f"{_PACKAGE}.dialogue:Booking", {"num_wishes": 3, "num_told": 1}),
+    "dialogue:Booking-v0-hard": (f"{_PACKAGE}.dialogue:Booking", {"num_wishes": 6, "num_told": 0, "max_turns": 12}),
+    "duel:Nim-v0": (f"{_PACKAGE}.two_player:TwoPlayer", {"game": "nim"}),
+    "duel:TicTacToe-v0": (f"{_PACKAGE}.two_player:TwoPlayer", {"game": "tic_tac_toe"}),
+    "duel:KuhnPoker-v0": (f"{_PACKAGE}.two_player:TwoPlayer", {"game": "kuhn_poker"}),
 }
 """Entry point and options by environment ID."""

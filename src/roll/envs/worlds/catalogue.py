@@ -30,7 +30,7 @@ _OPTIONS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "outdoors": {"color": ("green", "orange", "blue"), "capacity": ("one person", "two person")},
 }
 _BRANDS = ("Alpen", "Borealis", "Cedar", "Dune", "Ember", "Fjord", "Grove", "Harbor")
-PER_KIND = 12
+PRODUCTS_PER_KIND = 12
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ def build_catalogue() -> Mapping[str, Product]:
     products: dict[str, Product] = {}
     for department, kinds in _KINDS.items():
         for kind in kinds:
-            for _ in range(PER_KIND):
+            for _ in range(PRODUCTS_PER_KIND):
                 attributes = random.sample(_ATTRIBUTES[department], 3)
                 asin = f"B{len(products):05d}"
                 products[asin] = Product(

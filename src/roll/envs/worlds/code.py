@@ -13,14 +13,14 @@ from typing import Any
 
 from roll.envs.base import ResetResult, StepResult
 from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
-from roll.envs.worlds.world import FORMAT_ERROR, World, check_names
+from roll.envs.worlds.world import FORMAT_ERROR_REWARD, World, check_names
 from roll.sandbox_errors import sandbox_errors
 from roll_sandbox import Limits, OversizedUploadError, PythonCode
 
 __all__ = ["TASKS", "CodeQuestion", "CodeTask", "extract_program"]
 
 _MAX_PROGRAM_LENGTH = 20_000
-_RUN = """
+_RUNNER_SOURCE = """
 import json as _json, os as _os, sys as _sys
 _results = []
 for _arguments in _json.loads(_sys.stdin.read()):
@@ -44,8 +44,8 @@ class CodeTask:
     reference: Callable[..., Any]
 
 
-def _draw_numbers(random: Random, least: int = 0) -> list[int]:
-    return [random.randint(-20, 99) for _ in range(random.randint(least, 12))]
+def _draw_numbers(random: Random, minimum: int = 0) -> list[int]:
+    return [random.randint(-20, 99) for _ in range(random.randint(minimum, 12))]
 
 
 def _draw_text(random: Random) -> str:
@@ -87,10 +87,10 @@ def _make_shift_task(random: Random) -> CodeTask:
 
 
 def _make_runs_task(random: Random) -> CodeTask:
-    least = random.randint(1, 3)
+    minimum = random.randint(1, 3)
     solution = (
         "import itertools; runs = [(c, len(list(g))) for c, g in itertools.groupby(text)]; "
-        f"return [[c, n] for c, n in runs if n >= {least}]"
+        f"return [[c, n] for c, n in runs if n >= {minimum}]"
     )
 
     def compute_reference(text: str) -> list[list[Any]]:
@@ -100,10 +100,10 @@ def _make_runs_task(random: Random) -> CodeTask:
                 found[-1][1] += 1
             else:
                 found.append([char, 1])
-        return [run for run in found if run[1] >= least]
+        return [run for run in found if run[1] >= minimum]
 
     return CodeTask(
-        text=f"a list of [character, length] of each run of one character in a text, if {least} or longer",
+        text=f"a list of [character, length] of each run of one character in a text, if {minimum} or longer",
         arguments="text",
         solution=solution,
         case=lambda r: ("".join(r.choices("ab", k=r.randint(0, 20))),),
@@ -123,13 +123,13 @@ def _make_window_task(random: Random) -> CodeTask:
 
 
 def _make_words_task(random: Random) -> CodeTask:
-    least = random.randint(2, 4)
+    minimum = random.randint(2, 4)
     return CodeTask(
-        text=f"the words of a text (between spaces) with {least} letters or more, sorted and each once, as a list",
+        text=f"the words of a text (between spaces) with {minimum} letters or more, sorted and each once, as a list",
         arguments="text",
-        solution=f"return sorted({{w for w in text.split() if len(w) >= {least}}})",
+        solution=f"return sorted({{w for w in text.split() if len(w) >= {minimum}}})",
         case=lambda r: (_draw_text(r),),
-        reference=lambda text: sorted({w for w in text.split() if len(w) >= least}),
+        reference=lambda text: sorted({w for w in text.split() if len(w) >= minimum}),
     )
 
 
@@ -204,11 +204,11 @@ class CodeQuestion(World, SandboxOptions):
         program = extract_program(action)
         info: dict[str, Any] = {"state": "answered", "correct": False}
         if not program:
-            return "There is no program.", FORMAT_ERROR, True, False, info
+            return "There is no program.", FORMAT_ERROR_REWARD, True, False, info
         stdin = json.dumps(self._cases).encode()
         manager = await self._lease.acquire()
         try:
-            code = PythonCode(source=f"{program}\n{_RUN}", stdin=stdin, result=True)
+            code = PythonCode(source=f"{program}\n{_RUNNER_SOURCE}", stdin=stdin, result=True)
             with sandbox_errors():
                 result = await manager.execute(code, spec=self._lease.spec)
             claimed = json.loads(result.result)
@@ -221,7 +221,7 @@ class CodeQuestion(World, SandboxOptions):
 
     def sample_random_action(self) -> str:
         """Return a program that does not solve the task."""
-        return f"```python\ndef solve(x):\n    return {self.chance.randint(0, 9)}\n```"
+        return f"```python\ndef solve(x):\n    return {self.action_random.randint(0, 9)}\n```"
 
     def solution(self) -> str:
         """Return an expert's action."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from roll.envs.base import StepResult, map_result
-from roll.envs.worlds.world import FORMAT_ERROR, World
+from roll.envs.worlds.world import FORMAT_ERROR_REWARD, World
 from roll.user_code import load_function
 
 __all__ = ["SLOTS", "Booking", "User"]
@@ -34,7 +34,7 @@ SLOTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """Topics of a wish: possible values, and words with which an assistant asks for the topic."""
 _ENTRY = re.compile(r"(\w{1,16})\s{0,4}=\s{0,4}([\w:]{1,16})")
 _MAX_MESSAGE_LENGTH = 4_000
-BOOK = "book("
+BOOKING_PREFIX = "book("
 
 
 @dataclass(eq=False)
@@ -97,7 +97,7 @@ class Booking(World):
         """See `Env`; returns a coroutine if the user is an async function."""
         self._turn += 1
         action = action[:_MAX_MESSAGE_LENGTH]
-        if BOOK in action:
+        if BOOKING_PREFIX in action:
             return self._judge_booking(action)
         self._messages.append({"role": "user", "content": action})
         words = self._answer_question(action) if self._user is None else self._user(tuple(self._messages))
@@ -118,12 +118,12 @@ class Booking(World):
         return " ".join(self._state_wish(n) if n in self._wishes else f"I do not care about the {n}." for n in named)
 
     def _judge_booking(self, action: str) -> StepResult:
-        start = action.rfind(BOOK) + len(BOOK)
+        start = action.rfind(BOOKING_PREFIX) + len(BOOKING_PREFIX)
         entries = dict(_ENTRY.findall(action[start:].partition(")")[0].casefold()))
         right = sum(entries.get(name) == value for name, value in self._wishes.items())
         info: dict[str, Any] = {"state": "booked", "correct": right == len(self._wishes)}
         if not entries:
-            return "That is not a booking.", FORMAT_ERROR, True, False, info
+            return "That is not a booking.", FORMAT_ERROR_REWARD, True, False, info
         return f"{right} of {len(self._wishes)} wishes met.", right / len(self._wishes), True, False, info
 
     def _build_info(self) -> dict[str, Any]:
@@ -131,9 +131,9 @@ class Booking(World):
 
     def sample_random_action(self) -> str:
         """Return a random question, or a booking with random values."""
-        if self.chance.random() < 0.7:
-            return f"What {self.chance.choice(list(SLOTS))} would you like?"
-        values = {name: self.chance.choice(options) for name, (options, _) in SLOTS.items()}
+        if self.action_random.random() < 0.7:
+            return f"What {self.action_random.choice(list(SLOTS))} would you like?"
+        values = {name: self.action_random.choice(options) for name, (options, _) in SLOTS.items()}
         return f"book({', '.join(f'{name}={value}' for name, value in values.items())})"
 
     def solution(self) -> list[str]:

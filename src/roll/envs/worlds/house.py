@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
 
-__all__ = ["HOLDERS", "KINDS", "TASKS", "TOOLS", "House", "Task", "furnish"]
+__all__ = ["FURNITURE", "OBJECTS", "TASKS", "TREATMENT_FURNITURE", "House", "Task", "generate_room"]
 
-HOLDERS: Mapping[str, int] = {
+FURNITURE: Mapping[str, int] = {
     "cabinet": 3, "drawer": 2, "shelf": 2, "countertop": 1, "diningtable": 1, "fridge": 1, "microwave": 1,
     "sinkbasin": 1, "garbagecan": 1, "desklamp": 1,
 }  # fmt: skip
 """Maximum number of pieces of each kind of furniture; there is at least one."""
-KINDS: Mapping[str, frozenset[str]] = {
+OBJECTS: Mapping[str, frozenset[str]] = {
     "closed": frozenset({"cabinet", "drawer", "fridge", "microwave"}),
     "food": frozenset({"apple", "bread", "egg", "potato", "tomato"}),
     "dishes": frozenset({"bowl", "cup", "mug", "plate", "spoon"}),
@@ -29,8 +29,8 @@ TASKS: Mapping[str, str] = {
     "pick_two_obj_and_place": "put two {thing}s in {target}.",
 }
 _TREATMENTS = {"pick_clean_then_place": "clean", "pick_heat_then_place": "heat", "pick_cool_then_place": "cool"}
-_MARKS = {"clean": "clean", "heat": "hot", "cool": "cold"}
-TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
+_TREATMENT_RESULTS = {"clean": "clean", "heat": "hot", "cool": "cold"}
+TREATMENT_FURNITURE = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
 """The furniture that each treatment needs."""
 
 
@@ -51,7 +51,7 @@ class Task:
         if self.treatment == "light":
             return house.lit and house.place == self.target and house.get_kind(house.carried) == self.thing
         there = [thing for thing in house.holds[self.target] if house.get_kind(thing) == self.thing]
-        mark = _MARKS.get(self.treatment)
+        mark = _TREATMENT_RESULTS.get(self.treatment)
         return sum(mark is None or house.marks.get(thing) == mark for thing in there) >= self.count
 
 
@@ -82,7 +82,7 @@ class House:
         return {thing: name for name, things in self.holds.items() for thing in things}
 
     def _is_closed(self, name: str) -> bool:
-        return self.get_kind(name) in KINDS["closed"] and name not in self.opened
+        return self.get_kind(name) in OBJECTS["closed"] and name not in self.opened
 
     def list_commands(self) -> list[str]:
         """Return all commands that are valid now, in a fixed order."""
@@ -91,7 +91,7 @@ class House:
         if place:
             if self._is_closed(place):
                 commands.append(f"open {place}")
-            elif self.get_kind(place) in KINDS["closed"]:
+            elif self.get_kind(place) in OBJECTS["closed"]:
                 commands.append(f"close {place}")
             if self.get_kind(place) == "desklamp":
                 commands.append(f"use {place}")
@@ -102,7 +102,9 @@ class House:
                     commands += [f"take {thing} from {place}" for thing in sorted(self.holds[place])]
             if self.carried:
                 commands += [
-                    f"{verb} {self.carried} with {place}" for verb, at in TOOLS.items() if at == self.get_kind(place)
+                    f"{verb} {self.carried} with {place}"
+                    for verb, at in TREATMENT_FURNITURE.items()
+                    if at == self.get_kind(place)
                 ]
             commands.append(f"examine {place}")
         return [*commands, "look", "inventory"]
@@ -127,9 +129,9 @@ class House:
         if verb == "use":
             self.lit = True
             return f"You turn on {rest}."
-        if verb in _MARKS:
-            self.marks[self.carried] = _MARKS[verb]
-            return f"You {verb} {self.carried}: it is {_MARKS[verb]} now."
+        if verb in _TREATMENT_RESULTS:
+            self.marks[self.carried] = _TREATMENT_RESULTS[verb]
+            return f"You {verb} {self.carried}: it is {_TREATMENT_RESULTS[verb]} now."
         if verb == "inventory":
             return f"You carry {self.carried}." if self.carried else "You carry nothing."
         return self._describe_place() if self.place else f"Around you: {', '.join(sorted(self.holds))}."
@@ -142,13 +144,13 @@ class House:
         return f"In {name} you see {', '.join(sorted(self.holds[name])) or 'nothing'}."
 
 
-def furnish(random: Random, kind: str) -> tuple[House, Task]:
+def generate_room(random: Random, kind: str) -> tuple[House, Task]:
     """Return a room and a task of this kind that can be done in it and is not done yet."""
-    names = [f"{name} {n}" for name, most in HOLDERS.items() for n in range(1, random.randint(1, most) + 1)]
+    names = [f"{name} {n}" for name, most in FURNITURE.items() for n in range(1, random.randint(1, most) + 1)]
     house = House(holds={name: set() for name in names})
     treatment = "light" if kind == "look_at_obj_in_light" else _TREATMENTS.get(kind, "")
     of = {"clean": ("dishes", "food"), "heat": ("food",), "cool": ("food",)}.get(treatment, ("food", "dishes", "other"))
-    thing = random.choice(sorted(name for group in of for name in KINDS[group]))
+    thing = random.choice(sorted(name for group in of for name in OBJECTS[group]))
     count = 2 if kind == "pick_two_obj_and_place" else 1
     lamp = next(name for name in names if house.get_kind(name) == "desklamp")
     target = (
@@ -157,7 +159,7 @@ def furnish(random: Random, kind: str) -> tuple[House, Task]:
     free = [name for name in names if name not in (target, lamp)]
     for number in range(1, count + random.randint(0, 1) + 1):
         house.holds[random.choice(free)].add(f"{thing} {number}")
-    others = sorted(name for group in ("food", "dishes", "other") for name in KINDS[group] if name != thing)
+    others = sorted(name for group in ("food", "dishes", "other") for name in OBJECTS[group] if name != thing)
     for other in random.sample(others, random.randint(4, 9)):
         house.holds[random.choice([*free, *([] if target == lamp else [target])])].add(f"{other} 1")
     text = TASKS[kind].format(thing=thing, target=target)

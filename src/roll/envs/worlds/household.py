@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.envs.base import ResetResult, StepResult
-from roll.envs.worlds.house import KINDS, TASKS, TOOLS, House, Task, furnish
-from roll.envs.worlds.world import FORMAT_ERROR, World, check_names
+from roll.envs.worlds.house import OBJECTS, TASKS, TREATMENT_FURNITURE, House, Task, generate_room
+from roll.envs.worlds.world import FORMAT_ERROR_REWARD, World, check_names
 
 __all__ = ["Household"]
 
@@ -41,7 +41,7 @@ class Household(World):
     def reset(self, seed: int | None = None) -> ResetResult:
         """See `Env`."""
         self.begin(seed)
-        self._house, self._task = furnish(self.random, self.random.choice(self._tasks))
+        self._house, self._task = generate_room(self.random, self.random.choice(self._tasks))
         self._turn = 0
         places = ", ".join(sorted(self._house.holds))
         text = f"You are in the middle of a room. Around you: {places}.\nYour task: {self._task.text}"
@@ -53,7 +53,7 @@ class Household(World):
         command = _parse_command(action)
         admissible = self._house.list_commands()
         if command not in admissible:
-            observation, reward = "Nothing happens.", FORMAT_ERROR
+            observation, reward = "Nothing happens.", FORMAT_ERROR_REWARD
         else:
             observation, reward = self._house.run_command(command), 0.0
         done = self._task.is_done(self._house)
@@ -68,7 +68,7 @@ class Household(World):
 
     def sample_random_action(self) -> str:
         """Return a random valid command."""
-        return self.chance.choice(self._house.list_commands())
+        return self.action_random.choice(self._house.list_commands())
 
     def solution(self) -> list[str]:
         """Return an expert's commands, with full knowledge of the house."""
@@ -86,7 +86,7 @@ def make_plan(house: House, task: Task) -> list[str]:
             return
         at = place
         commands.append(f"go to {place}")
-        if house.get_kind(place) in KINDS["closed"] and place not in opened:
+        if house.get_kind(place) in OBJECTS["closed"] and place not in opened:
             commands.append(f"open {place}")
             opened.add(place)
 
@@ -100,8 +100,8 @@ def make_plan(house: House, task: Task) -> list[str]:
         place = house.locate_things()[thing]
         go(place)
         commands.append(f"take {thing} from {place}")
-        if task.treatment in TOOLS:
-            tool = next(name for name in house.holds if house.get_kind(name) == TOOLS[task.treatment])
+        if task.treatment in TREATMENT_FURNITURE:
+            tool = next(name for name in house.holds if house.get_kind(name) == TREATMENT_FURNITURE[task.treatment])
             go(tool)
             commands.append(f"{task.treatment} {thing} with {tool}")
         go(target)

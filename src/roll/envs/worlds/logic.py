@@ -10,7 +10,7 @@ from random import Random
 from typing import Any
 
 from roll.envs.base import ResetResult, StepResult
-from roll.envs.worlds.world import FORMAT_ERROR, World, extract_answer
+from roll.envs.worlds.world import FORMAT_ERROR_REWARD, World, extract_answer
 
 __all__ = ["RuleTaker", "derive_traits"]
 
@@ -23,11 +23,11 @@ TRAITS = (
 
 @dataclass(frozen=True)
 class _Rule:
-    needs: tuple[str, ...]
-    gives: str
+    premises: tuple[str, ...]
+    conclusion: str
 
     def __str__(self) -> str:
-        return f"If someone is {' and '.join(self.needs)} then they are {self.gives}."
+        return f"If someone is {' and '.join(self.premises)} then they are {self.conclusion}."
 
 
 def derive_traits(facts: set[str], rules: tuple[_Rule, ...]) -> dict[str, int]:
@@ -36,7 +36,7 @@ def derive_traits(facts: set[str], rules: tuple[_Rule, ...]) -> dict[str, int]:
     level = 0
     while True:
         level += 1
-        new = {r.gives for r in rules if r.gives not in depth and all(need in depth for need in r.needs)}
+        new = {r.conclusion for r in rules if r.conclusion not in depth and all(need in depth for need in r.premises)}
         if not new:
             return depth
         depth |= dict.fromkeys(new, level)
@@ -75,7 +75,7 @@ class RuleTaker(World):
         spare = [trait for trait in TRAITS if trait not in chain]
         extra = random.sample(spare[:8], 2)  # further traits of that person, outside the chain
         never = spare[8:]  # traits that no person has and no rule implies
-        rules = [_Rule(_draw_needs(random, chain[n], extra), chain[n + 1]) for n in range(self.depth)]
+        rules = [_Rule(_sample_premises(random, chain[n], extra), chain[n + 1]) for n in range(self.depth)]
         for _ in range(self.num_distractors):
             rules.append(_Rule((random.choice(never), random.choice(TRAITS)), random.choice(spare[:8])))
         facts = {person: {chain[0], *extra}} | {
@@ -107,17 +107,17 @@ class RuleTaker(World):
         right = answer == str(self._truth).casefold()
         info: dict[str, Any] = {"state": "answered", "correct": right}
         if answer not in ("true", "false"):
-            return "There is no True or False in \\boxed{}.", FORMAT_ERROR, True, False, info
+            return "There is no True or False in \\boxed{}.", FORMAT_ERROR_REWARD, True, False, info
         return ("Right." if right else "Wrong."), float(right), True, False, info
 
     def sample_random_action(self) -> str:
         """Return a guess."""
-        return f"\\boxed{{{self.chance.choice(['True', 'False'])}}}"
+        return f"\\boxed{{{self.action_random.choice(['True', 'False'])}}}"
 
     def solution(self) -> str:
         """Return an expert's action."""
         return f"\\boxed{{{self._truth}}}"
 
 
-def _draw_needs(random: Random, trait: str, extra: list[str]) -> tuple[str, ...]:
+def _sample_premises(random: Random, trait: str, extra: list[str]) -> tuple[str, ...]:
     return (trait, random.choice(extra)) if random.random() < 0.5 else (trait,)

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from roll.envs.base import ResetResult, StepResult
-from roll.envs.worlds.world import FORMAT_ERROR, World, check_names, extract_answer
+from roll.envs.worlds.world import FORMAT_ERROR_REWARD, World, check_names, extract_answer
 
 __all__ = ["KINDS", "MathQuestion", "parse_number"]
 
@@ -129,12 +129,12 @@ class MathQuestion(World):
         number = None if answer is None else parse_number(answer)
         info: dict[str, Any] = {"state": "answered", "correct": number == self._answer}
         if number is None:
-            return "There is no number in \\boxed{}.", FORMAT_ERROR, True, False, info
+            return "There is no number in \\boxed{}.", FORMAT_ERROR_REWARD, True, False, info
         return ("Right." if number == self._answer else "Wrong."), float(number == self._answer), True, False, info
 
     def sample_random_action(self) -> str:
         """Return a random number."""
-        return f"\\boxed{{{self.chance.randint(-100, 100)}}}"
+        return f"\\boxed{{{self.action_random.randint(-100, 100)}}}"
 
     def solution(self) -> str:
         """Return an expert's action."""

@@ -17,7 +17,7 @@ from typing import Any
 from roll.envs.base import ResetResult, StepResult
 from roll.envs.tools.environment import ToolEnv
 from roll.envs.tools.search import BM25, Passage, Search
-from roll.envs.worlds.world import FORMAT_ERROR, World, extract_answer, is_same_text
+from roll.envs.worlds.world import FORMAT_ERROR_REWARD, World, extract_answer, is_same_text
 
 __all__ = ["MultiHop", "build_corpus", "make_multi_hop"]
 
@@ -42,7 +42,22 @@ _STARTS = (
 _MIDDLES = ("a", "e", "i", "o", "u", "ai", "ora", "ane", "ili", "enu")
 _TOWN_ENDS, _COUNTRY_ENDS = ("ton", "ville", "burg", "stad", "port", "mouth"), ("land", "ia", "stan", "ovia")
 _FAMILY_ENDS, _COMPANY_ENDS = ("sen", "man", "ski", "ez", "berg", "wood"), (" Works", " Mills", " Foods", " Motors")
-_GIVEN = ("Ada", "Ben", "Cleo", "Dora", "Emil", "Finn", "Greta", "Hugo", "Ines", "Jan", "Kira", "Leo", "Mina", "Nils")
+_GIVEN_NAMES = (
+    "Ada",
+    "Ben",
+    "Cleo",
+    "Dora",
+    "Emil",
+    "Finn",
+    "Greta",
+    "Hugo",
+    "Ines",
+    "Jan",
+    "Kira",
+    "Leo",
+    "Mina",
+    "Nils",
+)
 _TRADES = ("chemist", "painter", "engineer", "violinist", "botanist", "chess player", "architect", "poet")
 
 RELATIONS: Mapping[str, tuple[str, str]] = {
@@ -87,7 +102,7 @@ def build_corpus() -> _Corpus:
     countries = [draw_name(_COUNTRY_ENDS) for _ in range(12)]
     towns = [draw_name(_TOWN_ENDS) for _ in range(60)]
     universities = [f"{draw_name(('',))} University" for _ in range(24)]
-    people = [f"{random.choice(_GIVEN)} {draw_name(_FAMILY_ENDS)}" for _ in range(120)]
+    people = [f"{random.choice(_GIVEN_NAMES)} {draw_name(_FAMILY_ENDS)}" for _ in range(120)]
     companies = [draw_name(_COMPANY_ENDS) for _ in range(80)]
     rivers = [draw_name(("",)) for _ in range(20)]
     facts: dict[tuple[str, str], str] = {}
@@ -148,12 +163,12 @@ class MultiHop(World):
         right = answer is not None and is_same_text(answer, self._answer)
         info: dict[str, Any] = {"state": "answered", "correct": right}
         if not answer:
-            return "There is no answer in \\boxed{}.", FORMAT_ERROR, True, False, info
+            return "There is no answer in \\boxed{}.", FORMAT_ERROR_REWARD, True, False, info
         return ("Right." if right else f"Wrong: it is {self._answer}."), float(right), True, False, info
 
     def sample_random_action(self) -> str:
         """Return a random name."""
-        return f"\\boxed{{{self.chance.choice(build_corpus().passages).title}}}"
+        return f"\\boxed{{{self.action_random.choice(build_corpus().passages).title}}}"
 
     def solution(self) -> list[str]:
         """Return the actions of an expert who looks up every fact with a call `<search>…</search>`, then answers."""

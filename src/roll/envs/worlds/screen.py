@@ -13,7 +13,7 @@ from random import Random
 from typing import Any, NamedTuple
 
 from roll.envs.base import ResetResult, StepResult
-from roll.envs.worlds.world import FORMAT_ERROR, World, extract_answer
+from roll.envs.worlds.world import FORMAT_ERROR_REWARD, World, extract_answer
 from roll.types import Content, ImageData, TextPart
 
 __all__ = ["COLORS", "SHAPES", "Screen", "Widget", "draw_screen"]
@@ -129,7 +129,7 @@ class Screen(World):
         found = _CLICK.findall(extract_answer(action) or action)
         if not found:
             self._over = True
-            return "The action is not click(x, y).", FORMAT_ERROR, True, False, {"state": "unreadable"}
+            return "The action is not click(x, y).", FORMAT_ERROR_REWARD, True, False, {"state": "unreadable"}
         x, y = (int(value) for value in found[-1])
         target = self._targets[self._clicked]
         hit = target.contains(*self._to_pixels(x, y))
@@ -145,7 +145,7 @@ class Screen(World):
     def sample_random_action(self) -> str:
         """Return a click at a random position."""
         width, height = self._frame
-        return f"click({self.chance.randrange(width)}, {self.chance.randrange(height)})"
+        return f"click({self.action_random.randrange(width)}, {self.action_random.randrange(height)})"
 
     def solution(self) -> str:
         """Return a click in the center of the next target."""

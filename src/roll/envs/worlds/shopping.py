@@ -11,11 +11,11 @@ from typing import Any
 
 from roll.envs.base import ResetResult, StepResult
 from roll.envs.worlds.catalogue import Product, build_catalogue, build_index
-from roll.envs.worlds.world import FORMAT_ERROR, World
+from roll.envs.worlds.world import FORMAT_ERROR_REWARD, World
 
 __all__ = ["Goal", "Shopping", "compute_purchase_reward"]
 
-PER_PAGE = 5
+RESULTS_PER_PAGE = 5
 MAX_RESULTS = 25
 BACK, NEXT, PREVIOUS, BUY, DESCRIPTION, FEATURES = (
     *("back to search", "next >", "< prev", "buy now"),
@@ -112,7 +112,7 @@ class Shopping(World):
         else:
             problem = ""
         if problem:
-            return f"{problem}\n{self._render_page()}", FORMAT_ERROR, False, cut_off, self._build_info()
+            return f"{problem}\n{self._render_page()}", FORMAT_ERROR_REWARD, False, cut_off, self._build_info()
         if what == BUY and command == "click":
             assert self._page.product is not None
             reward = compute_purchase_reward(self._goal, self._page.product, self._page.chosen)
@@ -154,9 +154,9 @@ class Shopping(World):
             return [BACK, PREVIOUS, DESCRIPTION, FEATURES, BUY, *options]
         if not page.results:
             return []
-        start = page.number * PER_PAGE
-        moves = [NEXT] * (start + PER_PAGE < len(page.results)) + [PREVIOUS] * (page.number > 0)
-        return [BACK, *moves, *(product.asin.lower() for product in page.results[start : start + PER_PAGE])]
+        start = page.number * RESULTS_PER_PAGE
+        moves = [NEXT] * (start + RESULTS_PER_PAGE < len(page.results)) + [PREVIOUS] * (page.number > 0)
+        return [BACK, *moves, *(product.asin.lower() for product in page.results[start : start + RESULTS_PER_PAGE])]
 
     def _render_page(self) -> str:
         page = self._page
@@ -166,10 +166,12 @@ class Shopping(World):
             f"[{name}]" for name in self._list_clickable()[: 5 if page.product else 3] if not _is_number(name)
         )
         if page.product is None:
-            start = page.number * PER_PAGE
-            shown = page.results[start : start + PER_PAGE]
+            start = page.number * RESULTS_PER_PAGE
+            shown = page.results[start : start + RESULTS_PER_PAGE]
             lines = [f"[{p.asin}] {p.title} ${p.price:.2f}" for p in shown]
-            return "\n".join([buttons, f"Page {page.number + 1} of {-(-len(page.results) // PER_PAGE)}", *lines])
+            return "\n".join(
+                [buttons, f"Page {page.number + 1} of {-(-len(page.results) // RESULTS_PER_PAGE)}", *lines]
+            )
         product = page.product
         if page.detail:
             return f"{buttons}\nThis {product.kind} is {', '.join(sorted(product.attributes))}."
@@ -190,16 +192,16 @@ class Shopping(World):
         """Return a random search, or a click on a random link of the page."""
         clickable = self._list_clickable()
         if not clickable:
-            product = self.chance.choice(list(build_catalogue().values()))
+            product = self.action_random.choice(list(build_catalogue().values()))
             return f"search[{product.kind}]"
-        return f"click[{self.chance.choice(clickable)}]"
+        return f"click[{self.action_random.choice(clickable)}]"
 
     def solution(self) -> list[str]:
         """Return the actions of an expert who knows the product to buy."""
         goal = self._goal
         query = " ".join([goal.product.title, *sorted(goal.product.attributes)])
         titles = [passage.title for passage in build_index().search(query, MAX_RESULTS)]
-        pages = titles.index(goal.product.asin) // PER_PAGE
+        pages = titles.index(goal.product.asin) // RESULTS_PER_PAGE
         choices = [f"click[{value}]" for value in goal.options.values()]
         return [
             f"search[{query}]",

@@ -14,7 +14,7 @@ from roll.envs.tools.sandboxes import SandboxOptions
 from roll.envs.tools.toolbox import truncate
 from roll.envs.tools.workspace import Workspace
 from roll.envs.worlds.terminal_tasks import FAMILIES, Check
-from roll.envs.worlds.world import FORMAT_ERROR, World, check_names
+from roll.envs.worlds.world import FORMAT_ERROR_REWARD, World, check_names
 from roll.errors import UnsupportedError
 from roll.sandbox_errors import sandbox_errors
 from roll_sandbox import Command, SandboxPathError
@@ -84,13 +84,13 @@ class Terminal(World, SandboxOptions):
         self._commands.append(command)
         reward, observation = 0.0, ""
         if not command:
-            reward, observation = FORMAT_ERROR, "There is no command."
+            reward, observation = FORMAT_ERROR_REWARD, "There is no command."
         else:
             try:
                 result = await self._workspace.run(command)
                 observation = truncate(format_output(result), self.max_output_chars) or "(It printed nothing.)"
             except ToolError as error:
-                reward, observation = FORMAT_ERROR, str(error)
+                reward, observation = FORMAT_ERROR_REWARD, str(error)
         if last:
             return await self._judge(observation, submitted=False)
         return observation, reward, False, False, self._build_info()
@@ -132,7 +132,9 @@ class Terminal(World, SandboxOptions):
 
     def sample_random_action(self) -> str:
         """Return a harmless command."""
-        return self.chance.choice(["ls -R", "pwd", "cat *", "echo hello > answer.txt", "python3 --version", SUBMIT])
+        return self.action_random.choice(
+            ["ls -R", "pwd", "cat *", "echo hello > answer.txt", "python3 --version", SUBMIT]
+        )
 
     def solution(self) -> list[str]:
         """Return an expert's actions."""

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from roll.envs.base import ResetResult, StepResult, map_result
 from roll.envs.worlds.board_games import GAMES, Game
-from roll.envs.worlds.world import FORMAT_ERROR, World, extract_answer
+from roll.envs.worlds.world import FORMAT_ERROR_REWARD, World, extract_answer
 from roll.errors import ConfigError
 from roll.registry import did_you_mean
 from roll.user_code import load_function
@@ -27,7 +27,7 @@ async.
 
 
 class Match:
-    """One game between two seats, 0 and 1. The players observe and act through it.
+    """One game between two seats, 0 and 1. Players observe the game and make moves through this object.
 
     Args:
         game: The game's name: see `GAMES`.
@@ -122,7 +122,7 @@ class TwoPlayer(World):
         """See `Env`; returns a coroutine if the opponent moves and is an async function."""
         self._turn += 1
         if not self._match.act(action):
-            return self._finish_step(FORMAT_ERROR, "That is not a legal move.\n")
+            return self._finish_step(FORMAT_ERROR_REWARD, "That is not a legal move.\n")
         return map_result(self._play_opponent(), lambda note: self._finish_step(0.0, note))
 
     def _finish_reset(self, note: str) -> ResetResult:
@@ -170,7 +170,9 @@ class TwoPlayer(World):
     def sample_random_action(self) -> str:
         """Return a random legal move."""
         return (
-            f"\\boxed{{{self.chance.choice(self._match.list_moves())}}}" if self._match.rewards is None else "\\boxed{}"
+            f"\\boxed{{{self.action_random.choice(self._match.list_moves())}}}"
+            if self._match.rewards is None
+            else "\\boxed{}"
         )
 
     def solution(self) -> str:

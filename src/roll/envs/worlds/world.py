@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, Self
 
-__all__ = ["FORMAT_ERROR", "World", "check_names", "extract_answer", "is_same_text"]
+__all__ = ["FORMAT_ERROR_REWARD", "World", "check_names", "extract_answer", "is_same_text"]
 
-FORMAT_ERROR = -0.1
+FORMAT_ERROR_REWARD = -0.1
 """Reward of an action that cannot be parsed, as in GEM's games; 1 is success, 0 anything else."""
 
 
@@ -22,13 +22,13 @@ class World:
     """
 
     random: Random = field(default_factory=lambda: Random(0), init=False, repr=False)
-    chance: Random = field(default_factory=lambda: Random(0), init=False, repr=False)
+    action_random: Random = field(default_factory=lambda: Random(0), init=False, repr=False)
     """Generator for random actions only, so that sampling an action changes no episode."""
 
     def begin(self, seed: int | None) -> None:
         """Seed a new episode's generators; without a seed, derive one from the previous episodes."""
         seed = self.random.getrandbits(64) if seed is None else seed
-        self.random, self.chance = Random(seed), Random(f"actions {seed}")
+        self.random, self.action_random = Random(seed), Random(f"actions {seed}")
 
     @property
     def unwrapped(self) -> Self:
@@ -49,31 +49,31 @@ class World:
         return copy.deepcopy(self)
 
 
-def check_names(what: str, names: Collection[str] | None, known: Collection[str]) -> tuple[str, ...]:
+def check_names(kind: str, names: Collection[str] | None, known: Collection[str]) -> tuple[str, ...]:
     """Return the names in an argument, or all known names if it is `None`.
 
     Raises:
         ValueError: A name is unknown.
     """
     if unknown := set(names or ()) - set(known):
-        raise ValueError(f"unknown {what}: {sorted(unknown)}. Known: {list(known)}")
+        raise ValueError(f"unknown {kind}: {sorted(unknown)}. Known: {list(known)}")
     return tuple(names or known)
 
 
-def extract_answer(text: str, longest: int = 1_000) -> str | None:
+def extract_answer(text: str, max_length: int = 1_000) -> str | None:
     r"""Return the content of the last `\boxed{…}` or `<answer>…</answer>`, stripped.
 
-    Return `None` if the text has neither, or if the box is not closed within `longest` characters. The content of
-    `<answer>` is cut off after `longest` characters.
+    Return `None` if the text has neither, or if the box is not closed within `max_length` characters. The content of
+    `<answer>` is cut off after `max_length` characters.
     """
     box, tag = text.rfind("\\boxed{"), text.rfind("<answer>")
     if max(box, tag) < 0:
         return None
     if tag > box:
         start = tag + len("<answer>")
-        return text[start : start + longest].partition("</answer>")[0].strip()
+        return text[start : start + max_length].partition("</answer>")[0].strip()
     start, depth = box + len("\\boxed{"), 1
-    for position in range(start, min(len(text), start + longest)):
+    for position in range(start, min(len(text), start + max_length)):
         depth += (text[position] == "{") - (text[position] == "}")
         if not depth:
             return text[start:position].strip()

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from roll.envs.wrappers.episode import EpisodeTracking, TimeLimit
-from roll.envs.wrappers.form import FormatPenalty
+from roll.envs.wrappers.format_penalty import FormatPenalty
 from roll.envs.wrappers.history import ObservationHistory
 from roll.errors import ConfigError, DataError
 from roll.registry import did_you_mean

@@ -37,7 +37,7 @@ LOG_VARIABLE = "ROLL_ENGINE_LOG"
 """Environment variable with the path of the engine's log file."""
 
 PARENT_POLL_S = 1.0
-_IMPORTED_AHEAD = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "roll.inference.vllm.worker")
+_PRELOADED_MODULES = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "roll.inference.vllm.worker")
 _work_received = threading.Event()
 """Set when a waiting process has received its work."""
 
@@ -113,7 +113,7 @@ def wait_for_work(*, tracker_fd: int, pipe_handle: int) -> None:
     """
     threading.Thread(target=_end_with_owner, name="end-with-owner", daemon=True).start()
     _set_process_title("roll::waiting for an engine")  # setproctitle must be called before the environment changes
-    for name in _IMPORTED_AHEAD:
+    for name in _PRELOADED_MODULES:
         import_module(name)
     spawn.spawn_main(tracker_fd=tracker_fd, pipe_handle=pipe_handle)
 

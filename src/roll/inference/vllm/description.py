@@ -6,12 +6,12 @@ from roll.config.engines import EngineCapabilities, LazyEngine
 from roll.inference.vllm.environment import is_cpu_build
 from roll.version import build_install_command
 
-__all__ = ["VLLM"]
+__all__ = ["VLLM_ENGINE"]
 
 HOST_BYTES = int(0.85 * 2**30)
 """Host memory of vLLM's libraries and processes, measured on a CPU."""
 
-VLLM = LazyEngine(
+VLLM_ENGINE = LazyEngine(
     path="roll.inference.vllm:VLLMEngine",
     capabilities=EngineCapabilities(
         restricts_choices=True,

@@ -98,19 +98,19 @@ def _check_positions(inputs: MediaInputs, span: MediaSpan) -> None:
         )
 
 
-def check_expanded(expanded: Sequence[int] | None, token_ids: IntArray, what: str) -> None:
+def check_expanded(expanded: Sequence[int] | None, token_ids: IntArray, label: str) -> None:
     """Check that vLLM expanded the media to the same tokens as the trainer.
 
     Args:
         expanded: The prompt's tokens in vLLM's output.
         token_ids: The prompt's tokens in the request.
-        what: How messages refer to the request.
+        label: How messages refer to the request.
 
     Raises:
         InfraError: The tokens differ.
     """
     if list(expanded or ()) != token_ids.tolist():
         raise InfraError(
-            f"{what}: vLLM and the trainer expand the media to different tokens ({len(expanded or ())} and "
+            f"{label}: vLLM and the trainer expand the media to different tokens ({len(expanded or ())} and "
             f"{len(token_ids)} prompt tokens): the settings of vLLM's processor differ from the model's files."
         )

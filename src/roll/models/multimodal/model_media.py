@@ -53,13 +53,13 @@ class ModelMedia:
         """The kinds of media that the model reads."""
         return self._feature_ids.keys()
 
-    def check(self, token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan], what: str) -> None:
+    def check(self, token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan], label: str) -> None:
         """Check that every medium can be read, and that its span has the tokens that the processor creates for it.
 
         Args:
             token_ids: Tokens [L] of a sequence.
             media: The spans of media in the sequence.
-            what: How messages refer to the sequence, for example by its request.
+            label: How messages refer to the sequence, for example by its request.
 
         Raises:
             DataError: A medium cannot be read, or the tokens of its span are wrong.
@@ -68,9 +68,9 @@ class ModelMedia:
             expected = self.inputs.get_without_inputs(span.digest).token_ids
             if not np.array_equal(expected, token_ids[span.start : span.end]):
                 raise DataError(
-                    f"{what} has {span.kind} {span.digest[:12]} at tokens {span.start} to {span.end}, but these differ "
-                    f"from the {len(expected)} tokens that the model's processor creates for the {span.kind}: the "
-                    f"sequence was rendered for another model, or was cut inside the {span.kind}."
+                    f"{label} has {span.kind} {span.digest[:12]} at tokens {span.start} to {span.end}, but these "
+                    f"differ from the {len(expected)} tokens that the model's processor creates for the {span.kind}: "
+                    f"the sequence was rendered for another model, or was cut inside the {span.kind}."
                 )
 
     def compute_positions(

@@ -189,15 +189,15 @@ class MediaProcessor:
         arguments: dict[str, Any] = {}
         if isinstance(content, AudioClip):
             kind, arguments = "audio", {"audio": [content.samples], "sampling_rate": content.rate}
-            what = f"audio of {content.duration_s:.2f} s at {content.rate} Hz"
+            label = f"audio of {content.duration_s:.2f} s at {content.rate} Hz"
         elif isinstance(content, VideoClip):
             kind = "video"
-            what = "a video of {} frames of {} × {} pixels".format(*(content.frames.shape[i] for i in (0, 2, 1)))
+            label = "a video of {} frames of {} × {} pixels".format(*(content.frames.shape[i] for i in (0, 2, 1)))
         else:
             arguments = {"images": [content]}
-            what = f"an image of {content.width} × {content.height} pixels"
+            label = f"an image of {content.width} × {content.height} pixels"
         if kind not in self.placeholders:
-            raise DataError(f"model '{self._path}' does not read {what}: it reads only {', '.join(self.kinds)}.")
+            raise DataError(f"model '{self._path}' does not read {label}: it reads only {', '.join(self.kinds)}.")
         try:
             if isinstance(content, VideoClip):
                 frames, fps = self.sample_video(content)
@@ -207,25 +207,26 @@ class MediaProcessor:
             )
         except Exception as error:  # image processors raise various errors for unusual shapes
             raise DataError(
-                f"the processor of model '{self._path}' cannot read {what}: {_get_first_line(error)}"
+                f"the processor of model '{self._path}' cannot read {label}: {_get_first_line(error)}"
             ) from error
         if isinstance(content, AudioClip):
-            self._check_whole(content, output, what)
-        return self._build_media(kind, output, what)
+            self._check_whole(content, output, label)
+        return self._build_media(kind, output, label)
 
     def sample_video(self, video: VideoClip) -> tuple[NDArray[np.uint8], float]:
         """Return the frames of a video that the model sees, and their rate; see `sample_frames`."""
         return sample_frames(self._processor.video_processor, video)
 
-    def _check_whole(self, clip: AudioClip, output: Any, what: str) -> None:
+    def _check_whole(self, clip: AudioClip, output: Any, label: str) -> None:
         """Check that the processor read an audio clip to its end."""
         read = int(output["feature_attention_mask"].sum()) * self._processor.feature_extractor.hop_length
         if read < len(clip.samples) - self._processor.feature_extractor.n_fft:
             raise DataError(
-                f"the processor of model '{self._path}' reads only {read / clip.rate:.1f} s of {what}: split the audio."
+                f"the processor of model '{self._path}' reads only {read / clip.rate:.1f} s of {label}: split "
+                "the audio."
             )
 
-    def _build_media(self, kind: MediaKind, output: Any, what: str) -> ProcessedMedia:
+    def _build_media(self, kind: MediaKind, output: Any, label: str) -> ProcessedMedia:
         tokens = output["input_ids"][0].numpy().astype(np.int32)
         grid, seconds = output.get(f"{kind}_grid_thw"), output.get("video_second_per_grid")
         inputs = {name: tensor for name, tensor in output.items() if name not in _NON_TOWER_KEYS}
@@ -234,7 +235,7 @@ class MediaProcessor:
             inputs = {name: tensor[..., :length] for name, tensor in inputs.items()}
         num_features = int((tokens == self.feature_ids[kind]).sum())
         if not num_features:
-            raise DataError(f"the processor of model '{self._path}' creates no features for {what}: it is too short.")
+            raise DataError(f"the processor of model '{self._path}' creates no features for {label}: it is too short.")
         return ProcessedMedia(
             kind=kind,
             token_ids=tokens,
@@ -246,7 +247,7 @@ class MediaProcessor:
         )
 
     def expand(
-        self, token_ids: IntArray, digests: Sequence[str], media: Mapping[str, ProcessedMedia], what: str = "a prompt"
+        self, token_ids: IntArray, digests: Sequence[str], media: Mapping[str, ProcessedMedia], label: str = "a prompt"
     ) -> tuple[IntArray, tuple[MediaSpan, ...]]:
         """Replace the placeholders in rendered tokens with the tokens of the media.
 
@@ -254,7 +255,7 @@ class MediaProcessor:
             token_ids: Tokens [n] with one placeholder per medium.
             digests: Digests of the media, in order.
             media: The processed media, by digest.
-            what: How messages refer to the tokens.
+            label: How messages refer to the tokens.
 
         Returns:
             The tokens, and the span of each medium in them.
@@ -268,7 +269,7 @@ class MediaProcessor:
         wanted = [media[digest].kind for digest in digests]
         if written != wanted:
             raise DataError(
-                f"{what} has {describe_kinds(wanted)}, but its rendered text has placeholders for "
+                f"{label} has {describe_kinds(wanted)}, but its rendered text has placeholders for "
                 f"{describe_kinds(written)}: the chat template must write {self._list_placeholders(wanted)} for each."
             )
         parts: list[IntArray] = []

@@ -19,7 +19,7 @@ from roll.pipelines.episodes.draws import EpisodeDraws
 from roll.pipelines.episodes.reading import read_demonstrations
 from roll.pipelines.episodes.state import AgenticState
 from roll.pipelines.evaluation import measure
-from roll.pipelines.learning.losses import check_own_functions
+from roll.pipelines.learning.losses import check_user_functions
 from roll.pipelines.online.loop import train
 from roll.pipelines.online.opening import RoleSpec, build_facts, open_online
 from roll.pipelines.preparation import prepare
@@ -39,7 +39,7 @@ __all__ = ["PIPELINE"]
 async def _open(config: AgenticConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Start all roles, restore the checkpoint, yield the training loop, and shut the roles down, even after errors."""
     session.tracker.note("reading the model's files")
-    check_own_functions(config.algorithm)
+    check_user_functions(config.algorithm)
     shown = await run_in_thread(read_demonstrations, config)
     prepared = await run_in_thread(prepare, config, session.directory.media_dir)
     specs = await run_in_thread(build_trainer_specs, config, prepared.model_path)
@@ -64,8 +64,8 @@ def _build_agentic_controller(config: AgenticConfig, state: AgenticState, data: 
     return build_controller(config, state, data, *parts, draws=draws)
 
 
-def _build_run_facts(config: AgenticConfig, at: RunState) -> RunFacts:
-    return build_facts(config, at, config.algorithm.type)
+def _build_run_facts(config: AgenticConfig, state: RunState) -> RunFacts:
+    return build_facts(config, state, config.algorithm.type)
 
 
 PIPELINE = Pipeline(open=_open, facts=_build_run_facts, evaluate=measure, state=AgenticState)

@@ -1,4 +1,4 @@
-"""Requests of samples and batches of given images, from rows."""
+"""Builds sample requests, and batches of images from the data, from rows."""
 
 from __future__ import annotations
 
@@ -22,14 +22,16 @@ def compute_seed(seed: int, purpose: str, *numbers: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchBuilder:
-    """Builds what the trainer gets. All seeds depend only on the run's seed, the purpose, the draw and the index."""
+    """Builds the batches and sample requests for the trainer. All seeds depend only on the run's seed, the purpose, the
+    draw and the index.
+    """
 
     config: DiffusionConfig
     images: ImageReader = field(default_factory=ImageReader)
 
     @property
     def settings(self) -> DenoisingSettings:
-        """How samples of training are denoised."""
+        """The denoising settings of training samples."""
         sampling, explores = self.config.sampling, self.config.uses_log_probs
         return DenoisingSettings(
             num_steps=sampling.num_steps,
@@ -40,8 +42,10 @@ class BatchBuilder:
             batch_size=sampling.batch_size,
         )
 
-    def build_given_batch(self, draws: Sequence[RowDraw]) -> DiffusionBatch:
-        """Return the batch of a method that learns from given images, or that generates its own samples."""
+    def build_dataset_batch(self, draws: Sequence[RowDraw]) -> DiffusionBatch:
+        """Return the batch of a method that trains on images of the data, or whose trainer generates the samples
+        itself.
+        """
         samples: list[DiffusionSample] = []
         for draw in draws:
             row, seed = draw.row, compute_seed(self.config.seed, "train", draw.draw_id)

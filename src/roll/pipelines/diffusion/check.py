@@ -43,10 +43,10 @@ def _check_model(report: Report, config: DiffusionConfig) -> None:
 
 
 def _check_data(report: Report, config: DiffusionConfig) -> None:
-    from roll.pipelines.diffusion.pipeline import list_images
+    from roll.pipelines.diffusion.pipeline import list_image_columns
     from roll.pipelines.diffusion.rows import read_rows
 
-    rows = read_rows(config.data, config.seed, list_images(config))
+    rows = read_rows(config.data, config.seed, list_image_columns(config))
     report.num_held_out = len(rows.held_out)
     training, algorithm = config.training, config.algorithm
     per_step = training.prompts_per_step * config.samples_per_prompt

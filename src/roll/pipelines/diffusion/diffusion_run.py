@@ -30,7 +30,7 @@ from roll.pipelines.diffusion.evaluation import Evaluation
 from roll.pipelines.diffusion.groups import Group, build_samples, compute_reward_metrics, split_samples
 from roll.pipelines.diffusion.pictures import SampleRecord, write_samples
 from roll.pipelines.diffusion.rows import ImageRow, ImageRows, RowDraw
-from roll.pipelines.diffusion.scoring import ImageScore, Scorers
+from roll.pipelines.diffusion.scoring import ImageScore, ImageScorer
 from roll.pipelines.learning.alarms import check_alarms
 from roll.pipelines.learning.measures import compute_training_metrics
 from roll.pipelines.run import Run
@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, slots=True)
 class _Outcome:
-    """What a step did with its draws."""
+    """The results of a step: the outcomes of its draws, its optimizer steps, and its metrics."""
 
     draws: Sequence[RowDraw]
     draw_outcomes: dict[int, tuple[DrawOutcome, str]] = field(default_factory=dict)
@@ -62,8 +62,8 @@ class DiffusionRun:
     policy: TrainerGroup
     rows: ImageRows
     loss: DiffusionLoss | RewardGradientLoss
-    scorers: Scorers
-    """The rewards of training."""
+    scorers: ImageScorer
+    """Scores images with the rewards of training."""
     builder: BatchBuilder
     evaluation: Evaluation
     store: MediaStore | None = None
@@ -78,7 +78,7 @@ class DiffusionRun:
             run.ledger.record_draws(draws, run.state.step + 1)
             await self._learn_from_rewards(algorithm, groups, outcome)
         else:
-            batch = await run.stop.run_unless_stopped(asyncio.to_thread(self.builder.build_given_batch, draws))
+            batch = await run.stop.run_unless_stopped(asyncio.to_thread(self.builder.build_dataset_batch, draws))
             run.ledger.record_draws(draws, run.state.step + 1)
             with run.spans.phase("train"):
                 outcome.results.append(await self._update(batch))

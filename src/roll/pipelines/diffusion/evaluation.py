@@ -17,7 +17,7 @@ from roll.pipelines.diffusion.batches import BatchBuilder
 from roll.pipelines.diffusion.groups import compute_pixel_distance
 from roll.pipelines.diffusion.pictures import SampleRecord
 from roll.pipelines.diffusion.rows import ImageRows, RowDraw
-from roll.pipelines.diffusion.scoring import ImageScore, Scorers
+from roll.pipelines.diffusion.scoring import ImageScore, ImageScorer
 from roll.protocols import TrainerGroup
 
 __all__ = ["Evaluation"]
@@ -31,7 +31,7 @@ class Evaluation:
     policy: TrainerGroup
     rows: ImageRows
     builder: BatchBuilder
-    scorers: Scorers
+    scorers: ImageScorer
     """The rewards of training, and those that are only measured."""
     loss: DiffusionLoss | RewardGradientLoss
 
@@ -77,7 +77,7 @@ class Evaluation:
         """Return the loss on the rows of evaluation, always with the same noise."""
         count = self.config.training.prompts_per_step
         draws = [RowDraw(draw_id=i, row=row, position=i) for i, row in enumerate(self.rows.evaluation[:count])]
-        batch = await asyncio.to_thread(self.builder.build_given_batch, draws)
+        batch = await asyncio.to_thread(self.builder.build_dataset_batch, draws)
         result = await self.policy.call("measure", batch, self.loss)
         return {"eval/loss": result.loss} | {f"eval/{name}": value for name, value in result.metrics.items()}
 

@@ -17,7 +17,7 @@ from roll.pipelines.diffusion.scoring import ImageScore
 
 __all__ = ["Group", "build_samples", "compute_pixel_distance", "compute_reward_metrics", "split_samples"]
 
-MAX_COMPARED = 64
+MAX_COMPARED_SAMPLES = 64
 """Largest number of samples of a prompt that are compared with each other."""
 
 
@@ -107,7 +107,7 @@ def compute_pixel_distance(images: Sequence[NDArray[np.uint8]], prompts: Sequenc
     for image, prompt in zip(images, prompts, strict=True):
         by_prompt[prompt].append(image.astype(np.float32).ravel() / np.float32(255))
     for own in by_prompt.values():
-        flat = np.stack(own[:MAX_COMPARED])
+        flat = np.stack(own[:MAX_COMPARED_SAMPLES])
         squares = (flat**2).mean(axis=1)
         mixed = squares[:, None] + squares[None] - 2 * flat @ flat.T / flat.shape[1]
         upper = mixed[np.triu_indices(len(flat), 1)]

@@ -1,4 +1,4 @@
-"""Samples on disk: a picture with a row per prompt, and a table with the reward and the digest of every sample.
+"""Samples on disk: an image grid with a row per prompt, and a table with the reward and the digest of every sample.
 
 samples/step-000020.png       the first samples of a step       samples/evaluation-step-000020.png
 samples/step-000020.parquet   prompt, index, seed, reward, parts, advantage, media (digests in the run's media store)
@@ -21,8 +21,8 @@ __all__ = ["SampleRecord", "draw_grid", "write_samples"]
 logger = logging.getLogger(__name__)
 
 MAX_ROWS, MAX_COLUMNS = 10, 10
-MIN_CELL = 48
-"""Smallest cell of the picture, in pixels; smaller images are enlarged."""
+MIN_CELL_SIZE = 48
+"""Minimum size of a cell of the grid, in pixels; smaller images are enlarged."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -50,7 +50,7 @@ def draw_grid(records: Sequence[SampleRecord]) -> NDArray[np.uint8]:
         rows.setdefault(record.draw_id, []).append(record.image if record.image.ndim == 3 else record.image[-1])
     shown = [images[:MAX_COLUMNS] for images in list(rows.values())[:MAX_ROWS]]
     height, width = shown[0][0].shape[:2]
-    factor = max(-(-MIN_CELL // min(height, width)), 1)
+    factor = max(-(-MIN_CELL_SIZE // min(height, width)), 1)
     size, columns = (height * factor + 2, width * factor + 2), max(map(len, shown))
     grid = np.full((size[0] * len(shown), size[1] * columns, 3), 255, np.uint8)
     for i, images in enumerate(shown):
@@ -61,7 +61,7 @@ def draw_grid(records: Sequence[SampleRecord]) -> NDArray[np.uint8]:
 
 
 def write_samples(directory: Path, stem: str, records: Sequence[SampleRecord], store: MediaStore | None) -> None:
-    """Write the picture and the table of samples; with a store, also every image. A failure is only logged."""
+    """Write the image grid and the table of samples and, with a store, every image. A failure is only logged."""
     if not records:
         return
     try:

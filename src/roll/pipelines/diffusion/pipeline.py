@@ -18,7 +18,7 @@ from roll.pipelines.diffusion.diffusion_run import DiffusionRun
 from roll.pipelines.diffusion.evaluation import Evaluation
 from roll.pipelines.diffusion.losses import build_loss
 from roll.pipelines.diffusion.rows import ImageRows, read_rows
-from roll.pipelines.diffusion.scoring import Scorers, check_rewards
+from roll.pipelines.diffusion.scoring import ImageScorer, check_rewards
 from roll.pipelines.fingerprints import compute_fingerprints
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Run, Session, restore_state, run_session, run_steps
@@ -27,15 +27,15 @@ from roll.protocols import TrainerGroup, WorkerPool
 from roll.running import run_in_thread
 from roll.training import Schedule, TrainerSpec
 
-__all__ = ["PIPELINE", "build_spec", "list_images"]
+__all__ = ["PIPELINE", "build_spec", "list_image_columns"]
 
 logger = logging.getLogger(__name__)
 
-TRAINER = "roll.diffusion.trainer:DiffusionTrainer"
+TRAINER_PATH = "roll.diffusion.trainer:DiffusionTrainer"
 
 
-def list_images(config: DiffusionConfig) -> list[str]:
-    """Return the images that the method needs in every row."""
+def list_image_columns(config: DiffusionConfig) -> list[str]:
+    """Return the names of the images that the method needs in every row, such as `chosen` and `rejected`."""
     if isinstance(config.algorithm, FlowMatching):
         return ["image"]
     return ["chosen", "rejected"] if isinstance(config.algorithm, DPO) else []
@@ -44,7 +44,7 @@ def list_images(config: DiffusionConfig) -> list[str]:
 def build_spec(config: DiffusionConfig) -> TrainerSpec:
     """Return the spec of the trainer, for a single rank."""
     updates = getattr(config.algorithm, "num_minibatches", 1) * getattr(config.algorithm, "num_epochs", 1)
-    training = config.training.model_copy(update={"backend": TRAINER})
+    training = config.training.model_copy(update={"backend": TRAINER_PATH})
     return TrainerSpec(
         model_path=config.model.path,
         model=config.model,
@@ -56,19 +56,21 @@ def build_spec(config: DiffusionConfig) -> TrainerSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Prepared:
+class _RunInputs:
+    """The data of a run, and the loss of its method."""
+
     rows: ImageRows
     loss: DiffusionLoss | RewardGradientLoss
 
 
-def _prepare(config: DiffusionConfig) -> _Prepared:
+def _prepare(config: DiffusionConfig) -> _RunInputs:
     """Read the data, and import the user's functions.
 
     Raises:
         UserError: They cannot be used.
     """
     check_rewards([*config.rewards, *config.evaluation.rewards])
-    return _Prepared(rows=read_rows(config.data, config.seed, list_images(config)), loss=build_loss(config))
+    return _RunInputs(rows=read_rows(config.data, config.seed, list_image_columns(config)), loss=build_loss(config))
 
 
 async def _start(config: DiffusionConfig, cluster: Cluster, stack: AsyncExitStack) -> tuple[TrainerGroup, WorkerPool]:
@@ -81,14 +83,14 @@ async def _start(config: DiffusionConfig, cluster: Cluster, stack: AsyncExitStac
 
 
 def _build_evaluation(
-    config: DiffusionConfig, prepared: _Prepared, policy: TrainerGroup, pool: WorkerPool
+    config: DiffusionConfig, prepared: _RunInputs, policy: TrainerGroup, pool: WorkerPool
 ) -> Evaluation:
     return Evaluation(
         config=config,
         policy=policy,
         rows=prepared.rows,
         builder=BatchBuilder(config=config),
-        scorers=Scorers(pool=pool, rewards=[*config.rewards, *config.evaluation.rewards]),
+        scorers=ImageScorer(pool=pool, rewards=[*config.rewards, *config.evaluation.rewards]),
         loss=prepared.loss,
     )
 
@@ -109,7 +111,7 @@ async def _open(config: DiffusionConfig, session: Session) -> AsyncIterator[Call
         if saved is not None:
             tracker.note(f"loading the checkpoint of step {state.step}")
             await saved.restore(policy)
-        run = Run.of(config, config.training.num_steps, session, state, prepared.rows.train, policy)
+        run = Run.create(config, config.training.num_steps, session, state, prepared.rows.train, policy)
         evaluation = _build_evaluation(config, prepared, policy, pool)
         diffusion = DiffusionRun(
             config=config,
@@ -117,7 +119,7 @@ async def _open(config: DiffusionConfig, session: Session) -> AsyncIterator[Call
             policy=policy,
             rows=prepared.rows,
             loss=prepared.loss,
-            scorers=Scorers(pool=pool, rewards=config.rewards),
+            scorers=ImageScorer(pool=pool, rewards=config.rewards),
             builder=evaluation.builder,
             evaluation=evaluation,
             store=MediaStore(session.directory.media_dir) if config.tracking.rollouts else None,
@@ -136,7 +138,7 @@ async def _open(config: DiffusionConfig, session: Session) -> AsyncIterator[Call
         yield train
 
 
-def _build_facts(config: DiffusionConfig, at: RunState) -> RunFacts:
+def _build_facts(config: DiffusionConfig, state: RunState) -> RunFacts:
     ranks, cores = config.roles["actor_train"].count, os.cpu_count() or 1
     setup = f"{config.cluster.type}: {ranks} trainer rank{'s' * (ranks != 1)}, {cores} core{'s' * (cores != 1)}"
     return RunFacts(method=config.algorithm.type, setup=setup, num_steps=config.training.num_steps)

@@ -35,7 +35,7 @@ class ImageRow:
 
     uid: str
     prompt: str
-    where: str
+    location: str
     """File and line, for messages."""
     images: Mapping[str, Path] = field(default_factory=dict)
     """Paths of its images: `image`, `chosen`, `rejected`, `first_frame`."""
@@ -58,7 +58,7 @@ class RowDraw:
 
 
 class RowList:
-    """Rows as a source of a stream."""
+    """A list of rows from which a `RowStream` draws."""
 
     def __init__(self, rows: Sequence[ImageRow]) -> None:
         self._rows = rows
@@ -71,7 +71,7 @@ class RowList:
 
 
 class RowStream(WeightedStream[ImageRow, RowDraw]):
-    """Draws rows for training."""
+    """A stream that draws the rows for training."""
 
     size_name = "num_rows"
 
@@ -81,7 +81,7 @@ class RowStream(WeightedStream[ImageRow, RowDraw]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageRows:
-    """The rows of a run."""
+    """The rows of a run, for training and evaluation."""
 
     train: RowStream
     evaluation: Sequence[ImageRow]
@@ -115,7 +115,7 @@ def read_rows(sources: Sequence[DiffusionDataConfig], seed: int, images: Sequenc
         first += train
     return ImageRows(
         train=RowStream(streams, seed),
-        evaluation=_spread(held_out or first),
+        evaluation=_order_by_distinct_prompts(held_out or first),
         held_out=held_out,
         fingerprints=fingerprints,
     )
@@ -136,8 +136,8 @@ def _read_source(config: DiffusionDataConfig, images: Sequence[str]) -> tuple[li
     return train, held_out
 
 
-def _spread(rows: Sequence[ImageRow]) -> list[ImageRow]:
-    """Return the rows with different prompts first, so that a few rows have as many prompts as possible."""
+def _order_by_distinct_prompts(rows: Sequence[ImageRow]) -> list[ImageRow]:
+    """Return the rows ordered so that the first rows have different prompts."""
     counts: dict[str, int] = {}
     order = []
     for place, row in enumerate(rows):
@@ -149,22 +149,22 @@ def _spread(rows: Sequence[ImageRow]) -> list[ImageRow]:
 def _read_table(path: Path, config: DiffusionDataConfig, keys: Mapping[str, str]) -> list[ImageRow]:
     table, rows = open_table(path), list[ImageRow]()
     for number, row in enumerate(table.scan(None)):
-        where = table.describe_location(number)
+        location = table.describe_location(number)
         if isinstance(row, DataError):
             raise row
-        prompt = read_column(row, config.prompt_key, where, "data.prompt_key")
+        prompt = read_column(row, config.prompt_key, location, "data.prompt_key")
         if not isinstance(prompt, str):
             raise BadRow(
                 "prompt is not text",
-                f"{where}: column '{config.prompt_key}' must be text, got {type(prompt).__name__}.",
+                f"{location}: column '{config.prompt_key}' must be text, got {type(prompt).__name__}.",
             )
-        images = {name: _find_image(row, name, key, path, where) for name, key in keys.items()}
+        images = {name: _find_image(row, name, key, path, location) for name, key in keys.items()}
         used = {config.prompt_key, *keys.values()}
         rows.append(
             ImageRow(
                 uid=f"{config.domain}/{path.stem}-{table.get_key(number)}",
                 prompt=prompt,
-                where=where,
+                location=location,
                 images=images,
                 metadata={name: value for name, value in row.items() if name not in used},
             )
@@ -174,21 +174,21 @@ def _read_table(path: Path, config: DiffusionDataConfig, keys: Mapping[str, str]
     return rows
 
 
-def _find_image(row: Mapping[str, Any], name: str, key: str, table: Path, where: str) -> Path:
-    value = read_column(row, key, where, f"data.{name}_key")
+def _find_image(row: Mapping[str, Any], name: str, key: str, table: Path, location: str) -> Path:
+    value = read_column(row, key, location, f"data.{name}_key")
     if not isinstance(value, str) or not value:
         raise BadRow(
             "image is not a path",
-            f"{where}: column '{key}' must be the path of an image, got {type(value).__name__}.",
+            f"{location}: column '{key}' must be the path of an image, got {type(value).__name__}.",
         )
     if "://" in value:
         raise BadRow(
             "image is a URL",
-            f"{where}: column '{key}' is a URL, {value[:80]!r}: download the image, and give its path.",
+            f"{location}: column '{key}' is a URL, {value[:80]!r}: download the image, and give its path.",
         )
     path = table.parent / value
     if not path.is_file():
-        raise BadRow("image is missing", f"{where}: the image '{path}' does not exist.")
+        raise BadRow("image is missing", f"{location}: the image '{path}' does not exist.")
     return path
 
 
@@ -215,8 +215,8 @@ class ImageReader:
         try:
             data = path.read_bytes()
         except OSError as error:
-            raise DataError(f"{row.where}: the image '{path}' cannot be read: {error.strerror}.") from error
-        image = np.asarray(decode_image(data, f"{row.where}: the image '{path}'"))
+            raise DataError(f"{row.location}: the image '{path}' cannot be read: {error.strerror}.") from error
+        image = np.asarray(decode_image(data, f"{row.location}: the image '{path}'"))
         if image.nbytes <= self._left:
             self._cache[path] = image
             self._left -= image.nbytes

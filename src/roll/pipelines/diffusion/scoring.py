@@ -21,7 +21,7 @@ from roll.protocols import WorkerPool
 from roll.rewards.base import run_in_pool
 from roll.user_code import check_call, load_function
 
-__all__ = ["ImageScore", "Scorers", "check_rewards"]
+__all__ = ["ImageScore", "ImageScorer", "check_rewards"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +67,8 @@ def _call(path: str, image: NDArray[np.uint8], prompt: str, metadata: dict[str, 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Scorers:
-    """The rewards of a run, and those that are only measured."""
+class ImageScorer:
+    """Scores images with the rewards of a run, and with those that are only measured."""
 
     pool: WorkerPool
     rewards: Sequence[ImageRewardConfig]

@@ -48,7 +48,7 @@ def _estimate_memory(
         held = sum(
             estimate_frozen_bytes(each, config.training.parallel, config.num_ranks, element) for each in teachers
         )
-        return ExtraMemory(held={"teachers": held})
+        return ExtraMemory(policy_bytes={"teachers": held})
     if config.teacher[0].backend == "trainer":
         on_accelerator = report.machine.has_accelerators
         roles = [

@@ -33,7 +33,7 @@ from roll.pipelines.online.online_run import OnlineRun
 from roll.protocols import LossFn
 from roll.types import Rollout, TrainingBatch
 
-__all__ = ["build_distillation_loss", "build_objective", "estimate_divergence", "with_advantages"]
+__all__ = ["attach_advantages", "build_distillation_loss", "build_objective", "estimate_divergence"]
 
 
 def build_objective(online: OnlineRun[DistillConfig, Any], num_tokens: Sequence[int]) -> AnswersObjective:
@@ -48,22 +48,24 @@ def build_objective(online: OnlineRun[DistillConfig, Any], num_tokens: Sequence[
 
     def select_in_vocabulary(rollouts: Sequence[Rollout]) -> list[Answers] | str:
         return select_answers_in_vocabulary(
-            rollouts, num_tokens=num_tokens[config.teacher_of[rollouts[0].prompt.domain]]
+            rollouts, num_tokens=num_tokens[config.teacher_by_domain[rollouts[0].prompt.domain]]
         )
 
     async def build(choice: AnswerSelection) -> TrainingBatch:
         rollouts = choice.rollouts
         batch = build_batch(rollouts, temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens)
         pairs = zip(batch.samples, batch.expand_to_samples(rollouts), strict=True)
-        batch = replace(batch, samples=tuple(replace(s, teacher=config.teacher_of[r.prompt.domain]) for s, r in pairs))
+        batch = replace(
+            batch, samples=tuple(replace(s, teacher=config.teacher_by_domain[r.prompt.domain]) for s, r in pairs)
+        )
         if teachers:
             with run.spans.phase("teacher"):
                 columns = await compute_teacher_logprobs(
-                    teachers, config.teacher_of, batch, batch.expand_to_samples(rollouts)
+                    teachers, config.teacher_by_domain, batch, batch.expand_to_samples(rollouts)
                 )
             pairs = zip(batch.samples, columns, strict=True)
             batch = replace(batch, samples=tuple(replace(s, teacher_logprobs=column) for s, column in pairs))
-        return with_advantages(batch, rollouts, config.distillation)
+        return attach_advantages(batch, rollouts, config.distillation)
 
     return AnswersObjective(
         online=online,
@@ -76,7 +78,8 @@ def build_objective(online: OnlineRun[DistillConfig, Any], num_tokens: Sequence[
 
 
 def build_distillation_loss(config: DistillationConfig) -> LossFn:
-    """Return the loss: the divergence, a policy gradient with the advantages of `with_advantages`, or the sum of both.
+    """Return the loss: the divergence, a policy gradient with the advantages of `attach_advantages`, or the sum of
+    both.
 
     Ratios are against the engine's log-probs, with which the teacher's log-probs are also compared.
     """
@@ -89,7 +92,7 @@ def build_distillation_loss(config: DistillationConfig) -> LossFn:
     return SummedLoss(parts=((config.coefficient, divergence), (1.0, gradient)))
 
 
-def with_advantages(batch: TrainingBatch, rollouts: Sequence[Rollout], config: DistillationConfig) -> TrainingBatch:
+def attach_advantages(batch: TrainingBatch, rollouts: Sequence[Rollout], config: DistillationConfig) -> TrainingBatch:
     """Return the batch with advantages from teachers, if their log-probs are present, and from rewards.
 
     Args:

@@ -56,9 +56,9 @@ async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callab
         yield partial(train, online, build_objective(online, num_tokens))
 
 
-def _build_run_facts(config: DistillConfig, at: RunState) -> RunFacts:
+def _build_run_facts(config: DistillConfig, state: RunState) -> RunFacts:
     settings = config.distillation
-    return build_facts(config, at, f"{settings.divergence} divergence as a {settings.mode}")
+    return build_facts(config, state, f"{settings.divergence} divergence as a {settings.mode}")
 
 
 PIPELINE = Pipeline(open=_open, facts=_build_run_facts, evaluate=measure, state=LearningState)

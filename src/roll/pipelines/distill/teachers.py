@@ -13,7 +13,7 @@ import numpy as np
 from roll.config.pipelines.distill import DistillConfig
 from roll.errors import InfraError
 from roll.inference import EngineSpec
-from roll.pipelines.preparation import Prepared, build_engine_specs
+from roll.pipelines.preparation import PreparedRun, build_engine_specs
 from roll.protocols import InferenceEngine, Scorer
 from roll.tracking import RunDirectory
 from roll.types import FloatArray, Output, Outputs, Rollout, TrainingBatch
@@ -22,7 +22,7 @@ __all__ = ["EngineTeacher", "build_teacher_specs", "compute_teacher_logprobs"]
 
 
 def build_teacher_specs(
-    config: DistillConfig, prepared: Prepared, paths: Sequence[Path], run: RunDirectory
+    config: DistillConfig, prepared: PreparedRun, paths: Sequence[Path], run: RunDirectory
 ) -> list[EngineSpec]:
     """Return one engine spec per teacher, with the settings of the student's engines."""
     like = build_engine_specs(config, prepared, run)[0]
@@ -59,17 +59,19 @@ class EngineTeacher:
 
 
 async def compute_teacher_logprobs(
-    teachers: Sequence[Scorer], teacher_of: Mapping[str, int], batch: TrainingBatch, rollouts: Sequence[Rollout]
+    teachers: Sequence[Scorer], teacher_by_domain: Mapping[str, int], batch: TrainingBatch, rollouts: Sequence[Rollout]
 ) -> list[FloatArray]:
     """Compute the log-probs of every sample's tokens under its teacher, [L] each.
 
     Args:
         teachers: All teachers.
-        teacher_of: Index of the teacher by domain.
+        teacher_by_domain: Index of the teacher by domain.
         batch: The batch of samples.
         rollouts: The rollout of each sample.
     """
-    places = [[i for i, r in enumerate(rollouts) if teacher_of[r.prompt.domain] == t] for t in range(len(teachers))]
+    places = [
+        [i for i, r in enumerate(rollouts) if teacher_by_domain[r.prompt.domain] == t] for t in range(len(teachers))
+    ]
     parts = [replace(batch, samples=tuple(batch.samples[i] for i in own)) for own in places]
     requests = (t.forward(part, ["logprobs"]) for t, part in zip(teachers, parts, strict=True) if part.samples)
     outputs = await asyncio.gather(*requests)

@@ -27,27 +27,31 @@ def inspect(config: DistillOfflineConfig) -> Report:
     Teachers whose outputs are stored do not count toward the memory of training: they are unloaded before it starts.
     """
     problems: list[str] = []
-    other, loss = FrozenModelCost(), "LIKELIHOOD"
+    other_models, loss = FrozenModelCost(), "TOP_K_TIMING_LOSS"
     try:
         student = find_model(config.model.path)
         if student is not None and all(find_model(teacher.model) for teacher in config.teacher):
             paths = tuple(map(str, resolve_offline_teachers(config, student)))
             if config.trainer_holds_teachers:
-                other, loss = FrozenModelCost(paths=paths), "EXACT"
+                other_models, loss = FrozenModelCost(paths=paths), "DISTRIBUTION_TIMING_LOSS"
             else:
-                other = FrozenModelCost(
+                other_models = FrozenModelCost(
                     kept_token_bytes=_compute_token_bytes(config, student),
                     passes_before=_compute_mean_num_parameters(paths) / _compute_mean_num_parameters([str(student)]),
                 )
     except UserError as error:
         problems.append(str(error))
     path = f"roll.pipelines.distill_offline.losses:{loss}"
-    report = inspect_examples(config, kind="supervised", method=config.distillation.method, loss=path, other=other)
+    report = inspect_examples(
+        config, kind="supervised", method=config.distillation.method, loss=path, other_models=other_models
+    )
     report.problems += [problem for problem in problems if problem not in report.problems]
     run_checks(report, config, _check_teachers)
     if not config.trainer_holds_teachers:
         held = (
-            f", and needs {_compute_largest_teacher_bytes(config) / 2**30:.1f} GiB then" if other.passes_before else ""
+            f", and needs {_compute_largest_teacher_bytes(config) / 2**30:.1f} GiB then"
+            if other_models.passes_before
+            else ""
         )
         report.notes.append(f"the teacher scores each example once, before the first step{held}.")
     return report

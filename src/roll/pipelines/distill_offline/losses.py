@@ -6,11 +6,11 @@ from roll.algorithms.losses import DistillationLoss, LikelihoodLoss, SummedLoss,
 from roll.config.distillation import OfflineDistillationConfig
 from roll.protocols import LossFn
 
-__all__ = ["EXACT", "LIKELIHOOD", "build_offline_loss"]
+__all__ = ["DISTRIBUTION_TIMING_LOSS", "TOP_K_TIMING_LOSS", "build_offline_loss"]
 
-EXACT = DistillationLoss()
+DISTRIBUTION_TIMING_LOSS = DistillationLoss()
 """Loss that stands in for any divergence over whole distributions when a step is timed."""
-LIKELIHOOD = LikelihoodLoss()
+TOP_K_TIMING_LOSS = LikelihoodLoss()
 """Loss that stands in for top-k distillation when a step is timed, since samples have no teacher columns then."""
 
 

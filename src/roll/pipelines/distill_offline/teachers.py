@@ -18,9 +18,9 @@ from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import ModelError
 from roll.models import describe_model
 from roll.pipelines.run import Session
-from roll.pipelines.supervised.frozen_outputs import CHUNK, build_weights_name, compute_missing_outputs
+from roll.pipelines.supervised.frozen_outputs import CHUNK_SIZE, build_weights_name, compute_missing_outputs
 from roll.pipelines.supervised.output_store import OutputStore, Rows, build_rows
-from roll.pipelines.supervised.preparation import Prepared
+from roll.pipelines.supervised.preparation import PreparedRun
 from roll.protocols import TrainerGroup
 from roll.running import run_in_thread
 from roll.training import TrainerSpec
@@ -33,20 +33,20 @@ __all__ = ["TeacherOutputs", "compute_teacher_outputs"]
 class TeacherOutputs:
     """The teachers' outputs: stored, or computed by the student's trainer, which then holds the teachers."""
 
-    teacher_of: dict[str, int]
+    teacher_by_domain: dict[str, int]
     """Index of the teacher by domain."""
-    kept: tuple[OutputStore, ...] = ()
+    stores: tuple[OutputStore, ...] = ()
     """Stored outputs of each teacher; empty if the student's trainer holds the teachers."""
 
-    async def with_teacher_columns(self, batch: TrainingBatch) -> TrainingBatch:
+    async def add_teacher_columns(self, batch: TrainingBatch) -> TrainingBatch:
         """Return the batch with the stored outputs of each sample's teacher or, without stored outputs, its index."""
-        return replace(batch, samples=tuple(map(self._add_teacher_columns, batch.samples)))
+        return replace(batch, samples=tuple(map(self._add_columns_to_sample, batch.samples)))
 
-    def _add_teacher_columns(self, sample: TrainingSample) -> TrainingSample:
-        teacher = self.teacher_of[sample.domain]
-        if not self.kept:
+    def _add_columns_to_sample(self, sample: TrainingSample) -> TrainingSample:
+        teacher = self.teacher_by_domain[sample.domain]
+        if not self.stores:
             return replace(sample, teacher=teacher)
-        rows = self.kept[teacher].get_rows(sample)
+        rows = self.stores[teacher].get_rows(sample)
         shape = len(sample), *rows["logprobs"].shape[1:]
         top = TopLogprobs(token_ids=np.zeros(shape, np.int32), logprobs=np.zeros(shape, np.float32))
         top.token_ids[sample.loss_mask], top.logprobs[sample.loss_mask] = rows["token_ids"], rows["logprobs"]
@@ -55,7 +55,7 @@ class TeacherOutputs:
 
 async def compute_teacher_outputs(
     config: DistillOfflineConfig,
-    prepared: Prepared,
+    prepared: PreparedRun,
     cluster: Cluster,
     paths: Sequence[Path],
     samples: Sequence[TrainingSample],
@@ -76,12 +76,12 @@ async def compute_teacher_outputs(
     directory = session.directory.path / "teacher" if session else None
     if settings.directory is not None:
         directory = Path(settings.directory)
-    all_kept = []
+    stores = []
     for number, path in enumerate(paths):
         spec = TrainerSpec.for_teacher(path, config.model, prepared.training, config.seed)
         name = f"{await run_in_thread(build_weights_name, spec)}-top{settings.top_k}"
-        kept = await asyncio.to_thread(OutputStore, directory / name if directory else None)
-        own = [sample for sample in samples if config.teacher_of[sample.domain] == number]
+        store = await asyncio.to_thread(OutputStore, directory / name if directory else None)
+        own = [sample for sample in samples if config.teacher_by_domain[sample.domain] == number]
         model = config.teacher[number].model
 
         async def score(teacher: TrainerGroup, batch: TrainingBatch, model: str = model) -> list[Rows]:
@@ -89,12 +89,12 @@ async def compute_teacher_outputs(
             pairs = zip(batch.samples, outputs["top_logprobs"], strict=True)
             return [_select_loss_token_rows(sample, top, rows, model) for sample, top in pairs]
 
-        batches = [own[start : start + CHUNK] for start in range(0, len(own), CHUNK)]
+        batches = [own[start : start + CHUNK_SIZE] for start in range(0, len(own), CHUNK_SIZE)]
         await compute_missing_outputs(
-            cluster, spec, kept, batches, score, model_name=f"the teacher '{model}'", session=session
+            cluster, spec, store, batches, score, model_name=f"the teacher '{model}'", session=session
         )
-        all_kept.append(kept)
-    return TeacherOutputs(teacher_of=config.teacher_of, kept=tuple(all_kept))
+        stores.append(store)
+    return TeacherOutputs(teacher_by_domain=config.teacher_by_domain, stores=tuple(stores))
 
 
 def _select_loss_token_rows(sample: TrainingSample, top: TopLogprobs, num_tokens: int, model: str) -> Rows:

@@ -93,9 +93,9 @@ def choose_anchor(
     return episode, Anchor(trajectory=episode.trajectory, num_turns=num_turns)
 
 
-def _draw_uniform(seed: int, number: int, what: str) -> float:
-    """Return a pseudorandom number in [0, 1), determined by the seed, the number of a draw, and the choice `what`."""
-    digest = hashlib.blake2b(f"{seed}/anchors/{what}/{number}".encode(), digest_size=6).digest()
+def _draw_uniform(seed: int, number: int, purpose: str) -> float:
+    """Return a pseudorandom number in [0, 1), determined by the seed, the number of a draw, and the purpose."""
+    digest = hashlib.blake2b(f"{seed}/anchors/{purpose}/{number}".encode(), digest_size=6).digest()
     return int.from_bytes(digest, "big") / 2**48
 
 

@@ -45,23 +45,23 @@ async def _play_twice(
     draw = replace(draw, prompt=replace(draw.prompt, expert=shown.actions))
     name = f"'{shown.domain}' with seed {shown.seed}"
     try:
-        found = [await play_demonstration(opened.config, opened.live, draw) for _ in range(2)]
+        found = [await play_demonstration(opened.config, opened.policy_engines, draw) for _ in range(2)]
     except InfraError as error:
-        raise DataError(f"{shown.where}: the demonstration cannot be played: {error}") from error
+        raise DataError(f"{shown.location}: the demonstration cannot be played: {error}") from error
     kept = []
     for rollout in found:
         if rollout is None or not has_succeeded(rollout) or len(rollout.turns) != len(shown.actions):
             played = f"{len(rollout.turns) if rollout else 0} of {len(shown.actions)} actions were played"
             reward = f"{rollout.reward.value:g}" if rollout and rollout.reward else "none"
             raise DataError(
-                f"{shown.where}: the demonstration does not succeed in {name}: {played}, and the reward is {reward}. "
-                "Check its seed and actions, and the environment's options."
+                f"{shown.location}: the demonstration does not succeed in {name}: {played}, and the reward is "
+                f"{reward}. Check its seed and actions, and the environment's options."
             )
         trajectory = build_trajectory(rollout)
         kept.append(KeptEpisode(domain=shown.domain, position=draw.position, trajectory=trajectory, shown=True))
     if kept[0].to_json() != kept[1].to_json():
         raise DataError(
-            f"{shown.where}: {name} responded differently when the demonstration was played again, so no episode can "
-            "begin at one of its turns: make the environment depend only on reset(seed), or remove anchors."
+            f"{shown.location}: {name} responded differently when the demonstration was played again, so no episode "
+            "can begin at one of its turns: make the environment depend only on reset(seed), or remove anchors."
         )
     return kept[0]

@@ -22,7 +22,7 @@ class Demonstration:
     domain: str
     seed: int
     actions: tuple[str, ...]
-    where: str
+    location: str
     """Position in the user's file, for messages."""
 
 
@@ -43,8 +43,8 @@ def read_demonstrations(config: AgenticConfig) -> list[Demonstration]:
         before = found.setdefault((one.domain, one.seed), one)
         if before is not one:
             raise DataError(
-                f"{one.where}: the demonstration of '{one.domain}' with seed {one.seed} is already in {before.where}: "
-                "remove one of the two."
+                f"{one.location}: the demonstration of '{one.domain}' with seed {one.seed} is already in "
+                f"{before.location}: remove one of the two."
             )
     if not found:
         raise DataError(
@@ -53,24 +53,26 @@ def read_demonstrations(config: AgenticConfig) -> list[Demonstration]:
     return list(found.values())
 
 
-def _read_demonstration(row: Mapping[str, Any], entries: dict[str, EnvironmentData], where: str) -> Demonstration:
+def _read_demonstration(row: Mapping[str, Any], entries: dict[str, EnvironmentData], location: str) -> Demonstration:
     if unknown := set(row) - {"environment", "seed", "actions"}:
-        raise DataError(f"{where}: unknown keys {sorted(unknown)}: a demonstration has environment, seed and actions.")
+        raise DataError(
+            f"{location}: unknown keys {sorted(unknown)}: a demonstration has environment, seed and actions."
+        )
     name, seed, actions = row.get("environment"), row.get("seed"), row.get("actions")
     if name is None and len(entries) == 1:
         (name,) = entries
     if not isinstance(name, str) or name not in entries:
-        raise DataError(f"{where}: environment must be one of {', '.join(map(repr, entries))}, not {name!r}.")
+        raise DataError(f"{location}: environment must be one of {', '.join(map(repr, entries))}, not {name!r}.")
     most, turns = entries[name].num_episodes, entries[name].num_turns
     if not isinstance(seed, int) or isinstance(seed, bool) or not 0 <= seed < most:
         raise DataError(
-            f"{where}: seed is {seed!r}, but the training episodes of '{name}' have the seeds 0 to {most - 1}: "
+            f"{location}: seed is {seed!r}, but the training episodes of '{name}' have the seeds 0 to {most - 1}: "
             "choose one of these seeds, or raise num_episodes."
         )
     if not isinstance(actions, list) or not all(isinstance(action, str) for action in actions):
-        raise DataError(f"{where}: actions must be a list of strings.")
+        raise DataError(f"{location}: actions must be a list of strings.")
     if not 2 <= len(actions) <= turns:
         raise DataError(
-            f"{where}: {len(actions)} actions, but a demonstration must have between 2 and num_turns ({turns}) actions."
+            f"{location}: {len(actions)} actions, but a demonstration must have 2 to num_turns ({turns}) actions."
         )
-    return Demonstration(domain=name, seed=seed, actions=tuple(actions), where=where)
+    return Demonstration(domain=name, seed=seed, actions=tuple(actions), location=location)

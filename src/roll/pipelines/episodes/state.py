@@ -57,7 +57,7 @@ class KeptEpisode:
         return cls(
             domain=written.domain,
             position=written.position,
-            trajectory=written.trajectory(),
+            trajectory=written.build_trajectory(),
             shown=written.shown,
             recent={anchor: tuple(map(bool, found)) for anchor, *found in written.recent},
             passed=frozenset(written.passed),
@@ -80,7 +80,7 @@ class _EpisodeRecord(NamedTuple):
     reward: float
     media: Sequence[Sequence[Mapping[str, Any]]] = ()
 
-    def trajectory(self) -> Trajectory:
+    def build_trajectory(self) -> Trajectory:
         own = [tuple(map(MediaSpan.from_dict, spans)) for spans in self.media]
         prompt_media, media, *of_branches = own or [()] * (2 + len(self.branches))
         return Trajectory(

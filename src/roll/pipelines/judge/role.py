@@ -43,7 +43,7 @@ __all__ = ["JudgeRole", "open_scoring", "start_judge"]
 
 @dataclass(slots=True)
 class _RequestCounters:
-    """Counts since the last call to `JudgeRole.metrics`."""
+    """Counts since the last call to `JudgeRole.collect_metrics`."""
 
     num_requests: int = 0
     num_tokens: int = 0
@@ -114,7 +114,7 @@ class JudgeRole:
             if id(engine) not in serving:
                 self._proxy.replace(engine)
 
-    def metrics(self) -> dict[str, float]:
+    def collect_metrics(self) -> dict[str, float]:
         """Return the judge's metrics.
 
         Of the step: verdicts requested and cached, requests, tokens, failures, seconds per request. Of the run:
@@ -163,7 +163,7 @@ async def start_judge(
     def build_model(generate: Callable[..., Any]) -> JudgeModel:
         return JudgeModel(
             name=judge.model,
-            identity=_build_identity(path, judge.dtype),
+            identity=_build_weights_key(path, judge.dtype),
             tokenizer=tokenizer,
             stop_token_ids=find_stop_token_ids(path, tokenizer),
             max_context=specs[0].max_context,
@@ -197,7 +197,7 @@ async def open_scoring(
         yield await stack.enter_async_context(open_rewards(config.data, config.sandbox, pool, judge))
 
 
-def _build_identity(path: Path, dtype: str) -> str:
+def _build_weights_key(path: Path, dtype: str) -> str:
     """Return a key that identifies the weights in `path`: a digest of dtype, file names, sizes and modification times.
 
     Hashing the files' contents would take longer than loading them.

@@ -65,7 +65,7 @@ def _check_training(config: AlarmsConfig, metrics: Mapping[str, float]) -> Itera
         )
 
 
-_SHARES = {
+_SHARE_MESSAGES = {
     "unfinished_above": (
         "rollout/unfinished_share",
         "{share:.0%} of rollouts were truncated, above {limit:.0%}: raise rollout.max_new_tokens; a truncated answer "
@@ -96,7 +96,7 @@ _SHARES = {
 
 def _check_answers(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
     """Yield name and message of the alarms about the policy's answers, including those of reward hacking."""
-    for name, (metric, words) in _SHARES.items():
+    for name, (metric, words) in _SHARE_MESSAGES.items():
         limit, share = getattr(config, name), metrics.get(metric, 0.0)
         if limit is not None and share > limit:
             yield name, words.format(share=share, limit=limit)

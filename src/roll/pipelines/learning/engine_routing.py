@@ -13,8 +13,8 @@ from roll.types import FloatArray, IntArray, TrainingBatch, TrainingSample
 __all__ = ["MEASURED_SHARE", "compute_router_replay_metrics", "drop_recorded_experts", "score_with_own_routing"]
 
 MEASURED_SHARE = 8
-"""One of this many samples is also scored with the trainer's own routing: a forward pass over the first eighth of the
-batch, about 4 % of an update's compute.
+"""Denominator of the share of samples that are also scored with the trainer's own routing: a forward pass over the
+first eighth of the batch, about 4 % of an update's compute.
 """
 
 

@@ -28,7 +28,7 @@ __all__ = ["Failures", "RetryCounter", "check_failures", "check_step_failures", 
 
 logger = logging.getLogger(__name__)
 
-_PROCESS = re.compile(r" \(process \d+\)")
+_PROCESS_ID = re.compile(r" \(process \d+\)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class Failures:
     prompts: dict[str, str] = field(default_factory=dict)
     """UID of the first prompt with each cause."""
 
-    def metrics(self) -> dict[str, float]:
+    def collect_metrics(self) -> dict[str, float]:
         """Return the numbers of failed and timed-out answers, and their shares of `num_judged`, as metrics."""
         return {
             "rollout/infra_errors": float(self.failed),
@@ -85,14 +85,14 @@ class RetryCounter:
         self._reported = False
 
     def on_transition(self, event: Transition) -> None:
-        """Count a retry, and log the first failure since the last call to `metrics`."""
+        """Count a retry, and log the first failure since the last call to `collect_metrics`."""
         again = event.after is RolloutState.QUEUED and event.before is not None and bool(event.detail)
         self._num += again
         if not self._reported and (again or event.after is RolloutState.INFRA_ERROR):
             self._reported = True  # one warning per step: an outage may fail hundreds of answers
             logger.warning("an answer %s: %s", "failed and is retried" if again else "got no reward", event.detail)
 
-    def metrics(self) -> dict[str, float]:
+    def collect_metrics(self) -> dict[str, float]:
         """Return the number of retries since the last call."""
         num, self._num, self._reported = self._num, 0, False
         return {"rollout/retries": float(num)}
@@ -100,7 +100,7 @@ class RetryCounter:
 
 def _get_cause(rollout: Rollout) -> str:
     """Return the cause of a rollout's failure without UID and process id, which make equal causes differ."""
-    return _PROCESS.sub("", rollout.cause.removesuffix(f" (prompt '{rollout.prompt.uid}')"))
+    return _PROCESS_ID.sub("", rollout.cause.removesuffix(f" (prompt '{rollout.prompt.uid}')"))
 
 
 def describe_failures(failures: Failures) -> str:

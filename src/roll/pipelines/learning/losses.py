@@ -27,12 +27,12 @@ __all__ = [
     "build_policy_loss",
     "build_preference_loss",
     "build_value_loss",
-    "check_own_functions",
+    "check_user_functions",
     "get_attention_range",
 ]
 
 
-def check_own_functions(algorithm: AlgorithmConfig) -> None:
+def check_user_functions(algorithm: AlgorithmConfig) -> None:
     """Import the user-defined loss, gate and advantage function, before anything is started.
 
     Raises:

@@ -33,7 +33,7 @@ async def train(online: StepRun, objective: Objective[T]) -> None:
         AlarmError: An alarm stops the run; everything up to this step's boundary is saved.
         Interrupted: A signal requested a stop; everything up to the last step's boundary is saved.
     """
-    live = online.live
+    policy_engines = online.policy_engines
 
     async def collect() -> CollectedBatch[T]:
         return await objective.collect(await online.next_batch())
@@ -41,22 +41,22 @@ async def train(online: StepRun, objective: Objective[T]) -> None:
     async def learn(collected: CollectedBatch[T]) -> UpdateOutcome:
         if not collected.rollouts:
             return UpdateOutcome()
-        async with live.learning():
+        async with policy_engines.enter_training():
             update = await objective.learn(collected)
             if not update.stepped:
                 return update
             online.advance_policy_version()
-            metrics = {**update.metrics, **await live.push()}
+            metrics = {**update.metrics, **await policy_engines.push()}
         return UpdateOutcome(metrics=metrics, stepped=True, advantages=update.advantages, tokens=update.tokens)
 
     async def step() -> list[str]:
-        await live.wake()
+        await policy_engines.wake()
         collected = await online.run_unless_stopped(collect())
         update = await learn(collected)
         alarms = await online.finish_step(collected, update, lambda: objective.update_state(collected))
         await online.evaluate()
         return alarms
 
-    async with online.running():
+    async with online.open_session():
         await online.evaluate()
         await online.run_steps(step)

@@ -56,19 +56,19 @@ class Recorder(Protocol):
 class RunEngines(Engines, Protocol):
     """Engines of a run, with methods that the loop itself does not use; `ServedPolicy` implements them."""
 
-    def running(self, stall_s: float) -> AbstractAsyncContextManager[None]:
+    def open_session(self, stall_s: float) -> AbstractAsyncContextManager[None]:
         """Return a context for all steps, in which a warning is logged after `stall_s` seconds without progress."""
         ...
 
-    def waiting(self, name: str) -> AbstractContextManager[None]:
+    def measure_wait(self, name: str) -> AbstractContextManager[None]:
         """Return a context that measures a wait for rollouts as phases; generation by the model is the phase `name`."""
         ...
 
-    def counts(self) -> Mapping[str, int]:
+    def get_counts(self) -> Mapping[str, int]:
         """Return the counts of replaced engines and reissued requests."""
         ...
 
-    def metrics(self) -> dict[str, float]:
+    def collect_metrics(self) -> dict[str, float]:
         """Return the metrics of a step's generation."""
         ...
 
@@ -93,7 +93,7 @@ class OnlineRun(Generic[C_co, E_co]):
     run: Run[LearningState]
     learner: Learner
     batches: BatchSource
-    live: E_co
+    policy_engines: E_co
     """The engines that generate the batches."""
     evaluator: Evaluator | None = None
     """Evaluates the policy; `None` without engines."""
@@ -105,9 +105,9 @@ class OnlineRun(Generic[C_co, E_co]):
         """Whether generation and evaluation run concurrently with training."""
         return self.config.rollout.scheduling.async_ratio > 0
 
-    def running(self) -> AbstractAsyncContextManager[None]:
+    def open_session(self) -> AbstractAsyncContextManager[None]:
         """Return a context for all steps, with synced engines; a checkpoint is saved when it ends."""
-        return self.live.running(self.config.rollout.stall_s)
+        return self.policy_engines.open_session(self.config.rollout.stall_s)
 
     async def run_steps(self, step: Callable[[], Awaitable[list[str]]]) -> None:
         """Run the remaining steps."""
@@ -115,7 +115,7 @@ class OnlineRun(Generic[C_co, E_co]):
 
     async def next_batch(self) -> Batch:
         """Return the next batch, and measure the wait for it as a phase."""
-        with self.live.waiting("wait" if self.is_asynchronous else "generate"):
+        with self.policy_engines.measure_wait("wait" if self.is_asynchronous else "generate"):
             return await self.batches.next_batch()
 
     async def run_unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
@@ -155,13 +155,16 @@ class OnlineRun(Generic[C_co, E_co]):
         # After the boundary, so that an alarm that stops the run saves the step that it reports.
         state.alarms, alarms = check_alarms(limits, metrics, state.alarms)
         alarms += check_step_failures(limits, state, batch.groups, first=state.step == run.began_at + 1)
-        metrics |= measures.compute_run_metrics(state, run.ledger, self.live.counts()) | self.live.metrics()
+        metrics |= (
+            measures.compute_run_metrics(state, run.ledger, self.policy_engines.get_counts())
+            | self.policy_engines.collect_metrics()
+        )
         for alarm in alarms:
             logger.warning("%s", alarm.message)
         with run.spans.phase("record"):
             if self.recorder is not None:
                 await self.recorder.record(state, batch, collected.demonstrations)
-            self.live.trace()
+            self.policy_engines.trace()
             run.tracker.log_step(state.step, metrics | run.spans.get_metrics())
         return [alarm.message for alarm in alarms if alarm.stops]
 
@@ -175,7 +178,7 @@ class OnlineRun(Generic[C_co, E_co]):
 
     def _store_verifier_states(self) -> None:
         """Store the states of rewards on which later scores depend."""
-        states = self.live.get_verifier_states()
+        states = self.policy_engines.get_verifier_states()
         if states is not None:
             self.run.state.verifiers = states
 
@@ -195,4 +198,4 @@ class OnlineRun(Generic[C_co, E_co]):
         evaluator.begin_if_due()
         has_stepped = run.state.step > run.began_at
         if has_stepped and (run.checkpoint.keep_best or run.state.step == run.num_steps):
-            await run.stop.run_unless_stopped(self.live.wait_for_evaluation())
+            await run.stop.run_unless_stopped(self.policy_engines.wait_for_evaluation())

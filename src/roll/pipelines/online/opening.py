@@ -16,17 +16,17 @@ from roll.config.training import check_back_end
 from roll.data import Data
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.pipelines.checkpoint_files import SavedRun
-from roll.pipelines.colocation import EVERYTHING, SharedDevices, should_offload_colocated
+from roll.pipelines.colocation import ALL_STATE_KINDS, SharedDevices, should_offload_colocated
 from roll.pipelines.engine_checks import check_engines
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.fingerprints import compute_fingerprints
 from roll.pipelines.generation import StartedRoles, open_generation, start_roles
-from roll.pipelines.instant_checks import check_disk, check_own_references, check_own_rewards
+from roll.pipelines.instant_checks import check_disk, check_run_references, check_run_rewards
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online.online_run import OnlineRun, Recorder
 from roll.pipelines.online.sampling import build_controller
-from roll.pipelines.preparation import Prepared, build_sampling_plans, select_probe_draws
+from roll.pipelines.preparation import PreparedRun, build_sampling_plans, select_probe_draws
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, restore_state
 from roll.pipelines.served_policy import ServedPolicy
@@ -57,7 +57,7 @@ class RoleSpec(NamedTuple):
 async def open_online(
     config: C,
     session: Session,
-    prepared: Prepared,
+    prepared: PreparedRun,
     placed: Sequence[RoleSpec],
     build_learner: Callable[[Sequence[Any]], Learner],
     *,
@@ -89,7 +89,7 @@ async def open_online(
         stack.push_async_callback(cluster.close)
         roles, started, devices = await _start(config, session, cluster, prepared, placed, stack)
         learner = build_learner(started)
-        run = Run.of(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
+        run = Run.create(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
         weights = build_weight_sync(cluster, config, data, learner.policy, roles.engines, devices)
         recorder = build_recorder(run) if build_recorder else None
         generation = await open_generation(
@@ -100,18 +100,18 @@ async def open_online(
             recorder.listen(generation.scheduler.lifecycle, generation.proxy)
         plan, eval_plan = build_sampling_plans(config, prepared.stop_token_ids)
         controller = make_controller(config, state, data, run.ledger, generation, plan)
-        live = ServedPolicy(
+        policy_engines = ServedPolicy(
             run=run, generation=generation, controller=controller, weights=weights, plan=plan, devices=devices
         )
         held_out = _list_held_out_draws(config, data)
-        await _restore(run, learner, live, session.saved)
+        await _restore(run, learner, policy_engines, session.saved)
         yield OnlineRun(
             config=config,
             run=run,
             learner=learner,
             batches=controller,
-            live=live,
-            evaluator=Evaluator(run, live, held_out, eval_plan, config.evaluation, config.alarms),
+            policy_engines=policy_engines,
+            evaluator=Evaluator(run, policy_engines, held_out, eval_plan, config.evaluation, config.alarms),
             recorder=recorder,
         )
 
@@ -119,7 +119,7 @@ async def open_online(
 async def _begin(
     config: RolloutRunConfig,
     session: Session,
-    prepared: Prepared,
+    prepared: PreparedRun,
     placed: Sequence[RoleSpec],
     state_type: type[LearningState],
 ) -> LearningState:
@@ -131,8 +131,8 @@ async def _begin(
         session.saved, data.train, state_type, compute_fingerprints(config, data.held_out_fingerprints)
     )
     check_disk(config, config.training, prepared.model_path, session, trainers)
-    await session.stop.run_unless_stopped(check_own_references(config.data, data))
-    await session.stop.run_unless_stopped(check_own_rewards(config.data, config.sandbox, data))
+    await session.stop.run_unless_stopped(check_run_references(config.data, data))
+    await session.stop.run_unless_stopped(check_run_rewards(config.data, config.sandbox, data))
     return state
 
 
@@ -140,7 +140,7 @@ async def _start(
     config: RolloutRunConfig,
     session: Session,
     cluster: Cluster,
-    prepared: Prepared,
+    prepared: PreparedRun,
     placed: Sequence[RoleSpec],
     stack: AsyncExitStack,
 ) -> tuple[StartedRoles, list[Any], SharedDevices | None]:
@@ -159,7 +159,7 @@ async def _start(
             return await cluster.start_engines(spec, role)
         trainer = await cluster.start_trainer(spec, role)
         if role in colocated:  # frees the memory for engines that start after it
-            await trainer.offload(EVERYTHING)
+            await trainer.offload(ALL_STATE_KINDS)
         return trainer
 
     roles, started = await start_roles(
@@ -176,15 +176,15 @@ async def _start(
     return roles, started, SharedDevices(started[0], sharing) if offload_colocated else None
 
 
-async def _restore(run: Run[Any], learner: Learner, live: ServedPolicy, saved: SavedRun[Any] | None) -> None:
+async def _restore(run: Run[Any], learner: Learner, policy_engines: ServedPolicy, saved: SavedRun[Any] | None) -> None:
     """Load the checkpoint `saved` into the trainers, if there is one.
 
     Trainers get the shared devices before a checkpoint is loaded, and from now on before every save.
     """
-    run.checkpointer.before_writing = live.release_devices
+    run.checkpointer.before_writing = policy_engines.release_devices
     if saved is not None:
         run.tracker.note(f"loading the checkpoint of step {run.state.step}")
-        await live.release_devices()
+        await policy_engines.release_devices()
         await learner.load(saved)
 
 
@@ -214,7 +214,7 @@ def build_weight_sync(
         probe=[draw.token_ids for draw in probes],
         probe_media=[draw.media for draw in probes],
         transport=cluster.choose_transport(resolve_engine_kind(config.inference.engine)),
-        weights_on_device=devices.syncing if devices else nullcontext,
+        weights_on_device=devices.onload_for_sync if devices else nullcontext,
     )
 
 

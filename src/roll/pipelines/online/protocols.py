@@ -33,7 +33,7 @@ class CollectedBatch(Generic[T]):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateOutcome:
-    """What a step's updates yielded: metrics, advantages, and whether the weights changed."""
+    """The results of a step's updates: metrics, advantages, and whether the weights changed."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     stepped: bool = False
@@ -67,7 +67,7 @@ class Engines(Protocol):
         """Make sure that the engines can answer."""
         ...
 
-    def learning(self) -> AbstractAsyncContextManager[None]:
+    def enter_training(self) -> AbstractAsyncContextManager[None]:
         """Return a context in which trainers may compute and change weights."""
         ...
 
@@ -80,11 +80,11 @@ class StepRun(Protocol):
     """A run, as the loop uses it; implemented by `OnlineRun`."""
 
     @property
-    def live(self) -> Engines:
+    def policy_engines(self) -> Engines:
         """Engines of the policy."""
         ...
 
-    def running(self) -> AbstractAsyncContextManager[None]:
+    def open_session(self) -> AbstractAsyncContextManager[None]:
         """Return a context for all steps, in which engines have the current weights; a checkpoint is saved when it
         ends, if possible also after an error.
         """

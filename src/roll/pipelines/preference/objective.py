@@ -44,12 +44,12 @@ class PreferenceObjective:
 
     section: PreferenceSection
     policy: TrainerGroup
-    kept: OutputStore
+    store: OutputStore
     """Stored log-probs of the reference, unless it is the policy without its adapters."""
     max_tokens: int | None
     """Token limit of a sample."""
 
-    async def with_reference_logprobs(self, batch: TrainingBatch) -> TrainingBatch:
+    async def add_reference_logprobs(self, batch: TrainingBatch) -> TrainingBatch:
         """Return the batch with the reference's log-probs, if the method uses them."""
         if not self.section.method.uses_reference:
             return batch
@@ -79,7 +79,7 @@ class PreferenceObjective:
     async def _compute_reference_logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
         if self.section.reference == "adapters":
             return (await BaseModelScorer(self.policy).forward(batch, ("logprobs",)))["logprobs"]
-        return [_scatter_loss_tokens(sample, self.kept.get_rows(sample)["logprobs"]) for sample in batch.samples]
+        return [_scatter_loss_tokens(sample, self.store.get_rows(sample)["logprobs"]) for sample in batch.samples]
 
 
 def _scatter_loss_tokens(sample: TrainingSample, logprobs: FloatArray) -> FloatArray:

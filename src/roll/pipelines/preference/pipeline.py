@@ -30,7 +30,7 @@ from roll.pipelines.supervised.frozen_outputs import build_weights_name, compute
 from roll.pipelines.supervised.loop import train
 from roll.pipelines.supervised.opening import build_facts, open_supervised
 from roll.pipelines.supervised.output_store import OutputStore
-from roll.pipelines.supervised.preparation import Prepared
+from roll.pipelines.supervised.preparation import PreparedRun
 from roll.running import run_in_thread
 
 __all__ = ["PIPELINE"]
@@ -42,7 +42,7 @@ async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Cal
     if section.method.compares_pairs:
         build_preference_loss(section)  # refuses invalid settings before anything starts
 
-    async def score_with_reference(cluster: Cluster, prepared: Prepared) -> None:
+    async def score_with_reference(cluster: Cluster, prepared: PreparedRun) -> None:
         nonlocal kept
         if section.method.uses_reference and section.reference == "precomputed":
             spec = build_reference_spec(config, prepared)
@@ -63,8 +63,8 @@ async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Cal
         config, session, get_example_kind(section), before_start=score_with_reference
     ) as supervised:
         max_tokens = supervised.examples.sample_builder.max_tokens
-        objective = PreferenceObjective(section=section, policy=supervised.policy, kept=kept, max_tokens=max_tokens)
-        supervised.add_columns = objective.with_reference_logprobs
+        objective = PreferenceObjective(section=section, policy=supervised.policy, store=kept, max_tokens=max_tokens)
+        supervised.add_columns = objective.add_reference_logprobs
         yield partial(train, supervised, objective.build_loss)
 
 
@@ -82,16 +82,16 @@ async def _measure(config: PreferenceConfig) -> dict[str, float]:
             )
         trainer = await measuring.start("reference")
         max_tokens = prepared.examples.sample_builder.max_tokens
-        objective = PreferenceObjective(section=section, policy=trainer, kept=kept, max_tokens=max_tokens)
-        batch = await objective.with_reference_logprobs(measuring.batch)
+        objective = PreferenceObjective(section=section, policy=trainer, store=kept, max_tokens=max_tokens)
+        batch = await objective.add_reference_logprobs(measuring.batch)
         metrics = compute_held_out_metrics(
             await trainer.measure(batch, await objective.build_loss(batch.samples)), batch
         )
     return merge_metrics(metrics, await measure_answers(config))
 
 
-def _build_run_facts(config: PreferenceConfig, at: RunState) -> RunFacts:
-    return build_facts(config, at, get_example_kind(config.preference), config.preference.type)
+def _build_run_facts(config: PreferenceConfig, state: RunState) -> RunFacts:
+    return build_facts(config, state, get_example_kind(config.preference), config.preference.type)
 
 
 PIPELINE = Pipeline(open=_open, facts=_build_run_facts, evaluate=_measure)

@@ -14,7 +14,7 @@ from roll.pipelines.preference.objective import get_timing_loss, mismatch_answer
 from roll.pipelines.run import Session
 from roll.pipelines.supervised.frozen_outputs import ComputeOutputs, list_remaining_steps
 from roll.pipelines.supervised.output_store import Rows, build_rows
-from roll.pipelines.supervised.preparation import Prepared, build_held_out_batch
+from roll.pipelines.supervised.preparation import PreparedRun, build_held_out_batch
 from roll.protocols import TrainerGroup
 from roll.training import TrainerSpec
 from roll.types import TrainingBatch, TrainingSample
@@ -27,7 +27,7 @@ MAX_MISMATCHED_ANSWERS = 2_000_000
 """Largest number of mismatched answers; all are held in memory until they are scored."""
 
 
-def build_reference_spec(config: PreferenceConfig, prepared: Prepared) -> TrainerSpec:
+def build_reference_spec(config: PreferenceConfig, prepared: PreparedRun) -> TrainerSpec:
     """Return the trainer spec of the reference.
 
     Raises:
@@ -60,7 +60,7 @@ def build_reference_scorer(config: PreferenceConfig) -> ComputeOutputs:
     return score
 
 
-def list_batches(config: PreferenceConfig, prepared: Prepared, session: Session) -> list[Samples]:
+def list_batches(config: PreferenceConfig, prepared: PreparedRun, session: Session) -> list[Samples]:
     """Return all batches that the reference will score: those of the remaining steps, and the held-out examples.
 
     Raises:
@@ -79,12 +79,12 @@ def list_batches(config: PreferenceConfig, prepared: Prepared, session: Session)
     return found + build_held_out_batches(config, prepared)
 
 
-def build_held_out_batches(config: PreferenceConfig, prepared: Prepared) -> list[Samples]:
+def build_held_out_batches(config: PreferenceConfig, prepared: PreparedRun) -> list[Samples]:
     """Return the batches of held-out examples that the reference scores."""
     return _add_mismatched_answers(config, prepared, build_held_out_batch(config, prepared.examples).samples)
 
 
-def _add_mismatched_answers(config: PreferenceConfig, prepared: Prepared, samples: Samples) -> list[Samples]:
+def _add_mismatched_answers(config: PreferenceConfig, prepared: PreparedRun, samples: Samples) -> list[Samples]:
     if config.preference.method.compares_pairs:
         return [samples]
     return [samples, mismatch_answers(samples, prepared.examples.sample_builder.max_tokens)]

@@ -49,8 +49,8 @@ async def _open(config: PreferenceOnlineConfig, session: Session) -> AsyncIterat
         yield partial(train, online, build_objective(online))
 
 
-def _build_run_facts(config: PreferenceOnlineConfig, at: RunState) -> RunFacts:
-    return build_facts(config, at, f"online {config.preference.type}")
+def _build_run_facts(config: PreferenceOnlineConfig, state: RunState) -> RunFacts:
+    return build_facts(config, state, f"online {config.preference.type}")
 
 
 PIPELINE = Pipeline(open=_open, facts=_build_run_facts, evaluate=measure, state=LearningState)

@@ -26,7 +26,7 @@ from roll.records import validate_record
 from roll.rollout import Batch, DataLedger, SelectionBias
 from roll.types import Group, Prompt, PromptDraw, Rollout, RolloutId
 
-__all__ = ["RecordedBatches", "build_draw_without_prompt", "with_prompts"]
+__all__ = ["RecordedBatches", "build_draw_without_prompt", "restore_prompts"]
 
 
 @dataclass(eq=False)
@@ -56,12 +56,12 @@ class RecordedBatches:
             if drawn.draw_id == len(self.ledger):
                 self.ledger.record_draws([build_draw_without_prompt(drawn.draw_id, uid=drawn.uid)], drawn.step)
         self._current = recorded
-        groups = with_prompts(self.data, recorded.groups)
+        groups = restore_prompts(self.data, recorded.groups)
         prompts = {group.draw.draw_id: group.draw.prompt for group in groups}
         self.demonstrations = tuple(replace(r, prompt=prompts[r.draw_id]) for r in recorded.demonstrations)
         return Batch(
             groups=groups,
-            companions={purpose: with_prompts(self.data, found) for purpose, found in recorded.companions.items()},
+            companions={purpose: restore_prompts(self.data, found) for purpose, found in recorded.companions.items()},
             left_out=dict(recorded.left_out),
             expired=dict(recorded.expired),
             expired_lengths=list(recorded.expired_lengths),
@@ -86,7 +86,7 @@ class RecordedBatches:
             for draw_id, domain, position in pending
         ]
 
-    def counts(self) -> dict[str, int]:
+    def get_counts(self) -> dict[str, int]:
         """Return the counts of engines and requests as recorded at the last boundary."""
         assert self._current is not None, "a step has a batch"
         return {"hung": 0, **self._current.counters}  # older recordings count hung engines only as replaced
@@ -98,7 +98,7 @@ def build_draw_without_prompt(draw_id: int, *, uid: str = "", domain: str = "", 
     return PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.zeros(0, np.int32), position=position)
 
 
-def with_prompts(data: Data, groups: Iterable[Group]) -> list[Group]:
+def restore_prompts(data: Data, groups: Iterable[Group]) -> list[Group]:
     """Return recorded groups with complete prompts, which are drawn again from the data.
 
     Raises:

@@ -13,11 +13,11 @@ from roll.media import copy_store
 from roll.models.fingerprint import compute_model_fingerprint, compute_tokenizer_fingerprint
 from roll.pipelines.checkpoint_files import SavedRun, find_checkpoint, read_checkpoint
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.preparation import Prepared
+from roll.pipelines.preparation import PreparedRun
 from roll.pipelines.recording.configuration import check_replayable, list_changed_keys
 from roll.pipelines.recording.files import Recording
 from roll.pipelines.recording.records import RecordedSession
-from roll.pipelines.reinforcement.sampling import GREEDY
+from roll.pipelines.reinforcement.sampling import GREEDY_PURPOSE
 from roll.tracking import RunDirectory
 
 __all__ = ["check_prepared", "check_steps", "check_training", "copy_media", "find_start_checkpoint", "open_recording"]
@@ -54,7 +54,7 @@ def open_recording(config: RLVRConfig) -> Recording:
 def copy_media(recording: Recording, directory: RunDirectory) -> None:
     """Copy the images of the recorded run to the run that replays it, without decoding them.
 
-    Images of environments and agents are only there; images of the data would be stored again anyway.
+    Images of environments and agents are stored only there; images of the data would be stored again anyway.
     """
     copy_store(recording.directory.parent / directory.media_dir.name, directory.media_dir)
 
@@ -81,7 +81,7 @@ def check_steps(recording: Recording, first: int, last: int) -> None:
     recording.check(range(first, last + 1))
 
 
-def check_prepared(recorded: RecordedSession, prepared: Prepared) -> None:
+def check_prepared(recorded: RecordedSession, prepared: PreparedRun) -> None:
     """Check that model, tokenizer and data are those of the recorded session.
 
     Raises:
@@ -121,7 +121,7 @@ def check_training(config: RLVRConfig, recording: Recording, recorded: RecordedS
     """
     algorithm = config.algorithm
     first = recording.read(recording.first_step)
-    if algorithm.advantage.mean == "greedy" and GREEDY not in first.companions:
+    if algorithm.advantage.mean == "greedy" and GREEDY_PURPOSE not in first.companions:
         raise ConfigError(
             "algorithm.advantage.mean greedy uses greedy answers as its baseline, but the recorded run has none: "
             "choose another mean."

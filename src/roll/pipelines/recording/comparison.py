@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from roll.pipelines.recording.recorded_work import WAITS, RecordedWork
+from roll.pipelines.recording.recorded_work import WAIT_PHASES, RecordedWork
 from roll.tracking import atomic
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Comparison:
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add a replayed step with its metrics, as written to `metrics.jsonl`."""
-        wait = sum(metrics.get(f"time/{name}_s", 0.0) for name in WAITS)
+        wait = sum(metrics.get(f"time/{name}_s", 0.0) for name in WAIT_PHASES)
         self.steps.append(
             _ReplayedStep(
                 step=float(step),

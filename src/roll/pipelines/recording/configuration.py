@@ -19,7 +19,7 @@ from roll.errors import ConfigError, RunDirectoryError
 
 __all__ = ["check_replayable", "list_changed_keys", "load_replay_config"]
 
-_FIXED = {
+_FIXED_KEYS = {
     "train": ("data", "rollout", "inference", "evaluation", "sandbox", "judge", "seed"),
     "rollout": ("data", "model.path", "seed"),
 }
@@ -96,7 +96,7 @@ def check_replayable(config: RunConfig, recorded: Mapping[str, Any]) -> None:
     now = config.model_dump(mode="json")
     problems = [
         f"  {key}: recorded {format_value(before)}, now {format_value(after)}"
-        for section in _FIXED[only]
+        for section in _FIXED_KEYS[only]
         for key, before, after in find_differences(get_value(recorded, section), get_value(now, section), section)
     ]
     if problems:

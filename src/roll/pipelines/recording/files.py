@@ -37,10 +37,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Recording", "RecordingWriter", "truncate_recording"]
 
-INDEX, FACTS = "index.jsonl", "step.json"
+INDEX_FILE, STEP_FILE = "index.jsonl", "step.json"
 _MIN_BLOCK, _MAX_BLOCKS = 4096, 256
-_FLOATS = "logprobs.list.element"
-_REPEATED = ["purpose", "domain", "finish_reason", "status", "engine_id", "before", "after", "detail", "verdict"]
+_FLOAT_COLUMN = "logprobs.list.element"
+_DICTIONARY_COLUMNS = [
+    "purpose",
+    "domain",
+    "finish_reason",
+    "status",
+    "engine_id",
+    "before",
+    "after",
+    "detail",
+    "verdict",
+]
 
 
 def truncate_recording(directory: Path, step: int) -> None:
@@ -55,10 +65,10 @@ def truncate_recording(directory: Path, step: int) -> None:
         shutil.rmtree(directory)
         return
     atomic.remove_leftovers(directory)
-    kept = [line for line in _read_lines(directory / INDEX) if line.record.step <= step]
+    kept = [line for line in _read_lines(directory / INDEX_FILE) if line.record.step <= step]
     content = b"".join(line.text for line in kept)
-    if not (directory / INDEX).exists() or (directory / INDEX).stat().st_size != len(content):
-        atomic.write_bytes(directory / INDEX, content)
+    if not (directory / INDEX_FILE).exists() or (directory / INDEX_FILE).stat().st_size != len(content):
+        atomic.write_bytes(directory / INDEX_FILE, content)
     named = {_format_name(line.record.step) for line in kept if isinstance(line.record, _StepEntry)}
     for path in directory.glob("step-*"):
         if path.name not in named:
@@ -78,7 +88,7 @@ class RecordingWriter:
     def __init__(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
         self._directory = directory
-        records = (line.record for line in _read_lines(directory / INDEX))
+        records = (line.record for line in _read_lines(directory / INDEX_FILE))
         self.next_session = max((each.number for each in records if isinstance(each, RecordedSession)), default=0) + 1
 
     def begin(self, session: RecordedSession) -> None:
@@ -88,7 +98,7 @@ class RecordingWriter:
     def write(self, step: RecordedStep) -> None:
         """Record a step durably; a recorded step with the same number is replaced."""
         contents = {f"{name}.parquet": _encode_parquet(table) for name, table in build_tables(step).items()}
-        contents[FACTS] = json.dumps(extract_metadata(step), allow_nan=False).encode()
+        contents[STEP_FILE] = json.dumps(extract_metadata(step), allow_nan=False).encode()
         final = self._directory / _format_name(step.step)
         temporary = atomic.make_temporary_path(final)
         temporary.mkdir()
@@ -103,12 +113,12 @@ class RecordingWriter:
         self._append({"kind": "step", "step": step.step, "files": files})
 
     def _append(self, line: dict[str, Any]) -> None:
-        atomic.append(self._directory / INDEX, _encode(line))
+        atomic.append(self._directory / INDEX_FILE, _encode(line))
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """A recording for reading; created by `open`."""
+    """A recorded run, opened for reading by `Recording.open`."""
 
     directory: Path
     """`RUN/recording`."""
@@ -126,7 +136,7 @@ class Recording:
                 missing.
         """
         directory = run / "recording"
-        index = directory / INDEX
+        index = directory / INDEX_FILE
         if not index.is_file():
             raise DataError(
                 f"'{run}' has no recording ('{index}' does not exist): train with tracking.record_rollouts=true."
@@ -184,11 +194,11 @@ class Recording:
                 f"training.num_steps to {self.last_step} at most."
             )
         place = self.directory / _format_name(step)
-        facts, what = self._read_content(step, FACTS), f"recording '{place / FACTS}'"
+        facts, what = self._read_content(step, STEP_FILE), f"recording '{place / STEP_FILE}'"
         contents = {name: self._read_content(step, f"{name}.parquet") for name in build_schemas()}
         try:
             plain = json.loads(facts)
-            _require_format(plain.get("format") if isinstance(plain, dict) else None, place / FACTS)
+            _require_format(plain.get("format") if isinstance(plain, dict) else None, place / STEP_FILE)
             found = validate_record(StepMetadata, plain, what)
             if found.step != step:
                 raise DataError(f"{what} belongs to step {found.step}: copy it again.")
@@ -221,7 +231,7 @@ class Recording:
 
     def _read_content(self, step: int, name: str) -> bytes:
         if name not in self.files[step]:
-            raise DataError(f"recording '{self.directory / INDEX}': step {step} has no '{name}'.")
+            raise DataError(f"recording '{self.directory / INDEX_FILE}': step {step} has no '{name}'.")
         path = self._check_size(step, name)
         content = path.read_bytes()
         for number, (found, written) in enumerate(zip_longest(_compute_digests(content), self.files[step][name][1])):
@@ -315,14 +325,14 @@ def _encode_parquet(table: pa.Table) -> bytes:
     import pyarrow.parquet as pq
 
     names = set(table.column_names)
-    floats = {_FLOATS: "BYTE_STREAM_SPLIT"} if "logprobs" in names else None
+    floats = {_FLOAT_COLUMN: "BYTE_STREAM_SPLIT"} if "logprobs" in names else None
     lists = [f"{name}.list.element" for name in ("token_ids", "prompt_token_ids", "policy_versions") if name in names]
     buffer = io.BytesIO()
     pq.write_table(
         table,
         buffer,
         compression="zstd",
-        use_dictionary=[*(name for name in _REPEATED if name in names), *lists],
+        use_dictionary=[*(name for name in _DICTIONARY_COLUMNS if name in names), *lists],
         column_encoding=floats,
         write_page_checksum=True,
     )

@@ -84,7 +84,7 @@ async def open_rollout_replay(config: RLVRConfig, session: Session) -> AsyncIter
     prepared = await run_in_thread(prepare, config, session.directory.media_dir)
     check_prepared(start, prepared)
     steps = range(recording.first_step, recording.last_step + 1)
-    work = await run_in_thread(RecordedWork.of, map(recording.read, steps))
+    work = await run_in_thread(RecordedWork.from_steps, map(recording.read, steps))
     state = LearningState(data=dict(start.stream), step=start.step, pending=[list(entry) for entry in start.pending])
     if config.replay.checkpoint is not None:
         prepared = replace(prepared, model_path=_find_weights(config.replay.checkpoint))
@@ -110,7 +110,7 @@ async def open_rollout_replay(config: RLVRConfig, session: Session) -> AsyncIter
         ledger = DataLedger()
         ledger.record_draws(map(build_draw_without_prompt, range(start.num_draws)), step=0)
         controller = build_controller(config, state, prepared.data, ledger, generation, plan)
-        world = _RolloutReplay(
+        replay = _RolloutReplay(
             config=config,
             session=session,
             work=work,
@@ -118,7 +118,7 @@ async def open_rollout_replay(config: RLVRConfig, session: Session) -> AsyncIter
             generation=generation,
             first=recording.first_step,
         )
-        yield functools.partial(_replay_steps, world)
+        yield functools.partial(_replay_steps, replay)
 
 
 def _find_weights(source: str) -> Path:
@@ -132,29 +132,29 @@ def _find_weights(source: str) -> Path:
     return found or resolve_model(source)
 
 
-async def _replay_steps(world: _RolloutReplay) -> None:
+async def _replay_steps(replay: _RolloutReplay) -> None:
     """Run every recorded step.
 
     Raises:
         Interrupted: A signal requested a stop.
     """
-    comparison, tracker = Comparison(work=world.work), world.session.tracker
+    comparison, tracker = Comparison(work=replay.work), replay.session.tracker
     try:
-        for step in range(world.first, world.config.training.num_steps + 1):
+        for step in range(replay.first, replay.config.training.num_steps + 1):
             with tracker.spans.step(step):
-                await world.session.stop.run_unless_stopped(_replay_step(world, step, comparison))
+                await replay.session.stop.run_unless_stopped(_replay_step(replay, step, comparison))
     finally:
-        await world.controller.close()
+        await replay.controller.close()
     comparison.write(tracker.run.path / "replay.json")
     tracker.console.close()
     tracker.console.show(comparison.build_table())
 
 
-async def _replay_step(world: _RolloutReplay, step: int, comparison: Comparison) -> None:
-    tracker, controller, work = world.session.tracker, world.controller, world.work
+async def _replay_step(replay: _RolloutReplay, step: int, comparison: Comparison) -> None:
+    tracker, controller, work = replay.session.tracker, replay.controller, replay.work
     spans = tracker.spans
-    concurrent = world.config.rollout.scheduling.async_ratio > 0
-    with world.generation.wait_phases.measure_wait("wait" if concurrent else "generate"):
+    concurrent = replay.config.rollout.scheduling.async_ratio > 0
+    with replay.generation.wait_phases.measure_wait("wait" if concurrent else "generate"):
         batch = await controller.next_batch()
     if concurrent:  # in a synchronous run, the time of training has no effect
         with spans.phase("train"):
@@ -163,10 +163,10 @@ async def _replay_step(world: _RolloutReplay, step: int, comparison: Comparison)
             async with controller.pause_for_update():
                 await asyncio.sleep(work.sync_s[step])
     kept = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
-    await controller.complete_step(step - world.first + 1, {r.rollout_id for group in kept for r in group.scored})
+    await controller.complete_step(step - replay.first + 1, {r.rollout_id for group in kept for r in group.scored})
     metrics = measures.compute_rollout_metrics(batch.groups) | measures.compute_batch_metrics(batch)
-    metrics |= world.generation.retries.metrics() | measures.compute_engine_metrics(
-        world.generation.proxy.get_counters()
+    metrics |= replay.generation.retries.collect_metrics() | measures.compute_engine_metrics(
+        replay.generation.proxy.get_counters()
     )
     metrics |= {
         "replay/recorded_wait_s": work.wait_s[step],
@@ -188,7 +188,7 @@ class RecordedLengthsLoop:
 
     work: RecordedWork
     """The recorded lengths."""
-    own: RolloutLoop | None = None
+    user_loop: RolloutLoop | None = None
     """The user-defined loop."""
     episodes: EpisodePlan = field(default_factory=EpisodePlan)
     """Settings of episodes without a recording."""
@@ -199,9 +199,9 @@ class RecordedLengthsLoop:
         generate_recorded = functools.partial(self._generate_recorded, generate)
         recorded = RolloutId(purpose=TRAIN, draw_id=draw.draw_id, index=index)
         trains = first.request_id == recorded.request_id()
-        if trains and self.own is None and recorded in self.work.between:
+        if trains and self.user_loop is None and recorded in self.work.between:
             return await self._replay_turns(recorded, draw, first, generate_recorded, renderer)
-        loop = self.own or choose_loop(draw.prompt, plan=self.episodes)
+        loop = self.user_loop or choose_loop(draw.prompt, plan=self.episodes)
         return await loop(draw, index, first, generate_recorded, renderer)
 
     async def _generate_recorded(self, generate: Generate, request: GenerationRequest) -> Generation:

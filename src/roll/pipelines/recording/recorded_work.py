@@ -9,15 +9,15 @@ from itertools import count, pairwise, takewhile
 from roll.pipelines.recording.records import RecordedStep
 from roll.types import EncodedText, IntArray, MediaSpan, RewardResult, Rollout, RolloutId
 
-__all__ = ["WAITS", "RecordedWork"]
+__all__ = ["WAIT_PHASES", "RecordedWork"]
 
-WAITS = ("generate", "wait", "environment", "reward")
+WAIT_PHASES = ("generate", "wait", "environment", "reward")
 """Names of the phases in which a step waits for its batch."""
 
 
 @dataclass(slots=True)
 class RecordedWork:
-    """Lengths, rewards and latencies of recorded rollouts, a few hundred bytes each. Created by `of`."""
+    """Lengths, rewards and latencies of recorded rollouts, a few hundred bytes each. Created by `from_steps`."""
 
     tokens: dict[str, int] = field(default_factory=dict)
     """Number of generated tokens of answers that stopped or reached their limit, by request id."""
@@ -48,7 +48,7 @@ class RecordedWork:
     """Seconds of the whole step, by step."""
 
     @classmethod
-    def of(cls, steps: Iterable[RecordedStep]) -> RecordedWork:
+    def from_steps(cls, steps: Iterable[RecordedStep]) -> RecordedWork:
         """Collect lengths, rewards and times of recorded steps, which are read one at a time."""
         work = cls()
         seen: dict[str, RolloutId] = {}
@@ -66,7 +66,7 @@ class RecordedWork:
             seen |= {move.rollout_id.request_id(): move.rollout_id for move in step.moves}
             seen |= {r.rollout_id.request_id(): r.rollout_id for group in step.groups for r in group.rollouts}
             times = step.timings_s
-            work.wait_s[step.step] = sum(times.get(name, 0.0) for name in WAITS)
+            work.wait_s[step.step] = sum(times.get(name, 0.0) for name in WAIT_PHASES)
             work.sync_s[step.step] = times.get("sync", 0.0)
             work.step_s[step.step] = times.get("step", 0.0)
             work.train_s[step.step] = _sum_training_time(times)

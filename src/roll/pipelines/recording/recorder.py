@@ -20,7 +20,7 @@ from roll.config.load import dump_config
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.models.fingerprint import compute_model_fingerprint, compute_tokenizer_fingerprint
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.preparation import Prepared
+from roll.pipelines.preparation import PreparedRun
 from roll.pipelines.recording.files import RecordingWriter
 from roll.pipelines.recording.records import (
     RecordedDraw,
@@ -174,7 +174,7 @@ class RecordingProxy(LLMProxy):
 
 
 def open_recorder(
-    config: RLVRConfig, prepared: Prepared, state: LearningState, tracker: Tracker, ledger: DataLedger
+    config: RLVRConfig, prepared: PreparedRun, state: LearningState, tracker: Tracker, ledger: DataLedger
 ) -> Recorder:
     """Begin a session of the run's recording, and return its recorder.
 
@@ -190,7 +190,7 @@ def open_recorder(
         return Recorder(writer, session, now, state.policy_version, tracker, ledger)
 
 
-def build_session(config: RLVRConfig, prepared: Prepared, state: LearningState) -> RecordedSession:
+def build_session(config: RLVRConfig, prepared: PreparedRun, state: LearningState) -> RecordedSession:
     """Build the record of a session that begins with `state`; its number is 1, until the recorder replaces it."""
     return RecordedSession(
         number=1,

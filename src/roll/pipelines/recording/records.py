@@ -33,10 +33,10 @@ class RecordedRequest(NamedTuple):
     request_id: str
     """Id of the engine request: `RolloutId.request_id`, unless a user-defined loop set another id."""
     engine_id: str
-    """Engine that had the request last; empty if no engine had it."""
+    """ID of the last engine that served the request; empty if no engine did."""
     queued_s: float
     started_s: float
-    """Time at which an engine first had the request; -1 if no engine had it."""
+    """Time at which the first engine received the request; -1 if no engine did."""
     ended_s: float
     num_prompt: int
     """Number of prompt tokens."""

@@ -103,10 +103,10 @@ class StepMetadata:
     """The `selection_bias` of the step, under its name in files."""
 
 
-_PLAIN = ("step", "session", "policy_version", "next_policy_version", "num_refills", "kind", "num_draws")
-_MAPPINGS = ("stream", "counters", "timings_s")
-_PAIRS = ("left_out", "expired")
-_LISTS = ("expired_lengths", "staleness")
+_SCALAR_FIELDS = ("step", "session", "policy_version", "next_policy_version", "num_refills", "kind", "num_draws")
+_MAPPING_FIELDS = ("stream", "counters", "timings_s")
+_PAIR_FIELDS = ("left_out", "expired")
+_LIST_FIELDS = ("expired_lengths", "staleness")
 
 
 # ---- writing
@@ -116,11 +116,11 @@ def extract_metadata(step: RecordedStep) -> dict[str, Any]:
     """Return the fields of a step that are in no table, as JSON data."""
     return {
         "format": FORMAT,
-        **{name: getattr(step, name) for name in _PLAIN},
-        **{name: dict(getattr(step, name)) for name in _MAPPINGS},
+        **{name: getattr(step, name) for name in _SCALAR_FIELDS},
+        **{name: dict(getattr(step, name)) for name in _MAPPING_FIELDS},
         "census": dict(step.selection_bias),
-        **{name: [[draw_id, why] for draw_id, why in getattr(step, name).items()] for name in _PAIRS},
-        **{name: list(getattr(step, name)) for name in (*_LISTS, "draws", "pending")},
+        **{name: [[draw_id, why] for draw_id, why in getattr(step, name).items()] for name in _PAIR_FIELDS},
+        **{name: list(getattr(step, name)) for name in (*_LIST_FIELDS, "draws", "pending")},
     }
 
 
@@ -247,7 +247,7 @@ def build_step(metadata: StepMetadata, tables: dict[str, pa.Table]) -> RecordedS
         for purpose, found in draws.items()
     }
     plain: dict[str, Any] = {each.name: getattr(metadata, each.name) for each in fields(metadata)}
-    plain |= {name: dict(plain[name]) for name in _PAIRS}
+    plain |= {name: dict(plain[name]) for name in _PAIR_FIELDS}
     plain["selection_bias"] = plain.pop("census")
     return RecordedStep(
         **plain,
@@ -262,7 +262,7 @@ def build_step(metadata: StepMetadata, tables: dict[str, pa.Table]) -> RecordedS
 def _check_columns(table: pa.Table, name: str, schema: pa.Schema) -> None:
     optional, nullable = {
         "groups": (_GroupRow._field_defaults, ()),
-        "rollouts": (_RolloutRow._field_defaults, _NULLABLE),
+        "rollouts": (_RolloutRow._field_defaults, _NULLABLE_COLUMNS),
     }.get(name, ((), ()))
     unknown = {*table.column_names} - {*schema.names}
     lacking = {*schema.names} - {*table.column_names} - {*optional}
@@ -277,7 +277,7 @@ def _check_columns(table: pa.Table, name: str, schema: pa.Schema) -> None:
             raise ValueError(f"column {column.name} of table {name} has missing values")
 
 
-_NULLABLE = tuple(name for name, kind in _RolloutRow.__annotations__.items() if "None" in str(kind))
+_NULLABLE_COLUMNS = tuple(name for name, kind in _RolloutRow.__annotations__.items() if "None" in str(kind))
 
 
 def _is_list_of_records(expected: pa.DataType, found: pa.DataType) -> bool:

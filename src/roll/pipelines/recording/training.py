@@ -22,7 +22,7 @@ from functools import partial
 
 from roll.cluster.base import open_cluster, start_concurrently
 from roll.config.pipelines.rlvr import RLVRConfig
-from roll.pipelines.learning.losses import check_own_functions
+from roll.pipelines.learning.losses import check_user_functions
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online.loop import train
 from roll.pipelines.online.online_run import OnlineRun
@@ -58,7 +58,7 @@ async def open_training_replay(config: RLVRConfig, session: Session) -> AsyncIte
     session = replace(session, saved=session.saved or find_start_checkpoint(config))
     saved = session.saved
     check_steps(recording, (saved.state.step if saved else 0) + 1, config.training.num_steps)
-    check_own_functions(config.algorithm)
+    check_user_functions(config.algorithm)
     prepared = await run_in_thread(prepare, config, session.directory.media_dir, scores=False)
     check_prepared(recording.first_session, prepared)
     check_training(config, recording, recording.first_session)
@@ -72,10 +72,10 @@ async def open_training_replay(config: RLVRConfig, session: Session) -> AsyncIte
         learner = build_learner(config, await start_concurrently(stack, *starting))
         if saved:
             await learner.load(saved)
-        run = Run.of(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
+        run = Run.create(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
         batches = RecordedBatches(recording, data, state, run.ledger)
-        live = RecordedEngines(run, batches)
-        online = OnlineRun(config=config, run=run, learner=learner, batches=batches, live=live)
+        policy_engines = RecordedEngines(run, batches)
+        online = OnlineRun(config=config, run=run, learner=learner, batches=batches, policy_engines=policy_engines)
 
         async def get_demonstrations(batch: Batch) -> Sequence[Rollout]:
             return batches.demonstrations if config.algorithm.imitation.weight > 0 else ()
@@ -92,18 +92,18 @@ class RecordedEngines:
     batches: RecordedBatches
     """The recorded batches."""
 
-    def running(self, stall_s: float) -> AbstractAsyncContextManager[None]:
+    def open_session(self, stall_s: float) -> AbstractAsyncContextManager[None]:
         """Return a context for all steps, in which the run's checkpoints are saved."""
         return run_session(self.run)
 
     async def wake(self) -> None:
         """Do nothing, since there are no engines."""
 
-    def waiting(self, name: str) -> AbstractContextManager[None]:
+    def measure_wait(self, name: str) -> AbstractContextManager[None]:
         """Return the context of a wait for a recorded batch."""
         return self.run.spans.phase("read")
 
-    def learning(self) -> AbstractAsyncContextManager[None]:
+    def enter_training(self) -> AbstractAsyncContextManager[None]:
         """Return an empty context, since there are no engines to release devices."""
         return nullcontext()
 
@@ -114,11 +114,11 @@ class RecordedEngines:
     async def wait_for_evaluation(self) -> None:
         """Do nothing, since nothing is evaluated."""
 
-    def counts(self) -> dict[str, int]:
+    def get_counts(self) -> dict[str, int]:
         """Return the recorded counts of engines and requests."""
-        return self.batches.counts()
+        return self.batches.get_counts()
 
-    def metrics(self) -> dict[str, float]:
+    def collect_metrics(self) -> dict[str, float]:
         """Return a count of 0 retries, the only metric of generation in a replay without engines."""
         return {"rollout/retries": 0.0}
 

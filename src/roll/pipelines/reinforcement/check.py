@@ -41,9 +41,9 @@ def inspect(config: C, *checks: Callable[[Report, C], None]) -> Report:
 def _check_user_functions(report: Report, config: ReinforcementRunConfig) -> None:
     algorithm = config.algorithm
     if algorithm.advantage.function is not None or algorithm.loss is not None or algorithm.gate.type == "python":
-        from roll.pipelines.learning.losses import check_own_functions  # imports torch, as user functions do
+        from roll.pipelines.learning.losses import check_user_functions  # imports torch, as user functions do
 
-        check_own_functions(algorithm)
+        check_user_functions(algorithm)
 
 
 def _check_critic(report: Report, config: ReinforcementRunConfig) -> None:
@@ -94,7 +94,7 @@ def estimate_extra_memory(
         share = count_trained_parameters(config.model, sizes) * parallel.dp_replicate / config.num_ranks
         memory["snapshots"] = round((config.num_snapshots + 1) * element * share)
     return ExtraMemory(
-        held=memory,
+        policy_bytes=memory,
         roles=roles,
         num_trained=critics * count_trained_parameters(config.model, critic_sizes or sizes),
     )

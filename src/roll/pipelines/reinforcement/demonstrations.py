@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 async def play_demonstrations(
-    config: ReinforcementRunConfig, live: ServedPolicy, draws: Sequence[PromptDraw]
+    config: ReinforcementRunConfig, policy_engines: ServedPolicy, draws: Sequence[PromptDraw]
 ) -> list[Rollout]:
     """Return a scored expert rollout for every draw whose prompt has a demonstration; empty if imitation has weight 0.
 
@@ -48,9 +48,9 @@ async def play_demonstrations(
     if config.algorithm.imitation.weight == 0:
         return []
     shown = [draw for draw in draws if draw.prompt.expert and draw.anchor is None]
-    found = await asyncio.gather(*(play_demonstration(config, live, draw) for draw in shown))
+    found = await asyncio.gather(*(play_demonstration(config, policy_engines, draw) for draw in shown))
     begun = [
-        build_anchor_demonstration(draw, draw.anchor, live.plan.group_size)
+        build_anchor_demonstration(draw, draw.anchor, policy_engines.plan.group_size)
         for draw in draws
         if draw.anchor and draw.anchor.num_turns
     ]
@@ -85,19 +85,25 @@ def build_anchor_demonstration(draw: PromptDraw, anchor: Anchor, index: int) -> 
     )
 
 
-async def play_demonstration(config: ReinforcementRunConfig, live: ServedPolicy, draw: PromptDraw) -> Rollout | None:
+async def play_demonstration(
+    config: ReinforcementRunConfig, policy_engines: ServedPolicy, draw: PromptDraw
+) -> Rollout | None:
     """Play and score the expert's answers; return `None` if no attempt could score them.
 
     Raises:
         InfraError: The answers could not be played.
     """
-    plan, renderer, reward = live.plan, live.generation.renderer, live.generation.rewards[draw.prompt.domain]
+    plan, renderer, reward = (
+        policy_engines.plan,
+        policy_engines.generation.renderer,
+        policy_engines.generation.rewards[draw.prompt.domain],
+    )
     script = _ScriptedEngine(renderer=renderer, answers=iter(draw.prompt.expert))
     name = RolloutId(purpose=EXPERT, draw_id=draw.draw_id, index=plan.group_size)
     request = GenerationRequest(
         request_id=name.request_id(), token_ids=draw.token_ids, sampling=replace(plan.sampling, seed=0)
     )
-    scheduler = live.generation.scheduler
+    scheduler = policy_engines.generation.scheduler
     loop = choose_loop(draw.prompt, scheduler.hosts, scheduler.episodes)
     rollout = await loop(draw, name.index, request, script.generate, renderer)
     rollout = replace(rollout, purpose=name.purpose, expert=True)

@@ -15,7 +15,7 @@ from roll.pipelines.online.boundary import collect_draw_outcomes
 from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.online.protocols import CollectedBatch, UpdateOutcome
 from roll.pipelines.reinforcement.demonstrations import play_demonstrations
-from roll.pipelines.reinforcement.sampling import GREEDY
+from roll.pipelines.reinforcement.sampling import GREEDY_PURPOSE
 from roll.pipelines.served_policy import ServedPolicy
 from roll.rollout import Batch
 from roll.types import Rollout
@@ -49,7 +49,7 @@ class ReinforcementObjective(Generic[C]):
                 config.algorithm,
                 max_new_tokens=config.rollout.max_new_tokens,
                 moments=run.state.moments,
-                greedy=batch.companions.get(GREEDY, ()),
+                greedy=batch.companions.get(GREEDY_PURPOSE, ()),
                 demonstrations=shown,
                 decided=collect_draw_outcomes(batch),
             )
@@ -90,7 +90,7 @@ def build_demonstration_player(online: OnlineRun[C, ServedPolicy]) -> Demonstrat
         if online.config.algorithm.imitation.weight == 0:
             return ()
         repeated = [group.draw for group in batch.groups if group.scored or group.draw.anchor is None]
-        with online.live.waiting("wait" if online.is_asynchronous else "generate"):
-            return await play_demonstrations(online.config, online.live, repeated)
+        with online.policy_engines.measure_wait("wait" if online.is_asynchronous else "generate"):
+            return await play_demonstrations(online.config, online.policy_engines, repeated)
 
     return play

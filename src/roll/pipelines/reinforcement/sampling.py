@@ -14,9 +14,9 @@ from roll.pipelines.online import sampling
 from roll.rollout import AsyncController, DataLedger, SamplingPlan
 from roll.rollout.group_run import EarlyStopPredicate
 
-__all__ = ["GREEDY", "build_controller"]
+__all__ = ["GREEDY_PURPOSE", "build_controller"]
 
-GREEDY = "greedy"
+GREEDY_PURPOSE = "greedy"
 """Purpose of the greedy answers of the baseline `greedy`."""
 
 
@@ -59,7 +59,7 @@ def _build_companion_plans(config: ReinforcementRunConfig, plan: SamplingPlan) -
     if config.algorithm.advantage.mean != "greedy":
         return ()
     greedy = replace(plan.sampling, temperature=0.0, top_p=1.0, top_k=0)
-    return (replace(plan, purpose=GREEDY, group_size=1, sampling=greedy),)
+    return (replace(plan, purpose=GREEDY_PURPOSE, group_size=1, sampling=greedy),)
 
 
 def _build_configured_early_stop(config: ReinforcementRunConfig) -> EarlyStopPredicate | None:

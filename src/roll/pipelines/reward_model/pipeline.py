@@ -17,13 +17,13 @@ from roll.pipelines.state import RunState
 from roll.pipelines.supervised.evaluation import measure_model
 from roll.pipelines.supervised.loop import train
 from roll.pipelines.supervised.opening import build_facts, open_supervised
-from roll.pipelines.supervised.preparation import Prepared, build_policy_spec
+from roll.pipelines.supervised.preparation import PreparedRun, build_policy_spec
 from roll.training import TrainerSpec
 
 __all__ = ["PIPELINE"]
 
 
-def _build_scorer_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
+def _build_scorer_spec(config: SupervisedConfig, prepared: PreparedRun) -> TrainerSpec:
     """Return the spec of the trained model, which has a score head instead of the LM head."""
     return replace(build_policy_spec(config, prepared), role="reward_model")
 
@@ -47,8 +47,8 @@ async def _measure(config: RewardModelConfig) -> dict[str, float]:
     )
 
 
-def _build_run_facts(config: RewardModelConfig, at: RunState) -> RunFacts:
-    return build_facts(config, at, _get_example_kind(config), config.reward_model.loss)
+def _build_run_facts(config: RewardModelConfig, state: RunState) -> RunFacts:
+    return build_facts(config, state, _get_example_kind(config), config.reward_model.loss)
 
 
 PIPELINE = Pipeline(open=_open, facts=_build_run_facts, evaluate=_measure)

@@ -8,7 +8,7 @@ from functools import partial
 
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.evaluation import measure
-from roll.pipelines.learning.losses import check_own_functions
+from roll.pipelines.learning.losses import check_user_functions
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.online.loop import train
 from roll.pipelines.online.online_run import Recorder
@@ -46,7 +46,7 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
     """Start all roles, restore the checkpoint, yield the training loop, and shut the roles down, even after errors."""
     tracker = session.tracker
     tracker.note("reading the model's files and the prompts")
-    check_own_functions(config.algorithm)
+    check_user_functions(config.algorithm)
     prepared = await run_in_thread(prepare, config, session.directory.media_dir)
     specs = await run_in_thread(build_trainer_specs, config, prepared.model_path)
 
@@ -69,10 +69,10 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
         )
 
 
-def _build_run_facts(config: RLVRConfig, at: RunState) -> RunFacts:
+def _build_run_facts(config: RLVRConfig, state: RunState) -> RunFacts:
     only = config.replay.only if config.replay else ""
     engines, ranks = "no engine" if only == "train" else None, "no trainer" if only == "rollout" else None
-    return build_facts(config, at, config.algorithm.type, engines=engines, ranks=ranks)
+    return build_facts(config, state, config.algorithm.type, engines=engines, ranks=ranks)
 
 
 PIPELINE = Pipeline(open=_open, facts=_build_run_facts, evaluate=measure, state=LearningState)

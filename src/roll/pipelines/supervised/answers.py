@@ -8,7 +8,7 @@ from typing import Any
 from roll.cluster.base import Cluster, count_accelerators
 from roll.config.rollout_run import RolloutRunConfig
 from roll.errors import DataError
-from roll.pipelines.colocation import EVERYTHING, SharedDevices, should_offload_colocated
+from roll.pipelines.colocation import ALL_STATE_KINDS, SharedDevices, should_offload_colocated
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.generation import open_generation, start_roles
 from roll.pipelines.online.opening import build_weight_sync
@@ -49,7 +49,7 @@ async def open_answers(
     offload_colocated = should_offload_colocated(config, accelerated=count_accelerators() > 0)
     devices = SharedDevices(policy, [policy]) if offload_colocated else None
     if offload_colocated:
-        await policy.offload(EVERYTHING)
+        await policy.offload(ALL_STATE_KINDS)
     tracker = session.tracker
     roles, _ = await start_roles(
         config, cluster, prepared, stack, run=session.directory, tracker=tracker, offload_colocated=offload_colocated
@@ -59,5 +59,5 @@ async def open_answers(
         config, roles, prepared.data.renderer, stack, tracker=tracker, bring_up=weights.push_to
     )
     plan = build_sampling_plans(config, prepared.stop_token_ids)[1]
-    live = ServedPolicy(run=run, generation=generation, weights=weights, plan=plan, devices=devices)
-    return Evaluator(run, live, draws, plan, config.evaluation, config.alarms)
+    policy_engines = ServedPolicy(run=run, generation=generation, weights=weights, plan=plan, devices=devices)
+    return Evaluator(run, policy_engines, draws, plan, config.evaluation, config.alarms)

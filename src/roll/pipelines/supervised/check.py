@@ -1,4 +1,4 @@
-"""The inspection of a run that learns from examples before it starts, in seconds.
+"""Checks of a run that learns from examples before it starts; they take seconds.
 
 configuration ──► machine, model's sizes, examples ──► steps, memory, disk, a step's time on few layers ──► report
 """
@@ -29,7 +29,7 @@ from roll.data.media_text import count_media_tokens
 from roll.inference import resolve_engine_kind
 from roll.models import describe_model, find_model
 from roll.pipelines.preparation import prepare as prepare_prompts
-from roll.pipelines.supervised.preparation import Prepared, build_policy_spec, prepare
+from roll.pipelines.supervised.preparation import PreparedRun, build_policy_spec, prepare
 from roll.preflight.inspection import check_backend_and_placement, check_disk, check_memory, inspect_model, run_checks
 from roll.preflight.layout import check_layout
 from roll.preflight.machine import inspect_machine
@@ -60,7 +60,7 @@ class FrozenModelCost:
     """Forward passes over a step's batch in addition to the update."""
 
 
-NO_OTHER = FrozenModelCost()
+NO_OTHER_MODELS = FrozenModelCost()
 
 
 def inspect(
@@ -69,7 +69,7 @@ def inspect(
     kind: ExampleKind,
     method: str,
     loss: str,
-    other: FrozenModelCost = NO_OTHER,
+    other_models: FrozenModelCost = NO_OTHER_MODELS,
     role: Role = "policy",
 ) -> Report:
     """Check a run that trains on examples before it starts, and return the report.
@@ -79,7 +79,7 @@ def inspect(
         kind: Kind of the run's examples.
         method: Name of the method.
         loss: Import path of the loss.
-        other: Cost of models other than the trained one.
+        other_models: Cost of models other than the trained one.
         role: Role of the trained model; a reward model scores sequences at their ends.
     """
     return run_checks(
@@ -88,7 +88,7 @@ def inspect(
         check_backend_and_placement,
         _check_model,
         check_layout,
-        partial(_check_examples, kind=kind, loss=loss, other=other, role=role),
+        partial(_check_examples, kind=kind, loss=loss, other_models=other_models, role=role),
         check_disk,
     )
 
@@ -98,13 +98,13 @@ def _check_model(report: Report, config: SupervisedConfig) -> None:
 
 
 def _check_examples(
-    report: Report, config: SupervisedConfig, kind: ExampleKind, loss: str, other: FrozenModelCost, role: Role
+    report: Report, config: SupervisedConfig, kind: ExampleKind, loss: str, other_models: FrozenModelCost, role: Role
 ) -> None:
     if report.model is None:
         return
     if find_model(config.model.path) is None:  # without a tokenizer, assume full micro-batches, the upper bound
-        if not other.paths:
-            _estimate_memory(report, config, config.training.max_tokens_per_micro_batch, 1, 0, other, role)
+        if not other_models.paths:
+            _estimate_memory(report, config, config.training.max_tokens_per_micro_batch, 1, 0, other_models, role)
         return
     prepared = prepare(config, kind, score_at_end=role == "reward_model")
     examples, training = prepared.examples, prepared.training
@@ -124,17 +124,21 @@ def _check_examples(
         f"{report.num_held_out:,} examples held out",
     ]
     media = max(_count_media(config, prepared, batch) for batch in steps)
-    _estimate_memory(report, config, micro, math.ceil(per_step / micro), media, other, role)
+    _estimate_memory(report, config, micro, math.ceil(per_step / micro), media, other_models, role)
     num_loss_tokens = fmean(b.num_loss_tokens / b.num_units for b in steps) * (
         examples.train.num_items + report.num_held_out
     )
     report.disk = estimate_disk_use(
-        config, training, report.model, training.num_steps, kept_bytes=round(num_loss_tokens * other.kept_token_bytes)
+        config,
+        training,
+        report.model,
+        training.num_steps,
+        kept_bytes=round(num_loss_tokens * other_models.kept_token_bytes),
     )
-    _estimate_time(report, config, prepared, steps, loss, other, role)
+    _estimate_time(report, config, prepared, steps, loss, other_models, role)
 
 
-def _take_first_steps(prepared: Prepared) -> list[TrainingBatch]:
+def _take_first_steps(prepared: PreparedRun) -> list[TrainingBatch]:
     """Draw the batches of the run's first steps from the stream, and return those that have samples."""
     stream, count = prepared.examples.train, prepared.training.examples_per_step
     steps = (map(prepared.examples.build_samples, stream.draw(count)) for _ in range(NUM_SAMPLED_STEPS))
@@ -147,7 +151,7 @@ def _count_tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
     return max(sum(block.num_tokens for micro in rank for block in micro) for rank in _pack(config, batch))
 
 
-def _count_media(config: SupervisedConfig, prepared: Prepared, batch: TrainingBatch) -> int:
+def _count_media(config: SupervisedConfig, prepared: PreparedRun, batch: TrainingBatch) -> int:
     """Return the largest number of feature tokens of the different media of a micro-batch."""
     inputs = prepared.examples.sample_builder.renderer.media_inputs
     if inputs is None or not any(sample.media for sample in batch.samples):
@@ -176,7 +180,7 @@ def _estimate_memory(
     micro: int,
     micro_batches: int,
     media_tokens: int,
-    other: FrozenModelCost,
+    other_models: FrozenModelCost,
     role: Role,
 ) -> None:
     """Estimate memory for steps of `micro_batches` micro-batches of up to `micro` tokens.
@@ -202,11 +206,11 @@ def _estimate_memory(
     parts |= estimate_kernel_bytes(config.model, config.training, sizes, in_run, on_accelerator=on_accelerator)
     if role == "policy":
         parts["logits"] = estimate_logit_bytes(sizes, own, element, layer=parts.get("a layer", 0)) * (
-            2 if other.paths else 1
+            2 if other_models.paths else 1
         )
-    if other.paths:
+    if other_models.paths:
         parts["teachers"] = sum(
-            estimate_frozen_bytes(describe_model(path), parallel, ranks, element) for path in other.paths
+            estimate_frozen_bytes(describe_model(path), parallel, ranks, element) for path in other_models.paths
         )
     if not on_accelerator:
         parts |= estimate_heap_bytes(parts, trimmed=should_trim_heap(config.model, config.training, ranks))
@@ -243,10 +247,10 @@ def _estimate_engine_memory(report: Report, config: SupervisedConfig) -> list[Ro
 def _estimate_time(
     report: Report,
     config: SupervisedConfig,
-    prepared: Prepared,
+    prepared: PreparedRun,
     steps: list[TrainingBatch],
     loss: str,
-    other: FrozenModelCost,
+    other_models: FrozenModelCost,
     role: Role,
 ) -> None:
     sizes, ranks = report.model, config.roles["actor_train"].count
@@ -259,17 +263,17 @@ def _estimate_time(
     )
     probe = _take_first_units(usual, 2 * prepared.training.max_tokens_per_micro_batch)
     share = _count_tokens(config, usual) / _count_tokens(config, probe)
-    spec = replace(build_policy_spec(config, prepared), role=role, seed=0, teachers=other.paths)
+    spec = replace(build_policy_spec(config, prepared), role=role, seed=0, teachers=other_models.paths)
     try:
         found = measure_step_time(spec, sizes.num_layers, probe, loss)
     except ChildProcessError as error:
         report.notes.append(f"a step's time is not estimated: {error}.")
         return
     training, evaluation, pass_s = prepared.training, config.evaluation, share * found.measure_s
-    step_s = share * found.learn_s + found.optimizer_s + other.passes_per_step * pass_s
+    step_s = share * found.learn_s + found.optimizer_s + other_models.passes_per_step * pass_s
     held_out = min(evaluation.num_examples, report.num_held_out) / training.examples_per_step
     drawn = min(training.num_steps, prepared.examples.train.num_items / training.examples_per_step)
-    before_s = other.passes_before * (drawn + held_out) * pass_s
+    before_s = other_models.passes_before * (drawn + held_out) * pass_s
     during = (training.num_steps - 1) // evaluation.every_num_steps if evaluation.every_num_steps else 0
     times = (during + 1 + evaluation.before_training) if held_out else 0
     total = before_s + training.num_steps * step_s + times * held_out * pass_s

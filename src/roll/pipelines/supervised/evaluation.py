@@ -14,7 +14,7 @@ from roll.data.examples import ExampleKind
 from roll.errors import DataError
 from roll.pipelines.evaluation import measure
 from roll.pipelines.preparation import open_media_dir
-from roll.pipelines.supervised.preparation import Prepared, build_held_out_batch, prepare
+from roll.pipelines.supervised.preparation import PreparedRun, build_held_out_batch, prepare
 from roll.protocols import LossFn, TrainerGroup
 from roll.tracking.intervals import compute_accuracy_figures
 from roll.training import Role, TrainerSpec
@@ -32,11 +32,11 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationParts:
-    """What an evaluation on held-out examples needs: configuration, cluster, data."""
+    """The configuration, the cluster and the data of an evaluation on held-out examples."""
 
     config: SupervisedConfig
     cluster: Cluster
-    prepared: Prepared
+    prepared: PreparedRun
     batch: TrainingBatch
     """Batch of the held-out examples."""
     stack: AsyncExitStack
@@ -66,7 +66,7 @@ async def open_evaluation(
 
 
 async def _open_parts(
-    config: SupervisedConfig, prepared: Prepared, media_dir: Path, stack: AsyncExitStack
+    config: SupervisedConfig, prepared: PreparedRun, media_dir: Path, stack: AsyncExitStack
 ) -> EvaluationParts:
     if not prepared.examples.held_out:
         raise DataError("no source has held-out examples: set `held_out`, a held-out file, or a held-out split.")

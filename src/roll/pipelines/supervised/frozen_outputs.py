@@ -19,15 +19,15 @@ from roll.cluster.base import Cluster
 from roll.models.fingerprint import compute_model_fingerprint
 from roll.pipelines.run import Session, restore_state
 from roll.pipelines.supervised.output_store import OutputStore, Rows
-from roll.pipelines.supervised.preparation import Prepared
+from roll.pipelines.supervised.preparation import PreparedRun
 from roll.pipelines.supervised.supervised_run import draw_next_examples, render_draws
 from roll.protocols import TrainerGroup
 from roll.training import TrainerSpec
 from roll.types import TrainingBatch, TrainingSample
 
-__all__ = ["CHUNK", "ComputeOutputs", "build_weights_name", "compute_missing_outputs", "list_remaining_steps"]
+__all__ = ["CHUNK_SIZE", "ComputeOutputs", "build_weights_name", "compute_missing_outputs", "list_remaining_steps"]
 
-CHUNK = 256
+CHUNK_SIZE = 256
 """Approximate number of samples that are written at once."""
 ComputeOutputs = Callable[[TrainerGroup, TrainingBatch], Coroutine[Any, Any, list[Rows]]]
 """Function that computes a model's outputs for a batch: the rows of each sample."""
@@ -78,7 +78,7 @@ async def compute_missing_outputs(
             request = compute(trainer, TrainingBatch(samples=part))
             outputs = await (session.stop.run_unless_stopped(request) if session else request)
             new += [(sample, rows) for sample, rows in zip(part, outputs, strict=True) if id(sample) in missing]
-            if len(new) >= CHUNK or num_kept + len(new) == len(missing):
+            if len(new) >= CHUNK_SIZE or num_kept + len(new) == len(missing):
                 await asyncio.to_thread(store.add, [sample for sample, _ in new], [rows for _, rows in new])
                 num_kept += len(new)
                 new.clear()
@@ -88,7 +88,7 @@ async def compute_missing_outputs(
 
 
 def list_remaining_steps(
-    prepared: Prepared, session: Session, *, repeat_examples: bool = False
+    prepared: PreparedRun, session: Session, *, repeat_examples: bool = False
 ) -> list[tuple[TrainingSample, ...]]:
     """Return the samples of each remaining step of the run.
 

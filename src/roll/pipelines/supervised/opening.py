@@ -16,7 +16,7 @@ from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, restore_state
 from roll.pipelines.state import RunState
 from roll.pipelines.supervised.answers import open_answers
-from roll.pipelines.supervised.preparation import Prepared, build_policy_spec, count_planned_steps, prepare
+from roll.pipelines.supervised.preparation import PreparedRun, build_policy_spec, count_planned_steps, prepare
 from roll.pipelines.supervised.supervised_run import SupervisedRun
 from roll.running import run_in_thread
 from roll.training import TrainerSpec
@@ -30,8 +30,8 @@ async def open_supervised(
     session: Session,
     kind: ExampleKind,
     *,
-    build_spec: Callable[[SupervisedConfig, Prepared], TrainerSpec] = build_policy_spec,
-    before_start: Callable[[Cluster, Prepared], Awaitable[None]] | None = None,
+    build_spec: Callable[[SupervisedConfig, PreparedRun], TrainerSpec] = build_policy_spec,
+    before_start: Callable[[Cluster, PreparedRun], Awaitable[None]] | None = None,
     score_at_end: bool = False,
 ) -> AsyncIterator[SupervisedRun]:
     """Start all roles, restore the checkpoint, yield the run, and shut the roles down, even after an error.
@@ -46,9 +46,9 @@ async def open_supervised(
     """
     tracker, saved = session.tracker, session.saved
     tracker.note("reading the model's files and the examples")
-    at = saved.state if saved else RunState()
+    initial = saved.state if saved else RunState()
     media_dir = session.directory.media_dir
-    prepared = await run_in_thread(prepare, config, kind, at, score_at_end=score_at_end, media_dir=media_dir)
+    prepared = await run_in_thread(prepare, config, kind, initial, score_at_end=score_at_end, media_dir=media_dir)
     unchanging = compute_fingerprints(config, prepared.examples.held_out_fingerprints)
     check_back_end(prepared.training.backend)
     check_disk(config, prepared.training, prepared.model_path, session)
@@ -66,11 +66,11 @@ async def open_supervised(
             tracker.note(f"loading the checkpoint of step {state.step}")
             await saved.restore(policy)
         stream, num_steps = prepared.examples.train, prepared.training.num_steps
-        run = Run.of(config, num_steps, session, state, stream, policy)
+        run = Run.create(config, num_steps, session, state, stream, policy)
         answering, answers = config.build_answering_config(), None
         if answering is not None:
             answers = await open_answers(answering, session, cluster, run, policy, stack)
-            run.checkpointer.before_writing = answers.live.release_devices
+            run.checkpointer.before_writing = answers.policy_engines.release_devices
         yield SupervisedRun(
             config=config,
             training=prepared.training,
@@ -81,8 +81,8 @@ async def open_supervised(
         )
 
 
-def build_facts(config: SupervisedConfig, at: RunState, kind: ExampleKind, method: str) -> RunFacts:
+def build_facts(config: SupervisedConfig, state: RunState, kind: ExampleKind, method: str) -> RunFacts:
     """Return the facts that are shown about a run in a given state."""
     ranks, cores = config.roles["actor_train"].count, os.cpu_count() or 1
     setup = f"{config.cluster.type}: {ranks} trainer rank{'s' * (ranks != 1)}, {cores} core{'s' * (cores != 1)}"
-    return RunFacts(method=method, setup=setup, num_steps=count_planned_steps(config, kind, at))
+    return RunFacts(method=method, setup=setup, num_steps=count_planned_steps(config, kind, state))

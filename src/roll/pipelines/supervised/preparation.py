@@ -16,11 +16,11 @@ from roll.pipelines.state import RunState
 from roll.training import Schedule, TrainerSpec
 from roll.types import TrainingBatch
 
-__all__ = ["Prepared", "build_held_out_batch", "build_policy_spec", "count_planned_steps", "prepare"]
+__all__ = ["PreparedRun", "build_held_out_batch", "build_policy_spec", "count_planned_steps", "prepare"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class PreparedRun:
     """The parts of a run that need no device: the model's files, its tokenizer, the examples."""
 
     model_path: Path
@@ -33,17 +33,17 @@ class Prepared:
 def prepare(
     config: SupervisedConfig,
     kind: ExampleKind,
-    at: RunState | None = None,
+    state: RunState | None = None,
     *,
     score_at_end: bool = False,
     media_dir: Path | None = None,
-) -> Prepared:
+) -> PreparedRun:
     """Resolve the model and read the data.
 
     Args:
         config: Configuration of the run.
         kind: Kind of the run's examples.
-        at: State of the run; by default its beginning.
+        state: State of the run; by default its beginning.
         score_at_end: Argument of `build_examples`.
         media_dir: The run's media store; `None` keeps images in memory, for a check.
 
@@ -74,11 +74,11 @@ def prepare(
         # A reward model has no vision tower.
         media=None if score_at_end else open_media(model_path, media_dir, trust_remote_code=trust),
     )
-    training = _with_num_steps(config.training, examples.train.num_items, at or RunState())
-    return Prepared(model_path=model_path, examples=examples, training=training)
+    training = _set_num_steps(config.training, examples.train.num_items, state or RunState())
+    return PreparedRun(model_path=model_path, examples=examples, training=training)
 
 
-def build_policy_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
+def build_policy_spec(config: SupervisedConfig, prepared: PreparedRun) -> TrainerSpec:
     """Return the spec of the trained model, for a single rank."""
     answers = config.evaluation.answers
     return TrainerSpec(
@@ -91,17 +91,17 @@ def build_policy_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSp
     )
 
 
-def _with_num_steps(training: SupervisedTraining, num_examples: int, at: RunState) -> SupervisedTraining:
-    return training.with_num_steps(num_examples, at.step, at.num_draws)
+def _set_num_steps(training: SupervisedTraining, num_examples: int, state: RunState) -> SupervisedTraining:
+    return training.with_num_steps(num_examples, state.step, state.num_draws)
 
 
 @decode_in_worker()
-def count_planned_steps(config: SupervisedConfig, kind: ExampleKind, at: RunState) -> int:
+def count_planned_steps(config: SupervisedConfig, kind: ExampleKind, state: RunState) -> int:
     """Return the number of steps of a run in a given state, reading no more data than needed."""
     training = config.training
     if training.num_steps and training.num_epochs is None:
         return training.num_steps
-    return _with_num_steps(training, count_examples(config.data, kind, config.seed, config.pipeline), at).num_steps
+    return _set_num_steps(training, count_examples(config.data, kind, config.seed, config.pipeline), state).num_steps
 
 
 def build_held_out_batch(config: SupervisedConfig, examples: Examples) -> TrainingBatch:

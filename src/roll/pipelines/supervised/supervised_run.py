@@ -106,7 +106,7 @@ class SupervisedRun:
         self.run.ledger.record_draws(drawn.draws, self.run.state.step + 1)
         if not drawn.samples:
             return None
-        async with self.answers.live.learning() if self.answers else nullcontext():
+        async with self.answers.policy_engines.enter_training() if self.answers else nullcontext():
             batch = await self.add_columns(TrainingBatch(samples=drawn.samples))
             with self.run.spans.phase("train"):
                 return await update(self.run, self.policy, batch, await _build_loss(loss, batch.samples))
@@ -150,11 +150,11 @@ class SupervisedRun:
         run, answers, groups = self.run, self.answers, list[Group]()
         with run.spans.phase("evaluate"):
             if answers is not None:
-                await answers.live.release_devices()
+                await answers.policy_engines.release_devices()
             metrics = await run.stop.run_unless_stopped(self._measure(loss))
             score = metrics.get("eval/accuracy", -metrics["eval/loss"])
         if answers is not None:
-            await answers.live.sync()
+            await answers.policy_engines.sync()
             with run.spans.phase("evaluate"):
                 figures, groups = await run.stop.run_unless_stopped(answers.measure())
             metrics = merge_metrics(metrics, figures)

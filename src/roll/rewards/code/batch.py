@@ -2,7 +2,7 @@
 
 candidate's sandbox ──► per case a short message, and its output or return value, unparsed
                           ├─ short: compared in this process, a case at a time
-                          └─ long:  compared in a checker's sandbox (`inside.referee`)
+                          └─ long:  compared in a checker's sandbox (`sandbox_programs.comparator`)
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import json
 from collections.abc import Sequence
 
 from roll.errors import RewardInfraError
-from roll.rewards.code.inside import exceptions
-from roll.rewards.code.inside.compare import is_same_output, is_same_value
-from roll.rewards.code.inside.frames import add_length, pack
-from roll.rewards.code.inside.messages import Answer, Comparison, End, SetupResult, parse_record
-from roll.rewards.code.inside.messages import Case as CaseMessage
 from roll.rewards.code.program import CandidateRun
+from roll.rewards.code.sandbox_programs import exceptions
+from roll.rewards.code.sandbox_programs.compare import is_same_output, is_same_value
+from roll.rewards.code.sandbox_programs.frames import add_length, pack
+from roll.rewards.code.sandbox_programs.messages import Answer, Comparison, ProcessEnd, SetupResult, parse_record
+from roll.rewards.code.sandbox_programs.messages import Case as CaseMessage
 from roll.rewards.code.serving import CaseResults, serve_cases
 from roll.rewards.code.tasks import CallCase, StdinCase
 from roll.rewards.code.verdicts import (
     MESSAGE_BYTES,
     OUTCOMES,
-    OVER_TIME,
     SKIPPED,
+    TIMED_OUT,
     CaseVerdict,
     apply_time_limit,
     make_build_verdict,
@@ -37,14 +37,14 @@ from roll_sandbox import ExecutionResult, Limit, Outcome, PythonCode
 __all__ = ["BatchRun"]
 
 _SYNTAX_ERRORS = ("SyntaxError:", "IndentationError:", "TabError:")
-_REFEREE = "from inside import referee\nreferee.main()"
-_REFEREE_CPU_S = 30.0
-_REFEREE_WALL_S = 300.0
-_SPARE_BYTES = 2**16
-_BYTES_PER_BYTE = 16
+_COMPARATOR = "from sandbox_programs import comparator\ncomparator.main()"
+_COMPARATOR_CPU_S = 30.0
+_COMPARATOR_WALL_S = 300.0
+_EXTRA_OUTPUT_BYTES = 2**16
+_ENCODING_FACTOR = 16
 """Factor by which a value may be longer, when encoded, than an equal expected one: `1` as `["c", 1.0, 0.0]`."""
 
-_NO_MESSAGE = CaseVerdict(verdict="exited", passed=0.0)
+_NO_MESSAGE_VERDICT = CaseVerdict(verdict="exited", passed=0.0)
 
 
 class BatchRun(CandidateRun):
@@ -61,7 +61,7 @@ class BatchRun(CandidateRun):
         verdicts: list[CaseVerdict] = []
         while len(verdicts) < len(cases):
             if self.remaining_s == 0.0:
-                return verdicts + [OVER_TIME] * (len(cases) - len(verdicts))
+                return verdicts + [TIMED_OUT] * (len(cases) - len(verdicts))
             left = cases[len(verdicts) :]
             served = await self._serve(left)
             built = parse_message(served.first)
@@ -83,9 +83,9 @@ class BatchRun(CandidateRun):
     async def _serve(self, cases: Sequence[tuple[StdinCase | CallCase, float]]) -> CaseResults:
         """Run the cases in one sandbox, and return the result messages and CPU time of each case."""
         limits_s = [cpu_s for _, cpu_s in cases]
-        most_bytes = [self._compute_max_bytes(case) for case, _ in cases]
-        messages = [self._make_message(*case, most) for case, most in zip(cases, most_bytes, strict=True)]
-        async with self.sandboxes.start_candidate(self.make_program(limits_s, sum(most_bytes))) as job:
+        max_bytes = [self._compute_max_bytes(case) for case, _ in cases]
+        messages = [self._make_message(*case, most) for case, most in zip(cases, max_bytes, strict=True)]
+        async with self.sandboxes.start_candidate(self.make_program(limits_s, sum(max_bytes))) as job:
             return await serve_cases(
                 job,
                 pack(self.make_setup()._asdict()),
@@ -106,7 +106,11 @@ class BatchRun(CandidateRun):
         verdicts: list[CaseVerdict] = []
         for (case, limit_s), (head, body), cpu_s in zip(cases, served.frames, served.cpu_s, strict=False):
             end = parse_message(head)
-            verdict = await self._judge_case(case, parse_record(End, end), body, served.result) if end else _NO_MESSAGE
+            verdict = (
+                await self._judge_case(case, parse_record(ProcessEnd, end), body, served.result)
+                if end
+                else _NO_MESSAGE_VERDICT
+            )
             verdicts.append(apply_time_limit(verdict, cpu_s, limit_s))
             await asyncio.sleep(0)  # let other tasks run on the event loop
         if _has_exceeded_time(served) and len(verdicts) < len(served.cpu_s):
@@ -116,30 +120,30 @@ class BatchRun(CandidateRun):
     def _compute_max_bytes(self, case: StdinCase | CallCase) -> int:
         """Return how many bytes of the case's output to keep; longer output cannot equal the expected result."""
         if isinstance(case, CallCase):
-            return _BYTES_PER_BYTE * len(case.expected) + MESSAGE_BYTES
-        return min(self.config.max_output_bytes, 2 * len(case.stdout.encode("utf-8", "replace")) + _SPARE_BYTES)
+            return _ENCODING_FACTOR * len(case.expected) + MESSAGE_BYTES
+        return min(self.config.max_output_bytes, 2 * len(case.stdout.encode("utf-8", "replace")) + _EXTRA_OUTPUT_BYTES)
 
-    def _make_message(self, case: StdinCase | CallCase, cpu_s: float, most_bytes: int) -> CaseMessage:
-        message = CaseMessage(kind="stdin", cpu_s=cpu_s, wall_s=self.compute_wall_limit_s(cpu_s), most_bytes=most_bytes)
+    def _make_message(self, case: StdinCase | CallCase, cpu_s: float, max_bytes: int) -> CaseMessage:
+        message = CaseMessage(kind="stdin", cpu_s=cpu_s, wall_s=self.compute_wall_limit_s(cpu_s), max_bytes=max_bytes)
         if isinstance(case, StdinCase):
             return message._replace(stdin=case.stdin, args=list(case.args))
         how = {"entry": case.entry, "as_online_judge": case.as_online_judge}
         return message._replace(kind="call", args=case.args, kwargs=case.kwargs, **how)
 
     async def _run_directly(self, case: StdinCase, cpu_s: float) -> CaseVerdict:
-        """Run the only case of a Python program without the candidate runner, which is a third less work."""
-        most_bytes = self._compute_max_bytes(case)
+        """Run the only case of a Python program without the candidate runner, which saves a third of the time."""
+        max_bytes = self._compute_max_bytes(case)
         program = PythonCode(
             source=self.code,
             argv=case.args,
             stdin=case.stdin.encode("utf-8", "surrogateescape"),
             cpu_s=cpu_s,
             wall_s=min(self.compute_wall_limit_s(cpu_s), self.remaining_s),
-            output_bytes=most_bytes + self.config.max_output_bytes,
+            output_bytes=max_bytes + self.config.max_output_bytes,
         )
         result = await self.sandboxes.run(program)
         detail = result.stderr[-500:].decode(errors="replace")
-        if result.outcome in OUTCOMES or len(result.stdout) > most_bytes:
+        if result.outcome in OUTCOMES or len(result.stdout) > max_bytes:
             verdict = OUTCOMES.get(result.outcome, "output")
         elif result.exit_code != 0:
             last = detail.strip().splitlines()[-1:]
@@ -149,7 +153,7 @@ class BatchRun(CandidateRun):
         return CaseVerdict(verdict=verdict, passed=float(verdict == "passed"), cpu_s=result.cpu_s, detail=detail)
 
     async def _judge_case(
-        self, case: StdinCase | CallCase, end: End, body: bytes, result: ExecutionResult
+        self, case: StdinCase | CallCase, end: ProcessEnd, body: bytes, result: ExecutionResult
     ) -> CaseVerdict:
         status, detail = end.status, end.stderr[-500:]
         if end.limit:
@@ -188,7 +192,7 @@ class BatchRun(CandidateRun):
             return "exited", detail
         answer = parse_record(Answer, message)
         if answer.raised is not None:
-            expected = case.raises is not None and exceptions.is_a(answer.raised, case.raises)
+            expected = case.raises is not None and exceptions.derives_from(answer.raised, case.raises)
             return ("passed" if expected else "error"), answer.text[:500]
         if case.raises is not None:
             return "wrong", detail
@@ -199,18 +203,18 @@ class BatchRun(CandidateRun):
         right = "value" in message and is_same_value(answer.value, case.returns, tolerance=tolerance, match=case.match)
         return ("passed" if right else "wrong"), detail
 
-    async def _compare_in_sandbox(self, how: Comparison, expected: bytes, found: bytes) -> bool:
+    async def _compare_in_sandbox(self, comparison: Comparison, expected: bytes, found: bytes) -> bool:
         """Return whether two long texts or values are equal, comparing them in a sandbox instead of this process.
 
         Raises:
             RewardInfraError: The comparison crashed.
         """
         program = PythonCode(
-            source=_REFEREE,
-            stdin=b"".join(map(add_length, (json.dumps(how._asdict()).encode(), expected, found))),
+            source=_COMPARATOR,
+            stdin=b"".join(map(add_length, (json.dumps(comparison._asdict()).encode(), expected, found))),
             result=True,
-            cpu_s=_REFEREE_CPU_S,
-            wall_s=_REFEREE_WALL_S,
+            cpu_s=_COMPARATOR_CPU_S,
+            wall_s=_COMPARATOR_WALL_S,
         )
         result = await self.sandboxes.compare(program)
         # The first 4 bytes are the length of the frame.

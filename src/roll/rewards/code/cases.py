@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 
 from roll.errors import DataError, short
 from roll.registry import did_you_mean
-from roll.rewards.code.inside import wire
 from roll.rewards.code.literals import parse_python_literal
+from roll.rewards.code.sandbox_programs import wire
 
 __all__ = [
     "CallCase",
@@ -78,23 +78,23 @@ class TestCase:
 Case: TypeAlias = StdinCase | CallCase | TestCase
 
 
-def parse_value(value: Any, where: str) -> tuple[Any, bool]:
+def parse_value(value: Any, location: str) -> tuple[Any, bool]:
     """Return a case's value as plain data, and whether it was JSON.
 
     The value is not JSON if it is an object `{"python": "…"}`, whose string is parsed as a Python literal.
     """
     if isinstance(value, Mapping) and set(value) == {"python"}:
         try:
-            literal = parse_python_literal(check_type(value["python"], str, where))
+            literal = parse_python_literal(check_type(value["python"], str, location))
             wire.encode(literal)
         except (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
-            raise MalformedTestsError(f"{where}: {short(value['python'])} is not a Python literal.") from None
+            raise MalformedTestsError(f"{location}: {short(value['python'])} is not a Python literal.") from None
         return literal, False
     tree = to_plain(value)
     try:
         wire.encode(tree)
     except (wire.NotPlainError, RecursionError) as error:
-        raise MalformedTestsError(f"{where} cannot be used ({error}): give plain data.") from None
+        raise MalformedTestsError(f"{location} cannot be used ({error}): give plain data.") from None
     return tree, True
 
 
@@ -105,26 +105,26 @@ def to_plain(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else value
 
 
-def check_keys(case: Mapping[str, Any], known: set[str], where: str) -> None:
+def check_keys(case: Mapping[str, Any], known: set[str], location: str) -> None:
     """Raise an error if a case has an unknown key; nulls are ignored, as tables use them for missing values."""
     for key in case:
         if key not in known and case[key] is not None:
-            raise MalformedTestsError(f"{where}: unknown key '{key}'.{did_you_mean(str(key), sorted(known))}")
+            raise MalformedTestsError(f"{location}: unknown key '{key}'.{did_you_mean(str(key), sorted(known))}")
 
 
-def check_type(value: Any, kind: Any, where: str) -> Any:
+def check_type(value: Any, kind: Any, location: str) -> Any:
     """Return a value as plain data; raise a `MalformedTestsError` if its type is not `kind`."""
     value = to_plain(value)
     if not isinstance(value, kind):
-        raise MalformedTestsError(f"{where} is {short(value)}: give a {'string' if kind is str else 'list'}.")
+        raise MalformedTestsError(f"{location} is {short(value)}: give a {'string' if kind is str else 'list'}.")
     return value
 
 
-def check_expression(source: str, where: str) -> None:
+def check_expression(source: str, location: str) -> None:
     """Raise a `MalformedTestsError` if a string is not a Python expression."""
     try:
         ast.parse(source, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):
         raise MalformedTestsError(
-            f"{where}: {short(source)} is not an expression such as `add` or `A().add`."
+            f"{location}: {short(source)} is not an expression such as `add` or `A().add`."
         ) from None

@@ -26,7 +26,7 @@ _TAGS = {
     "javascript": {"javascript", "js", "node", "mjs"},
     "cpp": {"cpp", "c++", "cc", "cxx", "c++11", "c++14", "c++17", "c++20"},
 }
-_NO_TAGS = {"", "code", "program", "solution", "tool_code"}
+_UNTAGGED = {"", "code", "program", "solution", "tool_code"}
 _FENCE = re.compile(
     r"^(?P<indent>[ \t]*+(?:>[ \t]?+){0,8}+(?:(?:[-*+]|\d{1,3}[.)])[ \t]++)?+)(?P<mark>`{3,}+|~{3,}+)[ \t]*+"
     r"(?P<tag>[\w+#.-]*+)[^\n`]*+$",
@@ -36,9 +36,9 @@ _FENCE = re.compile(
 _QUOTED = re.compile(r"[ \t]*+(?:>[ \t]?)?+")
 _VERSION = re.compile(r"(?<=python)[ \d.]+$|(?<=py)[\d.]+$")
 _SESSION = re.compile(r"[ \t]*>>>(?: |$)")
-_READS = re.compile(r"\binput\s{0,3}\(|\bstdin\b|\bopen\s{0,3}\(\s{0,3}0\b|/dev/stdin|\bfileinput\b")
+_INPUT_READ = re.compile(r"\binput\s{0,3}\(|\bstdin\b|\bopen\s{0,3}\(\s{0,3}0\b|/dev/stdin|\bfileinput\b")
 _BEGIN = re.compile(r"(?:async\s+def|def|class)\s+\w|import\s+\w|from\s+[\w.]+\s+import\b|@\w")
-_GOES_ON = re.compile(
+_CONTINUATION = re.compile(
     r"""(?:async|def|class|import|from|if|elif|else|for|while|with|try|except|finally|return|raise|assert|pass|del
         |global|lambda|match|case)\b(?!\s*,)(?:.*[:(=\[\]).\w])?\s*(?:\#.*)?$
     |[A-Za-z_][\w.]*\s*(?:[-+*/%&|^@]|//|\*\*|>>|<<)?=[^=]
@@ -76,7 +76,7 @@ def extract_code(text: str, language: str, *, names: Collection[str] = (), reads
         code = _extract_bare_python(text) if language == "python" else text
         return code if code.strip() else None
     tagged = [block for block in blocks if block.tag in _TAGS[language]]
-    untagged = [block for block in blocks if block.tag in _NO_TAGS]
+    untagged = [block for block in blocks if block.tag in _UNTAGGED]
     found = _choose_block([tagged, untagged], _make_preference(names, reads_input) if language == "python" else None)
     return found if found and found.strip() else None
 
@@ -94,7 +94,7 @@ def _make_preference(names: Collection[str], reads_input: bool) -> Callable[[str
             re.MULTILINE,
         )
         return lambda code: defines.search(code) is not None
-    return (lambda code: _READS.search(code) is not None) if reads_input else None
+    return (lambda code: _INPUT_READ.search(code) is not None) if reads_input else None
 
 
 def _choose_block(kinds: list[list[_Block]], preferred: Callable[[str], bool] | None) -> str | None:
@@ -182,7 +182,7 @@ def _extract_bare_python(text: str) -> str:
         return _remove_prompts(text) if _SESSION.match(text.lstrip()) else text
     kept: list[str] = []
     for line in lines[first:]:
-        if line[:1].strip() and not _GOES_ON.match(line):
+        if line[:1].strip() and not _CONTINUATION.match(line):
             break
         kept.append(line)
     return "\n".join(kept) + "\n"

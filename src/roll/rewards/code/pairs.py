@@ -23,15 +23,15 @@ from roll.rewards.code.cases import (
     parse_value,
     to_plain,
 )
-from roll.rewards.code.inside import wire
 from roll.rewards.code.literals import parse_python_literal
+from roll.rewards.code.sandbox_programs import wire
 
 __all__ = ["has_pair_lists", "is_pair", "parse_pair", "parse_pairs"]
 
 _NAMES = ("fn_name", "func_name", "function_name")
 _KINDS = ("testtype", "type", "test_type")
-_OF_STDIN = ("stdin", "stdin_stdout", "stdio", "standard_input")
-_OF_CALLS = ("functional", "function_call", "call_based", "function")
+_STDIN_KINDS = ("stdin", "stdin_stdout", "stdio", "standard_input")
+_CALL_KINDS = ("functional", "function_call", "call_based", "function")
 _IGNORED = {"explanation", "id", "metadata"}
 """Keys that do not affect the verdict."""
 
@@ -56,10 +56,10 @@ def parse_pairs(tests: Mapping[str, Any]) -> list[Case]:
     Raises:
         MalformedTestsError: The cases cannot be used.
     """
-    given, wanted = ("inputs", "outputs") if "inputs" in tests else ("input", "output")
-    check_keys(tests, {given, wanted, *_NAMES, *_IGNORED}, "the tests")
-    inputs = check_type(tests[given], list, given)
-    outputs = check_type(tests.get(wanted), list, wanted)
+    input_key, output_key = ("inputs", "outputs") if "inputs" in tests else ("input", "output")
+    check_keys(tests, {input_key, output_key, *_NAMES, *_IGNORED}, "the tests")
+    inputs = check_type(tests[input_key], list, input_key)
+    outputs = check_type(tests.get(output_key), list, output_key)
     if len(inputs) != len(outputs):
         raise MalformedTestsError(
             f"there are {len(inputs)} inputs but {len(outputs)} outputs: give one output per input."
@@ -67,38 +67,40 @@ def parse_pairs(tests: Mapping[str, Any]) -> list[Case]:
     name = _get_name(tests)
     pairs = enumerate(zip(inputs, outputs, strict=True))
     if name:
-        return [_make_call_case(name, given, wanted, f"case {index}") for index, (given, wanted) in pairs]
-    return [_make_stdin_case(given, wanted, f"case {index}") for index, (given, wanted) in pairs]
+        return [
+            _make_call_case(name, input_value, expected, f"case {index}") for index, (input_value, expected) in pairs
+        ]
+    return [_make_stdin_case(input_value, expected, f"case {index}") for index, (input_value, expected) in pairs]
 
 
-def parse_pair(case: Mapping[str, Any], entry: str | None, where: str) -> Case:
+def parse_pair(case: Mapping[str, Any], entry: str | None, location: str) -> Case:
     """Parse one case with an input and an output.
 
     Args:
         case: `input`, `output` and the kind of case (`testtype` or `type`). Without a kind, the case calls a function
             if it names one, and else passes its input through stdin.
         entry: The function under test if the case names none. If both are missing, the answer must define one function.
-        where: The case's location, for messages.
+        location: The case's location, for messages.
 
     Raises:
         MalformedTestsError: The case cannot be used.
     """
-    check_keys(case, {"input", "output", *_NAMES, *_KINDS, *_IGNORED}, where)
+    check_keys(case, {"input", "output", *_NAMES, *_KINDS, *_IGNORED}, location)
     name, key = _get_name(case), _find_kind_key(case)
-    kind = check_type(case[key], str, f"{where}: {key}").lower() if key else ("functional" if name else "stdin")
-    if kind in _OF_STDIN:
-        return _make_stdin_case(case["input"], case["output"], where)
-    if kind not in _OF_CALLS:
-        known = [*_OF_STDIN, *_OF_CALLS]
+    kind = check_type(case[key], str, f"{location}: {key}").lower() if key else ("functional" if name else "stdin")
+    if kind in _STDIN_KINDS:
+        return _make_stdin_case(case["input"], case["output"], location)
+    if kind not in _CALL_KINDS:
+        known = [*_STDIN_KINDS, *_CALL_KINDS]
         raise MalformedTestsError(
-            f"{where}: {key} is '{kind}': give one of {', '.join(known)}.{did_you_mean(kind, known)}"
+            f"{location}: {key} is '{kind}': give one of {', '.join(known)}.{did_you_mean(kind, known)}"
         )
-    given, wanted = to_plain(case["input"]), to_plain(case["output"])
-    if isinstance(given, str):  # LiveCodeBench: one argument per line
-        given = [_parse_line(line, f"{where}: input") for line in given.splitlines() if line.strip()]
-        wanted = _parse_line(wanted, f"{where}: output") if isinstance(wanted, str) else wanted
-        return _make_call_case(name or entry or "", given, wanted, where, match="json")
-    return _make_call_case(name or entry or "", given, wanted, where)
+    input_value, expected = to_plain(case["input"]), to_plain(case["output"])
+    if isinstance(input_value, str):  # LiveCodeBench: one argument per line
+        input_value = [_parse_line(line, f"{location}: input") for line in input_value.splitlines() if line.strip()]
+        expected = _parse_line(expected, f"{location}: output") if isinstance(expected, str) else expected
+        return _make_call_case(name or entry or "", input_value, expected, location, match="json")
+    return _make_call_case(name or entry or "", input_value, expected, location)
 
 
 def _get_name(tests: Mapping[str, Any]) -> str:
@@ -110,21 +112,23 @@ def _find_kind_key(case: Mapping[str, Any]) -> str | None:
     return next((key for key in _KINDS if case.get(key)), None)
 
 
-def _make_stdin_case(given: Any, wanted: Any, where: str) -> StdinCase:
+def _make_stdin_case(input_value: Any, expected: Any, location: str) -> StdinCase:
     """Build a case that runs the program on stdin; if input or output is a list, its items become lines."""
-    texts = ["\n".join(map(str, each)) if isinstance(each, list) else each for each in map(to_plain, (given, wanted))]
+    texts = [
+        "\n".join(map(str, each)) if isinstance(each, list) else each for each in map(to_plain, (input_value, expected))
+    ]
     texts = [str(each) if isinstance(each, int | float) and not isinstance(each, bool) else each for each in texts]
-    stdin, stdout = (check_type(text, str, f"{where}: input and output") for text in texts)
+    stdin, stdout = (check_type(text, str, f"{location}: input and output") for text in texts)
     return StdinCase(stdin=stdin, stdout=stdout)
 
 
-def _make_call_case(name: str, given: Any, wanted: Any, where: str, match: Any = "wrapped") -> CallCase:
+def _make_call_case(name: str, input_value: Any, expected: Any, location: str, match: Any = "wrapped") -> CallCase:
     if name:
-        check_expression(name, f"{where}: function name")
-    args, _ = parse_value(given, f"{where}: input")
+        check_expression(name, f"{location}: function name")
+    args, _ = parse_value(input_value, f"{location}: input")
     if not isinstance(args, list | tuple):
-        raise MalformedTestsError(f"{where}: the input is {short(args)}: give a list with one entry per argument.")
-    returns, is_json = parse_value(wanted, f"{where}: output")
+        raise MalformedTestsError(f"{location}: the input is {short(args)}: give a list with one entry per argument.")
+    returns, is_json = parse_value(expected, f"{location}: output")
     return CallCase(
         entry=name,
         args=wire.encode(tuple(map(_convert_keys, args))),
@@ -142,7 +146,7 @@ def _convert_keys(value: Any) -> Any:
     return value
 
 
-def _parse_line(text: str, where: str) -> Any:
+def _parse_line(text: str, location: str) -> Any:
     """Parse the value in a line, as JSON or as a Python literal."""
     try:
         return json.loads(text)
@@ -151,4 +155,4 @@ def _parse_line(text: str, where: str) -> Any:
     try:
         return parse_python_literal(text)
     except (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
-        raise MalformedTestsError(f"{where}: {short(text)} is neither JSON nor a Python literal.") from None
+        raise MalformedTestsError(f"{location}: {short(text)} is neither JSON nor a Python literal.") from None

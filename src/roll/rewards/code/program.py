@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Sequence
 
 from roll.config.rewards.code import CodeReward
-from roll.rewards.code.inside.messages import Setup
 from roll.rewards.code.languages import TOOL_CHAINS
+from roll.rewards.code.sandbox_programs.messages import Setup
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.tasks import Task
 from roll.rewards.code.verdicts import MESSAGE_BYTES
@@ -15,8 +15,8 @@ from roll_sandbox import PythonCode
 
 __all__ = ["MAX_OUTPUT_BYTES", "CandidateRun"]
 
-_CANDIDATE = "from inside import candidate\ncandidate.main()"
-_STARTING_CPU_S = 5.0
+_CANDIDATE = "from sandbox_programs import candidate\ncandidate.main()"
+_STARTUP_CPU_S = 5.0
 _COMPILE_CPU_S = 60.0
 MIN_WALL_S = 10.0
 MAX_OUTPUT_BYTES = 2**26
@@ -55,7 +55,7 @@ class CandidateRun:
 
     def compute_setup_limits(self) -> tuple[float, float]:
         """Return the CPU and wall time limit for compiling and loading the code."""
-        cpu_s = _STARTING_CPU_S + (_COMPILE_CPU_S if TOOL_CHAINS[self.task.language].compile else 0.0)
+        cpu_s = _STARTUP_CPU_S + (_COMPILE_CPU_S if TOOL_CHAINS[self.task.language].compile else 0.0)
         return cpu_s, self.compute_wall_limit_s(cpu_s)
 
     def make_setup(self) -> Setup:
@@ -79,7 +79,7 @@ class CandidateRun:
             output_bytes: Maximum bytes of output of all cases; the bytes of messages are added.
         """
         compiling = _COMPILE_CPU_S if TOOL_CHAINS[self.task.language].compile else 0.0
-        all_s = [*limits_s, compiling, _STARTING_CPU_S]
+        all_s = [*limits_s, compiling, _STARTUP_CPU_S]
         messages = (len(limits_s) + 2) * MESSAGE_BYTES
         return PythonCode(
             source=_CANDIDATE,

@@ -25,7 +25,7 @@ from roll_sandbox import ExecutionResult, Job, Limits, Mount, Program, SandboxSp
 
 __all__ = ["CodeSandboxes"]
 
-_INSIDE = Path(__file__).parent / "inside"
+_PROGRAMS = Path(__file__).parent / "sandbox_programs"
 _LIBRARY = "/opt/roll"
 
 
@@ -36,8 +36,8 @@ class CodeSandboxes:
         self.config = config
         max_parallel = config.max_parallel or os.cpu_count() or 1
         warm = max_parallel if config.warm is None else config.warm
-        self._candidate = self._build_spec("candidate", ("inside.candidate",), config.program_packages)
-        self._checker = self._build_spec("checker", ("inside.checker",), config.program_packages)
+        self._candidate = self._build_spec("candidate", ("sandbox_programs.candidate",), config.program_packages)
+        self._checker = self._build_spec("checker", ("sandbox_programs.checker",), config.program_packages)
         # An answer may need a sandbox for its checker in addition to the candidate's.
         self._manager = build_manager(config, spec=self._candidate, warm=warm, max_sandboxes=2 * max_parallel)
         self.slots = asyncio.Semaphore(max_parallel)
@@ -56,8 +56,10 @@ class CodeSandboxes:
                 file_size_bytes=config.disk_bytes,
             ),
             trust="trusted" if config.trust_programs else "untrusted",
-            mounts=() if unsafe else (Mount(source=str(_INSIDE), target=f"{_LIBRARY}/inside", upload=True), *mounts),
-            python_path=(str(_INSIDE.parent),) if unsafe else (_LIBRARY, f"{_LIBRARY}/packages")[: 1 + bool(mounts)],
+            mounts=()
+            if unsafe
+            else (Mount(source=str(_PROGRAMS), target=f"{_LIBRARY}/sandbox_programs", upload=True), *mounts),
+            python_path=(str(_PROGRAMS.parent),) if unsafe else (_LIBRARY, f"{_LIBRARY}/packages")[: 1 + bool(mounts)],
             preload=(*modules, *config.preload),
             pool=pool,
             image=config.image,
@@ -107,5 +109,5 @@ class CodeSandboxes:
 
     @functools.cached_property
     def _checker_with_pytest(self) -> SandboxSpec:
-        spec = self._build_spec("checker", ("inside.checker",), [*self.config.program_packages, "pytest"])
+        spec = self._build_spec("checker", ("sandbox_programs.checker",), [*self.config.program_packages, "pytest"])
         return replace(spec, preload=(*spec.preload, "pytest"))

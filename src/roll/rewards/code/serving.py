@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from roll.rewards.code.inside.frames import FrameSplitter, add_length
+from roll.rewards.code.sandbox_programs.frames import FrameSplitter, add_length
 from roll.rewards.code.verdicts import GRACE_CPU_S, parse_message
 from roll_sandbox import ExecutionResult, Job
 

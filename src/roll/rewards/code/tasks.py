@@ -29,9 +29,9 @@ from roll.rewards.code.cases import (
     check_type,
     parse_value,
 )
-from roll.rewards.code.inside import wire
 from roll.rewards.code.names import find_required_names
 from roll.rewards.code.pairs import has_pair_lists, is_pair, parse_pair, parse_pairs
+from roll.rewards.code.sandbox_programs import wire
 
 __all__ = ["CallCase", "Case", "MalformedTestsError", "StdinCase", "Task", "TestCase", "parse_task"]
 
@@ -124,92 +124,94 @@ class _CaseReader:
             raise MalformedTestsError(f"the tests are {short(tests)}: give a list of cases, an object, or a string.")
         cases: list[Case] = []
         for index, each in enumerate(tests):
-            where = f"case {index}"
+            location = f"case {index}"
             each = _parse_json(each) if isinstance(each, str) and each.lstrip().startswith("{") else each
             if isinstance(each, str):
-                cases += self._read_source(each, where)
+                cases += self._read_source(each, location)
             elif isinstance(each, Mapping):
-                cases += self._read_entry(each, where)
+                cases += self._read_entry(each, location)
             else:
                 raise MalformedTestsError(
-                    f"{where} is {short(each)}: give an object, or an assert statement as a string."
+                    f"{location} is {short(each)}: give an object, or an assert statement as a string."
                 )
         return cases
 
-    def _read_entry(self, case: Mapping[str, Any], where: str) -> list[Case]:
+    def _read_entry(self, case: Mapping[str, Any], location: str) -> list[Case]:
         case = {key: value for key, value in case.items() if value is not None or key == "returns"}
         keys = set(case)
         for key in ("assert", "check", "pytest"):
             if key in keys:
-                check_keys(case, {key, "modules"} if key == "pytest" else {key}, where)
-                return self._read_source(check_type(case[key], str, f"{where}: {key}"), where, key)
+                check_keys(case, {key, "modules"} if key == "pytest" else {key}, location)
+                return self._read_source(check_type(case[key], str, f"{location}: {key}"), location, key)
         if "stdout" in keys:
-            check_keys(case, {"stdin", "stdout", "args"}, where)
-            args = check_type(case.get("args", []), list, f"{where}: args")
-            stdin, stdout = (check_type(case.get(key, ""), str, f"{where}: {key}") for key in ("stdin", "stdout"))
+            check_keys(case, {"stdin", "stdout", "args"}, location)
+            args = check_type(case.get("args", []), list, f"{location}: args")
+            stdin, stdout = (check_type(case.get(key, ""), str, f"{location}: {key}") for key in ("stdin", "stdout"))
             if any("\0" in str(item) for item in args):
                 raise MalformedTestsError(
-                    f"{where}: args contains a zero byte, which program arguments must not contain."
+                    f"{location}: args contains a zero byte, which program arguments must not contain."
                 )
             return [StdinCase(stdin=stdin, stdout=stdout, args=tuple(map(str, args)))]
         if keys & {"returns", "raises"}:
-            return [self._read_call(case, where)]
+            return [self._read_call(case, location)]
         if is_pair(case):
-            return [parse_pair(case, self._entry, where)]
+            return [parse_pair(case, self._entry, location)]
         raise MalformedTestsError(
-            f"{where} has the keys {sorted(map(str, keys))}: give `stdout` (with `stdin`), `returns` or `raises` (with "
-            "`args`), `input` and `output`, `assert`, `check`, or `pytest`."
+            f"{location} has the keys {sorted(map(str, keys))}: give `stdout` (with `stdin`), `returns` or `raises` "
+            "(with `args`), `input` and `output`, `assert`, `check`, or `pytest`."
         )
 
-    def _read_call(self, case: Mapping[str, Any], where: str) -> CallCase:
-        check_keys(case, {"call", "args", "kwargs", "returns", "raises"}, where)
+    def _read_call(self, case: Mapping[str, Any], location: str) -> CallCase:
+        check_keys(case, {"call", "args", "kwargs", "returns", "raises"}, location)
         if case.get("returns") is not None and "raises" in case:
-            raise MalformedTestsError(f"{where} has both `returns` and `raises`: keep one.")
-        args, _ = parse_value(case.get("args", []), f"{where}: args")
+            raise MalformedTestsError(f"{location} has both `returns` and `raises`: keep one.")
+        args, _ = parse_value(case.get("args", []), f"{location}: args")
         if not isinstance(args, list | tuple):
-            raise MalformedTestsError(f"{where}: args is {short(args)}: give a list with one entry per argument.")
-        kwargs, _ = parse_value(case.get("kwargs", {}), f"{where}: kwargs")
+            raise MalformedTestsError(f"{location}: args is {short(args)}: give a list with one entry per argument.")
+        kwargs, _ = parse_value(case.get("kwargs", {}), f"{location}: kwargs")
         if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
-            raise MalformedTestsError(f"{where}: kwargs is {short(kwargs)}: give an object that maps names to values.")
-        returns, is_json = parse_value(case.get("returns"), f"{where}: returns")
+            raise MalformedTestsError(
+                f"{location}: kwargs is {short(kwargs)}: give an object that maps names to values."
+            )
+        returns, is_json = parse_value(case.get("returns"), f"{location}: returns")
         raises = case.get("raises")
         return CallCase(
-            entry=self._get_entry(case, where),
+            entry=self._get_entry(case, location),
             args=wire.encode(tuple(args)),
             kwargs=wire.encode(kwargs),
             returns=returns,
-            raises=None if raises is None else check_type(raises, str, f"{where}: raises"),
+            raises=None if raises is None else check_type(raises, str, f"{location}: raises"),
             match="json" if is_json else "exact",
         )
 
-    def _get_entry(self, case: Mapping[str, Any], where: str) -> str:
+    def _get_entry(self, case: Mapping[str, Any], location: str) -> str:
         entry = case.get("call", self._entry)
         if entry is None:
             raise MalformedTestsError(
-                f"{where} calls a function, but does not name it: give `call`, or an entry point."
+                f"{location} calls a function, but does not name it: give `call`, or an entry point."
             )
-        check_expression(check_type(entry, str, f"{where}: call"), f"{where}: call")
+        check_expression(check_type(entry, str, f"{location}: call"), f"{location}: call")
         return entry
 
-    def _read_source(self, source: str, where: str, kind: str = "") -> list[Case]:
+    def _read_source(self, source: str, location: str, kind: str = "") -> list[Case]:
         """Return the cases of Python source: a `check(candidate)`, a pytest file, or asserts (one case each)."""
-        tree = _parse_source(source, where)
+        tree = _parse_source(source, location)
         names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         if not kind:
             tests = any(name.startswith(("test", "Test")) for name in names)
             kind = "check" if "check" in names else "pytest" if tests else "assert"
         if kind == "check":
             if "check" not in names:
-                raise MalformedTestsError(f"{where} does not define a function 'check'.")
+                raise MalformedTestsError(f"{location} does not define a function 'check'.")
             if self._entry is None:
                 raise MalformedTestsError(
-                    f"{where}: there is a function check(candidate), but the task has no entry point: add one."
+                    f"{location}: there is a function check(candidate), but the task has no entry point: add one."
                 )
             return [TestCase(kind="check", source=source)]
         if kind == "pytest":
             return [TestCase(kind="pytest", source=source, modules=self._modules)]
         if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
-            raise MalformedTestsError(f"{where} has no assert statement: {source.strip()[:80]!r}.")
+            raise MalformedTestsError(f"{location} has no assert statement: {source.strip()[:80]!r}.")
         if names or not any(isinstance(node, ast.Assert) for node in tree.body):
             return [TestCase(kind="assert", source=source)]
         return list(self._read_statements(tree))
@@ -274,12 +276,12 @@ def _parse_json(value: Any) -> Any:
     return value
 
 
-def _parse_source(source: str, where: str) -> ast.Module:
+def _parse_source(source: str, location: str) -> ast.Module:
     try:
         return ast.parse(source)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise MalformedTestsError(
-            f"{where}: the source is not valid Python ({error}): {source.strip()[:80]!r}."
+            f"{location}: the source is not valid Python ({error}): {source.strip()[:80]!r}."
         ) from None
 
 

@@ -26,9 +26,9 @@ class AdaptiveLimits:
     If the times of too many cases are stored, those of the least recently used prompt are evicted first.
     """
 
-    def __init__(self, config: CodeReward, most_cases: int = MAX_CASES) -> None:
+    def __init__(self, config: CodeReward, max_cases: int = MAX_CASES) -> None:
         self._config = config
-        self._most_cases = most_cases
+        self._most_cases = max_cases
         self._anchors: OrderedDict[str, dict[int, float]] = OrderedDict()
         self._num_cases = 0
 

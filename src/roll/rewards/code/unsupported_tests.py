@@ -14,8 +14,8 @@ from roll.rewards.code.tasks import Task, TestCase
 __all__ = ["describe_unsupported", "find_importable_modules"]
 
 _FILES = {"tmp_path", "tmpdir", "tmp_path_factory", "tmpdir_factory"}
-_SEEN = ("builtins.input", "builtins.print", "sys.stdin", "sys.stdout", "sys.stderr")
-"""Names that the tests may replace, because the answer's process looks them up in the tests' process."""
+_REPLACEABLE_NAMES = ("builtins.input", "builtins.print", "sys.stdin", "sys.stdout", "sys.stderr")
+"""Names that tests may monkeypatch, because the answer's process looks them up in the process of the tests."""
 
 
 def find_importable_modules(config: SandboxConfig) -> frozenset[str] | None:
@@ -103,9 +103,9 @@ def _check_call(node: ast.Call, answer: set[str]) -> Iterator[str]:
         return
     first = node.args[0]
     target = first.value if isinstance(first, ast.Constant) else None
-    if isinstance(target, str) and "." in target and not target.startswith(_SEEN):
+    if isinstance(target, str) and "." in target and not target.startswith(_REPLACEABLE_NAMES):
         yield f"replaces '{target}', which does not change the process of the answer"
     if isinstance(first, ast.Name) and (first.id in answer or first.id in sys.stdlib_module_names) and "." in name:
         attribute = next((str(arg.value) for arg in node.args[1:2] if isinstance(arg, ast.Constant)), "…")
-        if f"{first.id}.{attribute}" not in _SEEN:
+        if f"{first.id}.{attribute}" not in _REPLACEABLE_NAMES:
             yield f"replaces '{first.id}.{attribute}', which does not change the process of the answer"

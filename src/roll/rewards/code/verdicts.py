@@ -9,17 +9,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.errors import RewardInfraError
-from roll.rewards.code.inside import wire
-from roll.rewards.code.inside.frames import unpack
-from roll.rewards.code.inside.messages import End, parse_record
+from roll.rewards.code.sandbox_programs import wire
+from roll.rewards.code.sandbox_programs.frames import unpack
+from roll.rewards.code.sandbox_programs.messages import ProcessEnd, parse_record
 from roll_sandbox import ExecutionResult, Outcome
 
 __all__ = [
     "GRACE_CPU_S",
     "MESSAGE_BYTES",
     "OUTCOMES",
-    "OVER_TIME",
     "SKIPPED",
+    "TIMED_OUT",
     "BrokenTestsError",
     "CaseVerdict",
     "apply_time_limit",
@@ -60,21 +60,21 @@ class CaseVerdict:
 
 
 SKIPPED = CaseVerdict(verdict="skipped", passed=0.0)
-OVER_TIME = CaseVerdict(verdict="timeout", passed=0.0)
+TIMED_OUT = CaseVerdict(verdict="timeout", passed=0.0)
 """Verdict on a case that was not started because the time for all cases was over."""
 
 
-def parse_message(body: bytes, most_bytes: int = MESSAGE_BYTES) -> dict[str, Any]:
+def parse_message(body: bytes, max_bytes: int = MESSAGE_BYTES) -> dict[str, Any]:
     """Parse a short message from a sandbox; return an empty dict if it is not a message."""
     try:
-        message = unpack(body, most_bytes)
+        message = unpack(body, max_bytes)
     except wire.WireError:
         return {}
     return message if isinstance(message, dict) else {}
 
 
 def make_build_verdict(failure: Any) -> CaseVerdict:
-    end = parse_record(End, failure)
+    end = parse_record(ProcessEnd, failure)
     return CaseVerdict(verdict="timeout" if end.is_over_time else "no_build", passed=0.0, detail=end.stderr[-500:])
 
 
@@ -90,7 +90,7 @@ def make_outcome_verdict(result: ExecutionResult) -> CaseVerdict:
     return CaseVerdict(verdict=OUTCOMES.get(result.outcome, "exited"), passed=0.0)
 
 
-def raise_for_crash(result: ExecutionResult, whose: str) -> None:
+def raise_for_crash(result: ExecutionResult, owner: str) -> None:
     """Raise an error if a sandbox ended without any message because ROLL's own program failed.
 
     No error is raised if the program exceeded a limit or the compiler crashed, since that is the answer's fault.
@@ -100,4 +100,4 @@ def raise_for_crash(result: ExecutionResult, whose: str) -> None:
     """
     if result.outcome is Outcome.EXITED and result.exit_code:
         last = "".join(f": {line}" for line in result.stderr.decode(errors="replace").strip().splitlines()[-1:])
-        raise RewardInfraError(f"the program that runs {whose} code failed with exit code {result.exit_code}{last}")
+        raise RewardInfraError(f"the program that runs {owner} code failed with exit code {result.exit_code}{last}")

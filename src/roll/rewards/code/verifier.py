@@ -1,7 +1,7 @@
 """Score programs by running them: see docs/code-rewards.md.
 
     stdin and call cases ──► one sandbox, a process per case ──► outputs ──► compared as text and plain data (`batch`)
-    assert, check, pytest ──► candidate's sandbox ◄── plain data ──► checker's sandbox ──► verdicts (`dialogue`)
+    assert, check, pytest ──► candidate's sandbox ◄── plain data ──► checker's sandbox ──► verdicts (`checker_run`)
 
 All data from a candidate's sandbox is only the candidate's claim. The expected results are never in that sandbox.
 """
@@ -16,7 +16,7 @@ from roll.config.rewards.code import CodeReward
 from roll.errors import ConfigError, MalformedPromptError, UnscorableError
 from roll.rewards.base import Judgement, Verifier
 from roll.rewards.code.batch import BatchRun
-from roll.rewards.code.dialogue import DialogueRun
+from roll.rewards.code.checker_run import CheckerRun
 from roll.rewards.code.extract import extract_code
 from roll.rewards.code.languages import describe_missing_tool
 from roll.rewards.code.sandboxes import CodeSandboxes
@@ -28,7 +28,7 @@ from roll_sandbox import OversizedUploadError
 
 __all__ = ["CodeVerifier", "build_code_verifier", "run_cases"]
 
-_TASKS_KEPT = 1024
+_MAX_CACHED_TASKS = 1024
 
 
 class CodeVerifier:
@@ -91,7 +91,7 @@ class CodeVerifier:
             if self._sandboxes.config.can_use_local_tools and (missing := describe_missing_tool(task.language)):
                 raise MalformedTestsError(missing)
             self._tasks[prompt.uid] = task
-            if len(self._tasks) > _TASKS_KEPT:
+            if len(self._tasks) > _MAX_CACHED_TASKS:
                 self._tasks.popitem(last=False)
         return task
 
@@ -141,7 +141,7 @@ async def run_cases(
             verdicts[i] = verdict
     # With `credit: all`, one failed case already decides, so the checker's sandbox need not start.
     if tests and not (config.credit == "all" and any(verdicts[i].passed < 1 for i, _ in plain)):
-        verdicts_of_part = await DialogueRun(sandboxes, task, code, config, ends).run(
+        verdicts_of_part = await CheckerRun(sandboxes, task, code, config, ends).run(
             [(case, limits_s[i]) for i, case in tests]
         )
         for (i, _), verdict in zip(tests, verdicts_of_part, strict=True):
@@ -150,7 +150,7 @@ async def run_cases(
 
 
 def build_code_verifier(config: CodeReward, sandboxes: CodeSandboxes | None) -> Verifier:
-    """Build the verifier; check at once that the language's tool chain is installed.
+    """Build the verifier of the reward `code`, after checking that the language's tool chain is installed.
 
     Raises:
         ConfigError: The tool chain is missing, or there are no sandboxes to run in.

@@ -179,7 +179,7 @@ class Judge:
 
 
 def build_judge_verifier(config: JudgeReward, runs_in: WorkerPool | JudgeModel | None) -> Verifier:
-    """Build the verifier, which sends requests from the controller's event loop without blocking it.
+    """Build the verifier of the reward `judge`, which sends requests from the event loop of the controller.
 
     Args:
         config: The judge's prompt and endpoint.

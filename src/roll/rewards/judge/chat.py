@@ -35,22 +35,22 @@ logger = logging.getLogger(__name__)
 
 MAX_WAIT_S = 60.0
 MAX_REPLY_BYTES = 2**20
-_RETRIED = {408, 409, 425, 429}
-_CUT_OFF = frozenset(
+_RETRIED_STATUSES = {408, 409, 425, 429}
+_TRUNCATED_REASONS = frozenset(
     (
         *("length", "max_tokens", "max_output_tokens", "max_length", "model_length", "token_limit", "error_limit"),
         *("context_length", "context_length_exceeded", "model_context_window_exceeded", "incomplete"),
     )
 )
 """Finish reasons, in lower case, of a truncated reply, as the servers of different vendors write them."""
-_FILTERED = frozenset(
+_FILTERED_REASONS = frozenset(
     (
         *("content_filter", "content_filtered", "safety", "refusal", "recitation", "blocklist", "prohibited_content"),
         *("spii", "language", "image_safety", "guardrail_intervened", "sensitive", "error_toxic"),
     )
 )
 """Finish reasons of a refusal, or of a filter that ended the reply."""
-_FAILED = frozenset(
+_FAILED_REASONS = frozenset(
     (
         *("error", "abort", "cancelled", "timeout", "network_error", "insufficient_system_resource", "other"),
         *("malformed_response", "malformed_function_call", "unexpected_tool_call"),
@@ -189,7 +189,7 @@ class EndpointChat:
         if status == 200:
             return _parse_completion(raw)
         reason = f"status {status}: {self._redact_key(raw[:300].decode(errors='replace').strip())}"
-        if status in _RETRIED or status >= 500:
+        if status in _RETRIED_STATUSES or status >= 500:
             wait_note = f" (Retry-After: {wait_s:.0f} s)" if wait_s > MAX_WAIT_S else ""
             return _Failure(reason + wait_note, wait_s)
         if status in _USER_ERRORS:
@@ -263,11 +263,11 @@ def _describe_incomplete(reason: Any) -> str | None:
         return None
     name = reason.rpartition(".")[2].casefold().replace("-", "_")  # some servers write `FinishReason.MAX_TOKENS`
     finish = f"(finish_reason {reason[:60]!r})"
-    if name in _CUT_OFF:
+    if name in _TRUNCATED_REASONS:
         return f"its reply was cut off {finish}: raise `max_reply_tokens` of the reward 'judge'"
-    if name in _FILTERED:
+    if name in _FILTERED_REASONS:
         return f"its reply was cut off by a filter, or refused {finish}"
-    return f"its server failed during a reply {finish}" if name in _FAILED else None
+    return f"its server failed during a reply {finish}" if name in _FAILED_REASONS else None
 
 
 def _join_parts(content: Any) -> str:

@@ -34,7 +34,7 @@ from roll.types import Generation, GenerationRequest, Message, SamplingParams
 __all__ = ["EngineChat", "JudgeModel", "JudgeUsage", "VerdictNode", "build_verdict_tree"]
 
 MIN_SHARE = 1e-3
-"""If the common tokens of several verdicts have a lower probability than this, the verdicts share it equally."""
+"""If the common prefix of several verdicts has a lower probability than this, the verdicts share it equally."""
 
 
 _TEXT = re.compile(r'(?:[^"\\]|\\.?)*+', re.DOTALL)

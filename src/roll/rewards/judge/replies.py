@@ -18,8 +18,8 @@ MAX_REPLY_LENGTH = 50_000
 MAX_OBJECTS = 20
 """Maximum number of objects of a reply that are tried, from the last one."""
 _TRAILING_COMMA = re.compile(r",\s*([}\]])")
-_BEGUN = re.compile(r"""\{\s{0,64}["']""")
-_PYTHON = {"True": "true", "False": "false", "None": "null"}
+_OBJECT_START = re.compile(r"""\{\s{0,64}["']""")
+_PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,7 +61,7 @@ def _find_objects(text: str) -> Iterator[str]:
             depth -= 1
             if depth == 0:
                 objects.append(text[begin : position + 1])
-    if depth and _BEGUN.match(text, begin):
+    if depth and _OBJECT_START.match(text, begin):
         raise ReplyError("Your reply ends inside its JSON object.")
     yield from reversed(objects)
 
@@ -70,7 +70,7 @@ def _repair(text: str) -> Iterator[str]:
     yield text
     text = _TRAILING_COMMA.sub(r"\1", text)
     yield text
-    for name, literal in _PYTHON.items():
+    for name, literal in _PYTHON_LITERALS.items():
         text = re.sub(rf"(?<=[:,\s]){name}(?=[,\s}}])", literal, text)
     yield text
     yield re.sub(r"(?<=[{,:\s])'|'(?=[},:\s])", '"', text)

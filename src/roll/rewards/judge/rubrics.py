@@ -43,8 +43,8 @@ _SYSTEM = (
 )
 
 
-_FIRST = " First explain it in a few sentences."
-_WHY = '"reasoning": "…", '
+_EXPLAIN_FIRST = " First explain it in a few sentences."
+_REASONING_FIELD = '"reasoning": "…", '
 
 
 def build_pointwise_schema(lowest: int, highest: int, *, explain: bool = True) -> dict[str, Any]:
@@ -122,8 +122,8 @@ def build_pointwise_messages(
             f"The question:\n{_delimit('QUESTION', _format_question(conversation))}",
             f"The answer:\n{_delimit('ANSWER', answer)}",
             _format_rubric(rubric, reference),
-            f"Give a whole number from {lowest} (worst) to {highest} (best).{_FIRST if explain else ''}\n"
-            f'Reply with JSON: {{{_WHY if explain else ""}"score": {lowest} to {highest}}}',
+            f"Give a whole number from {lowest} (worst) to {highest} (best).{_EXPLAIN_FIRST if explain else ''}\n"
+            f'Reply with JSON: {{{_REASONING_FIELD if explain else ""}"score": {lowest} to {highest}}}',
         ]
     )
     return [Message(role="system", content=_SYSTEM), Message(role="user", content=content)]
@@ -140,8 +140,8 @@ def build_pairwise_messages(
             f"Answer A:\n{_delimit('A', first)}",
             f"Answer B:\n{_delimit('B', second)}",
             _format_rubric(named, ""),
-            f"Which answer is better? Their order means nothing.{_FIRST if explain else ''}\n"
-            f'Reply with JSON: {{{_WHY if explain else ""}"winner": "A", "B" or "tie"}}',
+            f"Which answer is better? Their order means nothing.{_EXPLAIN_FIRST if explain else ''}\n"
+            f'Reply with JSON: {{{_REASONING_FIELD if explain else ""}"winner": "A", "B" or "tie"}}',
         ]
     )
     return [Message(role="system", content=_SYSTEM), Message(role="user", content=content)]

@@ -20,8 +20,8 @@ __all__ = ["is_same_answer"]
 
 MAX_ITEMS = 40
 """Maximum number of items of an unordered collection that are compared pairwise; longer ones are compared in order."""
-_FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
-_BASED = re.compile(r"\(?\s*([0-9A-Z]+)\s*\)?\s*_\s*\{?\s*(\d{1,2})\s*\}?")
+_MIRRORED_SIGNS = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
+_NUMBER_IN_BASE = re.compile(r"\(?\s*([0-9A-Z]+)\s*\)?\s*_\s*\{?\s*(\d{1,2})\s*\}?")
 _MODULUS = re.compile(r"\\p?mod\s*\{?\s*(\d+)\s*\}?|\(\s*\\(?:p|b)?mod\s*(\d+)\s*\)|\\bmod\s*(\d+)|\(mod\s*(\d+)\)")
 _INDEXED_NUMBER = re.compile(r"\d\s*_")
 _INDEX = re.compile(r"_(?:\d+|\{\d+\})$")
@@ -153,7 +153,7 @@ def _match_residues(answer: Relation, reference: Relation) -> bool:
 
 def _make_ascending(relation: Relation) -> Relation:
     if relation.signs[0] in (">", "\\ge"):
-        return Relation(relation.sides[::-1], tuple(_FLIPPED.get(sign, sign) for sign in relation.signs[::-1]))
+        return Relation(relation.sides[::-1], tuple(_MIRRORED_SIGNS.get(sign, sign) for sign in relation.signs[::-1]))
     return relation
 
 
@@ -308,7 +308,7 @@ def _match_in_bases(answer: str, reference: str) -> bool | None:
 
     A reference without a base is in base 10; a reference with a base requires that base.
     """
-    found = [_BASED.fullmatch(text.strip()) for text in (answer, reference)]
+    found = [_NUMBER_IN_BASE.fullmatch(text.strip()) for text in (answer, reference)]
     if not any(found):
         return None
     parts = []

@@ -43,14 +43,14 @@ _DOUBLED = re.compile(
 _LAYOUT = {"\\left", "\\right", "\\mleft", "\\mright", "\\displaystyle", "\\textstyle", "\\quad", "\\qquad", "\\limits"}
 _LAYOUT |= {"\\,", "\\;", "\\:", "\\!", "\\ ", "\\(", "\\)", "\\[", "\\]", "\\$", "\\boldsymbol", "\\rm", "\\bf"}
 _LAYOUT |= {f"\\{size}{side}" for size in ("big", "Big", "bigg", "Bigg") for side in ("", "l", "r")}
-_SAME = _parse_replacements(
+_COMMAND_ALIASES = _parse_replacements(
     r"\leq \leqslant as \le; \geq \geqslant as \ge; \neq as \ne; \lt as <; \gt as >; \simeq as \approx; \div as /; "
     r"\ast \bullet as \cdot; \lbrace as \{; \rbrace as \}; \lbrack as [; \rbrack as ]; \langle as (; \rangle as ); "
     r"\lvert \rvert \vert as |; \varnothing as \emptyset; \imath as i; \degree \textdegree as ^\circ; \vee as \lor; "
     r"\wedge as \land; \% as %; \infin as \infty; \colon as :"
 )
-_SAME |= {"\\thinspace": " ", "\\dbinom": "\\binom", "\\tbinom": "\\binom"}
-_SAME |= dict.fromkeys(("\\dfrac", "\\tfrac", "\\cfrac"), "\\frac")
+_COMMAND_ALIASES |= {"\\thinspace": " ", "\\dbinom": "\\binom", "\\tbinom": "\\binom"}
+_COMMAND_ALIASES |= dict.fromkeys(("\\dfrac", "\\tfrac", "\\cfrac"), "\\frac")
 _WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}(?![a-zA-Z])")
 _NAMES = {
     **{name: f"\\{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "sqrt", "pi")},
@@ -106,7 +106,7 @@ def _join_thousands(match: re.Match[str]) -> str:
 
 def _replace_command(match: re.Match[str]) -> str:
     command = match.group()
-    return " " if command in _LAYOUT else _SAME.get(command, command)
+    return " " if command in _LAYOUT else _COMMAND_ALIASES.get(command, command)
 
 
 def _replace_word(match: re.Match[str]) -> str:

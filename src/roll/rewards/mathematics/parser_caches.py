@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["MAX_CACHED", "clear_caches", "count_cached", "limit_caches"]
+__all__ = ["MAX_CACHED_STATES", "clear_caches", "count_cached", "limit_caches"]
 
-MAX_CACHED = 8_000
+MAX_CACHED_STATES = 8_000
 """Maximum number of cached states and contexts of the parser; about 15 MB. Typical answers need a fraction of this."""
 
 
@@ -40,5 +40,5 @@ def clear_caches() -> None:
 
 def limit_caches() -> None:
     """Clear the caches if they are too large."""
-    if count_cached() > MAX_CACHED:
+    if count_cached() > MAX_CACHED_STATES:
         clear_caches()

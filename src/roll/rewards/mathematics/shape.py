@@ -94,27 +94,27 @@ def parse_shape(text: str) -> Shape:
     return _parse(text, MAX_DEPTH)
 
 
-def _parse(text: str, deepest: int) -> Shape:
-    if deepest == 0:
+def _parse(text: str, max_depth: int) -> Shape:
+    if max_depth == 0:
         raise TooDeepError
     text = split_outside(text, _IMPLIES)[0][-1].strip().rstrip(".,;").strip()
     foreign = re.fullmatch(r"([\[\]])([^\[\]]*),([^\[\]]*)([\[\]])", text)
     if foreign and (foreign[1], foreign[4]) != ("[", "]"):  # `]1,2[`: as (1,2)
-        ends = tuple(_parse(part, deepest - 1) for part in (foreign[2], foreign[3]))
+        ends = tuple(_parse(part, max_depth - 1) for part in (foreign[2], foreign[3]))
         return Group("(" if foreign[1] == "]" else "[", ")" if foreign[4] == "[" else "]", ends)
     if "\\cup" in text and len(parts := re.split(r"\\cup(?![a-zA-Z])", text)) > 1:
         first = _strip_membership(parts[0])
-        return Union(tuple(_parse(part, deepest - 1) for part in (first, *parts[1:])))
+        return Union(tuple(_parse(part, max_depth - 1) for part in (first, *parts[1:])))
     parts, separators = split_outside(text, _LIST)
     if len(parts) > 1:
-        return _parse_list(parts, separators, deepest)
+        return _parse_list(parts, separators, max_depth)
     member = _strip_membership(text)
     if member != text:
-        return _parse(member, deepest - 1)
+        return _parse(member, max_depth - 1)
     sides, signs = split_outside(text, _SIGNS)
     if signs and any(side.strip() for side in sides):
         return Relation(tuple(side.strip() for side in sides), tuple(signs))
-    return _parse_bracketed(text, deepest)
+    return _parse_bracketed(text, max_depth)
 
 
 def _strip_membership(text: str) -> str:
@@ -123,7 +123,7 @@ def _strip_membership(text: str) -> str:
     return parts[1] if len(signs) == 1 else text
 
 
-def _parse_list(parts: list[str], separators: list[str], deepest: int) -> Shape:
+def _parse_list(parts: list[str], separators: list[str], max_depth: int) -> Shape:
     r"""Parse a list without brackets, given its parts and the separators between them.
 
     `p=5,q=2;p=7,q=2` is a list of points; inequalities that are joined by `or` are a union.
@@ -134,35 +134,35 @@ def _parse_list(parts: list[str], separators: list[str], deepest: int) -> Shape:
             points[-1].append(part)
             if separator != ",":
                 points.append([])
-        groups = [Group("(", ")", tuple(_parse_value(p, deepest - 1) for p in point)) for point in points[:-1]]
+        groups = [Group("(", ")", tuple(_parse_value(p, max_depth - 1) for p in point)) for point in points[:-1]]
         return Group("", "", tuple(groups))
-    items = [_parse(part, deepest - 1) for part in parts if part.strip()]
+    items = [_parse(part, max_depth - 1) for part in parts if part.strip()]
     if len(items) == 1:
         return items[0]
     named = [item for item in items if isinstance(item, Relation)]
     if len(named) == len(items) and not any(item.is_equation for item in named) and {"or", "\\lor"} & set(separators):
         return Union(tuple(items))
     if named == items[:1] and named and named[0].is_equation and is_name(named[0].sides[0]):
-        items[0] = _parse(named[0].sides[-1], deepest - 1)  # `x = 1, 2`: the variable is only named
+        items[0] = _parse(named[0].sides[-1], max_depth - 1)  # `x = 1, 2`: the variable is only named
     return Group("", "", tuple(items))
 
 
-def _parse_value(text: str, deepest: int) -> Shape:
+def _parse_value(text: str, max_depth: int) -> Shape:
     """Parse a value; of an equation such as `x = 3`, return only the last side."""
-    shape = _parse(text, deepest)
+    shape = _parse(text, max_depth)
     return shape.sides[-1] if isinstance(shape, Relation) and shape.is_equation else shape
 
 
-def _parse_bracketed(text: str, deepest: int) -> Shape:
+def _parse_bracketed(text: str, max_depth: int) -> Shape:
     inner, opening, closing = strip_brackets(text)
     if opening == "{":
-        return _parse(inner, deepest - 1)
+        return _parse(inner, max_depth - 1)
     if opening:
         parts = [part for part in split_outside(inner, {",", ";"})[0] if part.strip()]
         if opening == "\\{" or len(parts) > 1:
-            return Group(opening, closing, tuple(_parse(part, deepest - 1) for part in parts))
+            return Group(opening, closing, tuple(_parse(part, max_depth - 1) for part in parts))
         if opening == "(" and closing == ")" and parts:
-            return _parse(inner, deepest - 1)
+            return _parse(inner, max_depth - 1)
     return text
 
 

@@ -39,7 +39,7 @@ MAX_DEPTH = 30
 MAX_NUMBER_LENGTH = 400
 """Maximum number of digits of a number."""
 MAX_POWER = 5_000
-SMALL = 4
+MAX_NESTED_POWER_BASE = 4
 """A power is not computed if its exponent is itself a power of numbers above this."""
 MIN_DECIMALS = 4
 """Minimum number of decimals of a number that stands for a value without finite decimals."""
@@ -88,7 +88,9 @@ def is_too_large(text: str) -> bool:
         return True
     if any(not found or len(found) > 3 for groups in _LARGE_ARGUMENT.findall(text) for found in [max(groups)]):
         return True
-    return bool(_TOWER.search(text)) and any(int(digits) > SMALL for digits in re.findall(r"\d{1,9}", text))
+    return bool(_TOWER.search(text)) and any(
+        int(digits) > MAX_NESTED_POWER_BASE for digits in re.findall(r"\d{1,9}", text)
+    )
 
 
 class _Alarm(BaseException):

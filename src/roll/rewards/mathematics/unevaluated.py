@@ -19,8 +19,21 @@ __all__ = ["is_unevaluated"]
 
 _TOKEN = re.compile(r"\d+(?:[.,]\d+)*|\\[a-zA-Z]+|\\.|[a-zA-Z]+|\S")
 _OPERATORS = {"+", "-", "\\cdot", "\\times", "/", "\\pm", "\\mp", "\\bmod", "\\mod", "\\pmod", ":", "%"}
-_OF_SEVERAL = {"\\gcd", "\\lcm", "\\max", "\\min", "gcd", "lcm", "max", "min", "mod", "\\sum", "\\prod", "\\int"}
-_OF_SEVERAL |= {"\\frac", "\\lfloor", "\\lceil", "⌊", "⌈"}
+_MULTI_ARGUMENT_FUNCTIONS = {
+    "\\gcd",
+    "\\lcm",
+    "\\max",
+    "\\min",
+    "gcd",
+    "lcm",
+    "max",
+    "min",
+    "mod",
+    "\\sum",
+    "\\prod",
+    "\\int",
+}
+_MULTI_ARGUMENT_FUNCTIONS |= {"\\frac", "\\lfloor", "\\lceil", "⌊", "⌈"}
 _OPENING = {"(", "[", "{", "|", "\\{", "^", "_", "\\sqrt", "\\binom", "\\log", "\\ln", ","}
 _FACTORS = {"(", "\\sqrt", "\\binom", "\\log", "\\ln"}
 _MODULUS = re.compile(r"\\pmod\s*\{?\s*\d+\s*\}?|\(\s*\\mod\s*\d+\s*\)")
@@ -71,7 +84,7 @@ def _is_calculation(tokens: list[str]) -> bool:
     """
     before = ""  # the previous token if it ended an operand, else empty
     for token in tokens:
-        if token in _OF_SEVERAL:
+        if token in _MULTI_ARGUMENT_FUNCTIONS:
             return True
         if token in _OPERATORS:
             if before or token not in ("+", "-"):

@@ -78,7 +78,7 @@ _STATEMENT = re.compile(
 """Words that turn the text after a number into a statement, rather than the name of a thing."""
 _OTHER_NUMBER = re.compile(r"(?<![a-zA-Z\d^])(?<!\^\{)\d")
 r"""A number that is not the power of a unit (`5 cm \text{7 m}`)."""
-_CHANGES_IT = re.compile(
+_NUMBER_MODIFIERS = re.compile(
     r"(?:[\s,;:!~\\]|\\(?:text|textrm|textbf|mathrm|mbox)\s*\{)*(?:squared|cubed|half|factorial)\b(?!\s*[a-zA-Z])",
     re.IGNORECASE,
 )
@@ -91,7 +91,10 @@ _PERCENT = ("\\%", "%", "percent", "percentage", "pct")
 
 def is_statement(text: str) -> bool:
     r"""Return whether the text after a number is a statement (`\text{ is wrong}`) instead of the name of a thing."""
-    return any(pattern.search(text) for pattern in (_STATEMENT, _OTHER_NUMBER)) or _CHANGES_IT.match(text) is not None
+    return (
+        any(pattern.search(text) for pattern in (_STATEMENT, _OTHER_NUMBER))
+        or _NUMBER_MODIFIERS.match(text) is not None
+    )
 
 
 def parse_unit(text: str) -> Unit | None:

@@ -57,11 +57,11 @@ def test_env_adapters_environments_keep_their_random_numbers_to_themselves() -> 
     random.seed(5)
     np.random.seed(5)
     expected = random.Random(5).random()
-    with one.swap_in():
+    with one.activate():
         first = [random.random(), np.random.rand()]
-    with two.swap_in():
+    with two.activate():
         assert [random.random(), np.random.rand()] == first
-    with one.swap_in():
+    with one.activate():
         assert [random.random(), np.random.rand()] != first
     assert random.random() == expected
     assert import_package("json", "json", "x").loads("1") == 1

@@ -21,7 +21,7 @@ from roll.data import ChatRenderer
 from roll.data.environment import EpisodeList
 from roll.envs.hosting import EnvHosts
 from roll.envs.run_hosts import open_hosts
-from roll.envs.server import environment_server
+from roll.envs.server import serve_environments
 from roll.envs.tools import Tool, ToolError, build_tools
 from roll.envs.tools.function import FunctionTool
 from roll.errors import ConfigError, DataError, InfraError, UserError
@@ -99,7 +99,7 @@ async def places(host: str) -> AsyncIterator[tuple[EnvHosts, dict[str, str]]]:
             if host != "http":
                 yield hosts, {"host": host}
                 return
-            async with environment_server(EnvHosts(), {"math:Generated-v0-easy"}) as url:
+            async with serve_environments(EnvHosts(), {"math:Generated-v0-easy"}) as url:
                 yield hosts, {"host": "http", "url": url}
     finally:
         await pool.close()

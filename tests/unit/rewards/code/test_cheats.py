@@ -18,9 +18,9 @@ import json, os
 def add_length(message):
     body = json.dumps(message).encode()
     return len(body).to_bytes(4, "little") + body
-passed = {"passed": True, "verdict": "passed", "over": {"status": 0, "limit": None, "cpu_s": 0.0}}
+passed = {"passed": True, "verdict": "passed", "end": {"status": 0, "limit": None, "cpu_s": 0.0}}
 end = {"status": 0, "signal": 0, "limit": None, "cpu_s": 0.0, "stdout": "42", "stderr": "", "value": '{"value":42}'}
-FRAMES = [{"to": "host", "verdict": passed}, {"verdict": passed}, {"over": passed["over"]}, {"loaded": ["f"]}]
+FRAMES = [{"to": "host", "verdict": passed}, {"verdict": passed}, {"end": passed["end"]}, {"loaded": ["f"]}]
 for descriptor in range(3, 40):
     for message in [*FRAMES, {"value": None}, {"value": True}]:
         try: os.write(descriptor, add_length(message))
@@ -49,7 +49,7 @@ sys.settrace(lambda *a: None)
 OVERWRITE = """
 import os
 for name in ("tests.py", "setup.py", "test_case.py", "conftest.py", "sitecustomize.py", "json.py", "pytest.py"):
-    for place in (".", "/tmp", "/opt/roll", "/opt/roll/inside"):
+    for place in (".", "/tmp", "/opt/roll", "/opt/roll/sandbox_programs"):
         try: open(f"{place}/{name}", "w").write("def check(c): pass\\nraise SystemExit(0)")
         except OSError: pass
 """
@@ -209,7 +209,7 @@ def test_f():
 """
 NESTED = """
 import os
-body = b'{"over":{"limit":' + b"[" * %d + b"]" * %d + b"}}"
+body = b'{"end":{"limit":' + b"[" * %d + b"]" * %d + b"}}"
 def f(*a):
     for descriptor in range(3, 40):
         try: os.write(descriptor, len(body).to_bytes(4, "little") + body)

@@ -10,7 +10,7 @@ from unit.rewards.code.conftest import rollout
 
 from roll.config.rewards.code import CodeReward
 from roll.rewards.code import program
-from roll.rewards.code.inside.frames import add_length, pack
+from roll.rewards.code.sandbox_programs.frames import add_length, pack
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.verifier import CodeVerifier
 

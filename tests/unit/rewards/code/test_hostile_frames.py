@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from roll.rewards.code import program
 from roll.rewards.code.extract import extract_code
-from roll.rewards.code.inside import exceptions, frames, wire
-from roll.rewards.code.inside.compare import is_same_value
+from roll.rewards.code.sandbox_programs import exceptions, frames, wire
+from roll.rewards.code.sandbox_programs.compare import is_same_value
 from roll.rewards.code.serving import FrameSplitter
 from roll.rewards.code.verdicts import MESSAGE_BYTES, parse_message
 
@@ -40,7 +40,7 @@ def test_code_reward_hostile_frames_any_tree_is_compared_or_refused(
     tree: Any, expected: Any, match: str, tolerance: float
 ) -> None:
     assert is_same_value(tree, expected, match=match, tolerance=tolerance) in (True, False)
-    exceptions.is_a(tree, "ValueError")
+    exceptions.derives_from(tree, "ValueError")
     with contextlib.suppress(wire.WireError):
         wire.decode(tree)
 
@@ -136,17 +136,18 @@ def test_code_reward_hostile_frames_an_exception_of_every_kind_is_of_none() -> N
     everything = type("E", (KeyError, AttributeError, ZeroDivisionError, RuntimeError), {})
     two = type("Missing", (KeyError, AttributeError), {})
     assert not any(
-        exceptions.is_a(exceptions.encode_class(everything), name)
+        exceptions.derives_from(exceptions.encode_class(everything), name)
         for name in ("KeyError", "RuntimeError", "E", "LookupError")
     )
     assert all(
-        exceptions.is_a(exceptions.encode_class(two), name) for name in ("LookupError", "AttributeError", "Missing")
+        exceptions.derives_from(exceptions.encode_class(two), name)
+        for name in ("LookupError", "AttributeError", "Missing")
     )
     named = type("ValueError", (Exception,), {})  # only by name
-    assert not exceptions.is_a(exceptions.encode_class(named), "ValueError")
-    assert exceptions.is_a(exceptions.encode_class(json.JSONDecodeError), "ValueError")
-    assert exceptions.is_a(exceptions.encode_class(json.JSONDecodeError), "JSONDecodeError")
-    assert exceptions.is_a(exceptions.encode_class(OSError), "IOError")
+    assert not exceptions.derives_from(exceptions.encode_class(named), "ValueError")
+    assert exceptions.derives_from(exceptions.encode_class(json.JSONDecodeError), "ValueError")
+    assert exceptions.derives_from(exceptions.encode_class(json.JSONDecodeError), "JSONDecodeError")
+    assert exceptions.derives_from(exceptions.encode_class(OSError), "IOError")
 
 
 def test_code_reward_hostile_frames_finding_the_program_is_linear_in_the_answer() -> None:
@@ -195,7 +196,7 @@ async def test_code_reward_hostile_frames_forced_into_a_candidates_pipes_cost_no
 async def test_code_reward_hostile_frames_values_made_up_by_the_candidates_side_are_wrong_answers(judge: Judge) -> None:
     code = """
 import json
-from inside import candidate
+from sandbox_programs import candidate
 candidate.pack = lambda message: b"0000" + {made_up!r}
 def f(): return 1
 """

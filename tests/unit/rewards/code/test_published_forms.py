@@ -15,13 +15,13 @@ from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
 from roll.rewards.code.batch import BatchRun
 from roll.rewards.code.cases import CallCase, MalformedTestsError, StdinCase, TestCase
-from roll.rewards.code.dialogue import DialogueRun
-from roll.rewards.code.inside import wire
-from roll.rewards.code.inside.compare import is_same_value
+from roll.rewards.code.checker_run import CheckerRun
 from roll.rewards.code.program import CandidateRun
+from roll.rewards.code.sandbox_programs import wire
+from roll.rewards.code.sandbox_programs.compare import is_same_value
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.tasks import parse_task
-from roll.rewards.code.verdicts import OVER_TIME
+from roll.rewards.code.verdicts import TIMED_OUT
 from roll.rewards.code.verifier import CodeVerifier, run_cases
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -200,9 +200,9 @@ async def test_code_reward_published_forms_code_time_limit_is_one_of_all_cases_t
     config, now = CodeReward(type="code"), asyncio.get_running_loop().time()
     none = cast("CodeSandboxes", None)
     assert isinstance(plain, CallCase) and isinstance(test, TestCase)
-    assert await BatchRun(none, task, "", config, now).run([(plain, 1.0)] * 2) == [OVER_TIME] * 2
-    assert await DialogueRun(none, task, "", config, now).run([(test, 1.0)]) == [OVER_TIME]
-    assert 0 < DialogueRun(none, task, "", config, now + 5.0).remaining_s <= 5.0
+    assert await BatchRun(none, task, "", config, now).run([(plain, 1.0)] * 2) == [TIMED_OUT] * 2
+    assert await CheckerRun(none, task, "", config, now).run([(test, 1.0)]) == [TIMED_OUT]
+    assert 0 < CheckerRun(none, task, "", config, now + 5.0).remaining_s <= 5.0
     sleeps = "import time\ntime.sleep(600)\ndef f(x): return x"
     found = await run_cases(
         boxes, task, sleeps, [30.0, 30.0], CodeReward(type="code", time_limit_s=1.0, credit="share")

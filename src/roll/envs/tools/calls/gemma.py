@@ -63,18 +63,18 @@ def _parse_call(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
 
 @dataclass
 class _ValueReader:
-    """Parses the values in `text` from the position `place` on, in linear time."""
+    """Parses the values in `text` from the position `position` on, in linear time."""
 
     text: str
     schema: dict[str, Any]
     """Schema of the arguments: an unquoted word is a string if the schema says so."""
-    place: int = 0
+    position: int = 0
 
     def skip_space(self) -> int:
         """Skip whitespace; return the position."""
-        found = _SPACE.match(self.text, self.place)
-        self.place = self.place if found is None else found.end()
-        return self.place
+        found = _SPACE.match(self.text, self.position)
+        self.position = self.position if found is None else found.end()
+        return self.position
 
     def read_value(self, depth: int, name: str = "") -> Any:
         """Parse any value.
@@ -86,15 +86,15 @@ class _ValueReader:
         self.skip_space()
         if depth > MAX_DEPTH:
             raise MalformedJsonError(f"a value is nested deeper than {MAX_DEPTH} levels")
-        if self.text.startswith(QUOTE, self.place):
+        if self.text.startswith(QUOTE, self.position):
             return self.read_quoted()
-        first = self.text[self.place : self.place + 1]
+        first = self.text[self.position : self.position + 1]
         if first == "{":
             return self.read_mapping(depth + 1)
         if first == "[":
             return self.read_list(depth + 1)
         if first == '"':
-            value, self.place = read_json(self.text, self.place)
+            value, self.position = read_json(self.text, self.position)
             return value
         bare = self.read_match(_BARE, "a value").rstrip()
         schema = self.schema.get(name)
@@ -108,11 +108,11 @@ class _ValueReader:
 
     def read_quoted(self) -> str:
         """Read a quoted string."""
-        begin = self.place + len(QUOTE)
+        begin = self.position + len(QUOTE)
         end = self.text.find(QUOTE, begin)
         if end < 0:
             raise MalformedJsonError(f"a string has no closing {QUOTE}")
-        self.place = end + len(QUOTE)
+        self.position = end + len(QUOTE)
         value = self.text[begin:end]
         try:
             value.encode()
@@ -123,14 +123,14 @@ class _ValueReader:
     def read_mapping(self, depth: int) -> dict[str, Any]:
         """Read `{key:value,…}`."""
         entries: dict[str, Any] = {}
-        self.place += 1
+        self.position += 1
         while not self.skip_end("}"):
             self.skip_space()
-            key = self.read_quoted() if self.text.startswith(QUOTE, self.place) else self.read_match(_KEY, "a key")
+            key = self.read_quoted() if self.text.startswith(QUOTE, self.position) else self.read_match(_KEY, "a key")
             self.skip_space()
-            if not self.text.startswith(":", self.place):
+            if not self.text.startswith(":", self.position):
                 raise MalformedJsonError(f"':' must follow the key '{key[:64]}'")
-            self.place += 1
+            self.position += 1
             entries[key] = self.read_value(depth, key if depth == 1 else "")
             self.skip_comma("}")
         return entries
@@ -138,7 +138,7 @@ class _ValueReader:
     def read_list(self, depth: int) -> list[Any]:
         """Read `[value,…]`."""
         values: list[Any] = []
-        self.place += 1
+        self.position += 1
         while not self.skip_end("]"):
             values.append(self.read_value(depth))
             self.skip_comma("]")
@@ -147,27 +147,27 @@ class _ValueReader:
     def skip_end(self, end: str) -> bool:
         """Skip the closing bracket `end` if it comes next; return whether it did."""
         closes = self.text.startswith(end, self.skip_space())
-        self.place += closes
+        self.position += closes
         return closes
 
     def skip_comma(self, end: str) -> None:
         """Skip a comma, unless the closing bracket `end` comes next."""
-        follows = self.text[self.skip_space() : self.place + 1]
+        follows = self.text[self.skip_space() : self.position + 1]
         if follows == ",":
-            self.place += 1
+            self.position += 1
         elif follows != end:
             raise MalformedJsonError(f"',' or '{end}' must follow a value")
 
-    def read_match(self, pattern: re.Pattern[str], what: str) -> str:
+    def read_match(self, pattern: re.Pattern[str], expected: str) -> str:
         """Read the text at the current position that matches the pattern.
 
         Raises:
-            MalformedJsonError: Nothing matches; the message says that `what` is missing.
+            MalformedJsonError: Nothing matches; the message says that `expected` is missing.
         """
-        found = pattern.match(self.text, self.place)
+        found = pattern.match(self.text, self.position)
         if found is None:
-            raise MalformedJsonError(f"{what} is missing")
-        self.place = found.end()
+            raise MalformedJsonError(f"{expected} is missing")
+        self.position = found.end()
         return found.group()
 
 

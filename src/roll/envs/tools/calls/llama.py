@@ -50,7 +50,7 @@ def _parse_objects(body: str, tagged: bool) -> ParsedCalls:
             if not tagged and not (isinstance(value, dict) and "name" in value and len(value.keys() & _ARGUMENTS)):
                 return ParsedCalls()  # JSON that is an answer, not a call
             calls.append(parse_call(value))
-            while body[position : position + 1] in _BETWEEN:
+            while body[position : position + 1] in _SEPARATORS:
                 position += 1
     except MalformedJsonError as error:
         meant = tagged or '"parameters"' in body or '"arguments"' in body
@@ -61,7 +61,7 @@ def _parse_objects(body: str, tagged: bool) -> ParsedCalls:
 
 
 _ARGUMENTS = {"parameters", "arguments"}
-_BETWEEN = tuple(" \n\t;,")
+_SEPARATORS = tuple(" \n\t;,")
 
 
 def _parse_keywords(body: str, position: int) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from random import Random
 
-from roll.envs.worlds.terminal_tasks.finding import FINDING
-from roll.envs.worlds.terminal_tasks.programs import PROGRAMS
-from roll.envs.worlds.terminal_tasks.settings import SETTINGS
+from roll.envs.worlds.terminal_tasks.finding import FILE_TASKS
+from roll.envs.worlds.terminal_tasks.programs import PROGRAM_TASKS
+from roll.envs.worlds.terminal_tasks.settings import SETTINGS_TASKS
 from roll.envs.worlds.terminal_tasks.task import Check, Task
-from roll.envs.worlds.terminal_tasks.text import TEXT
+from roll.envs.worlds.terminal_tasks.text import TEXT_TASKS
 
 __all__ = ["FAMILIES", "Check", "Task"]
 
-FAMILIES: Mapping[str, Callable[[Random], Task]] = {**FINDING, **TEXT, **SETTINGS, **PROGRAMS}
+FAMILIES: Mapping[str, Callable[[Random], Task]] = {**FILE_TASKS, **TEXT_TASKS, **SETTINGS_TASKS, **PROGRAM_TASKS}

@@ -9,7 +9,7 @@ from random import Random
 
 from roll.envs.worlds.terminal_tasks.task import Task, draw_words, expect_answer, expect_output
 
-__all__ = ["FINDING"]
+__all__ = ["FILE_TASKS"]
 
 
 def _make_find_word_task(random: Random) -> Task:
@@ -152,7 +152,7 @@ def _make_total_size_task(random: Random) -> Task:
     )
 
 
-FINDING: Mapping[str, Callable[[Random], Task]] = {
+FILE_TASKS: Mapping[str, Callable[[Random], Task]] = {
     "find_word": _make_find_word_task,
     "find_largest": _make_find_largest_task,
     "count_files": _make_count_files_task,

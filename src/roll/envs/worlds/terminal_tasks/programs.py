@@ -7,7 +7,7 @@ from random import Random
 
 from roll.envs.worlds.terminal_tasks.task import Task, draw_words, expect_answer, expect_output
 
-__all__ = ["PROGRAMS"]
+__all__ = ["PROGRAM_TASKS"]
 
 _BUGS: tuple[tuple[str, str, str, str], ...] = (
     ("total(numbers)", "    return sum(numbers[1:])", "    return sum(numbers)", "total([4, {a}, {b}])"),
@@ -127,14 +127,14 @@ def _make_write_script_task(random: Random) -> Task:
     return Task(text=text, files={}, checks=checks, solution=solution)
 
 
-_CODER = """#!/usr/bin/env python3
+_CIPHER_SCRIPT = """#!/usr/bin/env python3
 import sys
 
 SHIFT = int(open(__file__.replace("bin/", "share/") + ".conf").read())
 for line in sys.stdin:
     print("".join(chr((ord(c) - 97 + SHIFT) % 26 + 97) if c.islower() else c for c in line), end="")
 """
-_INSTALL = """#!/bin/bash
+_INSTALL_SCRIPT = """#!/bin/bash
 set -e
 mkdir -p "$1/bin" "$1/share"
 cp NAME.py "$1/bin/NAME"
@@ -148,9 +148,9 @@ def _make_install_tool_task(random: Random) -> Task:
     shift = random.randint(1, 25)
     readme = f"Run bash install.sh PREFIX here: {name} is then in PREFIX/bin. It reads text and writes it in code.\n"
     files = {
-        f"{name}-1.0/{name}.py": _CODER,
+        f"{name}-1.0/{name}.py": _CIPHER_SCRIPT,
         f"{name}-1.0/{name}.conf": f"{shift}\n",
-        f"{name}-1.0/install.sh": _INSTALL.replace("NAME", name),
+        f"{name}-1.0/install.sh": _INSTALL_SCRIPT.replace("NAME", name),
         f"{name}-1.0/README": readme,
         "plain.txt": f"{key} {name}\n",
     }
@@ -192,7 +192,7 @@ def _make_run_with_settings_task(random: Random) -> Task:
     return Task(text=text, files=files, checks=[expect_answer(code)], solution=solution)
 
 
-PROGRAMS: Mapping[str, Callable[[Random], Task]] = {
+PROGRAM_TASKS: Mapping[str, Callable[[Random], Task]] = {
     "fix_failing_test": _make_fix_failing_test_task,
     "fix_syntax": _make_fix_syntax_task,
     "fix_import": _make_fix_import_task,

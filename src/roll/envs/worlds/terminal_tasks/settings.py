@@ -8,7 +8,7 @@ from random import Random
 
 from roll.envs.worlds.terminal_tasks.task import Task, draw_words, expect_file, expect_output
 
-__all__ = ["SETTINGS"]
+__all__ = ["SETTINGS_TASKS"]
 
 
 def _make_edit_task(text: str, path: str, before: str, old: str, new: str) -> Task:
@@ -83,7 +83,7 @@ def _make_schedule_task(random: Random) -> Task:
     return Task(text=text, files={"crontab": before}, checks=[expect_file("crontab", after.strip())], solution=solution)
 
 
-SETTINGS: Mapping[str, Callable[[Random], Task]] = {
+SETTINGS_TASKS: Mapping[str, Callable[[Random], Task]] = {
     "server_port": _make_server_port_task,
     "json_setting": _make_json_setting_task,
     "environment_variable": _make_environment_variable_task,

@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 
-__all__ = ["ANSWER", "Check", "Task", "draw_words", "expect_answer", "expect_file", "expect_output"]
+__all__ = ["ANSWER_FILE", "Check", "Task", "draw_words", "expect_answer", "expect_file", "expect_output"]
 
-ANSWER = "answer.txt"
+ANSWER_FILE = "answer.txt"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ def expect_file(path: str, expected: object) -> Check:
 
 def expect_answer(expected: object) -> Check:
     """Return a check that `answer.txt` has this content."""
-    return expect_file(ANSWER, expected)
+    return expect_file(ANSWER_FILE, expected)
 
 
 def expect_output(command: str, expected: object, stdin: str = "") -> Check:

@@ -9,7 +9,7 @@ from random import Random
 
 from roll.envs.worlds.terminal_tasks.task import Task, draw_words, expect_answer, expect_file
 
-__all__ = ["TEXT"]
+__all__ = ["TEXT_TASKS"]
 
 
 def _make_sum_column_task(random: Random) -> Task:
@@ -149,7 +149,7 @@ def _make_most_frequent_letter_task(random: Random) -> Task:
     return Task(text=text, files={"letters.txt": "".join(body)}, checks=[expect_answer(expected)], solution=solution)
 
 
-TEXT: Mapping[str, Callable[[Random], Task]] = {
+TEXT_TASKS: Mapping[str, Callable[[Random], Task]] = {
     "sum_column": _make_sum_column_task,
     "keep_errors": _make_keep_errors_task,
     "different_words": _make_different_words_task,

@@ -122,8 +122,8 @@ def _count_evaluations(config: RolloutRunConfig) -> int:
 class ExtraMemory:
     """Memory of a pipeline apart from policy, engines and judge."""
 
-    held: Mapping[str, int] = field(default_factory=dict)
-    """Additional bytes of a rank of the policy's trainer, by content."""
+    policy_bytes: Mapping[str, int] = field(default_factory=dict)
+    """Additional bytes on a rank of the policy's trainer, by component."""
     roles: Sequence[RoleMemory] = ()
     num_trained: int = 0
     """Number of weights that other trainers train."""
@@ -176,7 +176,7 @@ def estimate_memory_by_role(
         on_accelerator=on_accelerator,
     )
     roles = [
-        RoleMemory(role="actor_train", count=ranks, parts={**policy, **extra.held}),
+        RoleMemory(role="actor_train", count=ranks, parts={**policy, **extra.policy_bytes}),
         RoleMemory(role="actor_infer", count=number, parts=engine),
         *extra.roles,
     ]
@@ -215,7 +215,7 @@ def estimate_frozen_memory(
 def estimate_trainer_memory(
     config: RolloutRunConfig, sizes: ModelSizes, batch: RunSizes, ranks: int, *, on_accelerator: bool
 ) -> dict[str, int]:
-    """Estimate the memory of a trainer's rank, by content; logits are not included."""
+    """Estimate the memory of one trainer rank in bytes, by component; logits are not included."""
     return estimate_training_bytes(
         config.model,
         config.training,

@@ -1,4 +1,4 @@
-"""The inspection of a run before it starts, in seconds.
+"""Checks of an online run before it starts; they take seconds.
 
 configuration ──► machine, model's sizes, prompts ──► arithmetic, memory, disk, one prompt, one reward ──► report
 """

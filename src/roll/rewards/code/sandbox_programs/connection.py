@@ -7,9 +7,9 @@ import sys
 import types
 
 from . import exceptions, wire
-from .messages import Answer, End, parse_record
+from .messages import Answer, ProcessEnd, parse_record
 from .outcomes import BrokenTestsError, GoneError, NotComparableError
-from .proxies import Remote, decode_remote, get_number
+from .proxies import RemoteObject, decode_remote, get_number
 
 
 class Connection:
@@ -22,7 +22,7 @@ class Connection:
         self.frames = frames
         self.names = []
         """The names that the candidate's code defines."""
-        self.over = None
+        self.process_end = None
         """The end of the candidate's process, or None while it runs."""
         self.mistake = None
         """The error that reports a mistake in the tests; None if there is none."""
@@ -44,26 +44,26 @@ class Connection:
         self.names = [name for name in loaded.loaded if isinstance(name, str)]
         return loaded
 
-    def ask(self, message):
+    def request(self, message):
         """Send a message and return its answer; callbacks that come before the answer are run.
 
         Raises:
             GoneError: The candidate's process has ended, now or before.
         """
-        if self.over is not None:
+        if self.process_end is not None:
             raise GoneError()
         self.frames.write(message, b"c")
-        while (answer := self._read_answer()).ask is not None:
+        while (answer := self._read_answer()).callback is not None:
             self.frames.write({"op": "answer", **self._answer_callback(answer)}, b"c")
         return answer
 
     def _read_answer(self):
         message = self.frames.read()
         answer = parse_record(Answer, message)
-        if not isinstance(message, dict) or answer.over is not None:
-            self.over = parse_record(End, answer.over)
+        if not isinstance(message, dict) or answer.end is not None:
+            self.process_end = parse_record(ProcessEnd, answer.end)
             raise GoneError()
-        for stream, text in ((sys.stdout, answer.printed), (sys.stderr, answer.complained)):
+        for stream, text in ((sys.stdout, answer.stdout), (sys.stderr, answer.stderr)):
             if text:
                 stream.write(text)
         return answer
@@ -79,10 +79,10 @@ class Connection:
         try:
             message = {"op": op, "args": self.encode(args), "kwargs": self.encode(kwargs)}
         except (wire.NotPlainError, RecursionError) as error:
-            if op == "call" and isinstance(args[0], Remote) and args[0]._name:
+            if op == "call" and isinstance(args[0], RemoteObject) and args[0]._name:
                 raise self.record_mistake(f"a test passes the candidate {error}, which is not plain data") from None
             raise NotComparableError(f"'{op}' gets {error}, which is not plain data") from None
-        return self.ask(message)
+        return self.request(message)
 
     def encode(self, value):
         """Encode a value for the candidate.
@@ -93,7 +93,7 @@ class Connection:
         return wire.encode(value, self._encode_special)
 
     def _encode_special(self, value, base):
-        if isinstance(value, Remote):
+        if isinstance(value, RemoteObject):
             return ["r", value._number] if value._roll_connection is self else None
         if (number := get_number(value)) is not None:
             return ["r", number]
@@ -115,7 +115,7 @@ class Connection:
         """Call a function of the tests for the candidate."""
         try:
             args, kwargs = self.decode(answer.args), self.decode(answer.kwargs)
-            return {"value": self.encode(self.functions[answer.ask](*args, **kwargs))}
+            return {"value": self.encode(self.functions[answer.callback](*args, **kwargs))}
         except Exception as error:
             return exceptions.encode_exception(error, get_number)
 
@@ -143,11 +143,11 @@ class Connection:
 
     def fetch_variable(self, name):
         """Return a variable of the candidate's code; raise KeyError if it does not exist."""
-        answer = self.ask({"op": "name", "name": name})
+        answer = self.request({"op": "name", "name": name})
         if answer.missing:
             raise KeyError(name)
         value = self.decode_answer(answer)
-        if isinstance(value, Remote):
+        if isinstance(value, RemoteObject):
             value._name = name
         return value
 
@@ -164,20 +164,20 @@ class Connection:
         if tree[0] == "T":
             kind = getattr(builtins, tree[1])
             return kind if issubclass(kind, Exception) else Exception
-        _, where, name, bases = tree
-        known = getattr(sys.modules.get(where), name, None) if tree[0] == "X" and isinstance(where, str) else None
+        _, origin, name, bases = tree
+        known = getattr(sys.modules.get(origin), name, None) if tree[0] == "X" and isinstance(origin, str) else None
         if (
             isinstance(known, type)
             and issubclass(known, Exception)
-            and where.partition(".")[0] in sys.stdlib_module_names
+            and origin.partition(".")[0] in sys.stdlib_module_names
         ):
             return known
-        key = where if tree[0] == "x" and isinstance(where, int) else (str(where), name)
+        key = origin if tree[0] == "x" and isinstance(origin, int) else (str(origin), name)
         if key not in self.classes:
             kinds = [self.build_exception_class(base) for base in bases]
             try:
                 self.classes[key] = type(
-                    name, tuple(kinds), {"__getattr__": _get_remote_attribute, "_roll_number": where}
+                    name, tuple(kinds), {"__getattr__": _get_remote_attribute, "_roll_number": origin}
                 )
             except TypeError:  # bases that cannot be combined
                 self.classes[key] = type(name, (kinds[0],), {"__getattr__": _get_remote_attribute})
@@ -185,13 +185,13 @@ class Connection:
 
     def end(self):
         """End the candidate's process, and return how it ended: its exit status, signal or exceeded limit."""
-        if self.over is None:
+        if self.process_end is None:
             self.frames.write({"op": "end"}, b"c")
-            over = None
-            while over is None and isinstance(message := self.frames.read(), dict):
-                over = parse_record(Answer, message).over
-            self.over = parse_record(End, over)
-        return self.over
+            end = None
+            while end is None and isinstance(message := self.frames.read(), dict):
+                end = parse_record(Answer, message).end
+            self.process_end = parse_record(ProcessEnd, end)
+        return self.process_end
 
 
 def _get_remote_attribute(error, name):

@@ -3,7 +3,8 @@
     {"op": name, "args": tree, "kwargs": tree}      {"value": tree}            the result
     {"op": "name", "name": text}                ──► {"raised": …, "text"}      an exception
     {"op": "end"}                                   {"missing": name}          no such variable
-    {"op": "answer", "value" | "raised": …}     ◄── {"ask": number, "args": …} a callback to a function of the checker
+    {"op": "answer", "value" | "raised": …}     ◄── {"callback": number, "args": …} a callback to a function of the
+    checker
 
 `operations` lists the operations. An object that stays here is sent as ["r", number, class, methods, more]. The answer
 to a call also has `args` if the function changed lists, dicts or sets in its arguments, because a caller would see
@@ -29,7 +30,7 @@ from .outcomes import NotPlainErrors
 _MUTABLE = (list, dict, set, bytearray, collections.deque, collections.OrderedDict, collections.Counter)
 _MUTABLE += (collections.defaultdict,)
 _SIMPLE = (int, float, complex, str, bytes, tuple, frozenset)
-_SLICE_S = 0.001
+_FETCH_TIME_S = 0.001
 _PRINTED_BYTES = 1 << 20
 _INPUT, _LINE, _REST = range(3)
 """Numbers of the checker's functions that read standard input."""
@@ -55,8 +56,8 @@ class Service:
     def run(self):
         """Load the code, then answer the checker's messages up to its last one; never returns."""
         os.dup2(self.printed, 1)
-        sys.stdin, sys.stderr = Input(self), io.StringIO()
-        vars(builtins).update(input=lambda prompt="": self.ask(_INPUT, (prompt,), {}))
+        sys.stdin, sys.stderr = CheckerInput(self), io.StringIO()
+        vars(builtins).update(input=lambda prompt="": self.call_checker(_INPUT, (prompt,), {}))
         try:
             exec(self.code, self.variables)
         except Exception as error:
@@ -92,9 +93,9 @@ class Service:
         if size > self.position:
             text = os.pread(self.printed, min(size - self.position, _PRINTED_BYTES), self.position)
             self.position = size
-            message = {**message, "printed": text.decode("utf-8", "replace")}
+            message = {**message, "stdout": text.decode("utf-8", "replace")}
         if isinstance(sys.stderr, io.StringIO) and sys.stderr.tell():
-            message = {**message, "complained": sys.stderr.getvalue()[:_PRINTED_BYTES]}
+            message = {**message, "stderr": sys.stderr.getvalue()[:_PRINTED_BYTES]}
             sys.stderr.seek(0)
             sys.stderr.truncate()
         self.frames.write(message)
@@ -134,9 +135,9 @@ class Service:
         except Exception as error:
             return self.encode_exception(error)
 
-    def ask(self, number, args, kwargs):
+    def call_checker(self, number, args, kwargs):
         """Call a function of the checker and return its result."""
-        self.send({"ask": number, "args": self.encode(tuple(args)), "kwargs": self.encode(dict(kwargs))})
+        self.send({"callback": number, "args": self.encode(tuple(args)), "kwargs": self.encode(dict(kwargs))})
         while (question := self.read_question()).op != "answer":
             self.serve(question)
         if question.raised is not None:
@@ -197,15 +198,15 @@ class Service:
         base = wire.find_plain_base(type(value))
         return self.decode(wire.ENCODERS[base](value, self.encode_special, 0))
 
-    def fetch_items(self, iterator, most):
-        """Return up to `most` items of an iterator, and whether there may be more.
+    def fetch_items(self, iterator, max_items):
+        """Return up to `max_items` items of an iterator, and whether there may be more.
 
         A slow iterator yields fewer items per call. An error after the first item is raised in the next call.
         """
         if id(iterator) in self.waiting:
             raise self.waiting.pop(id(iterator))
-        items, until = [], time.monotonic() + _SLICE_S
-        while len(items) < most and (not items or time.monotonic() < until):
+        items, until = [], time.monotonic() + _FETCH_TIME_S
+        while len(items) < max_items and (not items or time.monotonic() < until):
             try:
                 items.append(next(iterator))
             except StopIteration:
@@ -240,7 +241,7 @@ def make_callback(service, number):
     """Return a function that calls a function of the checker."""
 
     def call(*args, **kwargs):
-        return service.ask(number, args, kwargs)
+        return service.call_checker(number, args, kwargs)
 
     return call
 
@@ -249,13 +250,13 @@ def iterate_remote(service, number):
     """Yield the items of an iterator of the checker."""
     while True:
         try:
-            item = service.ask(number, (), {})
+            item = service.call_checker(number, (), {})
         except StopIteration:
             return
         yield item
 
 
-class Input(io.TextIOBase):
+class CheckerInput(io.TextIOBase):
     """Standard input, which a test may have replaced in the checker's process."""
 
     def __init__(self, service):
@@ -267,8 +268,8 @@ class Input(io.TextIOBase):
 
     def readline(self, size=-1):
         """Read a line from the checker's standard input."""
-        return self.service.ask(_LINE, (), {})
+        return self.service.call_checker(_LINE, (), {})
 
     def read(self, size=-1):
         """Read the rest of the checker's standard input; `size` is ignored."""
-        return self.service.ask(_REST, (), {})
+        return self.service.call_checker(_REST, (), {})

@@ -32,13 +32,13 @@ def pack(message):
     return add_length(json.dumps(message, separators=(",", ":")).encode("ascii"))
 
 
-def unpack(body, most_bytes=MAX_FRAME_BYTES):
+def unpack(body, max_bytes=MAX_FRAME_BYTES):
     """Parse a body, after checking its size, its nesting and its number of values.
 
     Raises:
         WireError: The body is too large or nested too deeply, or is not JSON.
     """
-    if len(body) > most_bytes:
+    if len(body) > max_bytes:
         raise WireError("the message is too long: %d bytes" % len(body))  # noqa: UP031
     num_brackets = body.count(b"[") + body.count(b"{")
     if num_brackets + body.count(b",") > MAX_NODES or body.count(b'"') > 2 * MAX_NODES:

@@ -12,16 +12,18 @@ from .frames import pack, split_frames, unpack
 from .messages import Answer, Comparison, parse_record
 
 
-def is_same(how, expected, found):
+def is_same(comparison, expected, actual):
     """Return whether two texts, or two values encoded as JSON, are equal."""
-    if how.what == "text":
-        printed, wanted = (body.decode("utf-8", "surrogateescape") for body in (found, expected))
-        return compare.is_same_output(printed, wanted, how.how, how.tolerance)
-    answer = unpack(found)
+    if comparison.kind == "text":
+        printed, wanted = (body.decode("utf-8", "surrogateescape") for body in (actual, expected))
+        return compare.is_same_output(printed, wanted, comparison.mode, comparison.tolerance)
+    answer = unpack(actual)
     if not isinstance(answer, dict) or "value" not in answer:
         return False
     value = wire.decode(unpack(expected))
-    return compare.is_same_value(parse_record(Answer, answer).value, value, tolerance=how.tolerance, match=how.how)
+    return compare.is_same_value(
+        parse_record(Answer, answer).value, value, tolerance=comparison.tolerance, match=comparison.mode
+    )
 
 
 def main():
@@ -29,9 +31,9 @@ def main():
     data = bytearray()
     while more := os.read(0, 1 << 20):
         data += more
-    how, expected, found = split_frames(data)
+    how, expected, actual = split_frames(data)
     try:
-        result = is_same(Comparison(**unpack(how)), expected, found)
+        result = is_same(Comparison(**unpack(how)), expected, actual)
     except (wire.WireError, MemoryError):  # not a value that `encode` writes
         result = False
     os.write(3, pack({"same": result}))

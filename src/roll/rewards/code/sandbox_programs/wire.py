@@ -29,7 +29,7 @@ MAX_EQUAL_HASHES = 32
 Numbers that are equal modulo 2**61 - 1 could otherwise make lookups take minutes."""
 MAX_ITEMS = 1 << 20
 """Maximum number of items of a range that is expanded."""
-_BIG = 1 << 53
+_MAX_EXACT_INTEGER = 1 << 53
 _SEQUENCES = {"l": list, "t": tuple, "s": set, "z": frozenset}
 _MAPPINGS = {"d": dict, "o": collections.OrderedDict, "n": collections.Counter}
 _ARRAYS = "biufc"
@@ -98,7 +98,7 @@ def _encode_numpy(value, kind):
 def _encode_integer(value, remote, depth):
     # The method of the base class: a subclass of the candidate may override it, to run code here.
     value = int.__int__(value)
-    return value if -_BIG < value < _BIG else ["i", hex(value)]
+    return value if -_MAX_EXACT_INTEGER < value < _MAX_EXACT_INTEGER else ["i", hex(value)]
 
 
 def _encode_float(value, remote, depth):

@@ -2,7 +2,7 @@
 
 The comparison follows the structure of the expected value, so a hostile value costs no more time than the right one. No
 method of the candidate's classes is ever called: the value is a tree of plain data. Short values are compared in ROLL's
-own process, long ones in a sandbox (`referee`).
+own process, long ones in a sandbox (`comparator`).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _MAPPING_TAGS = {"d": 0, "o": 0, "n": 0, "g": 1}
 """Tags of mappings, and how many items of the encoded tree come before the first key."""
 
 
-def is_same_output(printed: str, expected: str, how: str, tolerance: float = 0.0) -> bool:
+def is_same_output(printed: str, expected: str, mode: str, tolerance: float = 0.0) -> bool:
     """Return whether printed output equals the expected output.
 
     Args:
-        how: `exact`; `lines`: ignoring whitespace at the ends of lines and of the output; `tokens`: word by word.
+        mode: `exact`; `lines`: ignoring whitespace at the ends of lines and of the output; `tokens`: word by word.
         tolerance: Relative or absolute difference that is allowed between numbers (`tokens` and `lines`).
     """
-    if how == "exact":
+    if mode == "exact":
         return printed == expected
-    if how == "tokens":
+    if mode == "tokens":
         return _match_words(printed.split(), expected.split(), tolerance)
     ours, theirs = ([line.rstrip() for line in text.rstrip().split("\n")] for text in (expected, printed))
     if len(ours) != len(theirs):

@@ -23,7 +23,7 @@ class Case(NamedTuple):
     kind: str
     cpu_s: float
     wall_s: float
-    most_bytes: int = 0
+    max_bytes: int = 0
     """Maximum number of bytes of output or of a value that are kept; 0 for the limit of the setup."""
     stdin: str = ""
     args: Any = ()
@@ -52,7 +52,7 @@ class CheckerCase(NamedTuple):
     wall_s: float
 
 
-class End(NamedTuple):
+class ProcessEnd(NamedTuple):
     """How a process ended: its exit status or signal, and the limit that it exceeded, if any."""
 
     status: int = 255
@@ -75,7 +75,7 @@ class SetupResult(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A message from the candidate's side to the checker's: an answer, or a callback (`ask`) that comes before it."""
+    """A message from the candidate's side to the checker's: an answer, or a `callback` that comes before it."""
 
     value: Any = None
     raised: Any = None
@@ -87,21 +87,21 @@ class Answer(NamedTuple):
     missing: bool = False
     args: Any = None
     kwargs: Any = None
-    ask: Any = None
+    callback: Any = None
     loaded: list = []  # noqa: RUF012
-    over: Any = None
-    printed: str = ""
-    complained: str = ""
+    end: Any = None
+    stdout: str = ""
+    stderr: str = ""
 
 
 class Comparison(NamedTuple):
-    """Settings of a comparison: whether it compares text or values (`what`), how, and with which tolerance.
+    """Settings of a comparison: whether it compares text or values (`kind`), its `mode` and its tolerance.
 
     See `compare`.
     """
 
-    what: str
-    how: str
+    kind: str
+    mode: str
     tolerance: float
 
 
@@ -125,7 +125,7 @@ class Report(NamedTuple):
     text: str = ""
     num_tests: int = 0
     num_passed: int = 0
-    over: Any = None
+    end: Any = None
 
 
 def parse_record(record, message):

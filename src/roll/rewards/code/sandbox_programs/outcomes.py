@@ -20,7 +20,7 @@ class NotComparableError(TypeError):
     """The result of a test depends on an object that is not plain data."""
 
 
-class RemoteBase:
+class RemoteObjectBase:
     """Base class of `proxies.Remote`, an object that stays in the candidate's process."""
 
     __slots__ = ("_name",)

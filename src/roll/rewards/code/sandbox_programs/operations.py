@@ -18,9 +18,21 @@ ORDER = ("lt", "le", "gt", "ge")
 _IN_PLACE = tuple(f"i{name}" for name in BINARY[:-1])
 _CONVERSIONS = ("int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "bool", "len")
 _OTHERS = ("getitem", "setitem", "delitem", "contains", "iter", "reversed", "next")
-_OF_CLASSES = ("enter", "exit", "aiter", "anext", "aenter", "aexit")
-"""Methods that no function of Python calls on its own; they are called through the object's class."""
-_OF_ALL = ("getattr", "setattr", "delattr", "eq", "hash", "str", "repr", "format", "dir", "isinstance", "issubclass")
+_CLASS_METHODS = ("enter", "exit", "aiter", "anext", "aenter", "aexit")
+"""Special methods without a built-in function that calls only them; they are called through the object's class."""
+_UNIVERSAL_OPERATIONS = (
+    "getattr",
+    "setattr",
+    "delattr",
+    "eq",
+    "hash",
+    "str",
+    "repr",
+    "format",
+    "dir",
+    "isinstance",
+    "issubclass",
+)
 
 
 def _find_function(name):
@@ -40,11 +52,15 @@ FUNCTIONS = {
     "call": lambda target, *args, **kwargs: target(*args, **kwargs),
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    **{name: _make_class_call(name) for name in _OF_CLASSES},
-    **{name: _find_function(name) for name in (*_OF_ALL, *BINARY, *UNARY, *ORDER, *_IN_PLACE, *_CONVERSIONS, *_OTHERS)},
+    **{name: _make_class_call(name) for name in _CLASS_METHODS},
+    **{
+        name: _find_function(name)
+        for name in (*_UNIVERSAL_OPERATIONS, *BINARY, *UNARY, *ORDER, *_IN_PLACE, *_CONVERSIONS, *_OTHERS)
+    },
 }
 METHODS = {
-    f"__{name}__": name for name in ("call", *BINARY, *UNARY, *ORDER, *_IN_PLACE, *_CONVERSIONS, *_OTHERS, *_OF_CLASSES)
+    f"__{name}__": name
+    for name in ("call", *BINARY, *UNARY, *ORDER, *_IN_PLACE, *_CONVERSIONS, *_OTHERS, *_CLASS_METHODS)
 }
 METHODS.update((f"__r{name}__", name) for name in BINARY)
 

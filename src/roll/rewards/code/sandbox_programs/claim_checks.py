@@ -11,17 +11,17 @@ from __future__ import annotations
 import random
 
 from . import wire
-from .outcomes import RemoteBase
+from .outcomes import RemoteObjectBase
 
 _VARIANTS = 4
-_ASKED = 3
+_NUM_REPEATS = 3
 """Number of times that each question is asked: random answers are consistent for fewer than one in a thousand
 candidates."""
-_order = random.SystemRandom()
+_random = random.SystemRandom()
 
 
 def _is_remote(value):
-    return isinstance(value, RemoteBase)
+    return isinstance(value, RemoteObjectBase)
 
 
 def is_equal(one, other):
@@ -71,11 +71,11 @@ def _verify_equality(one, other):
     if made._made is None:
         made = next((each for each in reversed(one._roll_connection.made) if each._kind == one._kind), None)
     variants = [] if made is None else _make_variants(made)
-    questions = [(one, other, None)] * _ASKED
+    questions = [(one, other, None)] * _NUM_REPEATS
     for index, variant in enumerate(variants):
-        questions += [(variant, fixed, index) if swap else (fixed, variant, index)] * _ASKED
+        questions += [(variant, fixed, index) if swap else (fixed, variant, index)] * _NUM_REPEATS
     # In a fixed order, a class could answer by counting the comparisons.
-    _order.shuffle(questions)
+    _random.shuffle(questions)
     answers = {}
     for left, right, index in questions:
         answers.setdefault(index, set()).add(_run_comparison("eq", left, right))
@@ -176,22 +176,22 @@ def compute_arithmetic(op, operands):
     return value
 
 
-def intern_member(found):
-    """Return the proxy that already stands for the enumeration member `found`, so that `is` holds; else `found`."""
-    names = found._member
+def intern_member(member):
+    """Return the proxy that already stands for the enumeration member `member`, so that `is` holds; else `member`."""
+    names = member._member
     if not isinstance(names, list) or len(names) != 2 or not all(isinstance(name, str) for name in names):
         raise wire.WireError("the message does not describe a member of an enumeration")
-    return found._roll_connection.members.setdefault(tuple(names), found)
+    return member._roll_connection.members.setdefault(tuple(names), member)
 
 
-def check_named_member(owner, name, found):
+def check_named_member(owner, name, member):
     """Return the enumeration member that a test reads as `owner.name`; refuse an alias of another member."""
-    if owner._is_class and isinstance(name, str) and found._member[1] != name:
-        raise found._make_refusal(f"the name {name!r}", f", which is also {found._member[1]!r}")
-    return found
+    if owner._is_class and isinstance(name, str) and member._member[1] != name:
+        raise member._make_refusal(f"the name {name!r}", f", which is also {member._member[1]!r}")
+    return member
 
 
-def check_made_member(kind, args, found):
+def check_made_member(kind, args, member):
     """Check the enumeration member that calling `kind` with `args` returned.
 
     Slightly different arguments must give another member or an exception; otherwise the test is refused.
@@ -200,7 +200,7 @@ def check_made_member(kind, args, found):
         answer = kind._roll_connection.run_operation("call", kind, *(vary_value(item, turn) for item in args))
         if (
             answer.raised is not None
-            or getattr(kind._roll_connection.decode_answer(answer), "_member", None) != found._member
+            or getattr(kind._roll_connection.decode_answer(answer), "_member", None) != member._member
         ):
             return
-    raise found._make_refusal("a member", " that is not distinguished from others")
+    raise member._make_refusal("a member", " that is not distinguished from others")

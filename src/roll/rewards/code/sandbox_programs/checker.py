@@ -16,7 +16,7 @@ from types import ModuleType
 
 from .connection import Connection
 from .frames import FrameChannel
-from .messages import CheckerCase, CheckerSetup, End, Report, SetupResult, parse_record
+from .messages import CheckerCase, CheckerSetup, ProcessEnd, Report, SetupResult, parse_record
 from .outcomes import BrokenTestsError, GoneError, NotComparableError
 
 _TESTS = "tests.py"
@@ -49,17 +49,17 @@ def check_case(case, setup, frames):
     try:
         loaded = connection.start(case)
     except GoneError:
-        return Report(over=connection.over)
+        return Report(end=connection.process_end)
     if loaded.raised is not None:
-        return Report(verdict="raised", text=str((loaded.raised, loaded.text))[:500], over=connection.end())
+        return Report(verdict="raised", text=str((loaded.raised, loaded.text))[:500], end=connection.end())
     report = _judge(case, setup, connection)
-    gone = connection.over is not None
-    over = connection.end()
+    gone = connection.process_end is not None
+    end = connection.end()
     if connection.mistake is not None:  # pytest counts such an error as a failed test
         report = Report(verdict="broken", text=connection.mistake)
     elif gone and report.passed:  # a test caught the error that was raised when the candidate's process ended
         report = Report()
-    return report._replace(over=over)
+    return report._replace(end=end)
 
 
 def _judge(case, setup, connection):
@@ -183,7 +183,7 @@ def main():
     setup = CheckerSetup(**(frames.read() or os._exit(0)))
     built = parse_record(SetupResult, frames.read())
     if not built.ready:
-        frames.write({"failed": parse_record(End, built.failed)._asdict()}, b"h")
+        frames.write({"failed": parse_record(ProcessEnd, built.failed)._asdict()}, b"h")
         os._exit(0)
     timeouts = 0
     for case in setup.cases:
@@ -191,9 +191,9 @@ def main():
             report = check_case(CheckerCase(**case), setup, frames)
         except Exception as error:  # the candidate's process sent a malformed message
             report = Report(text=repr(error)[:500])
-        over = report.over or End()
-        timeouts += over.is_over_time
-        frames.write(report._replace(over=over._asdict())._asdict(), b"h")
+        end = report.end or ProcessEnd()
+        timeouts += end.is_over_time
+        frames.write(report._replace(end=end._asdict())._asdict(), b"h")
         if timeouts >= setup.max_timeouts:
             break
     os._exit(0)

@@ -4,7 +4,7 @@ A proxy forwards operations; a result is plain data or another proxy. It has the
 in a closed list, so `callable`, `with` and iteration work as usual. Operations that decide a test are guarded:
 
     object == plain value         an error, unless the object derives from a class of plain data: then its content
-    object == object, a < b       the candidate is asked, and must tell the object from others (`controls`)
+    object == object, a < b       the candidate is asked, and must tell the object from others (`claim_checks`)
     x in object                   only for objects that a test made by calling a class; others are iterated
     object - 1, object % object   only for objects that a test made: `f(x) - 42` would reveal the expected value
 """
@@ -14,11 +14,11 @@ from __future__ import annotations
 import builtins
 import functools
 
-from . import controls, operations, wire
-from .outcomes import NotComparableError, RemoteBase
+from . import claim_checks, operations, wire
+from .outcomes import NotComparableError, RemoteObjectBase
 
 
-class Remote(RemoteBase):
+class RemoteObject(RemoteObjectBase):
     """A proxy for an object that stays in the candidate's process."""
 
     __slots__ = ("_holds", "_is_class", "_is_subject", "_kind", "_made", "_member", "_number", "_roll_connection")
@@ -40,11 +40,11 @@ class Remote(RemoteBase):
     def _ask(self, op, *args, is_subject=False):
         return self._roll_connection.decode_answer(self._roll_connection.run_operation(op, self, *args), is_subject)
 
-    def _make_refusal(self, what, why=""):
-        return NotComparableError(f"{what} of an object of type {self._kind}{why}: return plain data instead")
+    def _make_refusal(self, operation, reason=""):
+        return NotComparableError(f"{operation} of an object of type {self._kind}{reason}: return plain data instead")
 
     def __repr__(self):
-        if self._roll_connection.over is not None:
+        if self._roll_connection.process_end is not None:
             return f"<the candidate's {self._kind}>"
         return str(self._ask("repr"))
 
@@ -58,14 +58,14 @@ class Remote(RemoteBase):
         if name.startswith("__") and name not in ("__name__", "__qualname__", "__annotations__", "__members__"):
             raise AttributeError(name)
         value = self._ask("getattr", name)
-        if isinstance(value, Remote) and value._member is not None:
-            return controls.check_named_member(self, name, value)
-        if isinstance(value, Remote) and self._name:
+        if isinstance(value, RemoteObject) and value._member is not None:
+            return claim_checks.check_named_member(self, name, value)
+        if isinstance(value, RemoteObject) and self._name:
             value._name = f"{self._name}.{name}"
         return value
 
     def __setattr__(self, name, value):
-        if name == "_name" or name in Remote.__slots__:
+        if name == "_name" or name in RemoteObject.__slots__:
             object.__setattr__(self, name, value)
         else:
             self._ask("setattr", name, value)
@@ -83,10 +83,10 @@ class Remote(RemoteBase):
         return hash(value)
 
     def __eq__(self, other):
-        return controls.is_equal(self, other)
+        return claim_checks.is_equal(self, other)
 
     def __ne__(self, other):
-        return not controls.is_equal(self, other)
+        return not claim_checks.is_equal(self, other)
 
     def __copy__(self):
         return self._ask("copy", is_subject=self._is_subject)
@@ -99,14 +99,14 @@ class Remote(RemoteBase):
 
     def __instancecheck__(self, instance):
         return (
-            isinstance(instance, Remote)
+            isinstance(instance, RemoteObject)
             and self._roll_connection.decode_answer(self._roll_connection.run_operation("isinstance", instance, self))
             is True
         )
 
     def __subclasscheck__(self, kind):
         return (
-            isinstance(kind, Remote)
+            isinstance(kind, RemoteObject)
             and self._roll_connection.decode_answer(self._roll_connection.run_operation("issubclass", kind, self))
             is True
         )
@@ -121,9 +121,9 @@ def _call(self, *args, **kwargs):
     connection = self._roll_connection
     answer = connection.run_operation("call", self, *args, **kwargs)
     value = connection.decode_answer(answer)
-    if self._is_class and isinstance(value, Remote) and value._member is not None:
-        controls.check_made_member(self, args, value)
-    elif self._is_class and isinstance(value, Remote):
+    if self._is_class and isinstance(value, RemoteObject) and value._member is not None:
+        claim_checks.check_made_member(self, args, value)
+    elif self._is_class and isinstance(value, RemoteObject):
         value._made = (self, args, kwargs)
         connection.made.append(value)
         if self._name[:1].isupper():
@@ -141,7 +141,7 @@ def _update_arguments(args, after, encode):
     if not isinstance(after, tuple) or len(after) != len(args):
         raise wire.WireError("the changed arguments do not match the call")
     for mine, theirs in zip(args, after, strict=True):
-        if type(mine) is not type(theirs) or isinstance(mine, Remote) or encode(mine) == encode(theirs):
+        if type(mine) is not type(theirs) or isinstance(mine, RemoteObject) or encode(mine) == encode(theirs):
             continue
         if isinstance(mine, (list, bytearray)):
             mine[:] = theirs
@@ -155,13 +155,17 @@ def _update_arguments(args, after, encode):
 
 def _get_item(self, key):
     value = self._ask("getitem", key)
-    return controls.check_named_member(self, key, value) if isinstance(value, Remote) and value._member else value
+    return (
+        claim_checks.check_named_member(self, key, value)
+        if isinstance(value, RemoteObject) and value._member
+        else value
+    )
 
 
 def _iterate(self):
     """Return an iterator over the items, which are fetched one by one at first, then several per request."""
     iterator = self._ask("iter")
-    if not isinstance(iterator, Remote):
+    if not isinstance(iterator, RemoteObject):
         return iter(iterator)
 
     def iterate_items():
@@ -188,7 +192,7 @@ def _find_nearest_base(kind):
 
 
 def _make_arithmetic(op, reflected):
-    return lambda self, *other: controls.compute_arithmetic(op, (*other, self) if reflected else (self, *other))
+    return lambda self, *other: claim_checks.compute_arithmetic(op, (*other, self) if reflected else (self, *other))
 
 
 def _make_forwarder(op):
@@ -199,7 +203,7 @@ _SPECIAL_METHODS = {
     "__call__": _call,
     "__getitem__": _get_item,
     "__iter__": _iterate,
-    "__contains__": controls.is_contained,
+    "__contains__": claim_checks.is_contained,
     "__exit__": _exit_block,
     "__aexit__": lambda self, *error: self._ask("aexit", None, None, None),
 }
@@ -210,7 +214,7 @@ def _make_method(name):
     if name in _SPECIAL_METHODS:
         return _SPECIAL_METHODS[name]
     if op in operations.ORDER:
-        return lambda self, other: controls.compare_order(op, self, other)
+        return lambda self, other: claim_checks.compare_order(op, self, other)
     plain = op.removeprefix("i") if name.startswith("__i") else op
     if plain in (*operations.BINARY, *operations.UNARY):
         return _make_arithmetic(plain, name == f"__r{op}__")
@@ -219,7 +223,7 @@ def _make_method(name):
 
 @functools.lru_cache(maxsize=256)
 def _make_class(names):
-    return type("Remote", (Remote,), {"__slots__": (), **{name: _make_method(name) for name in names}})
+    return type("Remote", (RemoteObject,), {"__slots__": (), **{name: _make_method(name) for name in names}})
 
 
 def decode_remote(connection, tree, is_subject=False):
@@ -233,7 +237,7 @@ def decode_remote(connection, tree, is_subject=False):
     remote = shape(connection, number, str(kind), is_subject, **more)
     if isinstance(more.get("holds"), list):
         return _make_plain_subclass(remote, connection.decode(more.get("holds"), is_subject))
-    return controls.intern_member(remote) if remote._member is not None else remote
+    return claim_checks.intern_member(remote) if remote._member is not None else remote
 
 
 def _make_plain_subclass(remote, plain):

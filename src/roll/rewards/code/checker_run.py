@@ -11,15 +11,22 @@ import asyncio
 import contextlib
 from collections.abc import Sequence
 
-from roll.rewards.code.inside.frames import pack
-from roll.rewards.code.inside.messages import CheckerCase, CheckerSetup, End, Report, SetupResult, parse_record
 from roll.rewards.code.program import MAX_OUTPUT_BYTES, MIN_WALL_S, CandidateRun
+from roll.rewards.code.sandbox_programs.frames import pack
+from roll.rewards.code.sandbox_programs.messages import (
+    CheckerCase,
+    CheckerSetup,
+    ProcessEnd,
+    Report,
+    SetupResult,
+    parse_record,
+)
 from roll.rewards.code.serving import CaseLimiter, forward_output, relay_messages
 from roll.rewards.code.tasks import TestCase
 from roll.rewards.code.verdicts import (
     OUTCOMES,
-    OVER_TIME,
     SKIPPED,
+    TIMED_OUT,
     BrokenTestsError,
     CaseVerdict,
     apply_time_limit,
@@ -29,21 +36,21 @@ from roll.rewards.code.verdicts import (
 )
 from roll_sandbox import ExecutionResult, PythonCode
 
-__all__ = ["DialogueRun"]
+__all__ = ["CheckerRun"]
 
-_CHECKER = "from inside import checker\nchecker.main()"
+_CHECKER = "from sandbox_programs import checker\nchecker.main()"
 _CHECKER_CPU_S = 30.0
 _OUTPUT_BYTES = 2**23
 """Maximum number of bytes of one case: all answers of a candidate's objects."""
 
 
-class DialogueRun(CandidateRun):
+class CheckerRun(CandidateRun):
     """Runs one answer against the cases of a task that are test programs."""
 
     async def run(self, cases: Sequence[tuple[TestCase, float]]) -> list[CaseVerdict]:
         """Run all cases with one sandbox for the candidate and one for the checker; return a verdict per case."""
         if self.remaining_s == 0.0:
-            return [OVER_TIME] * len(cases)
+            return [TIMED_OUT] * len(cases)
         limits_s = [cpu_s for _, cpu_s in cases]
         checks = [
             CheckerCase(case.kind, case.source, list(case.modules), cpu_s, self.compute_wall_limit_s(cpu_s))._asdict()
@@ -108,7 +115,9 @@ def _make_verdict(index: int, report: Report, end: ExecutionResult) -> CaseVerdi
     if verdict == "broken":
         raise BrokenTestsError(f"case {index}: {report.text}")
     if verdict == "gone":
-        verdict = "timeout" if parse_record(End, report.over).is_over_time else OUTCOMES.get(end.outcome, "exited")
+        verdict = (
+            "timeout" if parse_record(ProcessEnd, report.end).is_over_time else OUTCOMES.get(end.outcome, "exited")
+        )
     share = float(report.passed)
     if not share and report.num_tests:
         # A share of 1 would count as passed, although pytest reported a failure.

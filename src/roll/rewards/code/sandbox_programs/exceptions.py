@@ -73,7 +73,7 @@ def list_classes(tree):
     return found
 
 
-def is_a(tree, name):
+def derives_from(tree, name):
     """Return whether an encoded exception class is or derives from the class `name`.
 
     The result is false if the exception claims more base classes than allowed.

@@ -24,14 +24,14 @@ import time
 from . import interpreter, wire
 from .exceptions import encode_exception
 from .frames import FrameChannel, pack
-from .messages import Case, End, Setup
+from .messages import Case, ProcessEnd, Setup
 from .outcomes import NotPlainErrors, await_result
 from .service import Service
 
 _READ_BYTES = 1 << 16
 _STDERR_BYTES = 2000
 _GRACE_CPU_S = 2
-_FAILED_TO_START = 125
+_START_FAILURE_STATUS = 125
 
 
 class Program:
@@ -44,14 +44,14 @@ class Program:
     def prepare(self):
         """Write the source to its file and compile it, as the language requires.
 
-        Return the `End` of a failed compilation, or None if the program is ready.
+        Return the `ProcessEnd` of a failed compilation, or None if the program is ready.
         """
         setup = self.setup
         if not self.argv:
             try:
                 self.code = compile(setup.source, interpreter.FILE, "exec", dont_inherit=True)
             except BaseException as error:
-                return End(status=1, stderr=str(error)[-_STDERR_BYTES:])
+                return ProcessEnd(status=1, stderr=str(error)[-_STDERR_BYTES:])
             return None
         with open(setup.file, "w", encoding="utf-8", errors="replace") as file:
             file.write(setup.source)
@@ -62,7 +62,7 @@ class Program:
 
 
 def run_case(case, program, frames=None):
-    """Run one case in a forked process; return its `End`, its output, and the call's encoded return value."""
+    """Run one case in a forked process; return its `ProcessEnd`, its output, and the call's encoded return value."""
     # A pipe would block this process if a program does not read a large input.
     stdin = os.memfd_create("stdin")
     data = memoryview(case.stdin.encode("utf-8", "surrogateescape"))
@@ -78,7 +78,7 @@ def run_case(case, program, frames=None):
     os.close(stdin)
     for _, write in pipes:
         os.close(write)
-    most = case.most_bytes or program.setup.output_bytes
+    most = case.max_bytes or program.setup.output_bytes
     bounds = [most, max(most, program.setup.output_bytes), most]
     end, out, value = _collect_output(pid, [read for read, _ in pipes], deadline, bounds)
     if end.signal == signal.SIGKILL and end.cpu_s >= case.cpu_s:  # the candidate had removed its timer
@@ -125,7 +125,7 @@ def _collect_output(pid, pipes, deadline, bounds):
     number = status & 0x7F
     if number in (signal.SIGPROF, signal.SIGXCPU):
         limit = limit or "cpu_time"
-    end = End(
+    end = ProcessEnd(
         status=128 + number if number else status >> 8,
         signal=number,
         limit=limit,
@@ -177,7 +177,7 @@ def _run_in_child(case, program, frames, stdin, outputs):
         _exec_case(case, program, frames, outputs[2])
     except BaseException as error:
         os.write(2, repr(error).encode("utf-8", "replace")[:_STDERR_BYTES])
-    os._exit(_FAILED_TO_START)
+    os._exit(_START_FAILURE_STATUS)
 
 
 def _exec_case(case, program, frames, values):
@@ -236,7 +236,7 @@ def main():
             break
         case = Case(**message)
         if case.kind == "serve":
-            frames.write({"over": run_case(case, program, frames)[0]._asdict()})
+            frames.write({"end": run_case(case, program, frames)[0]._asdict()})
             continue
         end, out, value = run_case(case, program)
         timeouts += end.is_over_time
