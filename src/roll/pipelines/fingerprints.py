@@ -31,9 +31,9 @@ def compute_fingerprints(config: RunConfig, held_out: Mapping[str, str]) -> dict
     }
     for entry in getattr(config, "data", ()):
         for reward in getattr(entry, "reward", ()):
-            given = getattr(reward, "given", None)
-            if given is not None and (digest := _hash_function(given)):
-                found[f"the code of the reward '{getattr(given, '__name__', type(given).__name__)}'"] = digest
+            function = getattr(reward, "passed_function", None)
+            if function is not None and (digest := _hash_function(function)):
+                found[f"the code of the reward '{getattr(function, '__name__', type(function).__name__)}'"] = digest
     return found
 
 

@@ -25,15 +25,15 @@ def test_config_python_objects_rows_take_the_place_of_the_sources_and_a_function
     config = load(ARITHMETIC, {"data.0.held_out": 0.5}, data=ROWS, held_out=ROWS, reward=score)
     (entry,) = config.data
     assert (entry.source, entry.held_out, entry.answer_key) == ("python", 0.5, "answer")
-    assert entry.given == (ROWS, ROWS)
-    assert [(part.type, part.name, part.given) for part in entry.reward] == [("python", "score", score)]
+    assert entry.passed_rows == (ROWS, ROWS)
+    assert [(part.type, part.name, part.passed_function) for part in entry.reward] == [("python", "score", score)]
 
 
 def test_config_python_objects_one_of_several_sources_may_take_the_rows():
     mixed = BASE | {"data": [*ARITHMETIC["data"], {"source": "python", "prompt_key": "q", "reward": "math"}]}
     config = load(mixed, data=[{"q": "3 + 4", "answer": "7"}])
     assert [entry.source for entry in config.data] == ["arithmetic", "python"]
-    assert config.data[1].given[0] == [{"q": "3 + 4", "answer": "7"}]
+    assert config.data[1].passed_rows[0] == [{"q": "3 + 4", "answer": "7"}]
 
 
 def test_config_python_objects_a_reward_may_be_anything_that_a_configuration_takes():
@@ -44,7 +44,7 @@ def test_config_python_objects_a_reward_may_be_anything_that_a_configuration_tak
         ("math", "", 1.0),
         ("python", "score", 0.5),
     ]
-    assert entry.reward[0].given is parts[0] and entry.reward[2].given is score
+    assert entry.reward[0].passed_function is parts[0] and entry.reward[2].passed_function is score
 
 
 def test_config_python_objects_rows_without_an_answer_need_none():
@@ -57,16 +57,16 @@ def test_config_python_objects_a_data_frame_is_its_rows():
     import pandas
 
     config = load(data=pandas.DataFrame(ROWS), held_out=pandas.DataFrame(ROWS), reward=score)
-    assert config.data[0].given == (ROWS, ROWS) and config.data[0].answer_key == "answer"
-    assert with_python_objects(config, pandas.DataFrame(ROWS), None, score).data[0].given == (ROWS, None)
+    assert config.data[0].passed_rows == (ROWS, ROWS) and config.data[0].answer_key == "answer"
+    assert with_python_objects(config, pandas.DataFrame(ROWS), None, score).data[0].passed_rows == (ROWS, None)
 
 
 def test_config_python_objects_are_no_part_of_the_resolved_configuration_and_are_taken_again():
     config = load(data=ROWS, reward=score)
     plain = load_config(dump_config(config))
-    assert plain.data[0].given == (None, None) and plain.data[0].reward[0].given is None
+    assert plain.data[0].passed_rows == (None, None) and plain.data[0].reward[0].passed_function is None
     again = with_python_objects(plain, ROWS, None, score)
-    assert again.data[0].given == (ROWS, None) and again.data[0].reward[0].given is score
+    assert again.data[0].passed_rows == (ROWS, None) and again.data[0].reward[0].passed_function is score
     assert dump_config(again) == dump_config(config) == dump_config(plain)
 
 
@@ -102,15 +102,15 @@ CHATS = [{"prompt": "3 + 4", "completion": "7"}]
 def test_config_python_objects_examples_need_no_reward():
     config = load(SFT, data=CHATS, held_out=CHATS)
     (entry,) = config.data
-    assert (entry.source, entry.given) == ("python", (CHATS, CHATS))
+    assert (entry.source, entry.passed_rows) == ("python", (CHATS, CHATS))
     again = with_python_objects(load_config(dump_config(config)), CHATS, None, None)
-    assert again.data[0].given == (CHATS, None)
+    assert again.data[0].passed_rows == (CHATS, None)
 
 
 def test_config_python_objects_examples_may_be_beside_others():
     mixed = SFT | {"data": [{"source": "arithmetic"}, {"source": "python", "completion_key": "a"}]}
     config = load(mixed, data=[{"prompt": "3 + 4", "a": "7"}])
-    assert [entry.source for entry in config.data] == ["arithmetic", "python"] and config.data[1].given[0]
+    assert [entry.source for entry in config.data] == ["arithmetic", "python"] and config.data[1].passed_rows[0]
 
 
 def test_config_python_objects_a_pipeline_without_rewards_is_given_none():

@@ -17,8 +17,8 @@ class PythonReward(RewardSection):
     """Your own function: `def reward(text, answer, metadata) -> float`, or a reward function of verl: `def
     compute_score(data_source, solution_str, ground_truth, extra_info)`, whose arguments are passed by name.
 
-    An `async def` function can score many answers concurrently. A function with the
-    annotation `-> bool` also decides whether the task was solved, for the accuracy.
+    An `async def` function can score many answers concurrently. A function with the annotation `-> bool` also decides
+    whether the task was solved, for the accuracy.
     """
 
     type: Literal["python"] = option(..., "Kind of reward.")
