@@ -65,7 +65,7 @@ class Failing:
         async def call(engine: HFEngine, *args: Any, **keys: Any) -> Any:
             role = "teacher" if engine.engine_id.startswith("teacher") else "engine"
             if self._now(f"{role}.{name}"):
-                engine._end("a test ends it")
+                engine._mark_dead("a test ends it")
             return await inner(engine, *args, **keys)
 
         return call

@@ -187,7 +187,7 @@ def test_colocation_an_engine_that_dies_is_replaced_in_its_turn(
         nonlocal asleep
         asleep = moment == "sleep"
         if seen["train_step"] == 1 + (moment == "generate") and seen["start"] == 1:
-            self._end("a test ends it")
+            self._mark_dead("a test ends it")
         return await inner(self, *args)
 
     async def wake(self: LLMProxy) -> None:

@@ -97,7 +97,7 @@ def test_judge_run_a_judge_that_dies_is_replaced_and_no_answer_pays_for_it(
         nonlocal count
         count += engine.engine_id == "judge-0"
         if engine.engine_id == "judge-0" and count == 5:
-            asyncio.get_running_loop().call_soon(engine._end, "killed")
+            asyncio.get_running_loop().call_soon(engine._mark_dead, "killed")
         return await generate(engine, request)
 
     monkeypatch.setattr(HFEngine, "generate", dying)
@@ -115,7 +115,7 @@ def test_judge_run_without_a_judge_every_rollout_is_an_infrastructure_error_and_
 
     async def dead(engine: HFEngine, request: GenerationRequest) -> Generation:
         if engine.engine_id == "judge-0":
-            engine._end("killed")
+            engine._mark_dead("killed")
         return await generate(engine, request)
 
     monkeypatch.setattr(HFEngine, "generate", dead)
@@ -150,7 +150,7 @@ async def test_judge_run_an_engine_that_cannot_be_started_again_is_tried_again_w
     try:
         assert len((await judge.generate(ask(0), 60.0)).token_ids) == 1
         (engine,) = judge._engines.engines
-        engine._end("killed")  # type: ignore[attr-defined]
+        engine._mark_dead("killed")  # type: ignore[attr-defined]
         monkeypatch.setattr(HFEngine, "start", fails)
         for number in (1, 2):
             with pytest.raises((RewardInfraError, EngineDiedError)):
@@ -279,7 +279,7 @@ async def test_judge_run_the_default_model_judges_in_form_and_alike_after_it_was
             assert all(0 < value < 1 for value in before) and len(set(before)) == len(before)
             (engine,) = judge._engines.engines
             if isinstance(engine, HFEngine):
-                engine._end("killed")
+                engine._mark_dead("killed")
             else:
                 for process in engine.processes:  # type: ignore[attr-defined]
                     process.kill()

@@ -108,9 +108,9 @@ def test_vllm_prestart_a_signal_that_ends_it_is_its_exit_code_and_closes_its_sen
 
 def test_vllm_prestart_one_that_nobody_took_is_gone_after_the_block() -> None:
     with open_preforked_process(variables("b"), None):
-        (ahead,) = module._waiting
+        (ahead,) = module._available
         assert psutil.pid_exists(ahead.process.pid)
-    assert module._waiting == []
+    assert module._available == []
     assert not psutil.pid_exists(ahead.process.pid)
 
 
@@ -141,7 +141,7 @@ def test_vllm_prestart_it_is_not_used_where_libraries_would_have_read_something_
 def test_vllm_prestart_one_that_has_died_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PROGRAM", NOTHING)
     with open_preforked_process(variables(), None):
-        module._waiting[0].process.wait()
+        module._available[0].process.wait()
         assert claim_process(None) is None
 
 
@@ -286,16 +286,16 @@ def test_vllm_prestart_a_run_goes_on_without_one_where_none_can_be_started(monke
     with launch.prestart_engine(None):
         assert claim_process(None) is None
     assert opened_pipes() <= before  # what earlier tests left may be closed meanwhile
-    assert launch._starting.acquire(blocking=False)
-    launch._starting.release()
+    assert launch._launch_lock.acquire(blocking=False)
+    launch._launch_lock.release()
 
 
 def test_vllm_prestart_there_is_none_while_another_engine_starts_whose_environment_this_is(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(launch, "is_cpu_build", lambda: True)
-    with launch._starting, launch.prestart_engine(None):
-        assert module._waiting == []
+    with launch._launch_lock, launch.prestart_engine(None):
+        assert module._available == []
 
 
 def spec(log: Path) -> EngineSpec:
