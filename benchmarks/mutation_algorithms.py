@@ -219,7 +219,7 @@ BUGS = (
     ),
     Bug(
         "the first token of a text twice",
-        "data/beginning.py",
+        "data/bos.py",
         "return list(ids[1:] if doubled else ids)",
         "return list(ids)",
         "data/conversations/test_beginning_of_text.py",
