@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from _vision_answers import generate_answers
 from PIL import Image
 
 from roll.envs import make
@@ -63,6 +64,26 @@ def write_episodes(path: Path, seeds: Sequence[int], *, wrong: float) -> Path:
         lines.append(json.dumps({"images": [f"{folder.name}/{seed}.png"], "messages": messages}))
     path.write_text("\n".join(lines) + "\n")
     return path
+
+
+def measure_clicks(model: Path, seeds: Sequence[int], *, shuffled: bool) -> float:
+    """Return the share of a model's clicks that are in the target, for the episodes of some seeds.
+
+    Args:
+        model: A directory of Hugging Face files.
+        seeds: Seeds of the episodes, each with one click.
+        shuffled: Whether each screenshot is that of another episode.
+    """
+    env = make(ENVIRONMENT, SCREEN | {"shuffled": shuffled})
+    prompts = []
+    for seed in seeds:
+        image, text = env.reset(seed=seed)[0]
+        prompts.append((Image.open(io.BytesIO(image.data)).convert("RGB"), text.text))
+    hits = 0
+    for seed, answer in zip(seeds, generate_answers(model, prompts, max_new_tokens=10), strict=True):
+        env.reset(seed=seed)
+        hits += env.step(answer)[1] == 1.0
+    return round(hits / len(seeds), 4)
 
 
 class LabeledScreens(NamedTuple):

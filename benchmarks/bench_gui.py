@@ -25,50 +25,26 @@ from typing import Any
 
 import torch
 from _report import Stopwatch, measure_matmul_rate, report
-from _screen_data import BEST_CONSTANT_CLICK, ENVIRONMENT, SCREEN, write_episodes
+from _screen_data import BEST_CONSTANT_CLICK, ENVIRONMENT, SCREEN, measure_clicks, write_episodes
 from _vision_model import build_vision_model
 from _vision_tower import align_screen_tower, train_screen_tower
 
 import roll
+from roll.pipelines.checkpoint_files import find_model_directory
 
 NUM_SFT_SCREENS = 400
-NUM_EPISODES, NUM_HELD_OUT = 20_000, 400
+NUM_EPISODES, NUM_HELD_OUT = 20_000, 300
 PARTS = ("tower", "sft", "grpo")
 SETS = ("screens", "shuffled")
 SCALE_FACTOR = 2
 """An image has 16 tokens."""
 
 
-def build_evaluation(model: Path) -> dict[str, Any]:
-    """Return the configuration that evaluates a model on both sets, with the most likely click."""
-    environments = [
-        {
-            "environment": ENVIRONMENT,
-            "domain": name,
-            "options": SCREEN | {"shuffled": name == "shuffled"},
-            "num_turns": SCREEN["max_turns"],
-            "num_episodes": NUM_EPISODES,
-            "num_held_out": NUM_HELD_OUT,
-        }
-        for name in SETS
-    ]
-    return {
-        "pipeline": "agentic",
-        "name": "evaluation",
-        "model": {"path": str(model), "dtype": "bfloat16"},
-        "environments": environments,
-        "rollout": {"prompts_per_step": 24, "group_size": 8, "max_new_tokens": 10},
-        "training": {"num_steps": 1, "num_threads": torch.get_num_threads()},
-        "evaluation": {"num_prompts": NUM_HELD_OUT * len(SETS), "samples_per_prompt": 1, "temperature": 0.0},
-        "weight_sync": {"probe_every_num_steps": 12},
-        "inference": {"engine": "hf", "max_num_seqs": 192, "max_context": 256},
-    }
-
-
 def evaluate(model: Path) -> dict[str, float]:
-    """Return the share of clicks in the target for each set."""
-    metrics = roll.evaluate(build_evaluation(model))
-    return {name: round(metrics[f"eval/{name}/accuracy"], 4) for name in SETS}
+    """Return the share of clicks in the target for a model, or for the last checkpoint of a run, on each set."""
+    model = find_model_directory(model) or model
+    seeds = range(NUM_EPISODES, NUM_EPISODES + NUM_HELD_OUT)
+    return {name: measure_clicks(model, seeds, shuffled=name == "shuffled") for name in SETS}
 
 
 def fine_tune(base: Path, directory: Path, wrong: float, rate: float) -> None:
@@ -95,29 +71,39 @@ def fine_tune(base: Path, directory: Path, wrong: float, rate: float) -> None:
     )
 
 
-def reinforce(model: Path, directory: Path, name: str, seed: int, options: argparse.Namespace) -> dict[str, float]:
-    """Train all weights with GRPO on episodes; return the shares of the model at the end."""
+def reinforce(model: Path, directory: Path, name: str, seed: int, options: argparse.Namespace) -> None:
+    """Train all weights with GRPO on episodes."""
     shutil.rmtree(directory / name, ignore_errors=True)
-    settings = build_evaluation(model)
-    settings["environments"] = settings["environments"][:1]
+    environment = {
+        "environment": ENVIRONMENT,
+        "options": SCREEN,
+        "num_turns": SCREEN["max_turns"],
+        "num_episodes": NUM_EPISODES,
+        "num_held_out": 8,
+    }
     roll.train(
-        settings
-        | {
+        {
+            "pipeline": "agentic",
             "name": name,
             "seed": seed,
+            "model": {"path": str(model), "dtype": "bfloat16"},
+            "environments": [environment],
+            "rollout": {"prompts_per_step": 12, "group_size": 8, "max_new_tokens": 10},
             "algorithm": "grpo",
-            "training": settings["training"]
-            | {
+            "training": {
+                "num_threads": torch.get_num_threads(),
                 "num_steps": options.steps,
                 "learning_rate": options.rate,
                 "schedule": "linear",
                 "warmup_steps": 4,
             },
-            "evaluation": settings["evaluation"] | {"every_num_steps": 0, "before_training": False},
+            # A few prompts only: `evaluate` measures the exported model on more.
+            "evaluation": {"every_num_steps": 0, "before_training": False, "num_prompts": 4, "samples_per_prompt": 1},
+            "weight_sync": {"probe_every_num_steps": 12},
+            "inference": {"engine": "hf", "max_num_seqs": 128, "max_context": 256},
             "output_dir": str(directory),
         }
     )
-    return evaluate(directory / name)
 
 
 def main() -> None:
@@ -159,8 +145,10 @@ def main() -> None:
     for seed in chosen.seeds if "grpo" in chosen.parts else ():
         name = f"grpo-rate{chosen.rate:g}-steps{chosen.steps}-seed{seed}"
         watch = Stopwatch()
-        found = reinforce(sft, chosen.directory, name, seed, chosen)
-        note(name, found | watch.read())
+        reinforce(sft, chosen.directory, name, seed, chosen)
+        seconds = watch.read()
+        note(name, evaluate(chosen.directory / name) | seconds)
+        report("gui", figures)
     report("gui", figures)
 
 

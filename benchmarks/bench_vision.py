@@ -26,16 +26,19 @@ from typing import Any
 
 import torch
 from _report import Stopwatch, measure_matmul_rate, report
+from _vision_answers import generate_answers
 from _vision_data import COLORS, COUNTS, SHAPES, write_rows
 from _vision_model import build_vision_model
 from _vision_rollouts import measure_rollouts
 from _vision_tower import align_tower, train_tower
+from PIL import Image
 
 import roll
+from roll.pipelines.checkpoint_files import find_model_directory
 from roll.tracking import Summary
 
 NUM_ROWS = 3264
-NUM_HELD_OUT = 240
+NUM_HELD_OUT = 480
 SFT_NOISE, HARD_NOISE = 12.0, 180.0
 CHANCE = (1 / len(COLORS) + 1 / len(SHAPES) + 1 / len(COUNTS)) / 3
 PARTS = ("tower", "sft", "grpo", "rollouts")
@@ -66,34 +69,22 @@ def write_data(directory: Path) -> dict[str, Path]:
     return found
 
 
-def build_evaluation(model: Path, files: dict[str, Path]) -> dict[str, Any]:
-    """Return the configuration that evaluates a model on the three sets."""
-    data = [
-        {
-            "source": "file",
-            "domain": name,
-            "path": str(files["train easy"]),
-            "held_out_path": str(files[name]),
-            "reward": {"type": "exact", "ignore_case": True},
-        }
-        for name in SETS
-    ]
-    return {
-        "pipeline": "rlvr",
-        "name": "evaluation",
-        "model": {"path": str(model), "dtype": "bfloat16"},
-        "data": data,
-        "rollout": {"prompts_per_step": PROMPTS_PER_STEP, "group_size": 8, "max_new_tokens": 3},
-        "training": {"num_steps": 1, "num_threads": torch.get_num_threads()},
-        "evaluation": {"num_prompts": NUM_HELD_OUT * len(SETS), "samples_per_prompt": 1, "temperature": 0.0},
-        "weight_sync": {"probe_every_num_steps": 12},
-        "inference": {"engine": "hf", "max_num_seqs": 128},
-    }
-
-
-def select_accuracies(metrics: dict[str, float]) -> dict[str, float]:
-    """Return the accuracy on each set from `eval/…` metrics."""
-    return {name: round(metrics[f"eval/{name}/accuracy"], 4) for name in SETS}
+def measure_accuracies(model: Path, files: dict[str, Path]) -> dict[str, float]:
+    """Return the accuracy of a model, or of the last checkpoint of a run, on each set."""
+    found = {}
+    for name in SETS:
+        rows = [json.loads(line) for line in files[name].read_text().splitlines()]
+        prompts = [
+            (
+                Image.open(files[name].parent / row["images"][0]).convert("RGB"),
+                row["prompt"][0]["content"].removeprefix("<image>"),
+            )
+            for row in rows
+        ]
+        answers = generate_answers(find_model_directory(model) or model, prompts, max_new_tokens=3)
+        right = [answer.lower() == row["answer"] for answer, row in zip(answers, rows, strict=True)]
+        found[name] = round(sum(right) / len(right), 4)
+    return found
 
 
 def fine_tune(base: Path, files: dict[str, Path], directory: Path) -> Summary:
@@ -119,40 +110,48 @@ def fine_tune(base: Path, files: dict[str, Path], directory: Path) -> Summary:
     )
 
 
-def reinforce(model: Path, files: dict[str, Path], directory: Path, name: str, seed: int, options: Any) -> Any:
-    """Train tower and projector with GRPO on noisy and clean images; return the accuracies at the end."""
+def reinforce(model: Path, files: dict[str, Path], directory: Path, name: str, seed: int, options: Any) -> None:
+    """Train tower and projector with GRPO on noisy and clean images."""
     shutil.rmtree(directory / name, ignore_errors=True)
-    settings = build_evaluation(model, files)
-    settings["model"]["vision"] = {"freeze": ["language_model"]}
-    # Half of the easy prompts belong to "shuffled", where only held-out images are shuffled.
-    shares = (("easy", options.easy / 2), ("hard", 1 - options.easy), ("easy", options.easy / 2))
-    for entry, (source, weight) in zip(settings["data"], shares, strict=True):
-        entry.update(path=str(files[f"train {source}"]), weight=weight)
-    found: dict[str, float] = {}
+    data = [
+        {
+            "source": "file",
+            "domain": domain,
+            "path": str(files[f"train {domain}"]),
+            "held_out_path": str(files[domain]),
+            "reward": {"type": "exact", "ignore_case": True},
+            "weight": weight,
+        }
+        for domain, weight in (("easy", options.easy), ("hard", 1 - options.easy))
+    ]
     roll.train(
-        settings
-        | {
+        {
+            "pipeline": "rlvr",
             "name": name,
             "seed": seed,
+            "model": {"path": str(model), "dtype": "bfloat16", "vision": {"freeze": ["language_model"]}},
+            "data": data,
+            "rollout": {"prompts_per_step": PROMPTS_PER_STEP, "group_size": 8, "max_new_tokens": 3},
             # Most groups of easy prompts have equal rewards. They are kept if the KL penalty applies to them.
             "algorithm": {
                 "type": "grpo",
                 "kl": {"coefficient": options.kl, "estimator": "full"},
                 "filters": {"skip_zero_variance": not options.kl},
             },
-            "training": settings["training"]
-            | {
+            "training": {
+                "num_threads": torch.get_num_threads(),
                 "num_steps": options.steps,
                 "learning_rate": options.rate,
                 "schedule": "linear",
                 "warmup_steps": 4,
             },
-            "evaluation": settings["evaluation"] | {"every_num_steps": 0, "before_training": False},
+            # A few prompts only: `measure_accuracies` evaluates the exported model on all of them.
+            "evaluation": {"every_num_steps": 0, "before_training": False, "num_prompts": 4, "samples_per_prompt": 1},
+            "weight_sync": {"probe_every_num_steps": 12},
+            "inference": {"engine": "hf", "max_num_seqs": 128},
             "output_dir": str(directory),
-        },
-        on_evaluation=lambda step, metrics: found.update(select_accuracies(metrics)),
+        }
     )
-    return found
 
 
 def main() -> None:
@@ -193,12 +192,14 @@ def main() -> None:
         watch = Stopwatch()
         fine_tune(base, files, chosen.directory)
         seconds = watch.read()
-        note("sft", select_accuracies(roll.evaluate(build_evaluation(sft, files))) | seconds)
+        note("sft", measure_accuracies(sft, files) | seconds)
     for seed in chosen.seeds if "grpo" in chosen.parts else ():
         name = f"grpo-easy{chosen.easy:g}-kl{chosen.kl:g}-rate{chosen.rate:g}-steps{chosen.steps}-seed{seed}"
         watch = Stopwatch()
-        end = reinforce(sft, files, chosen.directory, name, seed, chosen)
-        note(name, end | watch.read())
+        reinforce(sft, files, chosen.directory, name, seed, chosen)
+        seconds = watch.read()
+        note(name, measure_accuracies(chosen.directory / name, files) | seconds)
+        report("vision", figures)
     report("vision", figures)
 
 
