@@ -155,7 +155,7 @@ def align_screen_tower(path: Path, tower: Path, scale_factor: int, seconds: floa
     encoder = build_encoder(scale_factor, seed)
     encoder["vision_model"].load_state_dict(load_file(tower))
     groups = list(SCREEN_COLORS), list(SCREEN_SHAPES), ["left", "right"], ["top", "bottom"]
-    words = [_embed_words(group) for group in groups]
+    words = [_embed_words([f" {word}" for word in group]) for group in groups]  # as in "Click the red circle."
 
     def load(seeds: Sequence[int]) -> tuple[Tensor, list[Tensor]]:
         """Return pixels, and for each group the shares of its words in the covered patches of each token."""

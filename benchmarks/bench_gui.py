@@ -32,7 +32,7 @@ from _vision_tower import align_screen_tower, train_screen_tower
 import roll
 from roll.pipelines.checkpoint_files import find_model_directory
 
-NUM_SFT_SCREENS = 400
+NUM_SFT_SCREENS = 4800
 NUM_EPISODES, NUM_HELD_OUT = 20_000, 300
 PARTS = ("tower", "sft", "grpo")
 SETS = ("screens", "shuffled")
@@ -113,8 +113,8 @@ def main() -> None:
     parser.add_argument("--parts", nargs="*", default=list(PARTS), choices=PARTS, help="parts to run")
     parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3], help="seeds of GRPO")
     parser.add_argument("--tower-seconds", type=float, default=240.0, help="processor time for the tower")
-    parser.add_argument("--wrong", type=float, default=0.5, help="share of the clicks of SFT at random positions")
-    parser.add_argument("--sft-rate", type=float, default=1e-4, help="learning rate of SFT")
+    parser.add_argument("--wrong", type=float, default=0.1, help="share of the clicks of SFT at random positions")
+    parser.add_argument("--sft-rate", type=float, default=2e-4, help="learning rate of SFT")
     parser.add_argument("--rate", type=float, default=2e-5, help="learning rate of GRPO")
     parser.add_argument("--steps", type=int, default=100, help="steps of GRPO")
     chosen = parser.parse_args()
@@ -132,7 +132,8 @@ def main() -> None:
     note("matmul_gflops", measure_matmul_rate())
     if "tower" in chosen.parts:
         watch = Stopwatch()
-        note("tower", train_screen_tower(tower, chosen.tower_seconds) | watch.read())
+        if not tower.exists():
+            note("tower", train_screen_tower(tower, chosen.tower_seconds) | watch.read())
         watch = Stopwatch()
         aligned = align_screen_tower(encoder, tower, SCALE_FACTOR, chosen.tower_seconds / 2)
         note("projector", aligned | watch.read())
