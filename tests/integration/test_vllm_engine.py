@@ -284,7 +284,7 @@ async def test_vllm_engine_an_update_changes_the_policy_and_is_confirmed(
     assert after.token_ids.tolist() != before.token_ids.tolist()
     np.testing.assert_allclose(after.logprobs, policy.logprobs(whole(PROMPT, after))[len(PROMPT) :], atol=1e-4)
     if not torch.cuda.is_available():
-        assert "weight syncs fill layers directly" in log.read_text()
+        assert "weight syncs load tensors directly into the layers" in log.read_text()
 
 
 async def check_codes(engine: VLLMEngine, policy: Policy, model: Path, form: str) -> None:
