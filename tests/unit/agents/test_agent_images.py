@@ -259,4 +259,4 @@ def test_agent_images_a_model_of_text_gets_a_placeholder() -> None:
     from roll.agents.notes import Notes
 
     part = UnknownObject.model_validate(openai_part(ONE))
-    assert read_content([part], Notes()) == "[image: not shown: this model reads only text]"
+    assert read_content([part], Notes()) == "[image not shown: this model reads only text]"

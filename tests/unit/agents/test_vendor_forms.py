@@ -40,7 +40,7 @@ WITH_TOOLS = Template(
     end="<|im_end|>",
 )
 PICTURE = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "aGk="}}
-SHOWN = "[image: not shown: this model reads only text]"
+SHOWN = "[image not shown: this model reads only text]"
 
 
 class World:

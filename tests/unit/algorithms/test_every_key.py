@@ -291,13 +291,15 @@ async def two_steps(config: RLVRConfig, session: Any, learner: Any, answers: Ans
         scheduler=RolloutScheduler(proxy, rewards, renderer, seed=0, loop=answers.loop),
         rewards=rewards,
         renderer=renderer,
-        wait_phases=SimpleNamespace(waiting=nothing),
+        wait_phases=SimpleNamespace(measure_wait=nothing),
     )
     plan = SamplingPlan(purpose="train", group_size=SIZE, sampling=SamplingParams(max_new_tokens=4))
     data: Any = SimpleNamespace(train=Prompts())
     controller = build_controller(config, session.state, data, session.ledger, generation, plan)
-    live: Any = SimpleNamespace(generation=generation, plan=plan, waiting=nothing)
-    parts: Any = SimpleNamespace(config=config, run=session, batches=controller, live=live, is_asynchronous=False)
+    engines: Any = SimpleNamespace(generation=generation, plan=plan, measure_wait=nothing)
+    parts: Any = SimpleNamespace(
+        config=config, run=session, batches=controller, policy_engines=engines, is_asynchronous=False
+    )
     objective: Any = ReinforcementObjective(online=parts, get_demonstrations=build_demonstration_player(parts))
     for _ in range(2):
         collected = await objective.collect(await controller.next_batch())
