@@ -10,7 +10,10 @@ Remove this module when vLLM does so everywhere.
 
 from __future__ import annotations
 
-import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["POSITION", "register", "skip_numbers"]
 
@@ -28,6 +31,8 @@ def skip_numbers(generator: torch.Generator, count: int, vocab_size: int) -> Non
         count: Number of tokens.
         vocab_size: Number of logits per token.
     """
+    import torch
+
     if generator.device.type == "cpu":  # one number per token, see `kernels.TokenSampler`
         torch.rand(count, dtype=torch.float64, generator=generator)
         return
