@@ -78,7 +78,7 @@ class Episode:
         )
 
     @property
-    def turn_token_rewards(self) -> Float64Array:
+    def token_rewards_by_turn(self) -> Float64Array:
         """Rewards per token, summed over each turn, shape [K]."""
         if self.token_rewards is None:
             return np.zeros(len(self.spans))

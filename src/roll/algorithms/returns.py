@@ -69,7 +69,7 @@ def compute_turn_returns(episode: Episode, outcome: float, gamma: float) -> Floa
 
     Rewards per token are added to the reward of their turn.
     """
-    return compute_discounted_returns(compute_turn_rewards(episode, outcome) + episode.turn_token_rewards, gamma)
+    return compute_discounted_returns(compute_turn_rewards(episode, outcome) + episode.token_rewards_by_turn, gamma)
 
 
 def compute_gae(rewards: Float64Array, values: Float64Array, gamma: float, gae_lambda: float) -> Float64Array:

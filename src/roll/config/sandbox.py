@@ -112,7 +112,9 @@ class SandboxConfig(Section):
                 f"trust_programs applies only to the runtime subprocess, not to {self.runtime}: remove trust_programs"
             )
         if self.image is not None and self.runtime == "subprocess":
-            raise ValueError("the runtime subprocess uses this machine's programs and no image: remove image")
+            raise ValueError("the runtime subprocess uses this machine's programs and no image: remove the key `image`")
         if self.runtime == "subprocess" and self.packages:
-            raise ValueError("the runtime subprocess lets programs import every installed package: remove packages")
+            raise ValueError(
+                "the runtime subprocess lets programs import every installed package: remove the key `packages`"
+            )
         return self

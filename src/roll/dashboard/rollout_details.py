@@ -25,7 +25,7 @@ TOKEN_COLUMNS = (
     "token_ids", "logprobs", "policy_versions", "trainer_logprobs", "update_logprobs", "ref_logprobs",
     "token_advantages", "turns", "advantage",
 )  # fmt: skip
-_TOKEN_COLUMN_NAMES = (
+_RESPONSE_COLUMNS = (
     "logprob",
     "policy_version",
     "trainer_logprob",
@@ -36,7 +36,7 @@ _TOKEN_COLUMN_NAMES = (
     "clip",
     "kl",
 )
-"""Columns that a rollout may have."""
+"""Columns of the `/tokens` response, if the rollout has the data for them."""
 _TOOL_MARKERS = ("<tool_response>", "<|tool", "tool\n", "<|start_header_id|>tool", "<|start_header_id|>ipython")
 
 
@@ -179,9 +179,7 @@ def build_token_columns(
     }
     columns |= {name: nan_to_none(column) for name, column in computed.items() if column is not None}
     missing = {
-        name: _explain_missing(name, settings, trainer is not None)
-        for name in _TOKEN_COLUMN_NAMES
-        if name not in columns
+        name: _explain_missing(name, settings, trainer is not None) for name in _RESPONSE_COLUMNS if name not in columns
     }
     missing |= {
         "entropy": "runs do not record the entropy of single tokens, only the mean over a step "

@@ -36,7 +36,7 @@ class BadRows:
         """Record that a row is unusable, with the reason and the message of its error."""
         self.add(error.reason if isinstance(error, BadRow) else "unreadable", str(error))
 
-    def format_lines(self, domain: str, use: str = "learned from") -> Iterator[str]:
+    def format_lines(self, domain: str, use: str = "used for training") -> Iterator[str]:
         """Yield the lines of a report: the number of unusable rows, then the reasons, each with its first messages.
 
         Args:

@@ -21,7 +21,7 @@ __all__ = ["open_hosts"]
 async def open_hosts(
     pool: WorkerPool, sandbox: SandboxConfig, images: ImageStorage | None = None
 ) -> AsyncIterator[EnvHosts]:
-    """Run the body with all hosts of a run; a host starts with its first environment, and all are closed at the end.
+    """Open all hosts of a run, yield them, and close them at the end; a host starts with its first environment.
 
     Args:
         pool: The run's worker pool.

@@ -129,7 +129,7 @@ async def serve_environments(
     port: int = 0,
     idle_s: float = IDLE_TIMEOUT_S,
 ) -> AsyncIterator[str]:
-    """Run the body with a server of environments; yield its address.
+    """Start a server of environments, yield its address, and shut the server down at the end.
 
     Args:
         hosts: The hosts that run the environments.

@@ -110,7 +110,7 @@ def convert_array_to_audio(
     length = max(array.shape)
     if length > limits.duration_s * rate:
         raise DataError(
-            f"{label} takes {length / rate:,.1f} s, but at most {limits.duration_s:,.0f} s are allowed: split it, or "
+            f"{label} is {length / rate:,.1f} s long, but at most {limits.duration_s:,.0f} s are allowed: split it, or "
             "leave it out."
         )
     if np.issubdtype(array.dtype, np.integer):

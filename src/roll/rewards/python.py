@@ -34,7 +34,7 @@ def load_reward(path: str | PickledFunction) -> Callable[..., Any]:
 
 
 def check_reward_functions(data: Iterable[DataConfig]) -> None:
-    """Import the functions that a configuration's rewards name, before anything is started.
+    """Import all reward functions that the data sources name, so that a wrong path is an error before anything starts.
 
     Raises:
         ConfigError: A function cannot be imported.

@@ -262,7 +262,7 @@ class AsyncController:
                 self._launch(self._spec.draw(1, domain if self._quotas else None))
 
     def _has_spare_group(self, domain: str) -> bool:
-        """Return whether one group of this domain can be dropped and enough live groups remain for the step."""
+        """Return whether dropping one group of this domain would leave enough live groups for the step."""
         if not self._quota:
             return len(self.buffer) > self._spec.batch_size
         return sum(live.run.draw.prompt.domain == domain for live in self.buffer) > self._quota[domain]

@@ -241,7 +241,9 @@ class EngineConnection:
 
     @staticmethod
     async def _wait_for_release(calls: Collection[_Call]) -> None:
-        """Wait until the engine has released all of these calls whose callers were canceled, or until it is lost."""
+        """Wait until the engine has released every call in `calls` whose caller was canceled, or until the engine is
+        lost.
+        """
         waiting = [call.released for call in calls if call.released is not None]
         if waiting:
             await asyncio.wait(waiting)  # unlike `gather`, does not cancel the futures with the caller

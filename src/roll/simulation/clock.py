@@ -141,8 +141,8 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._num_this_instant += num_ready
         if self._num_this_instant > MAX_CALLBACKS_PER_INSTANT:
             raise TimeLimitError(
-                f"virtual time does not advance at {self._now:g} s: {self._num_this_instant:,} callbacks ran. "
-                f"{self._describe_waiting_tasks()}"
+                f"virtual time is stuck at {self._now:g} s: {self._num_this_instant:,} callbacks ran without advancing "
+                f"it. {self._describe_waiting_tasks()}"
             )
         for _ in range(num_ready):
             handle = ready.popleft()

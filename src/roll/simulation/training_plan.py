@@ -44,8 +44,8 @@ def render_training_plan(source: PlanSource) -> str:
         least = tried[-1]
         raise ConfigError(
             f"no plan for {model.name} fits {config.placement.num_devices} x {device.name}: a rank needs "
-            f"{sum(least.memory.values()) / 1e9:.1f} GB of {device.memory_bytes / 1e9:.0f} GB. Use more or larger "
-            "devices (--devices, --device), model.lora, or training.activation_checkpointing."
+            f"at least {sum(least.memory.values()) / 1e9:.1f} GB, but a device has {device.memory_bytes / 1e9:.0f} GB. "
+            "Use more or larger devices (--devices, --device), model.lora, or training.activation_checkpointing."
         )
     best = min(fitting, key=lambda trainer: trainer.step_s)
     rows = [("ranks", "step", "memory of a rank", "ep", "")]

@@ -50,7 +50,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def redirect_infrastructure_logs(path: Path, *, level: int = logging.INFO) -> Iterator[Terminal]:
-    """Run the body with standard output, standard error, Python's loggers and warnings appended to `path`.
+    """Append standard output, standard error, Python's loggers and warnings to `path` while the body runs.
 
     Yields:
         The terminal, for ROLL's own display. If standard output is not a descriptor (a notebook), it is that object.
@@ -83,7 +83,7 @@ def redirect_infrastructure_logs(path: Path, *, level: int = logging.INFO) -> It
 
 @contextlib.contextmanager
 def redirect_logs(name: str) -> Iterator[Path]:
-    """Run the body with its output and logs written to a temporary file instead of the terminal.
+    """Write output and logs to a temporary file instead of the terminal while the body runs.
 
     ROLL's own warnings are still printed to standard error. If an exception propagates, the file is kept, and the
     exception names it.

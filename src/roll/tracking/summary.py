@@ -75,7 +75,7 @@ class Summary:
     accuracy_before: float | None = None
     """Share of correct answers before the first step, among those with a verdict; `None` without verdicts."""
     accuracy_after: float | None = None
-    """Accuracy after the last evaluated step; `None` also if that evaluation had no answers."""
+    """Accuracy after the last evaluated step; `None` without an evaluation, or if that evaluation had no answers."""
     accuracy_best: float | None = None
     accuracy_num: float | None = None
     """Number of answers or pairs that the last accuracy is computed from."""

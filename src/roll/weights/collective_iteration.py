@@ -14,7 +14,7 @@ __all__ = ["iterate_to_end"]
 
 @contextmanager
 def iterate_to_end(source: WeightSource) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
-    """Run the body with an iterator over a source's tensors; exhaust the iterator afterwards, even if the body fails.
+    """Yield an iterator over a source's tensors, and exhaust it at the end, even after an error.
 
     Otherwise the other ranks would wait forever for this rank to gather the remaining tensors.
     """

@@ -117,7 +117,7 @@ def open_update(
     num_workers: int = 1,
     timeout_s: float = RECEIVE_TIMEOUT_S,
 ) -> Generator[Receiver]:
-    """Run the body with a `Receiver`, from which the body must read all weights of an update.
+    """Open a `Receiver`, yield it, and check at the end that the caller has read all weights of the update from it.
 
     Args:
         update: The update that the engine got. Updates are plain data and may be passed on to another process.

@@ -91,7 +91,7 @@ def test_audio_resampling_removes_tones_above_the_nyquist_frequency() -> None:
         (pcm(VALUES[:0]), "has no samples"),
         (pcm(VALUES).replace(struct.pack("<HH", 1, 1), struct.pack("<HH", 7, 1)), "format 7, 1 channels and 16 bits"),
         (write_wav(np.array([0.0, np.nan], np.float32), 16000), "samples that are not finite"),
-        (pcm(np.zeros(16000 * 3)), r"takes 3.0 s, but at most 2 s are allowed"),
+        (pcm(np.zeros(16000 * 3)), r"is 3.0 s long, but at most 2 s are allowed"),
         (b"ID3\x04" + bytes(100), "is not a WAV file; it begins with b'ID3.*`soundfile`"),
         (b"<html>" + bytes(100), "is not a WAV file"),
         (bytes(200_000), "has 200,000 bytes, but at most 100,000 are allowed"),

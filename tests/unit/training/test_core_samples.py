@@ -127,7 +127,7 @@ def test_core_samples_a_column_that_a_loss_needs_is_named(tiny_model: Path) -> N
 def test_core_samples_a_column_that_some_samples_lack_is_named_whatever_they_are_packed_with(tiny_model: Path) -> None:
     first, *others = core_batch().samples
     mixed = TrainingBatch(samples=(replace(first, advantages=np.ones(len(first), np.float32)), *others))
-    with pytest.raises(ValueError, match="some samples of the batch have advantages and others do not"):
+    with pytest.raises(ValueError, match="some samples of the batch have `advantages` and others do not"):
         TorchBackend(make_spec(tiny_model, max_tokens_per_micro_batch=1)).train_step(mixed, CrossEntropy())
 
 

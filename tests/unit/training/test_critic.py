@@ -261,8 +261,8 @@ def test_critic_some_samples_without_targets_are_refused(tiny_model: Path) -> No
     batch = valued(make_batch())
     critic = TorchBackend(critic_spec(tiny_model))
     for name, message in (
-        ("returns", "some samples of the batch have returns"),
-        ("old_values", "some samples of the batch have old"),
+        ("returns", "some samples of the batch have `returns`"),
+        ("old_values", "some samples of the batch have `old"),
     ):
         first = dataclasses.replace(batch.samples[0], **{name: None})
         mixed = dataclasses.replace(batch, samples=(first, *batch.samples[1:]))

@@ -82,9 +82,14 @@ class Sandbox:
         self._ready = connection.configure(settings)
 
     @property
-    def broken(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the sandbox has ended, by itself or by `close`, so that it cannot run programs any more."""
         return self._connection.is_lost
+
+    @property
+    def broken(self) -> bool:
+        """The former name of `has_ended`, with the same value."""
+        return self.has_ended
 
     async def wait_until_ready(self) -> None:
         """Wait until the agent has started and has imported the modules of the spec."""

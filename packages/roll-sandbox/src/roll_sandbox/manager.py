@@ -139,7 +139,7 @@ class SandboxManager:
                 raise
             finally:
                 pool = self._get_pool(spec)
-                if keep and self._is_open and not sandbox.broken and len(pool.idle) < self._compute_max_kept(pool):
+                if keep and self._is_open and not sandbox.has_ended and len(pool.idle) < self._compute_max_kept(pool):
                     pool.idle.append((sandbox, runs + 1))
                     await self._close_excess_idle()
                 else:

@@ -85,7 +85,7 @@ class Pool:
         self._record_request()
         # From the end: sandboxes that have run programs are used first, since `fresh` requests need the unused ones.
         for index in range(len(self.idle) - 1, -1, -1):
-            if self.idle[index][0].broken:
+            if self.idle[index][0].has_ended:
                 del self.idle[index]
             elif not fresh or self.idle[index][1] == 0:
                 self.hits += 1

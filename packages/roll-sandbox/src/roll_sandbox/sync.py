@@ -173,9 +173,14 @@ class SyncSandbox:
         self.close()
 
     @property
+    def has_ended(self) -> bool:
+        """Whether the sandbox has ended, by itself or by `close`."""
+        return self._sandbox.has_ended
+
+    @property
     def broken(self) -> bool:
-        """Whether the sandbox has ended."""
-        return self._sandbox.broken
+        """The former name of `has_ended`, with the same value."""
+        return self.has_ended
 
     def execute(self, program: Program) -> ExecutionResult:
         """Run a program; see `Sandbox.execute`."""

@@ -89,7 +89,8 @@ def _check_files(digest: str, files: object) -> dict[str, bytes]:
         plain = isinstance(name, str) and 0 < len(name) < 1024 and "\0" not in name and name.isprintable()
         if not plain or not isinstance(data, bytes) or any(part in ("", ".", "..") for part in name.split("/")):
             raise SandboxRequestError(
-                f"an uploaded directory has the invalid file {str(name)[:80]!r}: paths must be relative."
+                f"an uploaded directory contains the invalid file {str(name)[:80]!r}: a name must be a relative path "
+                "of printable characters without '..', shorter than 1,024 characters, and the content must be bytes."
             )
     if compute_digest(files) != digest:
         raise SandboxRequestError("the content of an uploaded directory does not match its digest: upload it again.")

@@ -230,7 +230,7 @@ async def test_sandbox_docker_closing_leaves_no_container_also_of_starts_that_we
             await asyncio.wait([task])
         client, label = manager.runtime._client, manager.runtime._label
         await manager.close()
-        assert kept.broken
+        assert kept.has_ended
         assert client.containers.list(all=True, filters={"label": f"{LABEL}={label}"}, ignore_removed=True) == []
 
 

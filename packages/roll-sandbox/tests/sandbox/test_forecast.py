@@ -152,9 +152,9 @@ def test_sandbox_warm_pool_a_pool_closes_what_waited_in_vain_and_starts_what_is_
 def test_sandbox_warm_pool_a_pool_gives_out_no_sandbox_that_broke_while_it_waited() -> None:
     async def use() -> None:
         pool = Pool(SandboxSpec(), 2, cores=2)
-        whole, broken = _Started([0]), _Started([0])
-        broken.broken = True
-        pool.idle = [(whole, 0), (broken, 0)]
+        whole, ended = _Started([0]), _Started([0])
+        ended.has_ended = True
+        pool.idle = [(whole, 0), (ended, 0)]
         assert pool.take_idle(fresh=True) == (whole, 0)
         assert pool.take_idle(fresh=False) is None
 
@@ -164,7 +164,7 @@ def test_sandbox_warm_pool_a_pool_gives_out_no_sandbox_that_broke_while_it_waite
 class _Started:
     """A sandbox that does nothing."""
 
-    broken = False
+    has_ended = False
 
     def __init__(self, alive: list[int]) -> None:
         self._alive = alive

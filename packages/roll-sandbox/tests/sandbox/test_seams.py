@@ -275,7 +275,7 @@ async def test_sandbox_agent_a_lifetime_that_is_refused_is_said_and_the_sandbox_
     assert service.dispatcher.find_sandbox("ann", sandbox.name).ends_at == pytest.approx(time.monotonic() + 10, abs=5)
     with pytest.raises(SandboxQuotaError, match="allows 86400 s"):
         await sandbox.extend(1e9)
-    assert not sandbox.broken
+    assert not sandbox.has_ended
 
 
 async def made(service: Service, wire: Wire, link: Any) -> tuple[Any, bool]:

@@ -176,7 +176,7 @@ async def test_sandbox_service_a_lifetime_ends_what_runs_with_an_error_that_says
         with pytest.raises(SandboxExpiredError, match="end of its lifetime"):
             await job.wait()
         await sandbox.close()
-        assert sandbox.broken
+        assert sandbox.has_ended
 
 
 async def test_sandbox_service_what_is_too_large_or_malformed_is_refused(service: Served) -> None:

@@ -264,7 +264,7 @@ async def test_sandbox_spawner_sandbox_whose_processes_do_not_end_is_discarded(m
         job.kill()
         with pytest.raises(SandboxError, match=r"ended unexpectedly .*the processes of a program do not end"):
             await asyncio.wait_for(job.wait(), 10)
-        assert sandbox.broken
+        assert sandbox.has_ended
         await asyncio.wait_for(sandbox.close(), 10)
         assert found[0] in _pids(group)
         for _ in range(6):

@@ -54,7 +54,7 @@ def test_sandbox_sync_client_programs_files_sessions_and_snapshots_as_with_the_a
         with sandboxes.create() as other:
             other.restore(sandbox.snapshot())
             assert other.read_file("a/b") == b"\x00\xff"
-    assert sandbox.broken
+    assert sandbox.has_ended and sandbox.broken  # the former name
 
 
 def test_sandbox_sync_client_a_program_can_be_talked_to_and_its_output_comes_as_it_is_made(

@@ -148,7 +148,7 @@ def check_columns(row: RowView, config: ConversationColumns, known: Collection[s
 
     Args:
         row: The row, after all reading.
-        config: The configuration, whose keys name columns; if a key is null, its default column may stay unread.
+        config: The configuration, whose keys name columns; if a key is null, its default column is ignored.
         known: Columns that are read in other rows.
         location: The row's location, for messages.
 
@@ -158,7 +158,7 @@ def check_columns(row: RowView, config: ConversationColumns, known: Collection[s
     left = [name for name in row.unread_columns if name not in IGNORED_COLUMNS]
     if not left:
         return
-    # A key that is set to null means that its default column holds something else, so that column may stay unread.
+    # A key that is set to null means that its default column holds something else, so that column is ignored.
     off = {
         option.default
         for name, option in type(config).model_fields.items()

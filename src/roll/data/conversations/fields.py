@@ -160,9 +160,9 @@ def reject_unread(
     listed = ", ".join(map(short, names[:10])) + (", …" if len(names) > 10 else "")
     if len(names) > 1:
         label = label.replace("field", "fields", 1).replace("column", "columns", 1)
-    reason = f"unread {label}: {listed}"
-    found = f"{location}: the {label} {listed} would not be read, and may change what the row means"
-    remedy = "Remove it, or name it in `ignored_fields` to leave it unread."
+    reason = f"unsupported {label}: {listed}"
+    found = f"{location}: the {label} {listed} would be ignored, but may change the meaning of the row"
+    remedy = "Remove it, or add its name to `ignored_fields`."
     if not hint and (media or any(name in MEDIA_NAMES for name in names)):
         raise UnsupportedMedia(reason, found, remedy)
     if not hint and names[0] in known:

@@ -170,7 +170,7 @@ class MessageReader:
             )
         if parts.results and role not in ("user", "tool"):
             raise BadRow(
-                "unread content part",
+                "unsupported content part",
                 f"{location}: a tool result must be in a message with role 'user' or 'tool', not '{role}'.",
             )
         fields.check_all_read(IGNORED_MESSAGE_FIELDS, _KNOWN_FIELDS, "a message", location)

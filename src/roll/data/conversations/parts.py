@@ -114,7 +114,7 @@ def _read_part(
         )
     else:
         raise BadRow(
-            "unread content part",
+            "unsupported content part",
             f"{location}: `content` must be text or parts of type text, thinking, tool_use or tool_result, got "
             f"{short(part)}.",
         )

@@ -54,7 +54,7 @@ def merge_reasoning(found: Mapping[str, str], location: str) -> str | None:
     # Services repeat the reasoning in several fields, with different whitespace, for clients of different APIs.
     texts = {name: text for name, text in found.items() if text.strip()}
     if len({"".join(text.split()) for text in texts.values()}) > 1:
-        raise BadRow("two kinds of reasoning", f"{location}: the reasoning fields {', '.join(texts)} differ: keep one.")
+        raise BadRow("conflicting reasoning", f"{location}: the reasoning fields {', '.join(texts)} differ: keep one.")
     return next(iter(texts.values()), None)
 
 

@@ -195,7 +195,7 @@ def _select_last_answer(conversation: Conversation, kind: ExampleKind) -> Conver
 
 
 def _check_marks(conversation: Conversation, kind: ExampleKind, location: str) -> None:
-    """Check that at least one answer is trained on, and that no labeled or scored answer is marked as context only."""
+    """Check that at least one answer is trained on, and that no answer of a label, score or preference is masked."""
     answers = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
     if conversation.untrained and conversation.untrained.issuperset(
         i for i in answers if i >= conversation.num_prompt_messages
@@ -206,9 +206,9 @@ def _check_marks(conversation: Conversation, kind: ExampleKind, location: str) -
         )
     if kind != "supervised" and any(place >= conversation.num_prompt_messages for place in conversation.untrained):
         raise BadRow(
-            "judged answer that is context only",
-            f"{location}: the answer that has the label or score is marked as context only: remove the mark, or leave "
-            "the row out.",
+            "masked answer",
+            f"{location}: a loss mask excludes the answer that the label, score or preference applies to: remove the "
+            "mask, or leave the row out.",
         )
 
 
@@ -237,7 +237,9 @@ def _read_pair(parser: RowParser, config: ExampleColumns, location: str) -> tupl
             "wrong type", f"{location}: one answer is text and the other a list of chat messages: use one form."
         )
     if chosen == rejected:
-        raise BadRow("equal sides", f"{location}: both answers are the same, so there is nothing to learn from them.")
+        raise BadRow(
+            "identical answers", f"{location}: both answers are the same, so there is nothing to learn from them."
+        )
     if chosen.text is not None and rejected.text is not None:
         if chosen.text[0] != rejected.text[0]:
             raise BadRow(

@@ -102,7 +102,7 @@ class SampleBuilder:
                 raise UnusableExample(TOO_LONG_REASON, f"{message}, and the prompt fills it: no answer token is left.")
         keys = [build_sequence_key(ids, media) for ids, _, media in rendered]
         if len(keys) == 2 and np.array_equal(keys[0], keys[1]):
-            raise UnusableExample("equal sides", "both answers have the same tokens, so they cannot be compared.")
+            raise UnusableExample("identical answers", "both answers have the same tokens, so they cannot be compared.")
         if not self.score_at_end and not all(mask.any() for _, mask, _ in rendered):
             raise UnusableExample(
                 "nothing to learn", "the example has only one token, so there is none to predict: make it longer."

@@ -63,5 +63,5 @@ class FlowMatchingLoss:
         return terms
 
     def compute(self, velocity: Tensor, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the squared error of every term."""
+        """Return the squared error [N] of the terms, and no metrics."""
         return compute_entry_mean((velocity - terms.data["target"]) ** 2, terms.mask), {}

@@ -79,7 +79,9 @@ class NFTLoss:
         return terms
 
     def compute(self, velocity: Tensor, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of every term, with the distance from the old policy and from the reference."""
+        """Return the loss [N] of the terms, and metrics: the distance from the old policy and, with a KL coefficient,
+        from the reference.
+        """
         old, most, beta = terms.other_velocities["old"], self.max_advantage, self.beta
         good = terms.data["advantage"].clamp(-most, most) / (2 * most) + 0.5
         positive = self._compute_distance(beta * velocity + (1 - beta) * old, terms)

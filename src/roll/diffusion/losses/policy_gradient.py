@@ -77,7 +77,9 @@ class PolicyGradientLoss:
         ]
 
     def compute(self, velocity: Tensor, terms: Terms) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the clipped loss of every step, with the metrics of ratio and KL."""
+        """Return the clipped loss [N] of the steps, and metrics: of the ratio and, with a KL coefficient, the KL
+        divergence.
+        """
         data = terms.data
         now, then, second = terms.sigma, data["next_sigma"], float(data["second_sigma"][0])
         step = compute_sde_step(terms.latents, velocity, now, then, second, self.noise_level)

@@ -56,7 +56,7 @@ def check_media(model: Any, media: ModelMedia, attention: str, run: HiddenStates
         model.eval()
         try:
             with torch.no_grad():
-                _cached_results[key] = _is_bidirectional(model, media, attention, run)
+                _cached_results[key] = _detect_bidirectional(model, media, attention, run)
         except (TypeError, ValueError, AttributeError, RuntimeError, KeyError, IndexError) as error:
             raise ModelError(
                 f"{type(model).__name__} cannot be used with media: a check failed with {type(error).__name__}: {error}"
@@ -67,7 +67,7 @@ def check_media(model: Any, media: ModelMedia, attention: str, run: HiddenStates
     media.is_bidirectional = _cached_results[key]
 
 
-def _is_bidirectional(model: Any, media: ModelMedia, attention: str, run: HiddenStates) -> bool:
+def _detect_bidirectional(model: Any, media: ModelMedia, attention: str, run: HiddenStates) -> bool:
     import torch
 
     tokens, spans, arguments = _build_example(media.inputs)

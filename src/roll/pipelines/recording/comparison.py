@@ -18,7 +18,9 @@ __all__ = ["Comparison"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Timing:
-    """Recorded and replayed seconds of waiting and of whole steps, and the number of generated tokens."""
+    """Seconds of waiting and of the whole step, in the recording and in the replay, and the number of generated
+    tokens.
+    """
 
     recorded_wait_s: float
     wait_s: float

@@ -54,7 +54,7 @@ class EvaluationParts:
 async def open_evaluation(
     config: SupervisedConfig, kind: ExampleKind, *, score_at_end: bool = False
 ) -> AsyncIterator[EvaluationParts]:
-    """Open the cluster, read the held-out batch, and run the body, which starts the model.
+    """Open the cluster, read the held-out batch, yield both, and close them at the end; the caller starts the model.
 
     Raises:
         DataError: No source has held-out examples.

@@ -19,7 +19,7 @@ __all__ = ["is_unevaluated"]
 
 _TOKEN = re.compile(r"\d+(?:[.,]\d+)*|\\[a-zA-Z]+|\\.|[a-zA-Z]+|\S")
 _OPERATORS = {"+", "-", "\\cdot", "\\times", "/", "\\pm", "\\mp", "\\bmod", "\\mod", "\\pmod", ":", "%"}
-_MULTI_ARGUMENT_FUNCTIONS = {
+_UNEVALUATED_TOKENS = {
     "\\gcd",
     "\\lcm",
     "\\max",
@@ -32,8 +32,13 @@ _MULTI_ARGUMENT_FUNCTIONS = {
     "\\sum",
     "\\prod",
     "\\int",
+    "\\frac",
+    "\\lfloor",
+    "\\lceil",
+    "⌊",
+    "⌈",
 }
-_MULTI_ARGUMENT_FUNCTIONS |= {"\\frac", "\\lfloor", "\\lceil", "⌊", "⌈"}
+"""Tokens with which a formula is a calculation, wherever they occur; fractions of numbers are recognized before."""
 _OPENING = {"(", "[", "{", "|", "\\{", "^", "_", "\\sqrt", "\\binom", "\\log", "\\ln", ","}
 _FACTORS = {"(", "\\sqrt", "\\binom", "\\log", "\\ln"}
 _MODULUS = re.compile(r"\\pmod\s*\{?\s*\d+\s*\}?|\(\s*\\mod\s*\d+\s*\)")
@@ -80,11 +85,11 @@ def _strip_unit(text: str) -> str:
 def _is_calculation(tokens: list[str]) -> bool:
     """Return whether the tokens of a formula leave something to compute.
 
-    This is an operator between two operands, two factors side by side, or a function of several values.
+    This is an operator between two operands, two factors side by side, or a token such as `\\gcd` or `\\lfloor`.
     """
     before = ""  # the previous token if it ended an operand, else empty
     for token in tokens:
-        if token in _MULTI_ARGUMENT_FUNCTIONS:
+        if token in _UNEVALUATED_TOKENS:
             return True
         if token in _OPERATORS:
             if before or token not in ("+", "-"):

@@ -70,10 +70,10 @@ def parse_file_name(name: str) -> tuple[int, str] | None:
 
 @contextlib.contextmanager
 def open_rollout_file(directory: SafeDirectory, name: str) -> Iterator[RolloutReader]:
-    """Run the body with the file `name` of a run's `rollouts/` open for reading.
+    """Open the file `name` of a run's `rollouts/`, yield a reader, and close the file at the end.
 
     Raises:
-        RunDirectoryError: the file cannot be read, on opening or during the body, or was not written by a run.
+        RunDirectoryError: the file cannot be read, on opening or later, or was not written by a run.
     """
     import pyarrow.parquet as pq
 

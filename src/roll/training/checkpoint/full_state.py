@@ -58,7 +58,10 @@ class FullWeights(Protocol):
         """Return a full master weight, or with `state` (`moment1` or `moment2`) one of its moments. Collective."""
 
     def write(self, name: str, value: Tensor, state: str | None = None) -> None:
-        """Write a full tensor that `read_full` returned. Call `refresh` once after the last write."""
+        """Set a full master weight, or with `state` one of its moments, in the layout that `read_full` returns.
+
+        Call `refresh` once after the last write.
+        """
 
     def refresh(self) -> None:
         """Copy the master weights into the network."""

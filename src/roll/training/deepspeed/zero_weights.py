@@ -87,7 +87,10 @@ class ZeroWeights:
 
     @torch.no_grad()
     def write(self, name: str, value: Tensor, state: str | None = None) -> None:
-        """Write a full tensor that `read_full` returned. Call `refresh` once after the last write."""
+        """Set a full master weight, or with `state` one of its moments, in the layout that `read_full` returns.
+
+        Call `refresh` once after the last write.
+        """
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         parameter = self.parameters[name]

@@ -6,7 +6,7 @@ Without a compiler, or where the library cannot be built or loaded, PyTorch's ow
 same mathematics. The library shares PyTorch's OpenMP runtime and its threads.
 
 The compiler is called directly: `torch.utils.cpp_extension` takes as long, needs ninja, and a build that is killed
-leaves a lock for which every later process waits forever.
+leaves a lock file on which every later build waits forever.
 """
 
 from __future__ import annotations

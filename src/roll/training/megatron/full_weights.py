@@ -142,7 +142,10 @@ class MegatronWeights:
 
     @torch.no_grad()
     def write(self, name: str, value: Tensor, state: str | None = None) -> None:
-        """Write a full tensor that `read_full` returned. Call `refresh` once after the last write. Not collective."""
+        """Set a full master weight, or with `state` one of its moments, in the layout that `read_full` returns.
+
+        Call `refresh` once after the last write. Not collective.
+        """
         location = self._placement.locations[name]
         parameter = self._parameters.get(location.parameter)
         local = None if parameter is None else self._get_local_values(parameter, state)

@@ -24,7 +24,7 @@ __all__ = ["DeferredWeights"]
 
 
 class DeferredWeights:
-    """Records which weights of a network are still in files, and reads them when they are needed."""
+    """Records which weights of a network are not loaded yet, and reads them from files when they are needed."""
 
     def __init__(self) -> None:
         self._places: dict[nn.Module, dict[str, tuple[WeightReader, str]]] = {}

@@ -17,8 +17,8 @@ has. Kernels without row-wise scales suffice, because multiplying their rounded 
 Sums are float32, results bfloat16. Autograd saves the same tensors as without FP8: several projections share an input,
 and its 8-bit copies would take more memory than one 16-bit tensor.
 
-torchao itself replaces modules and adds a tensor subclass, which conflicts with weights that are still in files, shards
-of DTensors, fused kernels and peft. Here, only `forward` changes.
+torchao itself replaces modules and adds a tensor subclass, which conflicts with weights that are not loaded yet,
+shards of DTensors, fused kernels and peft. Here, only `forward` changes.
 """
 
 from __future__ import annotations

@@ -148,7 +148,9 @@ def _gather_by_sequence(
     if all(value is None for value in values):
         return None
     if any(value is None for value in values):
-        raise ValueError(f"some samples of the batch have {name} and others do not: set it in all samples or in none")
+        raise ValueError(
+            f"some samples of the batch have `{name}` and others do not: set it for all samples or for none"
+        )
     return torch.tensor([getattr(s, name) for s in samples], device=device, dtype=dtype)
 
 
@@ -169,7 +171,9 @@ def _gather_column(
     """
     lacking = {getattr(s, name) is None for s in batch.samples if of_experts or not s.expert}
     if len(lacking) == 2:
-        raise ValueError(f"some samples of the batch have {name} and others do not: set it in all samples or in none")
+        raise ValueError(
+            f"some samples of the batch have `{name}` and others do not: set it for all samples or for none"
+        )
     if True in lacking:
         return None
     arrays = [(getattr(batch.samples[span.index], name), span.token_index) for span in layout.spans]
@@ -216,7 +220,8 @@ def _gather_attention(
         statistics = sample.attention if current is None else current[span.index]
         if statistics is None:
             raise ValueError(
-                "some samples of the batch have attention and others do not: set it in all samples or in none"
+                "some samples of the batch have `attention` statistics and others do not: set `attention` for all "
+                "samples or for none"
             )
         result.append(SequenceAttention(statistics, sample.loss_mask))
     return tuple(result)

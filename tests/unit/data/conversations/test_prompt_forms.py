@@ -164,7 +164,7 @@ def test_conversation_prompt_rlvr_rows_with_pictures_are_refused_by_name(
     plain: PreTrainedTokenizerBase, column: str
 ) -> None:
     one = row("q", **{column: ["a.png"]})
-    with pytest.raises(DataError, match=f"1 × unread column: '{column}'"):
+    with pytest.raises(DataError, match=f"1 × unsupported column: '{column}'"):
         prompt_data(plain, [one])
     (draw,) = prompt_data(plain, [one], ignored_fields=[column]).train.draw(1)
     assert draw.prompt.metadata == {column: ["a.png"]}
@@ -182,7 +182,7 @@ def test_conversation_prompt_rlvr_rows_with_pictures_are_refused_by_name(
 def test_conversation_prompt_rlvr_rows_with_pictures_are_refused_whatever_the_columns_name(
     plain: PreTrainedTokenizerBase, column: str, value: Any
 ) -> None:
-    with pytest.raises(DataError, match=rf"1 × unread column: '{column}'(?s:.)*images, audio and video are not supp"):
+    with pytest.raises(DataError, match=rf"1 × unsupported column: '{column}'(?s:.)*images, audio and video are not"):
         prompt_data(plain, [row("q", **{column: value})])
 
 

@@ -86,7 +86,7 @@ def test_conversation_row_sft_rows_with_reasoning_are_rendered_where_the_templat
             "the reasoning fields reasoning, content differ",
         ),
         ({"reasoning": 7}, "`reasoning` must be text"),
-        ({"content": [{"type": "redacted_thinking", "data": "x"}]}, "unread content part"),
+        ({"content": [{"type": "redacted_thinking", "data": "x"}]}, "unsupported content part"),
     ],
 )
 def test_conversation_row_sft_rows_whose_reasoning_cannot_be_read_are_refused(
@@ -143,7 +143,7 @@ def test_conversation_row_preference_rows_with_judged_answers_that_are_marked_ar
     plain: PreTrainedTokenizerBase,
 ) -> None:
     row = {"prompt": "q", "chosen": [{**ANSWER, "train": False}], "rejected": "b"}
-    with pytest.raises(DataError, match=r"1 × (nothing to learn|judged answer)"):
+    with pytest.raises(DataError, match=r"1 × (nothing to learn|masked answer)"):
         row_examples(plain, [row], "pair")
 
 
@@ -296,7 +296,7 @@ def test_conversation_row_sft_rows_give_arguments_to_the_template(
 @pytest.mark.parametrize("column", ["images", "image", "videos", "audio"])
 def test_conversation_row_with_pictures_are_refused_by_name(plain: PreTrainedTokenizerBase, column: str) -> None:
     row = messages(USER, ANSWER, **{column: ["a.png"]})
-    with pytest.raises(DataError, match=rf"1 × unread column: '{column}'\n.*not supported by this pipeline yet"):
+    with pytest.raises(DataError, match=rf"1 × unsupported column: '{column}'\n.*not supported by this pipeline yet"):
         row_examples(plain, [row])
     assert row_examples(plain, [row], ignored_fields=[column]).train.num_items == 1
     assert row_examples(plain, [messages(USER, ANSWER, **{column: []})]).train.num_items == 1
@@ -348,7 +348,7 @@ def test_conversation_row_preference_rows_whose_judged_answers_are_marked_are_re
     with pytest.raises(DataError, match="nothing to learn"):
         row_examples(plain, [row], "pair")
     row["chosen"] += AGAIN
-    with pytest.raises(DataError, match=r"judged answer that is context only\n.*remove the mark"):
+    with pytest.raises(DataError, match=r"masked answer\n.*remove the mask"):
         row_examples(plain, [row], "pair")
     given = [USER, {**ANSWER, "train": False}, AGAIN[0]]  # earlier turns may be marked
     pair = {"chosen": [*given, AGAIN[1]], "rejected": [*given, {**AGAIN[1], "content": "c"}]}
@@ -425,7 +425,7 @@ def test_conversation_row_sft_columns_that_say_more_than_the_messages_are_refuse
     qwen3: PreTrainedTokenizerBase, other: Any
 ) -> None:
     for form in (other, json.dumps(other)):
-        with pytest.raises(DataError, match=r"1 of 1 rows.*\n.*1 × unread column: 'conversations'"):
+        with pytest.raises(DataError, match=r"1 of 1 rows.*\n.*1 × unsupported column: 'conversations'"):
             row_examples(qwen3, [messages(USER, ANSWER, conversations=form)])
 
 

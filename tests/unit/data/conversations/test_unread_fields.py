@@ -152,14 +152,14 @@ def test_conversation_unread_field_rlvr_rows_give_every_other_column_to_rewards(
 @pytest.mark.parametrize(
     ("row", "what"),
     [
-        ({"messages": [USER, message(emotion="sad")]}, "unread field of a message: 'emotion'"),
-        ({"messages": [USER, message(toolcalls=[CALL])]}, "unread field of a message: 'toolcalls'"),
-        ({"messages": [USER, message()], "mood": "sad", "age": 3}, "unread columns: 'mood', 'age'"),
+        ({"messages": [USER, message(emotion="sad")]}, "unsupported field of a message: 'emotion'"),
+        ({"messages": [USER, message(toolcalls=[CALL])]}, "unsupported field of a message: 'toolcalls'"),
+        ({"messages": [USER, message()], "mood": "sad", "age": 3}, "unsupported columns: 'mood', 'age'"),
         (
             {"messages": [USER, message([{"type": "text", "text": "a", "tone": "low"}])]},
-            "unread field of a content part: 'tone'",
+            "unsupported field of a content part: 'tone'",
         ),
-        ({"messages": [USER, message(tool_calls=[{**CALL, "score": 1}])]}, "unread field of a tool call: 'score'"),
+        ({"messages": [USER, message(tool_calls=[{**CALL, "score": 1}])]}, "unsupported field of a tool call: 'score'"),
     ],
 )
 def test_conversation_unread_field_are_named_and_counted(
@@ -168,7 +168,7 @@ def test_conversation_unread_field_are_named_and_counted(
     with pytest.raises(DataError) as caught:
         row_examples(tokenizer, [row, row])
     said = str(caught.value)
-    assert said.startswith("2 of 2 rows of data source 'python' cannot be learned from:\n")
+    assert said.startswith("2 of 2 rows of data source 'python' cannot be used for training:\n")
     assert f"  2 × {what}\n" in said
     assert "name it in `ignored_fields`" in said
 
@@ -190,7 +190,7 @@ def test_conversation_unread_field_columns_that_repeat_what_was_read_are_read(
     assert whole(tokenizer, row) == whole(tokenizer, {"messages": [USER, message()]})
     pair = {"prompt": "q", "chosen": [USER, message()], "rejected": [USER, message("b")], "messages": [USER, message()]}
     assert len(whole(tokenizer, {**pair, "score_chosen": 2.0}, "pair")) == 2
-    with pytest.raises(DataError, match="unread column: 'prompt'"):
+    with pytest.raises(DataError, match="unsupported column: 'prompt'"):
         row_examples(tokenizer, [{**row, "prompt": "another question"}])
     assert whole(tokenizer, {**row, "prompt": "another question"}, prompt_key=None) == whole(tokenizer, row)
 
@@ -229,7 +229,7 @@ def test_conversation_unread_field_columns_with_a_text_that_says_more_than_the_m
     tokenizer: PreTrainedTokenizerBase, text: str
 ) -> None:
     row = {"messages": [USER, message()], "text": text}
-    with pytest.raises(DataError, match=r"1 of 1 rows.*\n.*1 × unread column: 'text'"):
+    with pytest.raises(DataError, match=r"1 of 1 rows.*\n.*1 × unsupported column: 'text'"):
         row_examples(tokenizer, [row])
     assert whole(tokenizer, row, ignored_fields=["text"]) == whole(tokenizer, {"messages": [USER, message()]})
     assert whole(tokenizer, row, text_key=None) == whole(tokenizer, {"messages": [USER, message()]})
@@ -279,7 +279,7 @@ def test_conversation_unread_field_columns_with_a_text_of_messages_and_calls_are
     chat = [USER, message("", tool_calls=[call]), {"role": "tool", "content": "25"}, message("It is 25.")]
     text = tokenizer.apply_chat_template(chat, tokenize=False)
     assert whole(tokenizer, {"messages": chat, "text": text}) == whole(tokenizer, {"messages": chat})
-    with pytest.raises(DataError, match="unread column: 'text'"):
+    with pytest.raises(DataError, match="unsupported column: 'text'"):
         row_examples(tokenizer, [{"messages": chat, "text": text.replace("17", "18")}])
 
 
@@ -288,13 +288,13 @@ def test_conversation_unread_field_columns_with_a_long_text_are_compared_in_line
 ) -> None:
     """Ten thousand copies of an answer that may each be the one that was read."""
     row = {"messages": [USER, message()], "text": "User: q x " + "a" * 10_000}
-    with pytest.raises(DataError, match="unread column: 'text'"):
+    with pytest.raises(DataError, match="unsupported column: 'text'"):
         row_examples(tokenizer, [row])
 
 
-def test_conversation_unread_field_the_documented_fields_are_those_that_may_be_left_unread() -> None:
+def test_conversation_unread_field_the_documented_fields_are_those_that_are_ignored() -> None:
     page = (Path(__file__).parents[4] / "docs" / "data-formats.md").read_text(encoding="utf-8")
-    _, _, section = page.partition("## Fields that may be left unread")
+    _, _, section = page.partition("## Fields that ROLL ignores")
     tables = section.split("\n## ")[0]
     for title, names in (
         ("columns", IGNORED_COLUMNS),
@@ -309,7 +309,5 @@ def test_conversation_unread_field_that_misspell_a_system_prompt_are_told_its_na
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
     row = {"messages": [USER, message()], "sytem_prompt": "Be brief."}
-    with pytest.raises(
-        DataError, match=r"the column 'sytem_prompt' would not be read.* Did you mean 'system_prompt'\?"
-    ):
+    with pytest.raises(DataError, match=r"the column 'sytem_prompt' would be ignored.* Did you mean 'system_prompt'\?"):
         row_examples(tokenizer, [row])

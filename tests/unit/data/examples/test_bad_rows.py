@@ -139,7 +139,7 @@ BAD: list[tuple[ExampleKind, dict[str, Any], str, str]] = [
         "1,002 messages, but at most 1,000",
     ),
     ("pair", {"prompt": "a", "chosen": "b"}, "missing column", "there is no column 'rejected'"),
-    ("pair", {"prompt": "a", "chosen": "b", "rejected": "b"}, "equal sides", "both answers are the same"),
+    ("pair", {"prompt": "a", "chosen": "b", "rejected": "b"}, "identical answers", "both answers are the same"),
     ("pair", {"prompt": "a", "chosen": "b", "rejected": ""}, "empty answer", "column 'rejected' is empty"),
     ("pair", {"chosen": "b", "rejected": "c"}, "missing column", "there is no column 'prompt'"),
     (
@@ -186,7 +186,7 @@ def test_examples_bad_row_a_bad_row_is_named_with_its_line_and_what_is_wrong(
     with pytest.raises(DataError) as caught:
         world.examples([GOOD[kind], row], kind)
     first, second, third, last = str(caught.value).splitlines()
-    assert first == "1 of 2 rows of data source 'file' cannot be learned from:"
+    assert first == "1 of 2 rows of data source 'file' cannot be used for training:"
     assert second == f"  1 × {reason}"
     assert third.startswith(f"    '{world.path}', line 2") and words in third
     assert last == "Correct these rows, or skip all bad rows with `on_bad_row: skip`."
@@ -199,7 +199,7 @@ def test_examples_bad_row_a_few_of_each_reason_are_shown(world: World) -> None:
     with pytest.raises(DataError) as caught:
         world.examples([GOOD["supervised"], *[empty] * 5, other], "supervised")
     said = str(caught.value)
-    assert said.startswith("6 of 7 rows of data source 'file' cannot be learned from:\n  5 × empty answer\n")
+    assert said.startswith("6 of 7 rows of data source 'file' cannot be used for training:\n  5 × empty answer\n")
     assert said.count("is empty: fill it in") == 3 and "\n  1 × missing column\n" in said
 
 
@@ -207,8 +207,9 @@ def test_examples_bad_row_what_is_left_out_is_said(world: World, caplog: pytest.
     with caplog.at_level(logging.WARNING):
         world.examples([GOOD["supervised"], {"x": 1}], "supervised", on_bad_row="skip")
     (record,) = caplog.records
-    assert record.getMessage().startswith("1 of 2 rows of data source 'file' cannot be learned from:\n  1 × missing")
-    assert record.getMessage().endswith("They are skipped.")
+    said = record.getMessage()
+    assert said.startswith("1 of 2 rows of data source 'file' cannot be used for training:\n  1 × missing")
+    assert said.endswith("They are skipped.")
 
 
 def test_examples_bad_row_a_source_of_bad_rows_alone_leaves_nothing(world: World) -> None:
@@ -241,7 +242,7 @@ def test_examples_bad_row_a_prompt_that_fills_the_context_cannot_be_cut(world: W
 
 def test_examples_bad_row_sides_that_differ_only_beyond_the_cut_are_equal(world: World) -> None:
     row = {"prompt": "a", "chosen": "b" * 200 + "c", "rejected": "b" * 200 + "d"}
-    with pytest.raises(DataError, match=r"1 × equal sides\n.*both answers have the same tokens"):
+    with pytest.raises(DataError, match=r"1 × identical answers\n.*both answers have the same tokens"):
         world.examples([row], "pair", 100, too_long="cut")
 
 

@@ -120,7 +120,7 @@ def test_examples_bad_rows_are_counted_and_named_before_training(world: World) -
     good = {"messages": [USER, ANSWER]}
     empty = {"messages": [USER, {**ANSWER, "content": " "}]}
     said = world.refusal([good, empty, {"question": "x"}, *[empty] * 4])
-    assert said.startswith("6 of 7 rows of data source 'file' cannot be learned from:\n  5 × empty answer\n")
+    assert said.startswith("6 of 7 rows of data source 'file' cannot be used for training:\n  5 × empty answer\n")
     assert said.count("is empty: fill it in") == 3 and "line 2: message 2, of the assistant, is empty" in said
     assert "line 3: no column has the text to train on. The columns are: 'question'" in said
     examples = world.examples([good, empty], on_bad_row="skip")

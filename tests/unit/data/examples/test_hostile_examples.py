@@ -108,10 +108,10 @@ COLUMNS = [
     "instruction", "output", "margin", 7, None,
 ]  # fmt: skip
 REASONS = (
-    "missing column|pairs|wrong type|unknown role|tool calls|roles out of order|empty (answer|prompt|text)|equal sides|"
-    "different prompts|not a finite number|too large a number|label is not true or false|invalid Unicode|NUL character|"
-    "special token in a message|too long|nothing to learn|unreadable|not JSON|unread .*|text with a system message.*|"
-    "two forms in one row"
+    "missing column|pairs|wrong type|unknown role|tool calls|roles out of order|empty (answer|prompt|text)|"
+    "identical answers|different prompts|not a finite number|too large a number|label is not true or false|"
+    "invalid Unicode|NUL character|special token in a message|too long|nothing to learn|unreadable|not JSON|"
+    "unsupported .*|text with a system message.*|two forms in one row"
 )
 
 
@@ -134,7 +134,7 @@ def test_examples_hostile_any_row_is_an_example_or_a_named_mistake(
         examples = build_examples([entry], kind, tokenizer, 0, max_tokens, score_at_end=kind == "scored")
     except DataError as error:
         first, reason, *_ = str(error).splitlines()
-        assert first == "1 of 1 rows of data source 'python' cannot be learned from:"
+        assert first == "1 of 1 rows of data source 'python' cannot be used for training:"
         assert re.fullmatch(f"  1 × ({REASONS})", reason) and len(str(error)) < 1500
     else:
         samples = examples.build_samples(examples.train.draw(1)[0])

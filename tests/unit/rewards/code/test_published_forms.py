@@ -123,7 +123,7 @@ async def test_code_reward_published_forms_code_packages_are_numpy_where_sandbox
     assert settings(runtime="docker").program_packages == settings(image="x").program_packages == []
     assert settings(url="http://127.0.0.1:1").program_packages == []
     assert settings(runtime="subprocess", trust_programs=True).program_packages == []
-    with pytest.raises(ValidationError, match="remove packages"):
+    with pytest.raises(ValidationError, match="remove the key `packages`"):
         settings(runtime="subprocess", trust_programs=True, packages=["numpy"])
 
 

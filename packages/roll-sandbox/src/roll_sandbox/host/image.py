@@ -49,7 +49,7 @@ class FileSystemTrees:
         return tree
 
     def remove_tree(self, name):
-        """Remove the tree `name`, also if it was built only in part; do nothing if it does not exist."""
+        """Remove the tree `name`, even if it was built only in part; do nothing if it does not exist."""
         try:
             kernel.unmount(os.path.join(self.root, name))
         except OSError:

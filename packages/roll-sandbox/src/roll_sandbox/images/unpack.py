@@ -33,7 +33,7 @@ _MAX_DEPTH = 256
 """Maximum depth of nested directories, since merging and removing layers are recursive."""
 _NAME_ERRORS = (errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP)
 """Errors whose cause is the name of an entry, not this machine."""
-_PIECE_BYTES = 2**20
+_CHUNK_BYTES = 2**20
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _WHITEOUT, _OPAQUE_WHITEOUT, _PRIVATE_WHITEOUT = ".wh.", ".wh..wh..opq", ".wh..wh."
 
@@ -62,7 +62,7 @@ class UnpackBudget:
 
 
 def decompress(blob: IO[bytes]) -> Iterator[bytes]:
-    """Yield the content of a layer's blob in pieces, decompressed if it is compressed with gzip or zstd.
+    """Yield the content of a layer's blob in chunks, decompressed if it is compressed with gzip or zstd.
 
     Raises:
         BadImageError: the blob is broken, or needs a package that is not installed.
@@ -81,17 +81,17 @@ def decompress(blob: IO[bytes]) -> Iterator[bytes]:
         try:
             # The default limit of the zstd tool: a frame with a larger window would need more memory.
             reader = zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(blob, read_across_frames=True)
-            while piece := reader.read(_PIECE_BYTES):
-                yield piece
+            while chunk := reader.read(_CHUNK_BYTES):
+                yield chunk
         except zstandard.ZstdError as error:
             raise BadImageError(f"a layer is broken: {error}.") from None
     else:
-        while piece := blob.read(_PIECE_BYTES):
-            yield piece
+        while chunk := blob.read(_CHUNK_BYTES):
+            yield chunk
 
 
 def _inflate(blob: IO[bytes]) -> Iterator[bytes]:
-    """Yield the content of a gzip file, which may have several members, in pieces of bounded size."""
+    """Yield the content of a gzip file, which may have several members, in chunks of bounded size."""
     try:
         current, data = zlib.decompressobj(wbits=31), b""
         while True:
@@ -100,8 +100,8 @@ def _inflate(blob: IO[bytes]) -> Iterator[bytes]:
                 break
             if current.eof:
                 current = zlib.decompressobj(wbits=31)
-            if piece := current.decompress(data, _PIECE_BYTES):
-                yield piece
+            if chunk := current.decompress(data, _CHUNK_BYTES):
+                yield chunk
             data = current.unused_data if current.eof else current.unconsumed_tail
     except zlib.error as error:
         raise BadImageError(f"a layer is broken: {error}.") from None
@@ -110,12 +110,15 @@ def _inflate(blob: IO[bytes]) -> Iterator[bytes]:
 
 
 class _Stream:
-    """A file object over pieces, for tarfile, which reads it sequentially; computes the digest of the pieces."""
+    """A read-only file object over an iterator of byte chunks, which tarfile reads sequentially.
 
-    def __init__(self, pieces: Iterator[bytes], bounds: UnpackBudget) -> None:
-        self._pieces = pieces
+    It also computes the digest of the chunks.
+    """
+
+    def __init__(self, chunks: Iterator[bytes], bounds: UnpackBudget) -> None:
+        self._chunks = chunks
         self._bounds = bounds
-        self._piece = b""
+        self._chunk = b""
         self._used = 0
         self._position = 0
         self._last = b""
@@ -132,8 +135,8 @@ class _Stream:
         self._unread = self._unread[size:]
         size -= len(parts[0])
         self._position += len(parts[0])
-        while size > 0 and (self._used < len(self._piece) or self._read_piece()):
-            parts.append(self._piece[self._used : self._used + size])
+        while size > 0 and (self._used < len(self._chunk) or self._read_chunk()):
+            parts.append(self._chunk[self._used : self._used + size])
             size -= len(parts[-1])
             self._used += len(parts[-1])
             self._position += len(parts[-1])
@@ -148,32 +151,32 @@ class _Stream:
         skipped = self._unread[: max(0, position - self._position)]
         self._unread = self._unread[len(skipped) :]
         self._position += len(skipped)
-        while self._position < position and (self._used < len(self._piece) or self._read_piece()):
-            skipped = min(position - self._position, len(self._piece) - self._used)
+        while self._position < position and (self._used < len(self._chunk) or self._read_chunk()):
+            skipped = min(position - self._position, len(self._chunk) - self._used)
             self._used += skipped
             self._position += skipped
 
-    def _read_piece(self) -> bool:
-        self._piece, self._used = next(self._pieces, b""), 0
-        self._bounds.consume(len(self._piece))
-        self.digest.update(self._piece)
-        return bool(self._piece)
+    def _read_chunk(self) -> bool:
+        self._chunk, self._used = next(self._chunks, b""), 0
+        self._bounds.consume(len(self._chunk))
+        self.digest.update(self._chunk)
+        return bool(self._chunk)
 
     def finish(self) -> str:
-        """Read to the end, and return the digest of all pieces."""
-        while self._read_piece():
+        """Read to the end, and return the digest of all chunks."""
+        while self._read_chunk():
             pass
         return "sha256:" + self.digest.hexdigest()
 
 
-def unpack(pieces: Iterator[bytes], target: str, bounds: UnpackBudget) -> str:
+def unpack(chunks: Iterator[bytes], target: str, bounds: UnpackBudget) -> str:
     """Unpack an archive into an empty directory, and return its digest (the layer's "diff ID").
 
     Raises:
         BadImageError: the data is not a layer's archive, or exceeds `bounds`.
         OSError: this machine cannot write the files.
     """
-    stream = _Stream(pieces, bounds)
+    stream = _Stream(chunks, bounds)
     layer = _Layer(target, bounds)
     try:
         with tarfile.open(fileobj=stream, mode="r:", tarinfo=BoundedTarInfo) as archive:  # type: ignore[call-overload]
@@ -368,15 +371,15 @@ def _write_file(parent: int, name: str, member: tarfile.TarInfo, archive: tarfil
     with os.fdopen(os.open(name, flags, 0o600, dir_fd=parent), "wb", 0) as file:
         left = member.size
         while left:
-            piece = source.read(min(left, _PIECE_BYTES))
-            if not piece:
+            chunk = source.read(min(left, _CHUNK_BYTES))
+            if not chunk:
                 raise BadImageError("a layer is truncated.")
             # Blocks of zeros become holes: they compress to almost nothing, and must not fill the disk.
-            if piece.count(0) == len(piece):
-                file.seek(len(piece), os.SEEK_CUR)
+            if chunk.count(0) == len(chunk):
+                file.seek(len(chunk), os.SEEK_CUR)
             else:
-                file.write(piece)
-            left -= len(piece)
+                file.write(chunk)
+            left -= len(chunk)
         file.truncate(member.size)
         os.fchmod(file.fileno(), _get_mode(member))
         os.utime(file.fileno(), (member.mtime, member.mtime))

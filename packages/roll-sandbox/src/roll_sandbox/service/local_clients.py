@@ -114,7 +114,7 @@ class OwnerSandboxes:
             UnknownSandboxError: the owner has no such sandbox.
         """
         sandbox = self._sandboxes.get(name)
-        if sandbox is None or sandbox.broken:
+        if sandbox is None or sandbox.has_ended:
             entry = await self.get_entry(name)
             sandbox = await self._create_once(name, lambda: self._service.attach(name, entry.spec))
         return sandbox

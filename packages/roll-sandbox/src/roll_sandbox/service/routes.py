@@ -191,7 +191,7 @@ def _add_programs(router: APIRouter) -> None:
         try:
             session = await sandbox.session(env=body.env, cwd=body.cwd)
         except SandboxError as error:
-            if sandbox.broken or not (body.env or body.cwd):
+            if sandbox.has_ended or not (body.env or body.cwd):
                 raise
             raise SandboxRequestError(f"the shell did not start with this 'env' and 'cwd': {error}") from None
         return {"session": owned.store_session(name, session)}
