@@ -170,7 +170,7 @@ def test_conversation_unread_field_are_named_and_counted(
     said = str(caught.value)
     assert said.startswith("2 of 2 rows of data source 'python' cannot be used for training:\n")
     assert f"  2 × {what}\n" in said
-    assert "name it in `ignored_fields`" in said
+    assert "add its name to `ignored_fields`" in said
 
 
 def test_conversation_unread_field_that_the_configuration_names_are_left_out(
