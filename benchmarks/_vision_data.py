@@ -1,4 +1,4 @@
-"""Images of colored shapes with questions about them, and rows for `roll sft` and `roll rlvr`."""
+"""Images of colored shapes with questions about them, and rows for the pipelines `sft` and `rlvr`."""
 
 from __future__ import annotations
 

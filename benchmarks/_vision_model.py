@@ -1,7 +1,7 @@
 """A real small vision-language model: SmolLM2-135M with a tower of 4 layers × 128, in the classes of SmolVLM.
 
-The tower is trained first (`_vision_tower`); language model and projector then learn to read it with `roll sft`. The
-result is loaded by transformers, by vLLM and by ROLL.
+The tower is trained first (`_vision_tower`); language model and projector then learn to read it with the pipeline
+`sft`. The result is loaded by transformers, by vLLM and by ROLL.
 """
 
 from __future__ import annotations

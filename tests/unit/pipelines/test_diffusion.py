@@ -252,6 +252,9 @@ def test_diffusion_weights_of_another_model_are_refused(world: Path) -> None:
     given["model"] = {"path": "worlds.diffusion_models:SmallModel", "weights": str(world / "empty")}
     with pytest.raises(ModelError, match="has no safetensors files"):
         roll.train(given)
+    given["model"]["weights"] = str(world / "missing")
+    (problem,) = roll.check(given).problems
+    assert "does not exist: give the directory of an export" in problem
 
 
 def test_diffusion_check_reports_the_model_and_the_rows(world: Path) -> None:

@@ -14,7 +14,7 @@ from roll.diffusion.models.base import DiffusionModel
 from roll.errors import ConfigError, ModelError, find_raise_location, one_line_error
 from roll.user_code import load_function
 
-__all__ = ["FAMILIES", "load_diffusion_model", "load_weights", "read_family"]
+__all__ = ["FAMILIES", "list_denoiser_files", "load_diffusion_model", "load_weights", "read_family"]
 
 FAMILIES = {
     "SD3Transformer2DModel": "StableDiffusion3Model",
@@ -120,6 +120,22 @@ def _load_pipeline(directory: Path, sizes: dict[str, Any], dtype: torch.dtype) -
     return getattr(pipelines, FAMILIES[family])(pipeline, **sizes)
 
 
+def list_denoiser_files(directory: Path) -> list[Path]:
+    """Return the safetensors files of the directory `model.weights`, in order of their names.
+
+    Raises:
+        ModelError: There are none.
+    """
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        problem = "has no safetensors files" if directory.is_dir() else "does not exist"
+        raise ModelError(
+            f"model.weights '{directory}' {problem}: give the directory of an export, such as the `model` directory of "
+            "another run's checkpoint. If that run has not been trained yet, train it first."
+        )
+    return files
+
+
 def load_weights(model: DiffusionModel, directory: Path) -> None:
     """Load the weights of the denoiser from the safetensors files of a directory.
 
@@ -128,9 +144,7 @@ def load_weights(model: DiffusionModel, directory: Path) -> None:
     """
     from safetensors.torch import load_file
 
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise ModelError(f"model.weights '{directory}' has no safetensors files: give the directory of an export")
+    files = list_denoiser_files(directory)
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
         tensors |= load_file(file)

@@ -8,7 +8,6 @@ from pathlib import Path
 from roll.config.base import FUNCTION_PATTERN
 from roll.config.diffusion import OnlineAlgorithm
 from roll.config.pipelines.diffusion import DiffusionConfig
-from roll.errors import ModelError
 from roll.preflight.inspection import check_backend_and_placement, check_disk, run_checks
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
@@ -26,10 +25,10 @@ def inspect(config: DiffusionConfig) -> Report:
 
 def _check_model(report: Report, config: DiffusionConfig) -> None:
     """Check that the model can be loaded: its files, or the user's class."""
-    if config.model.weights is not None and not list(Path(config.model.weights).glob("*.safetensors")):
-        raise ModelError(
-            f"model.weights '{config.model.weights}' has no safetensors files: give the directory of an export"
-        )
+    from roll.diffusion.models.loading import list_denoiser_files, read_family
+
+    if config.model.weights is not None:
+        list_denoiser_files(Path(config.model.weights))
     if re.match(FUNCTION_PATTERN, config.model.path):
         from roll.diffusion.models import load_diffusion_model
 
@@ -37,8 +36,6 @@ def _check_model(report: Report, config: DiffusionConfig) -> None:
         count = sum(parameter.numel() for parameter in model.denoiser.parameters())
         report.batch.append(f"denoiser of {count:,} parameters, latents of shape {tuple(model.latent_shape)}")
         return
-    from roll.diffusion.models.loading import read_family
-
     report.batch.append(f"denoiser {read_family(Path(config.model.path))} of '{config.model.path}'")
 
 
