@@ -75,16 +75,16 @@ def record(ratio: str) -> dict[str, Any]:
 def page(found: dict[str, dict[str, Any]], num_steps: int) -> str:
     """The table, as Markdown."""
     lines = [
-        "# Asynchronous against synchronous training",
+        "# Asynchronous and synchronous training",
         "",
         "This page reports how much time asynchronous training saves if rewards are slow. SmolLM2-135M learns to add",
-        f"two numbers with `examples/quickstart.yaml` and seed 0, in {num_steps} steps with answers of at most 16",
-        f"tokens, on two CPU cores. Every reward waits for {REWARD_S:g} s without using a CPU. The async ratio is",
-        "`rollout.scheduling.async_ratio`; 0 is synchronous training, the baseline of the speed-ups. Each row is one",
-        "training run, so the differences between rows include the variation between runs.",
+        f"two numbers with `examples/quickstart.yaml` and seed 0. Each run has {num_steps} steps, on two CPU cores,",
+        f"and answers have at most 16 tokens. Every reward function sleeps for {REWARD_S:g} s. The async ratio is set",
+        "by `rollout.scheduling.async_ratio`. A ratio of 0 means synchronous training, which is the baseline for the",
+        "speed-ups. Each row is one training run, so the differences between rows include the variation between runs.",
         "",
-        "| async ratio | algorithm | median time of a step, s | speed-up | mean staleness | largest staleness | "
-        "accuracy on held-out prompts after training |",
+        "| async ratio | algorithm | median step time, s | speed-up | mean staleness | maximum staleness | "
+        "held-out accuracy after training |",
         "|---|---|---|---|---|---|---|",
     ]
     for ratio, figures in found.items():

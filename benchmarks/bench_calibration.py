@@ -50,17 +50,16 @@ OTHERS = (
 )
 HEAD = """# Predicted and measured generation
 
-This page reports how accurately ROLL's [simulator](../simulation.md) predicts the time of generation. In
-`make bench NAME=calibration`, the simulated engine is fitted to one run of vLLM on two CPU cores, as in
-`roll simulate --calibrate`. The simulator then predicts the time of other runs, which differ in the length of answers,
-the temperature, the number of concurrent requests, or the [scheduling policy](policies.md).
+This page reports how accurately ROLL's [simulator](../simulation.md) predicts the time of generation.
+`make bench NAME=calibration` fits the simulated engine to one run of vLLM on two CPU cores, as
+`roll simulate --calibrate` does. The simulator then predicts the time of other runs, which differ in answer length,
+temperature, number of concurrent requests, or [scheduling policy](policies.md).
 
-
-All runs use SmolLM2-135M in bfloat16, one engine with the quickstart's settings, and the scheduler of real runs, but no
-trainer. A simulation gets the prompts, settings and answer lengths of the run that it predicts, but none of its times.
-(An answer that a policy stopped has no known length; it gets the maximum length.) The table compares the times for
-which the steps waited for their batches. All runs were measured one after the other, in one process. In the names of
-the runs, "N at once" means that the engine runs at most N requests at the same time.
+All runs use SmolLM2-135M in bfloat16, one engine with the settings of the quickstart, and the production scheduler.
+They have no trainer. A simulation receives the prompts, settings and answer lengths of the predicted run, but none of
+its times. If a policy stopped an answer, its full length is unknown, and the simulation uses the maximum length. The
+table compares the total time that the steps waited for their batches. All runs were measured one after the other, in
+one process. In the names of the runs, "N at once" means that the engine runs at most N requests at the same time.
 """
 
 
@@ -121,12 +120,13 @@ def page(found: list[Row], fit: EngineFit) -> str:
     lines = [
         HEAD,
         f"Over {len(errors)} predicted runs, the median error is {statistics.median(errors):.1%} (goal: "
-        f"{MEDIAN_GOAL:.0%}), and the largest error {max(errors):.1%} (goal: {WORST_GOAL:.0%}). The last five rows are "
-        f"scheduling policies with the same workload. They form {total} pairs whose times differ by more than "
-        f"{ALIKE:.0%}; the simulator ranks {right} of these pairs correctly. Measured at commit {commit()}.",
+        f"{MEDIAN_GOAL:.0%}), and the largest error is {max(errors):.1%} (goal: {WORST_GOAL:.0%}). The last five rows "
+        f"compare scheduling policies on the same workload. For {total} pairs of these policies, the measured times "
+        f"differ by more than {ALIKE:.0%}. The simulator ranks {right} of these pairs correctly. The runs were "
+        f"measured at commit {commit()}.",
         "",
         "| run | measured time, s | simulated time, s | error | answers | answers that ended before the length limit "
-        "| mean tokens of an answer |",
+        "| mean tokens per answer |",
         "|---|---|---|---|---|---|---|",
     ]
     for row in found:
@@ -137,18 +137,19 @@ def page(found: list[Row], fit: EngineFit) -> str:
         )
     lines += [
         "",
-        f"The engine is fitted to {fit.num_steps} of its steps. The duration of a step depends on the number of "
-        f"requests (see the table); each prefilled token adds {fit.prefill_token_s * 1e3:.2f} ms, and each token of "
-        f"context {fit.context_token_s * 1e6:.2f} us. For a sequence of steps, the fitted duration differs by "
-        f"{fit.step_error:.1%} from the measured one.",
+        f"The engine model is fitted to {fit.num_steps} engine steps. The table shows how the duration of a step "
+        f"depends on the number of requests. Each prefilled token adds {fit.prefill_token_s * 1e3:.2f} ms, and each "
+        f"token of context adds {fit.context_token_s * 1e6:.2f} us. The total fitted duration of a sequence of steps "
+        f"differs by {fit.step_error:.1%} from the measured duration.",
         "",
         f"| number of requests in a step | {' | '.join(f'{requests:.0f}' for requests, _ in fit.curve)} |",
         "|" + "---|" * (len(fit.curve) + 1),
         f"| duration of the step, ms | {' | '.join(f'{seconds * 1e3:.1f}' for _, seconds in fit.curve)} |",
         "",
-        "A calibration needs a run on an idle machine with steps of few and of many requests. An earlier calibration "
-        "used a run in which no step had fewer than 8 requests, on a machine where other programs ran too. Its median "
-        "error was 3 %, but with 4 requests at once, the predicted time was 25 % too long.",
+        "For a good calibration, use a run on an idle machine that contains steps with few requests and steps with "
+        "many requests. An earlier calibration used a run without steps of fewer than 8 requests, on a machine that "
+        "also ran other programs. Its median error was 3 %, but the predicted time with 4 requests at once was 25 % "
+        "too long.",
         "",
         "![Predicted against measured](calibration.png)",
     ]

@@ -78,7 +78,7 @@ EXAMPLES = (
     _of("guess", "to guess a number in two turns, with a hint between them"),
     _of(
         "judge",
-        "to write cheerful answers; the judge has only 135M parameters and judges no better than chance",
+        "to write cheerful answers; the judge has only 135M parameters, and its scores are no better than chance",
         measure="eval/reward",
     ),
     _of("agent", "to add two numbers, in an agent program that offers it a calculator", measure="eval/accuracy"),

@@ -34,8 +34,8 @@ make gallery ARGS="--only quickstart"
 ```
 
 This command runs one example, stores its results in `benchmarks/results/gallery/quickstart.json` and generates these
-pages again. Without `ARGS`, it runs all examples that have no results yet, which takes hours on two cores. One seed
-shows what to expect, but not how much results vary between seeds.
+pages again. Without `ARGS`, it runs all examples that have no results yet, which takes hours on two cores. The results
+of one seed do not show how much results vary between seeds.
 """
 _TABLE = """\
 | example | the model learns | held-out accuracy before | after | steps | minutes | peak memory |
@@ -58,7 +58,7 @@ _ELSEWHERE = (
         "gallery-post-training",
     ),
     (
-        "`agentic_guess`, `agentic_calculator`, `agentic_lake`, each after its first run (`agentic_guess_first`, …)",
+        "`agentic_guess`, `agentic_calculator`, `agentic_lake`, each after its warm start (`agentic_guess_first`, …)",
         "[Multi-turn environments](../benchmarks/agentic.md)",
         "agentic-demo",
     ),
@@ -68,7 +68,7 @@ _ELSEWHERE = (
         "sweep",
     ),
     (
-        "`guess` with every method that works on turns",
+        "`guess` with every algorithm for multi-turn episodes",
         "[Multi-turn methods](../benchmarks/multi_turn.md)",
         "sweep-multi-turn",
     ),
@@ -136,10 +136,9 @@ def _page(name: str, record: Mapping[str, Any]) -> str:
         "",
         f"*Generated from `benchmarks/results/gallery/{name}.json` by `tools/gallery_page.py`.*",
         "",
-        f"The model learns {figures['learns']}.",
-        "",
         f"This page shows the results of one run of `{figures['example']}`: what the model learned, how long the run",
-        "took, and some answers before and after training. To repeat the run:",
+        "took, and some answers before and after training. In this example, the model learns",
+        f"{figures['learns']}. To repeat the run:",
         "",
         f"```bash\n{first}roll train {figures['example']}\n```",
         "",
@@ -162,12 +161,12 @@ def _page(name: str, record: Mapping[str, Any]) -> str:
         lines += [
             "## Answers before and after",
             "",
-            "For some held-out prompts, the model's first answer before training, and its first answer after training:",
+            "This section shows the model's first answer to some held-out prompts, before and after training.",
             "",
         ]
         for sample in figures["samples"]:
             lines += _sample(name, sample)
-    lines += ["## Configuration", "", f"The file `{figures['example']}`:", ""]
+    lines += ["## Configuration", "", f"The run used the file `{figures['example']}`:", ""]
     return "\n".join([*lines, f"```yaml\n{(ROOT / figures['example']).read_text().rstrip()}\n```", ""])
 
 
@@ -221,7 +220,7 @@ def _others(figures: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
     if others <= FULL_LOAD:
         return "other programs used less than a tenth of a core"
     cores = machine["num_cores"]
-    return f"other programs kept {others:.1f} of {cores} cores busy during the run, so it took longer"
+    return f"other programs used {others:.1f} of the {cores} cores during the run, which made it slower"
 
 
 def _versions(versions: Mapping[str, str]) -> str:
