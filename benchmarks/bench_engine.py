@@ -252,7 +252,7 @@ def table(figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Markdown, the fastest first."""
     lines = [
         "| changed setting | tokens/s | tokens/s with ROLL's settings | ratio (median) | ratio, lowest … highest "
-        "| start, s | CPU use when idle, % of a core | largest difference of log-probs |",
+        "| time to start the engine, s | CPU use when idle, % of a core | largest difference of log-probs |",
         "|---|" + "---:|" * 7,
     ]
     measured = {name: found for name, found in figures.items() if "ratio" in found}
@@ -262,10 +262,10 @@ def table(figures: Mapping[str, Mapping[str, Any]]) -> list[str]:
             f"| {name} | {found['tokens_per_s']:,.0f} | {found['default_tokens_per_s']:,.0f} "
             f"| **{found['ratio']:.2f}** | {min(found['ratios']):.2f} … {max(found['ratios']):.2f} "
             f"| {found['start_s']:.0f} | {found['idle_cpu_percent']:.1f} "
-            f"| {'' if differ is None else f'{differ:.1g}'} |"
+            f"| {'not measured' if differ is None else f'{differ:.1g}'} |"
         )
     refused = ", ".join(name for name, found in figures.items() if found.get("refused"))
-    return [*lines, "", f"Refused by this vLLM: {refused}."] if refused else lines
+    return [*lines, "", f"vLLM refuses these settings on a CPU: {refused}."] if refused else lines
 
 
 def write_page(lines: Sequence[str]) -> None:

@@ -83,21 +83,21 @@ ROWS: tuple[tuple[Case, Case, str], ...] = (
 HEAD = f"""# Scheduling policies on real engines
 
 This page reports how much time each [scheduling policy](../scheduling.md) saves on real engines, and how accurately the
-[simulator](../simulation.md) predicts this. `make bench NAME=policies` measures the policies on real vLLM engines and
-compares their speed-ups with simulated ones. A speed-up is the baseline's time for all steps divided by the policy's
-time.
+[simulator](../simulation.md) predicts these savings. `make bench NAME=policies` measures the policies on real vLLM
+engines and compares their speed-ups with simulated ones. A speed-up is the baseline's time for all steps divided by the
+policy's time.
 
-- **Measurement.** Two vLLM engines (SmolLM2-135M in bfloat16, one CPU core each, at most 24 requests at once) generate
-  for five steps (four in runs with filters) of 8 prompts x 8 rollouts. The model ends its answers itself, or they are
-  truncated at 192 tokens. A reward takes one second (median of a lognormal distribution) and uses no CPU. In
-  `batch, trained` and `asynchronous`, a step waits for {TRAIN_S:g} s instead of training, as if other devices trained,
-  and then syncs real weights.
+- **Measurement.** Two vLLM engines serve SmolLM2-135M in bfloat16, on one CPU core each, with at most 24 concurrent
+  requests. They generate five steps (four in runs with filters) of 8 prompts x 8 rollouts. An answer ends with the
+  model's end token, or is truncated at 192 tokens. The duration of a reward has a lognormal distribution with a
+  median of one second, and uses no CPU time. In `batch, trained` and `asynchronous`, each step waits for
+  {TRAIN_S:g} s to imitate training on other devices, and then syncs real weights.
 - **Simulation.** The same scheduler runs in virtual time, with the prompts, lengths and verdicts of the measured run.
-  The simulated engine is fitted to the baseline's run.
+  The simulated engine is fitted to the measurements of the baseline.
 
-The gains depend on how long the longest answers are. Here, answers are truncated at 192 tokens; for long answers, see
-[published and simulated speed-ups](simulation.md). With a single engine and rewards that take no time, `queue` would be
-no faster than `batch`.
+The speed-ups depend on the length of the longest answers. Here, answers are truncated at 192 tokens. For long answers,
+see [published and simulated speed-ups](simulation.md). With a single engine and rewards that take no time, `queue`
+would be no faster than `batch`.
 """
 
 
@@ -154,9 +154,9 @@ def page(found: list[Row], fit: EngineFit, sync_s: float) -> str:
     natural = min(row.measured.natural for row in found)
     lines = [
         HEAD,
-        f"The error of a simulated speed-up is at most {max(errors):.1%} (goal: {GOAL:.0%}); the median error is "
-        f"{statistics.median(errors):.1%}. In every run, at least {natural} rollouts ended before the length limit. "
-        f"Measured at commit {commit()}.",
+        f"The largest error of a simulated speed-up is {max(errors):.1%} (goal: at most {GOAL:.0%}), and the median "
+        f"error is {statistics.median(errors):.1%}. In every run, at least {natural} rollouts ended before the length "
+        f"limit. The results were measured at commit {commit()}.",
         "",
         "| policy | baseline | measured time of all steps, s | simulated time, s | measured speed-up "
         "| simulated speed-up | error of the simulated speed-up | answers that ended before the limit "
@@ -170,17 +170,19 @@ def page(found: list[Row], fit: EngineFit, sync_s: float) -> str:
             f"{row.speed_up:.2f} | {row.simulated_speed_up:.2f} | {row.error:+.1%} | {row.measured.natural} | "
             f"{wasted(row.measured):.0%} | {length:.0f} |"
         )
-    lines += ["", "The policies:", ""]
+    lines += ["", "The table contains these policies:", ""]
     lines += [f"- **{row.name}**: {row.about}." for row in found]
     slower = [f"{row.name} ({row.speed_up:.2f})" for row in found if row.speed_up < 0.995]
     lines += [
         "",
-        f"Policies that are slower than their baseline: {', '.join(slower) or 'none'}. *Not trained* is the share of "
-        "complete answers that were not trained. *Trained length* is the mean number of tokens of the trained answers; "
-        "if it is smaller than the baseline's, the policy prefers short answers.",
+        f"The following policies are slower than their baseline: {', '.join(slower) or 'none'}. *Not trained* is the "
+        "share of complete answers on which the step did not train. *Trained length* is the mean number of tokens in "
+        "the answers that were trained on. If this length is smaller than that of the baseline, the policy prefers "
+        "short answers.",
         "",
-        f"The duration of a sequence of engine steps in the simulation differs by {fit.step_error:.1%} from the "
-        f"measured one. A simulated weight sync takes {sync_s:.2f} s, the median of the baseline's run.",
+        f"The simulated duration of a sequence of engine steps differs from the measured duration by "
+        f"{fit.step_error:.1%}. A simulated weight sync takes {sync_s:.2f} s, which is the median of the baseline's "
+        "weight syncs.",
         "",
         "![Measured and simulated speed-ups](policies.png)",
     ]

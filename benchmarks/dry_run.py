@@ -167,18 +167,21 @@ def page(results: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         "This page reports how much memory a trainer rank needs for Qwen2.5-72B (72b) and Qwen3-235B-A22B (235b-a22b) "
-        "with\ndifferent [parallel layouts](../layouts.md), and which collectives it executes.\n"
-        "`make bench NAME=dry-run` executes one training step for one rank of every pipeline stage, with the real "
-        "training code on tensors\nwithout data (meta tensors), so it needs no device. A step has four micro-batches "
-        "of 8,192 tokens, in sequences of 4,096 tokens. It uses\nactivation checkpointing, bfloat16 with float32 "
-        "master weights, and AdamW. The memory is that of tensors only: a device needs a\nfew GiB more for kernels, "
-        "collectives and fragmentation. [Parallel layouts](../layouts.md) explains the dimensions of a layout. In the "
-        "tables of collectives, `shards` are the\nranks of `dp_shard`, `efsdp` the ranks that shard the same experts, "
-        "and `all` the ranks of all dimensions."
+        "with\ndifferent [parallel layouts](../layouts.md), and which collectives the rank executes. "
+        "`make bench NAME=dry-run` runs the real\ntraining code on meta tensors, which contain no data and need no "
+        "device. It executes one training step for one rank of every\npipeline stage. The step consists of four "
+        "micro-batches of 8,192 tokens, in sequences of 4,096 tokens, with activation\ncheckpointing, bfloat16 with "
+        "float32 master weights, and AdamW.\n\n"
+        "The reported memory includes only tensors. A device needs a few GiB more for kernels, collectives and "
+        "fragmentation.\n[Parallel layouts](../layouts.md) explains the dimensions of a layout. In the tables of "
+        "collectives, `shards` means the\nranks of `dp_shard`, `efsdp` means the ranks that shard the same experts, "
+        "and `all` means the ranks of all dimensions."
     )
     for name, by_layout in results.items():
         yield ""
         yield f"## {name}"
+        yield ""
+        yield f"The table shows the memory of one rank for {name}:"
         yield ""
         yield "| ranks | layout | stage | memory between steps | memory of gradients | peak memory |"
         yield "|---|---|---|---|---|---|"
@@ -187,7 +190,10 @@ def page(results: Mapping[str, Any]) -> Iterator[str]:
                 sizes = " | ".join(f"{found[key] / GIB:.1f} GiB" for key in ("between", "gradients", "peak"))
                 yield f"| {ranks['ranks']} | {text} | {stage if len(ranks['found']) > 1 else 'all layers'} | {sizes} |"
         yield ""
-        yield "Collectives of one rank in a step (with several stages, of a rank in the first stage):"
+        yield (
+            "The next table shows the collectives that one rank executes in a step. If a layout has several pipeline "
+            "stages, the\nrank belongs to the first stage."
+        )
         yield ""
         yield "| layout | collective | size and dimension of the group | calls | data of all calls | data per call |"
         yield "|---|---|---|---|---|---|"

@@ -33,16 +33,17 @@ def page(found: dict[str, dict[str, Any]]) -> str:
     lines = [
         "# Multi-turn methods",
         "",
-        "This page reports whether the [algorithm presets](../algorithms.md) for several turns learn. SmolLM2-135M",
-        f"plays a game of two turns (`{EXAMPLE}`, seed 0): it guesses a number from 1 to 3, reads `higher` or",
-        "`lower`, and guesses again. The presets have their default settings, except for the settings of the",
-        "example: a truncated answer costs 0.2, and groups with equal rewards are kept. The accuracy is the share of",
-        "won games, in 96 held-out games at temperature 1.0.",
+        "This page reports how well a small model learns a game with each of the [algorithm presets](../algorithms.md)",
+        f"for multi-turn rollouts. SmolLM2-135M plays a game of two turns (`{EXAMPLE}`, seed 0): it guesses a",
+        "number from 1 to 3, reads `higher` or `lower`, and guesses again. The presets have their default settings,",
+        "with two exceptions from the example: a truncated answer reduces the reward by 0.2, and groups with equal",
+        "rewards are not filtered. The accuracy is the share of 96 held-out games that the model wins at temperature",
+        "1.0.",
         "",
-        "Before training, most answers are truncated prose. The model learns the format of a guess first, and then",
-        "to use the hints. With a first guess of 1 or 3, it can win at most two of three games; with a first guess",
-        "of 2, it can win all games. In the run `ipa-demonstrations`, each group also contains a game of an expert,",
-        "which the policy imitates (`demonstrations: true`).",
+        "Before training, most answers are truncated prose. The model first learns the format of a guess, and then",
+        "learns to use the hints. If it always guesses 1 or 3 first, it can win at most two of three games. If it",
+        "guesses 2 first, it can win all games. In the run `ipa-demonstrations`, each group also contains an expert's",
+        "game, which the policy learns to imitate (`demonstrations: true`).",
         "",
         "| run | accuracy before training | accuracy after training | mean reward of the last 5 steps | "
         f"steps until the mean reward of 3 steps is {GOAL} | seconds per step |",
@@ -56,11 +57,11 @@ def page(found: dict[str, dict[str, Any]]) -> str:
         )
     lines += [
         "",
-        "With one seed of one easy game, the table shows that each method learns over turns, but not which is best.",
+        "The results show that each preset learns from multi-turn rollouts. They do not show which preset is best,",
+        "because the benchmark uses one seed and one easy game.",
     ]
-    return "\n".join(
-        [*lines, "", "![Reward by step](multi_turn.png)", "", "`make bench NAME=sweep-multi-turn` repeats it.", ""]
-    )
+    repeat = "To repeat the benchmark, run `make bench NAME=sweep-multi-turn`."
+    return "\n".join([*lines, "", "![Reward by step](multi_turn.png)", "", repeat, ""])
 
 
 def main() -> None:

@@ -78,6 +78,7 @@ _ELSEWHERE = (
         "simulate-paper",
     ),
 )
+_TURNS = "\nAn answer with several turns includes the environment's messages, after the line `user`."
 _END = """
 The example `gsm8k` was not run, because its 200 steps of 128 answers with up to 256 tokens take a day on two cores.
 """
@@ -154,6 +155,8 @@ def _page(name: str, record: Mapping[str, Any]) -> str:
         f"| date | {record['time'][:10]} |",
         f"| versions | commit `{record['commit'].rstrip('+')}`, {_versions(record['versions'])} |",
         "",
+        f"The plot shows the {measure} on held-out prompts and the training metric `{figures['learnt']}`, by step:",
+        "",
         f"![held-out and training curves of {name}]({name}.svg)",
         "",
     ]
@@ -161,7 +164,8 @@ def _page(name: str, record: Mapping[str, Any]) -> str:
         lines += [
             "## Answers before and after",
             "",
-            "This section shows the model's first answer to some held-out prompts, before and after training.",
+            "This section shows the model's first answer to some held-out prompts, before and after training."
+            f"{_TURNS if any(map(_has_turns, figures['samples'])) else ''}",
             "",
         ]
         for sample in figures["samples"]:
@@ -183,6 +187,10 @@ def _sample(name: str, sample: Mapping[str, Any]) -> list[str]:
         lines += [f"{when.capitalize()} training (reward: {reward}):", "", f"{fence}text"]
         lines += [text + (" …" if answer["cut"] else ""), fence, ""]
     return lines
+
+
+def _has_turns(sample: Mapping[str, Any]) -> bool:
+    return any("\nuser\n" in sample[when]["text"] for when in ("before", "after"))
 
 
 def _ticks(text: str) -> list[str]:
